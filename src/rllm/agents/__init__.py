@@ -1,0 +1,28 @@
+"""Who acts: what an agent is, how to check one, and the ones that ship.
+
+Names are looked up in their files when they are first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rllm.agents.base import BaseAgent as BaseAgent
+    from rllm.agents.checks import check_agent as check_agent
+    from rllm.agents.frozenlake import FrozenLakeAgent as FrozenLakeAgent
+
+_HOME_OF = {
+    "BaseAgent": "rllm.agents.base",
+    "FrozenLakeAgent": "rllm.agents.frozenlake",
+    "check_agent": "rllm.agents.checks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module `rllm.agents` has no attribute `{name}`")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

@@ -1,0 +1,113 @@
+"""The agent that plays FrozenLake: the grid goes in as a user message, one word comes out.
+
+    "PFF\\nHFH\\nFFG" ──► model ──► "Right" ──► Action("Right")
+
+The words around the grid are few on purpose: a small model reads every one of them at every turn.
+"""
+
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from rllm.agents.base import BaseAgent
+from rllm.environments.frozenlake import MOVES, PLAYER
+from rllm.types.episode import Action, Step, Trajectory
+from rllm.types.messages import Message
+
+WALL = "#"
+"""What lies beyond the edge when neighbours are shown."""
+_STEP_OF_MOVE = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
+"""(rows, columns) that each move goes."""
+_MOVE_OF_ANSWER = {move.lower(): move for move in MOVES}
+
+
+@cache
+def system_prompt() -> str:
+    """The system message, from prompts/frozenlake.md."""
+    return (
+        resources.files("rllm").joinpath("agents/prompts/frozenlake.md").read_text(encoding="utf-8").strip()
+    )
+
+
+def parse_move(response: str) -> Action:
+    """The move when the whole answer is one of the four words, in any case; the answer itself otherwise.
+
+    A word inside a sentence does not count, so a model cannot move by listing all four. The environment takes
+    what is no move for an invalid one: the turn is spent.
+    """
+    answer = response.strip()
+    return Action(action=_MOVE_OF_ANSWER.get(answer.lower(), answer))
+
+
+class FrozenLakeAgent(BaseAgent):
+    """One user message per observation: the grid and nothing else, unless asked for.
+
+    `max_steps` adds how many moves are left; `show_neighbours` adds what lies in each direction.
+    """
+
+    def __init__(self, max_steps: int | None = None, show_neighbours: bool = False) -> None:
+        self._max_steps = max_steps
+        self._show_neighbours = show_neighbours
+        self.reset()
+
+    @property
+    def chat_completions(self) -> list[Message]:
+        return self._messages
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self._trajectory
+
+    def reset(self) -> None:
+        self._trajectory = Trajectory()
+        self._messages: list[Message] = [{"role": "system", "content": system_prompt()}]
+        self._observation: Any = None
+        self._unpaid_step: Step | None = None
+
+    def update_from_env(
+        self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
+    ) -> None:
+        if self._unpaid_step is not None:
+            self._unpaid_step.reward = reward
+            self._unpaid_step.done = done
+            self._unpaid_step.info.update(info)
+            self._unpaid_step = None
+        self._observation = observation
+        if not done:  # nobody answers the last observation
+            self._messages.append({"role": "user", "content": self._question(observation)})
+
+    def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        action = parse_move(response)
+        self._messages.append({"role": "assistant", "content": response})
+        self._unpaid_step = Step(
+            chat_completions=list(self._messages),
+            observation=self._observation,
+            model_response=response,
+            action=action,
+        )
+        self._trajectory.steps.append(self._unpaid_step)
+        return action
+
+    def _question(self, grid: str) -> str:
+        lines = [grid]
+        if self._show_neighbours:
+            lines += neighbour_lines(grid)
+        if self._max_steps is not None:
+            lines.append(f"Moves left: {self._max_steps - len(self._trajectory.steps)}")
+        return "\n".join(lines)
+
+
+def neighbour_lines(grid: str) -> list[str]:
+    """One line a move: its word and the cell it leads to. None for a player who left the ice."""
+    rows = grid.split("\n")
+    places = [(row, cells.index(PLAYER)) for row, cells in enumerate(rows) if PLAYER in cells]
+    return [
+        f"{move} {_cell(rows, row + down, column + right)}"
+        for row, column in places
+        for move, (down, right) in _STEP_OF_MOVE.items()
+    ]
+
+
+def _cell(rows: list[str], row: int, column: int) -> str:
+    inside = 0 <= row < len(rows) and 0 <= column < len(rows[row])
+    return rows[row][column] if inside else WALL

@@ -1,0 +1,136 @@
+"""A TOML file, `--set a.b=c` assignments or a mapping ──► a validated TrainConfig.
+
+An unknown key is an error that suggests the nearest known one; so is a value of the wrong type. Later sources win:
+defaults, then the file, then assignments in their order.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from rllm.config.schema import TrainConfig
+from rllm.errors import ConfigError
+
+
+def load_config(
+    source: "TrainConfig | Mapping[str, Any] | str | Path | Iterable[str] | None" = None,
+    assignments: Iterable[str] = (),
+    *,
+    base: Mapping[str, Any] | None = None,
+) -> TrainConfig:
+    """The configuration that `source` describes, on top of `base`, with `assignments` on top of both.
+
+    `source`: a TrainConfig, a mapping (an OmegaConf config counts), the path of a TOML file, a list of "a.b=c", or None.
+    Raises ConfigError naming the key, the value and the mend.
+    """
+    tree: dict[str, Any] = {}
+    _merge(tree, base or {})
+    if isinstance(source, TrainConfig):
+        _merge(tree, config_dict(source))
+    elif isinstance(source, str | Path):
+        _merge(tree, read_toml(Path(source)))
+    elif isinstance(source, Mapping):
+        _merge(tree, _plain(source))
+    elif source is not None:
+        for assignment in source:
+            _merge(tree, parse_assignment(assignment))
+    for assignment in assignments:
+        _merge(tree, parse_assignment(assignment))
+    config = TrainConfig()
+    _fill(config, tree, "")
+    config.validate()
+    return config
+
+
+def config_dict(config: Any) -> dict[str, Any]:
+    """The configuration as nested plain dicts, every key present: what `config.json` of a run holds."""
+    return {
+        each.name: config_dict(value) if is_dataclass(value := getattr(config, each.name)) else value
+        for each in fields(config)
+    }
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Raises ConfigError when the file is missing or no valid TOML."""
+    if not path.is_file():
+        raise ConfigError(f"There is no configuration file {path}.")
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def parse_assignment(text: str) -> dict[str, Any]:
+    """`"a.b=c"` as `{"a": {"b": c}}`; the value is read as TOML, or as plain text where it is none."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"`{text}` sets nothing; write it as section.key=value.")
+    try:
+        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    for part in reversed(key.strip().split(".")):
+        parsed = {part: parsed}
+    return parsed
+
+
+def _plain(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+    return {
+        str(key): _plain(value) if isinstance(value, Mapping) else value for key, value in mapping.items()
+    }  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _merge(tree: dict[str, Any], update: Mapping[str, Any]) -> None:
+    for key, value in update.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            _merge(tree[key], value)  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(value, Mapping):
+            tree[key] = {}
+            _merge(tree[key], value)  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            tree[key] = value
+
+
+def _fill(section: Any, tree: Mapping[str, Any], prefix: str) -> None:
+    types = get_type_hints(type(section))
+    for key, value in tree.items():
+        if key not in types:
+            raise ConfigError(_unknown_key(f"{prefix}{key}", key, types))
+        current = getattr(section, key)
+        if is_dataclass(current):
+            if not isinstance(value, Mapping):
+                raise ConfigError(
+                    f"`{prefix}{key}` is a section; set one of its keys, such as {_first_key(current, key)}."
+                )
+            _fill(current, value, f"{prefix}{key}.")  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            setattr(section, key, _converted(f"{prefix}{key}", value, type(current)))
+
+
+def _unknown_key(path: str, key: str, known: Mapping[str, Any]) -> str:
+    nearest = difflib.get_close_matches(key, known, n=1)
+    hint = (
+        f"did you mean `{path[: len(path) - len(key)]}{nearest[0]}`?"
+        if nearest
+        else f"known: {', '.join(known)}."
+    )
+    return f"There is no configuration key `{path}`; {hint}"
+
+
+def _first_key(section: Any, name: str) -> str:
+    return f"`{name}.{fields(section)[0].name}`"
+
+
+def _converted(path: str, value: Any, wanted: type) -> Any:
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if wanted is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if type(value) is not wanted:
+        raise ConfigError(
+            f"`{path}` is {value!r}, of type {type(value).__name__}; it must be of type {wanted.__name__}."
+        )
+    return value

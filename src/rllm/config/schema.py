@@ -1,0 +1,260 @@
+"""Every key that a training run knows, with its meaning, default and limit.
+
+Sections are dataclasses; `validate` of each raises ConfigError before any work starts. There is no key that some part of
+the program ignores: what a run cannot honour is refused here or by the backend that is asked to run it.
+"""
+
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from rllm.errors import ConfigError
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelConfig:
+    path: str = "builtin:tiny"
+    """`builtin:tiny`, `builtin:small`, or a directory in Hugging Face format."""
+    device: str = "cpu"
+    """A torch device: `cpu`, `cuda`, `cuda:1`."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TaskConfig:
+    environment: str = "frozenlake"
+    """A built-in environment; programs that bring their own class leave this as it is."""
+    environment_args: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Passed to the environment on top of each task's own data."""
+    agent: str = "frozenlake"
+    agent_args: dict[str, Any] = field(default_factory=dict[str, Any])
+    num_train_tasks: int = 100_000
+    """How many training tasks there are; steps walk through them in order and begin again at the end."""
+
+    def validate(self) -> None:
+        _at_least("task.num_train_tasks", self.num_train_tasks, 1)
+
+
+@dataclass(kw_only=True, slots=True)
+class InferenceConfig:
+    num_slots: int = 256
+    """Conversations that hold keys and values at the same time."""
+    max_context: int = 512
+    """Tokens of one conversation, prompt and answers together."""
+    max_prefill_tokens: int = 16_384
+    """Prompt tokens read in one engine step."""
+    lockstep: bool = True
+    """Step only when no rollout is busy elsewhere: bit-for-bit reproducible. Off: faster when environments are slow."""
+
+    def validate(self) -> None:
+        _at_least("inference.num_slots", self.num_slots, 1)
+        _at_least("inference.max_context", self.max_context, 2)
+        _at_least("inference.max_prefill_tokens", self.max_prefill_tokens, 1)
+
+
+@dataclass(kw_only=True, slots=True)
+class RolloutConfig:
+    tasks_per_step: int = 16
+    group_size: int = 8
+    """Attempts at each task."""
+    max_turns: int = 8
+    max_tokens_per_turn: int = 4
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    num_parallel: int = 256
+    """Rollouts that live at the same time."""
+    env_workers: int = 4
+    """Threads that environments run in."""
+    step_timeout_s: float = 30.0
+    """One environment reset or step."""
+    episode_timeout_s: float = 300.0
+    retry_limit: int = 3
+    """Tries of an episode that infrastructure failed; the policy's own failures are never tried again."""
+
+    def validate(self) -> None:
+        for name in (
+            "tasks_per_step",
+            "max_turns",
+            "max_tokens_per_turn",
+            "num_parallel",
+            "env_workers",
+            "retry_limit",
+        ):
+            _at_least(f"rollout.{name}", getattr(self, name), 1)
+        _positive("rollout.step_timeout_s", self.step_timeout_s)
+        _positive("rollout.episode_timeout_s", self.episode_timeout_s)
+        _positive("rollout.temperature", self.temperature)
+        if self.top_p != 1.0 or self.top_k != 0:
+            raise ConfigError(
+                f"`rollout.top_p` is {self.top_p} and `rollout.top_k` is {self.top_k}; log-probabilities of truncated "
+                "sampling cannot be compared with the trained policy's, so training needs top_p = 1 and top_k = 0."
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class AlgorithmConfig:
+    estimator: str = "grpo"
+    """Advantage estimator: `grpo`, or `dr_grpo` (no division by the standard deviation)."""
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high] (PPO)."""
+    aggregation: str = "token_mean"
+    """`token_mean` over all trained tokens of an update, or `sequence_mean` of each sequence's token mean."""
+    updates_per_step: int = 2
+    """Optimizer updates on each rollout batch; each sees its own share of the groups."""
+    gamma: float = 1.0
+    """Discount of later rewards in a step's return."""
+
+    def validate(self) -> None:
+        if not 0.0 < self.clip_low < 1.0:
+            raise ConfigError(f"`algorithm.clip_low` is {self.clip_low}; it must lie between 0 and 1.")
+        _positive("algorithm.clip_high", self.clip_high)
+        _at_least("algorithm.updates_per_step", self.updates_per_step, 1)
+        _one_of("algorithm.estimator", self.estimator, ("grpo", "dr_grpo"))
+        _one_of("algorithm.aggregation", self.aggregation, ("token_mean", "sequence_mean"))
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ConfigError(f"`algorithm.gamma` is {self.gamma}; it must lie between 0 and 1.")
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimizerConfig:
+    learning_rate: float = 1e-3
+    warmup_steps: int = 0
+    final_lr_fraction: float = 0.1
+    """The rate falls linearly from its peak to this fraction of it at the last step."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm. A norm that is not finite stops the run before the weights change."""
+    micro_batch_tokens: int = 16_384
+    """Tokens that one forward and backward pass holds; smaller needs less memory and gives the same gradient."""
+
+    def validate(self) -> None:
+        _positive("optimizer.learning_rate", self.learning_rate)
+        _at_least("optimizer.warmup_steps", self.warmup_steps, 0)
+        _at_least("optimizer.micro_batch_tokens", self.micro_batch_tokens, 1)
+        _positive("optimizer.max_grad_norm", self.max_grad_norm)
+        for name in ("final_lr_fraction", "beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(
+                    f"`optimizer.{name}` is {getattr(self, name)}; it must lie between 0 and 1."
+                )
+        if self.weight_decay < 0.0:
+            raise ConfigError(f"`optimizer.weight_decay` is {self.weight_decay}; it must be 0 or more.")
+
+
+@dataclass(kw_only=True, slots=True)
+class WarmStartConfig:
+    """Supervised imitation of a noisy expert, so that reinforcement learning has something to improve."""
+
+    steps: int = 100
+    """0 begins reinforcement learning with the model as it is."""
+    episodes_per_step: int = 64
+    learning_rate: float = 3e-3
+    noise: float = 0.3
+    """Share of the expert's moves that are replaced by random ones."""
+
+    def validate(self) -> None:
+        _at_least("warm_start.steps", self.steps, 0)
+        _at_least("warm_start.episodes_per_step", self.episodes_per_step, 1)
+        _positive("warm_start.learning_rate", self.learning_rate)
+        if not 0.0 <= self.noise <= 1.0:
+            raise ConfigError(f"`warm_start.noise` is {self.noise}; it must lie between 0 and 1.")
+
+
+@dataclass(kw_only=True, slots=True)
+class EvaluationConfig:
+    num_tasks: int = 256
+    """Held-out tasks of the reports before and after."""
+    split: str = "test"
+    """`test`, or `validation` for choosing hyperparameters."""
+    every_steps: int = 0
+    """Evaluate on the validation split every so many steps; 0 does not."""
+    every_num_tasks: int = 64
+    """Tasks of those evaluations between."""
+
+    def validate(self) -> None:
+        _at_least("evaluation.num_tasks", self.num_tasks, 1)
+        _one_of("evaluation.split", self.split, ("test", "validation"))
+        _at_least("evaluation.every_steps", self.every_steps, 0)
+        _at_least("evaluation.every_num_tasks", self.every_num_tasks, 1)
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckpointConfig:
+    every_steps: int = 5
+    keep: int = 2
+    """Newest checkpoints that stay."""
+
+    def validate(self) -> None:
+        _at_least("checkpoint.every_steps", self.every_steps, 1)
+        _at_least("checkpoint.keep", self.keep, 1)
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainConfig:
+    """A whole run."""
+
+    seed: int = 0
+    """Seed of every random draw of the run: weights of a built-in model, task order, sampling, environments."""
+    steps: int = 100
+    """Reinforcement-learning steps: one batch of rollouts each."""
+    threads: int = 0
+    """Threads of torch; 0 takes one per core."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def validate(self) -> None:
+        """Raises ConfigError for the first value, or combination of values, that cannot be honoured."""
+        _at_least("seed", self.seed, 0)
+        _at_least("steps", self.steps, 0)
+        _at_least("threads", self.threads, 0)
+        for section in fields(self):
+            value = getattr(self, section.name)
+            if is_dataclass(value) and hasattr(value, "validate"):
+                value.validate()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        if self.steps > 0 and self.rollout.group_size < 2:
+            raise ConfigError(
+                f"`rollout.group_size` is {self.rollout.group_size}; {self.algorithm.estimator} compares attempts at one "
+                "task with each other, so set it to 2 or more."
+            )
+        if self.algorithm.updates_per_step > self.rollout.tasks_per_step:
+            raise ConfigError(
+                f"`algorithm.updates_per_step` is {self.algorithm.updates_per_step} but a step has only "
+                f"{self.rollout.tasks_per_step} groups to share out; raise `rollout.tasks_per_step` or lower it."
+            )
+
+    def derived(self) -> dict[str, int]:
+        """Quantities that follow from the keys; `--dry-run` prints them."""
+        episodes = self.rollout.tasks_per_step * self.rollout.group_size
+        return {
+            "episodes_per_step": episodes,
+            "episodes_in_total": episodes * self.steps,
+            "optimizer_updates": self.warm_start.steps + self.steps * self.algorithm.updates_per_step,
+            "most_sampled_tokens_per_step": episodes
+            * self.rollout.max_turns
+            * self.rollout.max_tokens_per_turn,
+            "demonstrations": self.warm_start.steps * self.warm_start.episodes_per_step,
+        }
+
+
+def _at_least(key: str, value: float, limit: float) -> None:
+    if value < limit:
+        raise ConfigError(f"`{key}` is {value}; it must be at least {limit}.")
+
+
+def _positive(key: str, value: float) -> None:
+    if not 0.0 < value < float("inf"):
+        raise ConfigError(f"`{key}` is {value}; it must be a finite number above 0.")
+
+
+def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"`{key}` is {value!r}; choose one of {', '.join(choices)}.")

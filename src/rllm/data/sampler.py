@@ -1,0 +1,38 @@
+"""The order of tasks as a pure function of (seed, position): a resumed run asks for the same tasks again."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rllm.errors import ConfigError
+from rllm.types.draws import draw_seed
+
+
+class TaskSampler:
+    """Walks through all tasks in a shuffled order, then through all of them again in another one."""
+
+    def __init__(self, tasks: Sequence[dict[str, Any]], *, seed: int, purpose: str) -> None:
+        if not tasks:
+            raise ConfigError("There are no training tasks; give at least one.")
+        self._tasks = tasks
+        self._seed = seed
+        self._purpose = purpose
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    def batch(self, position: int, count: int) -> list[dict[str, Any]]:
+        """`count` tasks from `position` (in tasks, counted from the start of the run)."""
+        return [self._at(index) for index in range(position, position + count)]
+
+    def _at(self, index: int) -> dict[str, Any]:
+        epoch, place = divmod(index, len(self._tasks))
+        task = self._tasks[self._order(epoch)[place]]
+        # Two visits of one task within a step stay two groups: their attempts had different weights or draws.
+        return task if epoch == 0 else {**task, "task_id": f"{task.get('task_id', place)}@{epoch}"}
+
+    def _shuffled(self, epoch: int) -> NDArray[np.int64]:
+        return np.random.default_rng(draw_seed(self._seed, self._purpose, epoch)).permutation(
+            len(self._tasks)
+        )

@@ -1,0 +1,31 @@
+"""The worlds that agents act in: what an environment is, how to check one, and the ones that ship.
+
+Names are looked up in their files when they are first used, so that nobody waits for a world that is not
+played.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rllm.environments.base import BaseEnv as BaseEnv
+    from rllm.environments.checks import check_env as check_env
+    from rllm.environments.frozenlake import FrozenLakeEnv as FrozenLakeEnv
+    from rllm.environments.gym_adapter import GymnasiumEnv as GymnasiumEnv
+
+_HOME_OF = {
+    "BaseEnv": "rllm.environments.base",
+    "FrozenLakeEnv": "rllm.environments.frozenlake",
+    "GymnasiumEnv": "rllm.environments.gym_adapter",
+    "check_env": "rllm.environments.checks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module `rllm.environments` has no attribute `{name}`")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

@@ -1,0 +1,74 @@
+"""Does an environment keep the contract? Run once while it is written; engines do not pay for it.
+
+env, a sample action ──► two openings with one seed ──► every problem found ──► one AgentError
+"""
+
+import json
+from typing import Any
+
+from rllm.environments.base import BaseEnv, reset_env, unpack_step
+from rllm.errors import AgentError, RewardError
+
+
+def check_env(env: BaseEnv, action: Any, *, seed: int = 0) -> None:
+    """Reset `env` twice with `seed`, take `action` each time, and raise an AgentError listing what is wrong.
+
+    What the environment itself raises is not caught: its own traceback says more.
+    """
+    name = type(env).__name__
+    if not isinstance(env, BaseEnv):
+        raise AgentError(f"{name} is not an environment; derive it from rllm.environments.BaseEnv.")
+    problems: list[str] = []
+    first, second = (_opening(env, action, seed, problems) for _ in range(2))
+    for part, value in first.items():
+        if (problem := lost_in_json(value)) is not None:
+            problems.append(f"{part} {problem}")
+        elif part in second and lost_in_json(second[part]) is None and value != second[part]:
+            problems.append(
+                f"{part} differs between two episodes with seed {seed}: {value!r} and {second[part]!r}; let "
+                "`reset` take `seed`, clear all state, and draw every random number from the seed"
+            )
+    if not isinstance(env.is_multithread_safe(), bool):
+        problems.append(
+            f"is_multithread_safe() returned {env.is_multithread_safe()!r}; it must be True or False"
+        )
+    env.idx = 7
+    if env.idx != 7:
+        problems.append(f"idx is {env.idx!r} after it was set to 7; engines keep their slot number in it")
+    raise_problems(name, problems)
+
+
+def _opening(env: BaseEnv, action: Any, seed: int, problems: list[str]) -> dict[str, Any]:
+    """The parts of a reset and of one step, by the name that a message gives them."""
+    parts: dict[str, Any] = {}
+    try:
+        parts["the observation of reset()"], parts["the info of reset()"] = reset_env(env, seed)
+        result = unpack_step(env, env.step(action))
+    except (AgentError, RewardError) as error:
+        if str(error) not in problems:
+            problems.append(str(error))
+        return parts
+    return parts | {
+        "the observation of step()": result.observation,
+        "the reward of step()": result.reward,
+        "`done` of step()": result.done,
+        "the info of step()": result.info,
+    }
+
+
+def lost_in_json(value: Any) -> str | None:
+    """What goes wrong when `value` is stored as JSON and read again; None when it comes back equal."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        return f"cannot be stored as JSON: {error}; use text, finite numbers, lists and dicts"
+    if type(value) is not type(restored := json.loads(text)) or restored != value:
+        return f"comes back from JSON as {text[:200]}; use lists instead of tuples, and text as keys"
+    return None
+
+
+def raise_problems(name: str, problems: list[str]) -> None:
+    """Raise one AgentError that lists all `problems` of the class `name`; nothing when there are none."""
+    if problems:
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        raise AgentError(f"{name} breaks the contract in {len(problems)} place(s):{lines}")

@@ -1,0 +1,398 @@
+"""FrozenLake as text: Gymnasium says where a move leads, we draw the maps, show the grid and read the words.
+
+    (split, index) ──► lake_map ──► rows ──► FrozenLakeEnv ──► "PFFF\\nFHFH\\nFFFH\\nHFFG"
+                                      └────► expert_move, demonstration (what supervised training starts from)
+
+A map belongs to one split by a hash of its rows. So training, validation and test cannot share a map, however
+many are drawn; to have different seeds would not be enough, because small maps repeat.
+"""
+
+import difflib
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from rllm.environments.base import BaseEnv
+from rllm.errors import AgentError, ConfigError
+from rllm.types.episode import Action
+
+MOVES = ("Left", "Down", "Right", "Up")
+"""In the order of Gymnasium's actions 0 to 3."""
+PLAYER, DROWNED, ARRIVED = "P", "X", "W"
+"""How the player's cell is shown on the ice, in a hole and on the goal."""
+SPLITS = ("train", "validation", "test")
+_SIZES = range(4, 9)
+_SALT = b"lake-19"
+"""Chosen so that the maps without holes, of all sizes, fall in the training split."""
+_MAX_DRAWS = 10_000
+_DRAWS_AT_ONCE = 16
+_UNREACHABLE = 1 << 30
+_DISCOUNT = 0.95
+_TIE = 1e-9
+_MOVE_OF_WORD = {word.lower(): move for move, word in enumerate(MOVES)}
+_ENV_KEYS = ("size", "p", "seed", "split", "is_slippery", "desc", "max_steps")
+_NAMING_KEYS = ("task_id", "uid", "index")
+"""What data sets call a row; it says nothing about the environment."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Lake:
+    """What all episodes on one map share."""
+
+    rows: tuple[str, ...]
+    text: str
+    """The rows joined by newlines, the start shown as ice."""
+    cells: str
+    """The rows joined by nothing: one character a state."""
+    num_columns: int
+    start: int
+    """State (row * num_columns + column) that an episode begins in."""
+
+
+class FrozenLakeEnv(BaseEnv):
+    """Walk over the ice from the top-left corner to the goal; 1 for arriving, 0 for everything else.
+
+    The map is number `seed` of its `split`, or `desc` (rows of S, F, H and G), which sets size, `p` and split
+    aside. Actions are the words in MOVES, in any case; anything else spends the turn and moves nothing. On
+    slippery ice a move goes astray two times out of three; where to, depends on the seed of `reset` and the
+    moves alone.
+    """
+
+    def __init__(
+        self,
+        desc: Sequence[str] | None = None,
+        *,
+        size: int = 4,
+        p: float = 0.8,
+        seed: int = 0,
+        split: str = "train",
+        is_slippery: bool = False,
+        max_steps: int = 8,
+    ) -> None:
+        if desc is None:
+            _check_drawing(split, seed, size, p, max_steps)
+            rows = _drawn_rows(split, seed, size, p, max_steps)
+        else:
+            rows = _given_rows(desc)
+            _require_steps(max_steps, at_least=1)
+        self._lake = _lake(rows)
+        self._outcomes = _outcomes(len(rows), self._lake.num_columns, bool(is_slippery))
+        self._is_slippery = bool(is_slippery)
+        self._max_steps = max_steps
+        self._seed = seed
+        self._rng: np.random.Generator | None = None
+        self._state = self._lake.start
+        self._num_steps = 0
+        self._over = True
+
+    @property
+    def desc(self) -> tuple[str, ...]:
+        """The rows of the map, as Gymnasium writes them."""
+        return self._lake.rows
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(row, column) of the player."""
+        return divmod(self._state, self._lake.num_columns)
+
+    @property
+    def is_slippery(self) -> bool:
+        return self._is_slippery
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """Back to the start. Without a seed, slippery ice goes on with the draws of the episode before."""
+        self._state = self._lake.start
+        self._num_steps = 0
+        self._over = False
+        if self._is_slippery:
+            if seed is not None or self._rng is None:
+                self._rng = np.random.default_rng(self._seed if seed is None else seed)
+            self._rng.random()  # Gymnasium draws the start cell here: so one seed slips the same in both
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self._over:
+            raise AgentError("FrozenLakeEnv.step: there is no episode to act in; call reset first.")
+        word = action.action if isinstance(action, Action) else action
+        move = _MOVE_OF_WORD.get(word.lower()) if isinstance(word, str) else None
+        before = self._state
+        if move is not None:
+            self._state = self._next_state(move)
+        self._num_steps += 1
+        cell = self._lake.cells[self._state]
+        terminated = cell in "GH"
+        truncated = not terminated and self._num_steps >= self._max_steps
+        self._over = terminated or truncated
+        info = {"effective": self._state != before, "valid": move is not None}
+        return self._observation(), float(cell == "G"), terminated, truncated, info
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> "FrozenLakeEnv":
+        """The environment of a task made by `lake_tasks`, or of a dict of constructor arguments."""
+        for key in info:
+            if key not in _ENV_KEYS and key not in _NAMING_KEYS:
+                close = difflib.get_close_matches(key, _ENV_KEYS, n=1)
+                mend = f"did you mean `{close[0]}`?" if close else f"it takes {', '.join(_ENV_KEYS)}."
+                raise ConfigError(f"FrozenLakeEnv does not know `{key}`; {mend}")
+        return FrozenLakeEnv(**{key: info[key] for key in _ENV_KEYS if key in info})
+
+    def _next_state(self, move: int) -> int:
+        outcomes = self._outcomes[self._state][move]
+        if len(outcomes) == 1 or self._rng is None:
+            return outcomes[0][1]
+        draw, summed = self._rng.random(), 0.0
+        for probability, state in outcomes:
+            summed += probability
+            if summed > draw:
+                return state
+        return outcomes[0][1]  # rounding left the sum below the draw: Gymnasium takes the first, so do we
+
+    def _observation(self) -> str:
+        lake, state = self._lake, self._state
+        cell = lake.cells[state]
+        shown = DROWNED if cell == "H" else ARRIVED if cell == "G" else PLAYER
+        place = state + state // lake.num_columns  # each row above ends with a newline
+        return f"{lake.text[:place]}{shown}{lake.text[place + 1 :]}"
+
+
+def lake_map(split: str, index: int, *, size: int = 4, p: float = 0.8, max_steps: int = 8) -> list[str]:
+    """Map number `index` of `split`: a cell is ice with chance `p`, the goal at most `max_steps` moves away.
+
+    Counter-based: a map is a function of these arguments alone. Small maps may come up more than once within
+    a split.
+    """
+    _check_drawing(split, index, size, p, max_steps)
+    return list(_drawn_rows(split, index, size, p, max_steps))
+
+
+def split_of(rows: Sequence[str]) -> str:
+    """The one split that a map is drawn for: half of all maps train, a quarter validates, a quarter tests."""
+    return _split_of_text("\n".join(rows).encode())
+
+
+def lake_tasks(
+    split: str,
+    count: int,
+    *,
+    start: int = 0,
+    size: int = 4,
+    p: float = 0.8,
+    is_slippery: bool = False,
+    max_steps: int = 8,
+) -> list[dict[str, Any]]:
+    """Tasks for maps `start` to `start + count - 1` of a split; each goes into FrozenLakeEnv.from_dict."""
+    if count < 0 or start < 0:
+        raise ConfigError(f"`count` is {count} and `start` is {start}; maps are counted from 0 upwards.")
+    if count > 0:
+        lake_map(
+            split, start, size=size, p=p, max_steps=max_steps
+        )  # refuses impossible arguments before work starts
+    return [
+        {
+            "task_id": f"frozenlake-{split}-{index}",
+            "split": split,
+            "seed": index,
+            "size": size,
+            "p": p,
+            "is_slippery": is_slippery,
+            "max_steps": max_steps,
+        }
+        for index in range(start, start + count)
+    ]
+
+
+def expert_move(
+    desc: Sequence[str], position: tuple[int, int], rng: np.random.Generator, *, is_slippery: bool = False
+) -> str:
+    """A best move at (row, column), any of them where several are equally good.
+
+    On firm ice the first move of a shortest path; on slippery ice the move with the highest discounted chance
+    to arrive.
+    """
+    row, column = position
+    best = _best_moves(tuple(desc), is_slippery)[row * len(desc[0]) + column]
+    return best[0] if len(best) == 1 else best[rng.integers(len(best))]
+
+
+def demonstration(task: dict[str, Any], *, noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:
+    """One episode of the expert as (observation, move) pairs.
+
+    With probability `noise` a move is drawn from all four instead, and shown as if it were meant: who
+    imitates the result has something left to learn from rewards.
+    """
+    if not 0.0 <= noise <= 1.0:
+        raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
+    env = FrozenLakeEnv.from_dict(task)
+    observation, _ = env.reset(seed=int(rng.integers(2**31)))
+    turns: list[tuple[str, str]] = []
+    over = False
+    while not over:
+        if rng.random() < noise:
+            move = MOVES[rng.integers(len(MOVES))]
+        else:
+            move = expert_move(env.desc, env.position, rng, is_slippery=env.is_slippery)
+        turns.append((observation, move))
+        observation, _, terminated, truncated, _ = env.step(move)
+        over = terminated or truncated
+    return turns
+
+
+@lru_cache(maxsize=16_384)
+def _drawn_rows(split: str, index: int, size: int, p: float, max_steps: int) -> tuple[str, ...]:
+    # A key names the map, so any map is drawn without the ones before it.
+    rng = np.random.Generator(np.random.Philox(key=[SPLITS.index(split), index]))
+    outcomes = _outcomes(size, size, False)
+    grids = np.full((_DRAWS_AT_ONCE, size, size + 1), ord("\n"), dtype=np.uint8)
+    for _ in range(_MAX_DRAWS // _DRAWS_AT_ONCE):
+        grids[:, :, :size] = np.where(rng.random((_DRAWS_AT_ONCE, size, size)) < p, ord("F"), ord("H"))
+        grids[:, 0, 0], grids[:, -1, -2] = ord("S"), ord("G")
+        for grid in grids:
+            text = grid.tobytes()[:-1]
+            if _split_of_text(text) == split:
+                rows = tuple(text.decode().split("\n"))
+                if _distances("".join(rows), outcomes)[0] <= max_steps:
+                    return rows
+    raise ConfigError(
+        f"{_MAX_DRAWS} draws with `size` {size} and `p` {p} gave no map of the {split} split whose goal is "
+        f"within `max_steps` {max_steps} moves; raise `max_steps`, or bring `p` nearer to 0.8."
+    )
+
+
+def _check_drawing(split: str, index: int, size: int, p: float, max_steps: int) -> None:
+    if split not in SPLITS:
+        raise ConfigError(f"`split` is {split!r}; FrozenLake has {', '.join(SPLITS)}.")
+    if not isinstance(index, Integral) or not 0 <= index < 2**63:
+        raise ConfigError(
+            f"`seed` is {index!r}; it is the number of a map, so choose an integer from 0 to 2**63 - 1."
+        )
+    if not isinstance(size, Integral) or size not in _SIZES:
+        raise ConfigError(
+            f"`size` is {size!r}; maps are drawn {_SIZES[0]} to {_SIZES[-1]} cells wide, so choose one "
+            "of these or give `desc`."
+        )
+    if not isinstance(p, Real) or not 0.0 < p <= 1.0:
+        raise ConfigError(
+            f"`p` is {p!r}; it is the chance that a cell is ice, so choose a number above 0 and up to 1."
+        )
+    _require_steps(max_steps, at_least=2 * (int(size) - 1))
+
+
+def _require_steps(max_steps: int, *, at_least: int) -> None:
+    if not isinstance(max_steps, Integral) or max_steps < at_least:
+        raise ConfigError(
+            f"`max_steps` is {max_steps!r}; the goal is {at_least} or more moves away, so allow as many."
+        )
+
+
+def _given_rows(desc: Sequence[str]) -> tuple[str, ...]:
+    if (
+        not isinstance(desc, Sequence)
+        or isinstance(desc, str)
+        or not all(isinstance(row, str) for row in desc)
+    ):
+        raise ConfigError(
+            f'`desc` is {desc!r}; give the rows of a map as a list of text, such as ["SF", "HG"].'
+        )
+    cells = "".join(desc)
+    if (
+        set(cells) - set("SFHG")
+        or cells.count("S") != 1
+        or "G" not in cells
+        or len({len(row) for row in desc}) != 1
+    ):
+        raise ConfigError(
+            f"`desc` is {list(desc)}; its rows must be equally long and made of F and H, with one S "
+            "and at least one G."
+        )
+    return tuple(desc)
+
+
+def _split_of_text(text: bytes) -> str:
+    quarter = hashlib.blake2b(text, digest_size=8, salt=_SALT).digest()[0] % 4
+    return ("test", "validation", "train", "train")[quarter]
+
+
+@lru_cache(maxsize=16_384)
+def _lake(rows: tuple[str, ...]) -> Lake:
+    cells = "".join(rows)
+    return Lake(
+        rows=rows,
+        text="\n".join(rows).replace("S", "F"),
+        cells=cells,
+        num_columns=len(rows[0]),
+        start=cells.index("S"),
+    )
+
+
+Outcomes = tuple[tuple[tuple[tuple[float, int], ...], ...], ...]
+
+
+@lru_cache(maxsize=256)
+def _outcomes(num_rows: int, num_columns: int, is_slippery: bool) -> Outcomes:
+    """[state][move] -> (probability, next state) pairs, in the order that Gymnasium draws from.
+
+    Read off Gymnasium's own table for a lake without holes or goal: where the ice leads depends on the edges
+    alone, and what the reached cell means is on the map. So one table serves all maps of a shape.
+    """
+    from gymnasium.envs.toy_text import frozen_lake  # heavy: only who plays waits for it
+
+    ice = ["S" + "F" * (num_columns - 1), *["F" * num_columns] * (num_rows - 1)]
+    table = frozen_lake.FrozenLakeEnv(desc=ice, is_slippery=is_slippery).P
+    return tuple(
+        tuple(
+            tuple((float(probability), int(state)) for probability, state, _, _ in table[state_before][move])
+            for move in range(len(MOVES))
+        )
+        for state_before in range(num_rows * num_columns)
+    )
+
+
+def _distances(cells: str, outcomes: Outcomes) -> list[int]:
+    """Moves on firm ice from each state to the nearest goal: breadth-first from there."""
+    distances = [_UNREACHABLE] * len(cells)
+    reached = [state for state, cell in enumerate(cells) if cell == "G"]
+    distance = 0
+    while reached:
+        for state in reached:
+            distances[state] = distance
+        distance += 1
+        neighbours = {outcome[0][1] for state in reached for outcome in outcomes[state]}
+        reached = [state for state in neighbours if distances[state] == _UNREACHABLE and cells[state] != "H"]
+    return distances
+
+
+@lru_cache(maxsize=16_384)
+def _best_moves(rows: tuple[str, ...], is_slippery: bool) -> tuple[tuple[str, ...], ...]:
+    """The equally good moves of each state; all four where none leads to the goal."""
+    cells, outcomes = "".join(rows), _outcomes(len(rows), len(rows[0]), is_slippery)
+    if is_slippery:
+        values_S_A = _move_values(cells, outcomes)
+    else:
+        distances = np.array(_distances(cells, outcomes))
+        values_S_A = -distances[np.array([[move[0][1] for move in moves] for moves in outcomes])]
+    is_best_S_A = values_S_A >= values_S_A.max(axis=1, keepdims=True) - _TIE
+    return tuple(
+        tuple(word for word, is_best in zip(MOVES, row, strict=True) if is_best) for row in is_best_S_A
+    )
+
+
+def _move_values(cells: str, outcomes: Outcomes) -> np.ndarray:
+    """[S, A] discounted chance to arrive: Q = sum_k P_k (r_k + gamma max Q(next_k)), by iteration."""
+    table = np.array(outcomes)
+    probabilities_S_A_K, next_S_A_K = table[..., 0], table[..., 1].astype(int)
+    kinds = np.array(list(cells))
+    paid_S_A_K = (kinds == "G")[next_S_A_K]
+    goes_on_S = np.isin(kinds, ["S", "F"])
+    values_S = np.zeros(len(cells))
+    while True:
+        values_S_A = (probabilities_S_A_K * (paid_S_A_K + _DISCOUNT * values_S[next_S_A_K])).sum(axis=-1)
+        new_values_S = values_S_A.max(axis=1) * goes_on_S
+        change = np.abs(new_values_S - values_S).max()
+        values_S = new_values_S
+        if change < _TIE * (1 - _DISCOUNT):
+            return values_S_A

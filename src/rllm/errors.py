@@ -1,0 +1,84 @@
+"""Every error that rLLM raises on purpose.
+
+    RllmError
+    ├── ConfigError            a value that cannot be honoured; raised before any work starts (exit code 2)
+    │   ├── MissingExtraError    an optional dependency is not installed; the message is the install command
+    │   ├── RunInUseError        another process holds the run directory
+    │   ├── ModelDirectoryError  a model directory lacks a file, or holds one that cannot be read
+    │   └── CheckpointError      a checkpoint whose files do not match their manifest
+    ├── StorageError           the disk refused a write (full, read-only)
+    ├── RewardError            a reward that is not a finite number
+    ├── AgentError             a user's agent or environment broke its contract; names class and method
+    ├── ContextLengthError     a prompt leaves no room for a single new token
+    ├── InferenceError         the engine or server that samples failed: an infrastructure failure
+    ├── CountError             a conservation law does not hold; the message lists both sides
+    ├── NumericsError          NaN, inf or an exploding norm before an optimizer step
+    └── CanaryError            sampler and trainer disagree on log-probabilities after a publish
+
+A message names the value, the limit and the mend. The CLI prints it and picks the exit code from the class.
+"""
+
+
+class RllmError(Exception):
+    """The root; `exit_code` is what a command returns when it ends with this error."""
+
+    exit_code = 1
+
+
+class ConfigError(RllmError):
+    """Raised while a configuration loads or a command's arguments are checked. Mend: change the named key."""
+
+    exit_code = 2
+
+
+class MissingExtraError(ConfigError):
+    """Raised by the one file that needs an optional dependency. Mend: run the command in the message."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"`{package}` is not installed; run: pip install 'rllm[{extra}]'")
+
+
+class RunInUseError(ConfigError):
+    """Raised when a run directory is opened for writing twice. Mend: wait, stop the other, or choose --output."""
+
+
+class ModelDirectoryError(ConfigError):
+    """Raised by `rllm.models` while a directory is read. Mend: the message names the missing or broken file."""
+
+
+class CheckpointError(ConfigError):
+    """Raised when a checkpoint does not match its manifest. Mend: delete that checkpoint to use the one before."""
+
+
+class StorageError(RllmError):
+    """Raised when the disk refuses a write. Mend: free space and start again; the run resumes."""
+
+    exit_code = 2
+
+
+class RewardError(RllmError):
+    """Raised when an environment or reward function returns something else than a finite number."""
+
+
+class AgentError(RllmError):
+    """Raised when an agent or environment breaks its contract. Mend: the message names class, method and value."""
+
+
+class ContextLengthError(RllmError):
+    """Raised before a request is sent whose prompt leaves no room to answer."""
+
+
+class InferenceError(RllmError):
+    """Raised by an inference client when the engine or server behind it failed. Retried, then counted as failed."""
+
+
+class CountError(RllmError):
+    """Raised when a conservation law does not hold. This is a bug in rLLM or in a plug-in: please report it."""
+
+
+class NumericsError(RllmError):
+    """Raised before an optimizer step that would have destroyed the weights. Mend: lower the learning rate."""
+
+
+class CanaryError(RllmError):
+    """Raised after a publish when sampler and trainer disagree: the sampler does not serve the new weights."""

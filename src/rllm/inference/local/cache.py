@@ -1,0 +1,140 @@
+"""Keys and values of every sequence, in slots; and the index that finds a prefix somebody has computed before.
+
+    keys, values: [L, S, K, T, d]      slot S, then head, then time: decode reads one contiguous run per (slot, head)
+
+A slot belongs to one conversation from its first prompt until the conversation closes. Freed slots keep their contents
+until they are needed again, so that a later prompt with the same beginning copies instead of computing.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+BLOCK = 16
+"""Prefixes are found in multiples of this many tokens."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """What one row of the cache holds."""
+
+    index: int
+    ids: list[int] = field(default_factory=list[int])
+    """Tokens whose keys and values are in the cache, in order."""
+    block_hashes: list[int] = field(default_factory=list[int])
+    """One per full block of `ids` that was entered in the index."""
+
+
+class KVCache:
+    """Slots, their tensors and the prefix index."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_slots: int,
+        num_kv_heads: int,
+        max_context: int,
+        head_dim: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        shape = (num_layers, num_slots, num_kv_heads, max_context, head_dim)
+        # Zeros, not garbage: a masked position contributes 0 × value, which is NaN if the value is.
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)
+        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.num_slots = num_slots
+        self.max_context = max_context
+        self.num_kv_heads = num_kv_heads
+        self.slots = [Slot(index) for index in range(num_slots)]
+        self._free = list(range(num_slots))
+        self._slot_of_block: dict[int, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def allocate(self) -> Slot:
+        """The lowest free slot, so that live rows stay close together; its old contents are forgotten by `begin`."""
+        return self.slots[heapq.heappop(self._free)]
+
+    def release(self, slot: Slot) -> None:
+        heapq.heappush(self._free, slot.index)
+
+    def begin(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
+        """Make `slot` hold as much of the prompt as is known, and return how many tokens that is (at most P - 1).
+
+        The slot's own contents count first (the turns before), then whatever other slot shares the longest run of blocks.
+        The last prompt token is always computed, because its logits are what comes next.
+        """
+        limit = len(prompt_ids) - 1
+        own = _common_prefix(slot.ids, prompt_ids, limit)
+        hashes = _block_hashes(prompt_ids, limit)
+        donor, shared = self._longest_match(hashes, slot.index)
+        if donor is not None and shared > own:
+            self.truncate(slot, 0)
+            self.copy_prefix(donor, [slot], shared)
+            return shared
+        self.truncate(slot, own)
+        return own
+
+    def copy_prefix(self, source: Slot, targets: Sequence[Slot], length: int) -> None:
+        """Give every target the first `length` tokens of `source`."""
+        index = torch.tensor([target.index for target in targets], device=self.keys.device)
+        for tensor in (self.keys, self.values):
+            tensor[:, index, :, :length] = tensor[:, source.index, :, :length].unsqueeze(1)
+        for target in targets:
+            self.truncate(target, 0)
+            target.ids = source.ids[:length]
+            self.register(target)
+
+    def truncate(self, slot: Slot, length: int) -> None:
+        """Keep only the first `length` tokens."""
+        keep = length // BLOCK
+        for block_hash in slot.block_hashes[keep:]:
+            if self._slot_of_block.get(block_hash) == slot.index:
+                del self._slot_of_block[block_hash]
+        del slot.block_hashes[keep:]
+        del slot.ids[length:]
+
+    def register(self, slot: Slot) -> None:
+        """Enter the full blocks of `slot` that are not in the index yet."""
+        full = len(slot.ids) // BLOCK
+        previous = slot.block_hashes[-1] if slot.block_hashes else 0
+        for number in range(len(slot.block_hashes), full):
+            previous = hash((previous, *slot.ids[number * BLOCK : (number + 1) * BLOCK]))
+            slot.block_hashes.append(previous)
+            self._slot_of_block.setdefault(previous, slot.index)
+
+    def forget_everything(self) -> None:
+        """The weights changed: nothing that is cached is true any more."""
+        self._slot_of_block.clear()
+        for slot in self.slots:
+            slot.ids = []
+            slot.block_hashes = []
+
+    def _longest_match(self, hashes: Sequence[int], asking: int) -> tuple[Slot | None, int]:
+        for count in range(len(hashes), 0, -1):
+            index = self._slot_of_block.get(hashes[count - 1])
+            if index is not None and index != asking:
+                return self.slots[index], count * BLOCK
+        return None, 0
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
+    end = min(len(a), len(b), limit)
+    if a[:end] == b[:end]:
+        return end
+    return next(index for index in range(end) if a[index] != b[index])
+
+
+def _block_hashes(ids: Sequence[int], limit: int) -> list[int]:
+    hashes: list[int] = []
+    previous = 0
+    for start in range(0, limit - BLOCK + 1, BLOCK):
+        previous = hash((previous, *ids[start : start + BLOCK]))
+        hashes.append(previous)
+    return hashes

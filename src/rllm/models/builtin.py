@@ -1,0 +1,129 @@
+"""The model that ships with rLLM: a tiny Llama with random weights and a tokenizer of its own.
+
+`create_model(directory)` writes a plain Hugging Face directory. The tokenizer is a byte-level BPE, so any text encodes;
+its merges are learned, in milliseconds, from the words that the built-in agents and games use, so that the words of a
+move are one token each. Digits and single capital letters never merge: a cell of a grid is always one token.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from rllm.errors import ConfigError
+from rllm.models.decoder import Decoder, DecoderShape
+
+END_OF_TURN = "<|im_end|>"
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", END_OF_TURN)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+WORDS = """
+system user assistant tool Up Down Left Right You are an agent on a frozen lake. Reach the goal. Avoid the holes.
+Answer with one word. Your move. The answer is yes no not and or of to in is it that for with as on at by from this
+number numbers target equation use each once left right up down step steps reward grid player wall box key door go
+Question Answer think Think The A I we can find first next last then so if because move moves moved invalid word words
+"""
+
+SPLIT = r"[A-Z](?![a-z])|[0-9]| ?[A-Za-z]+|\n| ?[^\sA-Za-z0-9]|\s"
+"""Pre-tokens that merges never cross: lone capitals, digits, words with their leading space, newlines, signs."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TinyModel:
+    """Size of a built-in model."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    max_positions: int = 2048
+    vocab_size: int = 512
+
+
+PRESETS = {
+    "tiny": TinyModel(hidden_size=64, num_layers=2, num_heads=4, intermediate_size=192),
+    "small": TinyModel(hidden_size=128, num_layers=4, num_heads=4, intermediate_size=384),
+}
+
+
+def create_tokenizer(vocab_size: int = 512) -> Tokenizer:
+    """The built-in tokenizer; the same bytes on every machine."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(WORDS.split() + [f" {word}" for word in WORDS.split()], trainer)
+    return tokenizer
+
+
+def create_model(directory: Path, preset: str = "tiny", seed: int = 0) -> None:
+    """Write config, weights, tokenizer and chat template to `directory`, which must be absent or empty."""
+    from rllm.models.directory import write_model
+
+    if preset not in PRESETS:
+        raise ConfigError(f"`{preset}` is no built-in model; choose one of {', '.join(PRESETS)}.")
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty; choose a new directory, nothing was written.")
+    size = PRESETS[preset]
+    tokenizer = create_tokenizer(size.vocab_size)
+    end_id = tokenizer.token_to_id(END_OF_TURN)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": size.hidden_size,
+        "intermediate_size": size.intermediate_size,
+        "num_hidden_layers": size.num_layers,
+        "num_attention_heads": size.num_heads,
+        "num_key_value_heads": size.num_heads,
+        "head_dim": size.hidden_size // size.num_heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "max_position_embeddings": size.max_positions,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": None,
+        "eos_token_id": end_id,
+        "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
+        "initializer_range": 0.8 / size.hidden_size**0.5,
+        "dtype": "float32",
+    }
+    shape = DecoderShape.from_config(config)
+    assert shape is not None, "the built-in config is one that the built-in decoder serves"
+    decoder = Decoder(shape)
+    decoder.initialize(torch.Generator().manual_seed(seed))
+    files = {
+        "tokenizer.json": tokenizer.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": END_OF_TURN,
+                "pad_token": "<|endoftext|>",
+                "chat_template": CHAT_TEMPLATE,
+                "clean_up_tokenization_spaces": False,
+                "model_max_length": size.max_positions,
+            },
+            indent=2,
+        ),
+    }
+    write_model(directory, config, decoder.state_dict_hf(), files)

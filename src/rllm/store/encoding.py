@@ -1,0 +1,300 @@
+"""An Episode as database rows, and back without loss.
+
+    Episode ──► EpisodeRow (what queries ask for + one JSON payload)      ──► Episode
+            └─► StepRow per step (token arrays as blobs, appended parts)  ──┘
+
+Two things would grow with the square of an episode's length if written as they are: each prompt repeats the
+prompt and answer before it, and so do the messages. A step stores how many tokens (messages) of the step
+before it begins with, and what follows. That is exact for any history: in a rewritten one less is in common.
+
+Token arrays are little-endian in the narrowest width that holds them; log-probabilities are float32.
+"""
+
+import math
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from rllm.errors import AgentError
+from rllm.store.payload import pack_payload, unpack_payload
+from rllm.types.episode import Action, Episode, Step, Trajectory
+from rllm.types.messages import Message, ModelOutput
+
+
+class EpisodeRow(NamedTuple):
+    """Columns of `episodes` after the keys, in their order."""
+
+    task_id: str
+    attempt: int
+    outcome: str | None
+    termination_reason: str
+    reward: float | None
+    """Sum over the trajectories, for queries; None when nobody was paid."""
+    is_correct: bool
+    num_steps: int
+    num_sampled_tokens: int
+    started_at: float | None
+    """Seconds since 1970, from `Episode.metrics`, for queries."""
+    duration_s: float | None
+    payload: bytes
+    """zlib of JSON: all that no other column holds."""
+
+
+class StepRow(NamedTuple):
+    """Columns of `steps` after the episode's key, in their order."""
+
+    trajectory: int
+    position: int
+    reward: float
+    num_prompt_ids_kept: int
+    """How many tokens of the last step's prompt and response this prompt begins with."""
+    prompt_ids: bytes
+    """What follows them."""
+    response_ids: bytes
+    logprobs: bytes
+    policy_versions: bytes
+
+
+def encode_episode(episode: Episode) -> tuple[EpisodeRow, list[StepRow]]:
+    """Raises AgentError, naming episode, step and field, for a value that JSON cannot hold."""
+    where = f"Episode {episode.id!r}"
+    rows: list[StepRow] = []
+    trajectories: list[dict[str, Any]] = []
+    for index, trajectory in enumerate(episode.trajectories):
+        trajectories.append(_trajectory_fields(trajectory, episode))
+        before: Step | None = None
+        for position, step in enumerate(trajectory.steps):
+            rows.append(
+                _step_row(index, position, step, before, f"{where}, step {position} of {trajectory.name!r}")
+            )
+            trajectories[-1]["steps"].append(_step_fields(step, before))
+            before = step
+    paid = [float(each.reward) for each in episode.trajectories if each.reward is not None]
+    row = EpisodeRow(
+        task_id=episode.task_id,
+        attempt=int(episode.rollout_idx),
+        outcome=None if episode.outcome is None else str(episode.outcome),
+        termination_reason=str(episode.termination_reason),
+        reward=sum(paid) if paid else None,
+        is_correct=bool(episode.is_correct),
+        num_steps=len(rows),
+        num_sampled_tokens=sum(
+            len(step.response_ids) for each in episode.trajectories for step in each.steps
+        ),
+        started_at=_number_or_none(episode.metrics.get("started_at")),
+        duration_s=_number_or_none(episode.metrics.get("duration_s")),
+        payload=pack_payload(_episode_fields(episode, trajectories), where),
+    )
+    return row, rows
+
+
+def decode_episode(row: EpisodeRow, step_rows: Iterable[StepRow]) -> Episode:
+    fields = unpack_payload(row.payload)
+    fields |= {
+        "task_id": row.task_id,
+        "rollout_idx": row.attempt,
+        "is_correct": bool(row.is_correct),
+        "termination_reason": row.termination_reason,
+        "outcome": row.outcome,
+    }
+    for trajectory in fields["trajectories"]:
+        trajectory.setdefault("task", fields["task"])
+    history_ids: list[int] = []
+    messages: list[Message] = []
+    trajectory_before = -1
+    for step_row in sorted(step_rows, key=itemgetter(0, 1)):
+        if step_row.trajectory != trajectory_before:
+            history_ids, messages, trajectory_before = [], [], step_row.trajectory
+        step = fields["trajectories"][step_row.trajectory]["steps"][step_row.position]
+        step["reward"] = step_row.reward
+        step["prompt_ids"] = history_ids[: step_row.num_prompt_ids_kept] + _unpack(step_row.prompt_ids)
+        step["response_ids"] = _unpack(step_row.response_ids)
+        step["logprobs"] = _unpack(step_row.logprobs)
+        step["policy_versions"] = _unpack(step_row.policy_versions)
+        step["chat_completions"] = messages[: step.pop("num_messages_kept", 0)] + step.pop("messages", [])
+        if "model_output" in step:
+            _restore_output(step["model_output"], step)
+        history_ids, messages = step["prompt_ids"] + step["response_ids"], step["chat_completions"]
+    return Episode.from_dict(fields)
+
+
+def _episode_fields(episode: Episode, trajectories: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": episode.id,
+        "task": episode.task,
+        "session_id": episode.session_id,
+        "artifacts": episode.artifacts,
+        "metrics": episode.metrics,
+        "info": episode.info,
+        "trajectories": trajectories,
+    }
+
+
+def _trajectory_fields(trajectory: Trajectory, episode: Episode) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "uid": trajectory.uid,
+        "name": trajectory.name,
+        "reward": trajectory.reward,
+        "signals": trajectory.signals,
+        "input": trajectory.input,
+        "output": trajectory.output,
+        "termination_reason": trajectory.termination_reason,
+        "outcome": trajectory.outcome,
+        "info": trajectory.info,
+        "steps": [],
+    }
+    if trajectory.task is not episode.task:
+        fields["task"] = trajectory.task
+    return fields
+
+
+def _step_row(index: int, position: int, step: Step, before: Step | None, where: str) -> StepRow:
+    history_ids = [] if before is None else before.prompt_ids + before.response_ids
+    kept = _num_equal(history_ids, step.prompt_ids)
+    return StepRow(
+        trajectory=index,
+        position=position,
+        reward=_finite(step.reward, where),
+        num_prompt_ids_kept=kept,
+        prompt_ids=_pack(step.prompt_ids[kept:] if kept else step.prompt_ids, "BHI", where, "prompt_ids"),
+        response_ids=_pack(step.response_ids, "BHI", where, "response_ids"),
+        logprobs=_pack(step.logprobs, "f", where, "logprobs"),
+        policy_versions=_pack(step.policy_versions, "bhi", where, "policy_versions"),
+    )
+
+
+def _step_fields(step: Step, before: Step | None) -> dict[str, Any]:
+    """What the payload holds of a step; a field that has its default is left out."""
+    fields: dict[str, Any] = {"id": step.id}
+    kept = 0 if before is None else _num_equal_messages(before.chat_completions, step.chat_completions)
+    if kept:
+        fields["num_messages_kept"] = kept
+    if kept < len(step.chat_completions):
+        fields["messages"] = step.chat_completions[kept:]
+    if step.action is not None:
+        fields["action"] = step.action.to_dict() if isinstance(step.action, Action) else step.action
+    if step.model_output is not None:
+        fields["model_output"] = _output_fields(step.model_output, step)
+    for name in ("observation", "advantage", "policy_version"):
+        if (value := getattr(step, name)) is not None:
+            fields[name] = value
+    for name, default in _DEFAULTS.items():
+        if (value := getattr(step, name)) != default:
+            fields[name] = value
+    return fields
+
+
+_DEFAULTS: dict[str, Any] = {
+    "thought": "",
+    "model_response": "",
+    "done": False,
+    "mc_return": 0.0,
+    "usage": {},
+    "timings": {},
+    "info": {},
+}
+
+
+_OUTPUT_FIELDS_OF_STEP = {
+    "prompt_ids": "prompt_ids",
+    "completion_ids": "response_ids",
+    "logprobs": "logprobs",
+    "policy_versions": "policy_versions",
+    "usage": "usage",
+    "text": "model_response",
+}
+"""Field of a ModelOutput: the field of its Step that holds the same. It is stored only when it differs."""
+
+
+def _output_fields(output: ModelOutput, step: Step) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "finish_reason": output.finish_reason,
+        "logprob_meaning": output.logprob_meaning,
+        "temperature": output.temperature,
+        "latency_s": output.latency_s,
+    }
+    for own, of_step in _OUTPUT_FIELDS_OF_STEP.items():
+        mine, theirs = getattr(output, own), getattr(step, of_step)
+        if mine is not theirs and mine != theirs:
+            fields[own] = mine
+    if output.content != output.text:
+        fields["content"] = output.content
+    if output.reasoning:
+        fields["reasoning"] = output.reasoning
+    if output.tool_calls:
+        fields["tool_calls"] = [asdict(call) for call in output.tool_calls]
+    return fields
+
+
+def _restore_output(fields: dict[str, Any], step: dict[str, Any]) -> None:
+    for own, of_step in _OUTPUT_FIELDS_OF_STEP.items():
+        if own not in fields:
+            fields[own] = step.get(of_step, "" if own == "text" else {} if own == "usage" else [])
+    fields.setdefault("content", fields["text"])
+
+
+def _num_equal(earlier: Sequence[int], later: Sequence[int]) -> int:
+    """How many leading tokens two rows have in common."""
+    limit = min(len(earlier), len(later))
+    if earlier[:limit] == later[:limit]:
+        return limit
+    return next(index for index in range(limit) if earlier[index] != later[index])
+
+
+def _num_equal_messages(earlier: list[Message], later: list[Message]) -> int:
+    kept = 0
+    for mine, theirs in zip(earlier, later, strict=False):
+        # Equality alone is not enough: 1 == True == 1.0, and JSON tells them apart.
+        if mine is not theirs and not (mine == theirs and repr(mine) == repr(theirs)):
+            break
+        kept += 1
+    return kept
+
+
+_COMPRESS_FROM_BYTES = 1024
+"""zlib takes 50 us to set up: below this it costs more than the bytes it saves are worth."""
+
+
+def _pack(values: Sequence[float], typecodes: str, where: str, field: str) -> bytes:
+    """The first of `typecodes` that holds all values, `z` for compressed or `-` for not, then the values."""
+    for typecode in typecodes:
+        try:
+            numbers = array(typecode, values)
+        except OverflowError:
+            continue
+        except TypeError as error:
+            raise AgentError(f"{where}: `{field}` holds something else than numbers ({error}).") from error
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        raw = numbers.tobytes()
+        if len(raw) < _COMPRESS_FROM_BYTES:
+            return f"{typecode}-".encode() + raw
+        return f"{typecode}z".encode() + zlib.compress(raw, 1)
+    raise AgentError(f"{where}: `{field}` spans {min(values)} to {max(values)}; 32 bits do not hold that.")
+
+
+def _unpack(blob: bytes) -> list[Any]:
+    raw = zlib.decompress(blob[2:]) if blob[1:2] == b"z" else blob[2:]
+    numbers = array(chr(blob[0]))
+    numbers.frombytes(raw)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+def _finite(reward: float, where: str) -> float:
+    try:
+        number = float(reward)
+    except (TypeError, ValueError) as error:
+        raise AgentError(f"{where}: `reward` is {reward!r}; it must be a number.") from error
+    if not math.isfinite(number):
+        raise AgentError(f"{where}: `reward` is {number}; it must be finite.")
+    return number
+
+
+def _number_or_none(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

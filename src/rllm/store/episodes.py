@@ -1,0 +1,263 @@
+"""Every episode of a run in one SQLite file: one writer, any number of readers, also while it is written.
+
+    save_episodes("train", 7, episodes) ──► one transaction ──► episodes("train", 7) ──► the same Episodes
+
+A (phase, step) is saved whole, and saving it again replaces it: a step that a resumed run repeats is there
+once. Reading order is fixed: phases in the order they first appeared, then step, task, attempt.
+"""
+
+import errno
+import json
+import os
+import sqlite3
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rllm.errors import ConfigError
+from rllm.store.encoding import EpisodeRow, StepRow, decode_episode, encode_episode
+from rllm.store.files import refused_write
+from rllm.store.migrations import migrate, require_readable
+from rllm.types.episode import Episode
+
+TRAIN_PHASE = "train"
+"""The phase whose steps are policy updates; the only one that `rollback_to` shortens."""
+
+_BUSY_TIMEOUT_S = 30.0
+_EPISODE_COLUMNS = ", ".join(EpisodeRow._fields)
+_STEP_COLUMNS = ", ".join(StepRow._fields)
+_FROM = "FROM episodes JOIN phases ON phases.id = episodes.phase_id"
+_SELECT = f"SELECT episodes.id, {_EPISODE_COLUMNS} {_FROM}"
+_IN_READING_ORDER = "ORDER BY phase_id, step, task_id, attempt, episodes.id"
+
+
+class EpisodeStore:
+    """Episodes and a few run-level values. May be used from several threads; a save holds the others up."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, *, read_only: bool) -> None:
+        self.path = path
+        self.read_only = read_only
+        self._connection = connection
+        self._lock = threading.RLock()
+
+    @classmethod
+    def open(cls, path: Path, read_only: bool = False) -> "EpisodeStore":
+        """Open the store for reading, or create, bring up to date and open it for writing."""
+        with _errors_of(path), ExitStack() as closed_unless_all_is_well:
+            connection = closed_unless_all_is_well.enter_context(closing(_connect(path, read_only=read_only)))
+            if read_only:
+                require_readable(connection, path)
+            else:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+                migrate(connection, path)
+            closed_unless_all_is_well.pop_all()
+        return cls(path, connection, read_only=read_only)
+
+    def save_episodes(self, phase: str, step: int, episodes: Sequence[Episode]) -> None:
+        """Replace what was saved for (phase, step) by `episodes`, all of them or none."""
+        encoded = [encode_episode(episode) for episode in episodes]
+        # Rows are numbered by what they are, so that the order in which rollouts finished leaves no trace.
+        encoded.sort(key=lambda rows: (rows[0].task_id, rows[0].attempt))
+        with self._transaction() as connection:
+            connection.execute("INSERT OR IGNORE INTO phases (name) VALUES (?)", (phase,))
+            (phase_id,) = connection.execute("SELECT id FROM phases WHERE name = ?", (phase,)).fetchone()
+            connection.execute("DELETE FROM episodes WHERE phase_id = ? AND step = ?", (phase_id, int(step)))
+            (last_id,) = connection.execute("SELECT coalesce(max(id), 0) FROM episodes").fetchone()
+            numbered = list(enumerate(encoded, start=last_id + 1))
+            connection.executemany(
+                f"INSERT INTO episodes (id, phase_id, step, {_EPISODE_COLUMNS}) "
+                f"VALUES (?, ?, ?{', ?' * len(EpisodeRow._fields)})",
+                ((row_id, phase_id, int(step), *row) for row_id, (row, _) in numbered),
+            )
+            connection.executemany(
+                f"INSERT INTO steps (episode, {_STEP_COLUMNS}) VALUES (?{', ?' * len(StepRow._fields)})",
+                ((row_id, *step_row) for row_id, (_, step_rows) in numbered for step_row in step_rows),
+            )
+
+    def episodes(
+        self, phase: str | None = None, step: int | None = None, limit: int | None = None
+    ) -> Iterator[Episode]:
+        """Episodes in reading order, as they were when the iteration began."""
+        where, values = _condition(phase, step)
+        # A connection of its own: an iteration that is half-way neither sees nor disturbs later saves.
+        with _errors_of(self.path), closing(_connect(self.path, read_only=True)) as connection:
+            connection.execute("BEGIN")
+            rows = connection.execute(
+                f"{_SELECT} {where} {_IN_READING_ORDER} LIMIT ?", (*values, -1 if limit is None else limit)
+            )
+            for row_id, *columns in rows:
+                yield _episode(connection, row_id, columns)
+
+    def episode(self, row_id: int) -> Episode:
+        """One episode by its row id, as `row_ids` lists them."""
+        with self._reading() as connection:
+            row = connection.execute(f"{_SELECT} WHERE episodes.id = ?", (row_id,)).fetchone()
+            if row is not None:
+                return _episode(connection, row_id, list(row[1:]))
+        raise ConfigError(f"{self.path} holds no episode {row_id}; it holds {self.count()} episodes.")
+
+    def row_ids(self, phase: str | None = None, step: int | None = None) -> list[int]:
+        """Row ids in reading order."""
+        where, values = _condition(phase, step)
+        with self._reading() as connection:
+            found = connection.execute(
+                f"SELECT episodes.id {_FROM} {where} {_IN_READING_ORDER}",
+                values,
+            )
+            return [row_id for (row_id,) in found]
+
+    def count(self, phase: str | None = None, step: int | None = None) -> int:
+        return sum(self.counts_by_outcome(phase, step).values())
+
+    def counts_by_outcome(self, phase: str | None = None, step: int | None = None) -> dict[str, int]:
+        """How many episodes had each outcome; `unjudged` are those without one."""
+        where, values = _condition(phase, step)
+        with self._reading() as connection:
+            found = connection.execute(
+                f"SELECT coalesce(outcome, 'unjudged'), count(*) {_FROM} {where} GROUP BY 1 ORDER BY 1",
+                values,
+            )
+            return dict(found.fetchall())
+
+    def phases(self) -> list[str]:
+        """Phases in the order they first appeared."""
+        with self._reading() as connection:
+            return [name for (name,) in connection.execute("SELECT name FROM phases ORDER BY id")]
+
+    def rollback_to(self, step: int) -> None:
+        """Forget the training steps after `step`: a run that resumes there will sample them again."""
+        with self._transaction() as connection:
+            connection.execute(
+                "DELETE FROM episodes WHERE step > ? AND phase_id = (SELECT id FROM phases WHERE name = ?)",
+                (int(step), TRAIN_PHASE),
+            )
+
+    def forget(self, phase: str) -> None:
+        """Delete a whole phase."""
+        with self._transaction() as connection:
+            connection.execute(
+                "DELETE FROM episodes WHERE phase_id = (SELECT id FROM phases WHERE name = ?)", (phase,)
+            )
+            connection.execute("DELETE FROM phases WHERE name = ?", (phase,))
+
+    def set_value(self, key: str, value: Any) -> None:
+        """Keep a JSON value under a name, for what belongs to the run and to no episode."""
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO run_values (key, value) VALUES (?, ?)",
+                (key, json.dumps(value, allow_nan=False)),
+            )
+
+    def value(self, key: str, default: Any = None) -> Any:
+        with self._reading() as connection:
+            found = connection.execute("SELECT value FROM run_values WHERE key = ?", (key,)).fetchone()
+            return default if found is None else json.loads(found[0])
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def __enter__(self) -> "EpisodeStore":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A state of the store that no other process changes half-way."""
+        with self._lock, _errors_of(self.path):
+            self._connection.execute("BEGIN")
+            try:
+                yield self._connection
+            finally:
+                self._connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        if self.read_only:
+            raise ConfigError(
+                f"{self.path} was opened for reading; open it without `read_only` to change it."
+            )
+        with self._lock, _errors_of(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
+
+def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    if read_only and not path.is_file():
+        raise ConfigError(
+            f"{path} does not exist: the run has saved no episodes yet, or this is another run."
+        )
+    uri = path.absolute().as_uri()
+    if read_only:
+        uri += "?mode=ro" if _may_have_a_writer(path) else "?immutable=1"
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection
+
+
+def _may_have_a_writer(path: Path) -> bool:
+    """Reading beside a writer needs a `-shm` file; on a read-only medium there is neither it nor a writer."""
+    return os.access(path.parent, os.W_OK) or path.with_name(path.name + "-wal").exists()
+
+
+def _episode(connection: sqlite3.Connection, row_id: int, columns: list[Any]) -> Episode:
+    step_rows = connection.execute(f"SELECT {_STEP_COLUMNS} FROM steps WHERE episode = ?", (row_id,))
+    return decode_episode(EpisodeRow(*columns), (StepRow(*row) for row in step_rows))
+
+
+def _condition(phase: str | None, step: int | None) -> tuple[str, tuple[Any, ...]]:
+    wanted = {"phases.name = ?": phase, "step = ?": step}
+    given = {clause: value for clause, value in wanted.items() if value is not None}
+    return f"WHERE {' AND '.join(given)}" if given else "", tuple(given.values())
+
+
+_ERRNO_OF_SQLITE = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_PERM: errno.EACCES,
+}
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """SQLite's errors in our own tree: a refused write, a damaged file, a place that cannot be opened."""
+    try:
+        yield
+    except zlib.error as error:
+        raise _damaged(path, error) from error
+    except sqlite3.Error as error:
+        # The low byte of SQLite's extended code is the primary one.
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in _ERRNO_OF_SQLITE:
+            raise refused_write(path, str(error), _ERRNO_OF_SQLITE[code]) from error
+        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            raise _damaged(path, error) from error
+        if code == sqlite3.SQLITE_CANTOPEN:
+            raise ConfigError(
+                f"{path} cannot be opened; is its directory there, and may you write to it?"
+            ) from error
+        raise
+
+
+def _damaged(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{path} is damaged or not an rLLM store ({error}); "
+        "restore it from a copy, or start the run in a new directory."
+    )

@@ -1,0 +1,230 @@
+"""Files that are whole or absent, whatever kills the process or fills the disk.
+
+data ──► .NAME.tmp-PID ──fsync──► replace ──► NAME                                 write_atomic
+fill ──► .NAME.tmp-PID/ + manifest.json ──fsync──► rename ──► NAME/                write_directory_atomic
+NAME/ + manifest.json ──► every size and sha256 compared                           verify_manifest
+.NAME.tmp-PID, .NAME.old-PID of a killed process ──► gone, or put back             remove_leftovers
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rllm.errors import CheckpointError, ConfigError, StorageError
+
+MANIFEST = "manifest.json"
+
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-\d+")
+_OS_ERROR_IN_TEXT = re.compile(r"\(os error (\d+)\)|Os \{ code: (\d+)")
+"""How libraries written in Rust (safetensors, tokenizers) spell an errno in their own exceptions."""
+
+_MENDS = {
+    errno.ENOSPC: "free space and run the same command: the run resumes",
+    errno.EDQUOT: "free space or raise the quota, and run the same command: the run resumes",
+    errno.EFBIG: "raise the file size limit (`ulimit -f`) and run the same command: the run resumes",
+    errno.EROFS: "mount it writable, or choose another --output",
+    errno.EACCES: "give yourself write permission, or choose another --output",
+    errno.EIO: "check the disk, free space and run the same command: the run resumes",
+}
+
+
+class StorageErrors:
+    """Context in which a write that the disk refuses leaves as StorageError; other errors pass unchanged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        code = _refusal(error)
+        if code is not None:
+            raise refused_write(self.path, os.strerror(code), code) from error
+
+
+def refused_write(path: Path, reason: str, code: int) -> StorageError:
+    """The error for a write that ended with the errno `code`, one of those that have a mend."""
+    return StorageError(f"{path} could not be written ({reason}): {_MENDS[code]}.")
+
+
+def _refusal(error: BaseException | None) -> int | None:
+    """The errno by which the disk refused a write; None for an error of another kind."""
+    code = error.errno if isinstance(error, OSError) else None
+    if code is None and error is not None:
+        named = _OS_ERROR_IN_TEXT.search(str(error))
+        code = int(named.group(1) or named.group(2)) if named else None
+    return code if code in _MENDS else None
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write a file that other processes, and the next start after a crash, see whole or not at all."""
+    temporary = _beside(path, "tmp")
+    with StorageErrors(path):
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_directory_atomic(target: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write into a temporary sibling, seal it with a manifest, and rename it to `target`.
+
+    A `target` that exists is replaced. It is set aside first: a crash between the two renames can be undone.
+    """
+    temporary, set_aside = _beside(target, "tmp"), _beside(target, "old")
+    with StorageErrors(target):
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            fill(temporary)
+            _seal(temporary)
+            if target.exists():
+                os.rename(target, set_aside)
+            os.rename(temporary, target)
+            _sync(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            _put_back_or_remove(set_aside, target)
+
+
+def verify_manifest(directory: Path) -> None:
+    """Raise CheckpointError unless every file of `manifest.json` is there with its size and sha256."""
+    for name, entry in _manifest_files(directory).items():
+        file = directory / name
+        if not file.is_file():
+            raise _damaged(directory, name, "is missing")
+        num_bytes = file.stat().st_size
+        if num_bytes != entry["bytes"]:
+            raise _damaged(directory, name, f"has {num_bytes} bytes where the manifest says {entry['bytes']}")
+        if _sha256(file) != entry["sha256"]:
+            raise _damaged(directory, name, "has other contents than when it was written (sha256 differs)")
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Delete what a killed process left half-written in `parent`. Call it while holding the run's lock."""
+    for path in sorted(parent.iterdir()) if parent.is_dir() else []:
+        leftover = _LEFTOVER.fullmatch(path.name)
+        if leftover is None:
+            continue
+        if leftover["kind"] == "old":
+            _put_back_or_remove(path, parent / leftover["name"])
+        else:
+            _remove(path)
+
+
+def require_free_space(path: Path, needed_bytes: int, what: str) -> None:
+    """Raise ConfigError unless the disk that `path` is (or will be) on has room for `what`."""
+    existing = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < needed_bytes:
+        raise ConfigError(
+            f"{path} has {_readable(free_bytes)} free; {what} needs {_readable(needed_bytes)}. "
+            f"Free {_readable(needed_bytes - free_bytes)} there, or choose another --output."
+        )
+
+
+def _beside(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{kind}-{os.getpid()}")
+
+
+def _seal(directory: Path) -> None:
+    """Flush every file to disk, and the manifest last: a directory with a manifest is complete."""
+    files: dict[str, dict[str, Any]] = {}
+    folders = [directory]
+    for path in _walk(directory):
+        if path.is_dir():
+            folders.append(path)
+            continue
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+        name = path.relative_to(directory).as_posix()
+        files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    if MANIFEST in files:
+        raise ValueError(
+            f"{directory}: `{MANIFEST}` is written by `write_directory_atomic`; give your file another name."
+        )
+    for folder in reversed(folders):
+        _sync(folder)
+    write_atomic(directory / MANIFEST, json.dumps({"files": files}, indent=2) + "\n")
+
+
+def _walk(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.iterdir()):
+        yield path
+        if path.is_dir():
+            yield from _walk(path)
+
+
+def _manifest_files(directory: Path) -> dict[str, dict[str, Any]]:
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is not a directory; choose one that holds a `{MANIFEST}`.")
+    try:
+        files = json.loads((directory / MANIFEST).read_bytes())["files"]
+        complete = all({"bytes", "sha256"} <= entry.keys() for entry in files.values())
+    except FileNotFoundError:
+        raise _damaged(directory, MANIFEST, "is missing, so it was never finished") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(directory, MANIFEST, f"cannot be read ({error})") from error
+    if not complete:
+        raise _damaged(directory, MANIFEST, "lacks the size or sha256 of a file")
+    return files
+
+
+def _damaged(directory: Path, name: str, what_is_wrong: str) -> CheckpointError:
+    return CheckpointError(
+        f"{directory}: `{name}` {what_is_wrong}. Delete {directory} to fall back to the one before."
+    )
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(directory: Path) -> None:
+    """A rename survives a power cut only once its directory is on disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _put_back_or_remove(set_aside: Path, target: Path) -> None:
+    if not set_aside.exists():
+        return
+    if target.exists():
+        _remove(set_aside)
+    else:
+        os.rename(set_aside, target)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _readable(num_bytes: int) -> str:
+    size = float(num_bytes)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

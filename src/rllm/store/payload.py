@@ -1,0 +1,105 @@
+"""What an episode holds beside its tokens, as compressed JSON that gives back what went in.
+
+    fields ──► JSON ──► equal when read back?  yes ──► zlib
+                                               no  ──► tuples, Tasks, other keys tagged ──► JSON ──► zlib
+
+Plain JSON would silently turn a tuple into a list and the key 1 into "1". A value that neither form holds is
+an AgentError that names the field: such values come from an agent or an environment.
+"""
+
+import json
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rllm.errors import AgentError
+from rllm.types.task import Task
+
+_to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_TUPLE, _PAIRS, _TASK, _PATH, _TAGGED = "__tuple__", "__pairs__", "__task__", "__path__", "__tagged__"
+_DEEPEST = 100
+
+
+def pack_payload(fields: dict[str, Any], where: str) -> bytes:
+    """Plain JSON where that gives back what went in; else tuples, other keys and Tasks are tagged."""
+    try:
+        text = _to_json(fields)
+        faithful = json.loads(text) == fields
+    except (TypeError, ValueError, RecursionError):
+        faithful, text = False, ""
+    if not faithful:
+        text = _to_json({_TAGGED: _tagged_episode(fields, where)})
+    return zlib.compress(text.encode(), 1)
+
+
+def unpack_payload(payload: bytes) -> dict[str, Any]:
+    fields = json.loads(zlib.decompress(payload))
+    return _untagged(fields[_TAGGED]) if _TAGGED in fields else fields
+
+
+def _tagged_episode(fields: dict[str, Any], where: str) -> dict[str, Any]:
+    """Field by field, so that an error can say where the value stands that JSON cannot hold."""
+    tagged = _tagged_fields(fields, where, without="trajectories")
+    tagged["trajectories"] = []
+    for trajectory in fields["trajectories"]:
+        role = repr(trajectory["name"])
+        tagged["trajectories"].append(_tagged_fields(trajectory, f"{where}, {role}", without="steps"))
+        tagged["trajectories"][-1]["steps"] = [
+            _tagged_fields(step, f"{where}, step {position} of {role}")
+            for position, step in enumerate(trajectory["steps"])
+        ]
+    return tagged
+
+
+def _tagged_fields(fields: dict[str, Any], where: str, *, without: str = "") -> dict[str, Any]:
+    return {
+        name: _tagged(value, where, "chat_completions" if name == "messages" else name)
+        for name, value in fields.items()
+        if name != without
+    }
+
+
+def _tagged(value: Any, where: str, path: str, depth: int = 0) -> Any:
+    if depth > _DEEPEST:
+        raise AgentError(f"{where}: `{path[:40]}…` is nested deeper than {_DEEPEST} levels, or holds itself.")
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        raise AgentError(
+            f"{where}: `{path}` is {value}, which JSON cannot hold; leave it out or write it as a string."
+        )
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [_tagged(each, where, f"{path}[{index}]", depth + 1) for index, each in enumerate(value)]
+    if isinstance(value, tuple):
+        return {_TUPLE: _tagged(list(value), where, path, depth + 1)}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value) and not (value.keys() & _UNTAG.keys()):
+            return {key: _tagged(each, where, f"{path}[{key!r}]", depth + 1) for key, each in value.items()}
+        return {_PAIRS: _tagged([list(pair) for pair in value.items()], where, path, depth + 1)}
+    if isinstance(value, Path):
+        return {_PATH: str(value)}
+    if isinstance(value, Task):
+        parts = [value.id, value.instruction, value.metadata, value.dataset_dir, value.sub_dir]
+        return {_TASK: _tagged(parts, where, path, depth + 1)}
+    raise AgentError(
+        f"{where}: `{path}` is a {type(value).__name__}, which JSON cannot hold; "
+        "make it a string, a number, a list or a dict."
+    )
+
+
+_UNTAG = {_TUPLE: tuple, _PAIRS: dict, _PATH: Path, _TASK: lambda parts: Task(*parts)}
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_untagged(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1 and (tag := next(iter(value))) in _UNTAG:
+        return _UNTAG[tag](_untagged(value[tag]))
+    return {key: _untagged(each) for key, each in value.items()}

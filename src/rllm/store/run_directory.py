@@ -1,0 +1,234 @@
+"""One run on disk: where each of its files lies, and who may write them.
+
+    RUN/  config.json     the resolved configuration           written once, when the run starts
+          store.sqlite    every episode                        rllm.store.episodes
+          metrics.jsonl   one line per training step           rllm.tracking.jsonl
+          checkpoints/    what a killed run resumes from
+          model/          the trained model
+          summary.json    the result
+          curve.png       the learning curve                   rllm.tracking.picture
+          lock            pid of the writer, locked by it
+
+One process writes, any number read. The lock belongs to the kernel's table of open files, not to the disk: it
+is gone the moment its process is, also after kill -9.
+"""
+
+import difflib
+import errno
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rllm.errors import ConfigError, RunInUseError
+from rllm.store.files import StorageErrors, remove_leftovers, write_atomic
+
+CONFIG, STORE, LOCK = "config.json", "store.sqlite", "lock"
+
+
+class RunDirectory:
+    """The files of one run. `create_or_open` for the one process that writes, `read` for all others."""
+
+    def __init__(self, path: Path, *, lock_descriptor: int | None) -> None:
+        self.path = path
+        self._lock_descriptor = lock_descriptor
+        self._writer_pid = os.getpid()
+
+    @classmethod
+    def create_or_open(cls, path: Path) -> "RunDirectory":
+        """Take the run for writing, new or to resume, and clear away what a killed writer left behind."""
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path} is a file; choose a directory for the run with --output.")
+        with StorageErrors(path):
+            path.mkdir(parents=True, exist_ok=True)
+            contents = {each.name for each in path.iterdir()}
+            if contents and not contents & {CONFIG, STORE, LOCK}:
+                raise ConfigError(
+                    f"{path} holds files of something else ({', '.join(sorted(contents)[:3])}) and no run; "
+                    "choose a new or empty directory with --output."
+                )
+            run = cls(path, lock_descriptor=_take_lock(path / LOCK))
+            remove_leftovers(path)
+            remove_leftovers(run.checkpoints_path)
+        return run
+
+    @classmethod
+    def read(cls, path: Path) -> "RunDirectory":
+        """Open a run to look at; takes no lock, so a run in progress can be read."""
+        if not is_run(path):
+            wrong = (
+                f"has no `{CONFIG}`"
+                if path.is_dir()
+                else "is not a directory"
+                if path.exists()
+                else "does not exist"
+            )
+            raise ConfigError(f"{path} is not a run: it {wrong}.{_did_you_mean(path)}")
+        return cls(path, lock_descriptor=None)
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / CONFIG
+
+    @property
+    def store_path(self) -> Path:
+        return self.path / STORE
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model_path(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def summary_path(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def curve_path(self) -> Path:
+        return self.path / "curve.png"
+
+    @property
+    def lock_path(self) -> Path:
+        return self.path / LOCK
+
+    @property
+    def name(self) -> str:
+        return self.path.absolute().name
+
+    @property
+    def writer_pid(self) -> int | None:
+        """The process that is writing this run now; None when nobody is."""
+        pid = _pid_in(self.lock_path)
+        if pid is None:
+            return None
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass  # it is alive, and another user's
+        return pid
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        self._write_json(self.config_path, config)
+
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration; empty while a new run has not written it yet."""
+        return _read_json(self.config_path) or {}
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        self._write_json(self.summary_path, summary)
+
+    def summary(self) -> dict[str, Any] | None:
+        """The result; None until the run has finished."""
+        return _read_json(self.summary_path)
+
+    def close(self) -> None:
+        """Let go of the run. Harmless when called twice, by a reader, or in a forked child of the writer."""
+        if self._lock_descriptor is None or self._writer_pid != os.getpid():
+            return
+        _held.discard(self._lock_descriptor)
+        os.ftruncate(self._lock_descriptor, 0)
+        os.close(self._lock_descriptor)
+        self._lock_descriptor = None
+
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write_json(self, path: Path, value: dict[str, Any]) -> None:
+        if self._lock_descriptor is None:
+            raise ConfigError(
+                f"{self.path} was opened for reading; `RunDirectory.create_or_open` it to write {path.name}."
+            )
+        write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def is_run(path: Path) -> bool:
+    return (path / CONFIG).is_file()
+
+
+def runs_under(root: Path) -> list[RunDirectory]:
+    """The runs that lie directly in `root`, the one that started last first."""
+    paths = [each for each in root.iterdir() if is_run(each)] if root.is_dir() else []
+    paths.sort(key=lambda path: ((path / CONFIG).stat().st_mtime_ns, path.name), reverse=True)
+    return [RunDirectory(path, lock_descriptor=None) for path in paths]
+
+
+_held: set[int] = set()
+"""Lock descriptors of this process."""
+
+
+def _let_go_in_forked_child() -> None:
+    """A forked worker shares the writer's lock, and would hold it on if the writer alone were killed."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_forked_child)
+
+
+def _take_lock(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise RunInUseError(
+            f"{path.parent} is being written by process {_pid_in(path) or '(unknown)'}; "
+            "wait for it, stop it, or choose another --output."
+        ) from None
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in (errno.ENOLCK, errno.ENOTSUP):
+            raise ConfigError(
+                f"{path.parent} is on a file system without locks ({error.strerror}); "
+                "choose an --output on a local disk."
+            ) from error
+        raise
+    _held.add(descriptor)
+    return descriptor
+
+
+def _pid_in(lock: Path) -> int | None:
+    try:
+        return int(lock.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is not valid JSON ({error}); restore it, or start the run in a new directory."
+        ) from error
+
+
+def _did_you_mean(path: Path) -> str:
+    siblings = [run.name for run in runs_under(path.absolute().parent)]
+    if not siblings:
+        return " There are no runs beside it; `rllm train` makes one."
+    close = difflib.get_close_matches(path.name, siblings, n=3, cutoff=0.5)
+    if close:
+        return f" Did you mean {' or '.join(str(path.parent / name) for name in close)}?"
+    return f" Runs beside it, newest first: {', '.join(siblings[:5])}."

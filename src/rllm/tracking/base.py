@@ -1,0 +1,40 @@
+"""Where a run's numbers go.
+
+trainer ──log(step, phase, metrics)──► Trackers ──► JsonlTracker   the record, metrics.jsonl
+                                               └──► LiveView       the screen
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+Metric = float | int | str
+
+
+class Tracker(Protocol):
+    """One place that numbers go to."""
+
+    def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
+        """Take the numbers of one finished step; `step` counts within `phase`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and screens. Nothing is logged afterwards."""
+        ...
+
+
+class Trackers:
+    """Several trackers as one."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = list(trackers)
+
+    def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, phase, metrics)
+
+    def close(self) -> None:
+        """Close every tracker, the last first, also when closing one of them fails."""
+        with ExitStack() as stack:
+            for tracker in self._trackers:
+                stack.callback(tracker.close)

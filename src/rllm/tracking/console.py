@@ -1,0 +1,197 @@
+"""What a run shows while it works.
+
+    log(step, phase, metrics) ──► LiveView ──► terminal: a panel that is redrawn      ──► stderr
+                                          └──► no terminal: a plain line every N steps ──► stderr
+
+stdout is for results, so nothing here writes to it. Metrics that the view knows, each of them optional:
+`success`, `reward_mean`, `tokens_per_s`, `loss`, `wall_s` of the step, `total_steps` of the phase, `failed`
+and `failed.KIND` (counts of this step; the view adds them up).
+"""
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rllm.tracking.base import Metric
+
+_BARS = "▁▂▃▄▅▆▇█"
+_CURVE_PHASE = "train"
+_OTHER = "other"
+"""Failures that were counted without their kind."""
+_TITLES = {
+    "untrained": "measuring the untrained model",
+    "warm_start": "warm start",
+    "before": "measuring before training",
+    "train": "training",
+    "after": "measuring after training",
+    "eval": "evaluating",
+}
+
+
+class LiveView:
+    """A Tracker for the screen. Use it as a context manager; without one it prints plain lines."""
+
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        title: str = "rllm train",
+        plain_every: int = 10,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._title = title
+        self._plain_every = plain_every
+        self._console = console or Console(stderr=True)
+        self._clock = clock
+        self._started_s = clock()
+        self._phase = ""
+        self._step = 0
+        self._total_steps = total_steps
+        self._total_train_steps = total_steps
+        self._pace_from: tuple[float, int] = (self._started_s, 0)
+        """(time, step) of the first log in this phase: a resumed run does not start at step 1."""
+        self._metrics: dict[str, Metric] = {}
+        self._success: list[float] = []
+        self._failed: Counter[str] = Counter()
+        self._live: Live | None = None
+
+    def __enter__(self) -> "LiveView":
+        self._started_s = self._clock()
+        if self._console.is_terminal:
+            # stdout is for results: Rich would otherwise send what is printed there to this console.
+            self._live = Live(
+                console=self._console, get_renderable=self._panel, refresh_per_second=4, redirect_stdout=False
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
+        new_phase = phase != self._phase
+        if new_phase:
+            self._phase = phase
+            self._pace_from = (self._clock(), step)
+            self._total_steps = self._total_train_steps if phase == _CURVE_PHASE else 0
+        self._step = step
+        self._metrics = dict(metrics)
+        self._total_steps = int(metrics.get("total_steps", self._total_steps))
+        if phase == _CURVE_PHASE and "success" in metrics:
+            self._success.append(float(metrics["success"]))
+        self._count_failures(metrics)
+        if self._live is None and (new_phase or step % self._plain_every == 0 or step == self._total_steps):
+            self._console.print(self.line(), highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the last picture on the screen and give the terminal back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def line(self) -> str:
+        """The state of the run in one line of plain text."""
+        parts = [self._phase, self._progress(), *(f"{name} {value}" for name, value in self._numbers())]
+        return "  ".join(part for part in parts if part)
+
+    def _panel(self) -> RenderableType:
+        head = Table.grid(expand=True, padding=(0, 1))
+        head.add_column(ratio=1)
+        head.add_column(justify="right")
+        head.add_row(
+            Text(_TITLES.get(self._phase, self._phase or "starting"), style="bold"), self._progress()
+        )
+        parts: list[RenderableType] = [head]
+        if self._total_steps:
+            parts.append(ProgressBar(total=self._total_steps, completed=min(self._step, self._total_steps)))
+        parts.extend(self._number_rows(self._console.width - 4))
+        if self._success:
+            width = max(10, min(60, self._console.width - 24))
+            parts.append(
+                Text.assemble(("sampled success ", "dim"), (sparkline(self._success, width), "green"))
+            )
+        return Panel(Group(*parts), title=self._title, title_align="left", border_style="dim")
+
+    def _number_rows(self, width: int) -> list[Text]:
+        """The numbers in as many rows as they need; a name is never parted from its value."""
+        rows = [Text()]
+        for name, value in self._numbers():
+            cell = Text.assemble((f"{name} ", "dim"), (value, _STYLES.get(name, "")), "   ")
+            if rows[-1].cell_len and rows[-1].cell_len + cell.cell_len > width:
+                rows.append(Text())
+            rows[-1].append_text(cell)
+        return rows
+
+    def _progress(self) -> str:
+        if self._total_steps:
+            return f"step {self._step}/{self._total_steps}"
+        return f"step {self._step}" if self._step else ""
+
+    def _numbers(self) -> list[tuple[str, str]]:
+        numbers: list[tuple[str, str]] = []
+        for key, name, form in _SHOWN:
+            if key in self._metrics:
+                numbers.append((name, form.format(float(self._metrics[key]))))
+        if self._failed:
+            kinds = [f"{kind} {count}" for kind, count in sorted(self._failed.items()) if kind != _OTHER]
+            others = [f"{_OTHER} {self._failed[_OTHER]}"] if self._failed[_OTHER] else []
+            numbers.append(("failed", ", ".join(kinds + others)))
+        numbers.append(("elapsed", readable_seconds(self._clock() - self._started_s)))
+        left_s = self._left_s()
+        if left_s is not None:
+            numbers.append(("left", readable_seconds(left_s)))
+        return numbers
+
+    def _count_failures(self, metrics: Mapping[str, Metric]) -> None:
+        kinds = {
+            name.removeprefix("failed."): int(value)
+            for name, value in metrics.items()
+            if name.startswith("failed.")
+        }
+        unnamed = int(metrics.get("failed", 0)) - sum(kinds.values())
+        self._failed += Counter(kinds) + Counter({_OTHER: unnamed})
+
+    def _left_s(self) -> float | None:
+        since_s, first_step = self._pace_from
+        num_steps = self._step - first_step
+        if num_steps < 1 or not self._total_steps:
+            return None
+        return (self._clock() - since_s) / num_steps * max(0, self._total_steps - self._step)
+
+
+_SHOWN = (
+    ("success", "success", "{:.1%}"),
+    ("reward_mean", "reward", "{:.3f}"),
+    ("loss", "loss", "{:.4f}"),
+    ("tokens_per_s", "tokens/s", "{:,.0f}"),
+    ("wall_s", "step takes", "{:.1f} s"),
+)
+_STYLES = {"success": "bold green", "failed": "bold red"}
+
+
+def sparkline(rates: list[float], width: int) -> str:
+    """Rates between 0 and 1 as bars of eight heights; more rates than `width` are averaged in equal runs."""
+    if len(rates) > width:
+        edges = [index * len(rates) // width for index in range(width + 1)]
+        rates = [sum(rates[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
+    return "".join(_BARS[round(min(1.0, max(0.0, rate)) * (len(_BARS) - 1))] for rate in rates)
+
+
+def readable_seconds(seconds: float) -> str:
+    minutes, whole_s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {whole_s:02d} s" if minutes else f"{whole_s} s"

@@ -1,0 +1,242 @@
+"""Learning curves as PNG pictures.
+
+    metrics lines + summary ──► draw_learning_curve ──► curve.png         one run
+    {name: metrics lines}   ──► draw_comparison     ──► comparison.png    several seeds or settings
+
+The only file that imports matplotlib, and only while it draws.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rllm.errors import MissingExtraError
+from rllm.store.files import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+XAxis = Literal["seconds", "steps"]
+
+_SAMPLED, _GREEDY, _UNTRAINED, _INK = "#1f6fb4", "#d1622b", "#8a8a8a", "#333333"
+_RUN_COLORS = ("#1f6fb4", "#d1622b", "#3a923a", "#8c5fb0", "#b5403f", "#7a6a58", "#cf6fb0", "#3fa7b0")
+_LABEL_HEIGHT = 0.045
+"""Of one line of text, as a success rate."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Points:
+    """Held-out success rates with their intervals, in the order of x."""
+
+    x: list[float] = field(default_factory=list[float])
+    rate: list[float] = field(default_factory=list[float])
+    low: list[float] = field(default_factory=list[float])
+    high: list[float] = field(default_factory=list[float])
+
+    def add(self, x: float, rate: float, low: float | None, high: float | None) -> None:
+        self.x.append(x)
+        self.rate.append(rate)
+        self.low.append(rate if low is None else low)
+        self.high.append(rate if high is None else high)
+
+
+def draw_learning_curve(
+    metrics: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any] | None,
+    path: Path,
+    *,
+    x_axis: XAxis = "seconds",
+    title: str = "Learning curve",
+) -> None:
+    """Success of one run: each training batch as a thin line, held-out measurements as points with intervals.
+
+    `metrics` are the lines of metrics.jsonl. Lines of phase `train` may carry `success`, `heldout_success`,
+    `heldout_greedy` and `…_low`, `…_high` of each; `summary` may hold `untrained`, `before` and `after`, each
+    with `success`, `success_interval`, `greedy` and `greedy_interval`.
+    """
+    figure, axes = _new_figure(title, x_axis)
+    train = [line for line in metrics if line["phase"] == "train"]
+    batches = [line for line in train if "success" in line]
+    if batches:
+        axes.plot(
+            [_x(line, x_axis) for line in batches],
+            [line["success"] for line in batches],
+            color=_SAMPLED,
+            alpha=0.4,
+            linewidth=1.0,
+            label="training batch, sampled",
+        )
+    else:
+        axes.text(0.5, 0.5, "no training step yet", transform=axes.transAxes, ha="center", color=_UNTRAINED)
+        axes.set_xticks([])
+    untrained = (summary or {}).get("untrained")
+    if untrained and untrained.get("success") is not None:
+        axes.axhline(
+            untrained["success"],
+            color=_UNTRAINED,
+            linestyle=(0, (4, 3)),
+            linewidth=1.2,
+            label=f"untrained model, sampled ({untrained['success']:.0%})",
+        )
+    ends: list[tuple[float, float, str]] = []
+    for key, of_summary, color, marker, label in (
+        ("heldout_success", "success", _SAMPLED, "o", "held-out tasks, sampled"),
+        ("heldout_greedy", "greedy", _GREEDY, "s", "held-out tasks, greedy"),
+    ):
+        points = _heldout_points(metrics, summary, key, of_summary, x_axis)
+        if points.x:
+            _draw_points(axes, points, color, marker, label)
+            ends.append((points.rate[-1], points.x[-1], color))
+    _label_ends(axes, ends)
+    _save(figure, axes, path)
+
+
+def draw_comparison(
+    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+    path: Path,
+    *,
+    x_axis: XAxis = "seconds",
+    title: str = "Runs compared",
+) -> None:
+    """Several runs in one picture: batches as thin lines, held-out sampled success as points."""
+    figure, axes = _new_figure(title, x_axis)
+    for index, (name, metrics) in enumerate(curves.items()):
+        color = _RUN_COLORS[index % len(_RUN_COLORS)]
+        batches = [line for line in metrics if line["phase"] == "train" and "success" in line]
+        points = _heldout_points(metrics, None, "heldout_success", "success", x_axis)
+        axes.plot(
+            [_x(line, x_axis) for line in batches],
+            [line["success"] for line in batches],
+            color=color,
+            alpha=0.35 if points.x else 0.9,
+            linewidth=1.0,
+            label=None if points.x else name,
+        )
+        if points.x:
+            _draw_points(axes, points, color, "o", f"{name} ({points.rate[-1]:.0%} at the end)")
+    _save(figure, axes, path)
+
+
+def _new_figure(title: str, x_axis: XAxis) -> tuple["Figure", "Axes"]:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import PercentFormatter
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("matplotlib", "train") from error
+    figure = Figure(figsize=(10, 6), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=15, color=_INK, pad=12)
+    axes.set_xlabel("seconds" if x_axis == "seconds" else "training step", fontsize=12, color=_INK)
+    axes.set_ylabel("success rate", fontsize=12, color=_INK)
+    axes.set_ylim(-0.02, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
+    axes.grid(axis="y", color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_INK, labelsize=11, length=0, pad=6)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color("#bbbbbb")
+    return figure, axes
+
+
+def _draw_points(axes: "Axes", points: _Points, color: str, marker: str, label: str) -> None:
+    below = [max(0.0, rate - low) for rate, low in zip(points.rate, points.low, strict=True)]
+    above = [max(0.0, high - rate) for rate, high in zip(points.rate, points.high, strict=True)]
+    axes.errorbar(
+        points.x,
+        points.rate,
+        yerr=[below, above],
+        color=color,
+        marker=marker,
+        markersize=6,
+        linewidth=2.0,
+        elinewidth=1.2,
+        capsize=3,
+        label=label,
+        zorder=3,
+    )
+
+
+def _label_ends(axes: "Axes", ends: list[tuple[float, float, str]]) -> None:
+    """Write the last value of each curve beside it; values that are close are moved apart."""
+    lowest_free = 0.0
+    for rate, x, color in sorted(ends):
+        height = max(rate, lowest_free)
+        lowest_free = height + _LABEL_HEIGHT
+        axes.annotate(
+            f"{rate:.0%}",
+            (x, height),
+            xytext=(9, 0),
+            textcoords="offset points",
+            va="center",
+            color=color,
+            fontsize=12,
+            fontweight="bold",
+            annotation_clip=False,
+        )
+
+
+def _heldout_points(
+    metrics: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any] | None,
+    key: str,
+    of_summary: str,
+    x_axis: XAxis,
+) -> _Points:
+    """Measured before training (at its start), between training steps, and after it (at its end)."""
+    points = _Points()
+    first_x, last_x = _span(metrics, x_axis)
+    _add_summary(points, summary, "before", of_summary, first_x)
+    measured_after = ((summary or {}).get("after") or {}).get(of_summary) is not None
+    for line in metrics:
+        # At the end, `after` is the measurement that counts: one at the same place would be drawn over it.
+        if line["phase"] == "train" and key in line and not (measured_after and _x(line, x_axis) == last_x):
+            points.add(_x(line, x_axis), line[key], line.get(f"{key}_low"), line.get(f"{key}_high"))
+    _add_summary(points, summary, "after", of_summary, last_x)
+    return points
+
+
+def _add_summary(points: _Points, summary: Mapping[str, Any] | None, when: str, name: str, x: float) -> None:
+    measured = (summary or {}).get(when) or {}
+    if measured.get(name) is None:
+        return
+    low, high = measured.get(f"{name}_interval") or (None, None)
+    points.add(x, measured[name], low, high)
+
+
+def _span(metrics: Sequence[Mapping[str, Any]], x_axis: XAxis) -> tuple[float, float]:
+    """Where training begins and ends on the x axis."""
+    train = [_x(line, x_axis) for line in metrics if line["phase"] == "train"]
+    if not train:
+        return 0.0, 0.0
+    before = [_x(line, x_axis) for line in metrics if line["phase"] == "before"]
+    first_x = before[-1] if x_axis == "seconds" and before else 0.0
+    return first_x, train[-1]
+
+
+def _x(line: Mapping[str, Any], x_axis: XAxis) -> float:
+    return float(line["time_s"] if x_axis == "seconds" else line["step"])
+
+
+def _save(figure: "Figure", axes: "Axes", path: Path) -> None:
+    axes.margins(x=0.04)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        ncols = 2 if len(handles) == 4 else 3  # four would make a row wider than the picture
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=ncols,
+            frameon=False,
+            fontsize=11,
+            labelcolor=_INK,
+        )
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    write_atomic(path, png.getvalue())

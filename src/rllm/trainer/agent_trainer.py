@@ -1,0 +1,275 @@
+"""`AgentTrainer`: classes, tasks and a configuration in, a run directory with a better model out.
+
+    AgentTrainer(config, agent_class, env_class, train_dataset, val_dataset).train() ──► TrainResult
+
+It checks everything that can be checked, takes the run directory, goes back to its last checkpoint, and hands the parts to
+`rllm.trainer.loop.train`.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rllm.agents.base import BaseAgent
+from rllm.config.loader import config_dict, load_config
+from rllm.config.schema import TrainConfig
+from rllm.data.sampler import TaskSampler
+from rllm.environments.base import BaseEnv, reset_env
+from rllm.errors import ConfigError, MissingExtraError
+from rllm.store.episodes import EpisodeStore
+from rllm.store.files import require_free_space
+from rllm.store.run_directory import RunDirectory
+from rllm.tracking.base import Tracker, Trackers
+from rllm.tracking.jsonl import JsonlTracker, read_metrics, truncate_after
+from rllm.trainer.warm_start import Demonstrate
+
+PHASES = ("untrained", "warm_start", "before", "train", "after")
+"""In the order of a run."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TrainResult:
+    """Where a finished run is and what it came to."""
+
+    directory: Path
+    summary: dict[str, Any]
+    """`untrained`, `before` and `after` (each `success`, `greedy` and their intervals), `wall_s`, `phase_s`."""
+
+    @property
+    def model_path(self) -> Path:
+        """The trained model, in Hugging Face format."""
+        return self.directory / "model"
+
+
+class AgentTrainer:
+    """Trains a model to act as `agent_class` in `env_class`. Raises ConfigError before any work for what cannot be honoured."""
+
+    def __init__(
+        self,
+        config: TrainConfig | Mapping[str, Any] | str | Path | Iterable[str] | None = None,
+        train_dataset: Sequence[dict[str, Any]] = (),
+        val_dataset: Sequence[dict[str, Any]] | None = None,
+        backend: str = "local",
+        *,
+        agent_class: type[BaseAgent],
+        env_class: type[BaseEnv],
+        agent_args: Mapping[str, Any] | None = None,
+        env_args: Mapping[str, Any] | None = None,
+        validation_dataset: Sequence[dict[str, Any]] | None = None,
+        demonstrate: Demonstrate | None = None,
+        output: str | Path = "runs/latest",
+        tracker: Tracker | None = None,
+    ) -> None:
+        """
+        `train_dataset`: tasks as dicts of environment arguments, each with a `task_id`. `val_dataset`: held-out tasks,
+        reported before and after; the training tasks where None. `validation_dataset`: evaluated while training, where
+        `evaluation.every_steps` is set; `val_dataset` where None. `demonstrate`: the expert of the warm start.
+        `output`: the run directory; a run that is already there goes on.
+        """
+        if backend != "local":
+            raise ConfigError(
+                f"There is no training backend `{backend}`; the one there is, is `local` (torch in this process)."
+            )
+        self.config = load_config(config)
+        self.output = Path(output)
+        self.agent_class, self.agent_args = agent_class, dict(agent_args or {})
+        self.env_class, self.env_args = (
+            env_class,
+            {**dict(env_args or {}), **self.config.task.environment_args},
+        )
+        self.train_tasks = list(train_dataset)
+        heldout = self.train_tasks if val_dataset is None else list(val_dataset)
+        self.heldout_tasks = heldout[: self.config.evaluation.num_tasks]
+        validation = heldout if validation_dataset is None else list(validation_dataset)
+        self.validation_tasks = validation[: self.config.evaluation.every_num_tasks]
+        self.demonstrate = demonstrate
+        self.tracker = tracker
+        if self.config.warm_start.steps and demonstrate is None:
+            raise ConfigError(
+                f"`warm_start.steps` is {self.config.warm_start.steps} but there is no expert to imitate; set it to 0, or "
+                "give `demonstrate`."
+            )
+        if self.config.steps and not self.train_tasks:
+            raise ConfigError("`train_dataset` is empty; give at least one task.")
+
+    def train(self) -> TrainResult:
+        """Run, or resume, to the end."""
+        return asyncio.run(self.fit_async())
+
+    async def fit_async(self) -> TrainResult:
+        """`train` for programs that have an event loop of their own."""
+        with RunDirectory.create_or_open(self.output) as directory:
+            self._accept_config(directory)
+            summary = directory.summary()
+            if summary is None:
+                summary = await self._run(directory)
+                directory.write_summary(summary)
+            return TrainResult(directory=self.output, summary=summary)
+
+    def _accept_config(self, directory: RunDirectory) -> None:
+        """A run keeps its configuration for life: anything else would make its curve a mixture."""
+        mine, recorded = config_dict(self.config), directory.config()
+        if not recorded:
+            directory.write_config(mine)
+        elif differing := sorted(_differences(recorded, mine)):
+            raise ConfigError(
+                f"{self.output} holds a run with another configuration ({'; '.join(differing[:4])}); start a new one with "
+                "another output directory, or repeat the old values to go on."
+            )
+
+    async def _run(self, directory: RunDirectory) -> dict[str, Any]:
+        try:
+            import torch
+
+            from rllm.inference.local.client import LocalClient
+            from rllm.models.directory import load_model, save_model
+            from rllm.trainer.backends.torch import TorchBackend
+            from rllm.trainer.checkpoint import RunState, load_latest
+            from rllm.trainer.loop import TrainingRun, train
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(error.name or "torch", "train") from error
+        from rllm.engine.agent_execution import AgentExecutionEngine
+
+        config = self.config
+        torch.set_num_threads(config.threads or os.cpu_count() or 1)
+        loaded = load_model(self._model_directory(directory), device=config.model.device)
+        bytes_each = 4 * loaded.num_parameters
+        require_free_space(
+            directory.path,
+            bytes_each * (3 * (config.checkpoint.keep + 1) + 2)
+            + 2_000 * config.derived()["episodes_in_total"],
+            "checkpoints, model and recorded episodes",
+        )
+        client = LocalClient(
+            loaded,
+            num_slots=config.inference.num_slots,
+            max_context=config.inference.max_context,
+            max_prefill_tokens=config.inference.max_prefill_tokens,
+            lockstep=config.inference.lockstep,
+        )
+        self._require_prompt_fits(client.renderer)
+        backend = TorchBackend(
+            loaded.model,
+            publish=client.publish,
+            betas=(config.optimizer.beta1, config.optimizer.beta2),
+            weight_decay=config.optimizer.weight_decay,
+            max_grad_norm=config.optimizer.max_grad_norm,
+            micro_batch_tokens=config.optimizer.micro_batch_tokens,
+        )
+        engine = AgentExecutionEngine(
+            self.agent_class,
+            self.env_class,
+            self.agent_args,
+            self.env_args,
+            rollout_engine=client,
+            n_parallel_agents=config.rollout.num_parallel,
+            max_steps=config.rollout.max_turns,
+            trajectory_timeout=config.rollout.episode_timeout_s,
+            step_timeout_s=config.rollout.step_timeout_s,
+            retry_limit=config.rollout.retry_limit,
+            max_workers=config.rollout.env_workers,
+            gamma=config.algorithm.gamma,
+            seed=config.seed,
+        )
+        state = load_latest(directory.checkpoints_path, backend) or RunState()
+        backend.publish_weights()
+        _take_back(directory, state)
+        with EpisodeStore.open(directory.store_path) as store:
+            store.rollback_to(state.steps - 1)
+            trackers: list[Tracker] = [JsonlTracker(directory.metrics_path)]
+            if self.tracker is not None:
+                trackers.append(self.tracker)
+            tracker = Trackers(trackers)
+            run = TrainingRun(
+                config=config,
+                directory=directory,
+                store=store,
+                tracker=tracker,
+                client=client,
+                engine=engine,
+                backend=backend,
+                make_agent=lambda: self.agent_class(**self.agent_args),
+                tasks=TaskSampler(self.train_tasks, seed=config.seed, purpose="tasks"),
+                heldout_tasks=self.heldout_tasks,
+                validation_tasks=self.validation_tasks,
+                demonstrate=self.demonstrate,
+                state=state,
+                save_model=lambda: save_model(loaded, directory.model_path),
+            )
+            try:
+                summary = await train(run)
+            finally:
+                tracker.close()
+                run.learner.shutdown()
+                await client.close()
+        _draw_curve(directory, summary)
+        return summary
+
+    def _model_directory(self, directory: RunDirectory) -> Path:
+        """The model to start from; a built-in one is made inside the run, so that the run is all that is needed."""
+        kind, separator, preset = self.config.model.path.partition(":")
+        if not separator:
+            return Path(self.config.model.path)
+        if kind != "builtin":
+            raise ConfigError(
+                f"`model.path` is {self.config.model.path!r}; write builtin:tiny, builtin:small or a directory."
+            )
+        from rllm.models.builtin import create_model
+
+        path = directory.path / "initial_model"
+        if not path.exists():
+            create_model(path, preset, self.config.seed)
+        return path
+
+    def _require_prompt_fits(self, renderer: Any) -> None:
+        """Raises ConfigError when the context cannot even hold the first prompt and its answer."""
+        env = self.env_class.from_dict({**self.train_tasks[0], **self.env_args})
+        try:
+            observation, info = reset_env(env, 0)
+        finally:
+            env.close()
+        agent = self.agent_class(**self.agent_args)
+        agent.update_from_env(observation, 0.0, False, info)
+        needed = len(renderer.render(agent.chat_completions)) + self.config.rollout.max_tokens_per_turn
+        if needed > self.config.inference.max_context:
+            raise ConfigError(
+                f"`inference.max_context` is {self.config.inference.max_context}, but the first prompt and its answer "
+                f"take {needed} tokens; set it to {needed} times the expected turns, or shorten the prompt."
+            )
+
+
+def _take_back(directory: RunDirectory, state: Any) -> None:
+    """Remove what was logged beyond the checkpoint that the run goes on from."""
+    done = [name for name in ("untrained", "before", "after") if name in state.reports]
+    if not directory.metrics_path.exists():
+        return
+    order = {name: index for index, name in enumerate(PHASES)}
+    last = {"warm_start": state.warm_steps - 1, "train": state.steps - 1, **dict.fromkeys(done, 0)}
+    reached = [
+        line for line in read_metrics(directory.metrics_path) if line["step"] <= last.get(line["phase"], -1)
+    ]
+    if reached:
+        end = max(reached, key=lambda line: (order[line["phase"]], line["step"]))
+        truncate_after(directory.metrics_path, PHASES, end["phase"], end["step"])
+    else:
+        directory.metrics_path.unlink()
+
+
+def _draw_curve(directory: RunDirectory, summary: dict[str, Any]) -> None:
+    from rllm.tracking.picture import draw_learning_curve
+
+    draw_learning_curve(read_metrics(directory.metrics_path), summary, directory.curve_path)
+
+
+def _differences(recorded: Mapping[str, Any], mine: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found: list[str] = []
+    for key in recorded.keys() | mine.keys():
+        old, new = recorded.get(key), mine.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found.append(f"{prefix}{key}: {old!r} there, {new!r} here")
+    return found

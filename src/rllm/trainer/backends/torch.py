@@ -1,0 +1,216 @@
+"""Training on torch, in the process of the sampler: both use the same parameters, so publishing copies nothing.
+
+samples ─► weights of the whole update ─► micro-batches ─► forward, Σ weight · term, backward ─► guard ─► AdamW
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rllm.algorithms.losses import ImitationLoss, Loss, token_weights
+from rllm.errors import CheckpointError, NumericsError
+from rllm.trainer.batching import PackedBatch, WeightedRow, micro_batches
+from rllm.types.sample import TrainingSample
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+WEIGHTS_FILE = "weights.safetensors"
+
+
+class TorchBackend:
+    """A `TrainingBackend` for a model in this process. `publish` tells the sampler that the weights have changed."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        publish: Callable[[int], None],
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 1.0,
+        micro_batch_tokens: int = 16_384,
+        share_prefixes: bool = True,
+    ) -> None:
+        self.model = model
+        self.policy_version = 0
+        self._publish = publish
+        self._betas = betas
+        self._weight_decay = weight_decay
+        self._max_grad_norm = max_grad_norm
+        self._micro_batch_tokens = micro_batch_tokens
+        self._share_prefixes = share_prefixes
+        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self._device = next(iter(self._parameters.values())).device
+        self._optimizer = self._new_optimizer()
+
+    def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
+        scores = [np.zeros(sample.num_tokens, dtype=np.float32) for sample in samples]
+        rows = self._rows(samples, [sample.trainable_T.astype(np.float64) for sample in samples])
+        with torch.no_grad():
+            for batch in self._micro_batches(rows):
+                logprobs_M = self._logprobs(batch).float().cpu().numpy()
+                for row, place, logprob in zip(batch.row_M, batch.place_M, logprobs_M, strict=True):
+                    scores[row][place] = logprob
+        return scores
+
+    def update(self, samples: Sequence[TrainingSample], loss: Loss, learning_rate: float) -> dict[str, float]:
+        weights = token_weights(samples, loss.aggregation)
+        rows = self._rows(samples, weights)
+        if (
+            loss.needs_advantage
+        ):  # a token with advantage 0 has gradient 0; its weight stays in the denominator
+            rows = [row for row in rows if row.sample.advantages_T.any()]
+        self._optimizer.zero_grad(set_to_none=True)
+        metrics = _UpdateMetrics()
+        for batch in self._micro_batches(rows):
+            logprobs_M = self._logprobs(batch)
+            terms_M = loss.terms(logprobs_M, batch.old_logprobs_M, batch.advantages_M)
+            total = (terms_M * batch.weights_M).sum()
+            if not torch.isfinite(total):
+                raise NumericsError(_name_tokens(batch, samples, logprobs_M))
+            total.backward()
+            metrics.add(loss, batch, total, logprobs_M)
+        return {**self._step(learning_rate), **metrics.means()}
+
+    def publish_weights(self) -> int:
+        self._publish(self.policy_version)
+        return self.policy_version
+
+    def save(self, directory: Path) -> None:
+        weights = {name: each.detach().cpu().contiguous() for name, each in self._parameters.items()}
+        save_file(weights, directory / WEIGHTS_FILE)
+        save_file(
+            self._optimizer_tensors(),
+            directory / OPTIMIZER_FILE,
+            metadata={"version": str(self.policy_version)},
+        )
+
+    def load(self, directory: Path) -> None:
+        try:
+            weights = load_file(directory / WEIGHTS_FILE)
+            state = load_file(directory / OPTIMIZER_FILE)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{directory} cannot be read: {error}; delete it to use the one before."
+            ) from error
+        if weights.keys() != self._parameters.keys():
+            raise CheckpointError(f"{directory} holds the weights of another model than this run's.")
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(weights[name])
+        self._optimizer = self._new_optimizer()
+        for name, parameter in self._parameters.items():
+            if f"{name}.exp_avg" in state:
+                self._optimizer.state[parameter] = {
+                    key: state[f"{name}.{key}"].to(parameter.device if key != "step" else "cpu")
+                    for key in ("exp_avg", "exp_avg_sq", "step")
+                }
+        self.policy_version = int(state["policy_version"])
+
+    def reset_optimizer(self) -> None:
+        """Forget the moments: the next phase optimises another objective."""
+        self._optimizer = self._new_optimizer()
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            self._parameters.values(),
+            lr=0.0,  # set at every update
+            betas=self._betas,
+            weight_decay=self._weight_decay,
+            fused=True,
+        )
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        tensors = {"policy_version": torch.tensor(self.policy_version)}
+        for name, parameter in self._parameters.items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
+        return tensors
+
+    def _rows(
+        self, samples: Sequence[TrainingSample], weights: Sequence[NDArray[np.float64]]
+    ) -> list[WeightedRow]:
+        return [
+            WeightedRow(index=index, sample=sample, weights_T=weights_T)
+            for index, (sample, weights_T) in enumerate(zip(samples, weights, strict=True))
+        ]
+
+    def _micro_batches(self, rows: Sequence[WeightedRow]) -> Any:
+        return micro_batches(
+            rows, self._micro_batch_tokens, self._device, share_prefixes=self._share_prefixes
+        )
+
+    def _logprobs(self, batch: PackedBatch) -> Tensor:
+        """[M] log-probability of every trained token at the temperature it was sampled at."""
+        hidden_N_D = self.model.hidden(batch.tokens_N, batch.positions_N, batch.attention)
+        logits_M_V = self.model.logits(hidden_N_D.index_select(0, batch.predicted_by_M)).float()
+        scaled_M_V = logits_M_V / batch.temperature_M.unsqueeze(1)
+        return scaled_M_V.log_softmax(-1).gather(1, batch.targets_M.unsqueeze(1)).squeeze(1)
+
+    def _step(self, learning_rate: float) -> dict[str, float]:
+        parameters = [each for each in self._parameters.values() if each.grad is not None]
+        if not parameters:
+            return {"grad_norm": 0.0}  # nothing was trained on: the weights stay, and so does the version
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm))
+        if not math.isfinite(norm):
+            raise NumericsError(
+                f"The gradient's norm is {norm} at policy version {self.policy_version}; the weights were not changed. "
+                "Lower `optimizer.learning_rate`, or look at the rewards of this step."
+            )
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self.policy_version += 1
+        return {"grad_norm": norm}
+
+
+class _UpdateMetrics:
+    """Token means over the micro-batches of one update."""
+
+    def __init__(self) -> None:
+        self.sums = {"loss": 0.0}
+        self.num_tokens = 0
+        self.largest_gap = 0.0
+        self.is_policy = False
+
+    def add(self, loss: Loss, batch: PackedBatch, total: Tensor, logprobs_M: Tensor) -> None:
+        self.sums["loss"] += float(total.detach())
+        if isinstance(loss, ImitationLoss):
+            return
+        self.is_policy = True
+        with torch.no_grad():
+            log_ratio_M = logprobs_M - batch.old_logprobs_M
+            ratio_M = log_ratio_M.exp()
+            clipped_M = (ratio_M < 1.0 - loss.clip_low) | (ratio_M > 1.0 + loss.clip_high)
+            for name, values_M in (
+                ("ratio_mean", ratio_M),
+                ("clipped_frac", clipped_M.float()),
+                ("kl", ratio_M - 1.0 - log_ratio_M),
+            ):
+                self.sums[name] = self.sums.get(name, 0.0) + float(values_M.sum())
+            self.num_tokens += len(ratio_M)
+            self.largest_gap = max(self.largest_gap, float(log_ratio_M.abs().max()))
+
+    def means(self) -> dict[str, float]:
+        if not self.is_policy:
+            return self.sums
+        means = {name: value / self.num_tokens for name, value in self.sums.items() if name != "loss"}
+        return {"loss": self.sums["loss"], **means, "logprob_gap_max": self.largest_gap}
+
+
+def _name_tokens(batch: PackedBatch, samples: Sequence[TrainingSample], logprobs_M: Tensor) -> str:
+    bad = torch.nonzero(~torch.isfinite(logprobs_M.detach())).flatten().tolist()[:3]
+    named = [
+        f"token {place} (id {int(batch.targets_M[index])}) of {samples[batch.row_M[index]].order_key}"
+        for index in bad
+        for place in [int(batch.place_M[index])]
+    ]
+    where = "; ".join(named) if named else "no single token: the weighted sum overflowed"
+    return f"The loss is not finite ({where}); the weights were not changed. Lower `optimizer.learning_rate`."

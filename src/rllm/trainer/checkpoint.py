@@ -1,0 +1,68 @@
+"""Checkpoints: everything a run needs to go on, in one directory that is there whole or not at all.
+
+    checkpoints/step-000120/  weights.safetensors  optimizer.safetensors  state.json  manifest.json
+
+There is no generator state to save: every draw is a function of the seed and of what it is for (`rllm.types.draws`).
+"""
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rllm.store.files import remove_leftovers, verify_manifest, write_directory_atomic
+from rllm.trainer.backends.base import TrainingBackend
+
+
+@dataclass(kw_only=True, slots=True)
+class RunState:
+    """Where a run is."""
+
+    warm_steps: int = 0
+    """Finished steps of the warm start."""
+    steps: int = 0
+    """Finished steps of reinforcement learning."""
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """`untrained`, `before` and `after`, as far as they have been measured."""
+    phase_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds of work per phase, over all the processes that worked on the run."""
+    sampled_tokens: int = 0
+
+    @property
+    def position(self) -> int:
+        return self.warm_steps + self.steps
+
+
+def save_checkpoint(root: Path, state: RunState, backend: TrainingBackend, keep: int) -> Path:
+    """Write a checkpoint of `state`, then delete all but the newest `keep`."""
+    target = root / f"step-{state.position:06d}"
+
+    def fill(directory: Path) -> None:
+        backend.save(directory)
+        (directory / "state.json").write_text(json.dumps(asdict(state), indent=2))
+
+    write_directory_atomic(target, fill)
+    for old in _checkpoints(root)[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def load_latest(root: Path, backend: TrainingBackend) -> RunState | None:
+    """Restore the newest checkpoint; None where there is none yet.
+
+    Half-written ones never bear a checkpoint's name and are removed. Raises CheckpointError for one that is damaged: to
+    fall back silently would repeat, or lose, what the user believes is done.
+    """
+    remove_leftovers(root)
+    found = _checkpoints(root)
+    if not found:
+        return None
+    verify_manifest(found[-1])
+    state = RunState(**json.loads((found[-1] / "state.json").read_text()))
+    backend.load(found[-1])
+    return state
+
+
+def _checkpoints(root: Path) -> list[Path]:
+    return sorted(root.glob("step-*")) if root.is_dir() else []

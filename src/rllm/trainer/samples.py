@@ -1,0 +1,115 @@
+"""Episodes and advantages in, token rows out, with every sampled token accounted for.
+
+A trajectory becomes one row as long as each prompt begins with everything sent and sampled before. Where it does not (the
+agent rewrote its history), the row ends and the next one begins: no sampled token is lost, none is encoded again.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from rllm.algorithms.grouping import LEARNABLE
+from rllm.errors import ConfigError, CountError
+from rllm.types.episode import Episode, Step, Trajectory
+from rllm.types.messages import LogprobMeaning
+from rllm.types.sample import NOT_SAMPLED, TrainingBatch, TrainingSample
+
+
+def training_batch(
+    episodes: Iterable[Episode], advantages: Mapping[str, float], *, drop_tied: bool = True
+) -> TrainingBatch:
+    """Rows of all learnable episodes, ordered by (task, attempt, trajectory, segment).
+
+    `advantages`: trajectory uid -> advantage, given to every token the trajectory sampled. `drop_tied` leaves out
+    trajectories with advantage 0, which have no gradient. Raises CountError unless
+    sampled = trained + dropped.failed + dropped.tied.
+    """
+    samples: list[TrainingSample] = []
+    counts = {"sampled": 0, "trained": 0, "dropped.failed": 0, "dropped.tied": 0}
+    for episode in sorted(episodes, key=lambda each: (each.task_id, each.rollout_idx)):
+        for index, trajectory in enumerate(episode.trajectories):
+            num_sampled = sum(len(step.response_ids) for step in trajectory.steps)
+            counts["sampled"] += num_sampled
+            if episode.outcome not in LEARNABLE:
+                counts["dropped.failed"] += num_sampled
+                continue
+            advantage = advantages[trajectory.uid]
+            if drop_tied and advantage == 0.0:
+                counts["dropped.tied"] += num_sampled
+                continue
+            rows = trajectory_rows(trajectory, episode.task_id, episode.rollout_idx, index, advantage)
+            counts["trained"] += sum(row.num_trainable for row in rows)
+            samples.extend(rows)
+    if counts["sampled"] != counts["trained"] + counts["dropped.failed"] + counts["dropped.tied"]:
+        raise CountError(f"Tokens do not add up: {counts}; sampled must be the sum of the others.")
+    return TrainingBatch(samples=samples, token_counts=counts)
+
+
+def trajectory_rows(
+    trajectory: Trajectory, task_id: str, attempt: int, index: int, advantage: float
+) -> list[TrainingSample]:
+    """One row per segment of the trajectory."""
+    rows: list[TrainingSample] = []
+    builder = _RowBuilder()
+    for step in trajectory.steps:
+        _require_trainable(step, task_id)
+        if builder.ids and step.prompt_ids[: len(builder.ids)] != builder.ids:
+            rows.append(
+                builder.row(task_id, trajectory.name, (task_id, attempt, index, len(rows)), advantage)
+            )
+            builder = _RowBuilder()
+        builder.append(step)
+    if builder.ids:
+        rows.append(builder.row(task_id, trajectory.name, (task_id, attempt, index, len(rows)), advantage))
+    return rows
+
+
+class _RowBuilder:
+    """A row that grows by a prompt's new part and the answer to it."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.versions: list[int] = []
+        self.logprobs: list[float] = []
+        self.temperature = 1.0
+
+    def append(self, step: Step) -> None:
+        num_new = len(step.prompt_ids) - len(self.ids)
+        self.ids = step.prompt_ids + step.response_ids
+        self.versions += [NOT_SAMPLED] * num_new + step.policy_versions
+        self.logprobs += [0.0] * num_new + step.logprobs
+        if step.model_output is not None:
+            self.temperature = step.model_output.temperature
+
+    def row(
+        self, task_id: str, role: str, order_key: tuple[str, int, int, int], advantage: float
+    ) -> TrainingSample:
+        versions_T = np.array(self.versions, dtype=np.int64)
+        return TrainingSample(
+            token_ids_T=np.array(self.ids, dtype=np.int64),
+            policy_versions_T=versions_T,
+            logprobs_T=np.array(self.logprobs, dtype=np.float32),
+            advantages_T=np.where(versions_T != NOT_SAMPLED, advantage, 0.0).astype(np.float32),
+            group_key=(task_id, role),
+            order_key=order_key,
+            temperature=self.temperature,
+        )
+
+
+def _require_trainable(step: Step, task_id: str) -> None:
+    """Raises ConfigError for a step whose tokens cannot be trained on, naming what is missing."""
+    if not step.prompt_ids or len(step.logprobs) != len(step.response_ids):
+        raise ConfigError(
+            f"A step of task {task_id} has {len(step.prompt_ids)} prompt ids, {len(step.response_ids)} response ids and "
+            f"{len(step.logprobs)} log-probabilities; training needs all of them. Sample from an engine that returns them."
+        )
+    if len(step.policy_versions) != len(step.response_ids):
+        raise ConfigError(
+            f"A step of task {task_id} has {len(step.policy_versions)} policy versions for {len(step.response_ids)} sampled "
+            "tokens; the inference client must say which weights wrote each token."
+        )
+    if step.model_output is not None and step.model_output.logprob_meaning is LogprobMeaning.TRUNCATED:
+        raise ConfigError(
+            f"A step of task {task_id} was sampled with top-k or top-p; its log-probabilities belong to a truncated "
+            "distribution. Train with top_p = 1 and top_k = 0."
+        )

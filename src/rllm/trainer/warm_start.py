@@ -1,0 +1,62 @@
+"""Demonstrations ──► token rows: what an expert answered, in the very conversations that the agent will have.
+
+The agent class itself plays each demonstration with the expert's answers, so prompts, template and history are those of
+the rollouts to come. The labels are the tokens the model would have had to sample, end token included.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rllm.agents.base import BaseAgent
+from rllm.rendering.chat import ChatRenderer, Conversation
+from rllm.trainer.samples import trajectory_rows
+from rllm.types.draws import draw_seed
+from rllm.types.sample import TrainingSample
+
+Demonstrate = Callable[[dict[str, Any], float, np.random.Generator], Sequence[tuple[Any, str]]]
+"""(task, noise, generator) -> (observation, answer) turn by turn."""
+
+DEMONSTRATED = 0
+"""Policy version of demonstrated tokens: they are to be learned, as if the policy had sampled them before any update."""
+
+
+def demonstration_samples(
+    tasks: Sequence[Mapping[str, Any]],
+    demonstrate: Demonstrate,
+    make_agent: Callable[[], BaseAgent],
+    renderer: ChatRenderer,
+    end_token_id: int,
+    *,
+    noise: float,
+    key: tuple[str | int, ...],
+) -> list[TrainingSample]:
+    """Rows of one demonstration of each task; `key` seeds the expert's ties and noise."""
+    samples: list[TrainingSample] = []
+    for position, task in enumerate(tasks):
+        rng = np.random.default_rng(draw_seed(*key, position, "demonstration"))
+        turns = demonstrate(dict(task), noise, rng)
+        agent = play_demonstration(turns, make_agent(), renderer, end_token_id)
+        samples.extend(
+            trajectory_rows(agent.trajectory, str(task.get("task_id", position)), position, 0, 1.0)
+        )
+    return samples
+
+
+def play_demonstration(
+    turns: Sequence[tuple[Any, str]], agent: BaseAgent, renderer: ChatRenderer, end_token_id: int
+) -> BaseAgent:
+    """The agent after it "said" every answer; its steps carry the ids that a policy would have read and written."""
+    conversation = Conversation(renderer=renderer)
+    for observation, answer in turns:
+        agent.update_from_env(observation, 0.0, False, {})
+        prompt_ids = conversation.prompt(agent.chat_completions)
+        completion_ids = [*renderer.tokenizer.encode(answer), end_token_id]
+        conversation.record(completion_ids, answer)
+        agent.update_from_model(answer)
+        step = agent.trajectory.steps[-1]
+        step.prompt_ids, step.response_ids = prompt_ids, completion_ids
+        step.logprobs = [0.0] * len(completion_ids)
+        step.policy_versions = [DEMONSTRATED] * len(completion_ids)
+    return agent

@@ -1,0 +1,244 @@
+"""What happened: a Step is one model call, a Trajectory one agent's Steps, an Episode one attempt at one Task.
+
+    Episode ──► trajectories ──► steps
+       │             └ name: the role
+       └ id: EpisodeId(task_id, attempt), outcome, termination_reason
+
+All of them have defaults for every field, accept the spellings of published programs (`info`/`metadata`,
+`policy_version`/`weight_version`) and round-trip through `to_dict` / `from_dict` and JSON without loss.
+"""
+
+import uuid
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rllm.types.aliases import with_aliases
+from rllm.types.messages import Message, ModelOutput
+from rllm.types.task import EpisodeId
+
+
+class TerminationReason(StrEnum):
+    """Why a rollout ended."""
+
+    ENV_DONE = "env_done"
+    MAX_TURNS_EXCEEDED = "max_turns_exceeded"
+    MAX_PROMPT_LENGTH_EXCEEDED = "max_prompt_length_exceeded"
+    MAX_RESPONSE_LENGTH_EXCEEDED = "max_response_length_exceeded"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    UNKNOWN = "unknown"
+
+
+class Outcome(StrEnum):
+    """What a rollout counts as. Only SCORED and TRUNCATED carry a reward that may be learned from."""
+
+    SCORED = "scored"
+    """It ran to its end and was judged."""
+    TRUNCATED = "truncated"
+    """A limit of turns, tokens or time cut it off; its reward is what had been earned until then."""
+    POLICY_FAILURE = "policy_failure"
+    """The agent's own code could not go on with what the model wrote."""
+    INFRASTRUCTURE_FAILURE = "infrastructure_failure"
+    """Engine, environment or network failed: says nothing about the policy, never a reward."""
+    CANCELLED = "cancelled"
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+@with_aliases(metadata="info", weight_version="policy_version")
+@dataclass(kw_only=True, slots=True, weakref_slot=True)
+class Step:
+    """One model call and the environment's answer to it."""
+
+    id: str = field(default_factory=_new_id)
+    prompt_ids: list[int] = field(default_factory=list[int])
+    """[P] tokens the model read; filled by the inference client."""
+    response_ids: list[int] = field(default_factory=list[int])
+    """[R] tokens the model wrote, end token included; filled by the inference client."""
+    logprobs: list[float] = field(default_factory=list[float])
+    """[R] log-probability of each response token under the weights that sampled it, in nats."""
+    policy_versions: list[int] = field(default_factory=list[int])
+    """[R] optimizer updates those weights had seen, per token."""
+    chat_completions: list[Message] = field(default_factory=list[Message])
+    """Messages up to and including this answer."""
+    observation: Any = None
+    """What the environment had shown when the model was asked."""
+    thought: str = ""
+    action: Any = None
+    model_response: str = ""
+    model_output: ModelOutput | None = None
+    reward: float = 0.0
+    done: bool = False
+    mc_return: float = 0.0
+    """Discounted sum of rewards from this step on."""
+    advantage: float | list[float] | None = None
+    policy_version: int | None = None
+    """The oldest version among `policy_versions`."""
+    usage: dict[str, int] = field(default_factory=dict[str, int])
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds: `model_s`, `env_s`."""
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        for name in ("logprobs", "policy_versions"):
+            values = getattr(self, name)
+            if values and len(values) != len(self.response_ids):
+                raise ValueError(
+                    f"Step: {len(values)} {name} for {len(self.response_ids)} response_ids; each sampled token has one."
+                )
+
+    def record_output(self, output: ModelOutput) -> None:
+        """Take over tokens, log-probabilities and versions of the model call that this step is made of."""
+        self.model_output = output
+        self.prompt_ids = output.prompt_ids
+        self.response_ids = output.completion_ids
+        self.logprobs = output.logprobs
+        self.policy_versions = output.policy_versions
+        self.policy_version = output.weight_version
+        self.usage = output.usage
+
+    def to_dict(self) -> dict[str, Any]:
+        data: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        data["action"] = self.action.to_dict() if isinstance(self.action, Action) else self.action
+        data["model_output"] = None if self.model_output is None else self.model_output.to_dict()
+        return data
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Step":
+        known = dict(data)
+        if known.get("model_output") is not None:
+            known["model_output"] = ModelOutput.from_dict(known["model_output"])
+        action = known.get("action")
+        if isinstance(action, dict) and set(action) == {_ACTION_KEY}:  # pyright: ignore[reportUnknownArgumentType]
+            known["action"] = Action(action=action[_ACTION_KEY])
+        return cls(**known)
+
+
+_ACTION_KEY = "__action__"
+
+
+@dataclass(slots=True)
+class Action:
+    """What the agent does, parsed from what the model wrote."""
+
+    action: Any = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {_ACTION_KEY: self.action}
+
+
+@with_aliases(metadata="info", result="output")
+@dataclass(kw_only=True, slots=True, weakref_slot=True)
+class Trajectory:
+    """The steps of one agent in one episode."""
+
+    uid: str = field(default_factory=_new_id)
+    name: str = "agent"
+    """The role; attempts are compared within a role."""
+    task: Any = None
+    steps: list[Step] = field(default_factory=list[Step])
+    reward: float | None = None
+    """What the trajectory was paid; None until somebody scored it."""
+    signals: dict[str, float] = field(default_factory=dict[str, float])
+    input: Any = None
+    output: Any = None
+    termination_reason: TerminationReason = TerminationReason.UNKNOWN
+    outcome: Outcome | None = None
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def is_cumulative(self) -> bool:
+        """True when each step's messages begin with all the messages of the step before."""
+        return all(
+            later.chat_completions[: len(earlier.chat_completions)] == earlier.chat_completions
+            for earlier, later in zip(self.steps, self.steps[1:], strict=False)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        data: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        data["steps"] = [step.to_dict() for step in self.steps]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Trajectory":
+        known = dict(data)
+        known["steps"] = [Step.from_dict(step) for step in known.get("steps", [])]
+        known["termination_reason"] = TerminationReason(
+            known.get("termination_reason", TerminationReason.UNKNOWN)
+        )
+        if known.get("outcome") is not None:
+            known["outcome"] = Outcome(known["outcome"])
+        return cls(**known)
+
+
+@with_aliases(metadata="info")
+@dataclass(kw_only=True, slots=True, weakref_slot=True)
+class Episode:
+    """One attempt at one task: the trajectories of all its agents, and what it counts as."""
+
+    id: str = ""
+    """For people and logs; set from `task_id` and `rollout_idx` when left empty."""
+    task: Any = None
+    task_id: str = ""
+    rollout_idx: int = 0
+    """Which of the attempts at the task this is."""
+    trajectories: list[Trajectory] = field(default_factory=list[Trajectory])
+    is_correct: bool = False
+    termination_reason: TerminationReason = TerminationReason.UNKNOWN
+    outcome: Outcome | None = None
+    session_id: str = ""
+    artifacts: dict[str, Any] = field(default_factory=dict[str, Any])
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if not self.id and self.task_id:
+            self.id = str(self.episode_id)
+
+    @property
+    def episode_id(self) -> EpisodeId:
+        return EpisodeId(task_id=self.task_id, attempt=self.rollout_idx)
+
+    @property
+    def reward(self) -> float:
+        """Sum of what its trajectories were paid."""
+        return sum(trajectory.reward or 0.0 for trajectory in self.trajectories)
+
+    def to_dict(self) -> dict[str, Any]:
+        data: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        data["trajectories"] = [trajectory.to_dict() for trajectory in self.trajectories]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Episode":
+        known = dict(data)
+        known["trajectories"] = [Trajectory.from_dict(each) for each in known.get("trajectories", [])]
+        known["termination_reason"] = TerminationReason(
+            known.get("termination_reason", TerminationReason.UNKNOWN)
+        )
+        if known.get("outcome") is not None:
+            known["outcome"] = Outcome(known["outcome"])
+        return cls(**known)
+
+
+@dataclass(kw_only=True, slots=True)
+class TrajectoryGroup:
+    """Attempts at one task by one role: what a group-relative advantage compares."""
+
+    task_id: str
+    role: str
+    trajectories: list[Trajectory] = field(default_factory=list[Trajectory])
+
+    @property
+    def group_id(self) -> str:
+        return f"{self.task_id}:{self.role}"
+
+
+class TerminationEvent(Exception):  # noqa: N818  published programs raise it by this name; it is not an error
+    """Raised inside a workflow or agent to end the rollout with a reason."""
+
+    def __init__(self, reason: TerminationReason = TerminationReason.UNKNOWN) -> None:
+        super().__init__(str(reason))
+        self.reason = reason

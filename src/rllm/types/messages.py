@@ -1,0 +1,117 @@
+"""What goes into a model call and what comes out of it."""
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Message = dict[str, Any]
+"""A chat message in the OpenAI form: `role` and `content`, and what else the role allows."""
+
+
+class LogprobMeaning(StrEnum):
+    """Which distribution a log-probability belongs to. Two meanings are never compared with each other."""
+
+    RAW = "raw"
+    """log softmax(logits): the model itself, temperature 1."""
+    TEMPERATURE = "temperature"
+    """log softmax(logits / T): equal to RAW at T = 1."""
+    TRUNCATED = "truncated"
+    """Renormalised after top-k or top-p: not comparable with any forward pass, so never trained on."""
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SamplingParams:
+    """How a model call samples. Every field is set: there is no provider default to inherit."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    max_tokens: int = 256
+    """At most this many new tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ends the answer in addition to the model's own end tokens; the stop token is part of the answer."""
+    seed: int = 0
+    """Every draw is a function of (seed, position in the answer): nothing else in the batch matters."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(
+                f"`temperature` is {self.temperature}; it must be 0 (greedy) or a finite number above."
+            )
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"`top_p` is {self.top_p}; it must be above 0 and at most 1.")
+        if self.top_k < 0:
+            raise ValueError(f"`top_k` is {self.top_k}; it must be 0 (off) or a count of tokens.")
+        if self.max_tokens < 1:
+            raise ValueError(f"`max_tokens` is {self.max_tokens}; it must be at least 1.")
+
+    @property
+    def logprob_meaning(self) -> LogprobMeaning:
+        """What the log-probability of a token sampled this way means. Greedy answers are scored by the raw model."""
+        if self.temperature == 0.0:
+            return LogprobMeaning.RAW
+        if self.top_p < 1.0 or self.top_k > 0:
+            return LogprobMeaning.TRUNCATED
+        return LogprobMeaning.RAW if self.temperature == 1.0 else LogprobMeaning.TEMPERATURE
+
+
+@dataclass(kw_only=True, slots=True)
+class ToolCall:
+    """A call that the model wants made."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+    id: str = ""
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelOutput:
+    """One answer of a model."""
+
+    text: str = ""
+    """The decoded answer without its end token. A view: the ids are the truth."""
+    content: str = ""
+    """`text` without reasoning and tool-call markup."""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    prompt_ids: list[int] = field(default_factory=list[int])
+    """[P] tokens the model read."""
+    completion_ids: list[int] = field(default_factory=list[int])
+    """[R] tokens the model wrote, end token included."""
+    logprobs: list[float] = field(default_factory=list[float])
+    """[R] log-probability of each written token when it was sampled, in nats."""
+    logprob_meaning: LogprobMeaning = LogprobMeaning.RAW
+    temperature: float = 1.0
+    """What the logits were divided by when `logprob_meaning` is `temperature`."""
+    policy_versions: list[int] = field(default_factory=list[int])
+    """[R] optimizer updates that the sampling weights had seen, per token."""
+    finish_reason: FinishReason = FinishReason.STOP
+    usage: dict[str, int] = field(default_factory=dict[str, int])
+    """`prompt_tokens`, `completion_tokens`, `cached_tokens`."""
+    latency_s: float = 0.0
+
+    @property
+    def weight_version(self) -> int | None:
+        """The oldest policy version among the sampled tokens; None when the server does not say."""
+        return min(self.policy_versions, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "ModelOutput":
+        known = dict(data)
+        known["tool_calls"] = [ToolCall(**call) for call in known.get("tool_calls", [])]
+        known["logprob_meaning"] = LogprobMeaning(known.get("logprob_meaning", LogprobMeaning.RAW))
+        known["finish_reason"] = FinishReason(known.get("finish_reason", FinishReason.STOP))
+        return cls(**known)

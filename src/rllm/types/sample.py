@@ -1,0 +1,65 @@
+"""What is trained on: token rows.
+
+Whether a token is trained on is derived, never set: a token has a `policy_versions_T` entry of 0 or more exactly
+when a policy sampled it (or, in a demonstration, when the policy would have to sample it), and -1 otherwise.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOT_SAMPLED = -1
+"""Version of a token that no policy wrote: templates, observations, tool output, forced end tokens."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainingSample:
+    """One token row."""
+
+    token_ids_T: NDArray[np.int64]
+    policy_versions_T: NDArray[np.int64]
+    """Optimizer updates the sampling weights had seen; NOT_SAMPLED where no policy wrote the token."""
+    logprobs_T: NDArray[np.float32]
+    """Log-probability at sampling time, in nats; 0 where not sampled."""
+    advantages_T: NDArray[np.float32]
+    """0 where not sampled."""
+    group_key: tuple[str, str]
+    """(task_id, role): rows of one group may share a prompt, which is then computed once."""
+    order_key: tuple[str, int, int, int]
+    """(task_id, attempt, trajectory, segment): sorting by it makes a batch independent of arrival order."""
+    temperature: float = 1.0
+    """What the logits were divided by when the tokens were sampled."""
+
+    def __post_init__(self) -> None:
+        lengths = {
+            name: len(getattr(self, name))
+            for name in ("token_ids_T", "policy_versions_T", "logprobs_T", "advantages_T")
+        }
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"TrainingSample: all rows must be equally long, got {lengths}.")
+
+    @property
+    def trainable_T(self) -> NDArray[np.bool_]:
+        """True exactly where a policy sampled the token. The first token of a row has no prediction, so never."""
+        trainable_T = self.policy_versions_T != NOT_SAMPLED
+        if len(trainable_T):
+            trainable_T[0] = False
+        return trainable_T
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids_T)
+
+    @property
+    def num_trainable(self) -> int:
+        return int(self.trainable_T.sum())
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainingBatch:
+    """The samples of one rollout batch, with the count of every sampled token: trained, masked or dropped."""
+
+    samples: list[TrainingSample]
+    token_counts: dict[str, int]
+    """`sampled`, `trained`, `masked.REASON` and `dropped.REASON`: sampled is the sum of the others."""

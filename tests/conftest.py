@@ -1,0 +1,23 @@
+"""What holds for every test: one thread each, nothing fetched, no window, and the same draws every time.
+
+The environment is set while this file is imported, before any test file brings in torch or transformers; the
+subprocesses that tests start inherit it.
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+os.environ.update(
+    OMP_NUM_THREADS="1",  # pytest runs two workers; two thread pools on two cores would wait for each other
+    TOKENIZERS_PARALLELISM="false",
+    HF_HUB_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    MPLBACKEND="Agg",
+)
+
+# A test that fails once fails always: examples follow from the test itself; how long one takes is no verdict.
+settings.register_profile(
+    "house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("house")

@@ -1,0 +1,220 @@
+"""Maps are solvable, drawn by number alone, and no two splits share one."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from gymnasium.envs.toy_text.frozen_lake import is_valid
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllm.environments.frozenlake import (
+    MOVES,
+    SPLITS,
+    FrozenLakeEnv,
+    demonstration,
+    expert_move,
+    lake_map,
+    lake_tasks,
+    split_of,
+)
+from rllm.errors import ConfigError
+
+
+def test_no_map_is_in_two_splits_over_thousands_of_draws() -> None:
+    maps = {split: {tuple(lake_map(split, index)) for index in range(2500)} for split in SPLITS}
+    assert all(len(each) > 200 for each in maps.values())
+    for split, rows in maps.items():
+        others = set().union(*(maps[other] for other in SPLITS if other != split))
+        assert not rows & others
+        assert {split_of(each) for each in rows} == {split}
+
+
+@pytest.mark.parametrize("size", range(4, 9))
+def test_the_lake_without_holes_is_for_training(size: int) -> None:
+    rows = ["S" + "F" * (size - 1), *["F" * size] * (size - 2), "F" * (size - 1) + "G"]
+    assert split_of(rows) == "train"
+
+
+def test_half_of_all_maps_train_and_a_quarter_each_validates_and_tests() -> None:
+    rng = np.random.default_rng(0)
+    counts = Counter(
+        split_of(["".join(row) for row in rng.choice(["F", "H"], size=(8, 8), p=[0.8, 0.2])])
+        for _ in range(4000)
+    )
+    assert 1800 < counts["train"] < 2200
+    assert 880 < counts["validation"] < 1120
+    assert 880 < counts["test"] < 1120
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    split=st.sampled_from(SPLITS),
+    index=st.integers(0, 2**63 - 1),
+    size=st.integers(4, 8),
+    p=st.floats(0.6, 0.95),
+    spare=st.integers(0, 20),
+)
+def test_every_drawn_map_is_a_solvable_lake(split: str, index: int, size: int, p: float, spare: int) -> None:
+    max_steps = 2 * (size - 1) + spare
+    rows = lake_map(split, index, size=size, p=p, max_steps=max_steps)
+    assert [len(row) for row in rows] == [size] * size
+    cells = "".join(rows)
+    assert (cells[0], cells[-1]) == ("S", "G")
+    assert set(cells[1:-1]) <= {"F", "H"}
+    assert is_valid([list(row) for row in rows], size)
+    env = FrozenLakeEnv(rows, max_steps=max_steps)
+    assert arrives(env)
+
+
+def arrives(env: FrozenLakeEnv, seed: int = 0) -> bool:
+    """Whether the expert reaches the goal before the limit."""
+    rng = np.random.default_rng(seed)
+    env.reset(seed=seed)
+    while True:
+        move = expert_move(env.desc, env.position, rng, is_slippery=env.is_slippery)
+        _, reward, terminated, truncated, _ = env.step(move)
+        if terminated or truncated:
+            return reward == 1.0
+
+
+def test_a_map_depends_on_its_number_and_not_on_what_was_drawn_before() -> None:
+    for index in range(40):
+        lake_map("test", index, size=7, max_steps=16)
+    drawn_in_a_fresh_process = ["SFHFFFF", "FFFFFFF", "FFFFFFF", "FFFHFFF", "FFFFHFF", "FFFFFFF", "FFFFFFG"]
+    assert lake_map("test", 41, size=7, max_steps=16) == drawn_in_a_fresh_process
+
+
+def test_a_caller_may_change_the_map_it_got() -> None:
+    rows = lake_map("train", 0)
+    rows[0] = "HHHH"
+    assert lake_map("train", 0)[0] != "HHHH"
+
+
+def test_ice_comes_up_as_often_as_asked() -> None:
+    cells = "".join("".join(lake_map("train", index, size=8, p=0.9, max_steps=30)) for index in range(300))
+    assert 0.88 < cells.count("F") / (cells.count("F") + cells.count("H")) < 0.93
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_lake_that_cannot_be_drawn_for_a_split_is_an_error_and_no_endless_loop(split: str) -> None:
+    with pytest.raises(ConfigError, match=rf"`p` 1\.0 gave no map of the {split} split.*raise `max_steps`"):
+        lake_map(split, 0, p=1.0)
+
+
+def test_tasks_rebuild_their_maps_through_json() -> None:
+    tasks = lake_tasks("validation", 3, start=7, size=5, p=0.75, is_slippery=True, max_steps=11)
+    assert [task["task_id"] for task in tasks] == [f"frozenlake-validation-{index}" for index in (7, 8, 9)]
+    for index, task in zip((7, 8, 9), json.loads(json.dumps(tasks)), strict=True):
+        env = FrozenLakeEnv.from_dict(task)
+        assert list(env.desc) == lake_map("validation", index, size=5, p=0.75, max_steps=11)
+        assert env.is_slippery
+
+
+def test_no_tasks_are_a_list_of_none() -> None:
+    assert lake_tasks("train", 0) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"count": -1}, "`count` is -1"),
+        ({"count": 1, "start": -2}, "-2"),
+        ({"count": 1, "size": 8}, "`max_steps`"),
+    ],
+)
+def test_tasks_that_could_not_be_played_are_refused_before_any_is(
+    arguments: dict[str, int], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        lake_tasks("train", **arguments)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(("size", "max_steps"), [(4, 6), (4, 8), (5, 8), (6, 12), (8, 16)])
+def test_the_expert_solves_every_map_on_firm_ice_within_the_limit(
+    split: str, size: int, max_steps: int
+) -> None:
+    envs = (FrozenLakeEnv(split=split, seed=index, size=size, max_steps=max_steps) for index in range(200))
+    assert all(arrives(env, seed=index) for index, env in enumerate(envs))
+
+
+def test_the_expert_takes_every_shortest_way_equally_often() -> None:
+    rows = ["SFF", "FFF", "FFG"]
+    rng = np.random.default_rng(0)
+    counts = Counter(expert_move(rows, (0, 0), rng) for _ in range(1000))
+    assert set(counts) == {"Down", "Right"}
+    assert 430 < counts["Down"] < 570
+    assert {expert_move(rows, (2, 0), rng) for _ in range(50)} == {"Right"}
+
+
+def test_the_expert_finds_its_way_back_from_a_detour() -> None:
+    rng = np.random.default_rng(0)
+    assert expert_move(["SHF", "FHF", "FFG"], (0, 0), rng) == "Down"
+    assert expert_move(["SHF", "FHF", "FFG"], (0, 2), rng) == "Down"
+
+
+def test_the_expert_without_a_way_draws_from_all_moves() -> None:
+    rng = np.random.default_rng(0)
+    assert {expert_move(["SH", "HG"], (0, 0), rng) for _ in range(100)} == set(MOVES)
+
+
+def test_on_slippery_ice_the_expert_keeps_away_from_holes() -> None:
+    # Beside the hole of the second row only Left never slips into it: it may become Up, Left or Down.
+    rng = np.random.default_rng(0)
+    rows = ["SFFF", "FHFH", "FFFH", "HFFG"]
+    assert expert_move(rows, (1, 0), rng, is_slippery=True) == "Left"
+
+
+def test_on_slippery_ice_the_expert_arrives_far_more_often_than_the_shortest_path() -> None:
+    rows = ["SFFF", "FHFH", "FFFH", "HFFG"]
+
+    def arrival_rate(is_careful: bool) -> float:
+        rng = np.random.default_rng(0)
+        env = FrozenLakeEnv(rows, is_slippery=True, max_steps=200)
+        num_arrived = 0
+        for seed in range(150):
+            env.reset(seed=seed)
+            over = False
+            while not over:
+                move = expert_move(rows, env.position, rng, is_slippery=is_careful)
+                _, reward, terminated, truncated, _ = env.step(move)
+                over = terminated or truncated
+            num_arrived += reward == 1.0
+        return num_arrived / 150
+
+    assert arrival_rate(is_careful=True) > 0.6 > 0.4 > arrival_rate(is_careful=False)
+
+
+def test_a_demonstration_without_noise_replays_to_the_goal() -> None:
+    rng = np.random.default_rng(0)
+    for task in lake_tasks("train", 50, size=5, max_steps=10):
+        env = FrozenLakeEnv.from_dict(task)
+        observation, _ = env.reset()
+        reward = 0.0
+        for seen, move in demonstration(task, noise=0.0, rng=rng):
+            assert seen == observation
+            observation, reward, *_ = env.step(move)
+        assert reward == 1.0
+
+
+def test_noise_is_recorded_as_if_it_were_meant() -> None:
+    (task,) = lake_tasks("train", 1)
+    rng = np.random.default_rng(0)
+    moves = Counter(move for _ in range(300) for _, move in demonstration(task, noise=1.0, rng=rng))
+    assert set(moves) == set(MOVES)
+    assert max(moves.values()) < 1.3 * min(moves.values())
+
+
+def test_a_demonstration_is_a_function_of_its_generator() -> None:
+    (task,) = lake_tasks("train", 1, is_slippery=True)
+    first, second = (demonstration(task, noise=0.3, rng=np.random.default_rng(5)) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("noise", [-0.1, 1.1, float("nan")])
+def test_noise_that_is_no_probability_is_refused(noise: float) -> None:
+    (task,) = lake_tasks("train", 1)
+    with pytest.raises(ConfigError, match="`noise` is"):
+        demonstration(task, noise=noise, rng=np.random.default_rng(0))

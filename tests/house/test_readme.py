@@ -1,0 +1,192 @@
+"""Whatever a document tells the reader to type is a command that exists, and the README's Python runs.
+
+    documents ──► ```sh blocks ──► lines ──► commands ──► one way of proof each (PROOFS)
+    README    ──► ```python blocks ──► one program, top to bottom
+
+Nothing here trains or installs: `make X` is asked what it would do, `rllm ...` is parsed with `--help` or
+resolved with `--dry-run`, `pip install` is compared with the extras there are. A command that nobody can
+prove fails its test.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted(CHECKOUT.glob("docs/**/*.md"))]
+
+BLOCK = re.compile(
+    r"^(?P<indent> *)```(?P<language>[\w-]+)[^\n]*\n(?P<body>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
+)
+SHELL_BY_ANOTHER_NAME = {"bash", "shell", "console", "zsh", "shell-session"}
+BETWEEN_COMMANDS = {"&&", "||", ";", "|", "&"}
+INTO_A_FILE = {">", ">>", "2>", "<"}
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+ENTRY_POINT = "import sys; from rllm.cli.main import main; sys.exit(main())"
+"""What pip writes into the `rllm` script."""
+
+RESOLVED_BY_DRY_RUN = {"train"}
+"""Subcommands of `rllm` that can say what they would do; the others are asked for their help."""
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    if not document.exists():
+        return []
+    return [match["body"] for match in BLOCK.finditer(document.read_text()) if match["language"] == language]
+
+
+def commands_in(block: str) -> list[list[str]]:
+    """The commands of one ```sh block as argument lists, without comments, assignments and redirections."""
+    found: list[list[str]] = []
+    for line in block.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line.strip().removeprefix("$ "), posix=True, punctuation_chars=True)
+        lexer.wordchars += "=:,@%[]{}+~^"
+        command: list[str] = []
+        words = iter([*lexer, ";"])
+        for word in words:
+            if word in BETWEEN_COMMANDS:
+                if command:
+                    found.append(command)
+                command = []
+            elif word in INTO_A_FILE:
+                next(words)
+            elif command or not re.match(r"[A-Z_]+=", word):
+                command.append(word)
+    return found
+
+
+def documented_commands() -> list[list[str]]:
+    """Each command once, in reading order."""
+    found = {
+        tuple(command): None
+        for document in DOCUMENTS
+        for block in blocks(document, "sh")
+        for command in commands_in(block)
+    }
+    return [list(command) for command in found]
+
+
+def prove_make(command: list[str], directory: Path, run_python: RunPython) -> None:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
+    done = subprocess.run(
+        ["make", "--dry-run", *command[1:]],
+        cwd=CHECKOUT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def prove_rllm(command: list[str], directory: Path, run_python: RunPython) -> None:
+    arguments = command[1:]
+    ending = "--dry-run" if arguments and arguments[0] in RESOLVED_BY_DRY_RUN else "--help"
+    if ending not in arguments:
+        arguments = [*arguments, ending]
+    (directory / "examples").symlink_to(CHECKOUT / "examples")
+    done = run_python("-c", ENTRY_POINT, *arguments, cwd=directory)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
+    assert [each.name for each in directory.iterdir()] == ["examples"], "asking must leave nothing behind"
+
+
+def prove_python(command: list[str], directory: Path, run_python: RunPython) -> None:
+    script = next((word for word in command[1:] if word.endswith(".py")), None)
+    assert script is not None, f"`{shlex.join(command)}` names no script"
+    assert (CHECKOUT / script).is_file(), f"there is no file {script}"
+
+
+def prove_pip(command: list[str], directory: Path, run_python: RunPython) -> None:
+    extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for match in re.finditer(r"\[([\w,-]+)\]", " ".join(command)):
+        assert set(match[1].split(",")) <= extras.keys(), f"the extras are {sorted(extras)}"
+
+
+def prove_nothing(command: list[str], directory: Path, run_python: RunPython) -> None:
+    """For the commands of others, which need a network or change the directory."""
+
+
+PROOFS: dict[str, Callable[[list[str], Path, RunPython], None]] = {
+    "make": prove_make,
+    "rllm": prove_rllm,
+    "python": prove_python,
+    "python3": prove_python,
+    "pip": prove_pip,
+    "git": prove_nothing,
+    "cd": prove_nothing,
+    "source": prove_nothing,
+}
+
+
+@pytest.mark.parametrize("command", documented_commands(), ids=shlex.join)
+def test_a_documented_command_exists(command: list[str], tmp_path: Path, run_python: RunPython) -> None:
+    name = Path(command[0]).name  # `.venv/bin/rllm` is `rllm`
+    assert name in PROOFS, (
+        f"nobody proves `{name}`: teach PROOFS in {Path(__file__).name} how, or leave it out"
+    )
+    PROOFS[name](command, tmp_path, run_python)
+
+
+def test_the_readme_shows_how_to_train_and_how_to_test() -> None:
+    commands = [command for block in blocks(CHECKOUT / "README.md", "sh") for command in commands_in(block)]
+    assert ["make", "demo"] in commands
+    assert ["make", "test"] in commands
+    assert any(command[:2] == ["rllm", "train"] for command in commands)
+
+
+def test_ci_runs_the_checks_and_the_tests_of_the_readme() -> None:
+    lines = (CHECKOUT / ".ci" / "run").read_text().splitlines()
+    assert [line for line in lines if line.startswith("make ")] == ["make check", "make test"]
+
+
+def test_shell_blocks_are_all_marked_alike_so_that_none_escapes() -> None:
+    escaped = {
+        f"{document.name}: ```{match['language']}"
+        for document in DOCUMENTS
+        if document.exists()
+        for match in BLOCK.finditer(document.read_text())
+        if match["language"] in SHELL_BY_ANOTHER_NAME
+    }
+    assert escaped == set(), "write ```sh"
+
+
+def test_the_python_in_the_readme_runs_from_top_to_bottom(tmp_path: Path, run_python: RunPython) -> None:
+    program = tmp_path / "readme.py"
+    program.write_text("\n\n".join(blocks(CHECKOUT / "README.md", "python")))
+    done = run_python(str(program), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_commands_are_read_as_a_shell_reads_them() -> None:
+    block = (
+        "# a remark\n$ make demo  # and why\n"
+        "PYTHON=python3.12 make test && rllm runs list --json > runs.json\n"
+        "rllm train frozenlake \\\n    --set 'train.steps=3' --seed 1\npip install -e '.[train,dev]'\n"
+    )
+    assert commands_in(block) == [
+        ["make", "demo"],
+        ["make", "test"],
+        ["rllm", "runs", "list", "--json"],
+        ["rllm", "train", "frozenlake", "--set", "train.steps=3", "--seed", "1"],
+        ["pip", "install", "-e", ".[train,dev]"],
+    ]
+
+
+def test_a_make_target_that_does_not_exist_is_found(tmp_path: Path, run_python: RunPython) -> None:
+    with pytest.raises(AssertionError, match="No rule to make target"):
+        prove_make(["make", "coffee"], tmp_path, run_python)
+
+
+def test_an_extra_that_does_not_exist_is_found(tmp_path: Path, run_python: RunPython) -> None:
+    with pytest.raises(AssertionError, match="the extras are"):
+        prove_pip(["pip", "install", "rllm[everything]"], tmp_path, run_python)

@@ -1,0 +1,118 @@
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rllm.errors import ConfigError, RunInUseError
+from rllm.store.run_directory import RunDirectory, runs_under
+
+HOLD = (
+    "import sys\n"
+    "from pathlib import Path\n"
+    "from rllm.store.run_directory import RunDirectory\n"
+    "run = RunDirectory.create_or_open(Path(sys.argv[1]))\n"
+)
+
+
+def test_a_second_writer_is_told_who_holds_the_run(tmp_path: Path) -> None:
+    with RunDirectory.create_or_open(tmp_path / "run") as run:
+        assert run.writer_pid == os.getpid()
+        with pytest.raises(RunInUseError, match=f"run is being written by process {os.getpid()}"):
+            RunDirectory.create_or_open(tmp_path / "run")
+    assert run.writer_pid is None
+    RunDirectory.create_or_open(tmp_path / "run").close()
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path, spawn) -> None:
+    child = spawn(HOLD + "print('held', flush=True); sys.stdin.read()", tmp_path / "run")
+    assert child.stdout.readline() == "held\n"
+    with pytest.raises(RunInUseError, match=str(child.pid)):
+        RunDirectory.create_or_open(tmp_path / "run")
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    with RunDirectory.create_or_open(tmp_path / "run") as run:
+        assert run.writer_pid == os.getpid()
+
+
+def test_a_forked_worker_does_not_keep_the_lock_of_its_killed_writer(tmp_path: Path, spawn) -> None:
+    child = spawn(
+        HOLD + "import os, time\n"
+        "worker = os.fork()\n"
+        "if worker == 0:\n"
+        "    run.close()\n"
+        "    print('forked', os.getpid(), flush=True)\n"
+        "    time.sleep(600)\n"
+        "os.waitpid(worker, 0)\n",
+        tmp_path / "run",
+    )
+    worker = int(child.stdout.readline().split()[1])
+    with pytest.raises(RunInUseError):
+        RunDirectory.create_or_open(tmp_path / "run")
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    try:
+        RunDirectory.create_or_open(tmp_path / "run").close()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_a_run_in_progress_can_be_read(tmp_path: Path) -> None:
+    with RunDirectory.create_or_open(tmp_path / "run") as writer:
+        assert writer.config() == {}
+        writer.write_config({"seed": 1})
+        reader = RunDirectory.read(tmp_path / "run")
+        assert reader.config() == {"seed": 1}
+        assert reader.summary() is None
+        writer.write_summary({"success": 0.5})
+        assert reader.summary() == {"success": 0.5}
+        with pytest.raises(ConfigError, match="opened for reading"):
+            reader.write_summary({})
+
+
+def test_opening_clears_what_a_killed_writer_left_half_written(tmp_path: Path) -> None:
+    RunDirectory.create_or_open(tmp_path / "run").close()
+    (tmp_path / "run" / "checkpoints" / ".step-2.tmp-4711").mkdir(parents=True)
+    (tmp_path / "run" / ".config.json.tmp-4711").touch()
+    with RunDirectory.create_or_open(tmp_path / "run") as run:
+        assert list(run.checkpoints_path.iterdir()) == []
+        assert [each.name for each in run.path.iterdir() if each.name.startswith(".")] == []
+
+
+def test_a_directory_of_something_else_is_not_taken_for_a_run(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"thesis\.tex.*--output"):
+        RunDirectory.create_or_open(tmp_path)
+    with pytest.raises(ConfigError, match="is a file"):
+        RunDirectory.create_or_open(tmp_path / "thesis.tex")
+    assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_reading_what_is_no_run_names_what_is_missing_and_what_was_meant(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"does not exist.*no runs beside it"):
+        RunDirectory.read(tmp_path / "lake-1")
+    with RunDirectory.create_or_open(tmp_path / "lake-2") as run:
+        run.write_config({})
+    with pytest.raises(ConfigError, match=r"Did you mean .*lake-2\?"):
+        RunDirectory.read(tmp_path / "lake-1")
+    with pytest.raises(ConfigError, match="Runs beside it, newest first: lake-2"):
+        RunDirectory.read(tmp_path / "zzzzzzzz")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"has no `config\.json`"):
+        RunDirectory.read(tmp_path / "empty")
+
+
+def test_broken_json_in_a_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"seed"')
+    with pytest.raises(ConfigError, match=r"config\.json is not valid JSON"):
+        RunDirectory.read(tmp_path).config()
+
+
+def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
+    for age_s, name in enumerate(["new", "middle", "old"]):
+        with RunDirectory.create_or_open(tmp_path / name) as run:
+            run.write_config({})
+        os.utime(run.config_path, (1e9 - age_s, 1e9 - age_s))
+    (tmp_path / "no run").mkdir()
+    assert [run.name for run in runs_under(tmp_path)] == ["new", "middle", "old"]
+    assert runs_under(tmp_path / "absent") == []

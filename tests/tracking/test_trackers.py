@@ -1,0 +1,31 @@
+import pytest
+
+from rllm.tracking import Metric, Trackers
+
+
+class _Recorder:
+    def __init__(self, fails: bool = False) -> None:
+        self.logged: list[tuple[int, str, dict[str, Metric]]] = []
+        self.closed = False
+        self._fails = fails
+
+    def log(self, step: int, phase: str, metrics: dict[str, Metric]) -> None:
+        self.logged.append((step, phase, metrics))
+
+    def close(self) -> None:
+        self.closed = True
+        if self._fails:
+            raise OSError("cannot close")
+
+
+def test_every_tracker_gets_every_step() -> None:
+    recorders = [_Recorder(), _Recorder()]
+    Trackers(recorders).log(1, "train", {"loss": 0.5})
+    assert [each.logged for each in recorders] == [[(1, "train", {"loss": 0.5})]] * 2
+
+
+def test_all_trackers_are_closed_also_when_one_fails() -> None:
+    recorders = [_Recorder(), _Recorder(fails=True), _Recorder()]
+    with pytest.raises(OSError, match="cannot close"):
+        Trackers(recorders).close()
+    assert all(each.closed for each in recorders)
