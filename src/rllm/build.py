@@ -52,7 +52,7 @@ def training_config(
 ) -> TrainConfig:
     """The benchmark's own configuration, then the file, then `seed`, then the assignments."""
     spec = benchmark_named(benchmark)
-    named = {"task": {"environment": spec.environment, "agent": spec.agent, "environment_args": spec.task}}
+    named = {"task": {"environment": spec.environment, "agent": spec.agent, "environment_args": spec.task, "train_args": spec.train_task}}
     extra = () if seed is None else (f"seed={seed}",)
     return load_config(path, (*extra, *assignments), base={**spec.train, **named})
 
@@ -64,7 +64,7 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
     evaluation = config.evaluation
     return AgentTrainer(
         config,
-        train_dataset=world.tasks("train", config.task.num_train_tasks, **task_args),
+        train_dataset=world.tasks("train", config.task.num_train_tasks, **{**task_args, **config.task.train_args}),
         val_dataset=world.tasks(evaluation.split, evaluation.num_tasks, **task_args),
         validation_dataset=world.tasks(
             "validation", evaluation.every_num_tasks, start=VALIDATION_START, **task_args

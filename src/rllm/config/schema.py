@@ -20,10 +20,13 @@ class ModelConfig:
 
 @dataclass(kw_only=True, slots=True)
 class TaskConfig:
+    """Which tasks a run by name plays. Programs that bring their own classes and tasks to `AgentTrainer` need none of it."""
+
     environment: str = "frozenlake"
-    """A built-in environment; programs that bring their own class leave this as it is."""
     environment_args: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Passed to the environment on top of each task's own data."""
+    """What the environment's tasks are made with, such as `size` of a lake."""
+    train_args: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The same for training tasks alone, on top of `environment_args`."""
     agent: str = "frozenlake"
     agent_args: dict[str, Any] = field(default_factory=dict[str, Any])
     num_train_tasks: int = 100_000
@@ -73,6 +76,7 @@ class RolloutConfig:
     def validate(self) -> None:
         for name in (
             "tasks_per_step",
+            "group_size",
             "max_turns",
             "max_tokens_per_turn",
             "num_parallel",
@@ -134,13 +138,19 @@ class OptimizerConfig:
         _at_least("optimizer.warmup_steps", self.warmup_steps, 0)
         _at_least("optimizer.micro_batch_tokens", self.micro_batch_tokens, 1)
         _positive("optimizer.max_grad_norm", self.max_grad_norm)
-        for name in ("final_lr_fraction", "beta1", "beta2"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
+        if not 0.0 <= self.final_lr_fraction <= 1.0:
+            raise ConfigError(
+                f"`optimizer.final_lr_fraction` is {self.final_lr_fraction}; it must lie between 0 and 1."
+            )
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(
-                    f"`optimizer.{name}` is {getattr(self, name)}; it must lie between 0 and 1."
+                    f"`optimizer.{name}` is {getattr(self, name)}; it must be 0 or more and below 1."
                 )
-        if self.weight_decay < 0.0:
-            raise ConfigError(f"`optimizer.weight_decay` is {self.weight_decay}; it must be 0 or more.")
+        if not 0.0 <= self.weight_decay < float("inf"):
+            raise ConfigError(
+                f"`optimizer.weight_decay` is {self.weight_decay}; it must be a finite number, 0 or more."
+            )
 
 
 @dataclass(kw_only=True, slots=True)

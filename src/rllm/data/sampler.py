@@ -28,9 +28,10 @@ class TaskSampler:
 
     def _at(self, index: int) -> dict[str, Any]:
         epoch, place = divmod(index, len(self._tasks))
-        task = self._tasks[self._order(epoch)[place]]
+        number = int(self._order(epoch)[place])
+        task = self._tasks[number]
         # Two visits of one task within a step stay two groups: their attempts had different weights or draws.
-        return task if epoch == 0 else {**task, "task_id": f"{task.get('task_id', place)}@{epoch}"}
+        return task if epoch == 0 else {**task, "task_id": f"{task.get('task_id', number)}@{epoch}"}
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
         return np.random.default_rng(draw_seed(self._seed, self._purpose, epoch)).permutation(

@@ -238,7 +238,14 @@ async def _next_of(finished: "asyncio.Queue[Episode]", workers: "Sequence[asynci
     getter = asyncio.ensure_future(finished.get())
     try:
         running = {worker for worker in workers if not worker.done()}
+        for worker in workers:
+            if worker.done():
+                worker.result()
         while not getter.done():
+            if not running and finished.empty():
+                raise CountError(
+                    "Every worker of the engine has ended, but not every episode was handed over: one was lost."
+                )
             done, _ = await asyncio.wait({getter, *running}, return_when=asyncio.FIRST_COMPLETED)
             for worker in done & running:
                 running.discard(worker)

@@ -11,12 +11,26 @@ import asyncio
 import queue
 import threading
 from collections import deque
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]"]
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    future: "asyncio.Future[Any]"
+    timeout_s: float
+    timer: asyncio.TimerHandle | None = None
+    started_at: float | None = None
+    """When a worker took it, by `time.monotonic`; None while it waits for one."""
+    finished: bool = False
+    abandoned: bool = False
+    """It took too long: another worker took the place of the one that is stuck in it."""
 
 
 class EnvironmentPool:
@@ -26,7 +40,7 @@ class EnvironmentPool:
         self.num_workers = num_workers
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._done: deque[tuple[_Job, Any, BaseException | None]] = deque()
         self._wake_up_sent = False
         self._lock = threading.Lock()
         for _ in range(num_workers):
@@ -36,31 +50,47 @@ class EnvironmentPool:
         threading.Thread(target=self._work, name="rllm-environment", daemon=True).start()
 
     async def call(self, fn: Callable[..., T], *args: Any, timeout_s: float) -> T:
-        """`fn(*args)` in a worker. Raises TimeoutError after `timeout_s`; the stuck worker is then replaced."""
-        future: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.put((fn, args, future))
-        timer = self._loop.call_later(timeout_s, self._give_up, future, timeout_s)
-        try:
-            return await future
-        finally:
-            timer.cancel()
+        """`fn(*args)` in a worker. Raises TimeoutError when it runs for `timeout_s`; the stuck worker is then replaced.
 
-    def _give_up(self, future: "asyncio.Future[Any]", timeout_s: float) -> None:
-        if not future.done():
-            self._start_worker()
-            future.set_exception(TimeoutError(f"The environment did not answer within {timeout_s:g} s."))
+        Waiting for a free worker does not count. A caller that is cancelled no longer waits, but a stuck worker is
+        replaced all the same.
+        """
+        future: asyncio.Future[T] = self._loop.create_future()
+        job = _Job(fn, args, future, timeout_s)
+        job.timer = self._loop.call_later(timeout_s, self._give_up, job)
+        self._jobs.put(job)
+        return await future
+
+    def _give_up(self, job: _Job) -> None:
+        with self._lock:
+            if job.finished or (job.started_at is None and job.future.done()):
+                return
+            began_s = time.monotonic() if job.started_at is None else job.started_at
+            left_s = began_s + job.timeout_s - time.monotonic()
+            if left_s > 0.0:
+                job.timer = self._loop.call_later(left_s, self._give_up, job)
+                return
+            job.abandoned = True
+        self._start_worker()
+        if not job.future.done():
+            job.future.set_exception(
+                TimeoutError(f"The environment did not answer within {job.timeout_s:g} s.")
+            )
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            fn, args, future = job
-            if future.cancelled():
+            if job.future.done():
                 continue
+            job.started_at = time.monotonic()
             try:
-                result, error = fn(*args), None
+                result, error = job.fn(*job.args), None
             except Exception as caught:  # noqa: BLE001  handed to whoever awaits the call
                 result, error = None, caught
-            self._done.append((future, result, error))
             with self._lock:
+                job.finished = True
+                if job.abandoned:
+                    return
+                self._done.append((job, result, error))
                 if self._wake_up_sent:
                     continue
                 self._wake_up_sent = True
@@ -73,13 +103,15 @@ class EnvironmentPool:
         with self._lock:
             self._wake_up_sent = False
         while self._done:
-            future, result, error = self._done.popleft()
-            if future.done():
+            job, result, error = self._done.popleft()
+            assert job.timer is not None, "`call` set it"
+            job.timer.cancel()
+            if job.future.done():
                 continue
             if error is not None:
-                future.set_exception(error)
+                job.future.set_exception(error)
             else:
-                future.set_result(result)
+                job.future.set_result(result)
 
     def close(self) -> None:
         """Workers end after what they are doing."""

@@ -8,6 +8,7 @@ agent.update_from_env ─► messages ─► session.respond ─► agent.update
 """
 
 import asyncio
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -17,15 +18,16 @@ from typing import Any
 from rllm.agents.base import BaseAgent
 from rllm.engine.environment_pool import EnvironmentPool
 from rllm.environments.base import BaseEnv, StepResult, reset_env, unpack_step
-from rllm.errors import AgentError, ContextLengthError, InferenceError, RewardError
+from rllm.errors import AgentError, ConfigError, ContextLengthError, InferenceError, RewardError
 from rllm.inference.client import ModelClient, ModelSession
 from rllm.types.draws import draw_seed
 from rllm.types.episode import Action, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
-from rllm.types.messages import FinishReason, SamplingParams
+from rllm.types.messages import FinishReason, ModelOutput, SamplingParams
 from rllm.types.task import EpisodeId
 
-CONTRACT_ERRORS = (AgentError, RewardError)
-"""A user's class broke its contract: every rollout would fail alike, so these end the run instead of one episode."""
+CONTRACT_ERRORS = (AgentError, RewardError, ConfigError)
+"""A user's class broke its contract, or was given what it cannot honour: every rollout would fail alike, so these end the
+run instead of one episode."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -48,7 +50,7 @@ class RolloutKey:
         return draw_seed(self.seed, self.purpose, self.episode.task_id, self.episode.attempt, turn, what)
 
 
-class _Ended(Exception):  # noqa: N818  carries a result through the loop below, never leaves this file
+class _Ended(Exception):
     def __init__(
         self, reason: TerminationReason, outcome: Outcome, cause: BaseException | None = None
     ) -> None:
@@ -72,7 +74,7 @@ async def run_trajectory(
     """Play one rollout and say what it counts as. Always closes the environment, and the session unless it was handed in.
 
     The reward is the sum of the environment's rewards, and None when something failed: a failure is never a zero.
-    Raises only what is wrong for every rollout: AgentError and RewardError.
+    Raises only what is wrong for every rollout: AgentError, RewardError and ConfigError.
     """
     own_pool = EnvironmentPool(1) if pool is None else None
     own_session = client.session((key.episode.task_id, key.episode.attempt)) if session is None else None
@@ -90,9 +92,15 @@ async def run_trajectory(
     finally:
         if own_session is not None:
             own_session.close()
-        close_error = await rollout.close_env()
-        if own_pool is not None:
-            own_pool.close()
+        closing = asyncio.ensure_future(rollout.close_env())
+        try:
+            close_error = await asyncio.shield(closing)
+        except asyncio.CancelledError:  # whoever is in a hurry waits for this all the same, or nobody would close it
+            await closing
+            raise
+        finally:
+            if own_pool is not None:
+                own_pool.close()
     if close_error is not None:
         trajectory.info["close_error"] = repr(close_error)
     trajectory.info["duration_s"] = time.perf_counter() - started
@@ -117,6 +125,9 @@ class _Rollout:
         self.sampling = sampling
         self.key = key
         self.env: BaseEnv | None = None
+        self.over = False
+        self.lock = threading.Lock()
+        """Between the worker thread that makes the environment and the loop that may have given it up by then."""
         self.session = session
         self.env_s = 0.0
 
@@ -143,9 +154,10 @@ class _Rollout:
             stop_token_ids=self.sampling.stop_token_ids,
             seed=self.key.draw(turn, "sample"),
         )
+        messages = self._in_agent(lambda: self.agent.chat_completions)
         started = time.perf_counter()
         try:
-            output = await self.session.respond(self.agent.chat_completions, sampling)
+            output = await self.session.respond(messages, sampling)
         except ContextLengthError as error:
             raise _Ended(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED, Outcome.TRUNCATED, error) from error
         except (InferenceError, OSError) as error:
@@ -155,15 +167,19 @@ class _Rollout:
                 f"The model call ended as `{output.finish_reason}`, so its answer is not whole."
             )
             raise _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, cause)
+        model_s = time.perf_counter() - started
         num_before = len(self.agent.trajectory.steps)
         try:
-            action = self.agent.update_from_model(output.text)
-        except TerminationEvent as event:
-            raise _Ended(event.reason, Outcome.TRUNCATED, event) from event
-        except CONTRACT_ERRORS:
+            action = self._in_agent(lambda: self.agent.update_from_model(output.text))
+        except _Ended:
+            if len(self.agent.trajectory.steps) == num_before:  # what was sampled is on record, whoever stumbled over it
+                self.agent.trajectory.steps.append(Step(model_response=output.text))
+            self._record(output, num_before, model_s)
             raise
-        except Exception as error:
-            raise _Ended(TerminationReason.ERROR, Outcome.POLICY_FAILURE, error) from error
+        self._record(output, num_before, model_s)
+        return action.action if isinstance(action, Action) else action
+
+    def _record(self, output: ModelOutput, num_before: int, model_s: float) -> None:
         steps = self.agent.trajectory.steps
         if len(steps) != num_before + 1:
             raise AgentError(
@@ -171,19 +187,25 @@ class _Rollout:
                 "must append exactly one, because each model call is one step."
             )
         steps[-1].record_output(output)
-        steps[-1].timings["model_s"] = time.perf_counter() - started
-        return action.action if isinstance(action, Action) else action
+        steps[-1].timings["model_s"] = model_s
 
     def _tell(self, observation: Any, reward: float, done: bool, info: dict[str, Any]) -> None:
         try:
-            self.agent.update_from_env(observation, reward, done, info)
+            self._in_agent(lambda: self.agent.update_from_env(observation, reward, done, info))
+        finally:
+            if self.agent.trajectory.steps:
+                step = self.agent.trajectory.steps[-1]
+                step.reward, step.done = reward, done
+
+    def _in_agent(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except TerminationEvent as event:
+            raise _Ended(event.reason, Outcome.TRUNCATED, event) from event
         except CONTRACT_ERRORS:
             raise
         except Exception as error:
             raise _Ended(TerminationReason.ERROR, Outcome.POLICY_FAILURE, error) from error
-        if self.agent.trajectory.steps:
-            step = self.agent.trajectory.steps[-1]
-            step.reward, step.done = reward, done
 
     async def _in_env(self, fn: Callable[..., Any], *args: Any) -> Any:
         started = time.perf_counter()
@@ -199,8 +221,13 @@ class _Rollout:
             self.env_s = time.perf_counter() - started
 
     def _open(self, make_env: Callable[[], BaseEnv] | BaseEnv) -> tuple[Any, dict[str, Any]]:
-        self.env = make_env if isinstance(make_env, BaseEnv) else make_env()
-        return reset_env(self.env, self.key.draw(0, "environment") % 2**31)
+        env = make_env if isinstance(make_env, BaseEnv) else make_env()
+        with self.lock:
+            self.env, too_late = env, self.over
+        if too_late:
+            env.close()
+            raise TimeoutError(f"{type(env).__name__} was ready only after its rollout had been given up.")
+        return reset_env(env, self.key.draw(0, "environment") % 2**31)
 
     def _move(self, action: Any) -> StepResult:
         assert self.env is not None, "reset came first"
@@ -227,6 +254,8 @@ class _Rollout:
 
     async def close_env(self) -> Exception | None:
         """Close the environment; what it raises is kept beside the result that had already been reached."""
+        with self.lock:
+            self.over = True
         if self.env is None:
             return None
         try:

@@ -19,6 +19,8 @@ class Benchmark:
     agent: str
     task: dict[str, Any]
     """Arguments that its tasks are made with."""
+    train_task: dict[str, Any]
+    """The same for training tasks alone, on top of `task`."""
     train: dict[str, Any]
     """Its training configuration, on top of the defaults of `TrainConfig`."""
 

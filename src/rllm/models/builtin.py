@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from rllm.errors import ConfigError
 from rllm.models.decoder import Decoder, DecoderShape
+from rllm.models.directory import write_model
 
 END_OF_TURN = "<|im_end|>"
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", END_OF_TURN)
@@ -49,7 +50,7 @@ class TinyModel:
 
 
 PRESETS = {
-    "tiny": TinyModel(hidden_size=64, num_layers=2, num_heads=4, intermediate_size=192),
+    "tiny": TinyModel(hidden_size=96, num_layers=2, num_heads=4, intermediate_size=288),
     "small": TinyModel(hidden_size=128, num_layers=4, num_heads=4, intermediate_size=384),
 }
 
@@ -74,15 +75,13 @@ def create_tokenizer(vocab_size: int = 512) -> Tokenizer:
     return tokenizer
 
 
-def create_model(directory: Path, preset: str = "tiny", seed: int = 0) -> None:
+def create_model(directory: Path, preset: str | TinyModel = "tiny", seed: int = 0) -> None:
     """Write config, weights, tokenizer and chat template to `directory`, which must be absent or empty."""
-    from rllm.models.directory import write_model
-
-    if preset not in PRESETS:
+    if isinstance(preset, str) and preset not in PRESETS:
         raise ConfigError(f"`{preset}` is no built-in model; choose one of {', '.join(PRESETS)}.")
-    if directory.exists() and any(directory.iterdir()):
-        raise ConfigError(f"{directory} is not empty; choose a new directory, nothing was written.")
-    size = PRESETS[preset]
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+        raise ConfigError(f"{directory} is not an empty directory; choose a new one, nothing was written.")
+    size = PRESETS[preset] if isinstance(preset, str) else preset
     tokenizer = create_tokenizer(size.vocab_size)
     end_id = tokenizer.token_to_id(END_OF_TURN)
     config = {
@@ -113,7 +112,7 @@ def create_model(directory: Path, preset: str = "tiny", seed: int = 0) -> None:
     decoder = Decoder(shape)
     decoder.initialize(torch.Generator().manual_seed(seed))
     files = {
-        "tokenizer.json": tokenizer.to_str(pretty=True),
+        "tokenizer.json": tokenizer.to_str(pretty=True).encode(),
         "tokenizer_config.json": json.dumps(
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
@@ -124,6 +123,6 @@ def create_model(directory: Path, preset: str = "tiny", seed: int = 0) -> None:
                 "model_max_length": size.max_positions,
             },
             indent=2,
-        ),
+        ).encode(),
     }
     write_model(directory, config, decoder.state_dict_hf(), files)

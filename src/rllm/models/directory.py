@@ -18,16 +18,20 @@ from torch import Tensor
 from rllm.errors import ModelDirectoryError
 from rllm.models.decoder import Attend, Decoder, DecoderShape
 from rllm.models.tokenizer import HuggingFaceTokenizer
-from rllm.store.files import write_directory_atomic
+from rllm.store.files import MANIFEST, write_directory_atomic
 
 
 class CausalModel(Protocol):
     """A causal language model whose attention is handed in; see `rllm.models.decoder`."""
 
-    def hidden(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor: ...
+    def hidden(
+        self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, keep_M: Tensor | None = None
+    ) -> Tensor: ...
     def logits(self, hidden_N_D: Tensor) -> Tensor: ...
     def state_dict_hf(self) -> dict[str, Tensor]: ...
-    def load_hf(self, weights: dict[str, Tensor]) -> None: ...
+    def attention_sizes(self) -> tuple[int, int, int]: ...
+    @property
+    def max_positions(self) -> int: ...
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,29 +57,35 @@ class LoadedModel:
 def load_model(directory: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> LoadedModel:
     """Raises ModelDirectoryError naming the missing or broken file."""
     config = read_config(directory)
+    try:
+        shape = DecoderShape.from_config(config)
+    except KeyError as error:
+        raise ModelDirectoryError(f"{directory / 'config.json'} has no key {error}.") from error
     tokenizer = HuggingFaceTokenizer(directory)
     weights = _read_weights(directory)
-    shape = DecoderShape.from_config(config)
+    end_token_ids = _end_token_ids(directory, config, tokenizer)
     if shape is not None:
         model: Any = Decoder(shape)
+        try:
+            model.load_hf(weights)
+        except ModelDirectoryError as error:
+            raise ModelDirectoryError(f"{directory}: {error}") from error
     else:
         from rllm.models.huggingface import HuggingFaceDecoder
 
-        model = HuggingFaceDecoder(directory)
-    model.load_hf(weights)
+        model = HuggingFaceDecoder(directory, weights, dtype)
     model.to(device=device, dtype=dtype)
-    heads = config.get("num_attention_heads") or config["n_head"]
-    width = config.get("hidden_size") or config["n_embd"]
+    num_layers, num_kv_heads, head_dim = model.attention_sizes()
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         config=config,
         directory=directory,
-        end_token_ids=_end_token_ids(directory, config, tokenizer),
-        max_positions=config.get("max_position_embeddings") or config.get("n_positions") or 2048,
-        num_layers=config.get("num_hidden_layers") or config["n_layer"],
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or width // heads,
+        end_token_ids=end_token_ids,
+        max_positions=model.max_positions,
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
     )
 
 
@@ -84,25 +94,26 @@ def read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
         raise ModelDirectoryError(f"{directory} is no model directory: it has no config.json.")
-    try:
-        return dict(json.loads(path.read_text()))
-    except ValueError as error:
-        raise ModelDirectoryError(f"{path} is not valid JSON: {error}") from error
+    return _read_json_object(path)
 
 
 def save_model(loaded: LoadedModel, directory: Path) -> None:
     """Write `loaded` as a Hugging Face directory, replacing what was there in one step."""
-    texts = {
-        path.name: path.read_text()
+    files = {
+        path.name: path.read_bytes()
         for path in sorted(loaded.directory.iterdir())
-        if path.name in TEXT_FILES or path.suffix == ".jinja"
+        if path.name in KEPT_FILES or path.suffix == ".jinja"
     }
-    write_model(directory, loaded.config, loaded.model.state_dict_hf(), texts)
+    weights = loaded.model.state_dict_hf()
+    dtype = next(iter(weights.values())).dtype  # of the weights as they are now, whatever they were read from
+    config = {name: value for name, value in loaded.config.items() if name != "torch_dtype"}
+    write_model(directory, {**config, "dtype": str(dtype).removeprefix("torch.")}, weights, files)
 
 
-TEXT_FILES = frozenset(
+KEPT_FILES = frozenset(
     {
         "tokenizer.json",
+        "tokenizer.model",
         "tokenizer_config.json",
         "special_tokens_map.json",
         "added_tokens.json",
@@ -114,14 +125,14 @@ TEXT_FILES = frozenset(
 
 
 def write_model(
-    directory: Path, config: dict[str, Any], weights: dict[str, Tensor], texts: dict[str, str]
+    directory: Path, config: dict[str, Any], weights: dict[str, Tensor], files: dict[str, bytes]
 ) -> None:
-    """Write a whole model directory or nothing."""
+    """Write a whole model directory or nothing; `files` are its others by name, such as the tokenizer's."""
 
     def fill(target: Path) -> None:
         (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        for name, text in texts.items():
-            (target / name).write_text(text)
+        for name, content in files.items():
+            (target / name).write_bytes(content)
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
         save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
 
@@ -133,14 +144,14 @@ def copy_model_directory(source: Path, target: Path) -> None:
 
     def fill(directory: Path) -> None:
         for path in sorted(source.iterdir()):
-            if path.is_file():
+            if path.is_file() and path.name != MANIFEST:  # the copy gets its own
                 shutil.copyfile(path, directory / path.name)
 
     write_directory_atomic(target, fill)
 
 
 def _read_weights(directory: Path) -> dict[str, Tensor]:
-    files = sorted(directory.glob("*.safetensors"))
+    files = _weight_files(directory)
     if not files:
         raise ModelDirectoryError(
             f"{directory} has no weights (*.safetensors); weights in another format can be converted by loading the model "
@@ -155,11 +166,36 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
     return weights
 
 
+def _weight_files(directory: Path) -> list[Path]:
+    """Those that transformers would read, although some directories hold the same weights in a second form."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(_read_json_object(index).get("weight_map", {}).values()))
+        absent = [name for name in names if not (directory / name).is_file()]
+        if absent:
+            raise ModelDirectoryError(
+                f"{directory} lacks {absent[0]}, which {index.name} names; copy it again."
+            )
+        return [directory / name for name in names]
+    whole = directory / "model.safetensors"
+    return [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
+
+
+def _read_json_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelDirectoryError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelDirectoryError(f"{path} holds a JSON {type(value).__name__}; it must hold an object.")
+    return value
+
+
 def _end_token_ids(
     directory: Path, config: dict[str, Any], tokenizer: HuggingFaceTokenizer
 ) -> tuple[int, ...]:
     generation = directory / "generation_config.json"
-    declared = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
+    declared = _read_json_object(generation).get("eos_token_id") if generation.is_file() else None
     ids: set[int] = set()
     for value in (declared, config.get("eos_token_id"), tokenizer.end_token_id):
         ids.update(value if isinstance(value, list) else [] if value is None else [value])

@@ -1,27 +1,43 @@
 """Any causal model of transformers behind the interface of `rllm.models.decoder`.
 
 transformers lets a model's attention be replaced by name. Ours forwards to the `attend` of the call in progress, so the
-same KV cache and the same packed rows serve every architecture that follows this protocol.
+same KV cache and the same packed rows serve every architecture that follows this protocol. Whether one does is measured
+when it is loaded: an architecture that would sample from other logits than transformers' own forward pass is refused.
 """
 
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging
 
 from rllm.errors import ModelDirectoryError
 from rllm.models.decoder import Attend
 
 ATTENTION_NAME = "rllm_attend"
 
+NOT_SERVED = ("sliding_window", "softcap", "s_aux", "position_bias")
+"""What some architectures ask of their attention beyond softmax(q·k)·v; the built-in engine does none of it."""
+
+NUM_PROBE_TOKENS = 16
+
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **extra: Any
 ) -> tuple[Tensor, None]:
     """[1, H, N, d] in, [1, N, H, d] out. `rllm_attend` is passed through the model's forward as a keyword."""
+    asked = [name for name in NOT_SERVED if extra.get(name) is not None]
+    if asked or "rllm_attend" not in extra:
+        reason = f"asks for `{asked[0]}`" if asked else "keeps keywords from its attention"
+        raise ModelDirectoryError(
+            f"{type(module).__name__} {reason}, so the built-in engine cannot serve it; use an external engine."
+        )
     attend: Attend = extra["rllm_attend"]
     head_dim = query.shape[-1]
     scaling = extra.get("scaling")
@@ -38,45 +54,109 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _attention)
 class HuggingFaceDecoder(nn.Module):
     """Wraps `AutoModelForCausalLM`. Slower than the built-in decoder, and as exact."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
+        """`weights` are named as in the files; transformers translates them. Raises ModelDirectoryError if they do not fit."""
         super().__init__()
-        config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+        try:
+            config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+        except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
+            raise ModelDirectoryError(f"{directory / 'config.json'} cannot be used: {error}") from error
         if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
             raise ModelDirectoryError(
                 f"{directory}: sliding-window attention ({config.sliding_window}) is not served by the built-in engine; "
                 "use full attention (`use_sliding_window: false`) or an external engine."
             )
-        self.inner: Any = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
+        with torch.device("meta"):
+            architecture = type(AutoModelForCausalLM.from_config(config))
+        if not architecture._supports_attention_backend:
+            raise ModelDirectoryError(
+                f"{directory}: {architecture.__name__} computes attention in a way that the built-in engine cannot take "
+                "over; use an external engine."
+            )
+        with_bar = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            self.inner: Any
+            self.inner, found = architecture.from_pretrained(
+                None,
+                config=config,
+                state_dict=weights,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                ignore_mismatched_sizes=True,  # reported below, with what is missing and unknown
+                output_loading_info=True,
+            )
+        finally:
+            if with_bar:
+                logging.enable_progress_bar()
+        if any(found[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+            missing, unknown, misshapen = (
+                sorted(map(str, found[kind]))[:3]
+                for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+            )
+            raise ModelDirectoryError(
+                f"{directory}: the weights do not fit config.json: missing {missing}, unknown {unknown}, "
+                f"misshapen {misshapen}."
+            )
         self.inner.eval()  # dropout would make trainer and sampler disagree
 
-    def hidden(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+    def hidden(
+        self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, keep_M: Tensor | None = None
+    ) -> Tensor:
         output = self.inner.base_model(
             input_ids=tokens_N.unsqueeze(0),
             position_ids=positions_N.unsqueeze(0),
             use_cache=False,
             rllm_attend=attend,
         )
-        return output.last_hidden_state[0]
+        hidden_N_D = output.last_hidden_state[0]
+        return hidden_N_D if keep_M is None else hidden_N_D.index_select(0, keep_M)
 
     def logits(self, hidden_N_D: Tensor) -> Tensor:
         return self.inner.get_output_embeddings()(hidden_N_D)
 
-    def load_hf(self, weights: dict[str, Tensor]) -> None:
-        result = self.inner.load_state_dict(weights, strict=False)
-        tied = {
-            name
-            for name in result.missing_keys
-            if name == "lm_head.weight" and self.inner.config.tie_word_embeddings
-        }
-        missing = sorted(set(result.missing_keys) - tied)
-        if missing or result.unexpected_keys:
-            raise ModelDirectoryError(
-                f"Weights do not fit the config: missing {missing[:3]}, unknown {list(result.unexpected_keys)[:3]}."
+    @property
+    def max_positions(self) -> int:
+        return getattr(self.inner.config.get_text_config(), "max_position_embeddings", None) or 2048
+
+    @torch.no_grad()
+    def attention_sizes(self) -> tuple[int, int, int]:
+        """(layers, key-value heads, head size), measured on a short row of tokens.
+
+        Raises ModelDirectoryError where this interface does not give the logits of transformers' own forward pass.
+        """
+        name = type(self.inner).__name__
+        parameter = next(self.inner.parameters())
+        tokens_N = torch.arange(NUM_PROBE_TOKENS, device=parameter.device)
+        sizes: dict[int, tuple[int, ...]] = {}
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if k.shape != v.shape:
+                raise ModelDirectoryError(
+                    f"{name} has keys of size {k.shape[-1]} and values of size {v.shape[-1]}; the built-in engine "
+                    "serves one size for both, so use an external engine."
+                )
+            sizes[layer] = tuple(k.shape[1:])
+            heads_first = (part.transpose(0, 1) for part in (q, k, v))
+            return F.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True).transpose(
+                0, 1
             )
-        self.inner.tie_weights()
+
+        ours_N_V = self.logits(self.hidden(tokens_N, tokens_N, attend)).float()
+        self.inner.set_attn_implementation("eager")
+        theirs_N_V = self.inner(input_ids=tokens_N.unsqueeze(0), use_cache=False).logits[0].float()
+        self.inner.set_attn_implementation(ATTENTION_NAME)
+        limit = (1e-3 if parameter.dtype == torch.float32 else 5e-2) * float(theirs_N_V.abs().max())
+        error = float((ours_N_V - theirs_N_V).abs().max())
+        if len(set(sizes.values())) != 1 or sorted(sizes) != list(range(len(sizes))) or not error <= limit:
+            raise ModelDirectoryError(
+                f"{name} computes something that the built-in engine does not (logits differ by {error:.2g} where "
+                f"{limit:.2g} is allowed); use an external engine."
+            )
+        return len(sizes), *sizes[0]
 
     def state_dict_hf(self) -> dict[str, Tensor]:
         named = dict(self.inner.state_dict())
-        if self.inner.config.tie_word_embeddings:
-            named.pop("lm_head.weight", None)
-        return {name: tensor for name, tensor in named.items() if isinstance(tensor, torch.Tensor)}
+        for name in self.inner.all_tied_weights_keys:
+            named.pop(name, None)
+        return dict(revert_weight_conversion(self.inner, named))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm.errors import MissingExtraError, ModelDirectoryError
+from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
 from rllm.types.messages import Message
 
 
@@ -13,6 +13,7 @@ class HuggingFaceTokenizer:
 
     def __init__(self, directory: Path) -> None:
         try:
+            from jinja2 import TemplateError
             from transformers import AutoTokenizer
         except ImportError as error:
             raise MissingExtraError("transformers", "train") from error
@@ -25,9 +26,15 @@ class HuggingFaceTokenizer:
             )
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # the Rust tokenizer raises nothing narrower
             raise ModelDirectoryError(f"The tokenizer in {directory} cannot be read: {error}") from error
         self._fast = getattr(self._tokenizer, "backend_tokenizer", None)
+        if (
+            self._fast is not None
+        ):  # a file may ask for both; then prompts would be cut or filled without a word
+            self._fast.no_truncation()
+            self._fast.no_padding()
+        self._template_error = TemplateError
         if not self._tokenizer.chat_template:
             raise ModelDirectoryError(
                 f"The tokenizer in {directory} has no chat template; add `chat_template` to tokenizer_config.json."
@@ -44,9 +51,13 @@ class HuggingFaceTokenizer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        return self._tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+        """Raises ConfigError when the chat template refuses the messages or is broken."""
+        try:
+            return self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except self._template_error as error:
+            raise ConfigError(f"The model's chat template refuses the conversation: {error}.") from error
 
     def token_text(self, token_id: int) -> str:
         """How one token looks to a person, special tokens included."""

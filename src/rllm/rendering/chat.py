@@ -30,7 +30,9 @@ class TextTokenizer(Protocol):
         """Text of the ids without special tokens."""
         ...
 
-    def apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str: ...
+    def apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """The conversation as text. Raises ConfigError where the template refuses it, such as one with a system message."""
+        ...
 
 
 class SegmentReason(StrEnum):
@@ -84,7 +86,7 @@ class ChatRenderer:
     def _text_after_answer(self, history: Sequence[Message], new_messages: Sequence[Message]) -> str:
         conversation = [*history, {"role": "assistant", "content": _MARK}, *new_messages]
         text = self.tokenizer.apply_template(conversation, add_generation_prompt=True)
-        position = text.rfind(_MARK)
+        position = text.find(_MARK)
         if position < 0:
             raise ConfigError(
                 "The model's chat template drops or rewrites assistant messages, so a conversation cannot be continued; "
@@ -97,11 +99,16 @@ class ChatRenderer:
         say = self.tokenizer.apply_template
         new: list[Message] = [{"role": "user", "content": "now"}]
         for history in _PROBES:
-            answered: list[Message] = [*history, {"role": "assistant", "content": _MARK}]
-            before = say(history, add_generation_prompt=True)
-            after = say([*answered, *new], add_generation_prompt=True)
-            if not after.startswith(before + _MARK):
-                return False
+            try:
+                before = say(history, add_generation_prompt=True)
+            except ConfigError:
+                if history is _STUB:
+                    raise
+                continue  # a template that knows no system message will not see one
+            for answer in (_MARK, f"<think>\nidea\n</think>\n\n{_MARK}"):
+                answered: list[Message] = [*history, {"role": "assistant", "content": answer}]
+                if not say([*answered, *new], add_generation_prompt=True).startswith(before + answer):
+                    return False
             if self._text_after_answer(history, new) != self._text_after_answer(_STUB, new):
                 return False
         return True
@@ -109,7 +116,8 @@ class ChatRenderer:
 
 _STUB: list[Message] = [{"role": "user", "content": "x"}]
 _PROBES: list[list[Message]] = [
-    [{"role": "user", "content": "first"}],
+    _STUB,
+    [*_STUB, {"role": "assistant", "content": "one"}, {"role": "user", "content": "second"}],
     [{"role": "system", "content": "rules"}, {"role": "user", "content": "first"}],
     [
         {"role": "system", "content": "rules"},
@@ -138,7 +146,12 @@ class Conversation:
     _completion_ids: list[int] = field(default_factory=list[int])
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """[P] ids to send for `messages`: the ids so far plus what is new, or a fresh rendering where that is impossible."""
+        """[P] ids to send for `messages`: the ids so far plus what is new, or a fresh rendering where that is impossible.
+
+        Asked again without an answer in between, as after a failed request, the prompt is the same.
+        """
+        if self.num_segments and self._answer is None and list(messages) == self._said:
+            return self.ids
         new = self._new_messages(messages)
         if new is not None and self.renderer.incremental:
             self.ids = self.ids + self.renderer.continuation(self._completion_ids, new)

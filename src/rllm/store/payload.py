@@ -18,7 +18,7 @@ import numpy as np
 from rllm.errors import AgentError
 from rllm.types.task import Task
 
-_to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 _TUPLE, _PAIRS, _TASK, _PATH, _TAGGED = "__tuple__", "__pairs__", "__task__", "__path__", "__tagged__"
 _DEEPEST = 100
 
@@ -56,40 +56,56 @@ def _tagged_episode(fields: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _tagged_fields(fields: dict[str, Any], where: str, *, without: str = "") -> dict[str, Any]:
     return {
-        name: _tagged(value, where, "chat_completions" if name == "messages" else name)
+        name: _tagged(value, where, (None, "chat_completions" if name == "messages" else name))
         for name, value in fields.items()
         if name != without
     }
 
 
-def _tagged(value: Any, where: str, path: str, depth: int = 0) -> Any:
+_Place = tuple["_Place | None", str | int]
+"""(what holds it, its key): put into words only when there is something to complain about."""
+
+
+def _tagged(value: Any, where: str, place: _Place, depth: int = 0) -> Any:
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return value
     if depth > _DEEPEST:
-        raise AgentError(f"{where}: `{path[:40]}…` is nested deeper than {_DEEPEST} levels, or holds itself.")
+        raise AgentError(
+            f"{where}: `{_spelled(place)[:40]}…` is nested deeper than {_DEEPEST} levels, or holds itself."
+        )
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         raise AgentError(
-            f"{where}: `{path}` is {value}, which JSON cannot hold; leave it out or write it as a string."
+            f"{where}: `{_spelled(place)}` is {value}, which JSON cannot hold; "
+            "leave it out or write it as a string."
         )
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
-        return [_tagged(each, where, f"{path}[{index}]", depth + 1) for index, each in enumerate(value)]
+        return [_tagged(each, where, (place, index), depth + 1) for index, each in enumerate(value)]
     if isinstance(value, tuple):
-        return {_TUPLE: _tagged(list(value), where, path, depth + 1)}
+        return {_TUPLE: _tagged(list(value), where, place, depth + 1)}
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value) and not (value.keys() & _UNTAG.keys()):
-            return {key: _tagged(each, where, f"{path}[{key!r}]", depth + 1) for key, each in value.items()}
-        return {_PAIRS: _tagged([list(pair) for pair in value.items()], where, path, depth + 1)}
+            return {key: _tagged(each, where, (place, key), depth + 1) for key, each in value.items()}
+        return {_PAIRS: _tagged([list(pair) for pair in value.items()], where, place, depth + 1)}
     if isinstance(value, Path):
         return {_PATH: str(value)}
     if isinstance(value, Task):
         parts = [value.id, value.instruction, value.metadata, value.dataset_dir, value.sub_dir]
-        return {_TASK: _tagged(parts, where, path, depth + 1)}
+        return {_TASK: _tagged(parts, where, place, depth + 1)}
     raise AgentError(
-        f"{where}: `{path}` is a {type(value).__name__}, which JSON cannot hold; "
+        f"{where}: `{_spelled(place)}` is a {type(value).__name__}, which JSON cannot hold; "
         "make it a string, a number, a list or a dict."
     )
+
+
+def _spelled(place: _Place) -> str:
+    """`info['cells'][3]`, as one would write it in Python."""
+    holder, key = place
+    return str(key) if holder is None else f"{_spelled(holder)}[{key!r}]"
 
 
 _UNTAG = {_TUPLE: tuple, _PAIRS: dict, _PATH: Path, _TASK: lambda parts: Task(*parts)}

@@ -18,6 +18,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,8 +32,9 @@ CONFIG, STORE, LOCK = "config.json", "store.sqlite", "lock"
 class RunDirectory:
     """The files of one run. `create_or_open` for the one process that writes, `read` for all others."""
 
-    def __init__(self, path: Path, *, lock_descriptor: int | None) -> None:
+    def __init__(self, path: Path, *, lock_descriptor: int | None, made_directory: bool = False) -> None:
         self.path = path
+        self._made_directory = made_directory
         self._lock_descriptor = lock_descriptor
         self._writer_pid = os.getpid()
 
@@ -41,15 +43,16 @@ class RunDirectory:
         """Take the run for writing, new or to resume, and clear away what a killed writer left behind."""
         if path.exists() and not path.is_dir():
             raise ConfigError(f"{path} is a file; choose a directory for the run with --output.")
+        made_directory = not path.exists()
         with StorageErrors(path):
             path.mkdir(parents=True, exist_ok=True)
             contents = {each.name for each in path.iterdir()}
-            if contents and not contents & {CONFIG, STORE, LOCK}:
+            if contents and (not contents & {CONFIG, STORE, LOCK} or _is_model(path)):
                 raise ConfigError(
                     f"{path} holds files of something else ({', '.join(sorted(contents)[:3])}) and no run; "
                     "choose a new or empty directory with --output."
                 )
-            run = cls(path, lock_descriptor=_take_lock(path / LOCK))
+            run = cls(path, lock_descriptor=_take_lock(path / LOCK), made_directory=made_directory)
             remove_leftovers(path)
             remove_leftovers(run.checkpoints_path)
         return run
@@ -59,7 +62,9 @@ class RunDirectory:
         """Open a run to look at; takes no lock, so a run in progress can be read."""
         if not is_run(path):
             wrong = (
-                f"has no `{CONFIG}`"
+                "is a model directory"
+                if _is_model(path)
+                else f"has no `{CONFIG}`"
                 if path.is_dir()
                 else "is not a directory"
                 if path.exists()
@@ -147,7 +152,19 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None and self._lock_descriptor is not None and not self.config_path.exists():
+            self._leave_nothing()
         self.close()
+
+    def _leave_nothing(self) -> None:
+        """A run that was refused before it had a configuration is as if it had never been started."""
+        for each in self.path.iterdir():
+            if each.is_dir():
+                shutil.rmtree(each)
+            else:
+                each.unlink()
+        if self._made_directory:
+            self.path.rmdir()
 
     def _write_json(self, path: Path, value: dict[str, Any]) -> None:
         if self._lock_descriptor is None:
@@ -158,7 +175,14 @@ class RunDirectory:
 
 
 def is_run(path: Path) -> bool:
-    return (path / CONFIG).is_file()
+    """Whether a run was started there. A model directory has a config.json too."""
+    return (path / CONFIG).is_file() and not _is_model(path)
+
+
+def _is_model(path: Path) -> bool:
+    """A model's config.json names its `model_type`; a run's has no such key."""
+    config = path / CONFIG
+    return config.is_file() and b'"model_type"' in config.read_bytes()
 
 
 def runs_under(root: Path) -> list[RunDirectory]:

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -115,7 +116,8 @@ class LiveView:
         )
         parts: list[RenderableType] = [head]
         if self._total_steps:
-            parts.append(ProgressBar(total=self._total_steps, completed=min(self._step, self._total_steps)))
+            bar = ProgressBar(total=self._total_steps, completed=min(self._step, self._total_steps))
+            parts.append(Padding(bar))  # a bare bar does not end its line
         parts.extend(self._number_rows(self._console.width - 4))
         if self._success:
             width = max(10, min(60, self._console.width - 24))

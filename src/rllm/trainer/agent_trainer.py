@@ -8,10 +8,11 @@ It checks everything that can be checked, takes the run directory, goes back to 
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllm.agents.base import BaseAgent
 from rllm.config.loader import config_dict, load_config
@@ -24,7 +25,12 @@ from rllm.store.files import require_free_space
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers
 from rllm.tracking.jsonl import JsonlTracker, read_metrics, truncate_after
-from rllm.trainer.warm_start import Demonstrate
+from rllm.trainer.warm_start import Demonstrate, answer_end
+
+if TYPE_CHECKING:
+    from rllm.inference.local.client import LocalClient
+    from rllm.models.directory import LoadedModel
+    from rllm.trainer.loop import Learner
 
 PHASES = ("untrained", "warm_start", "before", "train", "after")
 """In the order of a run."""
@@ -92,7 +98,7 @@ class AgentTrainer:
                 f"`warm_start.steps` is {self.config.warm_start.steps} but there is no expert to imitate; set it to 0, or "
                 "give `demonstrate`."
             )
-        if self.config.steps and not self.train_tasks:
+        if not self.train_tasks:
             raise ConfigError("`train_dataset` is empty; give at least one task.")
 
     def train(self) -> TrainResult:
@@ -102,19 +108,17 @@ class AgentTrainer:
     async def fit_async(self) -> TrainResult:
         """`train` for programs that have an event loop of their own."""
         with RunDirectory.create_or_open(self.output) as directory:
-            self._accept_config(directory)
+            self.require_same_config(directory)
             summary = directory.summary()
             if summary is None:
                 summary = await self._run(directory)
                 directory.write_summary(summary)
             return TrainResult(directory=self.output, summary=summary)
 
-    def _accept_config(self, directory: RunDirectory) -> None:
+    def require_same_config(self, directory: RunDirectory) -> None:
         """A run keeps its configuration for life: anything else would make its curve a mixture."""
         mine, recorded = config_dict(self.config), directory.config()
-        if not recorded:
-            directory.write_config(mine)
-        elif differing := sorted(_differences(recorded, mine)):
+        if recorded and (differing := sorted(_differences(recorded, mine))):
             raise ConfigError(
                 f"{self.output} holds a run with another configuration ({'; '.join(differing[:4])}); start a new one with "
                 "another output directory, or repeat the old values to go on."
@@ -122,20 +126,13 @@ class AgentTrainer:
 
     async def _run(self, directory: RunDirectory) -> dict[str, Any]:
         try:
-            import torch
-
             from rllm.inference.local.client import LocalClient
-            from rllm.models.directory import load_model, save_model
-            from rllm.trainer.backends.torch import TorchBackend
-            from rllm.trainer.checkpoint import RunState, load_latest
-            from rllm.trainer.loop import TrainingRun, train
         except ModuleNotFoundError as error:
             raise MissingExtraError(error.name or "torch", "train") from error
-        from rllm.engine.agent_execution import AgentExecutionEngine
-
         config = self.config
-        torch.set_num_threads(config.threads or os.cpu_count() or 1)
-        loaded = load_model(self._model_directory(directory), device=config.model.device)
+        if not directory.config():
+            self._create_initial_model(directory)
+        loaded = self.load_initial_model(directory)
         bytes_each = 4 * loaded.num_parameters
         require_free_space(
             directory.path,
@@ -150,15 +147,28 @@ class AgentTrainer:
             max_prefill_tokens=config.inference.max_prefill_tokens,
             lockstep=config.inference.lockstep,
         )
-        self._require_prompt_fits(client.renderer)
-        backend = TorchBackend(
-            loaded.model,
-            publish=client.publish,
-            betas=(config.optimizer.beta1, config.optimizer.beta2),
-            weight_decay=config.optimizer.weight_decay,
-            max_grad_norm=config.optimizer.max_grad_norm,
-            micro_batch_tokens=config.optimizer.micro_batch_tokens,
-        )
+        try:
+            self._require_prompt_fits(client.renderer)
+            # Written once all checks have passed: what was refused can be mended and started again in the same directory.
+            if not directory.config():
+                directory.write_config(config_dict(config))
+            summary = await self._train(directory, loaded, client)
+        finally:
+            await client.close()
+        _draw_curve(directory, summary)
+        return summary
+
+    async def _train(
+        self, directory: RunDirectory, loaded: "LoadedModel", client: "LocalClient"
+    ) -> dict[str, Any]:
+        from rllm.engine.agent_execution import AgentExecutionEngine
+        from rllm.models.directory import save_model
+        from rllm.trainer.checkpoint import RunState, load_latest
+        from rllm.trainer.loop import TrainingRun, train
+
+        config = self.config
+        learner = self.make_learner(loaded, client.publish)
+        backend = learner.backend
         engine = AgentExecutionEngine(
             self.agent_class,
             self.env_class,
@@ -184,35 +194,65 @@ class AgentTrainer:
                 trackers.append(self.tracker)
             tracker = Trackers(trackers)
             run = TrainingRun(
-                config=config,
+                learner=learner,
                 directory=directory,
                 store=store,
                 tracker=tracker,
                 client=client,
                 engine=engine,
-                backend=backend,
-                make_agent=lambda: self.agent_class(**self.agent_args),
-                tasks=TaskSampler(self.train_tasks, seed=config.seed, purpose="tasks"),
                 heldout_tasks=self.heldout_tasks,
                 validation_tasks=self.validation_tasks,
-                demonstrate=self.demonstrate,
                 state=state,
                 save_model=lambda: save_model(loaded, directory.model_path),
             )
             try:
-                summary = await train(run)
+                return await train(run)
             finally:
                 tracker.close()
-                run.learner.shutdown()
-                await client.close()
-        _draw_curve(directory, summary)
-        return summary
+                run.learner_thread.shutdown()
 
-    def _model_directory(self, directory: RunDirectory) -> Path:
-        """The model to start from; a built-in one is made inside the run, so that the run is all that is needed."""
+    def make_learner(self, loaded: "LoadedModel", publish: Callable[[int], None]) -> "Learner":
+        """What learns on `loaded`; `publish` tells a sampler of the same weights that they have changed."""
+        from rllm.rendering.chat import ChatRenderer
+        from rllm.trainer.backends.torch import TorchBackend
+        from rllm.trainer.loop import Learner
+
+        optimizer = self.config.optimizer
+        backend = TorchBackend(
+            loaded.model,
+            publish=publish,
+            betas=(optimizer.beta1, optimizer.beta2),
+            weight_decay=optimizer.weight_decay,
+            max_grad_norm=optimizer.max_grad_norm,
+            micro_batch_tokens=optimizer.micro_batch_tokens,
+        )
+        renderer = ChatRenderer(loaded.tokenizer)
+        return Learner(
+            config=self.config,
+            backend=backend,
+            tasks=TaskSampler(self.train_tasks, seed=self.config.seed, purpose="tasks"),
+            make_agent=lambda: self.agent_class(**self.agent_args),
+            demonstrate=self.demonstrate,
+            renderer=renderer,
+            end_token_id=answer_end(renderer, loaded.end_token_ids),
+        )
+
+    def load_initial_model(self, directory: RunDirectory) -> "LoadedModel":
+        """The model that the run starts from, on as many threads as the run works with."""
+        import torch
+
+        from rllm.models.directory import load_model
+
+        torch.set_num_threads(self.config.threads or os.cpu_count() or 1)
+        builtin = ":" in self.config.model.path
+        path = directory.path / "initial_model" if builtin else Path(self.config.model.path)
+        return load_model(path, device=self.config.model.device)
+
+    def _create_initial_model(self, directory: RunDirectory) -> None:
+        """A built-in model is made inside the run, so that the run is all that is needed to repeat it."""
         kind, separator, preset = self.config.model.path.partition(":")
         if not separator:
-            return Path(self.config.model.path)
+            return
         if kind != "builtin":
             raise ConfigError(
                 f"`model.path` is {self.config.model.path!r}; write builtin:tiny, builtin:small or a directory."
@@ -220,9 +260,8 @@ class AgentTrainer:
         from rllm.models.builtin import create_model
 
         path = directory.path / "initial_model"
-        if not path.exists():
-            create_model(path, preset, self.config.seed)
-        return path
+        shutil.rmtree(path, ignore_errors=True)  # of a start that was refused, perhaps with another seed
+        create_model(path, preset, self.config.seed)
 
     def _require_prompt_fits(self, renderer: Any) -> None:
         """Raises ConfigError when the context cannot even hold the first prompt and its answer."""

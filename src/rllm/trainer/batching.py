@@ -55,13 +55,19 @@ class PackedBatch:
 
 
 class PackedAttention:
-    """Attention over prefixes and the suffixes that share them. Callable as a decoder's `attend`."""
+    """Attention over prefixes and the suffixes that share them. Callable as a decoder's `attend`.
+
+    In the last layer only the states that predict a trained token are wanted: there are `num_kept_S` of them in each
+    suffix, `kept_offset_M` tokens from its start.
+    """
 
     def __init__(
         self,
         prefix_lengths: Sequence[int],
         suffix_lengths: Sequence[int],
         group_of_suffix: Sequence[int],
+        num_kept_S: Sequence[int],
+        kept_offset_M: Tensor,
         device: torch.device,
     ) -> None:
         self.num_prefix = sum(prefix_lengths)
@@ -69,40 +75,45 @@ class PackedAttention:
         self.longest_suffix = max(suffix_lengths)
         self.prefix = _Padding(prefix_lengths, device) if self.longest_prefix else None
         self.suffix = _Padding(suffix_lengths, device)
+        self.kept = _Padding(num_kept_S, device)
         self.group_S = torch.tensor(group_of_suffix, device=device)
-        causal_CC = torch.ones(
-            self.longest_suffix, self.longest_suffix, dtype=torch.bool, device=device
-        ).tril()
         prefix_length_S = torch.tensor(prefix_lengths, device=device)[self.group_S]
-        seen_SP = torch.arange(self.longest_prefix, device=device) < prefix_length_S.unsqueeze(1)
-        num_rows, longest = len(suffix_lengths), self.longest_suffix
-        self.mask_S1CK = torch.cat(
-            (
-                seen_SP.unsqueeze(1).expand(num_rows, longest, self.longest_prefix),
-                causal_CC.expand(num_rows, longest, longest),
-            ),
-            dim=-1,
+        self._sees_prefix_S1P = (
+            torch.arange(self.longest_prefix, device=device) < prefix_length_S.unsqueeze(1)
         ).unsqueeze(1)
+        offset_C = torch.arange(self.longest_suffix, device=device)
+        self.mask_full = self._mask(offset_C.expand(len(suffix_lengths), -1)) if self.longest_prefix else None
+        self.mask_kept = self._mask(self.kept.pad_ids(kept_offset_M))
+
+    def _mask(self, offset_S_Q: Tensor) -> Tensor:
+        """[S, 1, Q, P + C]: a query sees its group's prefix, and its own suffix up to its offset."""
+        own = torch.arange(self.longest_suffix, device=offset_S_Q.device) <= offset_S_Q.unsqueeze(-1)
+        prefix = self._sees_prefix_S1P.expand(-1, own.shape[1], -1)
+        return torch.cat((prefix, own), dim=-1).unsqueeze(1)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         grouped = q.shape[1] != k.shape[1]
         split = self.num_prefix
-        q_suffix, k_suffix, v_suffix = (self.suffix.pad(part[split:]) for part in (q, k, v))
-        if self.prefix is None:
+        k_all, v_all = self.suffix.pad(k[split:]), self.suffix.pad(v[split:])
+        if self.prefix is not None:
+            k_prefix, v_prefix = self.prefix.pad(k[:split]), self.prefix.pad(v[:split])
+            k_all = torch.cat((k_prefix.index_select(0, self.group_S), k_all), dim=2)
+            v_all = torch.cat((v_prefix.index_select(0, self.group_S), v_all), dim=2)
+        if len(q) != len(k):  # the last layer; were all states kept, the full masks would do the same
             seen = F.scaled_dot_product_attention(
-                q_suffix, k_suffix, v_suffix, is_causal=True, enable_gqa=grouped
+                self.kept.pad(q), k_all, v_all, attn_mask=self.mask_kept, enable_gqa=grouped
             )
+            return self.kept.unpad(seen)
+        q_suffix = self.suffix.pad(q[split:])
+        if self.prefix is None:
+            seen = F.scaled_dot_product_attention(q_suffix, k_all, v_all, is_causal=True, enable_gqa=grouped)
             return self.suffix.unpad(seen)
-        q_prefix, k_prefix, v_prefix = (self.prefix.pad(part[:split]) for part in (q, k, v))
+        q_prefix = self.prefix.pad(q[:split])
         seen_prefix = F.scaled_dot_product_attention(
             q_prefix, k_prefix, v_prefix, is_causal=True, enable_gqa=grouped
         )
         seen_suffix = F.scaled_dot_product_attention(
-            q_suffix,
-            torch.cat((k_prefix.index_select(0, self.group_S), k_suffix), dim=2),
-            torch.cat((v_prefix.index_select(0, self.group_S), v_suffix), dim=2),
-            attn_mask=self.mask_S1CK,
-            enable_gqa=grouped,
+            q_suffix, k_all, v_all, attn_mask=self.mask_full, enable_gqa=grouped
         )
         return torch.cat((self.prefix.unpad(seen_prefix), self.suffix.unpad(seen_suffix)))
 
@@ -136,6 +147,10 @@ class _Padding:
         else:
             padded = _Spread.apply(flat, self.source, self.place_N)
         return padded.view(self.rows, self.longest, num_heads, head_dim).transpose(1, 2)
+
+    def pad_ids(self, flat: Tensor) -> Tensor:
+        """[rows, longest] for numbers instead of vectors."""
+        return flat.index_select(0, self.source).view(self.rows, self.longest)
 
     def unpad(self, padded: Tensor) -> Tensor:
         rows = padded.transpose(1, 2).flatten(0, 1)
@@ -225,7 +240,7 @@ def _shared_length(rows: Sequence[NDArray[np.int64]], limit: int) -> int:
 def _pack(groups: Sequence[_Group], device: torch.device) -> PackedBatch:
     prefix_lengths = [group.prefix_length for group in groups]
     prefixes = [group.rows[0].sample.token_ids_T[: group.prefix_length] for group in groups]
-    suffixes, positions, group_of_suffix, suffix_lengths = [], [], [], []
+    suffixes, positions, group_of_suffix, suffix_lengths, kept_offsets = [], [], [], [], []
     trained = _TrainedTokens()
     cursor = sum(prefix_lengths)
     for number, group in enumerate(groups):
@@ -235,6 +250,7 @@ def _pack(groups: Sequence[_Group], device: torch.device) -> PackedBatch:
             positions.append(np.arange(start, end))
             group_of_suffix.append(number)
             suffix_lengths.append(end - start)
+            kept_offsets.append(np.flatnonzero(row.weights_T[:end]) - 1 - start)
             trained.add(row, end, cursor - start)
             cursor += end - start
     tokens = np.concatenate([*prefixes, *suffixes])
@@ -242,7 +258,14 @@ def _pack(groups: Sequence[_Group], device: torch.device) -> PackedBatch:
     return PackedBatch(
         tokens_N=torch.from_numpy(tokens).to(device),
         positions_N=torch.from_numpy(places).to(device),
-        attention=PackedAttention(prefix_lengths, suffix_lengths, group_of_suffix, device),
+        attention=PackedAttention(
+            prefix_lengths,
+            suffix_lengths,
+            group_of_suffix,
+            [len(offsets) for offsets in kept_offsets],
+            torch.from_numpy(np.concatenate(kept_offsets)).to(device),
+            device,
+        ),
         **trained.tensors(device),
     )
 

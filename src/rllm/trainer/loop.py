@@ -26,6 +26,7 @@ from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.errors import ConfigError
 from rllm.eval.evaluate import evaluate
 from rllm.inference.local.client import LocalClient
+from rllm.rendering.chat import ChatRenderer
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker
@@ -40,27 +41,45 @@ from rllm.types.sample import TrainingBatch, TrainingSample
 
 
 @dataclass(kw_only=True, slots=True)
-class TrainingRun:
-    """Everything a run works with; `rllm.build` makes one from a configuration."""
+class Learner:
+    """What turns demonstrations and episodes into weights. It needs no engine, so a stored run is replayed through it."""
 
     config: TrainConfig
+    backend: TorchBackend
+    tasks: TaskSampler
+    make_agent: Callable[[], BaseAgent]
+    demonstrate: Demonstrate | None
+    renderer: ChatRenderer
+    end_token_id: int
+    """What ends a demonstrated answer: the token that the model has to sample there."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainingRun:
+    """Everything a run works with; `AgentTrainer` makes one from a configuration."""
+
+    learner: Learner
     directory: RunDirectory
     store: EpisodeStore
     tracker: Tracker
     client: LocalClient
     engine: AgentExecutionEngine
-    backend: TorchBackend
-    make_agent: Callable[[], BaseAgent]
-    tasks: TaskSampler
     heldout_tasks: Sequence[Mapping[str, Any]]
     """Reported before and after."""
     validation_tasks: Sequence[Mapping[str, Any]]
     """Evaluated while training; may be watched and tuned on."""
-    demonstrate: Demonstrate | None
     state: RunState
     save_model: Callable[[], None]
-    learner: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "rllm-learner"))
+    learner_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "rllm-learner"))
     canary: Canary = field(default_factory=Canary)
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.learner.config
+
+    @property
+    def backend(self) -> TorchBackend:
+        return self.learner.backend
 
 
 async def train(run: TrainingRun) -> dict[str, Any]:
@@ -83,7 +102,7 @@ async def reinforce(run: TrainingRun) -> None:
             episodes = await sample_episodes(run, step)
             sampled_s = time.perf_counter() - started
             run.store.save_episodes("train", step, episodes)
-            batch, metrics = await _in_learner(run, lambda: learn(run, episodes, step))
+            batch, metrics = await _in_learner(run, lambda: learn(run.learner, episodes, step))
             if batch.samples:
                 metrics |= await publish(run, batch.samples[0])
             state.steps = step + 1
@@ -106,7 +125,7 @@ async def reinforce(run: TrainingRun) -> None:
 async def sample_episodes(run: TrainingRun, step: int) -> list[Episode]:
     """`tasks_per_step` × `group_size` episodes of one step, in the order of tasks and attempts."""
     rollout = run.config.rollout
-    tasks = run.tasks.batch(step * rollout.tasks_per_step, rollout.tasks_per_step)
+    tasks = run.learner.tasks.batch(step * rollout.tasks_per_step, rollout.tasks_per_step)
     async with aclosing(
         run.engine.run(
             tasks,
@@ -119,9 +138,11 @@ async def sample_episodes(run: TrainingRun, step: int) -> list[Episode]:
     return sorted(episodes, key=lambda each: (each.task_id, each.rollout_idx))
 
 
-def learn(run: TrainingRun, episodes: Sequence[Episode], step: int) -> tuple[TrainingBatch, dict[str, Any]]:
+def learn(
+    learner: Learner, episodes: Sequence[Episode], step: int
+) -> tuple[TrainingBatch, dict[str, Any]]:
     """Episodes to optimizer updates. Needs no engine: a stored run is replayed through this very function."""
-    algorithm = run.config.algorithm
+    algorithm = learner.config.algorithm
     groups, counts = group_episodes(episodes)
     advantages = group_advantages(groups, algorithm.estimator, counts)
     batch = training_batch(episodes, advantages)
@@ -130,7 +151,7 @@ def learn(run: TrainingRun, episodes: Sequence[Episode], step: int) -> tuple[Tra
     )
     updates: list[dict[str, float]] = []
     for share in group_shares(batch.samples, algorithm.updates_per_step):
-        updates.append(run.backend.update(share, loss, learning_rate(run.config, step)))
+        updates.append(learner.backend.update(share, loss, learning_rate(learner.config, step)))
     rewards = [
         episode.reward for episode in episodes if episode.outcome in (Outcome.SCORED, Outcome.TRUNCATED)
     ]
@@ -143,7 +164,7 @@ def learn(run: TrainingRun, episodes: Sequence[Episode], step: int) -> tuple[Tra
         "groups_tied": counts.tied,
         "groups_alone": counts.alone,
         "turns_mean": sum(len(each.trajectories[0].steps) for each in episodes) / max(1, len(episodes)),
-        "learning_rate": learning_rate(run.config, step),
+        "learning_rate": learning_rate(learner.config, step),
         **{f"tokens.{name}": count for name, count in batch.token_counts.items()},
         **{
             name: sum(each[name] for each in updates) / len(updates)
@@ -162,13 +183,13 @@ async def warm_start(run: TrainingRun) -> None:
     config, state, warm = run.config, run.state, run.config.warm_start
     if warm.steps == 0:
         return
-    if run.demonstrate is None:
+    if run.learner.demonstrate is None:
         raise ConfigError(
             f"`warm_start.steps` is {warm.steps} but {run.engine.env_class.__name__} has no expert to imitate; set it to 0."
         )
     for step in range(state.warm_steps, warm.steps):
         with _timed(state, "warm_start"):
-            metrics = await _in_learner(run, lambda: imitate(run, step))
+            metrics = await _in_learner(run, lambda: imitate(run.learner, step))
             state.warm_steps = step + 1
         run.tracker.log(step, "warm_start", {**metrics, "total_steps": warm.steps, "run_s": wall_s(state)})
         if state.warm_steps == warm.steps:
@@ -179,22 +200,22 @@ async def warm_start(run: TrainingRun) -> None:
             save(run)
 
 
-def imitate(run: TrainingRun, step: int) -> dict[str, float]:
+def imitate(learner: Learner, step: int) -> dict[str, float]:
     """One supervised update on new demonstrations."""
-    warm = run.config.warm_start
-    assert run.demonstrate is not None, "warm_start checked it"
+    warm = learner.config.warm_start
+    assert learner.demonstrate is not None, "warm_start checked it"
     position = step * warm.episodes_per_step
     samples = demonstration_samples(
-        run.tasks.batch(position, warm.episodes_per_step),
-        run.demonstrate,
-        run.make_agent,
-        run.client.renderer,
-        run.client.loaded.end_token_ids[0],
+        learner.tasks.batch(position, warm.episodes_per_step),
+        learner.demonstrate,
+        learner.make_agent,
+        learner.renderer,
+        learner.end_token_id,
         noise=warm.noise,
-        key=(run.config.seed, "warm_start", step),
+        key=(learner.config.seed, "warm_start", step),
     )
-    rate = _linear(warm.learning_rate, step, warm.steps, run.config.optimizer.final_lr_fraction)
-    return run.backend.update(samples, ImitationLoss(), rate)
+    rate = _linear(warm.learning_rate, step, warm.steps, learner.config.optimizer.final_lr_fraction)
+    return learner.backend.update(samples, ImitationLoss(), rate)
 
 
 async def publish(run: TrainingRun, sample: TrainingSample) -> dict[str, float]:
@@ -302,7 +323,7 @@ def _sampling(run: TrainingRun, *, greedy: bool = False) -> SamplingParams:
 
 async def _in_learner(run: TrainingRun, work: Callable[[], Any]) -> Any:
     """Heavy work in the one learner thread, so that the event loop and the live view stay responsive."""
-    return await asyncio.get_running_loop().run_in_executor(run.learner, work)
+    return await asyncio.get_running_loop().run_in_executor(run.learner_thread, work)
 
 
 @contextmanager

@@ -71,15 +71,20 @@ class _RowBuilder:
         self.ids: list[int] = []
         self.versions: list[int] = []
         self.logprobs: list[float] = []
-        self.temperature = 1.0
+        self.temperature: float | None = None
 
     def append(self, step: Step) -> None:
         num_new = len(step.prompt_ids) - len(self.ids)
         self.ids = step.prompt_ids + step.response_ids
         self.versions += [NOT_SAMPLED] * num_new + step.policy_versions
         self.logprobs += [0.0] * num_new + step.logprobs
-        if step.model_output is not None:
-            self.temperature = step.model_output.temperature
+        temperature = _temperature_of(step)
+        if self.temperature is not None and temperature != self.temperature:
+            raise ConfigError(
+                f"One conversation was sampled at temperature {self.temperature} and then at {temperature}; its tokens have "
+                "no common policy to be trained on. Sample all turns of an episode alike."
+            )
+        self.temperature = temperature
 
     def row(
         self, task_id: str, role: str, order_key: tuple[str, int, int, int], advantage: float
@@ -92,8 +97,14 @@ class _RowBuilder:
             advantages_T=np.where(versions_T != NOT_SAMPLED, advantage, 0.0).astype(np.float32),
             group_key=(task_id, role),
             order_key=order_key,
-            temperature=self.temperature,
+            temperature=1.0 if self.temperature is None else self.temperature,
         )
+
+
+def _temperature_of(step: Step) -> float:
+    """What the logits were divided by. RAW log-probabilities are the model's own, however the token was picked."""
+    output = step.model_output
+    return 1.0 if output is None or output.logprob_meaning is LogprobMeaning.RAW else output.temperature
 
 
 def _require_trainable(step: Step, task_id: str) -> None:

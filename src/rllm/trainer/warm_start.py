@@ -22,6 +22,15 @@ DEMONSTRATED = 0
 """Policy version of demonstrated tokens: they are to be learned, as if the policy had sampled them before any update."""
 
 
+def answer_end(renderer: ChatRenderer, end_token_ids: Sequence[int]) -> int:
+    """The token that ends a demonstrated answer.
+
+    A model may have several end tokens; the one its chat template writes behind an answer is the one to learn.
+    """
+    after_answer = renderer.continuation([], [{"role": "user", "content": "x"}])
+    return after_answer[0] if after_answer[:1] and after_answer[0] in end_token_ids else end_token_ids[0]
+
+
 def demonstration_samples(
     tasks: Sequence[Mapping[str, Any]],
     demonstrate: Demonstrate,

@@ -236,7 +236,7 @@ class TrajectoryGroup:
         return f"{self.task_id}:{self.role}"
 
 
-class TerminationEvent(Exception):  # noqa: N818  published programs raise it by this name; it is not an error
+class TerminationEvent(Exception):
     """Raised inside a workflow or agent to end the rollout with a reason."""
 
     def __init__(self, reason: TerminationReason = TerminationReason.UNKNOWN) -> None:

@@ -1,6 +1,7 @@
 """Keys and values of every sequence, in slots; and the index that finds a prefix somebody has computed before.
 
     keys, values: [L, S, K, T, d]      slot S, then head, then time: decode reads one contiguous run per (slot, head)
+    bias: [S, K, T]                    0 where the slot holds a token, -inf elsewhere: added to attention scores
 
 A slot belongs to one conversation from its first prompt until the conversation closes. Freed slots keep their contents
 until they are needed again, so that a later prompt with the same beginning copies instead of computing.
@@ -10,7 +11,9 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 BLOCK = 16
@@ -46,6 +49,7 @@ class KVCache:
         # Zeros, not garbage: a masked position contributes 0 × value, which is NaN if the value is.
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.bias = torch.full(shape[1:-1], float("-inf"), device=device, dtype=dtype)
         self.num_slots = num_slots
         self.max_context = max_context
         self.num_kv_heads = num_kv_heads
@@ -81,6 +85,22 @@ class KVCache:
         self.truncate(slot, own)
         return own
 
+    def write_index(self, slots_N: NDArray[np.int64], positions_N: NDArray[np.int64]) -> Tensor:
+        """[N·K] rows that N tokens go to, in the [S·K·T, d] view of a layer: the index that `store` takes."""
+        heads_N_K = slots_N[:, None] * self.num_kv_heads + np.arange(self.num_kv_heads)
+        rows_N_K = heads_N_K * self.max_context + positions_N[:, None]
+        return torch.from_numpy(rows_N_K.ravel()).to(self.keys.device)
+
+    def store(self, layer: int, rows: Tensor, keys_N_K_d: Tensor, values_N_K_d: Tensor) -> None:
+        """Write the keys and values of new tokens of one layer."""
+        size = keys_N_K_d.shape[-1]
+        self.keys[layer].view(-1, size).index_copy_(0, rows, keys_N_K_d.reshape(-1, size))
+        self.values[layer].view(-1, size).index_copy_(0, rows, values_N_K_d.reshape(-1, size))
+
+    def show(self, rows: Tensor) -> None:
+        """Let attention see the tokens that are stored, or about to be stored, at `rows`."""
+        self.bias.view(-1).index_fill_(0, rows, 0.0)
+
     def copy_prefix(self, source: Slot, targets: Sequence[Slot], length: int) -> None:
         """Give every target the first `length` tokens of `source`."""
         index = torch.tensor([target.index for target in targets], device=self.keys.device)
@@ -90,6 +110,7 @@ class KVCache:
             self.truncate(target, 0)
             target.ids = source.ids[:length]
             self.register(target)
+        self.bias[index, :, :length] = 0.0
 
     def truncate(self, slot: Slot, length: int) -> None:
         """Keep only the first `length` tokens."""
@@ -98,7 +119,9 @@ class KVCache:
             if self._slot_of_block.get(block_hash) == slot.index:
                 del self._slot_of_block[block_hash]
         del slot.block_hashes[keep:]
-        del slot.ids[length:]
+        if len(slot.ids) > length:
+            self.bias[slot.index, :, length : len(slot.ids)] = float("-inf")
+            del slot.ids[length:]
 
     def register(self, slot: Slot) -> None:
         """Enter the full blocks of `slot` that are not in the index yet."""
@@ -112,6 +135,7 @@ class KVCache:
     def forget_everything(self) -> None:
         """The weights changed: nothing that is cached is true any more."""
         self._slot_of_block.clear()
+        self.bias.fill_(float("-inf"))
         for slot in self.slots:
             slot.ids = []
             slot.block_hashes = []

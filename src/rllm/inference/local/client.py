@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.local.engine import LocalEngine, Request
+from rllm.inference.local.engine import LocalEngine
+from rllm.inference.local.requests import Request
 from rllm.models.directory import LoadedModel
 from rllm.rendering.chat import ChatRenderer, Conversation
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams

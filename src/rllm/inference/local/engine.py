@@ -15,53 +15,18 @@ and rows in flight read their context anew. A step that finds weights changed wi
 import heapq
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.local.cache import KVCache, Slot
-from rllm.inference.local.forward import Row, decode, prefill
-from rllm.inference.local.sampling import SamplingRows, sample
-from rllm.types.messages import FinishReason, SamplingParams
-
-
-@dataclass(kw_only=True, slots=True)
-class Request:
-    """One answer to be sampled, or (with `score_from`) one row of tokens to be scored."""
-
-    order: tuple[str | int, ...]
-    """Requests of one moment are admitted in this order."""
-    prompt_ids: list[int]
-    sampling: SamplingParams
-    end_token_ids: frozenset[int]
-    deliver: Callable[["Request"], None]
-    """Called in the engine thread when the request is finished, cancelled or failed."""
-    score_from: int | None = None
-    """Score the prompt's tokens from this index on instead of sampling."""
-    holder: "Holder"
-    completion_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    policy_versions: list[int] = field(default_factory=list[int])
-    finish_reason: FinishReason | None = None
-    error: BaseException | None = None
-    cached_tokens: int = 0
-    submitted_at: float = 0.0
-    finished_at: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class Holder:
-    """A conversation's place in the engine: its slot, kept between turns, and whether the engine waits for it."""
-
-    engine: "LocalEngine"
-    slot: Slot | None = None
-    request: Request | None = None
-    closed: bool = False
+from rllm.inference.local.forward import PromptRows, Row, forward, prefill
+from rllm.inference.local.requests import Holder, LiveRequests, Request
+from rllm.types.messages import FinishReason
 
 
 @dataclass(slots=True)
@@ -126,8 +91,12 @@ class LocalEngine:
         """Open sessions that are not waiting for the model; the lockstep barrier waits until there are none."""
         self._waiting: list[tuple[tuple[str | int, ...], int, Request]] = []
         self._arrivals = 0
-        self._live: list[Request] = []
-        """Requests that are being decoded, in ascending slot order."""
+        self._live = LiveRequests(self._cache)
+        self._starting: list[Request] = []
+        """Requests that were admitted and are not live yet."""
+        self._any_cancelled = False
+        self._reread = False
+        """Weights were published over rows in flight, whose context must be read anew."""
         self._stepping = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="rllm-local-engine", daemon=True)
@@ -140,7 +109,7 @@ class LocalEngine:
         with self._condition:
             self._require_running()
             self._outside += 1
-        return Holder(self)
+        return Holder()
 
     def submit(self, request: Request) -> None:
         """Queue a request of an open conversation, which may have one at a time."""
@@ -178,6 +147,8 @@ class LocalEngine:
     def publish(self, policy_version: int) -> None:
         """The weights are now those of `policy_version`. Returns when no step with the old ones is running."""
         with self._stepping:
+            self._live.collect(self.policy_version)
+            self._reread = True
             self.policy_version = policy_version
             self._published_state = self._weight_state()
             self._cache.forget_everything()
@@ -219,13 +190,14 @@ class LocalEngine:
             return True
         if self.lockstep and self._outside > 0:
             return False
-        return bool(self._inbox or self._live or self._waiting)
+        return bool(self._inbox or self._live.requests or self._waiting)
 
     def _take_in(self) -> None:
         """Apply cancellations and releases, then queue new requests in their order. Runs under the condition."""
         for holder in self._cancels:
             if holder.request is not None:
                 holder.request.finish_reason = FinishReason.CANCELLED
+                self._any_cancelled = True
         self._cancels.clear()
         for request in self._inbox:
             heapq.heappush(self._waiting, (request.order, self._arrivals, request))
@@ -239,13 +211,26 @@ class LocalEngine:
                 holder.slot = None
 
     def _step(self) -> None:
+        """New prompts and one token of every live row go through the model together; then every row samples a token."""
         self._check_weights()
-        self._drop_cancelled()
-        admitted = self._admit()
-        if admitted:
-            self._prefill(admitted)
-        if self._live:
-            self._decode()
+        if self._any_cancelled:
+            self._drop_cancelled()
+        if self._reread:
+            self._read_contexts()
+        self._starting = self._admit()
+        start = self._begin([request for request in self._starting if request.score_from is None])
+        for request in self._starting:
+            if request.score_from is not None:
+                self._score(request)
+        live = self._live
+        if start is None and live.decoding is None:
+            return
+        prompts = PromptRows(self._cache, start.rows) if start else None
+        logits_B_V = forward(self.model, self._cache, live.decoding, live.tokens_B, prompts)
+        if start:
+            logits_B_V = self._join(start, logits_B_V)
+        self.counts.sampled_tokens += len(logits_B_V)
+        self._deliver(live.sample(logits_B_V, self.policy_version))
 
     def _check_weights(self) -> None:
         if self._weight_state() != self._published_state:
@@ -255,16 +240,28 @@ class LocalEngine:
             )
 
     def _drop_cancelled(self) -> None:
-        for request in self._live:
-            if request.finish_reason is FinishReason.CANCELLED:
-                self._deliver(request)
-        self._live = [request for request in self._live if request.holder.request is request]
-        if any(entry[2].finish_reason is FinishReason.CANCELLED for entry in self._waiting):
-            for entry in self._waiting:
-                if entry[2].finish_reason is FinishReason.CANCELLED:
-                    self._deliver(entry[2])
-            self._waiting = [entry for entry in self._waiting if entry[2].holder.request is entry[2]]
+        self._any_cancelled = False
+        self._deliver(self._live.remove_cancelled(self.policy_version))
+        cancelled = [entry[2] for entry in self._waiting if entry[2].finish_reason is FinishReason.CANCELLED]
+        if cancelled:
+            self._deliver(cancelled)
+            self._waiting = [entry for entry in self._waiting if entry[2].finish_reason is None]
             heapq.heapify(self._waiting)
+
+    def _read_contexts(self) -> None:
+        """A publish emptied the cache under rows in flight: they read their context anew."""
+        self._reread = False
+        rows: list[Row] = []
+        num_tokens = 0
+        for request in self._live.requests:
+            context = (request.prompt_ids + request.completion_ids)[:-1]
+            if rows and num_tokens + len(context) > self.max_prefill_tokens:
+                prefill(self.model, self._cache, rows)
+                rows, num_tokens = [], 0
+            rows.append(Row(request.slot, context))
+            num_tokens += len(context)
+        if rows:
+            prefill(self.model, self._cache, rows)
 
     def _admit(self) -> list[Request]:
         """Waiting requests that get to run now: those with a slot, and new ones as long as slots and budget last."""
@@ -280,95 +277,51 @@ class LocalEngine:
                     continue
                 request.holder.slot = self._cache.allocate()
             admitted.append(request)
-            budget -= max(1, len(request.prompt_ids) - len(request.holder.slot.ids))
+            budget -= max(1, len(request.prompt_ids) - len(request.slot.ids))
         for entry in postponed:
             heapq.heappush(self._waiting, entry)
         return admitted
 
-    def _prefill(self, admitted: Sequence[Request]) -> None:
-        """Compute prompts, identical ones once, and sample each request's first token."""
-        cache = self._cache
-        leaders: dict[tuple[int, ...], Request] = {}
-        followers: list[tuple[Request, Request]] = []
-        rows: list[Row] = []
-        row_of: dict[int, int] = {}
-        scored: list[Request] = []
-        for request in admitted:
-            slot = _slot(request)
-            leader = leaders.get(key) if (key := tuple(request.prompt_ids)) in leaders else None
-            if leader is not None and request.score_from is None:
-                followers.append((leader, request))
-                continue
-            request.cached_tokens = cache.begin(slot, request.prompt_ids)
-            if request.score_from is not None:
-                cache.truncate(slot, min(len(slot.ids), request.score_from - 1))
-                scored.append(request)
-                continue
-            leaders[key] = request
-            row_of[id(request)] = len(rows)
-            rows.append(Row(slot, request.prompt_ids[len(slot.ids) :]))
-        for request in scored:
-            self._score(request)
-        if not rows:
-            return
-        logits_R_V = prefill(self.model, cache, rows)
-        for row in rows:
-            cache.register(row.slot)
-        copies: dict[int, tuple[Request, list[Slot]]] = {}
-        for leader, request in followers:
-            copies.setdefault(id(leader), (leader, []))[1].append(_slot(request))
-            request.cached_tokens = len(request.prompt_ids)
-            row_of[id(request)] = row_of[id(leader)]
-        for leader, targets in copies.values():
-            cache.copy_prefix(_slot(leader), targets, len(leader.prompt_ids))
-        starting = [request for request in admitted if request.score_from is None]
-        for request in starting:
-            self.counts.prompt_tokens += len(request.prompt_ids)
+    def _begin(self, requests: Sequence[Request]) -> "_Start | None":
+        """What has to be read for these requests: each prompt once, without the part that the cache holds."""
+        start = _Start(requests=requests)
+        row_of_prompt: dict[tuple[int, ...], int] = {}
+        for request in requests:
+            prompt = tuple(request.prompt_ids)
+            row = row_of_prompt.setdefault(prompt, len(start.rows))
+            if row == len(start.rows):
+                request.cached_tokens = self._cache.begin(request.slot, request.prompt_ids)
+                start.rows.append(Row(request.slot, request.prompt_ids[request.cached_tokens :]))
+            else:
+                request.cached_tokens = len(prompt)
+            start.row_of_request.append(row)
+            self.counts.prompt_tokens += len(prompt)
             self.counts.cached_tokens += request.cached_tokens
-        if followers:
-            logits_R_V = logits_R_V[[row_of[id(request)] for request in starting]]
-        self._append_samples(starting, logits_R_V)
-        self._live.extend(request for request in starting if request.finish_reason is None)
-        self._live.sort(key=lambda request: _slot(request).index)
+        return start if requests else None
 
-    def _decode(self) -> None:
-        stale = [request for request in self._live if len(_slot(request).ids) != _context_length(request) - 1]
-        if stale:  # a publish emptied the cache under rows in flight: they read their context anew
-            rows = [Row(_slot(each), (each.prompt_ids + each.completion_ids)[:-1]) for each in stale]
-            prefill(self.model, self._cache, rows)
-        slots = [_slot(request) for request in self._live]
-        logits_B_V = decode(self.model, self._cache, slots, [each.completion_ids[-1] for each in self._live])
-        self._append_samples(self._live, logits_B_V)
-        self._live = [request for request in self._live if request.finish_reason is None]
-
-    def _append_samples(self, requests: Sequence[Request], logits_B_V: Tensor) -> None:
-        params = [request.sampling for request in requests]
-        rows = SamplingRows(
-            seeds_B=np.array([each.seed for each in params], dtype=np.uint64),
-            positions_B=np.array([len(request.completion_ids) for request in requests], dtype=np.uint64),
-            plain=all(each.temperature == 1.0 and each.top_p == 1.0 and each.top_k == 0 for each in params),
-            params=params,
-        )
-        tokens_B, logprobs_B = sample(logits_B_V, rows)
-        version = self.policy_version
-        self.counts.sampled_tokens += len(requests)
-        for request, token, logprob in zip(requests, tokens_B.tolist(), logprobs_B.tolist(), strict=True):
-            request.completion_ids.append(token)
-            request.logprobs.append(logprob)
-            request.policy_versions.append(version)
-            if token in request.end_token_ids:
-                request.finish_reason = FinishReason.STOP
-            elif len(request.completion_ids) >= request.sampling.max_tokens or (
-                _context_length(request) >= self.max_context
-            ):
-                request.finish_reason = FinishReason.LENGTH
-            if request.finish_reason is not None:
-                self._deliver(request)
+    def _join(self, start: "_Start", logits_B_V: Tensor) -> Tensor:
+        """The prompts have been read: their requests are live from here on. Logits of all live rows."""
+        twins: list[list[Slot]] = [[] for _ in start.rows]
+        for request, row in zip(start.requests, start.row_of_request, strict=True):
+            if request.slot is not start.rows[row].slot:
+                twins[row].append(request.slot)
+        for row, targets in zip(start.rows, twins, strict=True):
+            self._cache.register(row.slot)
+            if targets:
+                self._cache.copy_prefix(row.slot, targets, len(row.slot.ids))
+        num_live = len(self._live.requests)
+        self._live.join(start.requests)
+        self._starting = []
+        if len(start.rows) == len(start.requests):
+            return logits_B_V
+        return logits_B_V[[*range(num_live), *(num_live + row for row in start.row_of_request)]]
 
     def _score(self, request: Request) -> None:
-        slot, start = _slot(request), request.score_from or 0
-        known = len(slot.ids)
-        logits = prefill(self.model, self._cache, [Row(slot, request.prompt_ids[known:])], all_logits=True)
+        slot, start = request.slot, request.score_from or 0
+        known = min(self._cache.begin(slot, request.prompt_ids), start - 1)
+        self._cache.truncate(slot, known)
+        row = Row(slot, request.prompt_ids[known:])
+        logits = prefill(self.model, self._cache, [row], all_logits=True)
         temperature = request.sampling.temperature or 1.0
         logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
         targets = torch.tensor(request.prompt_ids[start:], device=logits.device)
@@ -378,21 +331,26 @@ class LocalEngine:
         request.logprobs = logprobs[predicted_by, targets].tolist()
         request.policy_versions = [self.policy_version] * len(targets)
         request.finish_reason = FinishReason.STOP
-        self._deliver(request)
+        self._deliver([request])
 
-    def _deliver(self, request: Request) -> None:
-        request.finished_at = time.perf_counter()
+    def _deliver(self, requests: Sequence[Request]) -> None:
+        if not requests:
+            return
+        now = time.perf_counter()
         with self._condition:
-            request.holder.request = None
-            if not request.holder.closed:
-                self._outside += 1
-            if request.error is not None:
-                self.counts.failed += 1
-            elif request.finish_reason is FinishReason.CANCELLED:
-                self.counts.cancelled += 1
-            else:
-                self.counts.finished += 1
-        request.deliver(request)
+            for request in requests:
+                request.finished_at = now
+                request.holder.request = None
+                if not request.holder.closed:
+                    self._outside += 1
+                if request.error is not None:
+                    self.counts.failed += 1
+                elif request.finish_reason is FinishReason.CANCELLED:
+                    self.counts.cancelled += 1
+                else:
+                    self.counts.finished += 1
+        for request in requests:
+            request.deliver(request)
 
     def _fail_all(self, error: Exception) -> None:
         failure = (
@@ -401,12 +359,17 @@ class LocalEngine:
         if failure is not error:
             failure.__cause__ = error
         with self._condition:
-            pending = [*self._live, *(entry[2] for entry in self._waiting), *self._inbox]
-            self._live, self._waiting, self._inbox = [], [], []
+            queued = [*(entry[2] for entry in self._waiting), *self._inbox]
+            pending = [
+                each
+                for each in (*self._live.requests, *self._starting, *queued)
+                if each.holder.request is each
+            ]
+            self._live = LiveRequests(self._cache)
+            self._starting, self._waiting, self._inbox = [], [], []
         for request in pending:
-            if request.holder.request is request:
-                request.error = failure
-                self._deliver(request)
+            request.error = failure
+        self._deliver(list({id(request): request for request in pending}.values()))
         self._cache.forget_everything()
 
     def _weight_state(self) -> int:
@@ -418,11 +381,10 @@ class LocalEngine:
             raise InferenceError("The engine is closed.")
 
 
-def _slot(request: Request) -> Slot:
-    slot = request.holder.slot
-    assert slot is not None, "an admitted request has a slot"
-    return slot
+@dataclass(kw_only=True, slots=True)
+class _Start:
+    """Requests that begin in this step, and the distinct prompts among theirs."""
 
-
-def _context_length(request: Request) -> int:
-    return len(request.prompt_ids) + len(request.completion_ids)
+    requests: Sequence[Request]
+    rows: list[Row] = field(default_factory=list[Row])
+    row_of_request: list[int] = field(default_factory=list[int])

@@ -1,24 +1,27 @@
 """One forward pass of the engine: rows of new tokens on top of what their slots hold.
 
-    prefill: several new tokens a row     tokens_N flat ─► write K, V to slots ─► attention padded to the longest row
-    decode:  exactly one new token a row  tokens_B      ─► write K, V to slots ─► one matrix-vector product per (slot, head)
+    decoding:  exactly one token a row  ─┐                           ┌─► one matrix-vector product per (slot, head)
+    prompts:   several new tokens a row ─┴─► tokens_N ─► write K, V ─┴─► attention padded to the longest row
 
-Decode attends over the contiguous range of slots that holds all live rows: reading keys in place beats gathering them.
-Where live rows are scattered over more than twice their number of slots, gathering is cheaper and is done instead.
+Both kinds share the pass, because linear layers see nothing but a flat row of tokens. Decode attends over the contiguous
+range of slots that holds all its rows: reading keys in place beats gathering them. Where rows are scattered over more than
+twice their number of slots, gathering is cheaper and is done instead.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rllm.inference.local.cache import KVCache, Slot
 
-TIME_STEP = 32
-"""Attention lengths are rounded up to a multiple of this, so that kernels see few shapes."""
+TIME_STEP = 16
+"""Decode attends over lengths that are a multiple of this, so that kernels see aligned rows and few shapes."""
 
 
 @dataclass(slots=True)
@@ -29,114 +32,174 @@ class Row:
     new_ids: Sequence[int]
 
 
+class PromptRows:
+    """Rows that read several tokens: prompts, or what was said since the last answer."""
+
+    def __init__(self, cache: KVCache, rows: Sequence[Row]) -> None:
+        device = cache.keys.device
+        starts_R = np.array([len(row.slot.ids) for row in rows])
+        lengths_R = np.array([len(row.new_ids) for row in rows])
+        slots_R = np.array([row.slot.index for row in rows])
+        ends_R = np.cumsum(lengths_R)
+        row_N = np.repeat(np.arange(len(rows)), lengths_R)
+        offset_N = np.arange(len(row_N)) - (ends_R - lengths_R)[row_N]
+        positions_N = starts_R[row_N] + offset_N
+        self.rows = rows
+        self.num_tokens = len(row_N)
+        self.tokens_N = torch.tensor([token for row in rows for token in row.new_ids], device=device)
+        self.positions_N = torch.from_numpy(positions_N).to(device)
+        self.write = cache.write_index(slots_R[row_N], positions_N)
+        self.last_R = torch.from_numpy(ends_R - 1).to(device)
+        """Place in N of each row's last token."""
+        self._cache = cache
+        self._slots = _consecutive(slots_R, device)
+        self._longest = int(lengths_R.max())
+        self._span = int((starts_R + lengths_R).max())
+        self._full = self.num_tokens == len(rows) * self._longest
+        self._place_N = torch.from_numpy(row_N * self._longest + offset_N).to(device)
+        """Place of each token in the padded [R, longest] block."""
+        column = np.arange(self._span)
+        last_R11T = column <= (starts_R + lengths_R - 1)[:, None, None, None]
+        self._visible_to_last = torch.from_numpy(last_R11T).to(device)
+        self._visible: Tensor | None = None
+        if starts_R.any():  # else `is_causal` says it all
+            query_R_Q1 = starts_R[:, None, None] + np.arange(self._longest)[:, None]
+            self._visible = torch.from_numpy((column <= query_R_Q1)[:, None]).to(device)
+
+    def attend(self, layer: int, queries: Tensor) -> Tensor:
+        """Attention of all tokens, or of the last one of each row where only those are asked for."""
+        num_rows, (_, num_heads, head_dim) = len(self.rows), queries.shape
+        keys = self._cache.keys[layer][:, :, : self._span][self._slots]
+        values = self._cache.values[layer][:, :, : self._span][self._slots]
+        grouped = num_heads != self._cache.num_kv_heads
+        if len(queries) != self.num_tokens:
+            last = queries.view(num_rows, num_heads, 1, head_dim)
+            return F.scaled_dot_product_attention(
+                last, keys, values, attn_mask=self._visible_to_last, enable_gqa=grouped
+            ).squeeze(2)
+        padded = queries
+        if not self._full:
+            padded = queries.new_zeros(num_rows * self._longest, num_heads, head_dim)
+            padded.index_copy_(0, self._place_N, queries)
+        padded = padded.view(num_rows, self._longest, num_heads, head_dim).transpose(1, 2)
+        seen = F.scaled_dot_product_attention(
+            padded,
+            keys,
+            values,
+            attn_mask=self._visible,
+            is_causal=self._visible is None,
+            enable_gqa=grouped,
+        )
+        seen = seen.transpose(1, 2).reshape(-1, num_heads, head_dim)
+        return seen if self._full else seen.index_select(0, self._place_N)
+
+
+class DecodeRows:
+    """Rows that read one token a step. Lives as long as the set of rows stays the same; `advance` after every step."""
+
+    def __init__(self, cache: KVCache, slots_B: NDArray[np.int64], positions_B: NDArray[np.int64]) -> None:
+        """`slots_B` in ascending order; `positions_B` are where the next tokens go."""
+        device = cache.keys.device
+        self.num_rows = len(slots_B)
+        self.positions_B = torch.from_numpy(positions_B.copy()).to(device)
+        self.write = cache.write_index(slots_B, positions_B)
+        self._cache = cache
+        self._longest = int(positions_B.max()) + 1
+        low, count = int(slots_B[0]), int(slots_B[-1] - slots_B[0]) + 1
+        self._gather: Tensor | None = None
+        self._spread: Tensor | None = None
+        self._range = slice(low * cache.num_kv_heads, (low + count) * cache.num_kv_heads)
+        if count > 2 * self.num_rows:
+            heads = slots_B[:, None] * cache.num_kv_heads + np.arange(cache.num_kv_heads)
+            self._gather = torch.from_numpy(heads.ravel()).to(device)
+        elif count > self.num_rows:
+            self._spread = torch.from_numpy(slots_B - low).to(device)
+        self._num_slots = self.num_rows if self._gather is not None else count
+
+    def advance(self) -> None:
+        """Every row has read its token: the next ones go one place further."""
+        self.positions_B += 1
+        self.write += 1
+        self._longest += 1
+
+    def attend(self, layer: int, queries: Tensor) -> Tensor:
+        cache = self._cache
+        heads, (_, num_heads, head_dim) = cache.num_kv_heads, queries.shape
+        span = min(-(-self._longest // TIME_STEP) * TIME_STEP, cache.max_context)
+        keys, values, bias = (
+            self._select(rows, span)
+            for rows in (
+                cache.keys[layer].view(-1, cache.max_context, head_dim),
+                cache.values[layer].view(-1, cache.max_context, head_dim),
+                cache.bias.view(-1, cache.max_context),
+            )
+        )
+        if self._spread is not None:
+            queries = queries.new_zeros(self._num_slots, num_heads, head_dim).index_copy_(
+                0, self._spread, queries
+            )
+        grouped = queries.reshape(self._num_slots * heads, num_heads // heads, head_dim)
+        scores = torch.baddbmm(bias.unsqueeze(1), grouped, keys.transpose(1, 2), alpha=head_dim**-0.5)
+        seen = torch.bmm(torch.softmax(scores, dim=-1), values).view(self._num_slots, num_heads, head_dim)
+        return seen if self._spread is None else seen.index_select(0, self._spread)
+
+    def _select(self, rows: Tensor, span: int) -> Tensor:
+        if self._gather is not None:
+            return rows[:, :span].index_select(0, self._gather)
+        return rows[self._range, :span]
+
+
+def forward(
+    model: Any,
+    cache: KVCache,
+    decoding: DecodeRows | None,
+    tokens_B: Tensor | None,
+    prompts: PromptRows | None,
+    *,
+    all_logits: bool = False,
+) -> Tensor:
+    """Read `tokens_B`, one for every decoding row, and the new tokens of every prompt row.
+
+    [B + R, V] logits after each row's last token; [B + N, V], after every token, with `all_logits`.
+    """
+    num_decoding = decoding.num_rows if decoding else 0
+    tokens = _joined(tokens_B, prompts and prompts.tokens_N)
+    positions = _joined(decoding and decoding.positions_B, prompts and prompts.positions_N)
+    write = _joined(decoding and decoding.write, prompts and prompts.write)
+    cache.show(write)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        cache.store(layer, write, k, v)
+        return _joined(
+            decoding and decoding.attend(layer, q[:num_decoding]),
+            prompts and prompts.attend(layer, q[num_decoding:]),
+        )
+
+    keep_M = None
+    if prompts and not all_logits:
+        keep_M = torch.cat((torch.arange(num_decoding, device=tokens.device), prompts.last_R + num_decoding))
+    logits = model.logits(model.hidden(tokens, positions, attend, keep_M))
+    for row in prompts.rows if prompts else ():
+        row.slot.ids.extend(row.new_ids)
+    return logits
+
+
 def prefill(model: Any, cache: KVCache, rows: Sequence[Row], *, all_logits: bool = False) -> Tensor:
     """Read the new tokens of every row. [R, V] logits after each row's last token; [N, V] for all with `all_logits`."""
-    device = cache.keys.device
-    starts = [len(row.slot.ids) for row in rows]
-    lengths = [len(row.new_ids) for row in rows]
-    longest, end = max(lengths), max(start + length for start, length in zip(starts, lengths, strict=True))
-    span = min(-(-end // TIME_STEP) * TIME_STEP, cache.max_context)
-    start_R = torch.tensor(starts, device=device)
-    length_R = torch.tensor(lengths, device=device)
-    slot_R = torch.tensor([row.slot.index for row in rows], device=device)
-
-    row_N = torch.repeat_interleave(torch.arange(len(rows), device=device), length_R)
-    first_N = torch.cumsum(length_R, 0)[row_N] - length_R[row_N]
-    offset_N = torch.arange(len(row_N), device=device) - first_N
-    position_N = start_R[row_N] + offset_N
-    padded_N = row_N * longest + offset_N
-    """Place of each token in the padded [R, longest] block."""
-    write_N = _write_index(cache, slot_R[row_N], position_N)
-    query_R_Q = start_R.unsqueeze(1) + torch.arange(longest, device=device)
-    visible = torch.arange(span, device=device) <= query_R_Q.unsqueeze(-1)
-    visible_R1QT = visible.unsqueeze(1)
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = cache.keys[layer], cache.values[layer]
-        _store(keys, write_N, k)
-        _store(values, write_N, v)
-        num_heads, head_dim = q.shape[1], q.shape[2]
-        q_pad = q.new_zeros(len(rows) * longest, num_heads, head_dim)
-        q_pad[padded_N] = q
-        seen = F.scaled_dot_product_attention(
-            q_pad.view(len(rows), longest, num_heads, head_dim).transpose(1, 2),
-            keys[slot_R, :, :span],
-            values[slot_R, :, :span],
-            attn_mask=visible_R1QT,
-            enable_gqa=num_heads != cache.num_kv_heads,
-        )
-        return seen.transpose(1, 2).reshape(-1, num_heads, head_dim)[padded_N]
-
-    tokens_N = torch.tensor([token for row in rows for token in row.new_ids], device=device)
-    hidden_N_D = model.hidden(tokens_N, position_N, attend)
-    for row in rows:
-        row.slot.ids.extend(row.new_ids)
-    if all_logits:
-        return model.logits(hidden_N_D)
-    return model.logits(hidden_N_D[torch.cumsum(length_R, 0) - 1])
+    return forward(model, cache, None, None, PromptRows(cache, rows), all_logits=all_logits)
 
 
-def decode(model: Any, cache: KVCache, slots: Sequence[Slot], tokens: Sequence[int]) -> Tensor:
-    """Append one token to every slot (in ascending slot order) and return [B, V] logits after it."""
-    device = cache.keys.device
-    indices = [slot.index for slot in slots]
-    positions = [len(slot.ids) for slot in slots]
-    low, count = indices[0], indices[-1] + 1 - indices[0]
-    span = min(-(-(max(positions) + 1) // TIME_STEP) * TIME_STEP, cache.max_context)
-    position_B = torch.tensor(positions, device=device)
-    slot_B = torch.tensor(indices, device=device)
-    dense = count == len(indices)
-    scattered = count > 2 * len(indices)
-    heads = cache.num_kv_heads
-    write = _write_index(cache, slot_B, position_B)
-
-    if dense or scattered:
-        limit_rows, num_rows = position_B, len(indices)
-    else:
-        limit_rows = position_B.new_zeros(count)
-        limit_rows[slot_B - low] = position_B
-        num_rows = count
-    hidden_keys = torch.arange(span, device=device) > limit_rows.unsqueeze(1)
-    bias = torch.zeros(num_rows, span, device=device, dtype=cache.keys.dtype).masked_fill_(
-        hidden_keys, float("-inf")
-    )
-    bias = bias.repeat_interleave(heads, 0).unsqueeze(1) if heads > 1 else bias.unsqueeze(1)
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = cache.keys[layer], cache.values[layer]
-        _store(keys, write, k)
-        _store(values, write, v)
-        num_heads, head_dim = q.shape[1], q.shape[2]
-        if scattered:
-            keys_rows, values_rows = (
-                keys[slot_B, :, :span].flatten(0, 1),
-                values[slot_B, :, :span].flatten(0, 1),
-            )
-        else:
-            flat = slice(low * heads, (low + count) * heads)
-            keys_rows = keys.view(-1, cache.max_context, head_dim)[flat, :span]
-            values_rows = values.view(-1, cache.max_context, head_dim)[flat, :span]
-        if not dense and not scattered:
-            spread = q.new_zeros(count, num_heads, head_dim)
-            spread[slot_B - low] = q
-            q = spread
-        grouped = q.reshape(num_rows * heads, num_heads // heads, head_dim)
-        scores = torch.baddbmm(bias, grouped, keys_rows.transpose(1, 2), alpha=head_dim**-0.5)
-        seen = torch.bmm(torch.softmax(scores, dim=-1), values_rows).view(num_rows, num_heads, head_dim)
-        return seen if dense or scattered else seen[slot_B - low]
-
-    hidden_B_D = model.hidden(torch.tensor(tokens, device=device), position_B, attend)
-    for slot, token in zip(slots, tokens, strict=True):
-        slot.ids.append(token)
-    return model.logits(hidden_B_D)
+def _joined(first: Tensor | None, second: Tensor | None) -> Tensor:
+    if first is None or second is None:
+        present = second if first is None else first
+        assert present is not None, "a pass has decoding rows or prompts"
+        return present
+    return torch.cat((first, second))
 
 
-def _write_index(cache: KVCache, slot_N: Tensor, position_N: Tensor) -> Tensor:
-    """[N·K] rows of the [S·K·T, d] view of a layer's cache that N tokens go to."""
-    head_K = torch.arange(cache.num_kv_heads, device=slot_N.device)
-    rows = (slot_N.unsqueeze(1) * cache.num_kv_heads + head_K) * cache.max_context + position_N.unsqueeze(1)
-    return rows.flatten()
-
-
-def _store(layer: Tensor, rows: Tensor, new_N_K_d: Tensor) -> None:
-    layer.view(-1, layer.shape[-1]).index_copy_(0, rows, new_N_K_d.reshape(-1, layer.shape[-1]))
+def _consecutive(slots_R: NDArray[np.int64], device: torch.device) -> Any:
+    """An index of these slots: a slice, which copies nothing, where they stand in a row."""
+    first, count = int(slots_R[0]), len(slots_R)
+    if int(slots_R[-1]) == first + count - 1 and bool((np.diff(slots_R) == 1).all()):
+        return slice(first, first + count)
+    return torch.from_numpy(slots_R).to(device)

@@ -5,80 +5,115 @@ process or the order of arrival.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rllm.types.messages import SamplingParams
 
+BLOCK = 64
+"""Tokens that are first drawn together. Running sums do not vectorise, so they are kept short: over blocks, then in one."""
+DRAW_BITS = 23
+"""A float32 total times a draw of this many bits is below the total, however it rounds; so no draw runs past the end."""
 
-def uniforms(seeds_B: NDArray[np.uint64], positions_B: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """[B] numbers in [0, 1): splitmix64 (Steele, Lea, Flood 2014) of seed and position, used as a counter-based generator."""
-    with np.errstate(over="ignore"):
-        x = seeds_B + (positions_B + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x = x ^ (x >> np.uint64(31))
-    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+def uniforms(seeds_B: NDArray[np.uint64], positions_B: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """[2, B] numbers in [0, 1), DRAW_BITS each: splitmix64 (Steele, Lea, Flood 2014) of seed and position."""
+    x_B = seeds_B + (positions_B + _ONE) * _GAMMA  # arrays wrap around, as they should
+    x_B = (x_B ^ (x_B >> _SHIFTS[0])) * _MIX[0]
+    x_B = (x_B ^ (x_B >> _SHIFTS[1])) * _MIX[1]
+    x_B = x_B ^ (x_B >> _SHIFTS[2])
+    return ((x_B >> _PARTS) & _MASK).astype(np.float32) * np.float32(2.0**-DRAW_BITS)
+
+
+_ONE, _GAMMA = np.uint64(1), np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
+_SHIFTS = np.array([30, 27, 31], dtype=np.uint64)
+_PARTS = np.array([[64 - DRAW_BITS], [64 - 2 * DRAW_BITS]], dtype=np.uint64)
+_MASK = np.uint64(2**DRAW_BITS - 1)
 
 
 @dataclass(slots=True)
 class SamplingRows:
-    """The sampling parameters of the rows of one batch, as columns."""
+    """The sampling parameters of the rows of one batch, as columns. Serves many steps: only the positions move on."""
 
     seeds_B: NDArray[np.uint64]
     positions_B: NDArray[np.uint64]
     """Index of the token to be drawn within each answer."""
-    plain: bool
-    """All rows sample at temperature 1 from the whole vocabulary."""
+    temperatures_B: NDArray[np.float64]
     params: Sequence[SamplingParams]
+    temperature_B1: Tensor | None = field(init=False)
+    """What logits are divided by; None when that is 1 everywhere."""
+    greedy: list[int] = field(init=False)
+    """Rows that take the best token."""
+    truncated: list[int] = field(init=False)
+    """Rows with top-k or top-p."""
+
+    def __post_init__(self) -> None:
+        self.greedy = np.flatnonzero(self.temperatures_B == 0.0).tolist()
+        self.temperature_B1 = None
+        if (self.temperatures_B != 1.0).any():
+            divisors_B = np.where(self.temperatures_B == 0.0, 1.0, self.temperatures_B).astype(np.float32)
+            self.temperature_B1 = torch.from_numpy(divisors_B).unsqueeze(1)
+        self.truncated = [
+            row
+            for row, each in enumerate(self.params)
+            if (each.top_k or each.top_p < 1.0) and each.temperature
+        ]
 
 
 def sample(logits_B_V: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """([B] token ids, [B] log-probabilities under the distribution that `SamplingParams.logprob_meaning` names).
-
-    Inverse-CDF sampling in float32; the last token with positive probability catches rounding at the upper end.
-    """
-    logprobs_B_V = torch.log_softmax(logits_B_V.float(), dim=-1)
-    if not rows.plain:
-        logprobs_B_V = _shaped(logits_B_V.float(), logprobs_B_V, rows.params)
-    cdf_B_V = logprobs_B_V.exp().cumsum_(dim=-1)
-    draws_B1 = torch.from_numpy(uniforms(rows.seeds_B, rows.positions_B)).to(cdf_B_V).unsqueeze(1)
-    tokens_B1 = torch.searchsorted(cdf_B_V, draws_B1 * cdf_B_V[:, -1:], right=True)
-    # A draw that rounds up to the total would run past the end: step back to the last token with any probability.
-    last_B1 = torch.searchsorted(cdf_B_V, cdf_B_V[:, -1:].contiguous())
-    tokens_B1 = torch.minimum(tokens_B1, last_B1)
-    if not rows.plain:
-        greedy = [index for index, params in enumerate(rows.params) if params.temperature == 0.0]
-        if greedy:
-            tokens_B1[greedy, 0] = logits_B_V[greedy].argmax(dim=-1)
-    return tokens_B1.squeeze(1), logprobs_B_V.gather(1, tokens_B1).squeeze(1)
+    """([B] token ids, [B] log-probabilities under the distribution that `SamplingParams.logprob_meaning` names)."""
+    logits_B_V = logits_B_V.float()
+    probabilities_B_V = torch.softmax(_shaped(logits_B_V, rows), dim=-1)
+    if len(rows.greedy) == len(rows.params):
+        tokens_B1 = logits_B_V.argmax(dim=-1, keepdim=True)
+    else:
+        tokens_B1 = _draw(probabilities_B_V, uniforms(rows.seeds_B, rows.positions_B))
+        if rows.greedy:
+            tokens_B1[rows.greedy] = logits_B_V[rows.greedy].argmax(dim=-1, keepdim=True)
+    return tokens_B1.squeeze(1), probabilities_B_V.gather(1, tokens_B1).log_().squeeze(1)
 
 
-def _shaped(logits_B_V: Tensor, raw_B_V: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Log-probabilities after temperature, then top-k, then top-p. Greedy rows stay raw: their token is set by argmax."""
-    temperatures = [each.temperature or 1.0 for each in params]
-    shaped_B_V = raw_B_V
-    if any(temperature != 1.0 for temperature in temperatures):
-        temperature_B1 = logits_B_V.new_tensor(temperatures).unsqueeze(1)
-        shaped_B_V = torch.log_softmax(logits_B_V / temperature_B1, dim=-1)
-    for row, each in enumerate(params):
-        if each.temperature == 0.0 or (each.top_k == 0 and each.top_p == 1.0):
-            continue
-        ordered, order = shaped_B_V[row].sort(descending=True)
-        keep = torch.ones_like(ordered, dtype=torch.bool)
-        if each.top_k:
-            keep[each.top_k :] = False
-        if each.top_p < 1.0:
-            kept_probability = torch.where(keep, ordered.exp(), 0.0)
-            share = kept_probability / kept_probability.sum()
-            keep &= (share.cumsum(0) - share) < each.top_p  # the token that crosses the threshold stays
-        truncated = torch.full_like(ordered, float("-inf"))
-        truncated[order[keep]] = torch.log_softmax(ordered[keep], dim=0)
-        shaped_B_V = shaped_B_V.index_copy(
-            0, torch.tensor([row], device=ordered.device), truncated.unsqueeze(0)
-        )
-    return shaped_B_V
+def _draw(probabilities_B_V: Tensor, uniforms_2_B: NDArray[np.float32]) -> Tensor:
+    """[B, 1] tokens by inverse CDF: one number chooses the block, the other the token in it."""
+    draws_2_B1 = torch.from_numpy(uniforms_2_B).to(probabilities_B_V.device).unsqueeze(2)
+    past_last_block = -probabilities_B_V.shape[1] % BLOCK
+    if past_last_block:
+        probabilities_B_V = F.pad(probabilities_B_V, (0, past_last_block))
+    blocks_B_n_b = probabilities_B_V.view(len(probabilities_B_V), -1, BLOCK)
+    block_B1 = _first_above(blocks_B_n_b.sum(dim=-1), draws_2_B1[0])
+    chosen_B_b = blocks_B_n_b.gather(1, block_B1.unsqueeze(2).expand(-1, 1, BLOCK)).squeeze(1)
+    return _first_above(chosen_B_b, draws_2_B1[1]).add_(block_B1, alpha=BLOCK)
+
+
+def _first_above(weights_B_n: Tensor, draws_B1: Tensor) -> Tensor:
+    """[B, 1] the first place where the running sum exceeds draw × total; its weight is positive."""
+    sums_B_n = weights_B_n.cumsum(dim=-1)
+    return torch.searchsorted(sums_B_n, sums_B_n[:, -1:] * draws_B1, right=True)
+
+
+def _shaped(logits_B_V: Tensor, rows: SamplingRows) -> Tensor:
+    """Logits after temperature, then top-k, then top-p. Greedy rows stay as they are: they are scored by the raw model."""
+    if rows.temperature_B1 is not None:
+        logits_B_V = logits_B_V / rows.temperature_B1.to(logits_B_V.device)
+    elif rows.truncated:
+        logits_B_V = logits_B_V.clone()
+    for row in rows.truncated:
+        logits_B_V[row] = _truncated(logits_B_V[row], rows.params[row])
+    return logits_B_V
+
+
+def _truncated(logits_V: Tensor, params: SamplingParams) -> Tensor:
+    ordered, order = logits_V.sort(descending=True)
+    if params.top_k:
+        ordered, order = ordered[: params.top_k], order[: params.top_k]
+    share = torch.softmax(ordered, dim=0)
+    keep = (share.cumsum(0) - share) < params.top_p  # the token that crosses the threshold stays
+    truncated_V = torch.full_like(logits_V, float("-inf"))
+    truncated_V[order[keep]] = ordered[keep]
+    return truncated_V

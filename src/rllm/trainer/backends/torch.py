@@ -74,7 +74,7 @@ class TorchBackend:
             terms_M = loss.terms(logprobs_M, batch.old_logprobs_M, batch.advantages_M)
             total = (terms_M * batch.weights_M).sum()
             if not torch.isfinite(total):
-                raise NumericsError(_name_tokens(batch, samples, logprobs_M))
+                raise NumericsError(_name_tokens(batch, samples, terms_M))
             total.backward()
             metrics.add(loss, batch, total, logprobs_M)
         return {**self._step(learning_rate), **metrics.means()}
@@ -149,8 +149,11 @@ class TorchBackend:
 
     def _logprobs(self, batch: PackedBatch) -> Tensor:
         """[M] log-probability of every trained token at the temperature it was sampled at."""
-        hidden_N_D = self.model.hidden(batch.tokens_N, batch.positions_N, batch.attention)
-        logits_M_V = self.model.logits(hidden_N_D.index_select(0, batch.predicted_by_M)).float()
+        hidden_M_D = self.model.hidden(
+            batch.tokens_N, batch.positions_N, batch.attention, batch.predicted_by_M
+        )
+        logits_M_V = self.model.logits(hidden_M_D)
+        logits_M_V = logits_M_V.to(torch.promote_types(logits_M_V.dtype, torch.float32))
         scaled_M_V = logits_M_V / batch.temperature_M.unsqueeze(1)
         return scaled_M_V.log_softmax(-1).gather(1, batch.targets_M.unsqueeze(1)).squeeze(1)
 
@@ -205,8 +208,8 @@ class _UpdateMetrics:
         return {"loss": self.sums["loss"], **means, "logprob_gap_max": self.largest_gap}
 
 
-def _name_tokens(batch: PackedBatch, samples: Sequence[TrainingSample], logprobs_M: Tensor) -> str:
-    bad = torch.nonzero(~torch.isfinite(logprobs_M.detach())).flatten().tolist()[:3]
+def _name_tokens(batch: PackedBatch, samples: Sequence[TrainingSample], terms_M: Tensor) -> str:
+    bad = torch.nonzero(~torch.isfinite(terms_M.detach())).flatten().tolist()[:3]
     named = [
         f"token {place} (id {int(batch.targets_M[index])}) of {samples[batch.row_M[index]].order_key}"
         for index in bad

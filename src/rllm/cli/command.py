@@ -1,0 +1,48 @@
+"""What every command is made of: groups that suggest the nearest name, `--json`, one way to print JSON.
+
+Imported by the front door, so it needs nothing beyond click.
+"""
+
+import difflib
+import json
+from typing import Any
+
+import click
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class Group(click.Group):
+    """Lists its commands in the order they were written, and answers a misspelt one with the nearest."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            nearest = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            hint = (
+                f"did you mean `{ctx.command_path} {nearest[0]}`?"
+                if nearest
+                else f"there are: {', '.join(self.list_commands(ctx))}."
+            )
+            raise click.UsageError(f"There is no command `{ctx.command_path} {name}`; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout; errors as JSON on stderr."
+)
+
+
+def example(*lines: str) -> str:
+    """An epilog that shows what to type, line by line as it is."""
+    return "\n".join(["\b", "Example:", *(f"  {line}" for line in lines)])
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False, default=str))

@@ -1,0 +1,204 @@
+"""`rllm doctor`: is this machine ready to train? What is there, and how to mend what is not.
+
+Python, packages, devices, disk ──► findings ◄── a tiny model that samples and is scored again
+"""
+
+import asyncio
+import os
+import platform
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from rich.text import Text
+
+from rllm.cli.command import example, json_option, print_json
+from rllm.cli.installed import EXTRAS, REQUIRED, is_older, rllm_version, version_of
+from rllm.cli.terminal import facts, out, print_next
+from rllm.errors import RllmError
+
+OLDEST_PYTHON = (3, 11)
+ROOM_FOR_RUNS_BYTES = 1_000_000_000
+"""A few runs of the demo; with less a warning is due."""
+NUM_SAMPLED = 8
+
+
+class Status(StrEnum):
+    OK = "ok"
+    MISSING = "missing"
+    """An optional part that is not installed."""
+    WARNING = "warning"
+    BROKEN = "broken"
+    """Something that is needed does not work; the command ends with exit code 1."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Finding:
+    name: str
+    status: Status
+    detail: str
+    """What is there and, where it is not well, what to do."""
+
+
+@click.command("doctor", epilog=example("rllm doctor", "rllm doctor --json"))
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Check that this machine is ready to train.
+
+    Looks at Python, packages, devices and disk, then lets a tiny model sample a few tokens and compares their
+    log-probabilities with a plain forward pass. Exit code 1 when something that is needed is broken.
+    """
+    findings = examine()
+    if as_json:
+        print_json({"findings": [asdict(each) for each in findings], "ready": _is_ready(findings)})
+    else:
+        _print_findings(findings)
+    if any(each.status is Status.BROKEN for each in findings):
+        ctx.exit(1)
+
+
+def examine() -> list[Finding]:
+    """Everything the doctor looks at, in the order it is shown."""
+    findings = [_python(), Finding(name="rllm", status=Status.OK, detail=rllm_version())]
+    findings += [
+        _package(name, oldest, f"pip install '{name}>={oldest}'", Status.BROKEN)
+        for name, oldest in REQUIRED.items()
+    ]
+    for extra, packages in EXTRAS.items():
+        findings += [
+            _package(name, oldest, f"pip install 'rllm[{extra}]'", Status.MISSING)
+            for name, oldest in packages.items()
+        ]
+    trainable = all(version_of(name) for name in EXTRAS["train"])
+    findings += [*(_devices() if trainable else []), _disk()]
+    findings.append(
+        _self_test()
+        if trainable
+        else Finding(
+            name="self test", status=Status.MISSING, detail="needs the extra: pip install 'rllm[train]'"
+        )
+    )
+    return findings
+
+
+def _python() -> Finding:
+    good = sys.version_info >= OLDEST_PYTHON
+    wanted = ".".join(map(str, OLDEST_PYTHON))
+    return Finding(
+        name="Python",
+        status=Status.OK if good else Status.BROKEN,
+        detail=f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+        + ("" if good else f"; rllm needs {wanted} or newer"),
+    )
+
+
+def _package(name: str, oldest: str, install: str, status_if_absent: Status) -> Finding:
+    version = version_of(name)
+    if version is None:
+        return Finding(name=name, status=status_if_absent, detail=f"not installed; run: {install}")
+    if is_older(version, oldest):
+        detail = f"{version}, but {oldest} or newer is needed; run: pip install --upgrade '{name}>={oldest}'"
+        return Finding(name=name, status=Status.BROKEN, detail=detail)
+    return Finding(name=name, status=Status.OK, detail=version)
+
+
+def _devices() -> list[Finding]:
+    from rllm.models.devices import cuda_devices, num_threads  # brings torch: the doctor comes without it too
+
+    cores = f"{num_threads()} torch threads on {os.cpu_count()} cores"
+    cuda = "; ".join(cuda_devices()) or "no device; models run on the CPU"
+    return [
+        Finding(name="CPU", status=Status.OK, detail=cores),
+        Finding(name="CUDA", status=Status.OK, detail=cuda),
+    ]
+
+
+def _disk() -> Finding:
+    free_bytes = shutil.disk_usage(Path.cwd()).free
+    enough = free_bytes >= ROOM_FOR_RUNS_BYTES
+    return Finding(
+        name="disk",
+        status=Status.OK if enough else Status.WARNING,
+        detail=f"{free_bytes / 1e9:.1f} GB free here" + ("" if enough else "; free some before a long run"),
+    )
+
+
+def _self_test() -> Finding:
+    from rllm.trainer.canary import TOLERANCE
+
+    try:
+        gap, num_tokens = asyncio.run(sample_and_score())
+    except (RllmError, RuntimeError, OSError, ImportError) as error:
+        return Finding(name="self test", status=Status.BROKEN, detail=f"{type(error).__name__}: {error}")
+    agrees = gap <= TOLERANCE
+    return Finding(
+        name="self test",
+        status=Status.OK if agrees else Status.BROKEN,
+        detail=f"{num_tokens} tokens sampled; a plain forward pass agrees within {gap:.1e} nats"
+        if agrees
+        else f"log-probabilities differ from a plain forward pass by {gap:.1e} nats, limit {TOLERANCE:g}; "
+        "install the torch that constraints.txt names",
+    )
+
+
+async def sample_and_score() -> tuple[float, int]:
+    """(largest difference in nats, tokens sampled): the engine with its cache, a forward pass without."""
+    import numpy as np
+
+    from rllm.inference.local.client import LocalClient
+    from rllm.models.builtin import create_model
+    from rllm.models.directory import load_model
+    from rllm.trainer.backends.torch import TorchBackend
+    from rllm.types.messages import SamplingParams
+    from rllm.types.sample import NOT_SAMPLED, TrainingSample
+
+    with TemporaryDirectory() as folder:
+        create_model(Path(folder) / "model")
+        loaded = load_model(Path(folder) / "model")
+        client = LocalClient(loaded, num_slots=2, max_context=64)
+        try:
+            output = await client.get_model_response(
+                [{"role": "user", "content": "Which way?"}], SamplingParams(max_tokens=NUM_SAMPLED)
+            )
+        finally:
+            await client.close()
+    prompt, answer = output.prompt_ids, output.completion_ids
+    row = TrainingSample(
+        token_ids_T=np.array(prompt + answer),
+        policy_versions_T=np.array([NOT_SAMPLED] * len(prompt) + [0] * len(answer)),
+        logprobs_T=np.array([0.0] * len(prompt) + output.logprobs, dtype=np.float32),
+        advantages_T=np.zeros(len(prompt) + len(answer), dtype=np.float32),
+        group_key=("doctor", "agent"),
+        order_key=("doctor", 0, 0, 0),
+    )
+    scored_T = TorchBackend(loaded.model, publish=client.publish).score([row])[0]
+    return float(np.abs(scored_T - row.logprobs_T).max()), len(answer)
+
+
+def _is_ready(findings: list[Finding]) -> bool:
+    """Whether `rllm train` would run here."""
+    return all(each.status in (Status.OK, Status.WARNING) for each in findings)
+
+
+_STYLES = {Status.OK: "green", Status.MISSING: "yellow", Status.WARNING: "yellow", Status.BROKEN: "bold red"}
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    console = out()
+    console.print(
+        facts(
+            (each.name, Text.assemble((f"{each.status:<8}", _STYLES[each.status]), each.detail))
+            for each in findings
+        )
+    )
+    if _is_ready(findings):
+        print_next(console, [(["rllm", "train", "frozenlake"], "train an agent, in minutes")])
+    elif any(each.status is Status.BROKEN for each in findings):
+        console.print("\nSomething that is needed does not work: mend what is marked broken.", style="red")
+    else:
+        print_next(console, [(["pip", "install", "rllm[train]"], "what training needs")])

@@ -1,0 +1,47 @@
+"""What is installed here, and how to install what is not. Imports none of it."""
+
+import re
+from importlib import metadata
+
+REQUIRED = {"click": "8.2", "gymnasium": "1.0", "numpy": "2.0", "rich": "13.7"}
+"""Packages that come with rllm: name -> the oldest version that serves."""
+
+EXTRAS = {
+    "train": {
+        "jinja2": "3.1",
+        "matplotlib": "3.9",
+        "safetensors": "0.5",
+        "tokenizers": "0.21",
+        "torch": "2.13",
+        "transformers": "5.0",
+    }
+}
+"""Extra -> its packages and the oldest version that serves; a test holds both tables to pyproject.toml."""
+
+
+def version_of(package: str) -> str | None:
+    """The installed version; None when it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def rllm_version() -> str:
+    return version_of("rllm") or "0+checkout"
+
+
+def is_older(version: str, oldest: str) -> bool:
+    """Compares the numbers at the front: `2.13.0+cpu` is not older than `2.13`."""
+    return _numbers(version) < _numbers(oldest)
+
+
+def extra_of(module: str | None) -> str | None:
+    """The extra that brings a module, by the name it is imported under."""
+    top = (module or "").partition(".")[0]
+    return next((extra for extra, packages in EXTRAS.items() if top in packages), None)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found.group().split(".")) if found else ()

@@ -1,0 +1,129 @@
+"""The front door of the `rllm` command: words in, an exit code out.
+
+    rllm WORD … ──► COMMANDS[WORD] ──imported now──► its command ──► 0 done
+                                                          │
+                    1 failed, 2 bad usage or configuration, 130 interrupted ◄── exceptions, mapped here alone
+
+Only the command that was typed is imported, nothing heavy before it: `rllm --help` does not wait for torch.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from rllm.cli.command import CONTEXT, Group, example
+from rllm.cli.installed import extra_of, rllm_version
+from rllm.errors import MissingExtraError, RllmError
+
+BAD_USAGE, INTERRUPTED = 2, 130
+
+COMMANDS = {
+    "train": ("rllm.cli.train", "Train an agent on a benchmark, or go on with a run that was stopped."),
+    "eval": ("rllm.cli.eval", "Measure a model on a benchmark's held-out tasks."),
+    "runs": ("rllm.cli.runs", "List, show and compare runs, down to single episodes."),
+    "model": ("rllm.cli.model", "Create a tiny model, or say what a model directory holds."),
+    "doctor": ("rllm.cli.doctor", "Check that this machine is ready to train."),
+}
+"""Name -> where the command is, and its one line of help: said here too, so that help imports no command."""
+
+
+class FrontDoor(Group):
+    """Imports a command when it is asked for, and turns whatever it raises into an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return importlib.import_module(COMMANDS[cmd_name][0]).command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        options["standalone_mode"] = False
+        sys.exit(
+            exit_code_of(lambda: super(FrontDoor, self).main(words, *rest, **options), "--json" in words)
+        )
+
+
+def exit_code_of(work: Callable[[], Any], as_json: bool) -> int:
+    """Run `work`, print what it raises, and say how the process ends. What nobody foresaw flies on."""
+    try:
+        return work() or 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return BAD_USAGE
+    except click.UsageError as error:
+        hint = f"\n  {error.ctx.command_path} --help says more." if error.ctx else ""
+        _print_error("UsageError", error.format_message(), as_json, hint)
+        return BAD_USAGE
+    except click.ClickException as error:
+        _print_error(type(error).__name__, error.format_message(), as_json)
+        return BAD_USAGE
+    except RllmError as error:
+        _print_error(type(error).__name__, str(error), as_json)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        extra = extra_of(error.name)
+        if extra is None:
+            raise
+        missing = MissingExtraError(str(error.name), extra)
+        _print_error(type(missing).__name__, str(missing), as_json)
+        return missing.exit_code
+    except click.Abort as stop:
+        _print_error("Interrupted", str(stop) or "Interrupted.", as_json)
+        return INTERRUPTED
+
+
+def _print_error(kind: str, message: str, as_json: bool, hint: str = "") -> None:
+    if as_json:
+        click.echo(json.dumps({"error": {"type": kind, "message": message}}), err=True)
+    else:
+        click.echo(f"{click.style('error:', fg='red', bold=True)} {message}{hint}", err=True)
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"rllm {rllm_version()}")
+        ctx.exit()
+
+
+@click.group(
+    cls=FrontDoor,
+    context_settings=CONTEXT,
+    epilog=example(
+        "rllm train frozenlake                                  train, and see before and after",
+        "rllm eval frozenlake --model runs/frozenlake-seed0     measure the result again",
+        "rllm runs show runs/frozenlake-seed0                   look at what happened",
+    ),
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version.",
+)
+def rllm() -> None:
+    """Reinforcement learning for language agents.
+
+    Every command has --help with an example, and --json for programs. Exit codes: 0 done, 1 the work failed,
+    2 bad usage or configuration, 130 interrupted.
+    """
+
+
+def main() -> None:
+    rllm(prog_name="rllm")
+
+
+if __name__ == "__main__":
+    main()

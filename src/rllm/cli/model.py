@@ -1,0 +1,120 @@
+"""`rllm model`: create a tiny model directory, or say what a model directory holds."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rllm.build import model_directory
+from rllm.cli.command import Group, example, json_option, print_json
+from rllm.cli.terminal import facts, out, print_next
+
+
+@click.group("model", cls=Group)
+def command() -> None:
+    """Create a tiny model, or say what a model directory holds."""
+
+
+@command.command("create", epilog=example("rllm model create tiny-0 --preset tiny --seed 0"))
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--preset", default="tiny", show_default=True, help="Size: tiny or small.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random weights."
+)
+@json_option
+def create(directory: Path, preset: str, seed: int, as_json: bool) -> None:
+    """Write a built-in model with random weights and its tokenizer to DIRECTORY, in Hugging Face format.
+
+    DIRECTORY must be absent or empty. transformers loads it with AutoModelForCausalLM and AutoTokenizer.
+    """
+    from rllm.models.builtin import create_model  # brings torch: not for --help
+
+    create_model(directory, preset, seed)
+    description = describe(directory)
+    if as_json:
+        print_json(description)
+        return
+    _print_description(description)
+    print_next(
+        out(),
+        [
+            (["rllm", "train", "frozenlake", "--set", f"model.path={directory}"], "train it"),
+            (["rllm", "eval", "frozenlake", "--model", str(directory)], "measure it as it is"),
+        ],
+    )
+
+
+@command.command(
+    "info", epilog=example("rllm model info runs/frozenlake-seed0", "rllm model info tiny-0 --json")
+)
+@click.argument("model", metavar="DIR_OR_RUN", type=click.Path(path_type=Path))
+@json_option
+def info(model: Path, as_json: bool) -> None:
+    """Say what a model is: architecture, size, vocabulary, context, end tokens, and what serves it here.
+
+    For a run it is the trained model. The weights are read, so a damaged file is found.
+    """
+    description = describe(model_directory(model))
+    if as_json:
+        print_json(description)
+        return
+    _print_description(description)
+    print_next(out(), [(["rllm", "eval", "frozenlake", "--model", str(model)], "measure it")])
+
+
+def describe(directory: Path) -> dict[str, Any]:
+    """What `info` prints. Raises ModelDirectoryError naming the missing or broken file."""
+    from rllm.models.decoder import Decoder
+    from rllm.models.directory import load_model
+    from rllm.rendering.chat import ChatRenderer
+
+    loaded = load_model(directory)
+    config = loaded.config
+    return {
+        "model": str(directory),
+        "architecture": (config.get("architectures") or [config.get("model_type", "unknown")])[0],
+        "parameters": loaded.num_parameters,
+        "layers": loaded.num_layers,
+        "key_value_heads": loaded.num_kv_heads,
+        "head_dim": loaded.head_dim,
+        "vocabulary": config.get("vocab_size"),
+        "context": loaded.max_positions,
+        "end_tokens": {str(token): loaded.tokenizer.token_text(token) for token in loaded.end_token_ids},
+        "served_by": "built-in decoder" if isinstance(loaded.model, Decoder) else "transformers",
+        "incremental_template": ChatRenderer(loaded.tokenizer).incremental,
+    }
+
+
+def _print_description(description: dict[str, Any]) -> None:
+    ends = ", ".join(f"{text} ({token})" for token, text in description["end_tokens"].items())
+    incremental = description["incremental_template"]
+    console = out()
+    console.print(description["model"], style="bold", soft_wrap=True)
+    console.print(
+        facts(
+            [
+                ("architecture", description["architecture"]),
+                ("parameters", f"{description['parameters']:,}"),
+                (
+                    "shape",
+                    f"{description['layers']} layers, {description['key_value_heads']} key-value heads of "
+                    f"{description['head_dim']}",
+                ),
+                ("vocabulary", f"{description['vocabulary']:,} tokens"),
+                ("context", f"{description['context']:,} tokens"),
+                ("end tokens", ends),
+                (
+                    "served by",
+                    "the built-in decoder"
+                    if description["served_by"] == "built-in decoder"
+                    else "transformers' own code, through the same engine: as exact, and slower",
+                ),
+                (
+                    "chat template",
+                    "incremental: a conversation is one token row"
+                    if incremental
+                    else "not incremental: it rewrites earlier turns, so every turn is a segment of its own",
+                ),
+            ]
+        )
+    )

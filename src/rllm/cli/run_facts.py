@@ -1,0 +1,82 @@
+"""What a run's files say about where it is: the same for a run that is finished, running or stopped.
+
+config.json, metrics.jsonl, summary.json, lock ──► RunFacts ──► `runs list`, `runs show`, `runs compare`
+"""
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from rllm.store.run_directory import RunDirectory
+from rllm.tracking.jsonl import read_metrics
+
+REPORTS = ("untrained", "before", "after")
+LABELS = {"untrained": "untrained", "before": "warm start", "after": "trained"}
+
+
+class RunState(StrEnum):
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """Nobody works on it, and it has no result: `rllm train` goes on with it."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RunFacts:
+    """A run at a glance."""
+
+    run: str
+    """Its directory."""
+    name: str
+    environment: str
+    seed: int
+    state: RunState
+    pid: int | None
+    """The process that is working on it."""
+    phase: str
+    """The last one that logged something; empty when none did."""
+    phase_steps: int
+    """Finished steps of that phase."""
+    steps: int
+    """Finished steps of reinforcement learning."""
+    total_steps: int
+    reports: dict[str, dict[str, Any]]
+    """`untrained`, `before`, `after`, as far as measured: `success`, `greedy`; intervals once finished."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def report(self, name: str, measure: str) -> float | None:
+        return self.reports.get(name, {}).get(measure)
+
+
+def facts_of(run: RunDirectory) -> RunFacts:
+    """Raises ConfigError, naming the file, when one cannot be read."""
+    config, summary, metrics = run.config(), run.summary(), read_metrics(run.metrics_path)
+    pid = run.writer_pid
+    reports = {line["phase"]: line for line in metrics if line["phase"] in REPORTS} | (summary or {})
+    measured = ("success", "success_interval", "greedy", "greedy_interval")
+    last = metrics[-1] if metrics else {"phase": "", "step": -1}
+    return RunFacts(
+        run=str(run.path),
+        name=run.name,
+        environment=config.get("task", {}).get("environment", ""),
+        seed=config.get("seed", 0),
+        state=RunState.FINISHED if summary else RunState.RUNNING if pid else RunState.STOPPED,
+        pid=pid,
+        phase=last["phase"],
+        phase_steps=last["step"] + 1,
+        steps=sum(line["phase"] == "train" for line in metrics),
+        total_steps=config.get("steps", 0),
+        reports={
+            name: {key: reports[name][key] for key in measured if key in reports[name]}
+            for name in REPORTS
+            if name in reports
+        },
+    )
+
+
+def report_labels(config: dict[str, Any]) -> dict[str, str]:
+    """How the reports are called; without a warm start, `before` is the model that was given."""
+    warm = config.get("warm_start", {}).get("steps", 0)
+    return LABELS if warm else LABELS | {"before": "before"}

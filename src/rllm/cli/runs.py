@@ -1,0 +1,409 @@
+"""`rllm runs`: what is on disk of past and present runs, down to a single episode. Reads, and writes nothing.
+
+RUN/config.json, metrics.jsonl, summary.json ──► list, show, compare
+RUN/store.sqlite ──► show --phase, show --episode
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from rllm.cli.command import Group, example, json_option, print_json
+from rllm.cli.episode_view import TokenText, episode_view
+from rllm.cli.run_facts import REPORTS, RunFacts, RunState, facts_of, report_labels
+from rllm.cli.terminal import (
+    err,
+    facts,
+    out,
+    print_next,
+    rate,
+    rate_with_interval,
+    success_table,
+    table,
+)
+from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
+from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
+from rllm.store.run_directory import RunDirectory, is_run, runs_under
+from rllm.tracking.console import readable_seconds, sparkline
+from rllm.tracking.jsonl import read_metrics
+
+DEFAULT_ROOT = Path("runs")
+MOST_EPISODES_LISTED = 50
+_STATE_STYLES = {RunState.RUNNING: "cyan", RunState.FINISHED: "green", RunState.STOPPED: "yellow"}
+
+
+@click.group("runs", cls=Group)
+def command() -> None:
+    """List, show and compare runs, down to single episodes."""
+
+
+@command.command("list", epilog=example("rllm runs list", "rllm runs list experiments --json"))
+@click.argument("root", type=click.Path(path_type=Path), default=DEFAULT_ROOT)
+@json_option
+def list_runs(root: Path, as_json: bool) -> None:
+    """List the runs in ROOT (runs/ by default), newest first."""
+    if not root.is_dir() and root != DEFAULT_ROOT:
+        raise ConfigError(f"There is no directory {root}; name one that holds runs.")
+    found, unreadable = [], []
+    for run in [RunDirectory.read(root)] if is_run(root) else runs_under(root):
+        try:
+            found.append(facts_of(run))
+        except ConfigError as error:  # one damaged run must not hide the others
+            unreadable.append({"run": str(run.path), "error": str(error)})
+    if as_json:
+        print_json({"runs": [each.to_dict() for each in found], "unreadable": unreadable})
+        return
+    console = out()
+    if found:
+        console.print(_list_table(found))
+        print_next(console, [(["rllm", "runs", "show", found[0].run], "look at the newest")])
+    elif not unreadable:
+        console.print(f"There are no runs in {root}.")
+        print_next(console, [(["rllm", "train", "frozenlake"], "make one")])
+    for each in unreadable:
+        err().print(each["error"], style="red", soft_wrap=True)
+
+
+@command.command(
+    "show",
+    epilog=example(
+        "rllm runs show runs/frozenlake-seed0                              the run at a glance",
+        "rllm runs show runs/frozenlake-seed0 --phase train --step 40      the episodes of one step",
+        "rllm runs show runs/frozenlake-seed0 --episode 1025               one episode, turn by turn",
+    ),
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--episode", "row_id", type=int, help="Print this episode; the run's overview says which ids there are."
+)
+@click.option("--phase", help="List the episodes of a phase, such as train or after.")
+@click.option("--step", type=int, help="Only those of one step of the phase.")
+@json_option
+def show(run: Path, row_id: int | None, phase: str | None, step: int | None, as_json: bool) -> None:
+    """Show a run: its settings and result, the episodes of a phase, or one episode turn by turn."""
+    directory = RunDirectory.read(run)
+    if row_id is not None and (phase is not None or step is not None):
+        raise click.UsageError("--episode names one episode; leave --phase and --step out.")
+    if row_id is not None:
+        _show_episode(directory, row_id, as_json)
+    elif phase is not None or step is not None:
+        _show_phase(directory, phase or TRAIN_PHASE, step, as_json)
+    else:
+        _show_run(directory, as_json)
+
+
+@command.command(
+    "compare",
+    epilog=example("rllm runs compare runs/frozenlake-seed0 runs/frozenlake-seed1 --picture seeds.png"),
+)
+@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--picture", type=click.Path(path_type=Path), help="Draw their learning curves into this PNG file."
+)
+@json_option
+def compare(runs: tuple[Path, ...], picture: Path | None, as_json: bool) -> None:
+    """Compare runs: success before and after, and the settings in which they differ."""
+    if len(set(runs)) < 2:
+        raise click.UsageError("Give two runs or more to compare.")
+    if picture is not None and not picture.absolute().parent.is_dir():
+        raise ConfigError(
+            f"There is no directory {picture.parent} for the picture; make it, or choose another."
+        )
+    directories = [RunDirectory.read(path) for path in dict.fromkeys(runs)]
+    found = [facts_of(directory) for directory in directories]
+    differing = differing_keys({each.run: run.config() for each, run in zip(found, directories, strict=True)})
+    if picture is not None:
+        _draw(directories, picture)
+    if as_json:
+        drawn = {} if picture is None else {"picture": str(picture)}
+        print_json({"runs": [each.to_dict() for each in found], "differences": differing, **drawn})
+        return
+    console = out()
+    console.print(_comparison_table(found))
+    for key, values in differing.items():
+        console.print(Text.assemble((f"{key}  ", "dim"), " | ".join(map(str, values.values()))))
+    if picture is not None:
+        console.print(f"\nPicture  {picture}", soft_wrap=True)
+    else:
+        words = ["rllm", "runs", "compare", *map(str, runs), "--picture", "comparison.png"]
+        print_next(console, [(words, "draw their curves")])
+
+
+def differing_keys(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Key -> run -> value, for every key whose value is not the same in all runs."""
+    flat = {run: _flattened(config) for run, config in configs.items()}
+    keys = dict.fromkeys(key for each in flat.values() for key in each)
+    values = {key: {run: each.get(key) for run, each in flat.items()} for key in keys}
+    return {key: found for key, found in values.items() if len({repr(each) for each in found.values()}) > 1}
+
+
+def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= (
+            _flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        )
+    return flat
+
+
+def _list_table(found: list[RunFacts]) -> Any:
+    made = table("run", "environment", "seed", "step", "before", "after", "state", right=("seed", "step"))
+    for each in found:
+        made.add_row(
+            each.name,
+            each.environment,
+            str(each.seed),
+            f"{each.steps}/{each.total_steps}",
+            rate(each.report("before", "success")),
+            rate(each.report("after", "success")),
+            _state(each),
+        )
+    return made
+
+
+def _state(each: RunFacts) -> Text:
+    text = Text(str(each.state), style=_STATE_STYLES[each.state])
+    if each.pid is not None:
+        text.append(f" (process {each.pid})", style="dim")
+    if each.state is not RunState.FINISHED and each.phase:
+        text.append(f", {each.phase.replace('_', ' ')} step {each.phase_steps}", style="dim")
+    return text
+
+
+def _comparison_table(found: list[RunFacts]) -> Any:
+    made = table("run", "", "sampled", "greedy")
+    for each in found:
+        for index, name in enumerate(REPORTS):
+            known = each.reports.get(name, {})
+            made.add_row(
+                each.run if index == 0 else "",
+                name,
+                rate_with_interval(known.get("success"), known.get("success_interval")),
+                rate_with_interval(known.get("greedy"), known.get("greedy_interval")),
+                end_section=index == len(REPORTS) - 1,
+            )
+    return made
+
+
+def _draw(directories: list[RunDirectory], picture: Path) -> None:
+    from rllm.tracking.picture import draw_comparison
+
+    names = [run.name for run in directories]
+    labels = names if len(set(names)) == len(names) else [str(run.path) for run in directories]
+    curves = {label: read_metrics(run.metrics_path) for label, run in zip(labels, directories, strict=True)}
+    draw_comparison(curves, picture)
+
+
+def _show_run(directory: RunDirectory, as_json: bool) -> None:
+    found, config, summary = facts_of(directory), directory.config(), directory.summary()
+    success = [
+        line["success"]
+        for line in read_metrics(directory.metrics_path)
+        if line["phase"] == TRAIN_PHASE and "success" in line
+    ]
+    phases = _phases(directory)
+    if as_json:
+        print_json(
+            {**found.to_dict(), "success": success, "phases": phases, "summary": summary, "config": config}
+        )
+        return
+    console = out()
+    console.print(Text.assemble((str(directory.path), "bold"), "  ", _state(found)), soft_wrap=True)
+    console.print(facts(_highlights(found, config, summary)))
+    labels = report_labels(config)
+    console.print("\nSuccess on held-out tasks, with 95 % intervals", style="bold")
+    console.print(success_table({labels[name]: found.reports.get(name) for name in REPORTS}))
+    if success:
+        console.print(
+            Text.assemble(
+                "While training, sampled  ",
+                (sparkline(success, 60), "green"),
+                f"  {success[0]:.0%} to {success[-1]:.0%}",
+            )
+        )
+    _print_phases(console, phases)
+    following = _following(directory, phases)
+    if following:
+        print_next(console, following)
+
+
+def _highlights(
+    found: RunFacts, config: dict[str, Any], summary: dict[str, Any] | None
+) -> list[tuple[str, str | Text]]:
+    task, rollout, algorithm = config["task"], config["rollout"], config["algorithm"]
+    arguments = ", ".join(f"{name} {value}" for name, value in task["environment_args"].items())
+    rows: list[tuple[str, str | Text]] = [
+        ("environment", f"{task['environment']} ({arguments})" if arguments else task["environment"]),
+        ("agent", task["agent"]),
+        ("model", f"{config['model']['path']} on {config['model']['device']}"),
+        (
+            "training",
+            f"{config['warm_start']['steps']} warm-start steps, then {found.steps} of {found.total_steps} "
+            f"steps of {rollout['tasks_per_step']} tasks × {rollout['group_size']} attempts",
+        ),
+        ("algorithm", f"{algorithm['estimator']}, learning rate {config['optimizer']['learning_rate']:g}"),
+        ("seed", str(found.seed)),
+    ]
+    if summary is not None:
+        rows.append(("took", readable_seconds(summary["wall_s"])))
+    return rows
+
+
+def _phases(directory: RunDirectory) -> list[dict[str, Any]]:
+    """Each phase with its episodes by outcome and its range of ids; none while nothing was saved."""
+    if not directory.store_path.is_file():
+        return []
+    found: list[dict[str, Any]] = []
+    with EpisodeStore.open(directory.store_path, read_only=True) as store:
+        for phase in store.phases():
+            ids, outcomes = store.row_ids(phase), store.counts_by_outcome(phase)
+            if ids:
+                found.append(
+                    {
+                        "phase": phase,
+                        "episodes": len(ids),
+                        "outcomes": outcomes,
+                        "first_id": min(ids),
+                        "last_id": max(ids),
+                    }
+                )
+    return found
+
+
+def _print_phases(console: Console, phases: list[dict[str, Any]]) -> None:
+    if not phases:
+        console.print("\nNo episodes are saved yet.", style="dim")
+        return
+    outcomes = list(dict.fromkeys(name for each in phases for name in each["outcomes"]))
+    console.print("\nEpisodes", style="bold")
+    made = table("phase", "episodes", *outcomes, "ids", right=("episodes", *outcomes))
+    for each in phases:
+        counts = (str(each["outcomes"].get(name, 0)) for name in outcomes)
+        made.add_row(each["phase"], str(each["episodes"]), *counts, f"{each['first_id']}–{each['last_id']}")
+    console.print(made)
+
+
+def _following(directory: RunDirectory, phases: list[dict[str, Any]]) -> list[tuple[list[str], str]]:
+    if not phases:
+        return []
+    words = ["rllm", "runs", "show", str(directory.path)]
+    last = [each for each in phases if not each["phase"].endswith(".greedy")][-1]
+    return [
+        ([*words, "--episode", str(last["first_id"])], "one episode, turn by turn"),
+        ([*words, "--phase", last["phase"]], "a list of episodes"),
+    ]
+
+
+def _show_phase(directory: RunDirectory, phase: str, step: int | None, as_json: bool) -> None:
+    with EpisodeStore.open(directory.store_path, read_only=True) as store:
+        phases = store.phases()
+        if phase not in phases:
+            raise ConfigError(
+                f"{directory.path} has no phase `{phase}`; it has {', '.join(phases) or 'none yet'}."
+            )
+        ids = store.row_ids(phase, step)
+        if not ids:
+            raise ConfigError(f"{directory.path} has no episodes of step {step} in phase `{phase}`.")
+        shown = [
+            {
+                "id": row_id,
+                "task_id": episode.task_id,
+                "attempt": episode.rollout_idx,
+                "outcome": episode.outcome,
+                "success": episode.is_correct,
+                "reward": episode.reward,
+                "turns": sum(len(each.steps) for each in episode.trajectories),
+                "termination_reason": episode.termination_reason,
+            }
+            for row_id, episode in zip(
+                ids, store.episodes(phase, step, None if as_json else MOST_EPISODES_LISTED), strict=False
+            )
+        ]
+    if as_json:
+        print_json({"run": str(directory.path), "phase": phase, "step": step, "episodes": shown})
+        return
+    made = table(
+        "id",
+        "task",
+        "attempt",
+        "reward",
+        "turns",
+        "outcome",
+        "ended",
+        right=("id", "attempt", "reward", "turns"),
+    )
+    for each in shown:
+        made.add_row(
+            str(each["id"]),
+            each["task_id"],
+            str(each["attempt"]),
+            Text(f"{each['reward']:g}", style="green" if each["success"] else ""),
+            str(each["turns"]),
+            str(each["outcome"]),
+            str(each["termination_reason"]),
+        )
+    console = out()
+    console.print(made)
+    if len(ids) > len(shown):
+        console.print(
+            f"{len(shown)} of {len(ids)}; --json lists them all, --step those of one step.", style="dim"
+        )
+    words = ["rllm", "runs", "show", str(directory.path), "--episode", str(ids[0])]
+    print_next(console, [(words, "one episode, turn by turn")])
+
+
+def _show_episode(directory: RunDirectory, row_id: int, as_json: bool) -> None:
+    with EpisodeStore.open(directory.store_path, read_only=True) as store:
+        episode = store.episode(row_id)
+        phase, step = _place_of(store, row_id, directory.config().get("steps", 0))
+    token_text, remark = _token_texts(directory)
+    if as_json:
+        data = episode.to_dict()
+        for trajectory in data["trajectories"]:
+            for each in trajectory["steps"]:
+                each["tokens"] = [token_text(token) for token in each["response_ids"]]
+        print_json({"run": str(directory.path), "id": row_id, "phase": phase, "step": step, "episode": data})
+        return
+    where = f"Episode {row_id} of {directory.path}, phase {phase}" + (
+        "" if step is None else f", step {step}"
+    )
+    out().print(episode_view(episode, token_text, where))
+    if remark:
+        err().print(remark, style="yellow", soft_wrap=True)
+
+
+def _place_of(store: EpisodeStore, row_id: int, num_steps: int) -> tuple[str, int | None]:
+    """(phase, step) of an episode; the step only where a phase has more than one."""
+    phase = next(name for name in store.phases() if row_id in store.row_ids(name))
+    if phase != TRAIN_PHASE:
+        return phase, None
+    return phase, next((step for step in range(num_steps) if row_id in store.row_ids(phase, step)), None)
+
+
+def _token_texts(directory: RunDirectory) -> tuple[TokenText, str]:
+    """How this run's tokens look, and a remark where only their numbers can be shown."""
+    from rllm.models.tokenizer import HuggingFaceTokenizer
+
+    places = [
+        directory.model_path,
+        directory.path / "initial_model",
+        Path(directory.config().get("model", {}).get("path", "")),
+    ]
+    place = next((each for each in places if (each / "tokenizer_config.json").is_file()), None)
+    if place is None:
+        return (
+            _by_number,
+            "This run has no tokenizer (model/ or initial_model/), so tokens are shown by number.",
+        )
+    try:
+        return HuggingFaceTokenizer(place).token_text, ""
+    except (MissingExtraError, ModelDirectoryError) as error:
+        return _by_number, f"Tokens are shown by number: {error}"
+
+
+def _by_number(token: int) -> str:
+    return f"#{token}"

@@ -1,0 +1,89 @@
+"""How results look: stdout for what was asked, stderr for what is going on meanwhile."""
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+PIPED_WIDTH = 140
+"""Columns where there is no terminal to ask: nobody wants a table folded to 80 in a file."""
+
+
+def out() -> Console:
+    """stdout: results."""
+    return _console(stderr=False)
+
+
+def err() -> Console:
+    """stderr: progress and remarks."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPED_WIDTH
+    return console
+
+
+def table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """An open table; the columns named in `right` hold numbers."""
+    made = Table(box=SIMPLE, header_style="dim", pad_edge=False)
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", no_wrap=True)
+    return made
+
+
+def rate(value: float | None) -> Text:
+    """A success rate as a percentage, coloured by how good it is."""
+    if value is None:
+        return Text("–", style="dim")
+    style = "green" if value >= 0.9 else "yellow" if value >= 0.35 else "red"
+    return Text(f"{value:.1%}", style=style)
+
+
+def rate_with_interval(value: float | None, interval: Sequence[float] | None) -> Text:
+    """`93.4 %` and its 95 % interval, both in percent."""
+    text = rate(value)
+    if value is not None and interval:
+        text.append(f"  [{interval[0]:.1%}, {interval[1]:.1%}]", style="dim")
+    return text
+
+
+def success_table(reports: Mapping[str, Mapping[str, Any] | None]) -> Table:
+    """Label -> a report of summary.json: sampled and greedy success side by side."""
+    made = table("", "sampled", "greedy")
+    for label, report in reports.items():
+        known = report or {}
+        made.add_row(
+            label,
+            rate_with_interval(known.get("success"), known.get("success_interval")),
+            rate_with_interval(known.get("greedy"), known.get("greedy_interval")),
+        )
+    return made
+
+
+def facts(rows: Iterable[tuple[str, str | Text]]) -> Padding:
+    """Names and values, one pair a line."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in rows:
+        made.add_row(name, value if isinstance(value, Text) else Text(value))
+    return Padding(made, (0, 0, 0, 2), expand=False)
+
+
+def print_next(console: Console, commands: Iterable[tuple[Sequence[str], str]]) -> None:
+    """What to type next: (words, what it does). Lines are never folded, so that they can be copied."""
+    lines = [(shlex.join(words), purpose) for words, purpose in commands]
+    width = max(len(line) for line, _ in lines)
+    console.print("\nNext:")
+    for line, purpose in lines:
+        text = Text.assemble("  ", (f"{line:<{width}}", "bold"), "  ", (purpose, "dim"))
+        console.print(text, soft_wrap=True)

@@ -1,0 +1,185 @@
+"""`rllm train`: benchmark and settings in, a run directory with a better model out.
+
+words ──► training_config ──► build_trainer ──► train, seen through LiveView ──► before and after
+"""
+
+import itertools
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.text import Text
+from rich.tree import Tree
+
+from rllm.build import build_trainer, training_config
+from rllm.cli.command import example, json_option, print_json
+from rllm.cli.run_facts import REPORTS, report_labels
+from rllm.cli.terminal import err, out, print_next, success_table
+from rllm.config.loader import config_dict
+from rllm.config.schema import TrainConfig
+from rllm.store.episodes import EpisodeStore
+from rllm.store.run_directory import RunDirectory, is_run
+from rllm.tracking.console import LiveView, readable_seconds
+from rllm.trainer.agent_trainer import TrainResult
+
+
+@click.command(
+    "train",
+    epilog=example(
+        "rllm train frozenlake                                  into runs/frozenlake-seed0",
+        "rllm train frozenlake --seed 1 --output lake --json    for a script",
+        "rllm train frozenlake --set steps=50 --set rollout.group_size=16 --dry-run",
+    ),
+)
+@click.argument("benchmark")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Run directory; a run that is there goes on.  [default: runs/BENCHMARK-seedN]",
+)
+@click.option(
+    "--config", "config_file", type=click.Path(path_type=Path), help="TOML file on top of the benchmark's."
+)
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set one key, such as optimizer.learning_rate=3e-4; may be repeated and wins over the file.",
+)
+@click.option("--seed", type=int, help="Seed of every random draw of the run.  [default: 0]")
+@click.option("--dry-run", is_flag=True, help="Print the resolved configuration and do nothing.")
+@click.option("--fresh", is_flag=True, help="Start a new run beside one that is there, which stays as it is.")
+@json_option
+def command(
+    benchmark: str,
+    output: Path | None,
+    config_file: Path | None,
+    assignments: tuple[str, ...],
+    seed: int | None,
+    dry_run: bool,
+    fresh: bool,
+    as_json: bool,
+) -> None:
+    """Train an agent on a benchmark, or go on with a run that was stopped.
+
+    The run directory holds everything: configuration, episodes, metrics, checkpoints, the model, a picture.
+    The same command again resumes a run that was interrupted, and shows the result of one that is finished.
+    """
+    config = training_config(benchmark, config_file, assignments, seed)
+    directory = output or Path("runs") / f"{benchmark}-seed{config.seed}"
+    if fresh:
+        directory = _unused(directory)
+    if dry_run:
+        trainer = build_trainer(config, directory)  # refuses what a run would refuse
+        if is_run(directory):
+            trainer.require_same_config(RunDirectory.read(directory))
+        _print_plan(benchmark, config, directory, as_json)
+        return
+    was_finished = is_run(directory) and RunDirectory.read(directory).summary() is not None
+    if is_run(directory):
+        remark = "is finished; --fresh starts another run" if was_finished else "was stopped; it goes on"
+        err().print(f"{directory} {remark}.", style="dim", soft_wrap=True)
+    try:
+        with LiveView(config.steps, title=f"rllm train {benchmark}") as view:
+            result = build_trainer(config, directory, None if was_finished else view).train()
+    except KeyboardInterrupt as interrupt:
+        again = _resume_command(benchmark, directory, config_file, assignments, seed)
+        raise click.Abort(f"Interrupted. Go on from the last checkpoint with: {again}") from interrupt
+    if as_json:
+        print_json({**result.summary, "run": str(directory)})
+    else:
+        _print_result(benchmark, config, result)
+
+
+def _unused(directory: Path) -> Path:
+    """`directory`, or with the first number behind it that is free."""
+    numbered = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([directory], numbered) if not path.exists())
+
+
+def _resume_command(
+    benchmark: str,
+    directory: Path,
+    config_file: Path | None,
+    assignments: tuple[str, ...],
+    seed: int | None,
+) -> str:
+    words = ["rllm", "train", benchmark, "--output", str(directory)]
+    if config_file is not None:
+        words += ["--config", str(config_file)]
+    for assignment in assignments:
+        words += ["--set", assignment]
+    if seed is not None:
+        words += ["--seed", str(seed)]
+    return shlex.join(words)
+
+
+def _print_plan(benchmark: str, config: TrainConfig, directory: Path, as_json: bool) -> None:
+    resolved, derived = config_dict(config), config.derived()
+    if as_json:
+        print_json({"benchmark": benchmark, "run": str(directory), "config": resolved, "derived": derived})
+        return
+    tree = Tree(Text.assemble((f"rllm train {benchmark}", "bold"), f" into {directory}"), guide_style="dim")
+    _add_branches(tree, resolved, config_dict(TrainConfig()))
+    branch = tree.add(Text("derived", style="bold"))
+    for name, value in derived.items():
+        branch.add(Text(f"{name} = {value:,}"))
+    console = out()
+    console.print(tree)
+    console.print("Bold values differ from the defaults. Nothing was written.", style="dim")
+
+
+def _add_branches(tree: Tree, values: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Plain keys first, then sections; bold where a value is not the default."""
+    for key, value in sorted(values.items(), key=lambda item: isinstance(item[1], dict)):
+        default = defaults.get(key)
+        if isinstance(value, dict) and value:
+            _add_branches(tree.add(Text(key)), value, default if isinstance(default, dict) else {})
+        else:
+            tree.add(Text.assemble(f"{key} = ", (str(value), "" if value == default else "bold green")))
+
+
+def _print_result(benchmark: str, config: TrainConfig, result: TrainResult) -> None:
+    summary, directory = result.summary, RunDirectory.read(result.directory)
+    labels = report_labels(config_dict(config))
+    num_tasks = summary["after"]["sampled_report"]["attempted"]
+    console = out()
+    console.print(f"\nSuccess on {num_tasks} held-out tasks, with 95 % intervals", style="bold")
+    console.print(success_table({labels[name]: summary[name] for name in REPORTS}))
+    gain = 100 * (summary["after"]["success"] - summary["before"]["greedy"])
+    console.print(
+        Text.assemble(
+            "Skill ",
+            (f"{gain:+.1f} points", "bold green" if gain > 0 else "bold red"),
+            (f": trained, sampled, over {labels['before']}, greedy. More than sharpening gives.", "dim")
+            if gain > 0
+            else (f": trained, sampled, over {labels['before']}, greedy. No skill was gained.", "dim"),
+        )
+    )
+    failed = sum(summary["after"][f"{way}_report"]["failed"] for way in ("sampled", "greedy"))
+    if failed:
+        console.print(f"{failed} of the last episodes failed and count as no success.", style="red")
+    phases = ", ".join(f"{name} {readable_seconds(spent_s)}" for name, spent_s in summary["phase_s"].items())
+    console.print(
+        Text.assemble(f"Took {readable_seconds(summary['wall_s'])}", (f" ({phases})", "dim")), soft_wrap=True
+    )
+    console.print(f"\nRun      {directory.path}", soft_wrap=True)
+    console.print(f"Model    {directory.model_path}", soft_wrap=True)
+    if directory.curve_path.is_file():
+        console.print(f"Picture  {directory.curve_path}", soft_wrap=True)
+    run = str(directory.path)
+    print_next(
+        console,
+        [
+            (["rllm", "eval", benchmark, "--model", run], "measure it on its own"),
+            (["rllm", "runs", "show", run, "--episode", str(_episode_to_show(directory))], "watch it play"),
+        ],
+    )
+
+
+def _episode_to_show(directory: RunDirectory) -> int:
+    """The first episode of the trained model."""
+    with EpisodeStore.open(directory.store_path, read_only=True) as store:
+        return store.row_ids("after")[0]

@@ -1,0 +1,185 @@
+"""Requests on their way through the engine, and the table of those that are being decoded.
+
+    joining ──► [ column per request: slot, position, seed, tokens left ] ──► one step for all ──► leaving
+                                    │
+                                    └─► sampled tokens and log-probabilities, in arrays by slot; lists only on leaving
+
+Between two steps nothing is built anew as long as nobody joins or leaves: every column moves on by one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rllm.inference.local.cache import KVCache, Slot
+from rllm.inference.local.forward import DecodeRows
+from rllm.inference.local.sampling import SamplingRows, sample
+from rllm.types.messages import FinishReason, SamplingParams
+
+_COLUMNS = np.dtype(
+    [
+        ("slot", np.int64),
+        ("position", np.int64),  # where the token that was sampled last goes in the cache
+        ("token", np.int64),  # that token
+        ("count", np.uint64),  # tokens sampled so far
+        ("left", np.int64),  # tokens that may still be sampled
+        ("seed", np.uint64),
+        ("temperature", np.float64),
+    ]
+)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Request:
+    """One answer to be sampled, or (with `score_from`) one row of tokens to be scored."""
+
+    order: tuple[str | int, ...]
+    """Requests of one moment are admitted in this order."""
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    end_token_ids: frozenset[int]
+    deliver: Callable[["Request"], None]
+    """Called in the engine thread when the request is finished, cancelled or failed."""
+    score_from: int | None = None
+    """Score the prompt's tokens from this index on instead of sampling."""
+    holder: "Holder"
+    completion_ids: list[int] = field(default_factory=list[int])
+    """Filled, like the two below, when the request leaves the engine."""
+    logprobs: list[float] = field(default_factory=list[float])
+    policy_versions: list[int] = field(default_factory=list[int])
+    finish_reason: FinishReason | None = None
+    error: BaseException | None = None
+    cached_tokens: int = 0
+    submitted_at: float = 0.0
+    finished_at: float = 0.0
+
+    @property
+    def slot(self) -> Slot:
+        slot = self.holder.slot
+        assert slot is not None, "an admitted request has a slot"
+        return slot
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """A conversation's place in the engine: its slot, kept between turns, and whether the engine waits for it."""
+
+    slot: Slot | None = None
+    request: Request | None = None
+    closed: bool = False
+
+
+class LiveRequests:
+    """The requests that are being decoded, in ascending slot order, and what each step needs of them."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.requests: list[Request] = []
+        self.decoding: DecodeRows | None = None
+        """Where the next tokens go; None when nothing is decoded."""
+        self._cache = cache
+        self._rows = np.zeros(0, dtype=_COLUMNS)
+        self._sampling = self._sampling_rows()
+        self._tokens_S_T = np.zeros((cache.num_slots, cache.max_context), dtype=np.int64)
+        self._logprobs_S_T = np.zeros((cache.num_slots, cache.max_context), dtype=np.float32)
+        self._end_ids: set[int] = set()
+        """End tokens of any request so far."""
+        self._may_end_V: NDArray[np.bool_] | None = None
+
+    @property
+    def tokens_B(self) -> Tensor | None:
+        """The tokens that are read next, one a row."""
+        return torch.from_numpy(self._rows["token"]).to(self._cache.keys.device) if self.requests else None
+
+    def join(self, requests: Sequence[Request]) -> None:
+        """Add requests whose prompts have been read; they stand at the end until their first token is sampled."""
+        joining = np.zeros(len(requests), dtype=_COLUMNS)
+        for row, request in enumerate(requests):
+            sampling, num_prompt = request.sampling, len(request.prompt_ids)
+            left = max(1, min(sampling.max_tokens, self._cache.max_context - num_prompt))
+            slot, position = request.slot.index, num_prompt - 1
+            joining[row] = (slot, position, 0, 0, left, sampling.seed, sampling.temperature)
+            if not request.end_token_ids <= self._end_ids:
+                self._end_ids |= request.end_token_ids
+                self._may_end_V = None
+        self.requests = [*self.requests, *requests]
+        self._rows = np.concatenate((self._rows, joining))
+        self._sampling = self._sampling_rows()
+
+    def sample(self, logits_B_V: Tensor, policy_version: int) -> list[Request]:
+        """Append a token to every answer, and return the requests that are finished by it: they have left."""
+        tokens_B, logprobs_B = (values.cpu().numpy() for values in sample(logits_B_V, self._sampling))
+        rows = self._rows
+        self._tokens_S_T[rows["slot"], rows["count"]] = tokens_B
+        self._logprobs_S_T[rows["slot"], rows["count"]] = logprobs_B
+        rows["token"] = tokens_B
+        rows["position"] += 1
+        rows["count"] += 1
+        rows["left"] -= 1
+        ended_B = self._ended(tokens_B, logits_B_V.shape[1])
+        finished = np.flatnonzero(ended_B | (rows["left"] == 0)).tolist()
+        for row in finished:
+            self.requests[row].finish_reason = FinishReason.STOP if ended_B[row] else FinishReason.LENGTH
+        if finished or self.decoding is None or len(rows) > self.decoding.num_rows:
+            return self._remove(finished, policy_version)
+        self.decoding.advance()
+        return []
+
+    def remove_cancelled(self, policy_version: int) -> list[Request]:
+        """Requests that were cancelled, with what was sampled for them so far."""
+        cancelled = [
+            row
+            for row, request in enumerate(self.requests)
+            if request.finish_reason is FinishReason.CANCELLED
+        ]
+        return self._remove(cancelled, policy_version) if cancelled else []
+
+    def collect(self, policy_version: int) -> None:
+        """Hand every request the tokens that were sampled since the last time, which `policy_version` wrote."""
+        for row in range(len(self.requests)):
+            self._collect(row, policy_version)
+
+    def _collect(self, row: int, policy_version: int) -> None:
+        request, slot, count = self.requests[row], self._rows["slot"][row], int(self._rows["count"][row])
+        known = len(request.completion_ids)
+        request.completion_ids += self._tokens_S_T[slot, known:count].tolist()
+        request.logprobs += self._logprobs_S_T[slot, known:count].tolist()
+        request.policy_versions += [policy_version] * (count - known)
+
+    def _remove(self, leaving: Sequence[int], policy_version: int) -> list[Request]:
+        """Take rows out, their answers filled in, and put the others in order."""
+        removed = [self.requests[row] for row in leaving]
+        for row, request in zip(leaving, removed, strict=True):
+            self._collect(row, policy_version)
+            request.slot.ids = (request.prompt_ids + request.completion_ids)[:-1]
+        order = np.argsort(self._rows["slot"], kind="stable")
+        if leaving:
+            order = order[~np.isin(order, leaving)]
+        self._rows = self._rows[order]
+        self.requests = [self.requests[row] for row in order.tolist()]
+        self._sampling = self._sampling_rows()
+        self.decoding = None
+        if self.requests:
+            self.decoding = DecodeRows(self._cache, self._rows["slot"], self._rows["position"])
+        return removed
+
+    def _ended(self, tokens_B: NDArray[np.int64], vocab_size: int) -> NDArray[np.bool_]:
+        """[B] whether the token ends its answer. Few tokens are anybody's end token, so only those are looked at closely."""
+        if self._may_end_V is None:
+            self._may_end_V = np.zeros(vocab_size, dtype=np.bool_)
+            self._may_end_V[[token for token in self._end_ids if 0 <= token < vocab_size]] = True
+        ended_B = self._may_end_V[tokens_B]
+        for row in np.flatnonzero(ended_B).tolist():
+            ended_B[row] = int(tokens_B[row]) in self.requests[row].end_token_ids
+        return ended_B
+
+    def _sampling_rows(self) -> SamplingRows:
+        return SamplingRows(
+            seeds_B=self._rows["seed"],
+            positions_B=self._rows["count"],
+            temperatures_B=self._rows["temperature"],
+            params=[request.sampling for request in self.requests],
+        )

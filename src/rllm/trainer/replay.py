@@ -1,0 +1,121 @@
+"""A stored run ──► the same run again, without an engine: were these the losses, is this the model?
+
+    config.json, initial model ──► Learner ──► imitate, step by step ──► learn(stored episodes) ──► parameters
+                                                      │                         │                      │
+                              metrics.jsonl ──► compared with            compared with          RUN/model: same sha256
+
+The updates are those of `rllm.trainer.loop`, function by function; only the rollouts come from the store. So whatever a
+run learned can be taken apart afterwards, on another machine and without a single sampled token.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rllm.errors import ConfigError
+from rllm.models.directory import load_model
+from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
+from rllm.store.run_directory import RunDirectory
+from rllm.tracking.jsonl import read_metrics
+from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.trainer.loop import Learner, imitate, learn
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Difference:
+    """A number that came out otherwise than it was recorded."""
+
+    phase: str
+    step: int
+    metric: str
+    recorded: Any
+    """None when the run did not record it."""
+    replayed: Any
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ReplayResult:
+    """What a replay found."""
+
+    num_warm_steps: int
+    num_train_steps: int
+    num_compared: int
+    """Recorded numbers that were computed again: losses, gradient norms, counts of tokens and groups."""
+    differences: list[Difference]
+    """In the order of the run: the first one is where it went another way."""
+    recorded_sha256: str
+    """Of the parameters in the run's model."""
+    replayed_sha256: str
+
+    @property
+    def is_identical(self) -> bool:
+        return not self.differences and self.recorded_sha256 == self.replayed_sha256
+
+
+def replay(trainer: AgentTrainer) -> ReplayResult:
+    """Compute all updates of a finished run again. Reads the run directory `trainer.output`, and changes nothing in it.
+
+    `trainer` is made as for training, with the run's own configuration. The numbers are the same bit for bit on the
+    machine and with the number of threads that the run was trained with; elsewhere the last digits may differ.
+    """
+    directory = RunDirectory.read(trainer.output)
+    trainer.require_same_config(directory)
+    if directory.summary() is None:
+        raise ConfigError(f"{directory.path} has not finished; let it end before you replay it.")
+    learner = trainer.make_learner(trainer.load_initial_model(directory), publish=lambda policy_version: None)
+    recorded = {(line["phase"], line["step"]): line for line in read_metrics(directory.metrics_path)}
+    # In a thread of its own, as in training: how torch shares out its work may depend on the thread.
+    with (
+        EpisodeStore.open(directory.store_path, read_only=True) as store,
+        ThreadPoolExecutor(1, "rllm-replay") as thread,
+    ):
+        replayed = thread.submit(_updates, learner, store).result()
+    compared = [
+        Difference(
+            phase=phase,
+            step=step,
+            metric=name,
+            recorded=recorded.get((phase, step), {}).get(name),
+            replayed=value,
+        )
+        for (phase, step), metrics in replayed.items()
+        for name, value in metrics.items()
+        if not name.endswith("_s")  # seconds are not repeatable
+    ]
+    return ReplayResult(
+        num_warm_steps=trainer.config.warm_start.steps,
+        num_train_steps=trainer.config.steps,
+        num_compared=len(compared),
+        differences=[each for each in compared if each.recorded != each.replayed],
+        recorded_sha256=parameters_sha256(load_model(directory.model_path).model.state_dict_hf()),
+        replayed_sha256=parameters_sha256(learner.backend.model.state_dict_hf()),
+    )
+
+
+def parameters_sha256(parameters: Mapping[str, Tensor]) -> str:
+    """sha256 over name, type, shape and bytes of every tensor, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(parameters):
+        tensor = parameters[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _updates(learner: Learner, store: EpisodeStore) -> dict[tuple[str, int], dict[str, Any]]:
+    """Metrics of every step, by (phase, step)."""
+    config = learner.config
+    metrics: dict[tuple[str, int], dict[str, Any]] = {}
+    for step in range(config.warm_start.steps):
+        metrics["warm_start", step] = imitate(learner, step)
+    if config.warm_start.steps:
+        learner.backend.reset_optimizer()
+    for step in range(config.steps):
+        episodes = list(store.episodes(TRAIN_PHASE, step))
+        _, metrics[TRAIN_PHASE, step] = learn(learner, episodes, step)
+    return metrics

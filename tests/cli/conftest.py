@@ -1,0 +1,101 @@
+"""What the command's tests share: the command in this process, the command in one of its own, a tiny finished run."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rllm.cli.main import rllm as front_door
+
+TINY = (
+    "warm_start.steps=2",
+    "steps=1",
+    "rollout.tasks_per_step=2",
+    "rollout.group_size=2",
+    "evaluation.num_tasks=4",
+    "evaluation.every_steps=0",
+    "task.num_train_tasks=100",
+    "threads=1",
+)
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class FinishedRun:
+    """What one whole `rllm train --json` left behind."""
+
+    path: Path
+    words: list[str]
+    """The command's words without `--output` and its value."""
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="session")
+def tiny_settings() -> list[str]:
+    """`--set` words of a run that takes a second."""
+    return [word for assignment in TINY for word in ("--set", assignment)]
+
+
+@pytest.fixture
+def rllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """Runs `rllm WORD…` in this process, in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def call(*words: str | Path) -> Result:
+        return CliRunner().invoke(
+            front_door, [str(word) for word in words], prog_name="rllm", catch_exceptions=False
+        )
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def start_rllm() -> Callable[..., subprocess.Popen[str]]:
+    """Starts `rllm WORD…` in a process of its own."""
+
+    def start(*words: str | Path, cwd: Path) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rllm.cli.main", *map(str, words)],
+            cwd=cwd,
+            env=os.environ | {"PYTHONPATH": str(SOURCES)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def finished_run(
+    tmp_path_factory: pytest.TempPathFactory,
+    start_rllm: Callable[..., subprocess.Popen[str]],
+    tiny_settings: list[str],
+) -> FinishedRun:
+    """A run from the first word to the last number, in a process of its own. Tests may read it, not change it."""
+    folder = tmp_path_factory.mktemp("finished")
+    words = ["train", "frozenlake", *tiny_settings]
+    process = start_rllm(*words, "--output", folder / "lake", "--json", cwd=folder)
+    stdout, stderr = process.communicate()
+    return FinishedRun(
+        path=folder / "lake", words=words, returncode=process.returncode, stdout=stdout, stderr=stderr
+    )
+
+
+@pytest.fixture
+def stopped_run(finished_run: FinishedRun, tmp_path: Path) -> Path:
+    """A copy of the finished run from before it had a result."""
+    path = tmp_path / "stopped"
+    shutil.copytree(finished_run.path, path)
+    (path / "summary.json").unlink()
+    return path

@@ -1,0 +1,63 @@
+import json
+from collections.abc import Callable
+
+import pytest
+from click.testing import Result
+
+from rllm.cli import doctor, installed
+from rllm.cli.doctor import Status, sample_and_score
+
+Rllm = Callable[..., Result]
+
+
+def test_a_machine_that_is_ready_is_told_so(rllm: Rllm) -> None:
+    result = rllm("doctor", "--json")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert report["ready"] is True
+    found = {each["name"]: each for each in report["findings"]}
+    assert found.keys() >= {
+        "Python",
+        "rllm",
+        "click",
+        "torch",
+        "transformers",
+        "CPU",
+        "CUDA",
+        "disk",
+        "self test",
+    }
+    assert "agrees within" in found["self test"]["detail"]
+    assert "rllm train frozenlake" in rllm("doctor").stdout
+
+
+async def test_the_engine_agrees_with_a_plain_forward_pass() -> None:
+    gap, num_tokens = await sample_and_score()
+    assert gap < 1e-4
+    assert 1 <= num_tokens <= doctor.NUM_SAMPLED
+
+
+def test_a_missing_extra_is_named_with_its_command_and_breaks_nothing(
+    rllm: Rllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        doctor, "version_of", lambda name: None if name == "torch" else installed.version_of(name)
+    )
+    result = rllm("doctor")
+    assert result.exit_code == 0
+    assert "not installed; run: pip install 'rllm[train]'" in result.stdout
+    found = {each.name: each.status for each in doctor.examine()}
+    assert (found["torch"], found["self test"]) == (Status.MISSING, Status.MISSING)
+
+
+def test_a_package_that_is_too_old_ends_with_exit_code_1(rllm: Rllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        doctor, "version_of", lambda name: "0.1" if name == "rich" else installed.version_of(name)
+    )
+    result = rllm("doctor", "--json")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert report["ready"] is False
+    (rich,) = [each for each in report["findings"] if each["name"] == "rich"]
+    assert rich["status"] == "broken"
+    assert "pip install --upgrade" in rich["detail"]

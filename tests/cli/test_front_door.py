@@ -1,0 +1,159 @@
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import Result
+
+from rllm.cli.command import Group
+from rllm.cli.main import COMMANDS, FrontDoor, exit_code_of, rllm
+from rllm.errors import CanaryError, RunInUseError, StorageError
+
+Rllm = Callable[..., Result]
+
+
+def commands(group: click.Group = rllm, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every command that does something."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
+def test_every_command_has_help_with_an_example_and_json(words: tuple[str, ...], rllm: Rllm) -> None:
+    result = rllm(*words, "--help")
+    assert result.exit_code == 0
+    assert f"rllm {' '.join(words)}" in result.stdout.partition("Example:")[2]
+    assert "--json" in result.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_of_help_at_the_front_door_is_the_one_of_the_command(name: str) -> None:
+    command = rllm.get_command(click.Context(rllm), name)
+    assert command is not None
+    assert (command.help or "").partition("\n")[0] == COMMANDS[name][1]
+    assert command.name == name
+
+
+def test_help_lists_the_commands_in_the_order_of_use(rllm: Rllm) -> None:
+    listed = rllm("--help").stdout.partition("Commands:")[2]
+    assert [listed.index(f"  {name} ") for name in COMMANDS] == sorted(
+        listed.index(f"  {name} ") for name in COMMANDS
+    )
+
+
+def test_the_version_is_printed(rllm: Rllm) -> None:
+    assert rllm("--version").stdout.startswith("rllm ")
+
+
+@pytest.mark.parametrize("words", [(), ("runs",), ("model",)], ids=["rllm", "runs", "model"])
+def test_a_group_without_a_command_shows_its_help_as_bad_usage(words: tuple[str, ...], rllm: Rllm) -> None:
+    result = rllm(*words)
+    assert result.exit_code == 2
+    assert "Commands:" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("trian", "frozenlake"), "`rllm train`"),
+        (("runs", "shwo"), "`rllm runs show`"),
+        (("model", "inof"), "`rllm model info`"),
+    ],
+)
+def test_a_misspelt_command_is_answered_with_the_nearest(
+    words: tuple[str, ...], meant: str, rllm: Rllm
+) -> None:
+    result = rllm(*words)
+    assert result.exit_code == 2
+    assert f"did you mean {meant}?" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_command_like_no_other_is_answered_with_all(rllm: Rllm) -> None:
+    assert f"there are: {', '.join(COMMANDS)}." in rllm("zzzz").stderr
+
+
+def test_an_unknown_option_is_bad_usage(rllm: Rllm) -> None:
+    result = rllm("eval", "frozenlake", "--modle", "x")
+    assert result.exit_code == 2
+    assert "--model" in result.stderr
+    assert "rllm eval --help says more" in result.stderr
+
+
+def test_with_json_an_error_is_one_json_object_on_stderr(rllm: Rllm) -> None:
+    result = rllm("eval", "frozenlaek", "--model", "x", "--json")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    error = json.loads(result.stderr)["error"]
+    assert error["type"] == "ConfigError"
+    assert "did you mean `frozenlake`?" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RunInUseError("held"), 2),
+        (StorageError("full"), 2),
+        (CanaryError("stale"), 1),
+        (click.UsageError("which?"), 2),
+        (click.Abort(), 130),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), 2),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_the_exit_code_follows_from_the_error(
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    assert exit_code_of(fail, as_json=False) == code
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert printed.out == ""
+
+
+def test_a_missing_extra_is_answered_with_the_command_that_installs_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> None:
+        raise ModuleNotFoundError("No module named 'safetensors.torch'", name="safetensors.torch")
+
+    exit_code_of(fail, as_json=False)
+    assert "pip install 'rllm[train]'" in capsys.readouterr().err
+
+
+def test_what_nobody_foresaw_keeps_its_traceback() -> None:
+    def fail() -> None:
+        raise ModuleNotFoundError("No module named 'my_typo'", name="my_typo")
+
+    with pytest.raises(ModuleNotFoundError, match="my_typo"):
+        exit_code_of(fail, as_json=False)
+
+
+def test_what_ends_well_or_with_its_own_code_says_so() -> None:
+    assert exit_code_of(lambda: None, as_json=False) == 0
+    assert exit_code_of(lambda: 1, as_json=True) == 1
+
+
+def test_the_command_runs_as_a_module(
+    start_rllm: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start_rllm("runs", "list", "--json", cwd=tmp_path)
+    stdout, stderr = process.communicate()
+    assert (process.returncode, stderr) == (0, "")
+    assert json.loads(stdout) == {"runs": [], "unreadable": []}
+
+
+def test_the_front_door_finds_its_commands_like_any_group() -> None:
+    assert isinstance(rllm, FrontDoor)
+    assert isinstance(rllm, Group)
+    assert rllm.get_command(click.Context(rllm), "nonsense") is None

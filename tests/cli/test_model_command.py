@@ -1,0 +1,74 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+Rllm = Callable[..., Result]
+
+
+def test_a_created_model_is_described(rllm: Rllm, tmp_path: Path) -> None:
+    created = rllm("model", "create", "tiny", "--seed", "3", "--json")
+    assert created.exit_code == 0
+    described = json.loads(created.stdout)
+    assert described == json.loads(rllm("model", "info", "tiny", "--json").stdout)
+    assert described["architecture"] == "LlamaForCausalLM"
+    assert described["parameters"] < 400_000
+    assert described["served_by"] == "built-in decoder"
+    assert described["incremental_template"] is True
+    assert "<|im_end|>" in described["end_tokens"].values()
+    shown = rllm("model", "info", "tiny").stdout
+    for word in ("LlamaForCausalLM", f"{described['parameters']:,}", "<|im_end|>", "the built-in decoder"):
+        assert word in shown
+
+
+def test_a_larger_preset_is_larger(rllm: Rllm) -> None:
+    tiny = json.loads(rllm("model", "create", "tiny", "--json").stdout)
+    small = rllm("model", "create", "small", "--preset", "small")
+    assert "rllm train frozenlake --set model.path=small" in small.stdout
+    described = json.loads(rllm("model", "info", "small", "--json").stdout)
+    assert described["parameters"] > tiny["parameters"]
+
+
+def test_another_architecture_is_served_by_transformers(rllm: Rllm, tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    rllm("model", "create", "tiny")
+    GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=512, n_embd=32, n_layer=1, n_head=2, n_positions=128, bos_token_id=2, eos_token_id=2
+        )
+    ).save_pretrained(tmp_path / "gpt2")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "gpt2" / name).write_bytes((tmp_path / "tiny" / name).read_bytes())
+    described = json.loads(rllm("model", "info", "gpt2", "--json").stdout)
+    assert described["architecture"] == "GPT2LMHeadModel"
+    assert (described["served_by"], described["context"]) == ("transformers", 128)
+
+
+def test_the_model_of_a_run_is_its_trained_one(finished_run: Any, rllm: Rllm) -> None:
+    described = json.loads(rllm("model", "info", finished_run.path, "--json").stdout)
+    assert described["model"] == str(finished_run.path / "model")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("create", "full"), "is not an empty directory"),
+        (("create", "new", "--preset", "huge"), "choose one of tiny, small"),
+        (("info", "full"), "neither a run nor a model directory"),
+    ],
+    ids=["full", "preset", "no model"],
+)
+def test_what_cannot_be_done_is_refused_and_leaves_nothing(
+    words: tuple[str, ...], message: str, rllm: Rllm, tmp_path: Path
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    result = rllm("model", *words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]

@@ -1,0 +1,130 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoConfig,
+    GPTNeoXConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+)
+
+from rllm.errors import ModelDirectoryError
+from rllm.models.decoder import Attend
+from rllm.models.directory import load_model, save_model
+from rllm.models.huggingface import HuggingFaceDecoder
+
+Saved = Callable[[PreTrainedConfig], tuple[Path, Any]]
+
+TOKENS: dict[str, Any] = {"vocab_size": 512, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
+SIZE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    **TOKENS,
+}
+SERVED = {
+    "gpt2": GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, **TOKENS),
+    "gpt_neox": GPTNeoXConfig(**SIZE),
+    "gpt_neox tied": GPTNeoXConfig(**SIZE, tie_word_embeddings=True),
+    "gemma": GemmaConfig(**SIZE, num_key_value_heads=1, head_dim=12),
+    "mixtral": MixtralConfig(**SIZE, num_key_value_heads=2, num_local_experts=4, sliding_window=None),
+    "llama with scaled positions": LlamaConfig(
+        **SIZE, rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_any_architecture_gives_the_logits_of_its_own_forward_pass(
+    name: str, saved: Saved, attend: Attend
+) -> None:
+    directory, reference = saved(SERVED[name])
+    loaded = load_model(directory)
+    ids = torch.randint(512, (100,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        ours = loaded.model.logits(loaded.model.hidden(ids, torch.arange(100), attend))
+        theirs = reference(ids.unsqueeze(0)).logits[0]
+        kept = loaded.model.hidden(ids, torch.arange(100), attend, torch.tensor([3, 99]))
+    assert isinstance(loaded.model, HuggingFaceDecoder)
+    assert theirs.std() > 0.1
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(loaded.model.logits(kept), theirs[[3, 99]], atol=1e-5, rtol=0)
+    assert loaded.max_positions == 128
+    assert loaded.num_parameters == reference.num_parameters()
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_what_is_saved_loads_here_and_in_transformers_as_the_same_model(
+    name: str, saved: Saved, tmp_path: Path
+) -> None:
+    directory, reference = saved(SERVED[name])
+    save_model(load_model(directory), tmp_path / "again")
+    theirs, found = AutoModelForCausalLM.from_pretrained(tmp_path / "again", output_loading_info=True)
+    assert not any(found.values())
+    expected = reference.state_dict()
+    assert theirs.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in theirs.state_dict().items())
+    ours = load_model(tmp_path / "again").model.inner.state_dict()
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in ours.items())
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (MistralConfig(**SIZE, num_key_value_heads=2, sliding_window=64), "sliding-window attention .64."),
+        (Gemma3TextConfig(**SIZE, num_key_value_heads=2, head_dim=8), "sliding-window attention"),
+        (
+            Gemma2Config(**SIZE, num_key_value_heads=2, head_dim=8, sliding_window=0),
+            "Gemma2Attention asks for",
+        ),
+        (
+            GPTNeoConfig(
+                hidden_size=32, num_layers=2, num_heads=4, **TOKENS, attention_types=[[["global"], 2]]
+            ),
+            "GPTNeo",
+        ),
+        (BloomConfig(hidden_size=32, n_layer=2, n_head=4, **TOKENS), "BloomForCausalLM"),
+        (GraniteConfig(**SIZE, logits_scaling=3.0), "GraniteForCausalLM computes something"),
+        (CohereConfig(**SIZE, logit_scale=0.25), "CohereForCausalLM computes something"),
+    ],
+    ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else "",
+)
+def test_an_architecture_that_would_sample_from_other_logits_is_refused(
+    config: PreTrainedConfig, reason: str, saved: Saved
+) -> None:
+    directory, _ = saved(config)
+    with pytest.raises(ModelDirectoryError, match=reason):
+        load_model(directory)
+
+
+def test_weights_of_another_model_are_refused_with_the_names_that_do_not_fit(saved: Saved) -> None:
+    directory, _ = saved(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, **TOKENS))
+    for change, complaint in (
+        ('"n_layer": 3', "missing .*h.2"),
+        ('"n_layer": 1', "unknown .*h.1"),
+        ('"n_positions": 64', "misshapen .*wpe"),
+    ):
+        text = (directory / "config.json").read_text()
+        key = change.split(":")[0]
+        changed = "\n".join(
+            f"  {change}," if line.strip().startswith(key) else line for line in text.splitlines()
+        )
+        (directory / "config.json").write_text(changed)
+        with pytest.raises(ModelDirectoryError, match=f"{directory}.*{complaint}"):
+            load_model(directory)
+        (directory / "config.json").write_text(text)

@@ -1,0 +1,123 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm.errors import ConfigError, ModelDirectoryError
+from rllm.models.builtin import SPECIAL_TOKENS, create_tokenizer
+from rllm.models.directory import load_model
+from rllm.models.tokenizer import HuggingFaceTokenizer
+from rllm.rendering.chat import ChatRenderer, Conversation
+from rllm.types.messages import Message
+
+TOKENIZER = create_tokenizer()
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"])).filter(
+    lambda text: not any(token in text for token in SPECIAL_TOKENS)
+)
+
+
+def _pieces(text: str) -> list[str]:
+    ids = TOKENIZER.encode(text, add_special_tokens=False).ids
+    return [TOKENIZER.decode([token], skip_special_tokens=False) for token in ids]
+
+
+@given(ANY_TEXT)
+def test_any_text_comes_back_as_it_was(text: str) -> None:
+    ids = TOKENIZER.encode(text, add_special_tokens=False).ids
+    assert TOKENIZER.decode(ids) == text
+
+
+@pytest.mark.parametrize(
+    "text", [" leading", "trailing ", "\n\n", "a\tb", "\r\n", "🙂é漢", "  two  spaces  ", "'s ' .", ""]
+)
+def test_spaces_and_signs_come_back_as_they_were(text: str) -> None:
+    assert "".join(_pieces(text)) == text or TOKENIZER.decode(TOKENIZER.encode(text).ids) == text
+
+
+@pytest.mark.parametrize("move", ["Up", "Down", "Left", "Right", " Up", " Down", " Left", " Right"])
+def test_a_move_is_one_token(move: str) -> None:
+    assert _pieces(move) == [move]
+
+
+@given(st.lists(st.text(alphabet="SFHGPAIUDLRT0123456789", min_size=1, max_size=8), min_size=1, max_size=8))
+def test_the_cells_of_a_grid_never_merge(rows: list[str]) -> None:
+    grid = "\n".join(rows)
+    assert _pieces(grid) == list(grid)
+
+
+@given(st.text(alphabet="SFHG", min_size=1, max_size=8))
+def test_cells_with_spaces_between_them_do_not_merge_either(row: str) -> None:
+    spaced = " ".join(row)
+    assert [piece for piece in _pieces(spaced) if piece != " "] == list(row)
+
+
+def test_special_tokens_are_one_id_each_and_leave_no_trace_in_text() -> None:
+    ids = [TOKENIZER.encode(token, add_special_tokens=False).ids for token in SPECIAL_TOKENS]
+    assert [len(each) for each in ids] == [1, 1, 1]
+    assert TOKENIZER.decode([each[0] for each in ids]) == ""
+
+
+@given(st.lists(st.tuples(ANY_TEXT, ANY_TEXT), min_size=1, max_size=4))
+def test_the_built_in_template_only_appends(builtin: Path, turns: list[tuple[str, str]]) -> None:
+    tokenizer = _loaded(builtin)
+    renderer = ChatRenderer(tokenizer)
+    conversation = Conversation(renderer=renderer)
+    messages: list[Message] = [{"role": "system", "content": "Reach the goal."}]
+    for said, answer in turns:
+        messages = [*messages, {"role": "user", "content": said}]
+        assert conversation.prompt(messages) == renderer.render(messages)
+        conversation.record([*tokenizer.encode(answer), tokenizer.end_token_id or 0], answer)
+        messages = [*messages, {"role": "assistant", "content": answer}]
+    assert renderer.incremental
+
+
+_TOKENIZERS: dict[Path, HuggingFaceTokenizer] = {}
+
+
+def _loaded(directory: Path) -> HuggingFaceTokenizer:
+    return _TOKENIZERS.setdefault(directory, HuggingFaceTokenizer(directory))
+
+
+def test_a_tokenizer_file_that_asks_for_truncation_does_not_cut_prompts(copied: Path) -> None:
+    path = copied / "tokenizer.json"
+    changes = {
+        "truncation": {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0},
+        "padding": {
+            "strategy": {"Fixed": 16},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "<|endoftext|>",
+        },
+    }
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    tokenizer = HuggingFaceTokenizer(copied)
+    assert len(tokenizer.encode("1" * 100)) == 100
+    assert len(tokenizer.encode("1")) == 1
+
+
+def test_a_token_is_shown_with_its_special_form(builtin: Path) -> None:
+    loaded = load_model(builtin)
+    assert loaded.tokenizer.token_text(loaded.end_token_ids[0]) == "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "template", ["{% for %}", "{{ raise_exception('no') }}", "{{ messages[0].content + 1 | nope }}"]
+)
+def test_a_chat_template_that_does_not_work_is_an_error_that_says_so(copied: Path, template: str) -> None:
+    path = copied / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    with pytest.raises(ConfigError, match="chat template"):
+        ChatRenderer(HuggingFaceTokenizer(copied))
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"added_tokens": []}', '{"added_tokens": [], "model": {"type": "None"}}']
+)
+def test_a_broken_tokenizer_file_is_named(copied: Path, content: str) -> None:
+    (copied / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelDirectoryError, match=f"tokenizer in {copied}"):
+        HuggingFaceTokenizer(copied)
