@@ -1,38 +1,41 @@
 """Tokens per second of the built-in inference engine, beside transformers on the same model directory.
 
-    requests ──► rLLM LocalClient           ─┐
-             ──► generate, batch by batch   ─┼─► useful tokens / s, alternating, medians over repetitions
-             ──► generate_batch's manager   ─┘
-    warm caches ──► one decode step, no scheduling, no sampling: the bare forward pass that the engine is measured against
+    requests ──► rLLM: LocalClient                       ─┐
+             ──► transformers: generate, batch by batch  ─┼─► useful tokens / s, in turn, medians over repetitions
+             ──► transformers: continuous batching       ─┘
+    warm caches ──► one decode step without scheduling and sampling: the bare forward pass
 
-    python benchmarks/inference.py [--model builtin:small] [--threads 1] [--quick] [--json]
+    python benchmarks/inference.py [--model builtin:small | DIR] [--threads N] [--quick] [--json]
 
-Prompts and answers are between 16 and 64 tokens, independently of each other. End tokens are off, so everybody samples the
-same number of tokens, and only tokens that a request asked for count as useful. At concurrency B, B clients each keep one
-request in flight; their first requests arrive one after another, and the others whenever an answer is finished. `generate`
-takes the same requests in batches of B, padded to the longest prompt and run to the longest answer, and is never made to
-wait for an arrival. Prefill is part of every total. rLLM returns log-probabilities; the others are not asked for them.
+Prompts and answers have 16 to 64 tokens, independently of each other. End tokens are off, so that everybody samples the
+same number of tokens, and only tokens that a request asked for are counted. At concurrency B, B clients keep one request
+in flight each: their first ones arrive one after another, the others whenever an answer is finished. `generate` takes the
+same requests in batches of B, padded to the longest prompt and run to the longest answer; it never waits for an arrival.
+transformers' continuous batching gets all requests at once and is set up before the clock starts. Reading the prompts is
+part of every total. rLLM returns the log-probability of every token; the others are not asked for any.
 """
 
 import argparse
 import asyncio
+import gc
 import json
-import os
+import logging
 import statistics
-import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from rich.console import Console
 from rich.table import Table
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from rllm.inference.local.cache import KVCache
 from rllm.inference.local.client import LocalClient
@@ -43,9 +46,11 @@ from rllm.types.messages import SamplingParams
 
 SHORTEST, LONGEST = 16, 64
 """Tokens of prompts and of answers."""
-MAX_CONTEXT = 2 * LONGEST
 ARRIVAL_S = 0.02
 """The first requests of all clients arrive within this time."""
+WAVES = {1: 24, 16: 16, 64: 8, 256: 5}
+"""Requests per client, by concurrency."""
+QUICK_WAVES = {1: 8, 16: 4, 64: 3, 256: 2}
 CONTINUOUS_LIMIT_S = 60.0
 """transformers' continuous batching is left out where it would take longer than this."""
 TARGETS = {1: 1.5, 16: 1.5, 64: 2.0, 256: 2.0}
@@ -66,17 +71,16 @@ class Work:
         return sum(self.max_tokens)
 
     def first(self, count: int) -> "Work":
-        return Work(
-            concurrency=self.concurrency, prompts=self.prompts[:count], max_tokens=self.max_tokens[:count]
-        )
+        prompts, max_tokens = self.prompts[:count], self.max_tokens[:count]
+        return Work(concurrency=self.concurrency, prompts=prompts, max_tokens=max_tokens)
 
 
 @dataclass(slots=True)
 class Spent:
-    """What a measurement cost."""
+    """Seconds that a measurement took."""
 
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
+    wall: float = 0.0
+    cpu: float = 0.0
 
 
 def make_work(concurrency: int, num_requests: int, vocab_size: int) -> Work:
@@ -89,7 +93,7 @@ def make_work(concurrency: int, num_requests: int, vocab_size: int) -> Work:
     )
 
 
-# ---- the contestants ---------------------------------------------------------------------------------------------
+# ---- the contestants -----------------------------------------------------------------------------------------
 
 
 def run_rllm(client: LocalClient, work: Work) -> Spent:
@@ -112,88 +116,164 @@ def run_rllm(client: LocalClient, work: Work) -> Spent:
 def run_generate(model: Any, work: Work) -> Spent:
     with measured() as spent, torch.inference_mode():
         for start in range(0, len(work.prompts), work.concurrency):
-            prompts = work.prompts[start : start + work.concurrency]
-            ids, mask = left_padded(prompts)
-            longest = max(work.max_tokens[start : start + work.concurrency])
+            batch = slice(start, start + work.concurrency)
+            ids, mask = left_padded(work.prompts[batch])
+            longest = max(work.max_tokens[batch])
             out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=longest)
             assert out.shape[1] == ids.shape[1] + longest
     return spent
 
 
 def run_continuous(manager: Any, work: Work) -> Spent:
+    """`manager` is what `generate_batch` works with; used directly, it takes a length for every request."""
     with measured() as spent:
         for prompt, max_tokens in zip(work.prompts, work.max_tokens, strict=True):
             manager.add_request(prompt, max_new_tokens=max_tokens, eos_token_id=-1)
         finished = 0
         while finished < len(work.prompts):
-            result = manager.get_result(timeout=10.0)
+            result = manager.get_result(timeout=30.0)
             if result is None:
                 raise RuntimeError("transformers' continuous batching stopped answering.")
             finished += result.is_finished()
     return spent
 
 
-# ---- the bare forward pass ---------------------------------------------------------------------------------------
+@contextmanager
+def continuous_batching(model: Any, concurrency: int) -> Iterator[Any]:
+    """transformers' manager with room for `concurrency` requests of the longest kind."""
+    page = 32
+    settings = ContinuousBatchingConfig(
+        page_size=page,
+        num_blocks=concurrency * (2 * LONGEST // page + 1) + 8,
+        max_batch_tokens=max(256, 4 * concurrency),
+        max_requests_per_batch=concurrency,
+    )
+    with model.continuous_batching_context_manager(continuous_batching_config=settings) as manager:
+        yield manager
 
 
-def bare_rllm_s(loaded: LoadedModel, work: Work, num_steps: int) -> Spent:
-    """One decode step of our decoder at the batch size and at the mixed lengths of `work`, caches warm."""
+# ---- the bare forward pass -----------------------------------------------------------------------------------
+
+
+def bare_step(loaded: LoadedModel, work: Work, num_steps: int) -> Spent:
+    """One decode step of our decoder, at the batch size and the mixed lengths of `work`, caches warm."""
     lengths = lengths_in_flight(work)
     cache = new_cache(loaded, work.concurrency)
-    rng = np.random.default_rng(0)
-    slots = [cache.allocate() for _ in lengths]
+    tokens = torch.full((len(lengths),), 5)
     with torch.inference_mode():
-        prefill(
-            loaded.model,
-            cache,
-            [
-                Row(slot, rng.integers(3, 500, size=n).tolist())
-                for slot, n in zip(slots, lengths, strict=True)
-            ],
-        )
-        rows = DecodeRows(cache, np.arange(len(slots)), np.array(lengths))
-        tokens = torch.full((len(slots),), 5)
+        for slot, length in zip(cache.slots, lengths, strict=True):
+            prefill(loaded.model, cache, [Row(slot, [5] * length)])
+        rows = DecodeRows(cache, np.arange(len(lengths)), np.array(lengths))
         forward(loaded.model, cache, rows, tokens, None)
         with measured() as spent:
             for _ in range(num_steps):
                 rows.advance()
                 forward(loaded.model, cache, rows, tokens, None)
-    return Spent(spent.wall_s / num_steps, spent.cpu_s / num_steps)
+    return Spent(spent.wall / num_steps, spent.cpu / num_steps)
 
 
-def bare_transformers_s(model: Any, work: Work, num_steps: int) -> Spent:
-    """The same step by transformers: `forward` on its own cache."""
-    rng = np.random.default_rng(0)
-    ids, mask = left_padded([rng.integers(3, 500, size=n).tolist() for n in lengths_in_flight(work)])
-    one = torch.full((len(ids), 1), 5)
+def bare_prefill(loaded: LoadedModel, work: Work) -> Spent:
+    """One pass over the first prompts, as many as run at once."""
+    cache = new_cache(loaded, work.concurrency)
     with torch.inference_mode():
-        cache = model(input_ids=ids, attention_mask=mask, use_cache=True).past_key_values
-        spent = Spent()
-        for step in range(num_steps + 1):
-            mask = torch.cat((mask, torch.ones_like(one)), dim=1)
-            position = mask.sum(-1, keepdim=True) - 1
-            with measured() as single:
-                model(
-                    input_ids=one,
-                    attention_mask=mask,
-                    position_ids=position,
-                    past_key_values=cache,
-                    use_cache=True,
-                )
-            if step:
-                spent.wall_s += single.wall_s / num_steps
-                spent.cpu_s += single.cpu_s / num_steps
+        rows = [Row(slot, ids) for slot, ids in zip(cache.slots, work.prompts, strict=False)]
+        cache.reserve(LONGEST)
+        with measured() as spent:
+            prefill(loaded.model, cache, rows)
     return spent
 
 
+def bare_transformers(model: Any, work: Work, num_steps: int) -> Spent:
+    """The same decode step by transformers: `forward` on its own cache."""
+    ids, mask = left_padded([[5] * length for length in lengths_in_flight(work)])
+    token = torch.full((len(ids), 1), 5)
+    total = Spent()
+    with torch.inference_mode():
+        cache = model(input_ids=ids, attention_mask=mask, use_cache=True).past_key_values
+        for step in range(num_steps + 1):
+            mask = torch.cat((mask, torch.ones_like(token)), dim=1)
+            inputs = {
+                "input_ids": token,
+                "attention_mask": mask,
+                "position_ids": mask.sum(-1, keepdim=True) - 1,
+            }
+            with measured() as spent:
+                model(**inputs, past_key_values=cache, use_cache=True)
+            if step:  # the first one warms up
+                total.wall += spent.wall / num_steps
+                total.cpu += spent.cpu / num_steps
+    return total
+
+
 def lengths_in_flight(work: Work) -> list[int]:
-    """Context lengths as one finds them in the middle of the run: prompts with a part of their answers."""
+    """Context lengths as they are in the middle of a run: prompts with a part of their answers."""
     rng = np.random.default_rng(1)
     rows = zip(work.prompts[: work.concurrency], work.max_tokens[: work.concurrency], strict=True)
     return [len(prompt) + int(rng.integers(0, max_tokens)) for prompt, max_tokens in rows]
 
 
-# ---- measuring ---------------------------------------------------------------------------------------------------
+# ---- the comparison ------------------------------------------------------------------------------------------
+
+
+def compare(loaded: LoadedModel, model: Any, work: Work, repeats: int) -> dict[str, Any]:
+    """All contestants at one concurrency, in turn, `repeats` times after a warm-up."""
+    concurrency, num_steps = work.concurrency, 30
+    client = LocalClient(loaded, num_slots=concurrency, max_context=2 * LONGEST)
+    client.end_token_ids = frozenset()
+    with ExitStack() as stack:
+        stack.callback(lambda: asyncio.run(client.close()))
+        contestants: dict[str, Callable[[], Spent]] = {
+            "rllm": lambda: run_rllm(client, work),
+            "generate": lambda: run_generate(model, work),
+            "bare_step": lambda: bare_step(loaded, work, num_steps),
+            "bare_prefill": lambda: bare_prefill(loaded, work),
+            "bare_transformers": lambda: bare_transformers(model, work, num_steps),
+        }
+        manager = stack.enter_context(continuous_batching(model, concurrency))
+        trial = work.first(2 * concurrency)
+        run_rllm(client, trial)
+        run_generate(model, trial.first(concurrency))
+        run_continuous(manager, trial.first(max(1, concurrency // 4)))
+        trial_s = run_continuous(manager, trial).wall
+        if trial_s * len(work.prompts) / len(trial.prompts) < CONTINUOUS_LIMIT_S:
+            contestants["continuous"] = lambda: run_continuous(manager, work)
+        runs: dict[str, list[Spent]] = {name: [] for name in contestants}
+        for _ in range(repeats):
+            for name, run in contestants.items():
+                gc.collect()
+                runs[name].append(run())
+    row: dict[str, Any] = {
+        "concurrency": concurrency,
+        "requests": len(work.prompts),
+        "tokens": work.num_tokens,
+    }
+    for clock in ("wall", "cpu"):
+        row[clock] = summarise(work, {name: [getattr(each, clock) for each in runs[name]] for name in runs})
+    return row
+
+
+def summarise(work: Work, seconds: dict[str, list[float]]) -> dict[str, Any]:
+    """Tokens per second of everybody, and how rLLM compares: medians of what was measured side by side."""
+    steps, batches = work.num_tokens / work.concurrency, len(work.prompts) / work.concurrency
+    passes = [
+        step * steps + prompts * batches
+        for step, prompts in zip(seconds["bare_step"], seconds["bare_prefill"], strict=True)
+    ]
+    same_work = {
+        "rllm": seconds["rllm"],
+        "generate": seconds["generate"],
+        "continuous": seconds.get("continuous"),
+        "bare_step": [step * steps for step in seconds["bare_step"]],
+        "bare_passes": passes,
+        "bare_transformers": [step * steps for step in seconds["bare_transformers"]],
+    }
+    rates: dict[str, Any] = {}
+    for name, values in same_work.items():
+        rates[name] = values and work.num_tokens / statistics.median(values)
+        if values and name != "rllm":
+            ours = zip(values, seconds["rllm"], strict=True)
+            rates[f"rllm / {name}"] = statistics.median(theirs / mine for theirs, mine in ours)
+    return rates
 
 
 @contextmanager
@@ -201,7 +281,7 @@ def measured() -> Iterator[Spent]:
     spent = Spent()
     wall, cpu = time.perf_counter(), time.process_time()
     yield spent
-    spent.wall_s, spent.cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+    spent.wall, spent.cpu = time.perf_counter() - wall, time.process_time() - cpu
 
 
 def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -212,73 +292,91 @@ def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def new_cache(loaded: LoadedModel, num_slots: int) -> KVCache:
-    parameter = next(loaded.model.parameters())
     return KVCache(
         num_layers=loaded.num_layers,
         num_slots=num_slots,
         num_kv_heads=loaded.num_kv_heads,
-        max_context=MAX_CONTEXT * 2,
+        max_context=4 * LONGEST,
         head_dim=loaded.head_dim,
-        device=parameter.device,
-        dtype=parameter.dtype,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
     )
 
 
-# ---- the whole comparison ----------------------------------------------------------------------------------------
+def show(rows: list[dict[str, Any]], model: str, threads: int) -> None:
+    table = Table(title=f"{model}, {threads} thread(s), tokens/s (ratios: wall | CPU time)")
+    for name in ("at once", "rLLM", "generate", "×", "target", "continuous", "×"):
+        table.add_column(name, justify="right")
+    for name in ("bare step", "rLLM / it", "… with prompts", "bare step (transformers)", "rLLM / it"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        wall, cpu = row["wall"], row["cpu"]
 
+        def ratio(name: str, wall: dict[str, Any] = wall, cpu: dict[str, Any] = cpu) -> str:
+            key = f"rllm / {name}"
+            return f"{wall[key]:.2f} | {cpu[key]:.2f}" if key in wall else "–"
 
-def compare(loaded: LoadedModel, model: Any, work: Work, repeats: int, bare_steps: int) -> dict[str, Any]:
-    """All contestants at one concurrency, in turn, `repeats` times after a warm-up."""
-    client = LocalClient(loaded, num_slots=work.concurrency, max_context=MAX_CONTEXT)
-    client.end_token_ids = frozenset()
-    contestants: dict[str, Callable[[], Spent]] = {
-        "rllm": lambda: run_rllm(client, work),
-        "generate": lambda: run_generate(model, work),
-        "bare": lambda: bare_rllm_s(loaded, work, bare_steps),
-        "bare_transformers": lambda: bare_transformers_s(model, work, bare_steps),
-    }
-    spent: dict[str, list[Spent]] = {name: [] for name in contestants}
-    run_rllm(client, work.first(2 * work.concurrency))
-    for _ in range(repeats):
-        for name, run in contestants.items():
-            spent[name].append(run())
-    asyncio.run(client.close())
-    def rate(name, clock):
-        tokens = work.concurrency if name.startswith("bare") else work.num_tokens
-        return [tokens / getattr(each, clock) for each in spent[name]]
-    row = {"concurrency": work.concurrency, "requests": len(work.prompts)}
-    for clock in ("wall_s", "cpu_s"):
-        rates = {name: rate(name, clock) for name in contestants}
-        row[clock] = {name: statistics.median(values) for name, values in rates.items()}
-        for a, b in (("rllm", "generate"), ("rllm", "bare"), ("rllm","bare_transformers")):
-            row[clock][f"{a}/{b}"] = statistics.median(x / y for x, y in zip(rates[a], rates[b], strict=True))
-    return row
+        table.add_row(
+            str(row["concurrency"]),
+            f"{wall['rllm']:,.0f}",
+            f"{wall['generate']:,.0f}",
+            ratio("generate"),
+            f"{TARGETS.get(row['concurrency'], 0.0):.1f}",
+            f"{wall['continuous']:,.0f}" if wall["continuous"] else f"> {CONTINUOUS_LIMIT_S:.0f} s",
+            ratio("continuous"),
+            f"{wall['bare_step']:,.0f}",
+            ratio("bare_step"),
+            ratio("bare_passes"),
+            f"{wall['bare_transformers']:,.0f}",
+            ratio("bare_transformers"),
+        )
+    console = Console(width=150)
+    console.print(table)
+    console.print(
+        f"Target against the bare forward pass: {BARE_TARGET}. “… with prompts” also counts one bare pass over each prompt, "
+        "which the engine's total contains and a decode step does not."
+    )
 
 
 def main() -> None:
-    p = argparse.ArgumentParser()
-    p.add_argument("--model", default="builtin:tiny")
-    p.add_argument("--threads", type=int, default=1)
-    p.add_argument("--repeats", type=int, default=3)
-    p.add_argument("--sizes", default="1,16,64,256")
-    a = p.parse_args()
-    torch.set_num_threads(a.threads)
-    from transformers import AutoModelForCausalLM, GenerationConfig
-    import transformers
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="builtin:tiny", help="builtin:NAME or a model directory")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--quick", action="store_true", help="fewer requests, two repetitions")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()
-    with tempfile.TemporaryDirectory() as tmp:
-        d = Path(a.model)
-        if a.model.startswith("builtin:"):
-            d = Path(tmp) / "model"
-            create_model(d, a.model.removeprefix("builtin:"))
-        loaded = load_model(d)
-        model = AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32).eval()
-        model.generation_config = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=None, pad_token_id=0)
-        for B in map(int, a.sizes.split(",")):
-            work = make_work(B, {1: 16, 16: 96, 64: 256}.get(B, 3 * B), loaded.config["vocab_size"])
-            r = compare(loaded, model, work, a.repeats, 40 if B < 64 else 20)
-            for clock in ("wall_s", "cpu_s"):
-                print(B, clock, {k: round(v, 2) for k, v in r[clock].items()}, flush=True)
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+    waves = QUICK_WAVES if options.quick else WAVES
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(options.model)
+        if options.model.startswith("builtin:"):
+            directory = Path(scratch) / "model"
+            create_model(directory, options.model.removeprefix("builtin:"))
+        loaded = load_model(directory)
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        model.generation_config = GenerationConfig(
+            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=None, pad_token_id=0
+        )
+        rows = [
+            compare(
+                loaded,
+                model,
+                make_work(size, size * waves.get(size, 5), loaded.config["vocab_size"]),
+                2 if options.quick else options.repeats,
+            )
+            for size in options.sizes
+        ]
+    if options.json:
+        print(json.dumps({"model": options.model, "threads": options.threads, "rows": rows}, indent=2))
+    else:
+        show(rows, options.model, options.threads)
 
 
 if __name__ == "__main__":

@@ -91,12 +91,16 @@ def table(root: Path, seeds: list[int]) -> str:
             [each["after"]["success"] - each["before"]["greedy"] for each in found],
         ]
         shown = " | ".join(f"{statistics.mean(values):.3f}" for values in cells)
-        lines.append(f"| {name} | {len(found)} | {shown} | {statistics.mean(each['wall_s'] for each in found):.0f} |")
+        lines.append(
+            f"| {name} | {len(found)} | {shown} | {statistics.mean(each['wall_s'] for each in found):.0f} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[101, 102])
     parser.add_argument("--threads", type=int, default=1)
@@ -111,7 +115,9 @@ def main() -> None:
     text = table(arguments.root, arguments.seeds)
     print(text)
     if arguments.table is not None:
-        kept = arguments.table.read_text().split("| variant |")[0].rstrip() if arguments.table.exists() else ""
+        kept = (
+            arguments.table.read_text().split("| variant |")[0].rstrip() if arguments.table.exists() else ""
+        )
         arguments.table.write_text(f"{kept}\n\n{text}\n")
 
 

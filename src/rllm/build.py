@@ -1,5 +1,6 @@
 """Names in, objects out: the one file that knows which class a name in a configuration stands for."""
 
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
     evaluation = config.evaluation
     return AgentTrainer(
         config,
-        train_dataset=world.tasks("train", config.task.num_train_tasks, **{**task_args, **config.task.train_args}),
+        train_dataset=_mixed_tasks(world, config.task.num_train_tasks, {**task_args, **config.task.train_args}),
         val_dataset=world.tasks(evaluation.split, evaluation.num_tasks, **task_args),
         validation_dataset=world.tasks(
             "validation", evaluation.every_num_tasks, start=VALIDATION_START, **task_args
@@ -100,7 +101,11 @@ async def evaluate_model(
     threads: int = 0,
     on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> dict[str, dict[str, Any]]:
-    """`sampled` and `greedy` reports of a model directory on a benchmark's held-out tasks, on the built-in engine."""
+    """`sampled` (at temperature 1) and `greedy` reports on a benchmark's held-out tasks, on the built-in engine.
+
+    `model` is a run or a model directory. A run is measured on tasks like those that it was trained for, such as lakes of
+    its size; a model directory on the benchmark's own.
+    """
     try:
         import torch
 
@@ -108,14 +113,16 @@ async def evaluate_model(
         from rllm.models.directory import load_model
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
-    config = training_config(
-        benchmark, assignments=(f"evaluation.num_tasks={num_tasks}", f"evaluation.split={split}")
-    )
+    config = training_config(benchmark)
+    if is_run(model):
+        trained_with = load_config(RunDirectory.read(model).config())
+        if trained_with.task.environment == config.task.environment:
+            config = trained_with
     world, rollout = _world_named(config.task.environment), config.rollout
     tasks = world.tasks(split, num_tasks, **config.task.environment_args)
     torch.set_num_threads(threads or os.cpu_count() or 1)
     client = LocalClient(
-        load_model(model, device=config.model.device),
+        load_model(model_directory(model), device=config.model.device),
         num_slots=config.inference.num_slots,
         max_context=config.inference.max_context,
         max_prefill_tokens=config.inference.max_prefill_tokens,
@@ -136,13 +143,24 @@ async def evaluate_model(
     )
     reports: dict[str, dict[str, Any]] = {}
     try:
-        for name, temperature in (("sampled", rollout.temperature), ("greedy", 0.0)):
+        for name, temperature in (("sampled", 1.0), ("greedy", 0.0)):
             sampling = SamplingParams(temperature=temperature, max_tokens=rollout.max_tokens_per_turn)
             report, _ = await evaluate(engine, tasks, sampling, f"eval/{name}", on_episode)
             reports[name] = report.to_dict()
     finally:
         await client.close()
     return reports
+
+
+def _mixed_tasks(world: World, count: int, task_args: dict[str, Any]) -> list[dict[str, Any]]:
+    """`count` training tasks; arguments that are lists are gone through in turn, one value per task."""
+    choices = [value if isinstance(value, list) else [value] for value in task_args.values()]
+    mixtures = [dict(zip(task_args, values, strict=True)) for values in itertools.product(*choices)]
+    each = -(-count // len(mixtures))
+    families = [
+        world.tasks("train", each, start=number * each, **mixture) for number, mixture in enumerate(mixtures)
+    ]
+    return [task for turn in zip(*families, strict=True) for task in turn][:count]
 
 
 def _world_named(name: str) -> World:

@@ -61,9 +61,7 @@ def _groups_of(oracle: dict[str, Any]) -> dict[str, list[int]]:
 
 def _verl(oracle: dict[str, Any], row: int) -> float:
     """verl hands out a value per token; all unmasked ones of a row are the same."""
-    values = {
-        value for value, kept in zip(oracle["grpo"][row], oracle["mask"][row], strict=True) if kept
-    }
+    values = {value for value, kept in zip(oracle["grpo"][row], oracle["mask"][row], strict=True) if kept}
     assert len(values) == 1
     return values.pop()
 

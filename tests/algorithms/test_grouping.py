@@ -22,7 +22,7 @@ def _advantages(episodes: list[Episode], estimator: str = "grpo") -> tuple[dict[
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[Episode]:
-    """Tasks × attempts with one to three roles each, of all outcomes; rewards from a small grid, so that some tie."""
+    """Tasks × attempts with one to three roles each, of all outcomes; rewards that often tie."""
     episodes: list[Episode] = []
     for task in range(draw(st.integers(1, 4))):
         for attempt in range(draw(st.integers(1, 6))):
@@ -165,4 +165,6 @@ def test_a_reward_that_is_no_finite_number_is_named_with_its_trajectory(
 def test_whole_numbers_are_rewards(episode: Callable[..., Episode]) -> None:
     advantages, _ = _advantages([episode("a", 0, {"agent": 1}), episode("a", 1, {"agent": 0})], "dr_grpo")
     assert list(advantages.values()) == [0.5, -0.5]
-    assert all(isinstance(value, float) and not isinstance(value, np.generic) for value in advantages.values())
+    assert all(
+        isinstance(value, float) and not isinstance(value, np.generic) for value in advantages.values()
+    )

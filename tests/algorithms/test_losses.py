@@ -72,7 +72,7 @@ def _columns(oracle: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _dual_clipped(oracle: dict[str, Any]) -> Tensor:
-    """Where verl also bounds the loss of a bad token by 3 |A|; we leave such tokens to the clip of the ratio."""
+    """Where verl also bounds the loss of a bad token by 3 |A|; we have the clip of the ratio alone."""
     mask, new, old, advantages = _columns(oracle)
     return mask & (advantages < 0) & ((new - old).exp() > oracle["dual_clip"])
 
@@ -86,7 +86,9 @@ def test_loss_and_gradient_are_verls_but_for_the_token_that_verl_clips_a_second_
     assert int(second.sum()) == 1
     new.requires_grad_()
     loss = PolicyLoss(clip_low=oracle["clip_low"], clip_high=oracle["clip_high"], aggregation=aggregation)
-    weights = torch.tensor(np.stack([w[1:] for w in token_weights([_sample(row) for row in mask.tolist()], aggregation)]))
+    weights = torch.tensor(
+        np.stack([w[1:] for w in token_weights([_sample(row) for row in mask.tolist()], aggregation)])
+    )
     terms = loss.terms(new[mask], old[mask], advantages[mask])
     (terms * weights[mask]).sum().backward()
 
@@ -99,16 +101,14 @@ def test_loss_and_gradient_are_verls_but_for_the_token_that_verl_clips_a_second_
     ours, bounded = -ratio * advantages[second], -oracle["dual_clip"] * advantages[second]
     difference = float((weights[second] * (bounded - ours)).sum())
     assert difference < 0.0
-    assert float((terms * weights[mask]).sum().detach()) + difference == pytest.approx(theirs["loss"], abs=2e-7)
+    assert float((terms * weights[mask]).sum().detach()) + difference == pytest.approx(
+        theirs["loss"], abs=2e-7
+    )
     assert their_grad[second].item() == 0.0
     assert new.grad[second].item() == pytest.approx(float((weights[second] * ours).sum()), abs=1e-12)
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(-1.5, 1.5), st.floats(-3, 0), st.floats(-2, 2)), min_size=1, max_size=8
-    )
-)
+@given(st.lists(st.tuples(st.floats(-1.5, 1.5), st.floats(-3, 0), st.floats(-2, 2)), min_size=1, max_size=8))
 def test_the_gradient_is_the_slope_of_the_loss(rows: list[tuple[float, float, float]]) -> None:
     moved, old, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
     loss = PolicyLoss(clip_low=0.2, clip_high=0.28)

@@ -1,4 +1,4 @@
-"""What the command's tests share: the command in this process, the command in one of its own, a tiny finished run."""
+"""What the tests of the command share: it in this process, it in one of its own, and a tiny finished run."""
 
 import os
 import shutil
@@ -82,7 +82,7 @@ def finished_run(
     start_rllm: Callable[..., subprocess.Popen[str]],
     tiny_settings: list[str],
 ) -> FinishedRun:
-    """A run from the first word to the last number, in a process of its own. Tests may read it, not change it."""
+    """A whole run in a process of its own. Tests may read it, not change it."""
     folder = tmp_path_factory.mktemp("finished")
     words = ["train", "frozenlake", *tiny_settings]
     process = start_rllm(*words, "--output", folder / "lake", "--json", cwd=folder)

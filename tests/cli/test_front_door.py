@@ -117,7 +117,7 @@ def test_the_exit_code_follows_from_the_error(
 
     assert exit_code_of(fail, as_json=False) == code
     printed = capsys.readouterr()
-    assert printed.err.startswith("error: ")
+    assert printed.err.startswith("error: " if code < 130 else "Interrupted.")
     assert printed.out == ""
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from rllm.models.builtin import END_OF_TURN
+
 Rllm = Callable[..., Result]
 
 
@@ -18,9 +20,9 @@ def test_a_created_model_is_described(rllm: Rllm, tmp_path: Path) -> None:
     assert described["parameters"] < 400_000
     assert described["served_by"] == "built-in decoder"
     assert described["incremental_template"] is True
-    assert "<|im_end|>" in described["end_tokens"].values()
+    assert list(described["end_tokens"].values()) == [END_OF_TURN]
     shown = rllm("model", "info", "tiny").stdout
-    for word in ("LlamaForCausalLM", f"{described['parameters']:,}", "<|im_end|>", "the built-in decoder"):
+    for word in ("LlamaForCausalLM", f"{described['parameters']:,}", END_OF_TURN, "the built-in decoder"):
         assert word in shown
 
 

@@ -11,7 +11,7 @@ from rllm.types.episode import Action, Step, Trajectory
 
 
 class EchoAgent(BaseAgent):
-    """Shows the observation and acts by the whole answer. `trouble` maps "hook:call number" to what is raised there."""
+    """Shows the observation and acts by the whole answer. `trouble`: what to raise at "hook:call number"."""
 
     def __init__(self, trouble: dict[str, Exception] | None = None) -> None:
         self.trouble = trouble or {}
@@ -69,7 +69,7 @@ class World:
 
 
 class ScriptedEnv(BaseEnv):
-    """Counts turns and pays 1 at the last. `trouble` maps "reset", "step:2", "close" … to an exception or "hang"."""
+    """Counts turns and pays 1 at the last. `trouble`: an exception or "hang" at "reset", "step:2"."""
 
     world: World
 
@@ -120,7 +120,7 @@ def agent_class() -> type[BaseAgent]:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Also makes sure, at the end of each test, that no environment is left open and no thread stuck."""
+    """Lets go, at the end of the test, of every thread that still hangs."""
     world = World()
     yield world
     world.release.set()
@@ -128,7 +128,7 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 def env_class(world: World) -> type[BaseEnv]:
-    """An environment class of this test's own world; a task's `trouble_at` says in which try what goes wrong."""
+    """An environment class of this test's own world; a task's `trouble` says in which try what goes wrong."""
 
     class Env(ScriptedEnv):
         pass

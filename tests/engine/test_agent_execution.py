@@ -178,7 +178,9 @@ async def test_five_hundred_episodes_with_a_third_of_failures_are_counted_exactl
 def test_counts_that_do_not_add_up_name_both_sides() -> None:
     counts = EpisodeCounts(submitted=5, in_flight=1)
     counts.by_outcome[Outcome.SCORED] = 3
-    with pytest.raises(CountError, match=r"5 episodes were submitted, but 3 are settled \(scored 3, .* 1 in flight"):
+    with pytest.raises(
+        CountError, match=r"5 episodes were submitted, but 3 are settled \(scored 3, .* 1 in flight"
+    ):
         counts.check()
     counts.by_outcome[Outcome.CANCELLED] = 1
     counts.check()
@@ -186,10 +188,14 @@ def test_counts_that_do_not_add_up_name_both_sides() -> None:
 
 async def test_an_episode_that_appears_from_nowhere_stops_the_run(agent_class: Agent, env_class: Env) -> None:
     engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=ScriptedClient(_always))
-    with pytest.raises(CountError):
+
+    async def tampering() -> None:
         async with aclosing(engine.run(_tasks(4))) as episodes:
             async for _ in episodes:
                 engine.counts.by_outcome[Outcome.SCORED] += 1
+
+    with pytest.raises(CountError):
+        await tampering()
     with pytest.raises(CountError):
         engine.counts.check()
 

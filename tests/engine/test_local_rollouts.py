@@ -48,7 +48,9 @@ async def _play(client: LocalClient, parallel: int, num_tasks: int = 12) -> dict
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
-async def test_one_seed_gives_one_result_alone_or_among_sixty_four(loaded: LoadedModel, lockstep: bool) -> None:
+async def test_one_seed_gives_one_result_alone_or_among_sixty_four(
+    loaded: LoadedModel, lockstep: bool
+) -> None:
     async with _client(loaded, lockstep=lockstep) as client:
         alone, crowded = await _play(client, 1), await _play(client, 64)
     assert alone.keys() == crowded.keys()

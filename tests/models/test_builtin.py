@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllm.errors import ConfigError
-from rllm.models.builtin import PRESETS, create_model
+from rllm.models.builtin import END_OF_TURN, PRESETS, create_model
 from rllm.models.directory import load_model
 
 
@@ -14,18 +14,18 @@ def test_transformers_loads_the_built_in_model_and_its_tokenizer(builtin: Path) 
     tokenizer = AutoTokenizer.from_pretrained(builtin)
     assert not any(found.values())
     assert type(model).__name__ == "LlamaForCausalLM"
-    assert (
-        model.config.eos_token_id == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
-    )
+    assert model.config.eos_token_id == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids(END_OF_TURN)
     messages = [{"role": "user", "content": "SFFH"}]
-    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
-        "<|im_start|>user\nSFFH<|im_end|>\n<|im_start|>assistant\n"
-    )
+    said = tokenizer.apply_chat_template(messages, tokenize=False)
+    asked = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert f"SFFH{END_OF_TURN}" in said
+    assert asked.startswith(said)
+    assert "assistant" in asked.removeprefix(said)
 
 
 def test_ours_and_transformers_tokenizer_give_the_same_ids(builtin: Path) -> None:
     theirs, ours = AutoTokenizer.from_pretrained(builtin), load_model(builtin).tokenizer
-    text = "<|im_start|>user\nSFFH Reach the goal, 42!<|im_end|>\nünïcödé \t"
+    text = f"SFFH Reach the goal, 42!{END_OF_TURN}\nünïcödé \t"
     assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
     assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.errors import ConfigError, ModelDirectoryError
-from rllm.models.builtin import SPECIAL_TOKENS, create_tokenizer
+from rllm.models.builtin import END_OF_TURN, SPECIAL_TOKENS, create_tokenizer
 from rllm.models.directory import load_model
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer, Conversation
@@ -55,7 +55,7 @@ def test_cells_with_spaces_between_them_do_not_merge_either(row: str) -> None:
 
 def test_special_tokens_are_one_id_each_and_leave_no_trace_in_text() -> None:
     ids = [TOKENIZER.encode(token, add_special_tokens=False).ids for token in SPECIAL_TOKENS]
-    assert [len(each) for each in ids] == [1, 1, 1]
+    assert {len(each) for each in ids} == {1}
     assert TOKENIZER.decode([each[0] for each in ids]) == ""
 
 
@@ -101,7 +101,7 @@ def test_a_tokenizer_file_that_asks_for_truncation_does_not_cut_prompts(copied: 
 
 def test_a_token_is_shown_with_its_special_form(builtin: Path) -> None:
     loaded = load_model(builtin)
-    assert loaded.tokenizer.token_text(loaded.end_token_ids[0]) == "<|im_end|>"
+    assert loaded.tokenizer.token_text(loaded.end_token_ids[0]) == END_OF_TURN
 
 
 @pytest.mark.parametrize(

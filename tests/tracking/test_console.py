@@ -27,9 +27,9 @@ def test_without_a_terminal_one_plain_line_is_printed_every_few_steps() -> None:
     console, clock = _console(terminal=False), _Clock()
     with LiveView(25, plain_every=10, console=console, clock=clock) as view:
         view.log(0, "untrained", {"success": 0.01})
-        for step in range(1, 26):
+        for step in range(25):
             clock.now_s += 2.0
-            view.log(step, "train", {"success": step / 25, "reward_mean": 0.5})
+            view.log(step, "train", {"success": (step + 1) / 25, "reward_mean": 0.5})
     lines = _text(console).splitlines()
     assert [line.split("  ")[:2] for line in lines] == [
         ["untrained", "success 1.0%"],
@@ -51,10 +51,10 @@ def test_failures_are_added_up_by_kind() -> None:
 def test_the_time_left_of_a_resumed_run_comes_from_its_own_steps() -> None:
     clock = _Clock()
     view = LiveView(60, console=_console(terminal=False), clock=clock)
-    view.log(50, "train", {})
+    view.log(49, "train", {})
     assert "left" not in view.line()
     clock.now_s = 3.0
-    view.log(51, "train", {})
+    view.log(50, "train", {})
     assert view.line().endswith("left 27 s")
 
 

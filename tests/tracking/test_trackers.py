@@ -9,6 +9,9 @@ class _Recorder:
         self.closed = False
         self._fails = fails
 
+    def begin(self, phase: str) -> None:
+        self.logged.append((-1, phase, {}))
+
     def log(self, step: int, phase: str, metrics: dict[str, Metric]) -> None:
         self.logged.append((step, phase, metrics))
 

@@ -192,7 +192,11 @@ def test_a_step_takes_over_a_model_call_with_the_oldest_version_of_its_tokens() 
     step = Step()
     step.record_output(
         ModelOutput(
-            prompt_ids=[1], completion_ids=[2, 3], logprobs=[-0.5, -0.25], policy_versions=[5, 4], usage={"a": 1}
+            prompt_ids=[1],
+            completion_ids=[2, 3],
+            logprobs=[-0.5, -0.25],
+            policy_versions=[5, 4],
+            usage={"a": 1},
         )
     )
     assert (step.prompt_ids, step.response_ids, step.logprobs) == ([1], [2, 3], [-0.5, -0.25])

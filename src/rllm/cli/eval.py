@@ -52,8 +52,8 @@ def command(
 ) -> None:
     """Measure a model on a benchmark's held-out tasks.
 
-    Every task is tried twice: sampled at temperature 1, and greedy. A failed episode counts as no success; the
-    counts say how many there were. Ends with exit code 1 when every episode failed.
+    Every task is tried twice: sampled at temperature 1, and greedy. A failed episode counts as no success;
+    the counts say how many there were. Ends with exit code 1 when every episode failed.
     """
     benchmark_named(benchmark)  # a misspelt name is not worth loading a model for
     directory = model_directory(model)
@@ -62,7 +62,7 @@ def command(
         reports = asyncio.run(
             evaluate_model(
                 benchmark,
-                directory,
+                model,
                 num_tasks=num_tasks,
                 split=split,
                 seed=seed,

@@ -20,6 +20,8 @@ from rllm.cli.installed import extra_of, rllm_version
 from rllm.errors import MissingExtraError, RllmError
 
 BAD_USAGE, INTERRUPTED = 2, 130
+INTERRUPTION = "Interrupted"
+"""What takes the place of an error's class when the user stopped the work."""
 
 COMMANDS = {
     "train": ("rllm.cli.train", "Train an agent on a benchmark, or go on with a run that was stopped."),
@@ -79,7 +81,7 @@ def exit_code_of(work: Callable[[], Any], as_json: bool) -> int:
         _print_error(type(missing).__name__, str(missing), as_json)
         return missing.exit_code
     except click.Abort as stop:
-        _print_error("Interrupted", str(stop) or "Interrupted.", as_json)
+        _print_error(INTERRUPTION, str(stop) or "Interrupted.", as_json)
         return INTERRUPTED
 
 
@@ -87,7 +89,8 @@ def _print_error(kind: str, message: str, as_json: bool, hint: str = "") -> None
     if as_json:
         click.echo(json.dumps({"error": {"type": kind, "message": message}}), err=True)
     else:
-        click.echo(f"{click.style('error:', fg='red', bold=True)} {message}{hint}", err=True)
+        mark = "" if kind == INTERRUPTION else f"{click.style('error:', fg='red', bold=True)} "
+        click.echo(f"{mark}{message}{hint}", err=True)
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

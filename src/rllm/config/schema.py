@@ -26,7 +26,7 @@ class TaskConfig:
     environment_args: dict[str, Any] = field(default_factory=dict[str, Any])
     """What the environment's tasks are made with, such as `size` of a lake."""
     train_args: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The same for training tasks alone, on top of `environment_args`."""
+    """The same for training tasks alone, on top of `environment_args`; a list is gone through in turn, task by task."""
     agent: str = "frozenlake"
     agent_args: dict[str, Any] = field(default_factory=dict[str, Any])
     num_train_tasks: int = 100_000

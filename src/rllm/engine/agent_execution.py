@@ -244,7 +244,8 @@ async def _next_of(finished: "asyncio.Queue[Episode]", workers: "Sequence[asynci
         while not getter.done():
             if not running and finished.empty():
                 raise CountError(
-                    "Every worker of the engine has ended, but not every episode was handed over: one was lost."
+                    "Every worker of the engine has ended, but not every episode was handed over: "
+                    "one was lost."
                 )
             done, _ = await asyncio.wait({getter, *running}, return_when=asyncio.FIRST_COMPLETED)
             for worker in done & running:

@@ -1,17 +1,17 @@
 """Synchronous environments on a bounded set of threads, off the event loop.
 
-    call(fn, *args) ──► queue ──► worker thread ──► done list ──► one wake-up of the loop for all that is done
+    call(fn, *args) ──► queue ──► worker thread ──► done list ──► one wake-up of the loop for all of them
 
-asyncio's own executor wakes the loop once per call; a batch of 128 rollouts that move at the same moment would pay for 128
-wake-ups. Here a worker wakes the loop only when no wake-up is on its way, so short steps travel together and a slow one
-delays nobody.
+asyncio's own executor wakes the loop once per call; a batch of 128 rollouts that move at the same moment would
+pay for 128 wake-ups. Here a worker wakes the loop only when no wake-up is on its way, so short steps travel
+together and a slow one delays nobody.
 """
 
 import asyncio
 import queue
 import threading
-from collections import deque
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,7 +34,7 @@ class _Job:
 
 
 class EnvironmentPool:
-    """Runs blocking calls for one event loop. A call that never returns keeps one daemon thread and nothing else."""
+    """Runs blocking calls for one event loop. A call that never returns keeps one daemon thread."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -50,10 +50,9 @@ class EnvironmentPool:
         threading.Thread(target=self._work, name="rllm-environment", daemon=True).start()
 
     async def call(self, fn: Callable[..., T], *args: Any, timeout_s: float) -> T:
-        """`fn(*args)` in a worker. Raises TimeoutError when it runs for `timeout_s`; the stuck worker is then replaced.
+        """`fn(*args)` in a worker. TimeoutError when it runs for `timeout_s`; waiting for a worker is free.
 
-        Waiting for a free worker does not count. A caller that is cancelled no longer waits, but a stuck worker is
-        replaced all the same.
+        A stuck worker is then replaced, also when the caller was cancelled and no longer waits.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         job = _Job(fn, args, future, timeout_s)

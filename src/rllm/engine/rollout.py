@@ -26,8 +26,8 @@ from rllm.types.messages import FinishReason, ModelOutput, SamplingParams
 from rllm.types.task import EpisodeId
 
 CONTRACT_ERRORS = (AgentError, RewardError, ConfigError)
-"""A user's class broke its contract, or was given what it cannot honour: every rollout would fail alike, so these end the
-run instead of one episode."""
+"""A user's class broke its contract, or was given what it cannot honour: every rollout would fail alike, so these
+end the run instead of one episode."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -95,7 +95,9 @@ async def run_trajectory(
         closing = asyncio.ensure_future(rollout.close_env())
         try:
             close_error = await asyncio.shield(closing)
-        except asyncio.CancelledError:  # whoever is in a hurry waits for this all the same, or nobody would close it
+        except (
+            asyncio.CancelledError
+        ):  # whoever is in a hurry waits for this all the same, or nobody would close it
             await closing
             raise
         finally:
@@ -127,7 +129,7 @@ class _Rollout:
         self.env: BaseEnv | None = None
         self.over = False
         self.lock = threading.Lock()
-        """Between the worker thread that makes the environment and the loop that may have given it up by then."""
+        """Between the thread that makes the environment and the loop that may have given it up by then."""
         self.session = session
         self.env_s = 0.0
 
@@ -172,7 +174,9 @@ class _Rollout:
         try:
             action = self._in_agent(lambda: self.agent.update_from_model(output.text))
         except _Ended:
-            if len(self.agent.trajectory.steps) == num_before:  # what was sampled is on record, whoever stumbled over it
+            if (
+                len(self.agent.trajectory.steps) == num_before
+            ):  # what was sampled is on record, whoever stumbled over it
                 self.agent.trajectory.steps.append(Step(model_response=output.text))
             self._record(output, num_before, model_s)
             raise

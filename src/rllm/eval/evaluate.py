@@ -86,4 +86,5 @@ def wilson_interval(successes: int, attempts: int, z: float = 1.959963984540054)
     denominator = 1.0 + z * z / attempts
     center = (share + z * z / (2 * attempts)) / denominator
     margin = z * math.sqrt(share * (1 - share) / attempts + z * z / (4 * attempts * attempts)) / denominator
-    return (max(0.0, center - margin), min(1.0, center + margin))
+    # At 0 and at 1 an end is the share itself; rounding must not push it to the wrong side.
+    return (max(0.0, min(share, center - margin)), min(1.0, max(share, center + margin)))

@@ -16,15 +16,20 @@ from rllm.errors import ConfigError
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.models.directory import write_model
 
-END_OF_TURN = "<|im_end|>"
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", END_OF_TURN)
+END_OF_TURN = "<|end|>"
+SPECIAL_TOKENS = ("<|endoftext|>", END_OF_TURN, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
     "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+"""One token opens a message and one closes it: a small model reads every one of them at every turn."""
+
+ROPE_THETA = 100.0
+"""Base of the rotary positions. The usual 10,000 is made for long texts: here it leaves most of each head turning too slowly
+to tell a cell from its neighbour, and imitation takes a third longer to begin working."""
 
 WORDS = """
 system user assistant tool Up Down Left Right You are an agent on a frozen lake. Reach the goal. Avoid the holes.
@@ -96,7 +101,7 @@ def create_model(directory: Path, preset: str | TinyModel = "tiny", seed: int = 
         "head_dim": size.hidden_size // size.num_heads,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
-        "rope_theta": 10_000.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
         "max_position_embeddings": size.max_positions,
         "tie_word_embeddings": True,
         "attention_bias": False,

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rllm.errors import ModelDirectoryError
+from rllm.errors import ConfigError, ModelDirectoryError
 from rllm.models.decoder import Attend, Decoder, DecoderShape
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.store.files import MANIFEST, write_directory_atomic
@@ -55,7 +55,8 @@ class LoadedModel:
 
 
 def load_model(directory: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> LoadedModel:
-    """Raises ModelDirectoryError naming the missing or broken file."""
+    """Raises ModelDirectoryError naming the missing or broken file, ConfigError for a device that is not there."""
+    _require_device(device)
     config = read_config(directory)
     try:
         shape = DecoderShape.from_config(config)
@@ -87,6 +88,16 @@ def load_model(directory: Path, *, device: str = "cpu", dtype: torch.dtype = tor
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
     )
+
+
+def _require_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts where its build has no CUDA
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"`model.device` is {device!r}, which this machine cannot use ({reason}); set it to `cpu`."
+        ) from error
 
 
 def read_config(directory: Path) -> dict[str, Any]:

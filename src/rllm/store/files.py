@@ -2,6 +2,7 @@
 
 data ──► .NAME.tmp-PID ──fsync──► replace ──► NAME                                 write_atomic
 fill ──► .NAME.tmp-PID/ + manifest.json ──fsync──► rename ──► NAME/                write_directory_atomic
+NAME/ ──rename──► .NAME.tmp-PID/ ──► gone                                          remove_directory_atomic
 NAME/ + manifest.json ──► every size and sha256 compared                           verify_manifest
 .NAME.tmp-PID, .NAME.old-PID of a killed process ──► gone, or put back             remove_leftovers
 """
@@ -100,6 +101,13 @@ def write_directory_atomic(target: Path, fill: Callable[[Path], None]) -> None:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             _put_back_or_remove(set_aside, target)
+
+
+def remove_directory_atomic(target: Path) -> None:
+    """Remove a directory that must never be found half there: it loses its name before its files."""
+    doomed = _beside(target, "tmp")
+    os.rename(target, doomed)
+    shutil.rmtree(doomed)
 
 
 def verify_manifest(directory: Path) -> None:

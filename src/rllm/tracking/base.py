@@ -14,8 +14,12 @@ Metric = float | int | str
 class Tracker(Protocol):
     """One place that numbers go to."""
 
+    def begin(self, phase: str) -> None:
+        """A phase begins; its first numbers may take a while."""
+        ...
+
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
-        """Take the numbers of one finished step; `step` counts within `phase`."""
+        """Take the numbers of one finished step; `step` counts within `phase`, from 0."""
         ...
 
     def close(self) -> None:
@@ -28,6 +32,10 @@ class Trackers:
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)
+
+    def begin(self, phase: str) -> None:
+        for tracker in self._trackers:
+            tracker.begin(phase)
 
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
         for tracker in self._trackers:

@@ -4,7 +4,7 @@
                                           └──► no terminal: a plain line every N steps ──► stderr
 
 stdout is for results, so nothing here writes to it. Metrics that the view knows, each of them optional:
-`success`, `reward_mean`, `tokens_per_s`, `loss`, `wall_s` of the step, `total_steps` of the phase, `failed`
+`success`, `reward_mean`, `tokens_per_s`, `loss`, `step_s`, `total_steps` of the phase, `failed`
 and `failed.KIND` (counts of this step; the view adds them up).
 """
 
@@ -59,8 +59,8 @@ class LiveView:
         self._step = 0
         self._total_steps = total_steps
         self._total_train_steps = total_steps
-        self._pace_from: tuple[float, int] = (self._started_s, 0)
-        """(time, step) of the first log in this phase: a resumed run does not start at step 1."""
+        self._pace_from: tuple[float, int] | None = None
+        """(time, steps done) at the first log of this phase: a resumed run does not start at step 1."""
         self._metrics: dict[str, Metric] = {}
         self._success: list[float] = []
         self._failed: Counter[str] = Counter()
@@ -81,19 +81,27 @@ class LiveView:
     ) -> None:
         self.close()
 
+    def begin(self, phase: str) -> None:
+        self._phase = phase
+        self._step = 0
+        self._metrics = {}
+        self._pace_from = None
+        self._total_steps = self._total_train_steps if phase == _CURVE_PHASE else 0
+
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
-        new_phase = phase != self._phase
-        if new_phase:
-            self._phase = phase
-            self._pace_from = (self._clock(), step)
-            self._total_steps = self._total_train_steps if phase == _CURVE_PHASE else 0
-        self._step = step
+        new_phase = phase != self._phase or self._pace_from is None
+        if phase != self._phase:
+            self.begin(phase)
+        self._step = step + 1
+        if self._pace_from is None:
+            self._pace_from = (self._clock(), self._step)
         self._metrics = dict(metrics)
         self._total_steps = int(metrics.get("total_steps", self._total_steps))
         if phase == _CURVE_PHASE and "success" in metrics:
             self._success.append(float(metrics["success"]))
         self._count_failures(metrics)
-        if self._live is None and (new_phase or step % self._plain_every == 0 or step == self._total_steps):
+        last = self._step == self._total_steps
+        if self._live is None and (new_phase or self._step % self._plain_every == 0 or last):
             self._console.print(self.line(), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -139,7 +147,7 @@ class LiveView:
     def _progress(self) -> str:
         if self._total_steps:
             return f"step {self._step}/{self._total_steps}"
-        return f"step {self._step}" if self._step else ""
+        return ""
 
     def _numbers(self) -> list[tuple[str, str]]:
         numbers: list[tuple[str, str]] = []
@@ -166,9 +174,11 @@ class LiveView:
         self._failed += Counter(kinds) + Counter({_OTHER: unnamed})
 
     def _left_s(self) -> float | None:
+        if self._pace_from is None or not self._total_steps:
+            return None
         since_s, first_step = self._pace_from
         num_steps = self._step - first_step
-        if num_steps < 1 or not self._total_steps:
+        if num_steps < 1:
             return None
         return (self._clock() - since_s) / num_steps * max(0, self._total_steps - self._step)
 
@@ -178,7 +188,7 @@ _SHOWN = (
     ("reward_mean", "reward", "{:.3f}"),
     ("loss", "loss", "{:.4f}"),
     ("tokens_per_s", "tokens/s", "{:,.0f}"),
-    ("wall_s", "step takes", "{:.1f} s"),
+    ("step_s", "step takes", "{:.1f} s"),
 )
 _STYLES = {"success": "bold green", "failed": "bold red"}
 

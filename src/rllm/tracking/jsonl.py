@@ -35,6 +35,9 @@ class JsonlTracker:
         with StorageErrors(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
+    def begin(self, phase: str) -> None:
+        """Nothing to record: lines say what was measured."""
+
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
         fields: dict[str, Any] = {
             "phase": phase,

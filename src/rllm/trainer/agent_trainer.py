@@ -7,6 +7,7 @@ It checks everything that can be checked, takes the run directory, goes back to 
 """
 
 import asyncio
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -113,6 +114,7 @@ class AgentTrainer:
             if summary is None:
                 summary = await self._run(directory)
                 directory.write_summary(summary)
+                _draw_curve(directory, summary)
             return TrainResult(directory=self.output, summary=summary)
 
     def require_same_config(self, directory: RunDirectory) -> None:
@@ -129,6 +131,8 @@ class AgentTrainer:
             from rllm.inference.local.client import LocalClient
         except ModuleNotFoundError as error:
             raise MissingExtraError(error.name or "torch", "train") from error
+        if importlib.util.find_spec("matplotlib") is None:  # wanted at the very end: better missed now
+            raise MissingExtraError("matplotlib", "train")
         config = self.config
         if not directory.config():
             self._create_initial_model(directory)
@@ -155,7 +159,6 @@ class AgentTrainer:
             summary = await self._train(directory, loaded, client)
         finally:
             await client.close()
-        _draw_curve(directory, summary)
         return summary
 
     async def _train(

@@ -6,12 +6,16 @@ There is no generator state to save: every draw is a function of the seed and of
 """
 
 import json
-import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rllm.store.files import remove_leftovers, verify_manifest, write_directory_atomic
+from rllm.store.files import (
+    remove_directory_atomic,
+    remove_leftovers,
+    verify_manifest,
+    write_directory_atomic,
+)
 from rllm.trainer.backends.base import TrainingBackend
 
 
@@ -44,7 +48,7 @@ def save_checkpoint(root: Path, state: RunState, backend: TrainingBackend, keep:
 
     write_directory_atomic(target, fill)
     for old in _checkpoints(root)[:-keep]:
-        shutil.rmtree(old)
+        remove_directory_atomic(old)
     return target
 
 

@@ -96,6 +96,7 @@ async def train(run: TrainingRun) -> dict[str, Any]:
 async def reinforce(run: TrainingRun) -> None:
     """The reinforcement-learning loop: one batch of rollouts, then its updates, until all steps are done."""
     config, state = run.config, run.state
+    run.tracker.begin("train")
     for step in range(state.steps, config.steps):
         with _timed(state, "train"):
             started = time.perf_counter()
@@ -138,9 +139,7 @@ async def sample_episodes(run: TrainingRun, step: int) -> list[Episode]:
     return sorted(episodes, key=lambda each: (each.task_id, each.rollout_idx))
 
 
-def learn(
-    learner: Learner, episodes: Sequence[Episode], step: int
-) -> tuple[TrainingBatch, dict[str, Any]]:
+def learn(learner: Learner, episodes: Sequence[Episode], step: int) -> tuple[TrainingBatch, dict[str, Any]]:
     """Episodes to optimizer updates. Needs no engine: a stored run is replayed through this very function."""
     algorithm = learner.config.algorithm
     groups, counts = group_episodes(episodes)
@@ -187,6 +186,7 @@ async def warm_start(run: TrainingRun) -> None:
         raise ConfigError(
             f"`warm_start.steps` is {warm.steps} but {run.engine.env_class.__name__} has no expert to imitate; set it to 0."
         )
+    run.tracker.begin("warm_start")
     for step in range(state.warm_steps, warm.steps):
         with _timed(state, "warm_start"):
             metrics = await _in_learner(run, lambda: imitate(run.learner, step))
@@ -229,6 +229,7 @@ async def report(run: TrainingRun, name: str) -> None:
     state = run.state
     if name in state.reports:
         return
+    run.tracker.begin(name)
     with _timed(state, f"report_{name}"):
         run.backend.publish_weights()
         sampled, episodes = await evaluate(run.engine, run.heldout_tasks, _sampling(run), f"report/{name}")

@@ -1,8 +1,8 @@
 """A stored run ──► the same run again, without an engine: were these the losses, is this the model?
 
-    config.json, initial model ──► Learner ──► imitate, step by step ──► learn(stored episodes) ──► parameters
-                                                      │                         │                      │
-                              metrics.jsonl ──► compared with            compared with          RUN/model: same sha256
+    config.json, initial model ──► Learner ──► imitate ──► learn(stored episodes) ──► parameters
+                                                  │                │                      │
+    metrics.jsonl ──────────────────────────── compared         compared          model/: same sha256
 
 The updates are those of `rllm.trainer.loop`, function by function; only the rollouts come from the store. So whatever a
 run learned can be taken apart afterwards, on another machine and without a single sampled token.
@@ -58,10 +58,10 @@ class ReplayResult:
 
 
 def replay(trainer: AgentTrainer) -> ReplayResult:
-    """Compute all updates of a finished run again. Reads the run directory `trainer.output`, and changes nothing in it.
+    """Compute all updates of the finished run in `trainer.output` again. Changes nothing in it.
 
-    `trainer` is made as for training, with the run's own configuration. The numbers are the same bit for bit on the
-    machine and with the number of threads that the run was trained with; elsewhere the last digits may differ.
+    `trainer` is made as for training, with the run's own configuration. The numbers are the same bit for bit on
+    the machine and number of threads that the run was trained with; elsewhere the last digits may differ.
     """
     directory = RunDirectory.read(trainer.output)
     trainer.require_same_config(directory)

@@ -25,7 +25,7 @@ DEMONSTRATED = 0
 def answer_end(renderer: ChatRenderer, end_token_ids: Sequence[int]) -> int:
     """The token that ends a demonstrated answer.
 
-    A model may have several end tokens; the one its chat template writes behind an answer is the one to learn.
+    A model may have several end tokens; the one its chat template writes behind an answer is to be learned.
     """
     after_answer = renderer.continuation([], [{"role": "user", "content": "x"}])
     return after_answer[0] if after_answer[:1] and after_answer[0] in end_token_ids else end_token_ids[0]

@@ -43,6 +43,7 @@ async def test_greedy_answers_are_those_of_transformers_token_by_token(
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             do_sample=False,
             max_new_tokens=24,
+            eos_token_id=list(models[name].end_token_ids),
         )[0, len(prompt) :]
         assert output.completion_ids == expected.tolist()
     assert len({tuple(output.completion_ids) for output in outputs}) > 1
@@ -142,7 +143,7 @@ async def test_sampled_tokens_come_as_often_as_the_softmax_says(
 
 
 async def test_each_position_of_an_answer_is_a_draw_of_its_own(endless: LoadedModel, serve: Serve) -> None:
-    """With flat logits the tokens are the draws themselves: uniform at each position, and not the same twice."""
+    """With flat logits the tokens are the draws themselves: uniform everywhere, and not the same twice."""
     flat = _flattened(endless)
     client = serve(flat, num_slots=64)
     outputs = await asyncio.gather(
@@ -190,7 +191,7 @@ async def test_scores_are_the_log_probabilities_of_a_plain_forward_pass_with_and
 ) -> None:
     client = serve(tiny)
     ids = _prompt(50)
-    for start, temperature in ((1, 1.0), (20, 0.6), (49, 1.3), (1, 0.6), (50, 1.0)):
+    for start, temperature in ((1, 1.0), (20, 0.6), (49, 1.3), (1, 0.6), (40, 1.0)):
         expected = (
             logprobs_of(tiny, ids, temperature).gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1)
         )
@@ -198,7 +199,7 @@ async def test_scores_are_the_log_probabilities_of_a_plain_forward_pass_with_and
         assert scores == pytest.approx(expected[start - 1 :].tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("start", [0, -1, 51])
+@pytest.mark.parametrize("start", [0, -1, 50, 51])
 @pytest.mark.xfail(strict=True, reason="client.score takes any start and returns nonsense or nothing")
 async def test_a_score_that_begins_outside_of_the_row_is_refused(
     start: int, tiny: LoadedModel, serve: Serve
@@ -228,7 +229,7 @@ async def test_a_stop_token_ends_the_answer_and_is_its_last_token(endless: Loade
     stop = free.completion_ids[7]
     first = free.completion_ids.index(stop)
     output = await client.generate_ids(
-        _prompt(9), SamplingParams(max_tokens=20, seed=1, stop_token_ids=(stop, 511))
+        _prompt(9), SamplingParams(max_tokens=20, seed=1, stop_token_ids=(stop,))
     )
     assert output.completion_ids == free.completion_ids[: first + 1]
     assert output.finish_reason is FinishReason.STOP

@@ -1,7 +1,10 @@
 """Keys and values of every sequence, in slots; and the index that finds a prefix somebody has computed before.
 
     keys, values: [L, S, K, T, d]      slot S, then head, then time: decode reads one contiguous run per (slot, head)
-    bias: [S, K, T]                    0 where the slot holds a token, -inf elsewhere: added to attention scores
+    bias:         [S, K, T]            0 where the slot holds a token, -inf elsewhere: added to attention scores
+
+T grows with the longest row there has been: attention that reads its whole length streams through memory several times
+faster than one that leaves a gap after every head.
 
 A slot belongs to one conversation from its first prompt until the conversation closes. Freed slots keep their contents
 until they are needed again, so that a later prompt with the same beginning copies instead of computing.
@@ -13,11 +16,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 BLOCK = 16
 """Prefixes are found in multiples of this many tokens."""
+GROWTH = 32
+"""Room for tokens grows in multiples of this."""
 
 
 @dataclass(slots=True)
@@ -45,13 +51,15 @@ class KVCache:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        shape = (num_layers, num_slots, num_kv_heads, max_context, head_dim)
+        self.max_context = max_context
+        self.capacity = min(GROWTH, max_context)
+        """T: tokens that a slot has room for at present."""
+        shape = (num_layers, num_slots, num_kv_heads, self.capacity, head_dim)
         # Zeros, not garbage: a masked position contributes 0 × value, which is NaN if the value is.
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.bias = torch.full(shape[1:-1], float("-inf"), device=device, dtype=dtype)
         self.num_slots = num_slots
-        self.max_context = max_context
         self.num_kv_heads = num_kv_heads
         self.slots = [Slot(index) for index in range(num_slots)]
         self._free = list(range(num_slots))
@@ -85,10 +93,24 @@ class KVCache:
         self.truncate(slot, own)
         return own
 
+    def reserve(self, length: int) -> None:
+        """Make room for rows of `length` tokens. The tensors may be replaced, and indices into them change with T."""
+        if length <= self.capacity:
+            return
+        grown = max(length, self.capacity * 5 // 4)
+        self.capacity = min(-(-grown // GROWTH) * GROWTH, self.max_context)
+        room = self.capacity - self.bias.shape[-1]
+        with torch.inference_mode(
+            mode=False
+        ):  # `publish` writes to them from threads outside of inference mode
+            self.keys = F.pad(self.keys, (0, 0, 0, room))
+            self.values = F.pad(self.values, (0, 0, 0, room))
+            self.bias = F.pad(self.bias, (0, room), value=float("-inf"))
+
     def write_index(self, slots_N: NDArray[np.int64], positions_N: NDArray[np.int64]) -> Tensor:
         """[N·K] rows that N tokens go to, in the [S·K·T, d] view of a layer: the index that `store` takes."""
         heads_N_K = slots_N[:, None] * self.num_kv_heads + np.arange(self.num_kv_heads)
-        rows_N_K = heads_N_K * self.max_context + positions_N[:, None]
+        rows_N_K = heads_N_K * self.capacity + positions_N[:, None]
         return torch.from_numpy(rows_N_K.ravel()).to(self.keys.device)
 
     def store(self, layer: int, rows: Tensor, keys_N_K_d: Tensor, values_N_K_d: Tensor) -> None:

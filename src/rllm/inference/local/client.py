@@ -1,7 +1,10 @@
 """The model client in front of the engine thread: messages in, ModelOutput out, without leaving the process."""
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
 
 from rllm.errors import ContextLengthError, InferenceError
@@ -38,6 +41,7 @@ class LocalClient:
             max_prefill_tokens=max_prefill_tokens,
             lockstep=lockstep,
         )
+        self._mailbox: _Mailbox | None = None
 
     def session(self, order: tuple[str, int]) -> "LocalSession":
         return LocalSession(self, order)
@@ -65,6 +69,13 @@ class LocalClient:
     @property
     def policy_version(self) -> int:
         return self.engine.policy_version
+
+    def mailbox(self) -> "_Mailbox":
+        """Where answers for the running event loop arrive."""
+        loop = asyncio.get_running_loop()
+        if self._mailbox is None or self._mailbox.loop is not loop:
+            self._mailbox = _Mailbox(loop)
+        return self._mailbox
 
     async def close(self) -> None:
         await asyncio.to_thread(self.engine.close)
@@ -117,18 +128,14 @@ class LocalSession:
                 f"The prompt has {len(prompt_ids)} tokens and the context holds {limit}, so no token fits behind it; "
                 "raise `inference.max_context` or end the conversation earlier."
             )
-        loop = asyncio.get_running_loop()
-        answered: asyncio.Future[Request] = loop.create_future()
-
-        def deliver(request: Request) -> None:
-            loop.call_soon_threadsafe(_settle, answered, request)
-
+        mailbox = self.client.mailbox()
+        answered: asyncio.Future[Request] = mailbox.loop.create_future()
         request = Request(
             order=(*self.order, self._turn),
             prompt_ids=prompt_ids,
             sampling=sampling,
             end_token_ids=self.client.end_token_ids.union(sampling.stop_token_ids),
-            deliver=deliver,
+            deliver=partial(mailbox.put, answered),
             score_from=score_from,
             holder=self._holder,
         )
@@ -155,9 +162,28 @@ class LocalSession:
         self.close()
 
 
-def _settle(answered: "asyncio.Future[Request]", request: Request) -> None:
-    if not answered.done():
-        answered.set_result(request)
+class _Mailbox:
+    """Answers on their way from the engine's thread to an event loop: one wake-up for all that have arrived."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._answers: deque[tuple[asyncio.Future[Request], Request]] = deque()
+        self._wake_up_sent = False
+
+    def put(self, answered: "asyncio.Future[Request]", request: Request) -> None:
+        self._answers.append((answered, request))
+        if self._wake_up_sent:
+            return
+        self._wake_up_sent = True
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self.loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        self._wake_up_sent = False  # first, so that what arrives from here on sends a wake-up of its own
+        while self._answers:
+            answered, request = self._answers.popleft()
+            if not answered.done():
+                answered.set_result(request)
 
 
 def _without_end(request: Request, end_token_ids: frozenset[int]) -> list[int]:

@@ -324,7 +324,7 @@ class LocalEngine:
         logits = prefill(self.model, self._cache, [row], all_logits=True)
         temperature = request.sampling.temperature or 1.0
         logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
-        targets = torch.tensor(request.prompt_ids[start:], device=logits.device)
+        targets = torch.tensor(request.prompt_ids[start:], dtype=torch.long, device=logits.device)
         predicted_by = torch.arange(
             start - 1 - known, len(request.prompt_ids) - 1 - known, device=logits.device
         )

@@ -20,9 +20,6 @@ from torch import Tensor
 
 from rllm.inference.local.cache import KVCache, Slot
 
-TIME_STEP = 16
-"""Decode attends over lengths that are a multiple of this, so that kernels see aligned rows and few shapes."""
-
 
 @dataclass(slots=True)
 class Row:
@@ -40,31 +37,35 @@ class PromptRows:
         starts_R = np.array([len(row.slot.ids) for row in rows])
         lengths_R = np.array([len(row.new_ids) for row in rows])
         slots_R = np.array([row.slot.index for row in rows])
-        ends_R = np.cumsum(lengths_R)
-        row_N = np.repeat(np.arange(len(rows)), lengths_R)
-        offset_N = np.arange(len(row_N)) - (ends_R - lengths_R)[row_N]
-        positions_N = starts_R[row_N] + offset_N
+        ends_R = starts_R + lengths_R
+        firsts_R = np.cumsum(lengths_R) - lengths_R
         self.rows = rows
-        self.num_tokens = len(row_N)
+        self.num_tokens = int(lengths_R.sum())
+        self._cache = cache
+        self._longest, self._span = int(lengths_R.max()), int(ends_R.max())
+        cache.reserve(self._span)
+        positions_N = np.arange(self.num_tokens) + np.repeat(starts_R - firsts_R, lengths_R)
         self.tokens_N = torch.tensor([token for row in rows for token in row.new_ids], device=device)
         self.positions_N = torch.from_numpy(positions_N).to(device)
-        self.write = cache.write_index(slots_R[row_N], positions_N)
-        self.last_R = torch.from_numpy(ends_R - 1).to(device)
+        self.write = cache.write_index(np.repeat(slots_R, lengths_R), positions_N)
+        self.last_R = torch.from_numpy(firsts_R + lengths_R - 1).to(device)
         """Place in N of each row's last token."""
-        self._cache = cache
         self._slots = _consecutive(slots_R, device)
-        self._longest = int(lengths_R.max())
-        self._span = int((starts_R + lengths_R).max())
-        self._full = self.num_tokens == len(rows) * self._longest
-        self._place_N = torch.from_numpy(row_N * self._longest + offset_N).to(device)
-        """Place of each token in the padded [R, longest] block."""
-        column = np.arange(self._span)
-        last_R11T = column <= (starts_R + lengths_R - 1)[:, None, None, None]
-        self._visible_to_last = torch.from_numpy(last_R11T).to(device)
+        self._place_N: Tensor | None = None
+        """Place of each token in the padded [R, longest] block; None when nothing is padded."""
+        if self.num_tokens < len(rows) * self._longest:
+            shift_R = np.arange(len(rows)) * self._longest - firsts_R
+            places_N = np.arange(self.num_tokens) + np.repeat(shift_R, lengths_R)
+            self._place_N = torch.from_numpy(places_N).to(device)
+        # A mask is made only where `is_causal`, or no mask at all, would not say the same.
+        columns_T = np.arange(self._span)
+        self._visible_to_last: Tensor | None = None
+        if (ends_R < self._span).any():
+            self._visible_to_last = torch.from_numpy(columns_T < ends_R[:, None, None, None]).to(device)
         self._visible: Tensor | None = None
-        if starts_R.any():  # else `is_causal` says it all
+        if starts_R.any():
             query_R_Q1 = starts_R[:, None, None] + np.arange(self._longest)[:, None]
-            self._visible = torch.from_numpy((column <= query_R_Q1)[:, None]).to(device)
+            self._visible = torch.from_numpy((columns_T <= query_R_Q1)[:, None]).to(device)
 
     def attend(self, layer: int, queries: Tensor) -> Tensor:
         """Attention of all tokens, or of the last one of each row where only those are asked for."""
@@ -78,7 +79,7 @@ class PromptRows:
                 last, keys, values, attn_mask=self._visible_to_last, enable_gqa=grouped
             ).squeeze(2)
         padded = queries
-        if not self._full:
+        if self._place_N is not None:
             padded = queries.new_zeros(num_rows * self._longest, num_heads, head_dim)
             padded.index_copy_(0, self._place_N, queries)
         padded = padded.view(num_rows, self._longest, num_heads, head_dim).transpose(1, 2)
@@ -91,7 +92,7 @@ class PromptRows:
             enable_gqa=grouped,
         )
         seen = seen.transpose(1, 2).reshape(-1, num_heads, head_dim)
-        return seen if self._full else seen.index_select(0, self._place_N)
+        return seen if self._place_N is None else seen.index_select(0, self._place_N)
 
 
 class DecodeRows:
@@ -102,9 +103,11 @@ class DecodeRows:
         device = cache.keys.device
         self.num_rows = len(slots_B)
         self.positions_B = torch.from_numpy(positions_B.copy()).to(device)
-        self.write = cache.write_index(slots_B, positions_B)
         self._cache = cache
+        self._slots_B = slots_B.copy()
         self._longest = int(positions_B.max()) + 1
+        cache.reserve(self._longest)
+        self._capacity = 0
         low, count = int(slots_B[0]), int(slots_B[-1] - slots_B[0]) + 1
         self._gather: Tensor | None = None
         self._spread: Tensor | None = None
@@ -116,22 +119,31 @@ class DecodeRows:
             self._spread = torch.from_numpy(slots_B - low).to(device)
         self._num_slots = self.num_rows if self._gather is not None else count
 
+    @property
+    def write(self) -> Tensor:
+        """Rows of the cache that this step's keys and values go to."""
+        if self._capacity != self._cache.capacity:
+            self._capacity = self._cache.capacity
+            self._write = self._cache.write_index(self._slots_B, self.positions_B.cpu().numpy())
+        return self._write
+
     def advance(self) -> None:
         """Every row has read its token: the next ones go one place further."""
         self.positions_B += 1
-        self.write += 1
+        self._write += 1
         self._longest += 1
+        self._cache.reserve(self._longest)
 
     def attend(self, layer: int, queries: Tensor) -> Tensor:
         cache = self._cache
         heads, (_, num_heads, head_dim) = cache.num_kv_heads, queries.shape
-        span = min(-(-self._longest // TIME_STEP) * TIME_STEP, cache.max_context)
+        span = cache.capacity if self._longest * 2 > cache.capacity else self._longest
         keys, values, bias = (
             self._select(rows, span)
             for rows in (
-                cache.keys[layer].view(-1, cache.max_context, head_dim),
-                cache.values[layer].view(-1, cache.max_context, head_dim),
-                cache.bias.view(-1, cache.max_context),
+                cache.keys[layer].view(-1, cache.capacity, head_dim),
+                cache.values[layer].view(-1, cache.capacity, head_dim),
+                cache.bias.view(-1, cache.capacity),
             )
         )
         if self._spread is not None:

@@ -155,9 +155,10 @@ class LiveRequests:
         for row, request in zip(leaving, removed, strict=True):
             self._collect(row, policy_version)
             request.slot.ids = (request.prompt_ids + request.completion_ids)[:-1]
+        staying_B = np.ones(len(self._rows), dtype=np.bool_)
+        staying_B[leaving] = False
         order = np.argsort(self._rows["slot"], kind="stable")
-        if leaving:
-            order = order[~np.isin(order, leaving)]
+        order = order[staying_B[order]]
         self._rows = self._rows[order]
         self.requests = [self.requests[row] for row in order.tolist()]
         self._sampling = self._sampling_rows()

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rllm.types.messages import SamplingParams
 
-BLOCK = 64
-"""Tokens that are first drawn together. Running sums do not vectorise, so they are kept short: over blocks, then in one."""
+BLOCK = 512
+"""A larger vocabulary is drawn from in two steps, block then token: running sums do not vectorise and are kept short."""
 DRAW_BITS = 23
 """A float32 total times a draw of this many bits is below the total, however it rounds; so no draw runs past the end."""
 
@@ -82,10 +82,11 @@ def sample(logits_B_V: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
 def _draw(probabilities_B_V: Tensor, uniforms_2_B: NDArray[np.float32]) -> Tensor:
     """[B, 1] tokens by inverse CDF: one number chooses the block, the other the token in it."""
     draws_2_B1 = torch.from_numpy(uniforms_2_B).to(probabilities_B_V.device).unsqueeze(2)
-    past_last_block = -probabilities_B_V.shape[1] % BLOCK
-    if past_last_block:
-        probabilities_B_V = F.pad(probabilities_B_V, (0, past_last_block))
-    blocks_B_n_b = probabilities_B_V.view(len(probabilities_B_V), -1, BLOCK)
+    num_rows, vocab_size = probabilities_B_V.shape
+    if vocab_size <= BLOCK:
+        return _first_above(probabilities_B_V, draws_2_B1[1])
+    padded = F.pad(probabilities_B_V, (0, -vocab_size % BLOCK)) if vocab_size % BLOCK else probabilities_B_V
+    blocks_B_n_b = padded.view(num_rows, -1, BLOCK)
     block_B1 = _first_above(blocks_B_n_b.sum(dim=-1), draws_2_B1[0])
     chosen_B_b = blocks_B_n_b.gather(1, block_B1.unsqueeze(2).expand(-1, 1, BLOCK)).squeeze(1)
     return _first_above(chosen_B_b, draws_2_B1[1]).add_(block_B1, alpha=BLOCK)

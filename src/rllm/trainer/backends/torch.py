@@ -100,7 +100,8 @@ class TorchBackend:
             raise CheckpointError(
                 f"{directory} cannot be read: {error}; delete it to use the one before."
             ) from error
-        if weights.keys() != self._parameters.keys():
+        shapes = {name: each.shape for name, each in self._parameters.items()}
+        if shapes != {name: each.shape for name, each in weights.items()}:
             raise CheckpointError(f"{directory} holds the weights of another model than this run's.")
         with torch.no_grad():
             for name, parameter in self._parameters.items():

@@ -1,0 +1,163 @@
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rllm.models.builtin import create_model
+from rllm.models.decoder import Decoder, DecoderShape
+from rllm.models.directory import LoadedModel, load_model
+from rllm.trainer.backends.torch import TorchBackend
+from rllm.types.sample import NOT_SAMPLED, TrainingSample
+
+VOCABULARY = 40
+
+
+@pytest.fixture(scope="session")
+def letters() -> ModuleType:
+    """The tiny world of letter_game.py, the same that the killed processes play."""
+    path = Path(__file__).parent / "letter_game.py"
+    spec = importlib.util.spec_from_file_location("letter_game", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def decoder() -> Callable[..., Decoder]:
+    """A decoder under 10k parameters, random; `num_kv_heads` below 4 shares keys between heads."""
+
+    def make(num_kv_heads: int = 4, seed: int = 0, **changes: Any) -> Decoder:
+        shape = DecoderShape(
+            **{
+                "vocab_size": VOCABULARY,
+                "hidden_size": 16,
+                "intermediate_size": 32,
+                "num_layers": 2,
+                "num_heads": 4,
+                "num_kv_heads": num_kv_heads,
+                "head_dim": 4,
+                "norm_eps": 1e-6,
+                "rope_theta": 10_000.0,
+                "max_positions": 128,
+                "tied": True,
+                "qkv_bias": False,
+                "out_bias": False,
+                "qk_norm": False,
+                **changes,
+            }
+        )
+        model = Decoder(shape)
+        model.initialize(torch.Generator().manual_seed(seed))
+        return model
+
+    return make
+
+
+@pytest.fixture
+def backend() -> Callable[..., TorchBackend]:
+    def make(model: Any, **changes: Any) -> TorchBackend:
+        return TorchBackend(model, **{"publish": lambda version: None, **changes})
+
+    return make
+
+
+@pytest.fixture
+def sample() -> Callable[..., TrainingSample]:
+    """A row of random tokens: `pattern` has a letter for each, `s` where it was sampled."""
+
+    def make(
+        pattern: str,
+        *,
+        seed: int = 0,
+        task: str = "t",
+        attempt: int = 0,
+        advantage: float = 1.0,
+        prefix: Sequence[int] = (),
+        temperature: float = 1.0,
+    ) -> TrainingSample:
+        rng = np.random.default_rng(seed)
+        size = len(pattern)
+        token_ids = rng.integers(VOCABULARY, size=size)
+        token_ids[: len(prefix)] = prefix
+        sampled_T = np.array([letter == "s" for letter in pattern])
+        return TrainingSample(
+            token_ids_T=token_ids,
+            policy_versions_T=np.where(sampled_T, 0, NOT_SAMPLED),
+            logprobs_T=np.where(sampled_T, rng.normal(-3.7, 0.1, size), 0.0).astype(np.float32),
+            advantages_T=np.where(sampled_T, advantage, 0.0).astype(np.float32),
+            group_key=(task, "agent"),
+            order_key=(task, attempt, 0, 0),
+            temperature=temperature,
+        )
+
+    return make
+
+
+@pytest.fixture
+def group(sample: Callable[..., TrainingSample]) -> Callable[..., list[TrainingSample]]:
+    """Attempts at one task: a common prompt of `num_prompt` tokens, one pattern for what follows in each."""
+
+    def make(task: str, num_prompt: int, patterns: Sequence[str], seed: int = 0) -> list[TrainingSample]:
+        rng = np.random.default_rng((seed, num_prompt))
+        prompt = rng.integers(VOCABULARY, size=num_prompt)
+        return [
+            sample(
+                "p" * num_prompt + pattern,
+                seed=1000 * seed + attempt,
+                task=task,
+                attempt=attempt,
+                prefix=prompt.tolist(),
+                advantage=float(rng.choice([-1.0, -0.3, 0.4, 1.7])),
+            )
+            for attempt, pattern in enumerate(patterns)
+        ]
+
+    return make
+
+
+def _attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention over one row, written out."""
+    repeat = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+    hidden = torch.ones(len(q), len(k), dtype=torch.bool).triu(1)
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
+
+
+@pytest.fixture
+def plain_logprobs() -> Callable[[Any, TrainingSample], Tensor]:
+    """[T] log-probability of every token but the first, from one forward pass over the row alone."""
+
+    def logprobs(model: Any, sample: TrainingSample) -> Tensor:
+        tokens = torch.from_numpy(sample.token_ids_T)
+        hidden = model.hidden(tokens, torch.arange(len(tokens)), _attend)
+        temperature = float(
+            np.float32(sample.temperature)
+        )  # the precision that sampler and trainer have it in
+        scaled = (model.logits(hidden) / temperature).log_softmax(-1)
+        own = scaled[:-1].gather(1, tokens[1:].unsqueeze(1)).squeeze(1)
+        return torch.cat((own.new_zeros(1), own))
+
+    return logprobs
+
+
+@pytest.fixture(scope="session")
+def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in tiny model, to be read only."""
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    create_model(directory, "tiny", seed=0)
+    return directory
+
+
+@pytest.fixture
+def tiny(tiny_directory: Path) -> LoadedModel:
+    """A fresh copy of it in memory."""
+    return load_model(tiny_directory)

@@ -1,0 +1,282 @@
+import json
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rllm.agents.base import BaseAgent
+from rllm.environments.base import BaseEnv
+from rllm.errors import CheckpointError, ConfigError, ModelDirectoryError, RewardError, RunInUseError
+from rllm.models.directory import load_model
+from rllm.store.episodes import EpisodeStore
+from rllm.store.run_directory import RunDirectory
+from rllm.tracking.jsonl import read_metrics
+from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.trainer.samples import trajectory_rows
+from rllm.types.episode import Outcome
+
+CHOICES = ("left", "right")
+
+
+class ChoiceEnv(BaseEnv):
+    """One step: paid for the word that is asked for."""
+
+    def __init__(self, wanted: str) -> None:
+        self.wanted = wanted
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        return f"Go {self.wanted}", {}
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        return "", float(action == self.wanted), True, {}
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> "ChoiceEnv":
+        return ChoiceEnv(info["wanted"])
+
+
+def _guess(task: dict[str, Any], noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:
+    """An expert that knows the words and not which one is wanted."""
+    return [(f"Go {task['wanted']}", CHOICES[rng.integers(2)])]
+
+
+def test_reinforcement_teaches_a_choice_that_the_demonstrations_leave_to_chance(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    tasks = [{"task_id": str(index), "wanted": CHOICES[index % 2]} for index in range(64)]
+    trainer = AgentTrainer(
+        {
+            "seed": 2,
+            "steps": 40,
+            "threads": 1,
+            "inference": {"num_slots": 64, "max_context": 64},
+            "rollout": {
+                "tasks_per_step": 8,
+                "group_size": 8,
+                "max_turns": 1,
+                "max_tokens_per_turn": 4,
+                "num_parallel": 64,
+            },
+            "warm_start": {"steps": 60, "episodes_per_step": 16},
+            "evaluation": {"num_tasks": 64},
+        },
+        train_dataset=tasks,
+        agent_class=letters.LetterAgent,
+        env_class=ChoiceEnv,
+        demonstrate=_guess,
+        output=tmp_path / "run",
+    )
+    summary = trainer.train().summary
+    assert summary["untrained"]["success"] <= 0.1
+    assert summary["before"]["success"] <= 0.75
+    assert summary["after"]["success"] >= 0.95
+    assert summary["after"]["greedy"] >= 0.95
+
+
+@pytest.fixture(scope="module")
+def finished(letters: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "run"
+    letters.make_trainer(run).train()
+    return run
+
+
+def test_a_run_leaves_everything_where_it_belongs(letters: ModuleType, finished: Path) -> None:
+    assert {path.name for path in finished.iterdir()} >= {
+        "config.json",
+        "store.sqlite",
+        "metrics.jsonl",
+        "checkpoints",
+        "initial_model",
+        "model",
+        "summary.json",
+        "curve.png",
+    }
+    summary = json.loads((finished / "summary.json").read_text())
+    for name in ("untrained", "before", "after"):
+        assert summary[name].keys() >= {"success", "success_interval", "greedy", "greedy_interval"}
+    assert summary["wall_s"] == pytest.approx(sum(summary["phase_s"].values()))
+    assert summary["phase_s"].keys() >= {"warm_start", "train", "report_after"}
+
+
+def test_training_again_in_a_finished_run_gives_its_result(letters: ModuleType, finished: Path) -> None:
+    before = (finished / "metrics.jsonl").read_bytes()
+    result = letters.make_trainer(finished).train()
+    assert result.summary == json.loads((finished / "summary.json").read_text())
+    assert result.model_path == finished / "model"
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_every_sampled_token_of_a_run_was_written_by_the_policy_of_its_step(finished: Path) -> None:
+    lines = {
+        line["step"]: line for line in read_metrics(finished / "metrics.jsonl") if line["phase"] == "train"
+    }
+    version = 4  # updates of the warm start
+    with EpisodeStore.open(finished / "store.sqlite", read_only=True) as store:
+        for step, line in lines.items():
+            versions = {
+                each
+                for episode in store.episodes("train", step)
+                for turn in episode.trajectories[0].steps
+                for each in turn.policy_versions
+            }
+            assert versions == {version}
+            version = line["policy_version"]
+            assert line["logprob_gap_first"] < 1e-4
+            assert line["canary_gap"] < 1e-4
+
+
+def test_the_stored_episodes_are_the_tokens_that_were_counted(finished: Path) -> None:
+    with EpisodeStore.open(finished / "store.sqlite", read_only=True) as store:
+        for line in read_metrics(finished / "metrics.jsonl"):
+            if line["phase"] != "train":
+                continue
+            episodes = list(store.episodes("train", line["step"]))
+            assert len(episodes) == line["episodes"] == 6
+            assert {episode.outcome for episode in episodes} == {Outcome.SCORED}
+            sampled = sum(len(turn.response_ids) for each in episodes for turn in each.trajectories[0].steps)
+            assert sampled == line["tokens.sampled"]
+            assert (
+                sampled
+                == line["tokens.trained"] + line["tokens.dropped.failed"] + line["tokens.dropped.tied"]
+            )
+            rows = [row for each in episodes for row in trajectory_rows(each.trajectories[0], "t", 0, 0, 1.0)]
+            assert sum(row.num_trainable for row in rows) == sampled
+
+
+def test_another_configuration_in_the_same_directory_is_refused_by_its_keys(
+    letters: ModuleType, finished: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        letters.make_trainer(finished, {"seed": 6, "optimizer": {"learning_rate": 0.5}}).train()
+    for named in ("optimizer.learning_rate: 0.001 there, 0.5 here", "seed: 5 there, 6 here"):
+        assert named in str(caught.value)
+
+
+def test_a_run_that_another_process_writes_is_refused(letters: ModuleType, tmp_path: Path) -> None:
+    with RunDirectory.create_or_open(tmp_path / "run"), pytest.raises(RunInUseError):
+        letters.make_trainer(tmp_path / "run").train()
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_way_out(
+    letters: ModuleType, finished: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "summary.json").unlink()
+    weights = run / "checkpoints" / "step-000008" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"step-000008: `weights.safetensors` has \d+ bytes"):
+        letters.make_trainer(run).train()
+    shutil.rmtree(weights.parent)
+    summary = letters.make_trainer(run).train().summary
+    assert (
+        summary["after"]["success"] == json.loads((finished / "summary.json").read_text())["after"]["success"]
+    )
+
+
+def test_what_was_refused_can_be_mended_in_the_same_directory(letters: ModuleType, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(ConfigError, match=r"`inference.max_context` is 4, but the first prompt"):
+        letters.make_trainer(run, {"seed": 8, "inference": {"max_context": 4}}).train()
+    with pytest.raises(ConfigError, match="has 2048 positions"):
+        letters.make_trainer(run, {"seed": 8, "inference": {"max_context": 4096}}).train()
+    assert not (run / "config.json").exists()
+    small = {"steps": 0, "warm_start": {"steps": 0}}
+    letters.make_trainer(run, small).train()
+    other = tmp_path / "other"
+    letters.make_trainer(other, small).train()
+    # The weights are those of the seed that ran, not of the one that was refused.
+    first, second = (load_model(each / "model").model.state_dict_hf() for each in (run, other))
+    assert all((first[name] == second[name]).all() for name in first)
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_before_the_run_begins(
+    letters: ModuleType, tiny_directory: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    for missing in ("config.json", "tokenizer.json", "model.safetensors"):
+        broken = shutil.copytree(tiny_directory, tmp_path / f"without-{missing}")
+        (broken / missing).unlink()
+        with pytest.raises(ModelDirectoryError):
+            letters.make_trainer(run, {"model": {"path": str(broken)}}).train()
+    with pytest.raises(ConfigError, match="builtin:tiny"):
+        letters.make_trainer(run, {"model": {"path": "builtout:tiny"}}).train()
+    with pytest.raises(ConfigError, match="`huge` is no built-in model"):
+        letters.make_trainer(run, {"model": {"path": "builtin:huge"}}).train()
+    assert not (run / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "named"),
+    [
+        ({"rollout": {"group_size": 1}}, {}, "`rollout.group_size` is 1"),
+        ({"rollout": {"groupsize": 4}}, {}, "did you mean `rollout.group_size`"),
+        ({}, {"backend": "tinker"}, "no training backend `tinker`"),
+        ({}, {"demonstrate": None}, "no expert to imitate"),
+        ({}, {"train_dataset": []}, "`train_dataset` is empty"),
+        ({"algorithm": {"updates_per_step": 3}}, {}, "only 2 groups"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_before_anything_is_written(
+    letters: ModuleType, tmp_path: Path, changes: dict[str, Any], more: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        letters.make_trainer(tmp_path / "run", changes, **more)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_environment_ends_the_run_with_its_error(letters: ModuleType, tmp_path: Path) -> None:
+    class Unpaid(letters.LetterEnv):  # type: ignore[name-defined, misc]
+        def step(self, action: Any) -> Any:
+            return "", None, True, {}
+
+        @staticmethod
+        def from_dict(info: dict[str, Any]) -> BaseEnv:
+            return Unpaid(info["letter"])
+
+    with pytest.raises(RewardError, match=r"Unpaid.step returned None"):
+        letters.make_trainer(tmp_path / "run", env_class=Unpaid).train()
+
+
+def test_groups_that_all_tie_leave_the_weights_and_are_counted(letters: ModuleType, tmp_path: Path) -> None:
+    class Equal(letters.LetterEnv):  # type: ignore[name-defined, misc]
+        def step(self, action: Any) -> Any:
+            return "", 1.0, True, {}
+
+        @staticmethod
+        def from_dict(info: dict[str, Any]) -> BaseEnv:
+            return Equal(info["letter"])
+
+    run = tmp_path / "run"
+    letters.make_trainer(run, {"warm_start": {"steps": 0}}, env_class=Equal).train()
+    lines = [line for line in read_metrics(run / "metrics.jsonl") if line["phase"] == "train"]
+    assert [(line["groups_tied"], line["policy_version"], line["tokens.trained"]) for line in lines] == [
+        (2, 0, 0)
+    ] * 4
+    first, second = (load_model(run / name).model.state_dict_hf() for name in ("initial_model", "model"))
+    assert all((first[name] == second[name]).all() for name in first)
+
+
+def test_agents_and_environments_get_their_arguments(letters: ModuleType, tmp_path: Path) -> None:
+    class Signed(letters.LetterAgent):  # type: ignore[name-defined, misc]
+        def __init__(self, signature: str) -> None:
+            super().__init__()
+            self.signature = signature
+
+        def update_from_env(self, observation: Any, *rest: Any, **more: Any) -> None:
+            super().update_from_env(f"{observation} {self.signature}", *rest, **more)
+
+    agent: type[BaseAgent] = Signed
+    run = tmp_path / "run"
+    letters.make_trainer(
+        run,
+        {"warm_start": {"steps": 1}, "steps": 1},
+        agent_class=agent,
+        agent_args={"signature": "yours"},
+        env_args={"letter": "Z"},
+    ).train()
+    with EpisodeStore.open(run / "store.sqlite", read_only=True) as store:
+        for episode in store.episodes("train", 0):
+            assert episode.trajectories[0].steps[0].chat_completions[0]["content"] == "Z 1 yours"

@@ -1,0 +1,192 @@
+"""A run killed with -9, at any moment, ends as if never stopped. Who plays and kills: letter_game.py."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm.models.directory import load_model
+from rllm.store.episodes import EpisodeStore
+from rllm.store.files import verify_manifest
+from rllm.store.run_directory import RunDirectory
+from rllm.tracking.jsonl import read_metrics
+from rllm.trainer.replay import parameters_sha256
+
+Ask = Callable[..., dict[str, Any]]
+
+LINES = [
+    ("untrained", 0),
+    *(("warm_start", step) for step in range(4)),
+    ("before", 0),
+    *(("train", step) for step in range(4)),
+    ("after", 0),
+]
+UNREPEATABLE = ("canary_moved", "canary_gap", "tokens_per_s")
+"""Beside seconds: the canary of a resumed run watches the first row of that process."""
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Ask]:
+    """Let a process train a run, perhaps to its death; returns how it ended."""
+    nursery = subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "letter_game.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
+    assert nursery.stdout.readline() == "ready\n"
+
+    def request(run: Path, **fate: Any) -> dict[str, Any]:
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        nursery.stdin.write(json.dumps({"run": str(run), **fate}) + "\n")
+        nursery.stdin.flush()
+        return json.loads(nursery.stdout.readline())
+
+    yield request
+    nursery.kill()
+    nursery.communicate()
+
+
+def _result(run: Path) -> dict[str, Any]:
+    """Everything of a finished run that must not depend on its being interrupted."""
+    directory = RunDirectory.read(run)
+    with EpisodeStore.open(directory.store_path, read_only=True) as store:
+        episodes = {
+            (phase, step): [
+                (
+                    episode.id,
+                    episode.outcome,
+                    [
+                        (step.prompt_ids, step.response_ids, step.logprobs, step.policy_versions, step.reward)
+                        for trajectory in episode.trajectories
+                        for step in trajectory.steps
+                    ],
+                )
+                for episode in store.episodes(phase, step)
+            ]
+            for phase in store.phases()
+            for step in range(4)
+        }
+    summary = directory.summary()
+    assert summary is not None
+    return {
+        "parameters": parameters_sha256(load_model(directory.model_path).model.state_dict_hf()),
+        "metrics": [
+            {
+                name: value
+                for name, value in line.items()
+                if not name.endswith("_s") and name not in UNREPEATABLE
+            }
+            for line in read_metrics(directory.metrics_path)
+        ],
+        "episodes": episodes,
+        "reports": {name: summary[name] for name in ("untrained", "before", "after")},
+        "sampled_tokens": summary["sampled_tokens"],
+        "left over": sorted(path.name for path in run.rglob(".*")),
+        "checkpoints": sorted(path.name for path in directory.checkpoints_path.iterdir()),
+        "lies in the run": sorted(path.name for path in run.iterdir()),
+    }
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[str]]:
+    """(result, what was done to its files) of a run that nobody disturbed."""
+    run = tmp_path_factory.mktemp("uninterrupted") / "run"
+    ended = ask(run)
+    assert ended["signal"] == 0
+    return _result(run), ended["events"]
+
+
+def test_an_undisturbed_run_is_complete_and_learned_something(
+    uninterrupted: tuple[dict[str, Any], list[str]],
+) -> None:
+    result, _ = uninterrupted
+    assert [(line["phase"], line["step"]) for line in result["metrics"]] == LINES
+    assert all("loss" in line for line in result["metrics"] if line["phase"] == "train")
+    assert [len(result["episodes"]["train", step]) for step in range(4)] == [6] * 4
+    assert result["left over"] == []
+    assert result["checkpoints"] == ["step-000006", "step-000008"]
+
+
+def test_killed_at_a_step_boundary_and_resumed_it_ends_the_same(
+    ask: Ask, uninterrupted: tuple[dict[str, Any], list[str]], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert ask(run, die_at_line=["train", 2])["signal"] == 9
+    assert read_metrics(run / "metrics.jsonl")[-1]["step"] == 2  # on record, and behind the last checkpoint
+    assert RunDirectory.read(run).summary() is None
+    assert ask(run)["signal"] == 0
+    assert _result(run) == uninterrupted[0]
+
+
+def test_killed_in_the_middle_of_a_save_and_resumed_it_ends_the_same(
+    ask: Ask, uninterrupted: tuple[dict[str, Any], list[str]], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    saving = [number for number, event in enumerate(uninterrupted[1], start=1) if "step-000006.tmp" in event]
+    assert len(saving) > 3
+    assert ask(run, die_at_event=saving[len(saving) // 2])["signal"] == 9
+    assert [path.name for path in (run / "checkpoints").glob(".step-000006.tmp-*")]
+    assert ask(run)["signal"] == 0
+    assert _result(run) == uninterrupted[0]
+
+
+def test_killed_again_and_again_it_ends_the_same(
+    ask: Ask, uninterrupted: tuple[dict[str, Any], list[str]], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    fates: list[dict[str, Any]] = [
+        {"die_at_event": 25},
+        {"die_at_line": ["warm_start", 3]},
+        {"die_at_line": ["before", 0]},
+        {"die_at_line": ["train", 0]},
+        {"die_at_line": ["after", 0]},
+    ]
+    for fate in fates:
+        assert ask(run, **fate)["signal"] == 9
+    assert ask(run)["signal"] == 0
+    assert _result(run) == uninterrupted[0]
+
+
+def test_a_finished_run_is_not_worked_on_again(ask: Ask, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert ask(run)["signal"] == 0
+    before = _result(run)
+    ended = ask(run)
+    assert ended["signal"] == 0
+    assert not any("checkpoints" in event or "metrics" in event for event in ended["events"])
+    assert _result(run) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line[0]} {line[1]}")
+def test_killed_at_any_step_boundary_it_ends_the_same(
+    ask: Ask, uninterrupted: tuple[dict[str, Any], list[str]], tmp_path: Path, line: tuple[str, int]
+) -> None:
+    run = tmp_path / "run"
+    assert ask(run, die_at_line=line)["signal"] == 9
+    assert ask(run)["signal"] == 0
+    assert _result(run) == uninterrupted[0]
+
+
+@pytest.mark.slow
+def test_killed_whenever_it_touches_a_file_it_ends_the_same(
+    ask: Ask, uninterrupted: tuple[dict[str, Any], list[str]], tmp_path: Path
+) -> None:
+    expected, events = uninterrupted
+    for number, event in enumerate(events, start=1):
+        run = tmp_path / f"run-{number}"
+        assert ask(run, die_at_event=number)["signal"] == 9, event
+        for checkpoint in (run / "checkpoints").glob("step-*"):
+            verify_manifest(checkpoint)
+        assert ask(run)["signal"] == 0, event
+        assert _result(run) == expected, event
