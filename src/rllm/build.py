@@ -1,7 +1,6 @@
 """Names in, objects out: the one file that knows which class a name in a configuration stands for."""
 
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,9 +106,8 @@ async def evaluate_model(
     its size; a model directory on the benchmark's own.
     """
     try:
-        import torch
-
         from rllm.inference.local.client import LocalClient
+        from rllm.models.devices import use_threads
         from rllm.models.directory import load_model
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
@@ -120,7 +118,7 @@ async def evaluate_model(
             config = trained_with
     world, rollout = _world_named(config.task.environment), config.rollout
     tasks = world.tasks(split, num_tasks, **config.task.environment_args)
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    use_threads(threads)
     client = LocalClient(
         load_model(model_directory(model), device=config.model.device),
         num_slots=config.inference.num_slots,

@@ -60,9 +60,9 @@ def test_the_time_left_of_a_resumed_run_comes_from_its_own_steps() -> None:
 
 def test_a_phase_may_bring_its_own_number_of_steps() -> None:
     view = LiveView(60, console=_console(terminal=False), clock=_Clock())
-    view.log(5, "warm_start", {"total_steps": 40})
+    view.log(4, "warm_start", {"total_steps": 40})
     assert "step 5/40" in view.line()
-    view.log(1, "train", {})
+    view.log(0, "train", {})
     assert "step 1/60" in view.line()
 
 
@@ -72,8 +72,8 @@ def test_a_terminal_shows_the_panel_with_its_curve_and_stdout_stays_free(
     console = _console(terminal=True)
     with LiveView(2, console=console, clock=_Clock()) as view:
         stdout = sys.stdout
-        view.log(1, "train", {"success": 0.0, "tokens_per_s": 1234.0})
-        view.log(2, "train", {"success": 1.0, "tokens_per_s": 1234.0})
+        view.log(0, "train", {"success": 0.0, "tokens_per_s": 1234.0})
+        view.log(1, "train", {"success": 1.0, "tokens_per_s": 1234.0})
         print('{"result": 1}')
         assert sys.stdout is stdout
     assert capsys.readouterr().out == '{"result": 1}\n'
@@ -83,7 +83,7 @@ def test_a_terminal_shows_the_panel_with_its_curve_and_stdout_stays_free(
 
 def test_the_view_writes_to_stderr_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveView(1) as view:
-        view.log(1, "train", {"success": 1.0})
+        view.log(0, "train", {"success": 1.0})
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "train  step 1/1  success 100.0%" in captured.err

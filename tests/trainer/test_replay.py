@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from rllm.errors import ConfigError
 from rllm.inference.local.engine import LocalEngine
+from rllm.models.directory import parameters_sha256
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
-from rllm.trainer.replay import Difference, parameters_sha256, replay
+from rllm.trainer.replay import Difference, replay
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from rllm.models.directory import load_model
+from rllm.models.directory import load_model, parameters_sha256
 from rllm.store.episodes import EpisodeStore
 from rllm.store.files import verify_manifest
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
-from rllm.trainer.replay import parameters_sha256
 
 Ask = Callable[..., dict[str, Any]]
 

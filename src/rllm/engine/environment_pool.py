@@ -2,8 +2,8 @@
 
     call(fn, *args) ──► queue ──► worker thread ──► done list ──► one wake-up of the loop for all of them
 
-asyncio's own executor wakes the loop once per call; a batch of 128 rollouts that move at the same moment would
-pay for 128 wake-ups. Here a worker wakes the loop only when no wake-up is on its way, so short steps travel
+asyncio's own executor wakes the loop once per call; 128 rollouts that move at the same moment would pay for
+128 wake-ups. Here a worker wakes the loop only when no wake-up is on its way, so short steps travel
 together and a slow one delays nobody.
 """
 

@@ -1,6 +1,13 @@
 """What torch computes on here."""
 
+import os
+
 import torch
+
+
+def use_threads(num_threads: int) -> None:
+    """Let torch work with so many threads; 0 is one per core."""
+    torch.set_num_threads(num_threads or os.cpu_count() or 1)
 
 
 def num_threads() -> int:

@@ -4,8 +4,10 @@
 built-in decoder; every other architecture runs on transformers' own code through the same interface.
 """
 
+import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -159,6 +161,16 @@ def copy_model_directory(source: Path, target: Path) -> None:
                 shutil.copyfile(path, directory / path.name)
 
     write_directory_atomic(target, fill)
+
+
+def parameters_sha256(parameters: Mapping[str, Tensor]) -> str:
+    """sha256 over name, type, shape and bytes of every tensor, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(parameters):
+        tensor = parameters[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _read_weights(directory: Path) -> dict[str, Tensor]:

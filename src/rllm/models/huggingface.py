@@ -128,7 +128,7 @@ class HuggingFaceDecoder(nn.Module):
         name = type(self.inner).__name__
         parameter = next(self.inner.parameters())
         tokens_N = torch.arange(NUM_PROBE_TOKENS, device=parameter.device)
-        sizes: dict[int, tuple[int, ...]] = {}
+        sizes: dict[int, tuple[int, int]] = {}
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if k.shape != v.shape:
@@ -136,11 +136,10 @@ class HuggingFaceDecoder(nn.Module):
                     f"{name} has keys of size {k.shape[-1]} and values of size {v.shape[-1]}; the built-in engine "
                     "serves one size for both, so use an external engine."
                 )
-            sizes[layer] = tuple(k.shape[1:])
-            heads_first = (part.transpose(0, 1) for part in (q, k, v))
-            return F.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True).transpose(
-                0, 1
-            )
+            sizes[layer] = (k.shape[1], k.shape[2])
+            q, k, v = (part.transpose(0, 1) for part in (q, k, v))
+            seen_H_N_d = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            return seen_H_N_d.transpose(0, 1)
 
         ours_N_V = self.logits(self.hidden(tokens_N, tokens_N, attend)).float()
         self.inner.set_attn_implementation("eager")
@@ -153,7 +152,8 @@ class HuggingFaceDecoder(nn.Module):
                 f"{name} computes something that the built-in engine does not (logits differ by {error:.2g} where "
                 f"{limit:.2g} is allowed); use an external engine."
             )
-        return len(sizes), *sizes[0]
+        num_kv_heads, head_dim = sizes[0]
+        return len(sizes), num_kv_heads, head_dim
 
     def state_dict_hf(self) -> dict[str, Tensor]:
         named = dict(self.inner.state_dict())

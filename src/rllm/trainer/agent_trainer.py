@@ -8,7 +8,6 @@ It checks everything that can be checked, takes the run directory, goes back to 
 
 import asyncio
 import importlib.util
-import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -242,11 +241,10 @@ class AgentTrainer:
 
     def load_initial_model(self, directory: RunDirectory) -> "LoadedModel":
         """The model that the run starts from, on as many threads as the run works with."""
-        import torch
-
+        from rllm.models.devices import use_threads
         from rllm.models.directory import load_model
 
-        torch.set_num_threads(self.config.threads or os.cpu_count() or 1)
+        use_threads(self.config.threads)
         builtin = ":" in self.config.model.path
         path = directory.path / "initial_model" if builtin else Path(self.config.model.path)
         return load_model(path, device=self.config.model.device)

@@ -4,21 +4,16 @@
                                                   │                │                      │
     metrics.jsonl ──────────────────────────── compared         compared          model/: same sha256
 
-The updates are those of `rllm.trainer.loop`, function by function; only the rollouts come from the store. So whatever a
-run learned can be taken apart afterwards, on another machine and without a single sampled token.
+The updates are those of `rllm.trainer.loop`, function by function; only the rollouts come from the store. So
+whatever a run learned can be taken apart afterwards, without an engine and without a single sampled token.
 """
 
-import hashlib
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from rllm.errors import ConfigError
-from rllm.models.directory import load_model
+from rllm.models.directory import load_model, parameters_sha256
 from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
@@ -60,8 +55,8 @@ class ReplayResult:
 def replay(trainer: AgentTrainer) -> ReplayResult:
     """Compute all updates of the finished run in `trainer.output` again. Changes nothing in it.
 
-    `trainer` is made as for training, with the run's own configuration. The numbers are the same bit for bit on
-    the machine and number of threads that the run was trained with; elsewhere the last digits may differ.
+    `trainer` is made as for training, with the run's own configuration. The numbers are the same bit for bit
+    on the machine and number of threads of the training; elsewhere the last digits may differ.
     """
     directory = RunDirectory.read(trainer.output)
     trainer.require_same_config(directory)
@@ -95,16 +90,6 @@ def replay(trainer: AgentTrainer) -> ReplayResult:
         recorded_sha256=parameters_sha256(load_model(directory.model_path).model.state_dict_hf()),
         replayed_sha256=parameters_sha256(learner.backend.model.state_dict_hf()),
     )
-
-
-def parameters_sha256(parameters: Mapping[str, Tensor]) -> str:
-    """sha256 over name, type, shape and bytes of every tensor, in the order of the names."""
-    digest = hashlib.sha256()
-    for name in sorted(parameters):
-        tensor = parameters[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _updates(learner: Learner, store: EpisodeStore) -> dict[tuple[str, int], dict[str, Any]]:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from rllm.errors import InferenceError
 from rllm.inference.local.client import LocalClient
+from rllm.inference.local.engine import Request
 from rllm.models.directory import LoadedModel
-from rllm.types.messages import SamplingParams
+from rllm.types.messages import FinishReason, SamplingParams
 
 Serve = Callable[..., LocalClient]
 Until = Callable[..., Any]
@@ -95,6 +96,49 @@ async def test_a_cancelled_request_gives_its_slot_to_the_next_and_is_counted(
     assert len(output.completion_ids) == 2
     counts = client.engine.counts
     assert (counts.accepted, counts.finished, counts.cancelled, counts.failed) == (3, 1, 2, 0)
+
+
+class _Gated(_Fragile):
+    """A model whose forward pass waits at a gate."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.entered, self.gate = threading.Event(), threading.Event()
+
+    def hidden(self, *given: Any) -> Tensor:
+        self.entered.set()
+        assert self.gate.wait(10)
+        return self.model.hidden(*given)
+
+
+@pytest.mark.xfail(strict=True, reason="a cancellation names the session, and hits whatever it asks next")
+async def test_a_cancellation_that_comes_too_late_does_not_hit_the_next_question(
+    endless: LoadedModel, serve: Serve
+) -> None:
+    model = _Gated(endless.model)
+    engine = serve(dataclasses.replace(endless, model=model)).engine
+    holder, answered = engine.open(), threading.Event()
+
+    def ask(deliver: Callable[[Request], None]) -> Request:
+        request = Request(
+            order=("task", 0),
+            prompt_ids=[5, 6],
+            sampling=SamplingParams(max_tokens=1),
+            end_token_ids=frozenset(),
+            deliver=deliver,
+            holder=holder,
+        )
+        engine.submit(request)
+        return request
+
+    questions: list[Request] = []
+    first = ask(lambda _: questions.append(ask(lambda _: answered.set())))
+    await asyncio.to_thread(model.entered.wait, 10)
+    engine.cancel(holder)  # while the step that finishes it is running
+    model.gate.set()
+    await asyncio.to_thread(answered.wait, 10)
+    assert first.finish_reason is FinishReason.LENGTH
+    assert questions[0].finish_reason is FinishReason.LENGTH
 
 
 async def test_a_session_that_gave_up_on_an_answer_can_ask_again(
@@ -193,8 +237,9 @@ async def test_every_request_is_counted_once_whatever_becomes_of_it(
     counts = client.engine.counts
     assert sum(ends.values()) == 40
     assert counts.accepted == counts.finished + counts.cancelled + counts.failed
-    assert counts.failed == ends["failed"] >= 1
-    assert counts.finished >= ends["finished"] >= 1  # who cancels may be too late; then the answer is there
+    assert counts.cancelled <= ends["cancelled"]  # who cancels may be too late: it had finished, or failed
+    assert counts.failed >= ends["failed"] >= 1
+    assert counts.finished >= ends["finished"] >= 1
 
 
 @pytest.mark.parametrize(
@@ -237,6 +282,7 @@ async def _beside_a_healthy_one(
     return results[0], results[1]
 
 
+@pytest.mark.xfail(strict=True, reason="keys that are NaN stay in the cache, and NaN + -inf is NaN")
 async def test_weights_that_were_not_numbers_for_a_while_leave_nothing_behind(
     own: LoadedModel, serve: Serve
 ) -> None:

@@ -88,6 +88,30 @@ async def test_under_lockstep_nothing_is_sampled_while_a_session_is_busy_elsewhe
     assert len((await answer).completion_ids) == 2
 
 
+@pytest.mark.xfail(strict=True, reason="a cancellation makes the engine step for everybody")
+async def test_under_lockstep_a_cancellation_does_not_make_the_others_move(
+    endless: LoadedModel, serve: Serve
+) -> None:
+    client = serve(endless, lockstep=True)
+    leaver, other = client.session(("leaver", 0)), client.session(("other", 0))
+    leaving = asyncio.create_task(_ask_and_leave(leaver))
+    answer = asyncio.create_task(other.respond_to_ids([5, 6], SamplingParams(max_tokens=100)))
+    while client.engine.counts.sampled_tokens < 6:
+        await asyncio.sleep(0)
+    silent = client.session(("silent", 0))
+    client.publish(0)  # returns when no step is running any more
+    num_sampled = client.engine.counts.sampled_tokens
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    while not client.engine.counts.cancelled:
+        await asyncio.sleep(0)
+    client.publish(0)
+    assert client.engine.counts.sampled_tokens == num_sampled
+    silent.close()
+    assert len((await answer).completion_ids) == 100
+    other.close()
+
+
 @pytest.mark.parametrize("way_out", ["close", "cancel", "error"])
 async def test_a_session_that_gives_up_does_not_hold_the_others(
     way_out: str, endless: LoadedModel, serve: Serve

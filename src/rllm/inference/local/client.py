@@ -73,9 +73,10 @@ class LocalClient:
     def mailbox(self) -> "_Mailbox":
         """Where answers for the running event loop arrive."""
         loop = asyncio.get_running_loop()
-        if self._mailbox is None or self._mailbox.loop is not loop:
-            self._mailbox = _Mailbox(loop)
-        return self._mailbox
+        mailbox = self._mailbox
+        if mailbox is None or mailbox.loop is not loop:
+            mailbox = self._mailbox = _Mailbox(loop)
+        return mailbox  # not `self._mailbox`: another thread's loop may have come in between
 
     async def close(self) -> None:
         await asyncio.to_thread(self.engine.close)

@@ -1,0 +1,376 @@
+"""Seconds per GRPO step, beside TRL's GRPOTrainer: same model, prompts, groups, batch and lengths, in turn.
+
+    this process: AgentTrainer, the loop of `rllm train` ──step──► Baton ──`run N`──► trl_side.py, in .venv-trl
+                                                           ◄── seconds of its N steps ──┘
+
+    python benchmarks/train_step.py [--model builtin:small | DIR] [--threads N] [--quick] [--json] [--trl-python PATH]
+
+Both sides sample every attempt, reward it, and update the weights once with all rows; rewards are a hash of the text, so no
+group ties and no row is skipped. rLLM's step is the whole one: rollout through agent and environment, episodes written to
+the store, advantages, update, publish, canary, metrics. TRL saves and logs nothing. What differs by design: rLLM computes
+the prompt that a group shares once, forward and backward, and takes the log-probabilities of the rollout as the old ones
+(TRL computes them anew only with more than one update per rollout batch).
+
+TRL is installed into `.venv-trl` at the root of the repository on first use, which takes minutes.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from trl_side import cpu_seconds, reward_of
+
+from rllm.agents.base import BaseAgent
+from rllm.environments.base import BaseEnv
+from rllm.models.builtin import create_model
+from rllm.models.tokenizer import HuggingFaceTokenizer
+from rllm.rendering.chat import ChatRenderer
+from rllm.trainer import AgentTrainer
+from rllm.types.episode import Action, Step, Trajectory
+from rllm.types.messages import Message
+
+ROOT = Path(__file__).resolve().parent.parent
+TRL = "trl==1.16.0"
+LEARNING_RATE = 5e-4
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Setting:
+    """The shape of a step."""
+
+    name: str
+    prompt: int
+    """Tokens of every prompt."""
+    completion: int
+    """Most tokens of a completion; a model with random weights seldom stops earlier."""
+    tasks_per_step: int
+    group_size: int = 8
+    target: float
+    """How many times faster than TRL a step is to be."""
+
+
+SETTINGS = (
+    Setting(name="128 short completions", prompt=32, completion=8, tasks_per_step=16, target=3.0),
+    Setting(name="prompt 4 × completion", prompt=192, completion=48, tasks_per_step=4, target=5.0),
+)
+
+
+class HashEnv(BaseEnv):
+    """One question, one answer, and a reward that is a hash of the answer."""
+
+    def __init__(self, question: str) -> None:
+        self.question = question
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        return self.question, {}
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        return "", reward_of(action), True, {}
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> "HashEnv":
+        return HashEnv(info["question"])
+
+
+class EchoAgent(BaseAgent):
+    """The question goes in as a user message; the answer is the action."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    @property
+    def chat_completions(self) -> list[Message]:
+        return self._messages
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self._trajectory
+
+    def reset(self) -> None:
+        self._messages: list[Message] = []
+        self._trajectory = Trajectory()
+
+    def update_from_env(
+        self, observation: str, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
+    ) -> None:
+        if not done:
+            self._messages.append({"role": "user", "content": observation})
+
+    def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        self._messages.append({"role": "assistant", "content": response})
+        self._trajectory.steps.append(Step(chat_completions=list(self._messages), model_response=response))
+        return Action(action=response)
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds of one turn of one side."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(slots=True)
+class Baton:
+    """A tracker that hands over to TRL after every `turn_steps` steps, and keeps the times of both."""
+
+    trl: "TrlSide"
+    turn_steps: int
+    warmup_steps: int
+    rllm_turns: list[Spent] = field(default_factory=list[Spent])
+    trl_turns: list[Spent] = field(default_factory=list[Spent])
+    rollout_s: list[float] = field(default_factory=list[float])
+    _wall: float = 0.0
+    _cpu: float = 0.0
+
+    def begin(self, phase: str) -> None: ...
+
+    def log(self, step: int, phase: str, metrics: Mapping[str, float | int | str]) -> None:
+        if phase != "train":
+            return
+        done = step + 1 - self.warmup_steps
+        if done > 0:
+            self.rollout_s.append(float(metrics["rollout_s"]))
+        if done > 0 and done % self.turn_steps == 0:
+            self.rllm_turns.append(Spent(time.perf_counter() - self._wall, cpu_seconds() - self._cpu))
+            self.trl_turns.append(self.trl.run(self.turn_steps))
+        elif done == 0:
+            self.trl.run(self.warmup_steps)
+        if done >= 0 and done % self.turn_steps == 0:
+            self._wall, self._cpu = time.perf_counter(), cpu_seconds()
+
+    def close(self) -> None: ...
+
+
+class TrlSide:
+    """The process of `trl_side.py`."""
+
+    def __init__(self, python: Path, settings: dict[str, Any]) -> None:
+        self.process = subprocess.Popen(
+            [python, Path(__file__).with_name("trl_side.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._say(json.dumps(settings))
+        self.prompt_lengths: list[int] = self._hear()["ready"]
+
+    def run(self, num_steps: int) -> Spent:
+        self._say(f"run {num_steps}")
+        answer = self._hear()
+        self.completion_length = answer["tokens"]
+        return Spent(answer["wall"], answer["cpu"])
+
+    def close(self) -> None:
+        self._say("stop")
+        self.process.communicate(timeout=60)
+
+    def _say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def _hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(
+                f"The TRL process ended with exit code {self.process.wait()}; run `{self.process.args[0]} "
+                "benchmarks/trl_side.py` by hand with the same settings to see why."
+            )
+        return json.loads(line)
+
+
+def tasks_of(setting: Setting, count: int, renderer: ChatRenderer) -> list[dict[str, Any]]:
+    """Distinct questions whose prompts have exactly `setting.prompt` tokens. Capital letters are one token each."""
+    template = len(renderer.render([{"role": "user", "content": "A"}])) - 1
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    num_letters = setting.prompt - template
+    tasks = []
+    for number in range(count):
+        digits = [letters[number // 26**place % 26] for place in range(3)]
+        question = "".join(digits[index % 3] for index in range(num_letters))
+        tasks.append({"task_id": f"{number:05d}", "question": question})
+    return tasks
+
+
+def compare(setting: Setting, model: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Both sides in turn; seconds per step are medians over the turns."""
+    renderer = ChatRenderer(HuggingFaceTokenizer(model))
+    turns, turn_steps, warmup = (2, 3, 2) if options.quick else (options.turns, options.turn_steps, 3)
+    num_steps = warmup + turns * turn_steps
+    tasks = tasks_of(setting, setting.tasks_per_step * num_steps, renderer)
+    prompts = [
+        renderer.tokenizer.apply_template(
+            [{"role": "user", "content": task["question"]}], add_generation_prompt=True
+        )
+        for task in tasks
+    ]
+    trl = TrlSide(
+        options.trl_python,
+        {
+            "model": str(model),
+            "prompts": prompts,
+            "threads": options.threads,
+            "tasks_per_step": setting.tasks_per_step,
+            "group_size": setting.group_size,
+            "completion": setting.completion,
+            "updates_per_step": options.updates,
+            "learning_rate": LEARNING_RATE,
+            "scratch": str(scratch / "trl"),
+        },
+    )
+    if trl.prompt_lengths != [setting.prompt]:
+        raise RuntimeError(
+            f"Prompts have {trl.prompt_lengths} tokens at TRL; {setting.prompt} were asked for."
+        )
+    baton = Baton(trl, turn_steps, warmup)
+    trainer = AgentTrainer(
+        config_of(setting, model, num_steps, options),
+        tasks,
+        tasks[:1],
+        agent_class=EchoAgent,
+        env_class=HashEnv,
+        output=scratch / "run",
+        tracker=baton,
+    )
+    trainer.train()
+    trl.close()
+    return {**asdict(setting), "completion_mean_trl": trl.completion_length, **summary_of(baton)}
+
+
+def config_of(setting: Setting, model: Path, num_steps: int, options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "steps": num_steps,
+        "threads": options.threads,
+        "model": {"path": str(model)},
+        "inference": {
+            "num_slots": setting.tasks_per_step * setting.group_size,
+            "max_context": setting.prompt + setting.completion,
+        },
+        "rollout": {
+            "tasks_per_step": setting.tasks_per_step,
+            "group_size": setting.group_size,
+            "max_turns": 1,
+            "max_tokens_per_turn": setting.completion,
+        },
+        "algorithm": {"updates_per_step": options.updates},
+        "optimizer": {"learning_rate": LEARNING_RATE, "final_lr_fraction": 1.0},
+        "warm_start": {"steps": 0},
+        "evaluation": {"num_tasks": 1},
+        "checkpoint": {"every_steps": 10 * num_steps},
+    }
+
+
+def summary_of(baton: Baton) -> dict[str, Any]:
+    pairs = list(zip(baton.rllm_turns, baton.trl_turns, strict=True))
+    steps = baton.turn_steps
+    return {
+        "rllm_s": statistics.median(ours.wall for ours, _ in pairs) / steps,
+        "trl_s": statistics.median(theirs.wall for _, theirs in pairs) / steps,
+        "rllm_cpu_s": statistics.median(ours.cpu for ours, _ in pairs) / steps,
+        "trl_cpu_s": statistics.median(theirs.cpu for _, theirs in pairs) / steps,
+        "ratio": statistics.median(theirs.wall / ours.wall for ours, theirs in pairs),
+        "ratio_cpu": statistics.median(theirs.cpu / ours.cpu for ours, theirs in pairs),
+        "ratios": [round(theirs.wall / ours.wall, 2) for ours, theirs in pairs],
+        "rollout_s": statistics.median(baton.rollout_s),
+    }
+
+
+def trl_python() -> Path:
+    """Python of `.venv-trl`, which is made when it is not there."""
+    directory = ROOT / ".venv-trl"
+    python, stamp = directory / "bin" / "python", directory / ".installed"
+    if not stamp.exists():
+        print(f"Installing {TRL} into {directory} …", file=sys.stderr)
+        shutil.rmtree(directory, ignore_errors=True)
+        venv.create(directory, with_pip=True)
+        pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+        constraints = ["-c", ROOT / "constraints.txt"]
+        torch = next(
+            line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("torch==")
+        )
+        # torch first and alone, as in the Makefile: its build is then settled.
+        subprocess.run([*pip, *constraints, torch], check=True)
+        subprocess.run([*pip, *constraints, TRL], check=True)
+        stamp.touch()
+    return python
+
+
+def show(rows: Sequence[dict[str, Any]], title: str) -> None:
+    table = Table(title=title)
+    for name in (
+        "step",
+        "rows × (prompt + completion)",
+        "rLLM s",
+        "of it rollout",
+        "TRL s",
+        "× wall",
+        "× CPU",
+        "target",
+    ):
+        table.add_column(name, justify="left" if name == "step" else "right")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            f"{row['tasks_per_step'] * row['group_size']} × ({row['prompt']} + {row['completion']})",
+            f"{row['rllm_s']:.3f}",
+            f"{row['rollout_s']:.3f}",
+            f"{row['trl_s']:.3f}",
+            f"{row['ratio']:.2f}",
+            f"{row['ratio_cpu']:.2f}",
+            f"{row['target']:.1f}",
+        )
+    Console(width=130).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="builtin:tiny", help="builtin:NAME or a model directory")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--updates", type=int, default=1, help="optimizer updates per step, on shares of its groups"
+    )
+    parser.add_argument("--turns", type=int, default=5, help="turns of each side")
+    parser.add_argument("--turn-steps", type=int, default=5, help="steps in a turn")
+    parser.add_argument("--quick", action="store_true", help="two turns of three steps")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--trl-python", type=Path, help="a Python that has TRL; without it, .venv-trl is made"
+    )
+    options = parser.parse_args()
+    options.trl_python = options.trl_python or trl_python()
+    rows: list[dict[str, Any]] = []
+    for setting in SETTINGS:
+        with tempfile.TemporaryDirectory() as scratch:
+            model = Path(options.model)
+            if options.model.startswith("builtin:"):
+                model = Path(scratch) / "model"
+                create_model(model, options.model.removeprefix("builtin:"))
+            rows.append(compare(setting, model, Path(scratch), options))
+    if options.json:
+        print(json.dumps({"model": options.model, "threads": options.threads, "rows": rows}, indent=2))
+    else:
+        show(
+            rows,
+            f"{options.model}, {options.threads} thread(s), {options.updates} update(s) a step; medians per step",
+        )
+
+
+if __name__ == "__main__":
+    main()
