@@ -26,7 +26,8 @@ from rllm.types.episode import Episode
 from rllm.types.messages import SamplingParams
 
 VALIDATION_START = 1_000_000
-"""Validation tasks while training come from here on, so that they are not those of `evaluation.split = "validation"`."""
+"""Validation tasks while training come from here on, so that they are not those of
+`evaluation.split = "validation"`."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -52,7 +53,14 @@ def training_config(
 ) -> TrainConfig:
     """The benchmark's own configuration, then the file, then `seed`, then the assignments."""
     spec = benchmark_named(benchmark)
-    named = {"task": {"environment": spec.environment, "agent": spec.agent, "environment_args": spec.task, "train_args": spec.train_task}}
+    named = {
+        "task": {
+            "environment": spec.environment,
+            "agent": spec.agent,
+            "environment_args": spec.task,
+            "train_args": spec.train_task,
+        }
+    }
     extra = () if seed is None else (f"seed={seed}",)
     return load_config(path, (*extra, *assignments), base={**spec.train, **named})
 
@@ -64,7 +72,9 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
     evaluation = config.evaluation
     return AgentTrainer(
         config,
-        train_dataset=_mixed_tasks(world, config.task.num_train_tasks, {**task_args, **config.task.train_args}),
+        train_dataset=_mixed_tasks(
+            world, config.task.num_train_tasks, {**task_args, **config.task.train_args}
+        ),
         val_dataset=world.tasks(evaluation.split, evaluation.num_tasks, **task_args),
         validation_dataset=world.tasks(
             "validation", evaluation.every_num_tasks, start=VALIDATION_START, **task_args
@@ -100,10 +110,11 @@ async def evaluate_model(
     threads: int = 0,
     on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> dict[str, dict[str, Any]]:
-    """`sampled` (at temperature 1) and `greedy` reports on a benchmark's held-out tasks, on the built-in engine.
+    """`sampled` (at temperature 1) and `greedy` reports on a benchmark's held-out tasks, on the built-in
+    engine.
 
-    `model` is a run or a model directory. A run is measured on tasks like those that it was trained for, such as lakes of
-    its size; a model directory on the benchmark's own.
+    `model` is a run or a model directory. A run is measured on tasks like those that it was trained for, such
+    as lakes of its size; a model directory on the benchmark's own.
     """
     try:
         from rllm.inference.local.client import LocalClient

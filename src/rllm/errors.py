@@ -39,15 +39,24 @@ class MissingExtraError(ConfigError):
 
 
 class RunInUseError(ConfigError):
-    """Raised when a run directory is opened for writing twice. Mend: wait, stop the other, or choose --output."""
+    """Raised when a run directory is opened for writing twice.
+
+    Mend: wait, stop the other, or choose --output.
+    """
 
 
 class ModelDirectoryError(ConfigError):
-    """Raised by `rllm.models` while a directory is read. Mend: the message names the missing or broken file."""
+    """Raised by `rllm.models` while a directory is read.
+
+    Mend: the message names the missing or broken file.
+    """
 
 
 class CheckpointError(ConfigError):
-    """Raised when a checkpoint does not match its manifest. Mend: delete that checkpoint to use the one before."""
+    """Raised when a checkpoint does not match its manifest.
+
+    Mend: delete that checkpoint to use the one before.
+    """
 
 
 class StorageError(RllmError):
@@ -61,7 +70,10 @@ class RewardError(RllmError):
 
 
 class AgentError(RllmError):
-    """Raised when an agent or environment breaks its contract. Mend: the message names class, method and value."""
+    """Raised when an agent or environment breaks its contract.
+
+    Mend: the message names class, method and value.
+    """
 
 
 class ContextLengthError(RllmError):
@@ -69,16 +81,26 @@ class ContextLengthError(RllmError):
 
 
 class InferenceError(RllmError):
-    """Raised by an inference client when the engine or server behind it failed. Retried, then counted as failed."""
+    """Raised by an inference client when the engine or server behind it failed.
+
+    Retried, then counted as failed.
+    """
 
 
 class CountError(RllmError):
-    """Raised when a conservation law does not hold. This is a bug in rLLM or in a plug-in: please report it."""
+    """Raised when a conservation law does not hold.
+
+    This is a bug in rLLM or in a plug-in: please report it.
+    """
 
 
 class NumericsError(RllmError):
-    """Raised before an optimizer step that would have destroyed the weights. Mend: lower the learning rate."""
+    """Raised before an optimizer step that would have destroyed the weights.
+
+    Mend: lower the learning rate.
+    """
 
 
 class CanaryError(RllmError):
-    """Raised after a publish when sampler and trainer disagree: the sampler does not serve the new weights."""
+    """Raised after a publish when sampler and trainer disagree: the sampler does not serve the new
+    weights."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from rllm.cli.runs import differing_keys
+from rllm.cli.compare import differing_keys
 from rllm.store.run_directory import RunDirectory
 
 Rllm = Callable[..., Result]

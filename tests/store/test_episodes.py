@@ -149,6 +149,17 @@ def test_saved_episodes_come_back_as_they_were(store: EpisodeStore, conversation
     assert list(store.episodes("train", 1)) == saved
 
 
+def test_a_zero_keeps_its_sign_on_the_way_through_the_database(
+    store: EpisodeStore, conversation: Conversation
+) -> None:
+    saved = conversation(num_steps=2)
+    step = saved.trajectories[0].steps[0]
+    step.reward, step.mc_return, step.timings = -0.0, -0.0, {"model_s": -0.0}
+    store.save_episodes("train", 0, [saved])
+    (restored,) = store.episodes("train", 0)
+    assert repr(restored) == repr(saved)
+
+
 def test_tokens_are_exact_and_logprobs_are_exact_to_float32(conversation: Conversation) -> None:
     episode = conversation(num_steps=1)
     step = episode.trajectories[0].steps[0]

@@ -1,5 +1,7 @@
+import fcntl
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,31 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path, spawn) -> 
     child.wait()
     with RunDirectory.create_or_open(tmp_path / "run") as run:
         assert run.writer_pid == os.getpid()
+
+
+def test_a_process_that_has_the_number_of_a_killed_writer_is_not_taken_for_it(tmp_path: Path) -> None:
+    with RunDirectory.create_or_open(tmp_path / "run") as run:
+        run.write_config({})
+    (tmp_path / "run" / "lock").write_text(f"{os.getpid()}\n")  # as kill -9 leaves it; this process is alive
+    assert RunDirectory.read(tmp_path / "run").writer_pid is None
+
+
+def test_asking_who_writes_takes_nothing_from_the_writer(tmp_path: Path) -> None:
+    with RunDirectory.create_or_open(tmp_path / "run") as run:
+        run.write_config({})
+        reader = RunDirectory.read(tmp_path / "run")
+        assert [reader.writer_pid for _ in range(3)] == [os.getpid()] * 3
+        with pytest.raises(RunInUseError):
+            RunDirectory.create_or_open(tmp_path / "run")
+
+
+def test_a_writer_waits_for_a_reader_that_is_just_asking(tmp_path: Path) -> None:
+    RunDirectory.create_or_open(tmp_path / "run").close()
+    with ThreadPoolExecutor(1) as thread:
+        with (tmp_path / "run" / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            opening = thread.submit(RunDirectory.create_or_open, tmp_path / "run")
+        opening.result().close()
 
 
 def test_a_forked_worker_does_not_keep_the_lock_of_its_killed_writer(tmp_path: Path, spawn) -> None:

@@ -34,23 +34,24 @@ def test_a_shared_prompt_is_there_once_and_the_token_before_the_first_answer_in_
     group: Make,
 ) -> None:
     (batch,) = _packed(group("t", 20, ["ss", "sss", "soo"]))
-    # 19 prompt tokens once; each row: the last prompt token and its own, cut behind the last that is trained.
-    assert len(batch.tokens_N) == 19 + (1 + 2) + (1 + 3) + (1 + 1)
+    # 19 prompt tokens once; each row: the last prompt token and its own, but for the last that is trained: a
+    # target only.
+    assert len(batch.tokens_N) == 19 + 2 + 3 + 1
     (unshared,) = _packed(group("t", 20, ["ss", "sss", "soo"]), share_prefixes=False)
-    assert len(unshared.tokens_N) == (20 + 2) + (20 + 3) + (20 + 1)
+    assert len(unshared.tokens_N) == (20 + 1) + (20 + 2) + 20
 
 
 def test_rows_share_only_as_far_as_they_are_equal(group: Make) -> None:
     rows = group("t", 20, ["ss", "ss"])
     rows[1].token_ids_T[7] = (rows[1].token_ids_T[7] + 1) % 40
     (batch,) = _packed(rows)
-    assert len(batch.tokens_N) == 7 + 2 * (22 - 7)
+    assert len(batch.tokens_N) == 7 + 2 * (21 - 7)
 
 
 def test_a_prompt_is_not_shared_between_tasks_however_equal(sample: Make) -> None:
     rows = [sample("ppps", seed=1, task=task, prefix=[1, 2, 3]) for task in ("a", "b")]
     (batch,) = _packed(rows)
-    assert len(batch.tokens_N) == 8
+    assert len(batch.tokens_N) == 6
 
 
 @pytest.mark.parametrize("share_prefixes", [True, False])

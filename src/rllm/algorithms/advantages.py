@@ -13,16 +13,19 @@ FloatArray = NDArray[np.float64]
 def grpo_advantages(rewards_G: FloatArray, *, eps: float = 1e-6) -> FloatArray:
     """A_i = (r_i - mean(r)) / (std(r) + eps), over the G attempts at one task.
 
-    Shao et al. 2024 (arXiv:2402.03300), outcome supervision. `std` is the population one (ddof = 0); verl divides by the
-    sample one (ddof = 1), which is larger by sqrt(G / (G - 1)). Equal rewards give zeros: nothing to compare, so nothing
-    to learn. A group of one gives zero as well.
+    Shao et al. 2024 (arXiv:2402.03300), outcome supervision. `std` is the population one (ddof = 0); verl
+    divides by the sample one (ddof = 1), which is larger by sqrt(G / (G - 1)). Equal rewards give zeros:
+    nothing to compare, so nothing to learn. A group of one gives zero as well.
     """
     centered_G = rewards_G - rewards_G.mean()
     return centered_G / (rewards_G.std() + eps)
 
 
 def dr_grpo_advantages(rewards_G: FloatArray) -> FloatArray:
-    """A_i = r_i - mean(r). Liu et al. 2025 (arXiv:2503.20783), section 3: no division by the standard deviation."""
+    """A_i = r_i - mean(r).
+
+    Liu et al. 2025 (arXiv:2503.20783), section 3: no division by the standard deviation.
+    """
     return rewards_G - rewards_G.mean()
 
 

@@ -1,6 +1,7 @@
 """Episodes in, keyed groups with one advantage per trajectory out.
 
-Groups are keyed by (task, role), never by position: shuffling or losing attempts changes no other attempt's comparison.
+Groups are keyed by (task, role), never by position: shuffling or losing attempts changes no other attempt's
+comparison.
 """
 
 import math
@@ -14,7 +15,8 @@ from rllm.errors import RewardError
 from rllm.types.episode import Episode, Outcome, Trajectory, TrajectoryGroup
 
 LEARNABLE = frozenset({Outcome.SCORED, Outcome.TRUNCATED})
-"""Outcomes whose reward says something about the policy. A failure is removed and counted: it is never a zero."""
+"""Outcomes whose reward says something about the policy. A failure is removed and counted: it is never a
+zero."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -55,7 +57,10 @@ def group_episodes(
 def group_advantages(
     groups: Mapping[tuple[str, str], TrajectoryGroup], estimator: str, counts: GroupingCounts
 ) -> dict[str, float]:
-    """Trajectory uid -> advantage. Raises RewardError for a trajectory whose reward is not a finite number."""
+    """Trajectory uid -> advantage.
+
+    Raises RewardError for a trajectory whose reward is not a finite number.
+    """
     estimate = estimator_named(estimator)
     advantages: dict[str, float] = {}
     for group in groups.values():
@@ -80,7 +85,7 @@ def _reward_of(group: TrajectoryGroup, trajectory: Trajectory) -> float:
     reward = trajectory.reward
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise RewardError(
-            f"Trajectory {trajectory.uid} of task {group.task_id} (role {group.role}) has reward {reward!r}; a reward must "
-            "be a finite number. Mend the environment or evaluator that set it."
+            f"Trajectory {trajectory.uid} of task {group.task_id} (role {group.role}) has reward {reward!r}; "
+            "a reward must be a finite number. Mend the environment or evaluator that set it."
         )
     return float(reward)

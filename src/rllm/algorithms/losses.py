@@ -1,7 +1,8 @@
 """Per-token losses of one update, as sums with weights that were fixed before the batch was split.
 
-loss = Σ_tokens weight_T · term_T, where the weights of an update sum to 1. Because the weights know the whole update, the
-sum over micro-batches, in any split and order, is the loss of the whole; there is no mean of means.
+loss = Σ_tokens weight_T · term_T, where the weights of an update sum to 1. Because the weights know the whole
+update, the sum over micro-batches, in any split and order, is the loss of the whole; there is no mean of
+means.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from rllm.types.sample import TrainingSample
 class PolicyLoss:
     """Clipped policy gradient: -min(ρ A, clip(ρ, 1 - low, 1 + high) A), with ρ = exp(new - old).
 
-    Schulman et al. 2017 (arXiv:1707.06347), equation 7; different bounds are DAPO's clip-higher (arXiv:2503.14476).
+    Schulman et al. 2017 (arXiv:1707.06347), equation 7; different bounds are DAPO's clip-higher
+    (arXiv:2503.14476).
     """
 
     clip_low: float = 0.2
@@ -56,7 +58,8 @@ Loss = PolicyLoss | ImitationLoss
 def token_weights(samples: Sequence[TrainingSample], aggregation: str) -> list[NDArray[np.float64]]:
     """One [T] array per sample, 0 at untrained tokens, summing to 1 over the update.
 
-    `token_mean`: every trained token counts the same. `sequence_mean`: every sequence with a trained token counts the same.
+    `token_mean`: every trained token counts the same. `sequence_mean`: every sequence with a trained token
+    counts the same.
     """
     trainable = [sample.trainable_T for sample in samples]
     counts = [int(mask_T.sum()) for mask_T in trainable]

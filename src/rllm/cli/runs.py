@@ -1,10 +1,11 @@
 """`rllm runs`: what is on disk of past and present runs, down to a single episode. Reads, and writes nothing.
 
-RUN/config.json, metrics.jsonl, summary.json ──► list, show, compare
+RUN/config.json, metrics.jsonl, summary.json ──► list, show
 RUN/store.sqlite ──► show --phase, show --episode
+
+`compare` and `replay` are in files of their own.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from rich.console import Console
 from rich.text import Text
 
 from rllm.cli.command import Group, example, json_option, print_json
+from rllm.cli.compare import command as compare
 from rllm.cli.episode_view import TokenText, episode_view
+from rllm.cli.replay import command as replay
 from rllm.cli.run_facts import REPORTS, RunFacts, RunState, facts_of, report_labels
 from rllm.cli.terminal import (
     err,
@@ -21,7 +24,6 @@ from rllm.cli.terminal import (
     out,
     print_next,
     rate,
-    rate_with_interval,
     success_table,
     table,
 )
@@ -38,7 +40,7 @@ _STATE_STYLES = {RunState.RUNNING: "cyan", RunState.FINISHED: "green", RunState.
 
 @click.group("runs", cls=Group)
 def command() -> None:
-    """List, show and compare runs, down to single episodes."""
+    """List, show, compare and replay runs, down to single episodes."""
 
 
 @command.command("list", epilog=example("rllm runs list", "rllm runs list experiments --json"))
@@ -96,58 +98,8 @@ def show(run: Path, row_id: int | None, phase: str | None, step: int | None, as_
         _show_run(directory, as_json)
 
 
-@command.command(
-    "compare",
-    epilog=example("rllm runs compare runs/frozenlake-seed0 runs/frozenlake-seed1 --picture seeds.png"),
-)
-@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--picture", type=click.Path(path_type=Path), help="Draw their learning curves into this PNG file."
-)
-@json_option
-def compare(runs: tuple[Path, ...], picture: Path | None, as_json: bool) -> None:
-    """Compare runs: success before and after, and the settings in which they differ."""
-    if len(set(runs)) < 2:
-        raise click.UsageError("Give two runs or more to compare.")
-    if picture is not None and not picture.absolute().parent.is_dir():
-        raise ConfigError(
-            f"There is no directory {picture.parent} for the picture; make it, or choose another."
-        )
-    directories = [RunDirectory.read(path) for path in dict.fromkeys(runs)]
-    found = [facts_of(directory) for directory in directories]
-    differing = differing_keys({each.run: run.config() for each, run in zip(found, directories, strict=True)})
-    if picture is not None:
-        _draw(directories, picture)
-    if as_json:
-        drawn = {} if picture is None else {"picture": str(picture)}
-        print_json({"runs": [each.to_dict() for each in found], "differences": differing, **drawn})
-        return
-    console = out()
-    console.print(_comparison_table(found))
-    for key, values in differing.items():
-        console.print(Text.assemble((f"{key}  ", "dim"), " | ".join(map(str, values.values()))))
-    if picture is not None:
-        console.print(f"\nPicture  {picture}", soft_wrap=True)
-    else:
-        words = ["rllm", "runs", "compare", *map(str, runs), "--picture", "comparison.png"]
-        print_next(console, [(words, "draw their curves")])
-
-
-def differing_keys(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Key -> run -> value, for every key whose value is not the same in all runs."""
-    flat = {run: _flattened(config) for run, config in configs.items()}
-    keys = dict.fromkeys(key for each in flat.values() for key in each)
-    values = {key: {run: each.get(key) for run, each in flat.items()} for key in keys}
-    return {key: found for key, found in values.items() if len({repr(each) for each in found.values()}) > 1}
-
-
-def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= (
-            _flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-        )
-    return flat
+command.add_command(compare)
+command.add_command(replay)
 
 
 def _list_table(found: list[RunFacts]) -> Any:
@@ -172,30 +124,6 @@ def _state(each: RunFacts) -> Text:
     if each.state is not RunState.FINISHED and each.phase:
         text.append(f", {each.phase.replace('_', ' ')} step {each.phase_steps}", style="dim")
     return text
-
-
-def _comparison_table(found: list[RunFacts]) -> Any:
-    made = table("run", "", "sampled", "greedy")
-    for each in found:
-        for index, name in enumerate(REPORTS):
-            known = each.reports.get(name, {})
-            made.add_row(
-                each.run if index == 0 else "",
-                name,
-                rate_with_interval(known.get("success"), known.get("success_interval")),
-                rate_with_interval(known.get("greedy"), known.get("greedy_interval")),
-                end_section=index == len(REPORTS) - 1,
-            )
-    return made
-
-
-def _draw(directories: list[RunDirectory], picture: Path) -> None:
-    from rllm.tracking.picture import draw_comparison
-
-    names = [run.name for run in directories]
-    labels = names if len(set(names)) == len(names) else [str(run.path) for run in directories]
-    curves = {label: read_metrics(run.metrics_path) for label, run in zip(labels, directories, strict=True)}
-    draw_comparison(curves, picture)
 
 
 def _show_run(directory: RunDirectory, as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """A TOML file, `--set a.b=c` assignments or a mapping ──► a validated TrainConfig.
 
-An unknown key is an error that suggests the nearest known one; so is a value of the wrong type. Later sources win:
-defaults, then the file, then assignments in their order.
+An unknown key is an error that suggests the nearest known one; so is a value of the wrong type. Later sources
+win: defaults, then the file, then assignments in their order.
 """
 
 import difflib
@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeGuard, get_type_hints
 
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
@@ -23,8 +23,8 @@ def load_config(
 ) -> TrainConfig:
     """The configuration that `source` describes, on top of `base`, with `assignments` on top of both.
 
-    `source`: a TrainConfig, a mapping (an OmegaConf config counts), the path of a TOML file, a list of "a.b=c", or None.
-    Raises ConfigError naming the key, the value and the mend.
+    `source`: a TrainConfig, a mapping (an OmegaConf config counts), the path of a TOML file, a list of
+    "a.b=c", or None. Raises ConfigError naming the key, the value and the mend.
     """
     tree: dict[str, Any] = {}
     _merge(tree, base or {})
@@ -32,7 +32,7 @@ def load_config(
         _merge(tree, config_dict(source))
     elif isinstance(source, str | Path):
         _merge(tree, read_toml(Path(source)))
-    elif isinstance(source, Mapping):
+    elif _is_mapping(source):
         _merge(tree, _plain(source))
     elif source is not None:
         for assignment in source:
@@ -72,42 +72,45 @@ def parse_assignment(text: str) -> dict[str, Any]:
         parsed = tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
-    for part in reversed(key.strip().split(".")):
-        parsed = {part: parsed}
-    return parsed
+    *sections, last = key.strip().split(".")
+    tree: dict[str, Any] = {last: parsed}
+    for section in reversed(sections):
+        tree = {section: tree}
+    return tree
+
+
+def _is_mapping(value: Any) -> TypeGuard[Mapping[Any, Any]]:
+    return isinstance(value, Mapping)
 
 
 def _plain(mapping: Mapping[Any, Any]) -> dict[str, Any]:
-    return {
-        str(key): _plain(value) if isinstance(value, Mapping) else value for key, value in mapping.items()
-    }  # pyright: ignore[reportUnknownArgumentType]
+    return {str(key): _plain(value) if _is_mapping(value) else value for key, value in mapping.items()}
 
 
 def _merge(tree: dict[str, Any], update: Mapping[str, Any]) -> None:
     for key, value in update.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
-            _merge(tree[key], value)  # pyright: ignore[reportUnknownArgumentType]
-        elif isinstance(value, Mapping):
-            tree[key] = {}
-            _merge(tree[key], value)  # pyright: ignore[reportUnknownArgumentType]
+        if _is_mapping(value):
+            if not isinstance(tree.get(key), dict):
+                tree[key] = {}
+            _merge(tree[key], value)
         else:
             tree[key] = value
 
 
-def _fill(section: Any, tree: Mapping[str, Any], prefix: str) -> None:
+def _fill(section: object, tree: Mapping[str, Any], prefix: str) -> None:
     types = get_type_hints(type(section))
     for key, value in tree.items():
         if key not in types:
             raise ConfigError(_unknown_key(f"{prefix}{key}", key, types))
         current = getattr(section, key)
         if is_dataclass(current):
-            if not isinstance(value, Mapping):
+            if not _is_mapping(value):
                 raise ConfigError(
                     f"`{prefix}{key}` is a section; set one of its keys, such as {_first_key(current, key)}."
                 )
-            _fill(current, value, f"{prefix}{key}.")  # pyright: ignore[reportUnknownArgumentType]
+            _fill(current, value, f"{prefix}{key}.")
         else:
-            setattr(section, key, _converted(f"{prefix}{key}", value, type(current)))
+            setattr(section, key, _converted(f"{prefix}{key}", value, current))
 
 
 def _unknown_key(path: str, key: str, known: Mapping[str, Any]) -> str:
@@ -124,7 +127,8 @@ def _first_key(section: Any, name: str) -> str:
     return f"`{name}.{fields(section)[0].name}`"
 
 
-def _converted(path: str, value: Any, wanted: type) -> Any:
+def _converted(path: str, value: Any, current: object) -> Any:
+    wanted = type(current)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if wanted is str and isinstance(value, int | float) and not isinstance(value, bool):

@@ -1,7 +1,8 @@
 """Every key that a training run knows, with its meaning, default and limit.
 
-Sections are dataclasses; `validate` of each raises ConfigError before any work starts. There is no key that some part of
-the program ignores: what a run cannot honour is refused here or by the backend that is asked to run it.
+Sections are dataclasses; `validate` of each raises ConfigError before any work starts. There is no key that
+some part of the program ignores: what a run cannot honour is refused here or by the backend that is asked to
+run it.
 """
 
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -20,13 +21,17 @@ class ModelConfig:
 
 @dataclass(kw_only=True, slots=True)
 class TaskConfig:
-    """Which tasks a run by name plays. Programs that bring their own classes and tasks to `AgentTrainer` need none of it."""
+    """Which tasks a run by name plays.
+
+    Programs that bring their own classes and tasks to `AgentTrainer` need none of it.
+    """
 
     environment: str = "frozenlake"
     environment_args: dict[str, Any] = field(default_factory=dict[str, Any])
     """What the environment's tasks are made with, such as `size` of a lake."""
     train_args: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The same for training tasks alone, on top of `environment_args`; a list is gone through in turn, task by task."""
+    """The same for training tasks alone, on top of `environment_args`; a list is gone through in turn, task
+    by task."""
     agent: str = "frozenlake"
     agent_args: dict[str, Any] = field(default_factory=dict[str, Any])
     num_train_tasks: int = 100_000
@@ -45,7 +50,8 @@ class InferenceConfig:
     max_prefill_tokens: int = 16_384
     """Prompt tokens read in one engine step."""
     lockstep: bool = True
-    """Step only when no rollout is busy elsewhere: bit-for-bit reproducible. Off: faster when environments are slow."""
+    """Step only when no rollout is busy elsewhere: bit-for-bit reproducible. Off: faster when environments
+    are slow."""
 
     def validate(self) -> None:
         _at_least("inference.num_slots", self.num_slots, 1)
@@ -89,8 +95,9 @@ class RolloutConfig:
         _positive("rollout.temperature", self.temperature)
         if self.top_p != 1.0 or self.top_k != 0:
             raise ConfigError(
-                f"`rollout.top_p` is {self.top_p} and `rollout.top_k` is {self.top_k}; log-probabilities of truncated "
-                "sampling cannot be compared with the trained policy's, so training needs top_p = 1 and top_k = 0."
+                f"`rollout.top_p` is {self.top_p} and `rollout.top_k` is {self.top_k}; log-probabilities of "
+                "truncated sampling cannot be compared with the trained policy's, so training needs "
+                "top_p = 1 and top_k = 0."
             )
 
 
@@ -129,9 +136,11 @@ class OptimizerConfig:
     beta2: float = 0.95
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm. A norm that is not finite stops the run before the weights change."""
+    """Gradients are scaled down to this norm. A norm that is not finite stops the run before the weights
+    change."""
     micro_batch_tokens: int = 16_384
-    """Tokens that one forward and backward pass holds; smaller needs less memory and gives the same gradient."""
+    """Tokens that one forward and backward pass holds; smaller needs less memory and gives the same
+    gradient."""
 
     def validate(self) -> None:
         _positive("optimizer.learning_rate", self.learning_rate)
@@ -206,7 +215,8 @@ class TrainConfig:
     """A whole run."""
 
     seed: int = 0
-    """Seed of every random draw of the run: weights of a built-in model, task order, sampling, environments."""
+    """Seed of every random draw of the run: weights of a built-in model, task order, sampling,
+    environments."""
     steps: int = 100
     """Reinforcement-learning steps: one batch of rollouts each."""
     threads: int = 0
@@ -232,13 +242,14 @@ class TrainConfig:
                 value.validate()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         if self.steps > 0 and self.rollout.group_size < 2:
             raise ConfigError(
-                f"`rollout.group_size` is {self.rollout.group_size}; {self.algorithm.estimator} compares attempts at one "
-                "task with each other, so set it to 2 or more."
+                f"`rollout.group_size` is {self.rollout.group_size}; {self.algorithm.estimator} compares "
+                "attempts at one task with each other, so set it to 2 or more."
             )
         if self.algorithm.updates_per_step > self.rollout.tasks_per_step:
             raise ConfigError(
                 f"`algorithm.updates_per_step` is {self.algorithm.updates_per_step} but a step has only "
-                f"{self.rollout.tasks_per_step} groups to share out; raise `rollout.tasks_per_step` or lower it."
+                f"{self.rollout.tasks_per_step} groups to share out; "
+                "raise `rollout.tasks_per_step` or lower it."
             )
 
     def derived(self) -> dict[str, int]:

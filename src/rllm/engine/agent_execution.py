@@ -6,7 +6,7 @@ tasks × group_size ──► queue ──► num_parallel workers ──► run
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,8 +38,8 @@ class EpisodeCounts:
         settled = sum(self.by_outcome.values())
         if self.submitted != settled + self.in_flight:
             raise CountError(
-                f"{self.submitted} episodes were submitted, but {settled} are settled ({self._outcomes()}) and "
-                f"{self.in_flight} in flight."
+                f"{self.submitted} episodes were submitted, but {settled} are settled ({self._outcomes()}) "
+                f"and {self.in_flight} in flight."
             )
 
     def _outcomes(self) -> str:
@@ -49,8 +49,8 @@ class EpisodeCounts:
 class AgentExecutionEngine:
     """Runs `agent_class` in `env_class` against a model.
 
-    Each attempt gets a fresh agent and a fresh environment; nothing is shared between rollouts but the model client and
-    the threads that environments run in.
+    Each attempt gets a fresh agent and a fresh environment; nothing is shared between rollouts but the model
+    client and the threads that environments run in.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class AgentExecutionEngine:
         group_size: int = 1,
         purpose: str = "",
         sampling: SamplingParams | None = None,
-    ) -> AsyncIterator[Episode]:
+    ) -> AsyncGenerator[Episode, None]:
         """Episodes in the order in which they finish: `group_size` attempts at each task.
 
-        A task is a mapping with the arguments of the environment; its `task_id` names it (its position, if it has none).
-        `purpose` enters every random draw, so that two runs over the same tasks differ. Leaving the iteration early
-        cancels what is in flight and closes it.
+        A task is a mapping with the arguments of the environment; its `task_id` names it (its position, if it
+        has none). `purpose` enters every random draw, so that two runs over the same tasks differ. Leaving
+        the iteration early cancels what is in flight and closes it.
         """
         pending = [
             (EpisodeId(task_id=_task_id(task, position), attempt=attempt), task)
@@ -163,7 +163,7 @@ class AgentExecutionEngine:
 
     async def trajectory_generator(
         self, tasks: Sequence[Mapping[str, Any]], *, group_size: int = 1
-    ) -> AsyncIterator[Trajectory]:
+    ) -> AsyncGenerator[Trajectory, None]:
         """Trajectories as they finish."""
         async with aclosing(self.run(tasks, group_size=group_size)) as episodes:
             async for episode in episodes:
@@ -179,8 +179,8 @@ class AgentExecutionEngine:
     ) -> None:
         """Play episodes until none is pending.
 
-        The next session opens before the last one closes, so a lockstep engine never sees a gap between two episodes and
-        its batches do not depend on thread timing.
+        The next session opens before the last one closes, so a lockstep engine never sees a gap between two
+        episodes and its batches do not depend on thread timing.
         """
         session: ModelSession | None = None
         try:

@@ -26,8 +26,8 @@ from rllm.types.messages import FinishReason, ModelOutput, SamplingParams
 from rllm.types.task import EpisodeId
 
 CONTRACT_ERRORS = (AgentError, RewardError, ConfigError)
-"""A user's class broke its contract, or was given what it cannot honour: every rollout would fail alike, so these
-end the run instead of one episode."""
+"""A user's class broke its contract, or was given what it cannot honour: every rollout would fail alike, so
+these end the run instead of one episode."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -71,14 +71,17 @@ async def run_trajectory(
     key: RolloutKey = RolloutKey(),
     session: ModelSession | None = None,
 ) -> Trajectory:
-    """Play one rollout and say what it counts as. Always closes the environment, and the session unless it was handed in.
+    """Play one rollout and say what it counts as. Always closes the environment, and the session unless it
+    was handed in.
 
-    The reward is the sum of the environment's rewards, and None when something failed: a failure is never a zero.
-    Raises only what is wrong for every rollout: AgentError, RewardError and ConfigError.
+    The reward is the sum of the environment's rewards, and None when something failed: a failure is never a
+    zero. Raises only what is wrong for every rollout: AgentError, RewardError and ConfigError.
     """
-    own_pool = EnvironmentPool(1) if pool is None else None
-    own_session = client.session((key.episode.task_id, key.episode.attempt)) if session is None else None
-    rollout = _Rollout(agent, session or own_session, pool or own_pool, limits, sampling, key)  # type: ignore[arg-type]
+    used_pool = EnvironmentPool(1) if pool is None else pool
+    used_session = (
+        client.session((key.episode.task_id, key.episode.attempt)) if session is None else session
+    )
+    rollout = _Rollout(agent, used_session, used_pool, limits, sampling, key)
     started = time.perf_counter()
     try:
         async with asyncio.timeout(limits.episode_timeout_s):
@@ -90,8 +93,8 @@ async def run_trajectory(
     else:
         raise AssertionError("play() ends by raising")
     finally:
-        if own_session is not None:
-            own_session.close()
+        if session is None:
+            used_session.close()
         closing = asyncio.ensure_future(rollout.close_env())
         try:
             close_error = await asyncio.shield(closing)
@@ -187,8 +190,8 @@ class _Rollout:
         steps = self.agent.trajectory.steps
         if len(steps) != num_before + 1:
             raise AgentError(
-                f"{type(self.agent).__name__}.update_from_model added {len(steps) - num_before} steps to its trajectory; it "
-                "must append exactly one, because each model call is one step."
+                f"{type(self.agent).__name__}.update_from_model added {len(steps) - num_before} steps to its "
+                "trajectory; it must append exactly one, because each model call is one step."
             )
         steps[-1].record_output(output)
         steps[-1].timings["model_s"] = model_s

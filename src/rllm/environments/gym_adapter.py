@@ -43,7 +43,8 @@ class GymnasiumEnv(BaseEnv):
         said = action.action if isinstance(action, Action) else action
         gym_action = said if self._parse is None else self._parse(said)
         observation, reward, terminated, truncated, info = self.env.step(gym_action)
-        return self._text("step", observation), reward, terminated, truncated, _plain(info)  # type: ignore[return-value]
+        # Whether the reward is a finite number is for the rollout to say, which names the class that gave it.
+        return self._text("step", observation), cast("float", reward), terminated, truncated, _plain(info)
 
     def close(self) -> None:
         self.env.close()

@@ -13,7 +13,10 @@ from rllm.types.messages import SamplingParams
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class EvaluationReport:
-    """attempted = scored + truncated + failed. `success` counts failures as zero, `success_without_failed` leaves them out."""
+    """attempted = scored + truncated + failed.
+
+    `success` counts failures as zero, `success_without_failed` leaves them out.
+    """
 
     attempted: int
     scored: int
@@ -40,7 +43,10 @@ async def evaluate(
     purpose: str,
     on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> tuple[EvaluationReport, list[Episode]]:
-    """One attempt at each task. Episodes come back in the order of the tasks; `on_episode` hears of each as it finishes."""
+    """One attempt at each task.
+
+    Episodes come back in the order of the tasks; `on_episode` hears of each as it finishes.
+    """
     episodes: list[Episode] = []
     async with aclosing(engine.run(tasks, purpose=purpose, sampling=sampling)) as running:
         async for episode in running:

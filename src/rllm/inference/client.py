@@ -3,8 +3,8 @@
     async with client.session("lake-3", order=("lake-3", 0)) as session:
         output = await session.respond(messages, sampling)
 
-A session is one conversation. It keeps the token ids of what was said, so the next prompt only appends, and clients with
-a KV cache keep the cache with it.
+A session is one conversation. It keeps the token ids of what was said, so the next prompt only appends, and
+clients with a KV cache keep the cache with it.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ class ModelClient(Protocol):
     """A model that can be talked to."""
 
     def session(self, order: tuple[str, int]) -> ModelSession:
-        """A new conversation. `order` (task, attempt) puts requests of one moment in an order that does not depend on
-        arrival."""
+        """A new conversation. `order` (task, attempt) puts requests of one moment in an order that does not
+        depend on arrival."""
         ...
 
     async def get_model_response(

@@ -4,8 +4,8 @@
     client = ScriptedClient(lambda messages: "Right")       # or computed from what was asked
     client = ScriptedClient(["Right", InferenceError("the server died")])
 
-It is a full `ModelClient`: answers carry token ids, log-probabilities and policy versions. By default the ids come from
-`CodepointTokenizer`; a real tokenizer can be given instead.
+It is a full `ModelClient`: answers carry token ids, log-probabilities and policy versions. By default the ids
+come from `CodepointTokenizer`; a real tokenizer can be given instead.
 """
 
 import asyncio
@@ -23,7 +23,10 @@ END_ID = 0
 
 
 class CodepointTokenizer:
-    """One token per character (its code point, plus one), and `\\0` as the end of a turn. Encodes any text."""
+    """One token per character (its code point, plus one), and `\\0` as the end of a turn.
+
+    Encodes any text.
+    """
 
     def encode(self, text: str) -> list[int]:
         return [END_ID if character == "\0" else ord(character) + 1 for character in text]
@@ -100,7 +103,8 @@ class ScriptedSession:
         prompt_ids = self.conversation.prompt(messages)
         if len(prompt_ids) >= client.max_context:
             raise ContextLengthError(
-                f"The prompt has {len(prompt_ids)} tokens and the scripted context holds {client.max_context}."
+                f"The prompt has {len(prompt_ids)} tokens and the scripted context holds "
+                f"{client.max_context}."
             )
         ids = (
             answer.token_ids

@@ -1,8 +1,9 @@
 """The model that ships with rLLM: a tiny Llama with random weights and a tokenizer of its own.
 
-`create_model(directory)` writes a plain Hugging Face directory. The tokenizer is a byte-level BPE, so any text encodes;
-its merges are learned, in milliseconds, from the words that the built-in agents and games use, so that the words of a
-move are one token each. Digits and single capital letters never merge: a cell of a grid is always one token.
+`create_model(directory)` writes a plain Hugging Face directory. The tokenizer is a byte-level BPE, so any
+text encodes; its merges are learned, in milliseconds, from the words that the built-in agents and games use,
+so that the words of a move are one token each. Digits and single capital letters never merge: a cell of a
+grid is always one token.
 """
 
 import json
@@ -28,18 +29,20 @@ CHAT_TEMPLATE = (
 """One token opens a message and one closes it: a small model reads every one of them at every turn."""
 
 ROPE_THETA = 100.0
-"""Base of the rotary positions. The usual 10,000 is made for long texts: here it leaves most of each head turning too slowly
-to tell a cell from its neighbour, and imitation takes a third longer to begin working."""
+"""Base of the rotary positions. The usual 10,000 is made for long texts: here it leaves most of each head
+turning too slowly to tell a cell from its neighbour, and imitation takes a third longer to begin working."""
 
 WORDS = """
-system user assistant tool Up Down Left Right You are an agent on a frozen lake. Reach the goal. Avoid the holes.
-Answer with one word. Your move. The answer is yes no not and or of to in is it that for with as on at by from this
-number numbers target equation use each once left right up down step steps reward grid player wall box key door go
-Question Answer think Think The A I we can find first next last then so if because move moves moved invalid word words
+system user assistant tool Up Down Left Right You are an agent on a frozen lake. Reach the goal. Avoid the
+holes. Answer with one word. Your move. The answer is yes no not and or of to in is it that for with as on at
+by from this number numbers target equation use each once left right up down step steps reward grid player
+wall box key door go Question Answer think Think The A I we can find first next last then so if because move
+moves moved invalid word words
 """
 
 SPLIT = r"[A-Z](?![a-z])|[0-9]| ?[A-Za-z]+|\n| ?[^\sA-Za-z0-9]|\s"
-"""Pre-tokens that merges never cross: lone capitals, digits, words with their leading space, newlines, signs."""
+"""Pre-tokens that merges never cross: lone capitals, digits, words with their leading space, newlines, and
+signs."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -1,19 +1,21 @@
 """A dense decoder (Llama, Mistral, Qwen2, Qwen3) whose attention is handed in.
 
-    tokens_N, positions_N ──► embed ──► [norm ─► qkv ─► rotate ─► ATTEND ─► out, norm ─► gated MLP] × L ──► norm ──► hidden_N_D
+    tokens_N, positions_N ──► embed ──► × L layers ──► norm ──► hidden_N_D
+                                           │
+                      norm ─► qkv ─► rotate ─► ATTEND ─► out, norm ─► gated MLP
 
-Tokens are one flat row without padding, whatever sequences they belong to: linear layers do no wasted work. Only attention
-needs to know who may see whom, so the caller supplies it: the inference engine one that reads and writes its KV cache, the
-trainer one that knows packed rows and shared prompts. Both run these very parameters, so publishing weights to the sampler
-is a no-op in memory. Query, key and value (and gate and up) are stored as one matrix each; `load` and `state_dict_hf`
-translate from and to Hugging Face names.
+Tokens are one flat row without padding, whatever sequences they belong to: linear layers do no wasted work.
+Only attention needs to know who may see whom, so the caller supplies it: the inference engine one that reads
+and writes its KV cache, the trainer one that knows packed rows and shared prompts. Both run these very
+parameters, so publishing weights to the sampler is a no-op in memory. Query, key and value (and gate and up)
+are stored as one matrix each; `load` and `state_dict_hf` translate from and to Hugging Face names.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -102,8 +104,8 @@ class Block(nn.Module):
     def parts(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor, Tensor, Tensor]:
         """Input norm, qkv and its bias, out and its bias, post norm, gate and up, down.
 
-        Found once, because nn.Module takes a sixth of a small model's step to find them by name. Parameters are written to
-        and never replaced.
+        Found once, because nn.Module takes a sixth of a small model's step to find them by name. Parameters
+        are written to and never replaced.
         """
         qkv, out = self.qkv, self.out
         return (
@@ -121,13 +123,14 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """See the module docstring. `shape` is public; parameters are float32 unless moved."""
 
+    blocks: Iterable[Block]
     rotation_P_2d: Tensor
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.shape = shape
         self.embed = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
+        self.blocks = cast("Iterable[Block]", nn.ModuleList(Block(shape) for _ in range(shape.num_layers)))
         self.norm = nn.Parameter(torch.ones(shape.hidden_size))
         self.head = None if shape.tied else nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
         self.register_buffer("rotation_P_2d", _rotation_table(shape), persistent=False)
@@ -137,8 +140,9 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """[N, D] final hidden states, normed; `positions_N` are positions within each token's own sequence.
 
-        With `keep_M` (ascending places in N) only those M states are returned, and the last layer computes queries and
-        MLP for them alone: everything behind its keys and values serves nobody else. `attend` then gets M queries there.
+        With `keep_M` (ascending places in N) only those M states are returned, and the last layer computes
+        queries and MLP for them alone: everything behind its keys and values serves nobody else. `attend`
+        then gets M queries there.
         """
         shape, eps, head = self.shape, self.shape.norm_eps, self.shape.head_dim
         num_heads, num_rotated = shape.num_heads, shape.num_heads + shape.num_kv_heads
@@ -156,7 +160,7 @@ class Decoder(nn.Module):
             qk = torch.addcmul(qk * cos_N1d, qk.roll(head // 2, dims=-1), sin_N1d)
             q, k = qk.split((num_heads, shape.num_kv_heads), dim=1)
             if keep_M is not None and layer == shape.num_layers - 1:
-                q, x = q.index_select(0, keep_M), x.index_select(0, keep_M)
+                q, x = take_rows(q, keep_M), take_rows(x, keep_M)
             x = torch.addmm(x, attend(layer, q, k, v).reshape(len(x), -1), out_weight.t())
             if out_bias is not None:
                 x = x + out_bias
@@ -188,7 +192,10 @@ class Decoder(nn.Module):
                     parameter.normal_(0.0, std, generator=generator)
 
     def load_hf(self, weights: dict[str, Tensor]) -> None:
-        """Copy Hugging Face weights in. Raises ModelDirectoryError on a missing, misshapen or unknown name."""
+        """Copy Hugging Face weights in.
+
+        Raises ModelDirectoryError on a missing, misshapen or unknown name.
+        """
         expected = self.state_dict_hf()
         missing = sorted(expected.keys() - weights.keys())
         unknown = sorted(
@@ -198,14 +205,15 @@ class Decoder(nn.Module):
         )
         if missing or unknown:
             raise ModelDirectoryError(
-                f"Weights do not fit the config: missing {missing[:3]} ({len(missing)}), unknown {unknown[:3]} "
-                f"({len(unknown)}). The weight files belong to another model than config.json."
+                f"Weights do not fit the config: missing {missing[:3]} ({len(missing)}), unknown "
+                f"{unknown[:3]} ({len(unknown)}). The weight files belong to another model than config.json."
             )
         with torch.no_grad():
             for name, target in expected.items():
                 if target.shape != weights[name].shape:
                     raise ModelDirectoryError(
-                        f"`{name}` has shape {list(weights[name].shape)} but config.json means {list(target.shape)}."
+                        f"`{name}` has shape {list(weights[name].shape)} but config.json means "
+                        f"{list(target.shape)}."
                     )
                 target.copy_(weights[name])
 
@@ -245,6 +253,25 @@ class Decoder(nn.Module):
         return named
 
 
+def take_rows(x: Tensor, distinct: Tensor) -> Tensor:
+    """x[distinct] where no row is named twice: then the gradient is copied to its place, which is faster than
+    adding."""
+    return _TakeRows.apply(x, distinct) if torch.is_grad_enabled() else x.index_select(0, distinct)
+
+
+class _TakeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, distinct: Tensor) -> Tensor:
+        ctx.save_for_backward(distinct)
+        ctx.num_rows = len(x)
+        return x.index_select(0, distinct)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,), (distinct,) = grads, ctx.saved_tensors
+        return grad.new_zeros(ctx.num_rows, *grad.shape[1:]).index_copy_(0, distinct, grad), None
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight, over the last dimension (Zhang and Sennrich 2019, arXiv:1910.07467).
 
@@ -253,7 +280,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.device.type != "cpu" or x.dtype != torch.float32:
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     if torch.is_grad_enabled():
-        return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return]
+        return _RMSNorm.apply(x, weight, eps)
     return (x * _inverse_rms(x, eps)).mul_(weight)
 
 
@@ -278,7 +305,8 @@ class _RMSNorm(torch.autograd.Function):
         return (x * inverse).mul_(weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (grad,) = grads
         x, weight, inverse = ctx.saved_tensors
         normed = x * inverse
         grad_normed = grad * normed
@@ -288,7 +316,8 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _rotation_table(shape: DecoderShape) -> Tensor:
-    """[P, 2d] cosines, then sines with the sign of the half they are multiplied with (Su et al. 2021, arXiv:2104.09864)."""
+    """[P, 2d] cosines, then sines with the sign of the half they are multiplied with (Su et al. 2021,
+    arXiv:2104.09864)."""
     half = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
     angles = torch.outer(torch.arange(shape.max_positions, dtype=torch.float32), shape.rope_theta**-half)
     return torch.cat((angles.cos(), angles.cos(), -angles.sin(), angles.sin()), -1)

@@ -1,7 +1,7 @@
 """A model directory in Hugging Face format ⇄ a model in memory.
 
-`load_model` reads config, weights and tokenizer of any causal language model. Dense Llama-like families run on the
-built-in decoder; every other architecture runs on transformers' own code through the same interface.
+`load_model` reads config, weights and tokenizer of any causal language model. Dense Llama-like families run
+on the built-in decoder; every other architecture runs on transformers' own code through the same interface.
 """
 
 import hashlib
@@ -57,7 +57,8 @@ class LoadedModel:
 
 
 def load_model(directory: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> LoadedModel:
-    """Raises ModelDirectoryError naming the missing or broken file, ConfigError for a device that is not there."""
+    """Raises ModelDirectoryError naming the missing or broken file, ConfigError for a device that is not
+    there."""
     _require_device(device)
     config = read_config(directory)
     try:
@@ -177,8 +178,8 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
     files = _weight_files(directory)
     if not files:
         raise ModelDirectoryError(
-            f"{directory} has no weights (*.safetensors); weights in another format can be converted by loading the model "
-            "with transformers and calling save_pretrained."
+            f"{directory} has no weights (*.safetensors); weights in another format can be converted by "
+            "loading the model with transformers and calling save_pretrained."
         )
     weights: dict[str, Tensor] = {}
     for path in files:
@@ -190,7 +191,8 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """Those that transformers would read, although some directories hold the same weights in a second form."""
+    """Those that transformers would read, although some directories hold the same weights in a second
+    form."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(_read_json_object(index).get("weight_map", {}).values()))

@@ -1,8 +1,9 @@
 """Any causal model of transformers behind the interface of `rllm.models.decoder`.
 
-transformers lets a model's attention be replaced by name. Ours forwards to the `attend` of the call in progress, so the
-same KV cache and the same packed rows serve every architecture that follows this protocol. Whether one does is measured
-when it is loaded: an architecture that would sample from other logits than transformers' own forward pass is refused.
+transformers lets a model's attention be replaced by name. Ours forwards to the `attend` of the call in
+progress, so the same KV cache and the same packed rows serve every architecture that follows this protocol.
+Whether one does is measured when it is loaded: an architecture that would sample from other logits than
+transformers' own forward pass is refused.
 """
 
 from pathlib import Path
@@ -23,7 +24,8 @@ from rllm.models.decoder import Attend
 ATTENTION_NAME = "rllm_attend"
 
 NOT_SERVED = ("sliding_window", "softcap", "s_aux", "position_bias")
-"""What some architectures ask of their attention beyond softmax(q·k)·v; the built-in engine does none of it."""
+"""What some architectures ask of their attention beyond softmax(q·k)·v; the built-in engine does none of
+it."""
 
 NUM_PROBE_TOKENS = 16
 
@@ -36,14 +38,15 @@ def _attention(
     if asked or "rllm_attend" not in extra:
         reason = f"asks for `{asked[0]}`" if asked else "keeps keywords from its attention"
         raise ModelDirectoryError(
-            f"{type(module).__name__} {reason}, so the built-in engine cannot serve it; use an external engine."
+            f"{type(module).__name__} {reason}, so the built-in engine cannot serve it; "
+            "use an external engine."
         )
     attend: Attend = extra["rllm_attend"]
     head_dim = query.shape[-1]
     scaling = extra.get("scaling")
     if scaling is not None:
         query = query * (scaling * head_dim**0.5)
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layer = cast("int", module.layer_idx)
     seen_N_H_d = attend(layer, *(part[0].transpose(0, 1) for part in (query, key, value)))
     return seen_N_H_d.unsqueeze(0), None
 
@@ -55,7 +58,10 @@ class HuggingFaceDecoder(nn.Module):
     """Wraps `AutoModelForCausalLM`. Slower than the built-in decoder, and as exact."""
 
     def __init__(self, directory: Path, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """`weights` are named as in the files; transformers translates them. Raises ModelDirectoryError if they do not fit."""
+        """`weights` are named as in the files; transformers translates them.
+
+        Raises ModelDirectoryError if they do not fit.
+        """
         super().__init__()
         try:
             config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
@@ -63,15 +69,15 @@ class HuggingFaceDecoder(nn.Module):
             raise ModelDirectoryError(f"{directory / 'config.json'} cannot be used: {error}") from error
         if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
             raise ModelDirectoryError(
-                f"{directory}: sliding-window attention ({config.sliding_window}) is not served by the built-in engine; "
-                "use full attention (`use_sliding_window: false`) or an external engine."
+                f"{directory}: sliding-window attention ({config.sliding_window}) is not served by the "
+                "built-in engine; use full attention (`use_sliding_window: false`) or an external engine."
             )
         with torch.device("meta"):
             architecture = type(AutoModelForCausalLM.from_config(config))
         if not architecture._supports_attention_backend:
             raise ModelDirectoryError(
-                f"{directory}: {architecture.__name__} computes attention in a way that the built-in engine cannot take "
-                "over; use an external engine."
+                f"{directory}: {architecture.__name__} computes attention in a way that the built-in engine "
+                "cannot take over; use an external engine."
             )
         with_bar = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
@@ -123,7 +129,8 @@ class HuggingFaceDecoder(nn.Module):
     def attention_sizes(self) -> tuple[int, int, int]:
         """(layers, key-value heads, head size), measured on a short row of tokens.
 
-        Raises ModelDirectoryError where this interface does not give the logits of transformers' own forward pass.
+        Raises ModelDirectoryError where this interface does not give the logits of transformers' own forward
+        pass.
         """
         name = type(self.inner).__name__
         parameter = next(self.inner.parameters())
@@ -133,8 +140,8 @@ class HuggingFaceDecoder(nn.Module):
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if k.shape != v.shape:
                 raise ModelDirectoryError(
-                    f"{name} has keys of size {k.shape[-1]} and values of size {v.shape[-1]}; the built-in engine "
-                    "serves one size for both, so use an external engine."
+                    f"{name} has keys of size {k.shape[-1]} and values of size {v.shape[-1]}; the built-in "
+                    "engine serves one size for both, so use an external engine."
                 )
             sizes[layer] = (k.shape[1], k.shape[2])
             q, k, v = (part.transpose(0, 1) for part in (q, k, v))
@@ -149,8 +156,8 @@ class HuggingFaceDecoder(nn.Module):
         error = float((ours_N_V - theirs_N_V).abs().max())
         if len(set(sizes.values())) != 1 or sorted(sizes) != list(range(len(sizes))) or not error <= limit:
             raise ModelDirectoryError(
-                f"{name} computes something that the built-in engine does not (logits differ by {error:.2g} where "
-                f"{limit:.2g} is allowed); use an external engine."
+                f"{name} computes something that the built-in engine does not (logits differ by {error:.2g} "
+                f"where {limit:.2g} is allowed); use an external engine."
             )
         num_kv_heads, head_dim = sizes[0]
         return len(sizes), num_kv_heads, head_dim

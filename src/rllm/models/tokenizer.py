@@ -9,7 +9,8 @@ from rllm.types.messages import Message
 
 
 class HuggingFaceTokenizer:
-    """Loads with `AutoTokenizer`; encodes and decodes with the Rust tokenizer inside, which is several times faster."""
+    """Loads with `AutoTokenizer`; encodes and decodes with the Rust tokenizer inside, which is several times
+    faster."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -21,8 +22,8 @@ class HuggingFaceTokenizer:
             (directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")
         ):
             raise ModelDirectoryError(
-                f"{directory} has no tokenizer (tokenizer.json, tokenizer.model or vocab.json); copy it from the model "
-                "that the weights came from."
+                f"{directory} has no tokenizer (tokenizer.json, tokenizer.model or vocab.json); copy it from "
+                "the model that the weights came from."
             )
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
@@ -37,7 +38,8 @@ class HuggingFaceTokenizer:
         self._template_error = TemplateError
         if not self._tokenizer.chat_template:
             raise ModelDirectoryError(
-                f"The tokenizer in {directory} has no chat template; add `chat_template` to tokenizer_config.json."
+                f"The tokenizer in {directory} has no chat template; add `chat_template` to "
+                "tokenizer_config.json."
             )
 
     def encode(self, text: str) -> list[int]:

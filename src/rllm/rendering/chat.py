@@ -1,12 +1,12 @@
 """Messages ⇄ token ids, by appending only.
 
     messages ──render──► prompt ids ──engine──► completion ids ─┐
-                              ▲                                 │ kept as they are: never decoded and encoded again
-                              └──── continuation(new messages) ◄┘
+                              ▲                                 │ kept as they are: never decoded and encoded
+                              └──── continuation(new messages) ◄┘ again
 
-A `Conversation` holds the ids of what was really sent and sampled. The next prompt is those ids plus the encoding of the
-messages that came since. When an agent changes what had been said, no append can express it: the whole conversation is
-rendered anew and a new segment begins, with the reason on record.
+A `Conversation` holds the ids of what was really sent and sampled. The next prompt is those ids plus the
+encoding of the messages that came since. When an agent changes what had been said, no append can express it:
+the whole conversation is rendered anew and a new segment begins, with the reason on record.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,10 @@ class TextTokenizer(Protocol):
         ...
 
     def apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        """The conversation as text. Raises ConfigError where the template refuses it, such as one with a system message."""
+        """The conversation as text.
+
+        Raises ConfigError where the template refuses it, such as one with a system message.
+        """
         ...
 
 
@@ -56,14 +59,19 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self._encode = lru_cache(maxsize=65_536)(self._encode_uncached)
         self._tail = lru_cache(maxsize=65_536)(self._tail_uncached)
+        self._plain = lru_cache(maxsize=4_096)(self._plain_uncached)
         self.incremental = self._is_incremental()
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a whole conversation that asks for the next answer."""
+        plain = tuple((str(m["role"]), m["content"]) for m in messages if _is_plain(m))
+        if len(plain) == len(messages):  # all attempts at a task begin alike
+            return list(self._plain(plain))
         return list(self._encode(self.tokenizer.apply_template(messages, add_generation_prompt=True)))
 
     def continuation(self, completion_ids: Sequence[int], new_messages: Sequence[Message]) -> list[int]:
-        """Ids to append after a sampled answer so that it is closed, `new_messages` are said and an answer is asked for.
+        """Ids to append after a sampled answer so that it is closed, `new_messages` are said and an answer is
+        asked for.
 
         An end token that the model already wrote is not repeated.
         """
@@ -75,6 +83,10 @@ class ChatRenderer:
         if completion_ids and tail and completion_ids[-1] == tail[0]:
             return list(tail[1:])
         return list(tail)
+
+    def _plain_uncached(self, plain: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
+        messages: list[Message] = [{"role": role, "content": content} for role, content in plain]
+        return self._encode(self.tokenizer.apply_template(messages, add_generation_prompt=True))
 
     def _tail_uncached(self, plain: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
         new_messages: list[Message] = [{"role": role, "content": content} for role, content in plain]
@@ -89,13 +101,14 @@ class ChatRenderer:
         position = text.find(_MARK)
         if position < 0:
             raise ConfigError(
-                "The model's chat template drops or rewrites assistant messages, so a conversation cannot be continued; "
-                "use a template that prints the `content` of every assistant message."
+                "The model's chat template drops or rewrites assistant messages, so a conversation cannot "
+                "be continued; use a template that prints the `content` of every assistant message."
             )
         return text[position + len(_MARK) :]
 
     def _is_incremental(self) -> bool:
-        """Whether text once rendered stays as it is, whatever follows: tried on conversations of several shapes."""
+        """Whether text once rendered stays as it is, whatever follows: tried on conversations of several
+        shapes."""
         say = self.tokenizer.apply_template
         new: list[Message] = [{"role": "user", "content": "now"}]
         for history in _PROBES:
@@ -146,7 +159,8 @@ class Conversation:
     _completion_ids: list[int] = field(default_factory=list[int])
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """[P] ids to send for `messages`: the ids so far plus what is new, or a fresh rendering where that is impossible.
+        """[P] ids to send for `messages`: the ids so far plus what is new, or a fresh rendering where that is
+        impossible.
 
         Asked again without an answer in between, as after a failed request, the prompt is the same.
         """
@@ -174,7 +188,8 @@ class Conversation:
         self._answer = text
 
     def _new_messages(self, messages: Sequence[Message]) -> list[Message] | None:
-        """The messages after the recorded answer, or None when `messages` do not go on from it word for word."""
+        """The messages after the recorded answer, or None when `messages` do not go on from it word for
+        word."""
         if self._answer is None or len(messages) < len(self._said) + 2:
             return None
         if list(messages[: len(self._said)]) != self._said:

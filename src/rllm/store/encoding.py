@@ -110,7 +110,7 @@ def decode_episode(row: EpisodeRow, step_rows: Iterable[StepRow]) -> Episode:
         if step_row.trajectory != trajectory_before:
             history_ids, messages, trajectory_before = [], [], step_row.trajectory
         step = fields["trajectories"][step_row.trajectory]["steps"][step_row.position]
-        step["reward"] = step_row.reward
+        step.setdefault("reward", step_row.reward)
         step["prompt_ids"] = history_ids[: step_row.num_prompt_ids_kept] + _unpack(step_row.prompt_ids)
         step["response_ids"] = _unpack(step_row.response_ids)
         step["logprobs"] = _unpack(step_row.logprobs)
@@ -170,6 +170,8 @@ def _step_row(index: int, position: int, step: Step, before: Step | None, where:
 def _step_fields(step: Step, before: Step | None) -> dict[str, Any]:
     """What the payload holds of a step; a field that has its default is left out."""
     fields: dict[str, Any] = {"id": step.id}
+    if step.reward == 0.0 and math.copysign(1.0, step.reward) < 0.0:
+        fields["reward"] = -0.0  # a column of SQLite forgets the sign of a zero
     kept = 0 if before is None else _num_equal_messages(before.chat_completions, step.chat_completions)
     if kept:
         fields["num_messages_kept"] = kept
@@ -183,7 +185,7 @@ def _step_fields(step: Step, before: Step | None) -> dict[str, Any]:
         if (value := getattr(step, name)) is not None:
             fields[name] = value
     for name, default in _DEFAULTS.items():
-        if (value := getattr(step, name)) != default:
+        if not _same(value := getattr(step, name), default):
             fields[name] = value
     return fields
 
@@ -219,7 +221,7 @@ def _output_fields(output: ModelOutput, step: Step) -> dict[str, Any]:
     }
     for own, of_step in _OUTPUT_FIELDS_OF_STEP.items():
         mine, theirs = getattr(output, own), getattr(step, of_step)
-        if mine is not theirs and mine != theirs:
+        if not _same(mine, theirs):
             fields[own] = mine
     if output.content != output.text:
         fields["content"] = output.content
@@ -248,11 +250,15 @@ def _num_equal(earlier: Sequence[int], later: Sequence[int]) -> int:
 def _num_equal_messages(earlier: list[Message], later: list[Message]) -> int:
     kept = 0
     for mine, theirs in zip(earlier, later, strict=False):
-        # Equality alone is not enough: 1 == True == 1.0, and JSON tells them apart.
-        if mine is not theirs and not (mine == theirs and repr(mine) == repr(theirs)):
+        if not _same(mine, theirs):
             break
         kept += 1
     return kept
+
+
+def _same(mine: Any, theirs: Any) -> bool:
+    """Equality alone is not enough: 1 == True == 1.0 and 0.0 == -0.0, and JSON tells them apart."""
+    return mine is theirs or (mine == theirs and repr(mine) == repr(theirs))
 
 
 _COMPRESS_FROM_BYTES = 1024

@@ -19,6 +19,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -113,15 +114,8 @@ class RunDirectory:
     def writer_pid(self) -> int | None:
         """The process that is writing this run now; None when nobody is."""
         pid = _pid_in(self.lock_path)
-        if pid is None:
-            return None
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return None
-        except PermissionError:
-            pass  # it is alive, and another user's
-        return pid
+        # The number of a killed writer may be another process's by now: only its lock says that it lives.
+        return pid if pid is not None and _has_writer(self.lock_path) else None
 
     def write_config(self, config: dict[str, Any]) -> None:
         self._write_json(self.config_path, config)
@@ -192,6 +186,9 @@ def runs_under(root: Path) -> list[RunDirectory]:
     return [RunDirectory(path, lock_descriptor=None) for path in paths]
 
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP)
+"""How a file system says that it has no locks; no writer was let in there."""
+
 _held: set[int] = set()
 """Lock descriptors of this process."""
 
@@ -209,7 +206,7 @@ os.register_at_fork(after_in_child=_let_go_in_forked_child)
 def _take_lock(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_for_writing(descriptor)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError:
@@ -220,7 +217,7 @@ def _take_lock(path: Path) -> int:
         ) from None
     except OSError as error:
         os.close(descriptor)
-        if error.errno in (errno.ENOLCK, errno.ENOTSUP):
+        if error.errno in _NO_LOCKS:
             raise ConfigError(
                 f"{path.parent} is on a file system without locks ({error.strerror}); "
                 "choose an --output on a local disk."
@@ -228,6 +225,39 @@ def _take_lock(path: Path) -> int:
         raise
     _held.add(descriptor)
     return descriptor
+
+
+def _lock_for_writing(descriptor: int) -> None:
+    """Raises BlockingIOError when there is a writer; a reader that is just asking is waited for."""
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            fcntl.flock(
+                descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB
+            )  # a writer refuses this too, a reader does not
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            time.sleep(0.001)
+
+
+def _has_writer(lock: Path) -> bool:
+    """Asks with a shared lock, let go at once: no writer is turned away by it, and no reader by another."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # not by closing alone: a child forked just now has a copy
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _pid_in(lock: Path) -> int | None:

@@ -2,8 +2,8 @@
 
     AgentTrainer(config, agent_class, env_class, train_dataset, val_dataset).train() ──► TrainResult
 
-It checks everything that can be checked, takes the run directory, goes back to its last checkpoint, and hands the parts to
-`rllm.trainer.loop.train`.
+It checks everything that can be checked, takes the run directory, goes back to its last checkpoint, and hands
+the parts to `rllm.trainer.loop.train`.
 """
 
 import asyncio
@@ -42,7 +42,8 @@ class TrainResult:
 
     directory: Path
     summary: dict[str, Any]
-    """`untrained`, `before` and `after` (each `success`, `greedy` and their intervals), `wall_s`, `phase_s`."""
+    """`untrained`, `before` and `after` (each `success`, `greedy` and their intervals),
+    `wall_s`, `phase_s`."""
 
     @property
     def model_path(self) -> Path:
@@ -51,7 +52,10 @@ class TrainResult:
 
 
 class AgentTrainer:
-    """Trains a model to act as `agent_class` in `env_class`. Raises ConfigError before any work for what cannot be honoured."""
+    """Trains a model to act as `agent_class` in `env_class`.
+
+    Raises ConfigError before any work for what cannot be honoured.
+    """
 
     def __init__(
         self,
@@ -70,14 +74,16 @@ class AgentTrainer:
         tracker: Tracker | None = None,
     ) -> None:
         """
-        `train_dataset`: tasks as dicts of environment arguments, each with a `task_id`. `val_dataset`: held-out tasks,
-        reported before and after; the training tasks where None. `validation_dataset`: evaluated while training, where
-        `evaluation.every_steps` is set; `val_dataset` where None. `demonstrate`: the expert of the warm start.
-        `output`: the run directory; a run that is already there goes on.
+        `train_dataset`: tasks as dicts of environment arguments, each with a `task_id`. `val_dataset`:
+        held-out tasks, reported before and after; the training tasks where None. `validation_dataset`:
+        evaluated while training, where `evaluation.every_steps` is set; `val_dataset` where None.
+        `demonstrate`: the expert of the warm start. `output`: the run directory; a run that is already there
+        goes on.
         """
         if backend != "local":
             raise ConfigError(
-                f"There is no training backend `{backend}`; the one there is, is `local` (torch in this process)."
+                f"There is no training backend `{backend}`; "
+                "the one there is, is `local` (torch in this process)."
             )
         self.config = load_config(config)
         self.output = Path(output)
@@ -95,8 +101,8 @@ class AgentTrainer:
         self.tracker = tracker
         if self.config.warm_start.steps and demonstrate is None:
             raise ConfigError(
-                f"`warm_start.steps` is {self.config.warm_start.steps} but there is no expert to imitate; set it to 0, or "
-                "give `demonstrate`."
+                f"`warm_start.steps` is {self.config.warm_start.steps} but there is no expert to imitate; "
+                "set it to 0, or give `demonstrate`."
             )
         if not self.train_tasks:
             raise ConfigError("`train_dataset` is empty; give at least one task.")
@@ -121,8 +127,8 @@ class AgentTrainer:
         mine, recorded = config_dict(self.config), directory.config()
         if recorded and (differing := sorted(_differences(recorded, mine))):
             raise ConfigError(
-                f"{self.output} holds a run with another configuration ({'; '.join(differing[:4])}); start a new one with "
-                "another output directory, or repeat the old values to go on."
+                f"{self.output} holds a run with another configuration ({'; '.join(differing[:4])}); start a "
+                "new one with another output directory, or repeat the old values to go on."
             )
 
     async def _run(self, directory: RunDirectory) -> dict[str, Any]:
@@ -152,7 +158,8 @@ class AgentTrainer:
         )
         try:
             self._require_prompt_fits(client.renderer)
-            # Written once all checks have passed: what was refused can be mended and started again in the same directory.
+            # Written once all checks have passed: what was refused can be mended and started again in the
+            # same directory.
             if not directory.config():
                 directory.write_config(config_dict(config))
             summary = await self._train(directory, loaded, client)
@@ -256,7 +263,8 @@ class AgentTrainer:
             return
         if kind != "builtin":
             raise ConfigError(
-                f"`model.path` is {self.config.model.path!r}; write builtin:tiny, builtin:small or a directory."
+                f"`model.path` is {self.config.model.path!r}; "
+                "write builtin:tiny, builtin:small or a directory."
             )
         from rllm.models.builtin import create_model
 
@@ -276,8 +284,9 @@ class AgentTrainer:
         needed = len(renderer.render(agent.chat_completions)) + self.config.rollout.max_tokens_per_turn
         if needed > self.config.inference.max_context:
             raise ConfigError(
-                f"`inference.max_context` is {self.config.inference.max_context}, but the first prompt and its answer "
-                f"take {needed} tokens; set it to {needed} times the expected turns, or shorten the prompt."
+                f"`inference.max_context` is {self.config.inference.max_context}, but the first prompt and "
+                f"its answer take {needed} tokens; set it to {needed} times the expected turns, or shorten "
+                "the prompt."
             )
 
 

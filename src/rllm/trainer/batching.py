@@ -6,13 +6,15 @@
                └── …
     tokens_N = prefix 1, prefix 2, …, suffix 1, suffix 2, …
 
-Rows of one group (attempts at one task) share their longest common beginning, up to but not including the first token that
-is trained. Its keys and values are computed once, and the gradients of all rows meet in it: the same gradient as without
-sharing, at a fraction of the work. Rows are cut behind their last trained token, because nothing after it is predicted.
+Rows of one group (attempts at one task) share their longest common beginning, up to but not including the
+first token that is trained. Its keys and values are computed once, and the gradients of all rows meet in it:
+the same gradient as without sharing, at a fraction of the work. Rows are cut behind their last trained token,
+because nothing after it is predicted.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rllm.models.decoder import take_rows
 from rllm.types.sample import TrainingSample
 
 
@@ -47,6 +50,8 @@ class PackedBatch:
     advantages_M: Tensor
     weights_M: Tensor
     temperature_M: Tensor
+    plain: bool
+    """All of them are 1."""
     row_M: NDArray[np.int64]
     """[M] index of the sample that each trained token belongs to."""
     place_M: NDArray[np.int64]
@@ -57,8 +62,8 @@ class PackedBatch:
 class PackedAttention:
     """Attention over prefixes and the suffixes that share them. Callable as a decoder's `attend`.
 
-    In the last layer only the states that predict a trained token are wanted: there are `num_kept_S` of them in each
-    suffix, `kept_offset_M` tokens from its start.
+    In the last layer only the states that predict a trained token are wanted: there are `num_kept_S` of them
+    in each suffix, `kept_offset_M` tokens from its start.
     """
 
     def __init__(
@@ -77,6 +82,8 @@ class PackedAttention:
         self.suffix = _Padding(suffix_lengths, device)
         self.kept = _Padding(num_kept_S, device)
         self.group_S = torch.tensor(group_of_suffix, device=device)
+        self.belongs_G_S = F.one_hot(self.group_S, len(prefix_lengths)).t()
+        """1 where a suffix belongs to a group."""
         prefix_length_S = torch.tensor(prefix_lengths, device=device)[self.group_S]
         self._sees_prefix_S1P = (
             torch.arange(self.longest_prefix, device=device) < prefix_length_S.unsqueeze(1)
@@ -94,21 +101,20 @@ class PackedAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         grouped = q.shape[1] != k.shape[1]
         split = self.num_prefix
+        some_kept = len(q) != len(k)  # the last layer; were all states kept, the full masks would do the same
         k_all, v_all = self.suffix.pad(k[split:]), self.suffix.pad(v[split:])
-        if self.prefix is not None:
-            k_prefix, v_prefix = self.prefix.pad(k[:split]), self.prefix.pad(v[:split])
-            k_all = torch.cat((k_prefix.index_select(0, self.group_S), k_all), dim=2)
-            v_all = torch.cat((v_prefix.index_select(0, self.group_S), v_all), dim=2)
-        if len(q) != len(k):  # the last layer; were all states kept, the full masks would do the same
-            seen = F.scaled_dot_product_attention(
-                self.kept.pad(q), k_all, v_all, attn_mask=self.mask_kept, enable_gqa=grouped
-            )
-            return self.kept.unpad(seen)
-        q_suffix = self.suffix.pad(q[split:])
         if self.prefix is None:
+            if some_kept:
+                return self._kept_states(q, k_all, v_all, grouped)
+            q_suffix = self.suffix.pad(q)
             seen = F.scaled_dot_product_attention(q_suffix, k_all, v_all, is_causal=True, enable_gqa=grouped)
             return self.suffix.unpad(seen)
-        q_prefix = self.prefix.pad(q[:split])
+        k_prefix, v_prefix = self.prefix.pad(k[:split]), self.prefix.pad(v[:split])
+        k_all = torch.cat((self._shared(k_prefix), k_all), dim=2)
+        v_all = torch.cat((self._shared(v_prefix), v_all), dim=2)
+        if some_kept:
+            return self._kept_states(q, k_all, v_all, grouped)
+        q_prefix, q_suffix = self.prefix.pad(q[:split]), self.suffix.pad(q[split:])
         seen_prefix = F.scaled_dot_product_attention(
             q_prefix, k_prefix, v_prefix, is_causal=True, enable_gqa=grouped
         )
@@ -116,6 +122,16 @@ class PackedAttention:
             q_suffix, k_all, v_all, attn_mask=self.mask_full, enable_gqa=grouped
         )
         return torch.cat((self.prefix.unpad(seen_prefix), self.suffix.unpad(seen_suffix)))
+
+    def _kept_states(self, q_M: Tensor, k_all: Tensor, v_all: Tensor, grouped: bool) -> Tensor:
+        seen = F.scaled_dot_product_attention(
+            self.kept.pad(q_M), k_all, v_all, attn_mask=self.mask_kept, enable_gqa=grouped
+        )
+        return self.kept.unpad(seen)
+
+    def _shared(self, prefix_G_K_P_d: Tensor) -> Tensor:
+        """[S, K, P, d] the prefix of each suffix's group."""
+        return _Share.apply(prefix_G_K_P_d, self.group_S, self.belongs_G_S)
 
 
 class _Padding:
@@ -154,29 +170,44 @@ class _Padding:
 
     def unpad(self, padded: Tensor) -> Tensor:
         rows = padded.transpose(1, 2).flatten(0, 1)
-        return rows if self.full else rows.index_select(0, self.place_N)
+        return rows if self.full else take_rows(rows, self.place_N)
+
+
+class _Share(torch.autograd.Function):
+    """index_select whose backward sums over each group in one matrix product, not row by row."""
+
+    @staticmethod
+    def forward(ctx: Any, prefix: Tensor, group_S: Tensor, belongs_G_S: Tensor) -> Tensor:
+        ctx.save_for_backward(belongs_G_S)
+        return prefix.index_select(0, group_S)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,), (belongs_G_S,) = grads, ctx.saved_tensors
+        summed = belongs_G_S.to(grad.dtype) @ grad.flatten(1)
+        return summed.view(-1, *grad.shape[1:]), None, None
 
 
 class _Spread(torch.autograd.Function):
-    """index_select whose backward gathers: padding repeats tokens that nobody reads, so only one place has a gradient."""
+    """index_select whose backward gathers: padding repeats tokens that nobody reads, so only one place has a
+    gradient."""
 
     @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx, flat: Tensor, source: Tensor, place_N: Tensor
-    ) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, flat: Tensor, source: Tensor, place_N: Tensor) -> Tensor:
         ctx.save_for_backward(place_N)
         return flat.index_select(0, source)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        (place_N,) = ctx.saved_tensors  # type: ignore[attr-defined]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,), (place_N,) = grads, ctx.saved_tensors
         return grad.index_select(0, place_N), None, None
 
 
 def micro_batches(
     rows: Sequence[WeightedRow], max_tokens: int, device: torch.device, *, share_prefixes: bool = True
 ) -> Iterator[PackedBatch]:
-    """Micro-batches of at most `max_tokens` padded tokens (a single larger group gets its own), long rows together."""
+    """Micro-batches of at most `max_tokens` padded tokens (a single larger group gets its own), long rows
+    together."""
     groups = [group for group in _prefix_groups(rows, share_prefixes=share_prefixes) if group.rows]
     groups.sort(key=lambda group: (-group.longest, group.rows[0].sample.order_key))
     chunk: list[_Group] = []
@@ -225,8 +256,8 @@ def _prefix_groups(rows: Sequence[WeightedRow], *, share_prefixes: bool) -> list
 
 
 def _shared_length(rows: Sequence[NDArray[np.int64]], limit: int) -> int:
-    """Length of the common beginning; at most `limit` - 1, so that the token that predicts the first trained one is in
-    every suffix."""
+    """Length of the common beginning; at most `limit` - 1, so that the token that predicts the first trained
+    one is in every suffix."""
     limit = max(0, min(limit - 1, *(len(row) for row in rows)))
     head = rows[0][:limit]
     shared = limit
@@ -246,13 +277,14 @@ def _pack(groups: Sequence[_Group], device: torch.device) -> PackedBatch:
     for number, group in enumerate(groups):
         for row, end in zip(group.rows, group.ends, strict=True):
             start = group.prefix_length
-            suffixes.append(row.sample.token_ids_T[start:end])
-            positions.append(np.arange(start, end))
+            last = end - 1  # the last trained token is a target and predicts nothing
+            suffixes.append(row.sample.token_ids_T[start:last])
+            positions.append(np.arange(start, last))
             group_of_suffix.append(number)
-            suffix_lengths.append(end - start)
+            suffix_lengths.append(last - start)
             kept_offsets.append(np.flatnonzero(row.weights_T[:end]) - 1 - start)
             trained.add(row, end, cursor - start)
-            cursor += end - start
+            cursor += last - start
     tokens = np.concatenate([*prefixes, *suffixes])
     places = np.concatenate([*(np.arange(length) for length in prefix_lengths), *positions])
     return PackedBatch(
@@ -291,9 +323,11 @@ class _TrainedTokens:
         ):
             self.columns.setdefault(name, []).append(values)
 
-    def tensors(self, device: torch.device) -> dict[str, Tensor | NDArray[np.generic]]:
+    def tensors(self, device: torch.device) -> dict[str, Any]:
+        """The fields of a `PackedBatch` about its trained tokens, by name."""
         joined = {name: np.concatenate(parts) for name, parts in self.columns.items()}
-        return {
+        tensors = {
             name: values if name in ("row_M", "place_M") else torch.from_numpy(values).to(device)
             for name, values in joined.items()
         }
+        return {**tensors, "plain": bool((joined["temperature_M"] == 1.0).all())}

@@ -1,8 +1,8 @@
 """After each publish: does the sampler serve what the trainer has?
 
-One recorded row is scored on both sides. The trainer's forward pass and the sampler's cached one must agree, and where the
-trainer's log-probabilities moved, the sampler's must have moved alike. A publish that did nothing, a stale cache or an
-adapter that never arrived fails the first check that follows it.
+One recorded row is scored on both sides. The trainer's forward pass and the sampler's cached one must agree,
+and where the trainer's log-probabilities moved, the sampler's must have moved alike. A publish that did
+nothing, a stale cache or an adapter that never arrived fails the first check that follows it.
 """
 
 import numpy as np
@@ -27,9 +27,10 @@ class Canary:
     async def check(
         self, backend: TrainingBackend, client: LocalClient, sample: TrainingSample
     ) -> dict[str, float]:
-        """Raises CanaryError when sampler and trainer disagree. Returns the gap and how far the sampler moved, in nats.
+        """The gap, and how far the sampler moved, in nats.
 
-        The row is `sample` on the first call and stays the same after it.
+        Raises CanaryError when sampler and trainer disagree. The row is `sample` on the first call and stays
+        the same after it.
         """
         row = self._sample = self._sample or sample
         first = int(np.flatnonzero(row.trainable_T)[0])
@@ -39,16 +40,17 @@ class Canary:
         gap = float(np.abs(sampler - trainer).max())
         if not gap <= TOLERANCE:
             raise CanaryError(
-                f"After publishing policy version {backend.policy_version}, the sampler's log-probabilities differ from the "
-                f"trainer's by up to {gap:.2g} nats (limit {TOLERANCE:g}): it does not serve the published weights."
+                f"After publishing policy version {backend.policy_version}, the sampler's log-probabilities "
+                f"differ from the trainer's by up to {gap:.2g} nats (limit {TOLERANCE:g}): it does not serve "
+                "the published weights."
             )
         moved = 0.0
         if self._sampler_before is not None and self._trainer_before is not None:
             moved = float(np.abs(sampler - self._sampler_before).max())
             if moved == 0.0 and float(np.abs(trainer - self._trainer_before).max()) > 0.0:
                 raise CanaryError(
-                    f"Policy version {backend.policy_version} was published, the trainer's log-probabilities moved and the "
-                    "sampler's did not: the publish had no effect."
+                    f"Policy version {backend.policy_version} was published, the trainer's log-probabilities "
+                    "moved and the sampler's did not: the publish had no effect."
                 )
         self._sampler_before, self._trainer_before = sampler, trainer
         return {"canary_gap": gap, "canary_moved": moved}

@@ -2,7 +2,8 @@
 
     checkpoints/step-000120/  weights.safetensors  optimizer.safetensors  state.json  manifest.json
 
-There is no generator state to save: every draw is a function of the seed and of what it is for (`rllm.types.draws`).
+There is no generator state to save: every draw is a function of the seed and of what it is for
+(`rllm.types.draws`).
 """
 
 import json
@@ -55,8 +56,8 @@ def save_checkpoint(root: Path, state: RunState, backend: TrainingBackend, keep:
 def load_latest(root: Path, backend: TrainingBackend) -> RunState | None:
     """Restore the newest checkpoint; None where there is none yet.
 
-    Half-written ones never bear a checkpoint's name and are removed. Raises CheckpointError for one that is damaged: to
-    fall back silently would repeat, or lose, what the user believes is done.
+    Half-written ones never bear a checkpoint's name and are removed. Raises CheckpointError for one that is
+    damaged: to fall back silently would repeat, or lose, what the user believes is done.
     """
     remove_leftovers(root)
     found = _checkpoints(root)

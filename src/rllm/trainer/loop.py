@@ -4,9 +4,10 @@
                     ▲                                                                                │
                     └──────────────────────── publish_weights, canary ◄──────────────────────────────┘
 
-`train` is the whole run: report, warm start, report, reinforcement, report. `reinforce` is the loop. A run that was killed
-goes on from its last checkpoint and ends with the same parameters as one that never stopped: tasks, samples and draws are
-functions of the seed and the step, and what was recorded beyond the checkpoint is taken back first.
+`train` is the whole run: report, warm start, report, reinforcement, report. `reinforce` is the loop. A run
+that was killed goes on from its last checkpoint and ends with the same parameters as one that never stopped:
+tasks, samples and draws are functions of the seed and the step, and what was recorded beyond the checkpoint
+is taken back first.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from rllm.agents.base import BaseAgent
 from rllm.algorithms.grouping import group_advantages, group_episodes
@@ -39,10 +41,15 @@ from rllm.types.episode import Episode, Outcome
 from rllm.types.messages import SamplingParams
 from rllm.types.sample import TrainingBatch, TrainingSample
 
+Result = TypeVar("Result")
+
 
 @dataclass(kw_only=True, slots=True)
 class Learner:
-    """What turns demonstrations and episodes into weights. It needs no engine, so a stored run is replayed through it."""
+    """What turns demonstrations and episodes into weights.
+
+    It needs no engine, so a stored run is replayed through it.
+    """
 
     config: TrainConfig
     backend: TorchBackend
@@ -103,7 +110,7 @@ async def reinforce(run: TrainingRun) -> None:
             episodes = await sample_episodes(run, step)
             sampled_s = time.perf_counter() - started
             run.store.save_episodes("train", step, episodes)
-            batch, metrics = await _in_learner(run, lambda: learn(run.learner, episodes, step))
+            batch, metrics = await _in_learner(run, partial(learn, run.learner, episodes, step))
             if batch.samples:
                 metrics |= await publish(run, batch.samples[0])
             state.steps = step + 1
@@ -170,9 +177,8 @@ def learn(learner: Learner, episodes: Sequence[Episode], step: int) -> tuple[Tra
             for name in (updates[0] if updates else ())
         },
     }
-    if (
-        updates
-    ):  # the first update still has the weights that sampled: any gap is a mismatch of the two passes
+    if updates:
+        # The first update still has the weights that sampled: any gap is a mismatch of the two passes.
         metrics["logprob_gap_first"] = updates[0]["logprob_gap_max"]
     return batch, metrics
 
@@ -184,12 +190,13 @@ async def warm_start(run: TrainingRun) -> None:
         return
     if run.learner.demonstrate is None:
         raise ConfigError(
-            f"`warm_start.steps` is {warm.steps} but {run.engine.env_class.__name__} has no expert to imitate; set it to 0."
+            f"`warm_start.steps` is {warm.steps} but {run.engine.env_class.__name__} has no expert to "
+            "imitate; set it to 0."
         )
     run.tracker.begin("warm_start")
     for step in range(state.warm_steps, warm.steps):
         with _timed(state, "warm_start"):
-            metrics = await _in_learner(run, lambda: imitate(run.learner, step))
+            metrics = await _in_learner(run, partial(imitate, run.learner, step))
             state.warm_steps = step + 1
         run.tracker.log(step, "warm_start", {**metrics, "total_steps": warm.steps, "run_s": wall_s(state)})
         if state.warm_steps == warm.steps:
@@ -225,7 +232,8 @@ async def publish(run: TrainingRun, sample: TrainingSample) -> dict[str, float]:
 
 
 async def report(run: TrainingRun, name: str) -> None:
-    """Sampled and greedy success on the held-out tasks, unless it was measured before the run was interrupted."""
+    """Sampled and greedy success on the held-out tasks, unless it was measured before the run was
+    interrupted."""
     state = run.state
     if name in state.reports:
         return
@@ -322,7 +330,7 @@ def _sampling(run: TrainingRun, *, greedy: bool = False) -> SamplingParams:
     return SamplingParams(temperature=0.0 if greedy else 1.0, max_tokens=rollout.max_tokens_per_turn)
 
 
-async def _in_learner(run: TrainingRun, work: Callable[[], Any]) -> Any:
+async def _in_learner(run: TrainingRun, work: Callable[[], Result]) -> Result:
     """Heavy work in the one learner thread, so that the event loop and the live view stay responsive."""
     return await asyncio.get_running_loop().run_in_executor(run.learner_thread, work)
 

@@ -8,6 +8,7 @@ The updates are those of `rllm.trainer.loop`, function by function; only the rol
 whatever a run learned can be taken apart afterwards, without an engine and without a single sampled token.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -52,11 +53,14 @@ class ReplayResult:
         return not self.differences and self.recorded_sha256 == self.replayed_sha256
 
 
-def replay(trainer: AgentTrainer) -> ReplayResult:
+def replay(
+    trainer: AgentTrainer, on_step: Callable[[str, int], None] = lambda phase, step: None
+) -> ReplayResult:
     """Compute all updates of the finished run in `trainer.output` again. Changes nothing in it.
 
     `trainer` is made as for training, with the run's own configuration. The numbers are the same bit for bit
-    on the machine and number of threads of the training; elsewhere the last digits may differ.
+    on the machine and number of threads of the training; elsewhere the last digits may differ. `on_step`
+    hears of each (phase, step) once it is computed, in the thread that computes.
     """
     directory = RunDirectory.read(trainer.output)
     trainer.require_same_config(directory)
@@ -69,7 +73,7 @@ def replay(trainer: AgentTrainer) -> ReplayResult:
         EpisodeStore.open(directory.store_path, read_only=True) as store,
         ThreadPoolExecutor(1, "rllm-replay") as thread,
     ):
-        replayed = thread.submit(_updates, learner, store).result()
+        replayed = thread.submit(_updates, learner, store, on_step).result()
     compared = [
         Difference(
             phase=phase,
@@ -92,15 +96,19 @@ def replay(trainer: AgentTrainer) -> ReplayResult:
     )
 
 
-def _updates(learner: Learner, store: EpisodeStore) -> dict[tuple[str, int], dict[str, Any]]:
+def _updates(
+    learner: Learner, store: EpisodeStore, on_step: Callable[[str, int], None]
+) -> dict[tuple[str, int], dict[str, Any]]:
     """Metrics of every step, by (phase, step)."""
     config = learner.config
     metrics: dict[tuple[str, int], dict[str, Any]] = {}
     for step in range(config.warm_start.steps):
         metrics["warm_start", step] = imitate(learner, step)
+        on_step("warm_start", step)
     if config.warm_start.steps:
         learner.backend.reset_optimizer()
     for step in range(config.steps):
         episodes = list(store.episodes(TRAIN_PHASE, step))
         _, metrics[TRAIN_PHASE, step] = learn(learner, episodes, step)
+        on_step(TRAIN_PHASE, step)
     return metrics

@@ -1,7 +1,8 @@
 """Episodes and advantages in, token rows out, with every sampled token accounted for.
 
-A trajectory becomes one row as long as each prompt begins with everything sent and sampled before. Where it does not (the
-agent rewrote its history), the row ends and the next one begins: no sampled token is lost, none is encoded again.
+A trajectory becomes one row as long as each prompt begins with everything sent and sampled before. Where it
+does not (the agent rewrote its history), the row ends and the next one begins: no sampled token is lost, none
+is encoded again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,9 +21,9 @@ def training_batch(
 ) -> TrainingBatch:
     """Rows of all learnable episodes, ordered by (task, attempt, trajectory, segment).
 
-    `advantages`: trajectory uid -> advantage, given to every token the trajectory sampled. `drop_tied` leaves out
-    trajectories with advantage 0, which have no gradient. Raises CountError unless
-    sampled = trained + dropped.failed + dropped.tied.
+    `advantages`: trajectory uid -> advantage, given to every token the trajectory sampled. `drop_tied` leaves
+    out trajectories with advantage 0, which have no gradient. Raises CountError unless sampled = trained +
+    dropped.failed + dropped.tied.
     """
     samples: list[TrainingSample] = []
     counts = {"sampled": 0, "trained": 0, "dropped.failed": 0, "dropped.tied": 0}
@@ -81,8 +82,8 @@ class _RowBuilder:
         temperature = _temperature_of(step)
         if self.temperature is not None and temperature != self.temperature:
             raise ConfigError(
-                f"One conversation was sampled at temperature {self.temperature} and then at {temperature}; its tokens have "
-                "no common policy to be trained on. Sample all turns of an episode alike."
+                f"One conversation was sampled at temperature {self.temperature} and then at {temperature}; "
+                "its tokens have no common policy to be trained on. Sample all turns of an episode alike."
             )
         self.temperature = temperature
 
@@ -102,7 +103,10 @@ class _RowBuilder:
 
 
 def _temperature_of(step: Step) -> float:
-    """What the logits were divided by. RAW log-probabilities are the model's own, however the token was picked."""
+    """What the logits were divided by.
+
+    RAW log-probabilities are the model's own, however the token was picked.
+    """
     output = step.model_output
     return 1.0 if output is None or output.logprob_meaning is LogprobMeaning.RAW else output.temperature
 
@@ -111,16 +115,18 @@ def _require_trainable(step: Step, task_id: str) -> None:
     """Raises ConfigError for a step whose tokens cannot be trained on, naming what is missing."""
     if not step.prompt_ids or len(step.logprobs) != len(step.response_ids):
         raise ConfigError(
-            f"A step of task {task_id} has {len(step.prompt_ids)} prompt ids, {len(step.response_ids)} response ids and "
-            f"{len(step.logprobs)} log-probabilities; training needs all of them. Sample from an engine that returns them."
+            f"A step of task {task_id} has {len(step.prompt_ids)} prompt ids, {len(step.response_ids)} "
+            f"response ids and {len(step.logprobs)} log-probabilities; training needs all of them. Sample "
+            "from an engine that returns them."
         )
     if len(step.policy_versions) != len(step.response_ids):
         raise ConfigError(
-            f"A step of task {task_id} has {len(step.policy_versions)} policy versions for {len(step.response_ids)} sampled "
-            "tokens; the inference client must say which weights wrote each token."
+            f"A step of task {task_id} has {len(step.policy_versions)} policy versions for "
+            f"{len(step.response_ids)} sampled tokens; the inference client must say which weights wrote "
+            "each token."
         )
     if step.model_output is not None and step.model_output.logprob_meaning is LogprobMeaning.TRUNCATED:
         raise ConfigError(
-            f"A step of task {task_id} was sampled with top-k or top-p; its log-probabilities belong to a truncated "
-            "distribution. Train with top_p = 1 and top_k = 0."
+            f"A step of task {task_id} was sampled with top-k or top-p; its log-probabilities belong to a "
+            "truncated distribution. Train with top_p = 1 and top_k = 0."
         )

@@ -1,7 +1,8 @@
 """Demonstrations ──► token rows: what an expert answered, in the very conversations that the agent will have.
 
-The agent class itself plays each demonstration with the expert's answers, so prompts, template and history are those of
-the rollouts to come. The labels are the tokens the model would have had to sample, end token included.
+The agent class itself plays each demonstration with the expert's answers, so prompts, template and history
+are those of the rollouts to come. The labels are the tokens the model would have had to sample, end token
+included.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,8 @@ Demonstrate = Callable[[dict[str, Any], float, np.random.Generator], Sequence[tu
 """(task, noise, generator) -> (observation, answer) turn by turn."""
 
 DEMONSTRATED = 0
-"""Policy version of demonstrated tokens: they are to be learned, as if the policy had sampled them before any update."""
+"""Policy version of demonstrated tokens: they are to be learned, as if the policy had sampled them before any
+update."""
 
 
 def answer_end(renderer: ChatRenderer, end_token_ids: Sequence[int]) -> int:
@@ -56,7 +58,8 @@ def demonstration_samples(
 def play_demonstration(
     turns: Sequence[tuple[Any, str]], agent: BaseAgent, renderer: ChatRenderer, end_token_id: int
 ) -> BaseAgent:
-    """The agent after it "said" every answer; its steps carry the ids that a policy would have read and written."""
+    """The agent after it "said" every answer; its steps carry the ids that a policy would have read and
+    written."""
     conversation = Conversation(renderer=renderer)
     for observation, answer in turns:
         agent.update_from_env(observation, 0.0, False, {})

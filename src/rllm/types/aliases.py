@@ -1,7 +1,8 @@
-"""Two spellings, one field: published programs use both `info` and `metadata`, `weight_version` and `policy_version`.
+"""Two spellings, one field: published programs use both `info` and `metadata`, `weight_version` and
+`policy_version`.
 
-`@with_aliases(metadata="info")` on a dataclass makes `metadata` a property that reads and writes `info`, and lets the
-constructor take either name. Giving both is an error, because one of the two values would be lost.
+`@with_aliases(metadata="info")` on a dataclass makes `metadata` a property that reads and writes `info`, and
+lets the constructor take either name. Giving both is an error, because one of the two values would be lost.
 """
 
 import functools
@@ -28,7 +29,7 @@ def with_aliases(**field_of: str) -> Callable[[type[T]], type[T]]:
                     kwargs[field] = kwargs.pop(alias)
             original_init(self, *args, **kwargs)
 
-        cls.__init__ = init  # type: ignore[method-assign]
+        cls.__init__ = init
         for alias, field in field_of.items():
             setattr(cls, alias, _alias_property(field))
         return cls

@@ -1,7 +1,8 @@
 """Where randomness comes from: a seed for every draw, made from what the draw is for.
 
-There is no generator that is handed around and drawn from in turn. So results depend neither on concurrency nor on the
-order in which rollouts finish, and a resumed run draws what the uninterrupted one would have drawn.
+There is no generator that is handed around and drawn from in turn. So results depend neither on concurrency
+nor on the order in which rollouts finish, and a resumed run draws what the uninterrupted one would have
+drawn.
 """
 
 import hashlib

@@ -1,4 +1,5 @@
-"""What happened: a Step is one model call, a Trajectory one agent's Steps, an Episode one attempt at one Task.
+"""What happened: a Step is one model call, a Trajectory one agent's Steps, an Episode one attempt
+at one Task.
 
     Episode ──► trajectories ──► steps
        │             └ name: the role
@@ -87,7 +88,8 @@ class Step:
             values = getattr(self, name)
             if values and len(values) != len(self.response_ids):
                 raise ValueError(
-                    f"Step: {len(values)} {name} for {len(self.response_ids)} response_ids; each sampled token has one."
+                    f"Step: {len(values)} {name} for {len(self.response_ids)} response_ids; each sampled "
+                    "token has one."
                 )
 
     def record_output(self, output: ModelOutput) -> None:

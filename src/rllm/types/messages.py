@@ -57,7 +57,10 @@ class SamplingParams:
 
     @property
     def logprob_meaning(self) -> LogprobMeaning:
-        """What the log-probability of a token sampled this way means. Greedy answers are scored by the raw model."""
+        """What the log-probability of a token sampled this way means.
+
+        Greedy answers are scored by the raw model.
+        """
         if self.temperature == 0.0:
             return LogprobMeaning.RAW
         if self.top_p < 1.0 or self.top_k > 0:

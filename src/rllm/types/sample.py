@@ -1,7 +1,8 @@
 """What is trained on: token rows.
 
-Whether a token is trained on is derived, never set: a token has a `policy_versions_T` entry of 0 or more exactly
-when a policy sampled it (or, in a demonstration, when the policy would have to sample it), and -1 otherwise.
+Whether a token is trained on is derived, never set: a token has a `policy_versions_T` entry of 0 or more
+exactly when a policy sampled it (or, in a demonstration, when the policy would have to sample it), and -1
+otherwise.
 """
 
 from dataclasses import dataclass
@@ -41,7 +42,10 @@ class TrainingSample:
 
     @property
     def trainable_T(self) -> NDArray[np.bool_]:
-        """True exactly where a policy sampled the token. The first token of a row has no prediction, so never."""
+        """True exactly where a policy sampled the token.
+
+        The first token of a row has no prediction, so never.
+        """
         trainable_T = self.policy_versions_T != NOT_SAMPLED
         if len(trainable_T):
             trainable_T[0] = False

@@ -131,9 +131,6 @@ async def test_more_conversations_than_slots_are_all_answered_when_they_close_in
     assert client.engine.num_in_flight == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="idle sessions keep their slots, so with none left a request waits for ever"
-)
 async def test_a_conversation_that_says_nothing_does_not_keep_others_waiting(
     endless: LoadedModel, serve: Serve
 ) -> None:

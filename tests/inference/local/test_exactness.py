@@ -214,7 +214,6 @@ async def test_scores_are_the_log_probabilities_of_a_plain_forward_pass_with_and
 
 
 @pytest.mark.parametrize("start", [0, -1, 51])
-@pytest.mark.xfail(strict=True, reason="client.score takes any start and returns nonsense or nothing")
 async def test_a_score_that_begins_outside_of_the_row_is_refused(
     start: int, tiny: LoadedModel, serve: Serve
 ) -> None:

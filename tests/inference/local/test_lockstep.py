@@ -88,7 +88,6 @@ async def test_under_lockstep_nothing_is_sampled_while_a_session_is_busy_elsewhe
     assert len((await answer).completion_ids) == 2
 
 
-@pytest.mark.xfail(strict=True, reason="a cancellation makes the engine step for everybody")
 async def test_under_lockstep_a_cancellation_does_not_make_the_others_move(
     endless: LoadedModel, serve: Serve
 ) -> None:

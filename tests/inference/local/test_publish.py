@@ -122,9 +122,6 @@ async def test_an_answer_across_a_publish_carries_both_versions_and_the_log_prob
         assert max(abs(old - new) for old, new in zip(*under, strict=True)) > 1e-2
 
 
-@pytest.mark.xfail(
-    strict=True, reason="its slot is said to hold the old context, whose keys the publish dropped"
-)
 async def test_a_request_that_is_cancelled_across_a_publish_leaves_no_old_keys_behind(
     own: LoadedModel, serve: Serve, until: Until, logprobs_of: LogprobsOf
 ) -> None:

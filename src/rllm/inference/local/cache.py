@@ -162,6 +162,13 @@ class KVCache:
             slot.ids = []
             slot.block_hashes = []
 
+    def wipe(self) -> None:
+        """A pass failed midway: what it wrote may be no numbers, and NaN shines through any mask."""
+        self.forget_everything()
+        with torch.inference_mode(mode=False):
+            self.keys.zero_()
+            self.values.zero_()
+
     def _longest_match(self, hashes: Sequence[int], asking: int) -> tuple[Slot | None, int]:
         for count in range(len(hashes), 0, -1):
             index = self._slot_of_block.get(hashes[count - 1])

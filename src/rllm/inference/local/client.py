@@ -30,6 +30,7 @@ class LocalClient:
         self.loaded = loaded
         self.renderer = ChatRenderer(loaded.tokenizer)
         self.end_token_ids = frozenset(loaded.end_token_ids)
+        self.vocab_size: int = loaded.config["vocab_size"]
         self.engine = LocalEngine(
             loaded.model,
             num_layers=loaded.num_layers,
@@ -58,7 +59,14 @@ class LocalClient:
             return await session.respond_to_ids(prompt_ids, sampling)
 
     async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
-        """Log-probabilities of `ids[start:]` under the sampler's weights, through its cache; `start` is at least 1."""
+        """Log-probabilities of `ids[start:]` under the sampler's weights, through its cache.
+
+        `start` is at least 1, because nothing predicts the first token, and less than the number of ids.
+        """
+        if not 1 <= start < len(ids):
+            raise ValueError(
+                f"`start` is {start}; of {len(ids)} ids, those from 1 to {len(ids) - 1} can be scored."
+            )
         async with self.session(("", 0)) as session:
             request = await session.run(ids, SamplingParams(temperature=temperature), score_from=start)
         return request.logprobs
@@ -69,6 +77,16 @@ class LocalClient:
     @property
     def policy_version(self) -> int:
         return self.engine.policy_version
+
+    def require_readable(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """Raises ValueError for what would fail inside the engine, where it would fail its neighbours as well."""
+        if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
+            raise ValueError(
+                f"The prompt has {len(prompt_ids)} ids{f' from {min(prompt_ids)} to {max(prompt_ids)}' if prompt_ids else ''}; "
+                f"it needs at least one, and each from 0 to {self.vocab_size - 1}."
+            )
+        if not 0 <= sampling.seed < 2**64:
+            raise ValueError(f"`seed` is {sampling.seed}; it must be from 0 to 2**64 - 1.")
 
     def mailbox(self) -> "_Mailbox":
         """Where answers for the running event loop arrive."""
@@ -123,6 +141,7 @@ class LocalSession:
         self, prompt_ids: list[int], sampling: SamplingParams, score_from: int | None = None
     ) -> Request:
         """Send one request and wait for it. Cancelling the waiting task cancels the request."""
+        self.client.require_readable(prompt_ids, sampling)
         limit = self.client.engine.max_context
         if len(prompt_ids) + (score_from is None) > limit:
             raise ContextLengthError(
@@ -145,7 +164,7 @@ class LocalSession:
         try:
             await answered
         except asyncio.CancelledError:
-            self.client.engine.cancel(self._holder)
+            self.client.engine.cancel(request)
             raise
         if request.error is not None:
             raise InferenceError(str(request.error)) from request.error

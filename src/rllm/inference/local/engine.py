@@ -86,11 +86,12 @@ class LocalEngine:
         self._condition = threading.Condition()
         self._inbox: list[Request] = []
         self._releases: list[Holder] = []
-        self._cancels: list[Holder] = []
+        self._cancels: list[Request] = []
         self._outside = 0
         """Open sessions that are not waiting for the model; the lockstep barrier waits until there are none."""
         self._waiting: list[tuple[tuple[str | int, ...], int, Request]] = []
         self._arrivals = 0
+        self._owner_of_slot: dict[int, Holder] = {}
         self._live = LiveRequests(self._cache)
         self._starting: list[Request] = []
         """Requests that were admitted and are not live yet."""
@@ -124,11 +125,11 @@ class LocalEngine:
             self._inbox.append(request)
             self._condition.notify()
 
-    def cancel(self, holder: Holder) -> None:
-        """Stop the conversation's request, if it has one; it is delivered as cancelled with what was sampled so far."""
+    def cancel(self, request: Request) -> None:
+        """Stop a request that is still in flight; it is delivered as cancelled with what was sampled so far."""
         with self._condition:
-            if holder.request is not None:
-                self._cancels.append(holder)
+            if request.holder.request is request:
+                self._cancels.append(request)
                 self._condition.notify()
 
     def close_session(self, holder: Holder) -> None:
@@ -138,7 +139,7 @@ class LocalEngine:
                 return
             holder.closed = True
             if holder.request is not None:
-                self._cancels.append(holder)
+                self._cancels.append(holder.request)
             else:
                 self._outside -= 1
             self._releases.append(holder)
@@ -175,9 +176,13 @@ class LocalEngine:
                 if self._closing:
                     break
                 self._take_in()
+                only_cancel = self.lockstep and self._outside > 0
             try:
                 with self._stepping, torch.inference_mode():
                     started = time.perf_counter()
+                    if only_cancel:  # somebody is still busy elsewhere: the others must not move
+                        self._drop_cancelled()
+                        continue
                     self._step()
                     self.counts.steps += 1
                     self.counts.busy_s += time.perf_counter() - started
@@ -194,9 +199,9 @@ class LocalEngine:
 
     def _take_in(self) -> None:
         """Apply cancellations and releases, then queue new requests in their order. Runs under the condition."""
-        for holder in self._cancels:
-            if holder.request is not None:
-                holder.request.finish_reason = FinishReason.CANCELLED
+        for request in self._cancels:
+            if request.holder.request is request:
+                request.finish_reason = FinishReason.CANCELLED
                 self._any_cancelled = True
         self._cancels.clear()
         for request in self._inbox:
@@ -206,9 +211,13 @@ class LocalEngine:
         released = [holder for holder in self._releases if holder.request is None]
         self._releases = [holder for holder in self._releases if holder.request is not None]
         for holder in released:
-            if holder.slot is not None:
-                self._cache.release(holder.slot)
-                holder.slot = None
+            self._take_slot_of(holder)
+
+    def _take_slot_of(self, holder: Holder) -> None:
+        if holder.slot is not None:
+            self._cache.release(holder.slot)
+            del self._owner_of_slot[holder.slot.index]
+            holder.slot = None
 
     def _step(self) -> None:
         """New prompts and one token of every live row go through the model together; then every row samples a token."""
@@ -241,7 +250,11 @@ class LocalEngine:
 
     def _drop_cancelled(self) -> None:
         self._any_cancelled = False
-        self._deliver(self._live.remove_cancelled(self.policy_version))
+        cancelled = self._live.remove_cancelled(self.policy_version)
+        if self._reread:  # a publish dropped the keys of what these rows had read and written
+            for request in cancelled:
+                request.slot.ids = []
+        self._deliver(cancelled)
         cancelled = [entry[2] for entry in self._waiting if entry[2].finish_reason is FinishReason.CANCELLED]
         if cancelled:
             self._deliver(cancelled)
@@ -272,15 +285,27 @@ class LocalEngine:
             entry = heapq.heappop(self._waiting)
             request = entry[2]
             if request.holder.slot is None:
-                if self._cache.num_free == 0:
+                if self._cache.num_free == 0 and not self._free_an_idle_slot():
                     postponed.append(entry)
                     continue
                 request.holder.slot = self._cache.allocate()
+                self._owner_of_slot[request.holder.slot.index] = request.holder
             admitted.append(request)
             budget -= max(1, len(request.prompt_ids) - len(request.slot.ids))
         for entry in postponed:
             heapq.heappush(self._waiting, entry)
         return admitted
+
+    def _free_an_idle_slot(self) -> bool:
+        """Take the slot of a conversation that asks nothing at the moment; it reads its context anew when it does.
+
+        False when every slot is at work: then one will come free.
+        """
+        with self._condition:
+            idle = [holder for holder in self._owner_of_slot.values() if holder.request is None]
+            if idle:
+                self._take_slot_of(min(idle, key=lambda holder: holder.idle_since))
+            return bool(idle)
 
     def _begin(self, requests: Sequence[Request]) -> "_Start | None":
         """What has to be read for these requests: each prompt once, without the part that the cache holds."""
@@ -341,6 +366,7 @@ class LocalEngine:
             for request in requests:
                 request.finished_at = now
                 request.holder.request = None
+                request.holder.idle_since = now
                 if not request.holder.closed:
                     self._outside += 1
                 if request.error is not None:
@@ -370,7 +396,7 @@ class LocalEngine:
         for request in pending:
             request.error = failure
         self._deliver(list({id(request): request for request in pending}.values()))
-        self._cache.forget_everything()
+        self._cache.wipe()
 
     def _weight_state(self) -> int:
         """Changes whenever a parameter is written in place (torch counts the writes)."""

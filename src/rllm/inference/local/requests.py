@@ -71,6 +71,8 @@ class Holder:
     slot: Slot | None = None
     request: Request | None = None
     closed: bool = False
+    idle_since: float = 0.0
+    """When its last request left the engine, by `time.perf_counter`."""
 
 
 class LiveRequests:

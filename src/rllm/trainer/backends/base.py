@@ -18,7 +18,8 @@ class TrainingBackend(Protocol):
     """Optimizer updates so far."""
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
-        """One [T] array per sample: log-probability of each trainable token under the weights as they are, 0 elsewhere."""
+        """One [T] array per sample: log-probability of each trainable token under the weights as they are,
+        0 elsewhere."""
         ...
 
     def update(self, samples: Sequence[TrainingSample], loss: Loss, learning_rate: float) -> dict[str, float]:

@@ -1,6 +1,7 @@
-"""Training on torch, in the process of the sampler: both use the same parameters, so publishing copies nothing.
+"""Training on torch, in the process of the sampler: publishing copies nothing, because both use
+the same parameters.
 
-samples ─► weights of the whole update ─► micro-batches ─► forward, Σ weight · term, backward ─► guard ─► AdamW
+samples ─► weights of the update ─► micro-batches ─► forward, Σ weight · term, backward ─► guard ─► AdamW
 """
 
 import math
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -25,7 +27,10 @@ WEIGHTS_FILE = "weights.safetensors"
 
 
 class TorchBackend:
-    """A `TrainingBackend` for a model in this process. `publish` tells the sampler that the weights have changed."""
+    """A `TrainingBackend` for a model in this process.
+
+    `publish` tells the sampler that the weights have changed.
+    """
 
     def __init__(
         self,
@@ -155,8 +160,9 @@ class TorchBackend:
         )
         logits_M_V = self.model.logits(hidden_M_D)
         logits_M_V = logits_M_V.to(torch.promote_types(logits_M_V.dtype, torch.float32))
-        scaled_M_V = logits_M_V / batch.temperature_M.unsqueeze(1)
-        return scaled_M_V.log_softmax(-1).gather(1, batch.targets_M.unsqueeze(1)).squeeze(1)
+        if not batch.plain:
+            logits_M_V = logits_M_V / batch.temperature_M.unsqueeze(1)
+        return -F.cross_entropy(logits_M_V, batch.targets_M, reduction="none")
 
     def _step(self, learning_rate: float) -> dict[str, float]:
         parameters = [each for each in self._parameters.values() if each.grad is not None]
@@ -165,8 +171,8 @@ class TorchBackend:
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm))
         if not math.isfinite(norm):
             raise NumericsError(
-                f"The gradient's norm is {norm} at policy version {self.policy_version}; the weights were not changed. "
-                "Lower `optimizer.learning_rate`, or look at the rewards of this step."
+                f"The gradient's norm is {norm} at policy version {self.policy_version}; the weights were "
+                "not changed. Lower `optimizer.learning_rate`, or look at the rewards of this step."
             )
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -212,7 +218,7 @@ class _UpdateMetrics:
 def _name_tokens(batch: PackedBatch, samples: Sequence[TrainingSample], terms_M: Tensor) -> str:
     bad = torch.nonzero(~torch.isfinite(terms_M.detach())).flatten().tolist()[:3]
     named = [
-        f"token {place} (id {int(batch.targets_M[index])}) of {samples[batch.row_M[index]].order_key}"
+        f"token {place} (id {int(batch.targets_M[index])}) of {samples[int(batch.row_M[index])].order_key}"
         for index in bad
         for place in [int(batch.place_M[index])]
     ]

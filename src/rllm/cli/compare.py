@@ -1,0 +1,97 @@
+"""`rllm runs compare`: several runs in, their results side by side and the settings in which they differ.
+
+RUN/config.json, metrics.jsonl, summary.json, of each ──► a table, differing_keys, a picture of all curves
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from rllm.cli.command import example, json_option, print_json
+from rllm.cli.run_facts import REPORTS, RunFacts, facts_of
+from rllm.cli.terminal import out, print_next, rate_with_interval, table
+from rllm.errors import ConfigError
+from rllm.store.run_directory import RunDirectory
+from rllm.tracking.jsonl import read_metrics
+
+
+@click.command(
+    "compare",
+    epilog=example("rllm runs compare runs/frozenlake-seed0 runs/frozenlake-seed1 --picture seeds.png"),
+)
+@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--picture", type=click.Path(path_type=Path), help="Draw their learning curves into this PNG file."
+)
+@json_option
+def command(runs: tuple[Path, ...], picture: Path | None, as_json: bool) -> None:
+    """Compare runs: success before and after, and the settings in which they differ."""
+    if len(set(runs)) < 2:
+        raise click.UsageError("Give two runs or more to compare.")
+    if picture is not None and not picture.absolute().parent.is_dir():
+        raise ConfigError(
+            f"There is no directory {picture.parent} for the picture; make it, or choose another."
+        )
+    directories = [RunDirectory.read(path) for path in dict.fromkeys(runs)]
+    found = [facts_of(directory) for directory in directories]
+    differing = differing_keys({each.run: run.config() for each, run in zip(found, directories, strict=True)})
+    if picture is not None:
+        _draw(directories, picture)
+    if as_json:
+        drawn = {} if picture is None else {"picture": str(picture)}
+        print_json({"runs": [each.to_dict() for each in found], "differences": differing, **drawn})
+        return
+    console = out()
+    console.print(_comparison_table(found))
+    for key, values in differing.items():
+        console.print(Text.assemble((f"{key}  ", "dim"), " | ".join(map(str, values.values()))))
+    if picture is not None:
+        console.print(f"\nPicture  {picture}", soft_wrap=True)
+    else:
+        words = ["rllm", "runs", "compare", *map(str, runs), "--picture", "comparison.png"]
+        print_next(console, [(words, "draw their curves")])
+
+
+def differing_keys(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Key -> run -> value, for every key whose value is not the same in all runs."""
+    flat = {run: _flattened(config) for run, config in configs.items()}
+    keys = dict.fromkeys(key for each in flat.values() for key in each)
+    values = {key: {run: each.get(key) for run, each in flat.items()} for key in keys}
+    return {key: found for key, found in values.items() if len({repr(each) for each in found.values()}) > 1}
+
+
+def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= (
+            _flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        )
+    return flat
+
+
+def _comparison_table(found: list[RunFacts]) -> Table:
+    made = table("run", "", "sampled", "greedy")
+    for each in found:
+        for index, name in enumerate(REPORTS):
+            known = each.reports.get(name, {})
+            made.add_row(
+                each.run if index == 0 else "",
+                name,
+                rate_with_interval(known.get("success"), known.get("success_interval")),
+                rate_with_interval(known.get("greedy"), known.get("greedy_interval")),
+                end_section=index == len(REPORTS) - 1,
+            )
+    return made
+
+
+def _draw(directories: list[RunDirectory], picture: Path) -> None:
+    from rllm.tracking.picture import draw_comparison
+
+    names = [run.name for run in directories]
+    labels = names if len(set(names)) == len(names) else [str(run.path) for run in directories]
+    curves = {label: read_metrics(run.metrics_path) for label, run in zip(labels, directories, strict=True)}
+    draw_comparison(curves, picture)

@@ -1,0 +1,133 @@
+"""`rllm runs replay`: a finished run in, whether it comes out again bit for bit.
+
+RUN ──► replay: its updates, from its stored episodes ──► same numbers? same parameters? ──► 0 yes, 1 no
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from rllm.cli.command import example, json_option, print_json
+from rllm.cli.terminal import err, facts, out, print_next, table
+from rllm.config.loader import load_config
+from rllm.store.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from rllm.trainer.replay import ReplayResult
+
+MOST_DIFFERENCES_SHOWN = 5
+_PHASE_TITLES = {"warm_start": "warm start", "train": "training"}
+
+
+@click.command(
+    "replay",
+    epilog=example(
+        "rllm runs replay runs/frozenlake-seed0                 is it what it says it is?",
+        "rllm runs replay runs/frozenlake-seed0 --json && echo 'the same, bit for bit'",
+    ),
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@json_option
+@click.pass_context
+def command(ctx: click.Context, run: Path, as_json: bool) -> None:
+    """Compute a finished run's updates again from its stored episodes, and compare.
+
+    Nothing is sampled and nothing is changed. Every number in metrics.jsonl that follows from the episodes
+    is computed anew, and in the end the parameters are compared with those of the run's model. Ends with
+    exit code 0 when all are identical, with 1 otherwise. On another machine, or with another number of
+    threads, the last digits may differ.
+    """
+    # Here and not above: they bring torch and gymnasium, which the other commands on runs do not need.
+    from rllm.build import build_trainer
+    from rllm.trainer.replay import replay
+
+    config = load_config(RunDirectory.read(run).config())
+    trainer = build_trainer(config, run)
+    with _progress() as progress:
+        bar = progress.add_task(f"replaying {run}", total=config.warm_start.steps + config.steps)
+
+        def advance(phase: str, step: int) -> None:
+            progress.update(bar, advance=1, description=f"replaying {run}: {_PHASE_TITLES[phase]}")
+
+        result = replay(trainer, on_step=advance)
+    if as_json:
+        print_json({"run": str(run), "identical": result.is_identical, **asdict(result)})
+    else:
+        _print_result(run, result)
+    if not result.is_identical:
+        ctx.exit(1)
+
+
+def _progress() -> Progress:
+    console = err()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        redirect_stdout=False,
+    )
+
+
+def _print_result(run: Path, result: "ReplayResult") -> None:
+    console = out()
+    console.print(f"\nReplay of {run}", style="bold", soft_wrap=True)
+    num_steps = result.num_warm_steps + result.num_train_steps
+    differing = len(result.differences)
+    console.print(
+        facts(
+            [
+                (
+                    "steps",
+                    f"{num_steps}: {result.num_warm_steps} warm start, {result.num_train_steps} training",
+                ),
+                (
+                    "numbers",
+                    _verdict(not differing, f"{result.num_compared:,} compared, {differing:,} differ"),
+                ),
+                ("parameters", _parameters(result)),
+            ]
+        )
+    )
+    if result.is_identical:
+        console.print("\nIdentical, bit for bit.", style="green")
+        return
+    if result.differences:
+        console.print("\nFirst differences", style="bold")
+        made = table(
+            "phase", "step", "number", "recorded", "replayed", right=("step", "recorded", "replayed")
+        )
+        for each in result.differences[:MOST_DIFFERENCES_SHOWN]:
+            made.add_row(
+                each.phase, str(each.step), each.metric, _value(each.recorded), _value(each.replayed)
+            )
+        console.print(made)
+        first = result.differences[0]
+        if first.phase == "train":
+            words = ["rllm", "runs", "show", str(run), "--phase", "train", "--step", str(first.step)]
+            print_next(console, [(words, "the episodes of the first step that differs")])
+
+
+def _parameters(result: "ReplayResult") -> Text:
+    if result.recorded_sha256 == result.replayed_sha256:
+        return _verdict(True, f"identical, sha256 {result.replayed_sha256[:16]}")
+    return _verdict(
+        False,
+        f"differ, sha256 {result.recorded_sha256[:16]} recorded, {result.replayed_sha256[:16]} replayed",
+    )
+
+
+def _verdict(good: bool, words: str) -> Text:
+    return Text(words, style="green" if good else "red")
+
+
+def _value(number: Any) -> str:
+    """All digits, because it may be the last one that differs."""
+    return "not recorded" if number is None else repr(number)
