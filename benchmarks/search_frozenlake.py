@@ -1,10 +1,11 @@
 """How the default configuration of `rllm train frozenlake` was chosen.
 
-    python benchmarks/search_frozenlake.py [--variants NAME ...] [--seeds 101 102] [--threads 1] [--table docs/search.md]
+    python benchmarks/search_frozenlake.py [--variants NAME ...] [--seeds 101 102] [--threads 1]
+        [--table docs/search.md]
 
-Each variant is trained from scratch and measured on validation maps, which share no map with the test maps that are
-reported anywhere else; its seeds are not reported ones either. A run that is already there is not repeated, so the search
-can be stopped and continued. One run takes two to five minutes on a core.
+Each variant is trained from scratch and measured on validation maps, which share no map with the test maps
+that are reported anywhere else; its seeds are not reported ones either. A run that is already there is not
+repeated, so the search can be stopped and continued. One run takes two to five minutes on a core.
 """
 
 import argparse
@@ -74,7 +75,8 @@ def run(name: str, variant: Variant, seed: int, threads: int, root: Path) -> Pat
 def table(root: Path, seeds: list[int]) -> str:
     """Markdown: means over the seeds that are there."""
     lines = [
-        "| variant | seeds | warm start sampled | warm start greedy | after RL sampled | after RL greedy | skill | CPU s |",
+        "| variant | seeds | warm start sampled | warm start greedy "
+        "| after RL sampled | after RL greedy | skill | CPU s |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in VARIANTS:

@@ -1,15 +1,17 @@
 """Seconds per GRPO step, beside TRL's GRPOTrainer: same model, prompts, groups, batch and lengths, in turn.
 
-    this process: AgentTrainer, the loop of `rllm train` ──step──► Baton ──`run N`──► trl_side.py, in .venv-trl
-                                                           ◄── seconds of its N steps ──┘
+    this process: AgentTrainer, the loop of `rllm train` ─step─► Baton ─`run N`─► trl_side.py, in .venv-trl
+                                                        ◄─ seconds of its N steps ─┘
 
-    python benchmarks/train_step.py [--model builtin:small | DIR] [--threads N] [--quick] [--json] [--trl-python PATH]
+    python benchmarks/train_step.py [--model builtin:small | DIR] [--threads N] [--quick] [--json]
+        [--trl-python PATH]
 
-Both sides sample every attempt, reward it, and update the weights once with all rows; rewards are a hash of the text, so no
-group ties and no row is skipped. rLLM's step is the whole one: rollout through agent and environment, episodes written to
-the store, advantages, update, publish, canary, metrics. TRL saves and logs nothing. What differs by design: rLLM computes
-the prompt that a group shares once, forward and backward, and takes the log-probabilities of the rollout as the old ones
-(TRL computes them anew only with more than one update per rollout batch).
+Both sides sample every attempt, reward it, and update the weights with all rows, in `--updates` equal
+shares of the batch (2 is rLLM's default); rewards are a hash of the text, so no group ties and no row is
+skipped. rLLM's step is the whole one: rollout through agent and environment, episodes written to the store,
+advantages, updates, publish, canary, metrics. TRL saves and logs nothing. What differs by design: rLLM
+computes the prompt that a group shares once, forward and backward, and takes the log-probabilities of the
+rollout as the old ones; TRL computes old ones anew where there is more than one update.
 
 TRL is installed into `.venv-trl` at the root of the repository on first use, which takes minutes.
 """
@@ -195,7 +197,10 @@ class TrlSide:
 
 
 def tasks_of(setting: Setting, count: int, renderer: ChatRenderer) -> list[dict[str, Any]]:
-    """Distinct questions whose prompts have exactly `setting.prompt` tokens. Capital letters are one token each."""
+    """Distinct questions whose prompts have exactly `setting.prompt` tokens.
+
+    Capital letters are one token each.
+    """
     template = len(renderer.render([{"role": "user", "content": "A"}])) - 1
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     num_letters = setting.prompt - template
@@ -344,7 +349,7 @@ def main() -> None:
     parser.add_argument("--model", default="builtin:tiny", help="builtin:NAME or a model directory")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--updates", type=int, default=1, help="optimizer updates per step, on shares of its groups"
+        "--updates", type=int, default=2, help="optimizer updates per step, on shares of its groups"
     )
     parser.add_argument("--turns", type=int, default=5, help="turns of each side")
     parser.add_argument("--turn-steps", type=int, default=5, help="steps in a turn")
@@ -368,7 +373,8 @@ def main() -> None:
     else:
         show(
             rows,
-            f"{options.model}, {options.threads} thread(s), {options.updates} update(s) a step; medians per step",
+            f"{options.model}, {options.threads} thread(s), {options.updates} update(s) a step; "
+            "medians per step",
         )
 
 

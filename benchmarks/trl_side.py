@@ -3,7 +3,8 @@
     stdin:  one line of JSON with the settings, then lines `run N`, then `stop`
     stdout: {"ready": …} once, then {"wall": …, "cpu": …} for every `run`
 
-It is started by `train_step.py`; started by hand without settings it says so and ends. Between two commands it sleeps.
+It is started by `train_step.py`; started by hand without settings it says so and ends. Between two commands
+it sleeps.
 """
 
 import json
@@ -16,7 +17,8 @@ from typing import Any
 
 
 def reward_of(text: str) -> float:
-    """A number in [0, 1) that depends on every character: attempts never tie, so both sides train on every row."""
+    """A number in [0, 1) that depends on every character: attempts never tie, so both sides train on every
+    row."""
     return zlib.crc32(text.encode()) / 2**32
 
 

@@ -78,9 +78,7 @@ async def run_trajectory(
     zero. Raises only what is wrong for every rollout: AgentError, RewardError and ConfigError.
     """
     used_pool = EnvironmentPool(1) if pool is None else pool
-    used_session = (
-        client.session((key.episode.task_id, key.episode.attempt)) if session is None else session
-    )
+    used_session = client.session((key.episode.task_id, key.episode.attempt)) if session is None else session
     rollout = _Rollout(agent, used_session, used_pool, limits, sampling, key)
     started = time.perf_counter()
     try:
@@ -98,14 +96,12 @@ async def run_trajectory(
         closing = asyncio.ensure_future(rollout.close_env())
         try:
             close_error = await asyncio.shield(closing)
-        except (
-            asyncio.CancelledError
-        ):  # whoever is in a hurry waits for this all the same, or nobody would close it
-            await closing
+        except asyncio.CancelledError:
+            await closing  # whoever is in a hurry waits for this all the same, or nobody would close it
             raise
         finally:
-            if own_pool is not None:
-                own_pool.close()
+            if pool is None:
+                used_pool.close()
     if close_error is not None:
         trajectory.info["close_error"] = repr(close_error)
     trajectory.info["duration_s"] = time.perf_counter() - started

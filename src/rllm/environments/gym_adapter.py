@@ -4,7 +4,7 @@ what the agent says ──► parse ──► gymnasium.Env.step ──► descr
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 

@@ -7,7 +7,7 @@ transformers' own forward pass is refused.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F

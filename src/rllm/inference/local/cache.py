@@ -1,13 +1,14 @@
-"""Keys and values of every sequence, in slots; and the index that finds a prefix somebody has computed before.
+"""Keys and values of every sequence, in slots; and the index that finds a prefix computed before.
 
-    keys, values: [L, S, K, T, d]      slot S, then head, then time: decode reads one contiguous run per (slot, head)
-    bias:         [S, K, T]            0 where the slot holds a token, -inf elsewhere: added to attention scores
+    keys, values: [L, S, K, T, d]   slot S, then head, then time: decode reads one run per (slot, head)
+    bias:         [S, K, T]         0 where the slot holds a token, -inf elsewhere: added to attention scores
 
-T grows with the longest row there has been: attention that reads its whole length streams through memory several times
-faster than one that leaves a gap after every head.
+T grows with the longest row there has been: attention that reads its whole length streams through memory
+several times faster than one that leaves a gap after every head.
 
-A slot belongs to one conversation from its first prompt until the conversation closes. Freed slots keep their contents
-until they are needed again, so that a later prompt with the same beginning copies instead of computing.
+A slot belongs to one conversation from its first prompt until the conversation closes. Freed slots keep their
+contents until they are needed again, so that a later prompt with the same beginning copies instead of
+computing.
 """
 
 import heapq
@@ -70,17 +71,19 @@ class KVCache:
         return len(self._free)
 
     def allocate(self) -> Slot:
-        """The lowest free slot, so that live rows stay close together; its old contents are forgotten by `begin`."""
+        """The lowest free slot, so that live rows stay close together; its old contents are forgotten by
+        `begin`."""
         return self.slots[heapq.heappop(self._free)]
 
     def release(self, slot: Slot) -> None:
         heapq.heappush(self._free, slot.index)
 
     def begin(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
-        """Make `slot` hold as much of the prompt as is known, and return how many tokens that is (at most P - 1).
+        """Make `slot` hold as much of the prompt as is known, and return how many tokens that is (at most
+        P - 1).
 
-        The slot's own contents count first (the turns before), then whatever other slot shares the longest run of blocks.
-        The last prompt token is always computed, because its logits are what comes next.
+        The slot's own contents count first (the turns before), then whatever other slot shares the longest
+        run of blocks. The last prompt token is always computed, because its logits are what comes next.
         """
         limit = len(prompt_ids) - 1
         own = _common_prefix(slot.ids, prompt_ids, limit)
@@ -94,10 +97,13 @@ class KVCache:
         return own
 
     def reserve(self, length: int) -> None:
-        """Make room for rows of `length` tokens. The tensors may be replaced, and indices into them change with T."""
+        """Make room for rows of `length` tokens.
+
+        The tensors may be replaced, and indices into them change with T.
+        """
         if length <= self.capacity:
             return
-        grown = max(length, self.capacity * 5 // 4)
+        grown = max(length, self.capacity * 9 // 8)
         self.capacity = min(-(-grown // GROWTH) * GROWTH, self.max_context)
         room = self.capacity - self.bias.shape[-1]
         with torch.inference_mode(

@@ -1,4 +1,4 @@
-"""The model client in front of the engine thread: messages in, ModelOutput out, without leaving the process."""
+"""The model client in front of the engine thread: messages in, ModelOutput out, all in one process."""
 
 import asyncio
 from collections import deque
@@ -79,10 +79,12 @@ class LocalClient:
         return self.engine.policy_version
 
     def require_readable(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Raises ValueError for what would fail inside the engine, where it would fail its neighbours as well."""
+        """Raises ValueError for what would fail inside the engine, where it would fail its neighbours as
+        well."""
         if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
             raise ValueError(
-                f"The prompt has {len(prompt_ids)} ids{f' from {min(prompt_ids)} to {max(prompt_ids)}' if prompt_ids else ''}; "
+                f"The prompt has {len(prompt_ids)} ids"
+                f"{f' from {min(prompt_ids)} to {max(prompt_ids)}' if prompt_ids else ''}; "
                 f"it needs at least one, and each from 0 to {self.vocab_size - 1}."
             )
         if not 0 <= sampling.seed < 2**64:
@@ -145,8 +147,8 @@ class LocalSession:
         limit = self.client.engine.max_context
         if len(prompt_ids) + (score_from is None) > limit:
             raise ContextLengthError(
-                f"The prompt has {len(prompt_ids)} tokens and the context holds {limit}, so no token fits behind it; "
-                "raise `inference.max_context` or end the conversation earlier."
+                f"The prompt has {len(prompt_ids)} tokens and the context holds {limit}, so no token fits "
+                "behind it; raise `inference.max_context` or end the conversation earlier."
             )
         mailbox = self.client.mailbox()
         answered: asyncio.Future[Request] = mailbox.loop.create_future()
@@ -183,7 +185,8 @@ class LocalSession:
 
 
 class _Mailbox:
-    """Answers on their way from the engine's thread to an event loop: one wake-up for all that have arrived."""
+    """Answers on their way from the engine's thread to an event loop: one wake-up for all that have
+    arrived."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

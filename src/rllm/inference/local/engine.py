@@ -4,12 +4,14 @@
                                               ▲                                 ▼
                              next turn ───────┴──── finished ◄── decode, one token for every live row
 
-Two schedules. `continuous` steps as soon as anything is there to do: best throughput when environments are slow.
-`lockstep` steps only when every open session is waiting for the model: then the batches, and so the last bit of every
-log-probability, are the same on every run, whatever the threads do. Training uses it to be reproducible.
+Two schedules. `continuous` steps as soon as anything is there to do: best throughput when environments are
+slow. `lockstep` steps only when every open session is waiting for the model: then the batches, and so the
+last bit of every log-probability, are the same on every run, whatever the threads do. Training uses it to be
+reproducible.
 
-Weights live in the model that is handed in. Whoever changes them calls `publish`: caches are dropped, the version is set,
-and rows in flight read their context anew. A step that finds weights changed without a publish raises.
+Weights live in the model that is handed in. Whoever changes them calls `publish`: caches are dropped, the
+version is set, and rows in flight read their context anew. A step that finds weights changed without a
+publish raises.
 """
 
 import heapq
@@ -88,7 +90,8 @@ class LocalEngine:
         self._releases: list[Holder] = []
         self._cancels: list[Request] = []
         self._outside = 0
-        """Open sessions that are not waiting for the model; the lockstep barrier waits until there are none."""
+        """Open sessions that are not waiting for the model; the lockstep barrier waits until there are
+        none."""
         self._waiting: list[tuple[tuple[str | int, ...], int, Request]] = []
         self._arrivals = 0
         self._owner_of_slot: dict[int, Holder] = {}
@@ -103,7 +106,7 @@ class LocalEngine:
         self._thread = threading.Thread(target=self._run, name="rllm-local-engine", daemon=True)
         self._thread.start()
 
-    # ---- called from outside -------------------------------------------------------------------------------------
+    # ---- called from outside -------------------------------------------------------------------------------
 
     def open(self) -> Holder:
         """Begin a conversation. Under lockstep the engine now waits until it asks or closes."""
@@ -126,7 +129,8 @@ class LocalEngine:
             self._condition.notify()
 
     def cancel(self, request: Request) -> None:
-        """Stop a request that is still in flight; it is delivered as cancelled with what was sampled so far."""
+        """Stop a request that is still in flight; it is delivered as cancelled with what was sampled so
+        far."""
         with self._condition:
             if request.holder.request is request:
                 self._cancels.append(request)
@@ -146,7 +150,10 @@ class LocalEngine:
             self._condition.notify()
 
     def publish(self, policy_version: int) -> None:
-        """The weights are now those of `policy_version`. Returns when no step with the old ones is running."""
+        """The weights are now those of `policy_version`.
+
+        Returns when no step with the old ones is running.
+        """
         with self._stepping:
             self._live.collect(self.policy_version)
             self._reread = True
@@ -166,7 +173,7 @@ class LocalEngine:
         counts = self.counts
         return counts.accepted - counts.finished - counts.cancelled - counts.failed
 
-    # ---- the engine thread ---------------------------------------------------------------------------------------
+    # ---- the engine thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
@@ -198,7 +205,10 @@ class LocalEngine:
         return bool(self._inbox or self._live.requests or self._waiting)
 
     def _take_in(self) -> None:
-        """Apply cancellations and releases, then queue new requests in their order. Runs under the condition."""
+        """Apply cancellations and releases, then queue new requests in their order.
+
+        Runs under the condition.
+        """
         for request in self._cancels:
             if request.holder.request is request:
                 request.finish_reason = FinishReason.CANCELLED
@@ -220,7 +230,8 @@ class LocalEngine:
             holder.slot = None
 
     def _step(self) -> None:
-        """New prompts and one token of every live row go through the model together; then every row samples a token."""
+        """New prompts and one token of every live row go through the model together; then every row samples a
+        token."""
         self._check_weights()
         if self._any_cancelled:
             self._drop_cancelled()
@@ -244,8 +255,8 @@ class LocalEngine:
     def _check_weights(self) -> None:
         if self._weight_state() != self._published_state:
             raise InferenceError(
-                "The model's weights changed without `publish`, so tokens would carry the wrong policy version; "
-                "call publish_weights() after every update."
+                "The model's weights changed without `publish`, so tokens would carry the wrong policy "
+                "version; call publish_weights() after every update."
             )
 
     def _drop_cancelled(self) -> None:
@@ -277,7 +288,8 @@ class LocalEngine:
             prefill(self.model, self._cache, rows)
 
     def _admit(self) -> list[Request]:
-        """Waiting requests that get to run now: those with a slot, and new ones as long as slots and budget last."""
+        """Waiting requests that get to run now: those with a slot, and new ones as long as slots and budget
+        last."""
         admitted: list[Request] = []
         postponed: list[tuple[tuple[str | int, ...], int, Request]] = []
         budget = self.max_prefill_tokens
@@ -297,7 +309,8 @@ class LocalEngine:
         return admitted
 
     def _free_an_idle_slot(self) -> bool:
-        """Take the slot of a conversation that asks nothing at the moment; it reads its context anew when it does.
+        """Take the slot of a conversation that asks nothing at the moment; it reads its context anew when
+        it does.
 
         False when every slot is at work: then one will come free.
         """

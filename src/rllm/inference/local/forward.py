@@ -1,11 +1,11 @@
 """One forward pass of the engine: rows of new tokens on top of what their slots hold.
 
-    decoding:  exactly one token a row  ─┐                           ┌─► one matrix-vector product per (slot, head)
+    decoding:  exactly one token a row  ─┐                           ┌─► a product per (slot, head)
     prompts:   several new tokens a row ─┴─► tokens_N ─► write K, V ─┴─► attention padded to the longest row
 
-Both kinds share the pass, because linear layers see nothing but a flat row of tokens. Decode attends over the contiguous
-range of slots that holds all its rows: reading keys in place beats gathering them. Where rows are scattered over more than
-twice their number of slots, gathering is cheaper and is done instead.
+Both kinds share the pass, because linear layers see nothing but a flat row of tokens. Decode attends over the
+contiguous range of slots that holds all its rows: reading keys in place beats gathering them. Where rows are
+scattered over more than twice their number of slots, gathering is cheaper and is done instead.
 """
 
 from collections.abc import Sequence
@@ -96,7 +96,10 @@ class PromptRows:
 
 
 class DecodeRows:
-    """Rows that read one token a step. Lives as long as the set of rows stays the same; `advance` after every step."""
+    """Rows that read one token a step.
+
+    Lives as long as the set of rows stays the same; `advance` after every step.
+    """
 
     def __init__(self, cache: KVCache, slots_B: NDArray[np.int64], positions_B: NDArray[np.int64]) -> None:
         """`slots_B` in ascending order; `positions_B` are where the next tokens go."""
@@ -197,7 +200,10 @@ def forward(
 
 
 def prefill(model: Any, cache: KVCache, rows: Sequence[Row], *, all_logits: bool = False) -> Tensor:
-    """Read the new tokens of every row. [R, V] logits after each row's last token; [N, V] for all with `all_logits`."""
+    """Read the new tokens of every row.
+
+    [R, V] logits after each row's last token; [N, V] for all with `all_logits`.
+    """
     return forward(model, cache, None, None, PromptRows(cache, rows), all_logits=all_logits)
 
 

@@ -2,7 +2,7 @@
 
     joining ──► [ column per request: slot, position, seed, tokens left ] ──► one step for all ──► leaving
                                     │
-                                    └─► sampled tokens and log-probabilities, in arrays by slot; lists only on leaving
+                                    └─► sampled tokens and log-probabilities, by slot; lists only on leaving
 
 Between two steps nothing is built anew as long as nobody joins or leaves: every column moves on by one.
 """
@@ -66,7 +66,8 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """A conversation's place in the engine: its slot, kept between turns, and whether the engine waits for it."""
+    """A conversation's place in the engine: its slot, kept between turns, and whether the engine waits for
+    it."""
 
     slot: Slot | None = None
     request: Request | None = None
@@ -97,7 +98,8 @@ class LiveRequests:
         return torch.from_numpy(self._rows["token"]).to(self._cache.keys.device) if self.requests else None
 
     def join(self, requests: Sequence[Request]) -> None:
-        """Add requests whose prompts have been read; they stand at the end until their first token is sampled."""
+        """Add requests whose prompts have been read; they stand at the end until their first token is
+        sampled."""
         joining = np.zeros(len(requests), dtype=_COLUMNS)
         for row, request in enumerate(requests):
             sampling, num_prompt = request.sampling, len(request.prompt_ids)
@@ -140,7 +142,8 @@ class LiveRequests:
         return self._remove(cancelled, policy_version) if cancelled else []
 
     def collect(self, policy_version: int) -> None:
-        """Hand every request the tokens that were sampled since the last time, which `policy_version` wrote."""
+        """Hand every request the tokens that were sampled since the last time, which `policy_version`
+        wrote."""
         for row in range(len(self.requests)):
             self._collect(row, policy_version)
 
@@ -170,7 +173,10 @@ class LiveRequests:
         return removed
 
     def _ended(self, tokens_B: NDArray[np.int64], vocab_size: int) -> NDArray[np.bool_]:
-        """[B] whether the token ends its answer. Few tokens are anybody's end token, so only those are looked at closely."""
+        """[B] whether the token ends its answer.
+
+        Few tokens are anybody's end token, so only those are looked at closely.
+        """
         if self._may_end_V is None:
             self._may_end_V = np.zeros(vocab_size, dtype=np.bool_)
             self._may_end_V[[token for token in self._end_ids if 0 <= token < vocab_size]] = True

@@ -1,7 +1,7 @@
 """Logits and seeds in, tokens and exact log-probabilities out.
 
-Every draw is a function of (request seed, position in the answer) and of nothing else: not of the batch, the slot, the
-process or the order of arrival.
+Every draw is a function of (request seed, position in the answer) and of nothing else: not of the batch, the
+slot, the process or the order of arrival.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,11 @@ from torch import Tensor
 from rllm.types.messages import SamplingParams
 
 BLOCK = 512
-"""A larger vocabulary is drawn from in two steps, block then token: running sums do not vectorise and are kept short."""
+"""A larger vocabulary is drawn from in two steps, block then token: running sums do not vectorise and are
+kept short."""
 DRAW_BITS = 23
-"""A float32 total times a draw of this many bits is below the total, however it rounds; so no draw runs past the end."""
+"""A float32 total times a draw of this many bits is below the total, however it rounds; so no draw runs past
+the end."""
 
 
 def uniforms(seeds_B: NDArray[np.uint64], positions_B: NDArray[np.uint64]) -> NDArray[np.float32]:
@@ -39,7 +41,10 @@ _MASK = np.uint64(2**DRAW_BITS - 1)
 
 @dataclass(slots=True)
 class SamplingRows:
-    """The sampling parameters of the rows of one batch, as columns. Serves many steps: only the positions move on."""
+    """The sampling parameters of the rows of one batch, as columns.
+
+    Serves many steps: only the positions move on.
+    """
 
     seeds_B: NDArray[np.uint64]
     positions_B: NDArray[np.uint64]
@@ -67,7 +72,8 @@ class SamplingRows:
 
 
 def sample(logits_B_V: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """([B] token ids, [B] log-probabilities under the distribution that `SamplingParams.logprob_meaning` names)."""
+    """([B] token ids, [B] log-probabilities under the distribution that `SamplingParams.logprob_meaning`
+    names)."""
     logits_B_V = logits_B_V.float()
     probabilities_B_V = torch.softmax(_shaped(logits_B_V, rows), dim=-1)
     if len(rows.greedy) == len(rows.params):
@@ -99,7 +105,10 @@ def _first_above(weights_B_n: Tensor, draws_B1: Tensor) -> Tensor:
 
 
 def _shaped(logits_B_V: Tensor, rows: SamplingRows) -> Tensor:
-    """Logits after temperature, then top-k, then top-p. Greedy rows stay as they are: they are scored by the raw model."""
+    """Logits after temperature, then top-k, then top-p.
+
+    Greedy rows stay as they are: they are scored by the raw model.
+    """
     if rows.temperature_B1 is not None:
         logits_B_V = logits_B_V / rows.temperature_B1.to(logits_B_V.device)
     elif rows.truncated:
