@@ -28,15 +28,24 @@ class PolicyLoss:
     clip_low: float = 0.2
     clip_high: float = 0.2
     aggregation: str = "token_mean"
+    entropy_coef: float = 0.0
+    """Weight of the policy's entropy, in nats, which is added to what is maximised (Mnih et al. 2016, arXiv:1602.01783)."""
 
-    needs_advantage = True
-    """Tokens with advantage 0 have gradient 0 and need not be computed."""
+    @property
+    def needs_every_row(self) -> bool:
+        """Without entropy, rows with advantage 0 have gradient 0 and need not be computed."""
+        return self.entropy_coef > 0.0
 
-    def terms(self, new_T: Tensor, old_T: Tensor, advantages_T: Tensor) -> Tensor:
+    @property
+    def needs_entropy(self) -> bool:
+        return self.entropy_coef > 0.0
+
+    def terms(self, new_T: Tensor, old_T: Tensor, advantages_T: Tensor, entropy_T: Tensor | None = None) -> Tensor:
         """[T] unweighted loss of each trained token."""
         ratio_T = torch.exp(new_T - old_T)
         clipped_T = ratio_T.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
-        return -torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T)
+        terms_T = -torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T)
+        return terms_T if entropy_T is None else terms_T - self.entropy_coef * entropy_T
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -45,10 +54,11 @@ class ImitationLoss:
 
     aggregation: str = "token_mean"
 
-    needs_advantage = False
+    needs_every_row = True
+    needs_entropy = False
 
-    def terms(self, new_T: Tensor, old_T: Tensor, advantages_T: Tensor) -> Tensor:
-        """[T] negative log-likelihood of each demonstrated token; `old_T` and `advantages_T` play no part."""
+    def terms(self, new_T: Tensor, old_T: Tensor, advantages_T: Tensor, entropy_T: Tensor | None = None) -> Tensor:
+        """[T] negative log-likelihood of each demonstrated token; nothing else plays a part."""
         return -new_T
 
 

@@ -108,6 +108,8 @@ class AlgorithmConfig:
     clip_low: float = 0.2
     clip_high: float = 0.2
     """The importance ratio is clipped to [1 - clip_low, 1 + clip_high] (PPO)."""
+    entropy_coef: float = 0.0
+    """Weight of an entropy bonus at the first step; it falls linearly to 0 at the last one."""
     aggregation: str = "token_mean"
     """`token_mean` over all trained tokens of an update, or `sequence_mean` of each sequence's token mean."""
     updates_per_step: int = 2
@@ -119,6 +121,7 @@ class AlgorithmConfig:
         if not 0.0 < self.clip_low < 1.0:
             raise ConfigError(f"`algorithm.clip_low` is {self.clip_low}; it must lie between 0 and 1.")
         _positive("algorithm.clip_high", self.clip_high)
+        _at_least("algorithm.entropy_coef", self.entropy_coef, 0.0)
         _at_least("algorithm.updates_per_step", self.updates_per_step, 1)
         _one_of("algorithm.estimator", self.estimator, ("grpo", "dr_grpo"))
         _one_of("algorithm.aggregation", self.aggregation, ("token_mean", "sequence_mean"))

@@ -34,8 +34,6 @@ _DRAWS_AT_ONCE = 16
 _UNREACHABLE = 1 << 30
 _DISCOUNT = 0.95
 _TIE = 1e-9
-_HASTE = 2 / 3
-"""Share of a demonstration's mistakes that are hasty."""
 _MOVE_OF_WORD = {word.lower(): move for move, word in enumerate(MOVES)}
 _ENV_KEYS = ("size", "p", "seed", "split", "is_slippery", "desc", "max_steps")
 _NAMING_KEYS = ("task_id", "uid", "index")
@@ -221,14 +219,11 @@ def expert_move(
     return best[0] if len(best) == 1 else best[rng.integers(len(best))]
 
 
-def demonstration(
-    task: dict[str, Any], *, noise: float, rng: np.random.Generator
-) -> list[tuple[str, str]]:
-    """One episode of the expert as (observation, move) pairs, with mistakes that are shown as if they were meant.
+def demonstration(task: dict[str, Any], *, noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:
+    """One episode of the expert as (observation, move) pairs.
 
-    With probability `noise` a move is not the expert's: two times out of three it is hasty (straight for the goal, without a
-    look at the holes), else any of the four. So who imitates the result is wrong even in what it does most often, wherever
-    haste is the commoner habit: next to an edge, where only one way leads on. That is left to be learned from rewards.
+    With probability `noise` a move is drawn from all four instead, and shown as if it were meant: who
+    imitates the result has something left to learn from rewards.
     """
     if not 0.0 <= noise <= 1.0:
         raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
@@ -237,24 +232,14 @@ def demonstration(
     turns: list[tuple[str, str]] = []
     over = False
     while not over:
-        if rng.random() >= noise:
-            move = expert_move(env.desc, env.position, rng, is_slippery=env.is_slippery)
-        elif rng.random() < _HASTE:
-            move = _hasty_move(env.desc, env.position, rng)
-        else:
+        if rng.random() < noise:
             move = MOVES[rng.integers(len(MOVES))]
+        else:
+            move = expert_move(env.desc, env.position, rng, is_slippery=env.is_slippery)
         turns.append((observation, move))
         observation, _, terminated, truncated, _ = env.step(move)
         over = terminated or truncated
     return turns
-
-
-def _hasty_move(desc: Sequence[str], position: tuple[int, int], rng: np.random.Generator) -> str:
-    """A move that shortens the way to the goal as the crow flies."""
-    goal_row, goal_column = next((row, cells.index("G")) for row, cells in enumerate(desc) if "G" in cells)
-    down, right = goal_row - position[0], goal_column - position[1]
-    ways = [*(["Down" if down > 0 else "Up"] if down else []), *(["Right" if right > 0 else "Left"] if right else [])]
-    return ways[rng.integers(len(ways))]
 
 
 @lru_cache(maxsize=16_384)

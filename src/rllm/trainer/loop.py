@@ -151,10 +151,13 @@ def learn(learner: Learner, episodes: Sequence[Episode], step: int) -> tuple[Tra
     algorithm = learner.config.algorithm
     groups, counts = group_episodes(episodes)
     advantages = group_advantages(groups, algorithm.estimator, counts)
-    batch = training_batch(episodes, advantages)
     loss = PolicyLoss(
-        clip_low=algorithm.clip_low, clip_high=algorithm.clip_high, aggregation=algorithm.aggregation
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        aggregation=algorithm.aggregation,
+        entropy_coef=_linear(algorithm.entropy_coef, step, learner.config.steps, 0.0),
     )
+    batch = training_batch(episodes, advantages, drop_tied=not loss.needs_every_row)
     updates: list[dict[str, float]] = []
     for share in group_shares(batch.samples, algorithm.updates_per_step):
         updates.append(learner.backend.update(share, loss, learning_rate(learner.config, step)))

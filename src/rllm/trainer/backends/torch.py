@@ -60,7 +60,7 @@ class TorchBackend:
         rows = self._rows(samples, [sample.trainable_T.astype(np.float64) for sample in samples])
         with torch.no_grad():
             for batch in self._micro_batches(rows):
-                logprobs_M = self._logprobs(batch).float().cpu().numpy()
+                logprobs_M = self._logprobs(batch)[0].float().cpu().numpy()
                 for row, place, logprob in zip(batch.row_M, batch.place_M, logprobs_M, strict=True):
                     scores[row][place] = logprob
         return scores
@@ -68,20 +68,18 @@ class TorchBackend:
     def update(self, samples: Sequence[TrainingSample], loss: Loss, learning_rate: float) -> dict[str, float]:
         weights = token_weights(samples, loss.aggregation)
         rows = self._rows(samples, weights)
-        if (
-            loss.needs_advantage
-        ):  # a token with advantage 0 has gradient 0; its weight stays in the denominator
+        if not loss.needs_every_row:  # their weight stays in the denominator
             rows = [row for row in rows if row.sample.advantages_T.any()]
         self._optimizer.zero_grad(set_to_none=True)
         metrics = _UpdateMetrics()
         for batch in self._micro_batches(rows):
-            logprobs_M = self._logprobs(batch)
-            terms_M = loss.terms(logprobs_M, batch.old_logprobs_M, batch.advantages_M)
+            logprobs_M, entropy_M = self._logprobs(batch, with_entropy=loss.needs_entropy)
+            terms_M = loss.terms(logprobs_M, batch.old_logprobs_M, batch.advantages_M, entropy_M)
             total = (terms_M * batch.weights_M).sum()
             if not torch.isfinite(total):
                 raise NumericsError(_name_tokens(batch, samples, terms_M))
             total.backward()
-            metrics.add(loss, batch, total, logprobs_M)
+            metrics.add(loss, batch, total, logprobs_M, entropy_M)
         return {**self._step(learning_rate), **metrics.means()}
 
     def publish_weights(self) -> int:
@@ -153,8 +151,8 @@ class TorchBackend:
             rows, self._micro_batch_tokens, self._device, share_prefixes=self._share_prefixes
         )
 
-    def _logprobs(self, batch: PackedBatch) -> Tensor:
-        """[M] log-probability of every trained token at the temperature it was sampled at."""
+    def _logprobs(self, batch: PackedBatch, *, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """[M] log-probability of every trained token at the temperature it was sampled at, and the policy's entropy there."""
         hidden_M_D = self.model.hidden(
             batch.tokens_N, batch.positions_N, batch.attention, batch.predicted_by_M
         )
@@ -162,7 +160,11 @@ class TorchBackend:
         logits_M_V = logits_M_V.to(torch.promote_types(logits_M_V.dtype, torch.float32))
         if not batch.plain:
             logits_M_V = logits_M_V / batch.temperature_M.unsqueeze(1)
-        return -F.cross_entropy(logits_M_V, batch.targets_M, reduction="none")
+        if not with_entropy:
+            return -F.cross_entropy(logits_M_V, batch.targets_M, reduction="none"), None
+        logprobs_M_V = logits_M_V.log_softmax(dim=-1)
+        entropy_M = -(logprobs_M_V.exp() * logprobs_M_V).sum(dim=-1)
+        return logprobs_M_V.gather(1, batch.targets_M.unsqueeze(1)).squeeze(1), entropy_M
 
     def _step(self, learning_rate: float) -> dict[str, float]:
         parameters = [each for each in self._parameters.values() if each.grad is not None]
@@ -190,7 +192,9 @@ class _UpdateMetrics:
         self.largest_gap = 0.0
         self.is_policy = False
 
-    def add(self, loss: Loss, batch: PackedBatch, total: Tensor, logprobs_M: Tensor) -> None:
+    def add(
+        self, loss: Loss, batch: PackedBatch, total: Tensor, logprobs_M: Tensor, entropy_M: Tensor | None
+    ) -> None:
         self.sums["loss"] += float(total.detach())
         if isinstance(loss, ImitationLoss):
             return
@@ -205,6 +209,8 @@ class _UpdateMetrics:
                 ("kl", ratio_M - 1.0 - log_ratio_M),
             ):
                 self.sums[name] = self.sums.get(name, 0.0) + float(values_M.sum())
+            if entropy_M is not None:
+                self.sums["entropy"] = self.sums.get("entropy", 0.0) + float(entropy_M.sum())
             self.num_tokens += len(ratio_M)
             self.largest_gap = max(self.largest_gap, float(log_ratio_M.abs().max()))
 
