@@ -40,7 +40,9 @@ class PolicyLoss:
     def needs_entropy(self) -> bool:
         return self.entropy_coef > 0.0
 
-    def terms(self, new_T: Tensor, old_T: Tensor, advantages_T: Tensor, entropy_T: Tensor | None = None) -> Tensor:
+    def terms(
+        self, new_T: Tensor, old_T: Tensor, advantages_T: Tensor, entropy_T: Tensor | None = None
+    ) -> Tensor:
         """[T] unweighted loss of each trained token."""
         ratio_T = torch.exp(new_T - old_T)
         clipped_T = ratio_T.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
@@ -57,7 +59,9 @@ class ImitationLoss:
     needs_every_row = True
     needs_entropy = False
 
-    def terms(self, new_T: Tensor, old_T: Tensor, advantages_T: Tensor, entropy_T: Tensor | None = None) -> Tensor:
+    def terms(
+        self, new_T: Tensor, old_T: Tensor, advantages_T: Tensor, entropy_T: Tensor | None = None
+    ) -> Tensor:
         """[T] negative log-likelihood of each demonstrated token; nothing else plays a part."""
         return -new_T
 

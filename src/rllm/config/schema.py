@@ -67,6 +67,10 @@ class RolloutConfig:
     max_turns: int = 8
     max_tokens_per_turn: int = 4
     temperature: float = 1.0
+    """Sampling temperature of the first step. The trainer divides by the same number, so nothing is off-policy."""
+    final_temperature: float = 0.0
+    """Reached linearly at the last step, so that a policy that has made up its mind still tries something else; 0 keeps
+    `temperature`."""
     top_p: float = 1.0
     top_k: int = 0
     num_parallel: int = 256
@@ -93,6 +97,8 @@ class RolloutConfig:
         _positive("rollout.step_timeout_s", self.step_timeout_s)
         _positive("rollout.episode_timeout_s", self.episode_timeout_s)
         _positive("rollout.temperature", self.temperature)
+        if self.final_temperature != 0.0:
+            _positive("rollout.final_temperature", self.final_temperature)
         if self.top_p != 1.0 or self.top_k != 0:
             raise ConfigError(
                 f"`rollout.top_p` is {self.top_p} and `rollout.top_k` is {self.top_k}; log-probabilities of "

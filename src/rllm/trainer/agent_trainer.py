@@ -7,6 +7,7 @@ the parts to `rllm.trainer.loop.train`.
 """
 
 import asyncio
+import gc
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -214,9 +215,12 @@ class AgentTrainer:
                 state=state,
                 save_model=lambda: save_model(loaded, directory.model_path),
             )
+            gc.collect()
+            gc.freeze()  # tasks and modules stay for the whole run: nothing is gained by looking through them again
             try:
                 return await train(run)
             finally:
+                gc.unfreeze()
                 tracker.close()
                 run.learner_thread.shutdown()
 

@@ -139,7 +139,9 @@ async def sample_episodes(run: TrainingRun, step: int) -> list[Episode]:
             tasks,
             group_size=rollout.group_size,
             purpose=f"train/{step}",
-            sampling=SamplingParams(temperature=rollout.temperature, max_tokens=rollout.max_tokens_per_turn),
+            sampling=SamplingParams(
+                temperature=temperature(run.config, step), max_tokens=rollout.max_tokens_per_turn
+            ),
         )
     ) as running:
         episodes = [episode async for episode in running]
@@ -302,6 +304,12 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     if step < optimizer.warmup_steps:
         return optimizer.learning_rate * (step + 1) / (optimizer.warmup_steps + 1)
     return _linear(optimizer.learning_rate, step, config.steps, optimizer.final_lr_fraction)
+
+
+def temperature(config: TrainConfig, step: int) -> float:
+    """The sampling temperature of a reinforcement-learning step."""
+    first = config.rollout.temperature
+    return _linear(first, step, config.steps, (config.rollout.final_temperature or first) / first)
 
 
 def save(run: TrainingRun) -> None:

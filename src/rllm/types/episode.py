@@ -9,6 +9,7 @@ All of them have defaults for every field, accept the spellings of published pro
 `policy_version`/`weight_version`) and round-trip through `to_dict` / `from_dict` and JSON without loss.
 """
 
+import itertools
 import uuid
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -45,8 +46,13 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
 
+_PROCESS = uuid.uuid4().hex[:16]
+_NUMBERS = itertools.count()
+
+
 def _new_id() -> str:
-    return uuid.uuid4().hex
+    """Unique without asking the system for random bytes: a rollout makes thousands of steps a second."""
+    return f"{_PROCESS}{next(_NUMBERS):016x}"
 
 
 @with_aliases(metadata="info", weight_version="policy_version")
