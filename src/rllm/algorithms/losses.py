@@ -29,7 +29,7 @@ class PolicyLoss:
     clip_high: float = 0.2
     aggregation: str = "token_mean"
     entropy_coef: float = 0.0
-    """Weight of the policy's entropy, in nats, which is added to what is maximised (Mnih et al. 2016, arXiv:1602.01783)."""
+    """Weight of the policy's entropy, in nats, in what is maximised (Mnih et al. 2016, arXiv:1602.01783)."""
 
     @property
     def needs_every_row(self) -> bool:

@@ -67,10 +67,10 @@ class RolloutConfig:
     max_turns: int = 8
     max_tokens_per_turn: int = 4
     temperature: float = 1.0
-    """Sampling temperature of the first step. The trainer divides by the same number, so nothing is off-policy."""
+    """Sampling temperature of the first step. The trainer divides by the same, so it stays on-policy."""
     final_temperature: float = 0.0
-    """Reached linearly at the last step, so that a policy that has made up its mind still tries something else; 0 keeps
-    `temperature`."""
+    """Reached linearly at the last step, so that a policy that has made up its mind still tries something
+    else; 0 keeps `temperature`."""
     top_p: float = 1.0
     top_k: int = 0
     num_parallel: int = 256

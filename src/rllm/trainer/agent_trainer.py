@@ -216,7 +216,7 @@ class AgentTrainer:
                 save_model=lambda: save_model(loaded, directory.model_path),
             )
             gc.collect()
-            gc.freeze()  # tasks and modules stay for the whole run: nothing is gained by looking through them again
+            gc.freeze()  # tasks and modules stay for the whole run: looking through them again gains nothing
             try:
                 return await train(run)
             finally:

@@ -152,7 +152,7 @@ class TorchBackend:
         )
 
     def _logprobs(self, batch: PackedBatch, *, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """[M] log-probability of every trained token at the temperature it was sampled at, and the policy's entropy there."""
+        """[M] log-probability of every trained token at its sampling temperature, and [M] entropy there."""
         hidden_M_D = self.model.hidden(
             batch.tokens_N, batch.positions_N, batch.attention, batch.predicted_by_M
         )
