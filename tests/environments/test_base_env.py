@@ -114,7 +114,7 @@ def test_a_step_of_the_wrong_shape_is_refused_by_class_method_and_value(value: A
         10**400,
         object(),
     ],
-    ids=repr,
+    ids=lambda reward: type(reward).__name__,
 )
 @pytest.mark.parametrize("width", [4, 5])
 def test_a_reward_that_is_no_finite_number_is_an_error_and_never_a_zero(reward: Any, width: int) -> None:
