@@ -1,6 +1,7 @@
 """What the tests of the command share: it in this process, it in one of its own, and a tiny finished run."""
 
 import os
+import signal
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,8 @@ def start_rllm() -> Callable[..., subprocess.Popen[str]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A shell that starts the tests in the background makes them, and all they start, deaf to Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     return start

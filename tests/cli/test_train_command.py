@@ -215,7 +215,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(
     while not process.stderr.readline().startswith("train"):
         assert process.poll() is None, "it was to run until it is interrupted"
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate()
+    stdout, stderr = process.communicate(timeout=120)
     assert (process.returncode, stdout) == (130, "")
     assert "Go on from the last checkpoint with: rllm train frozenlake --output lake" in stderr
     assert "Traceback" not in stderr
