@@ -1,8 +1,8 @@
 """What the tests of the command share: it in this process, it in one of its own, and a tiny finished run."""
 
 import os
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
