@@ -120,6 +120,7 @@ class AgentTrainer:
             if summary is None:
                 summary = await self._run(directory)
                 directory.write_summary(summary)
+            if not directory.curve_path.exists():
                 _draw_curve(directory, summary)
             return TrainResult(directory=self.output, summary=summary)
 
