@@ -17,11 +17,11 @@ Rllm = Callable[..., Result]
 
 
 def contents(directory: Path) -> dict[str, str]:
-    """File to hash, but for the lock, which every start takes."""
+    """File to hash, but for the lock, which every start takes, and what SQLite keeps beside a store that is read."""
     return {
         str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != "lock"
+        if path.is_file() and path.name != "lock" and not path.name.endswith(("-shm", "-wal"))
     }
 
 
