@@ -17,7 +17,7 @@ Rllm = Callable[..., Result]
 
 
 def contents(directory: Path) -> dict[str, str]:
-    """File to hash, but for the lock, which every start takes, and what SQLite keeps beside a store that is read."""
+    """File to hash, but for the lock, which every start takes, and what SQLite keeps beside a store."""
     return {
         str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(directory.rglob("*"))
