@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what an editor reads; a test holds it equal to the table below
     from rllm.agents import BaseAgent as BaseAgent
+    from rllm.agents import rollout as rollout
     from rllm.engine import AgentExecutionEngine as AgentExecutionEngine
     from rllm.environments import BaseEnv as BaseEnv
     from rllm.inference import ScriptedClient as ScriptedClient
+    from rllm.rewards.evaluator import evaluator as evaluator
     from rllm.trainer import AgentTrainer as AgentTrainer
     from rllm.types import Action as Action
+    from rllm.types import AgentConfig as AgentConfig
     from rllm.types import Episode as Episode
     from rllm.types import EvalOutput as EvalOutput
     from rllm.types import SamplingParams as SamplingParams
@@ -26,6 +29,7 @@ if TYPE_CHECKING:  # what an editor reads; a test holds it equal to the table be
 
 _HOME_OF = {
     "Action": "rllm.types",
+    "AgentConfig": "rllm.types",
     "AgentExecutionEngine": "rllm.engine",
     "AgentTrainer": "rllm.trainer",
     "BaseAgent": "rllm.agents",
@@ -40,6 +44,8 @@ _HOME_OF = {
     "TerminationReason": "rllm.types",
     "Trajectory": "rllm.types",
     "TrajectoryGroup": "rllm.types",
+    "evaluator": "rllm.rewards.evaluator",
+    "rollout": "rllm.agents",
 }
 
 

@@ -1,29 +1,43 @@
 """Names in, objects out: the one file that knows which class a name in a configuration stands for."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from socket import socket
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rllm.agents.base import BaseAgent
+from rllm.agents.flow import load_flow
 from rllm.agents.frozenlake import FrozenLakeAgent
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
+from rllm.data.jsonl import read_jsonl
+from rllm.data.tasks import tasks_of
 from rllm.engine.agent_execution import AgentExecutionEngine
+from rllm.engine.traced import TracedEngine
 from rllm.environments.base import BaseEnv
 from rllm.environments.frozenlake import FrozenLakeEnv, demonstration, lake_tasks
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.evaluate import evaluate
+from rllm.rewards.evaluator import load_evaluator
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.trainer.programs import PROGRAM_DEFAULTS, gateway_before, local_policy, upstream_policy
 from rllm.trainer.warm_start import Demonstrate
 from rllm.types.episode import Episode
 from rllm.types.messages import SamplingParams
+
+if TYPE_CHECKING:
+    from rllm.gateway.server import Gateway
+    from rllm.gateway.wire import Policy
+    from rllm.inference.local.client import LocalClient
 
 VALIDATION_START = 1_000_000
 """Validation tasks while training come from here on, so that they are not those of
@@ -57,6 +71,7 @@ def training_config(
         "task": {
             "environment": spec.environment,
             "agent": spec.agent,
+            "agent_args": spec.agent_args,
             "environment_args": spec.task,
             "train_args": spec.train_task,
         }
@@ -65,8 +80,78 @@ def training_config(
     return load_config(path, (*extra, *assignments), base={**spec.train, **named})
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ProgramNames:
+    """A program, what judges it and its tasks, as a command names them."""
+
+    program: str
+    """An entry point, `package.module:name` or `file.py:name`."""
+    evaluator: str
+    dataset: str
+    """A JSONL file."""
+    val_dataset: str = ""
+
+    @property
+    def label(self) -> str:
+        """For titles and directories: the last part of the program's name."""
+        return self.program.rpartition(":")[2]
+
+    def require_all(self) -> None:
+        for option, value in (("--evaluator", self.evaluator), ("--dataset", self.dataset)):
+            if not value:
+                example = "my_flow.py:score" if option == "--evaluator" else "my.jsonl"
+                raise ConfigError(
+                    f"The program `{self.program}` needs {option}, such as {option} {example}; "
+                    "a benchmark brings its own."
+                )
+
+
+def program_config(
+    names: ProgramNames,
+    model: str = "",
+    path: Path | None = None,
+    assignments: tuple[str, ...] = (),
+    seed: int | None = None,
+) -> TrainConfig:
+    """Defaults of programs, then the file, then `seed` and `model`, then the assignments."""
+    names.require_all()
+    named: dict[str, Any] = {
+        "task": {
+            "environment": names.label,
+            "agent": names.label,
+            "program": names.program,
+            "evaluator": names.evaluator,
+            "dataset": names.dataset,
+            "val_dataset": names.val_dataset,
+        }
+    }
+    extra = [] if seed is None else [f"seed={seed}"]
+    extra += [f"model.path={model}"] if model else []
+    return load_config(path, (*extra, *assignments), base={**PROGRAM_DEFAULTS, **named})
+
+
+def _program_trainer(config: TrainConfig, output: Path, tracker: Tracker | None) -> AgentTrainer:
+    task = config.task
+    return AgentTrainer(
+        config,
+        train_dataset=_rows(task.dataset),
+        val_dataset=_rows(task.val_dataset) if task.val_dataset else None,
+        agent_flow=task.program,
+        evaluator=task.evaluator,
+        output=output,
+        tracker=tracker,
+    )
+
+
+def _rows(dataset: str) -> list[Any]:
+    path = Path(dataset)
+    return tasks_of(read_jsonl(path), dataset=dataset)
+
+
 def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = None) -> AgentTrainer:
-    """A trainer for the environment and agent that the configuration names."""
+    """A trainer for the environment and agent, or the program, that the configuration names."""
+    if config.task.program:
+        return _program_trainer(config, output, tracker)
     world, agent_class = _world_named(config.task.environment), _agent_named(config.task.agent)
     task_args = config.task.environment_args
     evaluation = config.evaluation
@@ -161,6 +246,66 @@ async def evaluate_model(
     return reports
 
 
+async def evaluate_program(
+    names: ProgramNames,
+    *,
+    model: Path | None = None,
+    base_url: str = "",
+    model_name: str = "",
+    num_tasks: int = 256,
+    seed: int = 0,
+    threads: int = 0,
+    on_episode: Callable[[Episode], None] = lambda episode: None,
+) -> dict[str, dict[str, Any]]:
+    """Reports on a program's tasks: `sampled` (at temperature 1) and `greedy` on the built-in engine.
+
+    With the `base_url` of an OpenAI-compatible server instead of `model`, one report, `as asked`: the program
+    says itself how to sample, and `model_name` is what it asks for.
+    """
+    names.require_all()
+    flow, evaluator = load_flow(names.program), load_evaluator(names.evaluator)
+    tasks = _rows(names.dataset)[:num_tasks]
+    async with AsyncExitStack() as open_until_done:
+        if model is None:
+            policy: Policy = upstream_policy(base_url)
+            ways: dict[str, SamplingParams | None] = {"as asked": None}
+        else:
+            client = _client_for(model, threads)
+            open_until_done.push_async_callback(client.close)
+            model_name = model_name or model.resolve().name
+            policy = local_policy(client, model_name)
+            ways = {"sampled": SamplingParams(), "greedy": SamplingParams(temperature=0.0)}
+        ledger = open_until_done.enter_context(TemporaryDirectory(prefix="rllm-eval-"))
+        gateway = await open_until_done.enter_async_context(gateway_before(policy, Path(ledger) / "gateway"))
+        engine = await open_until_done.enter_async_context(
+            TracedEngine(flow, evaluator, gateway, model=model_name, seed=seed, sets_max_tokens=False)
+        )
+        return {
+            way: (await evaluate(engine, tasks, sampling, f"eval/{way}", on_episode))[0].to_dict()
+            for way, sampling in ways.items()
+        }
+
+
+def _client_for(model: Path, threads: int) -> "LocalClient":
+    """The built-in engine for a program: of a run as it was trained, otherwise as programs are by default."""
+    try:
+        from rllm.inference.local.client import LocalClient
+        from rllm.models.devices import use_threads
+        from rllm.models.directory import load_model
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "torch", "train") from error
+    recorded = RunDirectory.read(model).config() if is_run(model) else None
+    config = load_config(recorded, base=PROGRAM_DEFAULTS)
+    use_threads(threads)
+    loaded = load_model(model_directory(model), device=config.model.device)
+    return LocalClient(
+        loaded,
+        num_slots=config.inference.num_slots,
+        max_context=min(config.inference.max_context, loaded.max_positions),
+        max_prefill_tokens=config.inference.max_prefill_tokens,
+    )
+
+
 def _mixed_tasks(world: World, count: int, task_args: dict[str, Any]) -> list[dict[str, Any]]:
     """`count` training tasks; arguments that are lists are gone through in turn, one value per task."""
     choices = [value if isinstance(value, list) else [value] for value in task_args.values()]
@@ -182,3 +327,140 @@ def _agent_named(name: str) -> type[BaseAgent]:
     if name not in AGENTS:
         raise ConfigError(f"There is no agent `{name}`; there are: {', '.join(AGENTS)}.")
     return AGENTS[name]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Address:
+    """Where a gateway listens, who may use it, and where it keeps what it captures."""
+
+    ledger: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str | None = ""
+    """Made anew when empty; None lets everybody in who can connect."""
+    require_session: bool = False
+
+
+def build_gateway(
+    address: Address,
+    upstreams: Sequence[str],
+    *,
+    dialect: str = "chat",
+    api_key: str | None = None,
+    processed_logprobs: bool = False,
+) -> "Gateway":
+    """A gateway in front of other servers: its address is taken, and nothing written yet."""
+    try:
+        from rllm.gateway.server import Gateway, listening_socket
+        from rllm.gateway.upstream import UpstreamPolicy
+        from rllm.gateway.wire import Dialect
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "aiohttp", "gateway") from error
+    policy = UpstreamPolicy(
+        upstreams, dialect=Dialect(dialect), api_key=api_key, processed_logprobs=processed_logprobs
+    )
+    return _gateway(Gateway, policy, address, listening_socket(address.host, address.port))
+
+
+@asynccontextmanager
+async def ids_gateway(
+    address: Address,
+    upstream: str,
+    tokenizer: Path,
+    *,
+    model: str = "",
+    api_key: str | None = None,
+    processed_logprobs: bool = False,
+) -> AsyncIterator["Gateway"]:
+    """A gateway that makes the prompts itself, of ids, and lets one vLLM or SGLang server sample.
+
+    Not started yet; the connections to the server end with the context. Raises InferenceError when it is not
+    there, ModelDirectoryError for a `tokenizer` directory without one.
+    """
+    try:
+        from rllm.gateway.auth import require_guarded
+        from rllm.gateway.local import LocalPolicy
+        from rllm.gateway.pool import base_url
+        from rllm.gateway.server import Gateway, listening_socket
+        from rllm.inference.vllm import VLLMClient
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "aiohttp", "gateway") from error
+    require_guarded(address.host, address.token)
+    url = base_url(upstream)
+    if not tokenizer.is_dir():
+        raise ConfigError(
+            f"The tokenizer {tokenizer} is no directory; give the one of the model that is served."
+        )
+    listening = listening_socket(address.host, address.port)
+    try:
+        client = await VLLMClient.connect(
+            url, tokenizer, model=model, api_key=api_key, processed_logprobs=processed_logprobs
+        )
+    except BaseException:
+        listening.close()
+        raise
+    try:
+        yield _gateway(Gateway, LocalPolicy(client, client.facts.model), address, listening)
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def model_gateway(
+    address: Address,
+    model: Path,
+    *,
+    name: str = "",
+    device: str = "cpu",
+    threads: int = 0,
+    num_slots: int = 64,
+    max_context: int = 0,
+) -> AsyncIterator["Gateway"]:
+    """A gateway in front of the built-in engine, not started yet; the engine ends with the context.
+
+    `model` is a run or a model directory. `max_context` 0 takes what the model was made for, up to 4,096.
+    """
+    try:
+        from rllm.gateway.auth import require_guarded
+        from rllm.gateway.local import LocalPolicy
+        from rllm.gateway.server import Gateway, listening_socket
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "aiohttp", "gateway") from error
+    try:
+        from rllm.inference.local.client import LocalClient
+        from rllm.models.devices import use_threads
+        from rllm.models.directory import load_model
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "torch", "train") from error
+    directory = model_directory(model)
+    require_guarded(address.host, address.token)
+    listening = listening_socket(address.host, address.port)
+    try:
+        use_threads(threads)
+        loaded = load_model(directory, device=device)
+        client = LocalClient(
+            loaded, num_slots=num_slots, max_context=max_context or min(loaded.max_positions, 4096)
+        )
+    except BaseException:
+        listening.close()
+        raise
+    try:
+        policy = LocalPolicy(client, name or model.resolve().name)
+        yield _gateway(Gateway, policy, address, listening)
+    finally:
+        await client.close()
+
+
+def _gateway(made: type["Gateway"], policy: "Policy", address: Address, listening: socket) -> "Gateway":
+    try:
+        return made(
+            policy,
+            address.ledger,
+            host=address.host,
+            token=address.token,
+            require_session=address.require_session,
+            listening=listening,
+        )
+    except BaseException:
+        listening.close()
+        raise

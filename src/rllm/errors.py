@@ -11,6 +11,9 @@
     ├── AgentError             a user's agent or environment broke its contract; names class and method
     ├── ContextLengthError     a prompt leaves no room for a single new token
     ├── InferenceError         the engine or server that samples failed: an infrastructure failure
+    ├── RequestRefused         a request to the gateway that gets an error instead of an answer; has an HTTP
+    status
+    ├── PartialAnswer          a model's answer broke off; never taken for a whole one
     ├── CountError             a conservation law does not hold; the message lists both sides
     ├── NumericsError          NaN, inf or an exploding norm before an optimizer step
     └── CanaryError            sampler and trainer disagree on log-probabilities after a publish
@@ -85,6 +88,45 @@ class InferenceError(RllmError):
 
     Retried, then counted as failed.
     """
+
+
+class RequestRefused(RllmError):
+    """Raised by the gateway for a request that cannot be answered; sent in the protocol's own error shape.
+
+    `kind` is what OpenAI calls `type` (`invalid_request_error`, `authentication_error`, `server_error`, …),
+    `code` a
+    word for machines such as `context_length_exceeded`, `param` the field to mend.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+        """Value of the Retry-After header, as the upstream gave it."""
+
+
+class PartialAnswer(RllmError):
+    """Raised when an answer broke off: the upstream dropped the connection, or the engine failed on the way.
+
+    `answer` (rllm.gateway.wire.Answer) holds what had arrived.
+    """
+
+    def __init__(self, message: str, answer: object = None) -> None:
+        super().__init__(message)
+        self.answer = answer
 
 
 class CountError(RllmError):

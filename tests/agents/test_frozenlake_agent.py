@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.agents import BaseAgent, FrozenLakeAgent, check_agent
-from rllm.agents.frozenlake import neighbour_lines, parse_move, system_prompt
+from rllm.agents.frozenlake import neighbours, parse_move, system_prompt
 from rllm.environments import FrozenLakeEnv
 from rllm.types import Action, Step
 
@@ -151,12 +151,12 @@ def test_moves_left_are_counted_down_when_asked_for() -> None:
 def test_neighbours_are_shown_when_asked_for() -> None:
     agent = FrozenLakeAgent(show_neighbours=True)
     play(agent, FrozenLakeEnv(["SF", "HG"]), ["Right"])
-    assert agent.chat_completions[1]["content"] == "PF\nHG\nLeft #\nDown H\nRight F\nUp #"
-    assert agent.chat_completions[-1]["content"] == "FP\nHG\nLeft F\nDown G\nRight #\nUp #"
+    assert agent.chat_completions[1]["content"] == "PF\nHG\n#HF#"
+    assert agent.chat_completions[-1]["content"] == "FP\nHG\nFG##"
 
 
 def test_a_player_who_left_the_ice_has_no_neighbours() -> None:
-    assert neighbour_lines("FF\nXG") == []
+    assert neighbours("FF\nXG") == ""
 
 
 def test_the_prompt_is_short_because_every_token_costs() -> None:

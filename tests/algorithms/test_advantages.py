@@ -42,7 +42,7 @@ def test_a_table_by_hand() -> None:
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_equal_rewards_and_single_attempts_teach_nothing(name: str) -> None:
-    estimate = estimator_named(name)
+    estimate = estimator_named(name).estimate
     assert estimate(np.array([0.5, 0.5, 0.5])).tolist() == [0.0, 0.0, 0.0]
     assert estimate(np.array([2.0])).tolist() == [0.0]
 

@@ -59,18 +59,20 @@ def _oracle(episodes: list[Episode], estimator: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for task_id, mine in judged:
         rivals = [
-            Fraction(other.reward) for task, other in judged if task == task_id and other.name == mine.name
+            Fraction(other.reward)
+            for task, other in judged
+            if other.name == mine.name and (task == task_id or estimator == "reinforce_plus_plus")
         ]
         mean = sum(rivals) / len(rivals)
         variance = sum((reward - mean) ** 2 for reward in rivals) / len(rivals)
         distance = float(Fraction(mine.reward) - mean)
-        if estimator == "grpo":
+        if estimator != "dr_grpo":
             distance /= float(variance) ** 0.5 + 1e-6
         found[mine.uid] = distance
     return found
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo"])
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "reinforce_plus_plus"])
 @given(data=st.data())
 def test_advantages_are_those_of_a_brute_force_oracle_however_members_are_shuffled_lost_and_mixed(
     estimator: str, data: st.DataObject
@@ -93,6 +95,19 @@ def test_the_order_of_arrival_changes_no_bit(episodes: list[Episode], rng: rando
     shuffled = list(episodes)
     rng.shuffle(shuffled)
     assert _advantages(shuffled)[0] == before
+
+
+def test_a_task_that_always_fails_is_learned_from_when_the_whole_step_is_compared(
+    episode: Callable[..., Episode],
+) -> None:
+    episodes = [
+        *(episode("hard", attempt, {"agent": 0.0}) for attempt in range(2)),
+        *(episode("easy", attempt, {"agent": 1.0}) for attempt in range(2)),
+    ]
+    assert set(_advantages(episodes, "grpo")[0].values()) == {0.0}
+    advantages, counts = _advantages(episodes, "reinforce_plus_plus")
+    assert list(advantages.values()) == pytest.approx([1.0, 1.0, -1.0, -1.0], abs=1e-5)
+    assert counts.tied == 2
 
 
 def test_a_group_is_one_task_and_one_role_in_the_order_of_attempts(episode: Callable[..., Episode]) -> None:

@@ -50,6 +50,24 @@ def test_a_missing_extra_is_named_with_its_command_and_breaks_nothing(
     assert (found["torch"], found["self test"]) == (Status.MISSING, Status.MISSING)
 
 
+def test_without_the_gateway_benchmarks_are_trained_all_the_same(
+    rllm: Rllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        doctor, "version_of", lambda name: None if name == "aiohttp" else installed.version_of(name)
+    )
+    report = json.loads(rllm("doctor", "--json").stdout)
+    assert report["ready"] is True
+    (aiohttp,) = [each for each in report["findings"] if each["name"] == "aiohttp"]
+    assert (aiohttp["status"], aiohttp["detail"]) == (
+        "missing",
+        "not installed; run: pip install 'rllm[gateway]'",
+    )
+    names = [each["name"] for each in report["findings"]]
+    assert len(names) == len(set(names)), "what two extras bring is looked at once"
+    assert "pip install 'rllm[gateway]'" in rllm("doctor").stdout.split("rllm train frozenlake")[1]
+
+
 def test_a_package_that_is_too_old_ends_with_exit_code_1(rllm: Rllm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         doctor, "version_of", lambda name: "0.1" if name == "rich" else installed.version_of(name)

@@ -8,15 +8,18 @@ from rllm.cli.installed import EXTRAS, REQUIRED, extra_of, is_older, rllm_versio
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
 
+FOR_DEVELOPERS = {"dev"}
+
 
 def oldest_versions(requirements: list[str]) -> dict[str, str]:
-    return {name: oldest for each in requirements for name, oldest in [each.split(">=")]}
+    return {name: oldest for each in requirements for name, oldest in [each.partition(";")[0].split(">=")]}
 
 
 def test_the_tables_say_what_pyproject_says() -> None:
     assert oldest_versions(PROJECT["dependencies"]) == REQUIRED
     for extra, packages in EXTRAS.items():
         assert oldest_versions(PROJECT["optional-dependencies"][extra]) == packages
+    assert EXTRAS.keys() == PROJECT["optional-dependencies"].keys() - FOR_DEVELOPERS
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,7 @@ def test_versions_are_compared_as_numbers(version: str, oldest: str, answer: boo
 
 def test_a_module_is_known_by_the_extra_that_brings_it() -> None:
     assert extra_of("torch.nn") == "train"
+    assert extra_of("aiohttp.web") == "gateway"
     assert extra_of("my_typo") is None
     assert extra_of(None) is None
 

@@ -15,7 +15,7 @@ AT_LEAST = {
     "inference.max_prefill_tokens": 1,
     "rollout.group_size": 1,
     "rollout.max_turns": 1,
-    "rollout.max_tokens_per_turn": 1,
+    "rollout.max_tokens_per_turn": 0,
     "rollout.num_parallel": 1,
     "rollout.env_workers": 1,
     "rollout.retry_limit": 1,
@@ -95,6 +95,8 @@ def test_a_group_of_one_is_refused_where_attempts_are_compared() -> None:
     with pytest.raises(ConfigError, match=r"`rollout.group_size` is 1; grpo compares attempts"):
         load_config(["rollout.group_size=1"])
     assert load_config(["rollout.group_size=1", "steps=0"]).rollout.group_size == 1
+    whole_step = ["rollout.group_size=1", "algorithm.estimator=reinforce_plus_plus"]
+    assert load_config(whole_step).rollout.group_size == 1
 
 
 @pytest.mark.parametrize("assignment", ["rollout.top_p=0.9", "rollout.top_k=5"])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm.environments.frozenlake import (
+    DROWNED,
     MOVES,
     SPLITS,
     FrozenLakeEnv,
@@ -205,6 +206,60 @@ def test_noise_is_recorded_as_if_it_were_meant() -> None:
     moves = Counter(move for _ in range(300) for _, move in demonstration(task, noise=1.0, rng=rng))
     assert set(moves) == set(MOVES)
     assert max(moves.values()) < 1.3 * min(moves.values())
+
+
+def test_an_expert_that_strolls_never_drowns() -> None:
+    rng = np.random.default_rng(0)
+    moves: Counter[str] = Counter()
+    for task in lake_tasks("train", 100, p=0.65):
+        env = FrozenLakeEnv.from_dict(task)
+        env.reset()
+        for _, move in demonstration(task, noise=1.0, rng=rng, strolls=True):
+            before = env.position
+            observation, *_ = env.step(move)
+            assert DROWNED not in observation
+            assert env.position != before
+            moves[move] += 1
+    assert set(moves) == set(MOVES)
+
+
+def test_a_short_sighted_expert_knows_the_way_only_near_the_goal() -> None:
+    far = ["SFFFF", "FFFFF", "FFFFF", "FFFFF", "FFFFG"]
+    near = ["FFFFF", "FFFFF", "FFFFF", "FFFFF", "FFSFG"]
+    ways = {
+        name: {
+            demonstration(
+                {"desc": desc, "max_steps": 8},
+                noise=0.0,
+                rng=np.random.default_rng(seed),
+                sight=3,
+                strolls=True,
+            )[0][1]
+            for seed in range(40)
+        }
+        for name, desc in {"far": far, "near": near}.items()
+    }
+    assert ways == {"far": {"Right", "Down"}, "near": {"Right"}}
+
+
+def test_random_starts_make_many_more_lakes_of_the_same_split() -> None:
+    corners, scattered = (
+        [tuple(lake_map("train", index, random_start=where)) for index in range(1500)]
+        for where in (False, True)
+    )
+    assert len(set(scattered)) > 2 * len(set(corners))
+    for rows in scattered:
+        assert split_of(rows) == "train"
+        assert ("".join(rows).count("S"), "".join(rows).count("G")) == (1, 1)
+
+
+def test_another_start_does_not_move_a_lake_to_another_split() -> None:
+    for index in range(200):
+        rows = lake_map("test", index)
+        cells = "".join(rows)
+        place = cells.index("F")
+        moved = f"F{cells[1:place]}S{cells[place + 1 :]}"
+        assert split_of([moved[row * 4 : row * 4 + 4] for row in range(4)]) == "test"
 
 
 def test_a_demonstration_is_a_function_of_its_generator() -> None:

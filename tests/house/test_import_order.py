@@ -34,6 +34,8 @@ HOMES_OF_LIBRARY = {
     ),
     "matplotlib": ("tracking/picture*",),
     "gymnasium": ("environments/*",),
+    "aiohttp": ("gateway/*", "inference/vllm*"),
+    "llguidance": ("inference/local/grammar*",),
 } | {
     name: (f"*/{name}.py", f"*/{name}/*")
     for name in ("ray", "verl", "vllm", "tinker", "mcp", "playwright", "wandb")

@@ -19,6 +19,8 @@ HEAVY = {
     "matplotlib",
     "gymnasium",
     "starlette",
+    "aiohttp",
+    "orjson",
     "pydantic",
 }
 

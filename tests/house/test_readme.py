@@ -122,6 +122,7 @@ PROOFS: dict[str, Callable[[list[str], Path, RunPython], None]] = {
     "python": prove_python,
     "python3": prove_python,
     "pip": prove_pip,
+    "curl": prove_nothing,  # docs/gateway.md has them, and test_gateway_doc.py runs them
     "git": prove_nothing,
     "cd": prove_nothing,
     "source": prove_nothing,
@@ -171,14 +172,15 @@ def test_commands_are_read_as_a_shell_reads_them() -> None:
     block = (
         "# a remark\n$ make demo  # and why\n"
         "PYTHON=python3.12 make test && rllm runs list --json > runs.json\n"
-        "rllm train frozenlake \\\n    --set 'train.steps=3' --seed 1\npip install -e '.[train,dev]'\n"
+        "rllm train frozenlake \\\n    --set 'train.steps=3' --seed 1\n"
+        "pip install -e '.[train,gateway,dev]'\n"
     )
     assert commands_in(block) == [
         ["make", "demo"],
         ["make", "test"],
         ["rllm", "runs", "list", "--json"],
         ["rllm", "train", "frozenlake", "--set", "train.steps=3", "--seed", "1"],
-        ["pip", "install", "-e", ".[train,dev]"],
+        ["pip", "install", "-e", ".[train,gateway,dev]"],
     ]
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from rllm.errors import ConfigError, ModelDirectoryError
 from rllm.models.builtin import END_OF_TURN, SPECIAL_TOKENS, create_tokenizer
@@ -121,3 +122,95 @@ def test_a_broken_tokenizer_file_is_named(copied: Path, content: str) -> None:
     (copied / "tokenizer.json").write_text(content)
     with pytest.raises(ModelDirectoryError, match=f"tokenizer in {copied}"):
         HuggingFaceTokenizer(copied)
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "move",
+        "description": "One step.\nNever two.",
+        "parameters": {
+            "type": "object",
+            "properties": {"to": {"type": "string"}, "far": {"type": ["integer", "null"]}, "why": {}},
+        },
+    },
+}
+TOOL_TALK: list[Message] = [
+    {"role": "system", "content": "Rules."},
+    {"role": "user", "content": "go"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "move", "arguments": '{"to":"Up"}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c", "content": "done"},
+]
+
+
+def test_the_built_in_template_lists_tools_briefly_and_writes_calls_as_hermes_does(builtin: Path) -> None:
+    renderer = ChatRenderer(_loaded(builtin))
+    ids = renderer.render(TOOL_TALK, [TOOL])
+    assert TOKENIZER.decode(ids, skip_special_tokens=False) == (
+        "<|system|>Rules.\nTools:\nmove(to: string, far: integer|null, why: any) One step.<|end|>"
+        "<|user|>go<|end|>"
+        '<|assistant|><tool_call>\n{"name": "move", "arguments": {"to": "Up"}}\n</tool_call><|end|>'
+        "<|tool|>done<|end|><|assistant|>"
+    )
+    assert renderer.tool_format is not None
+    assert renderer.tool_format.name == "hermes"
+    assert renderer.appends(TOOL_TALK[3:], [TOOL])
+    assert renderer.appends(TOOL_TALK[1:2], [TOOL])
+
+
+def test_tools_without_a_system_message_make_one(builtin: Path) -> None:
+    bare = {"type": "function", "function": {"name": "now"}}
+    ids = ChatRenderer(_loaded(builtin)).render(TOOL_TALK[1:2], [bare])
+    text = TOKENIZER.decode(ids, skip_special_tokens=False)
+    assert text == "<|system|>Tools:\nnow()<|end|><|user|>go<|end|><|assistant|>"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), ANY_TEXT), min_size=1, max_size=5
+    )
+)
+def test_without_tools_the_built_in_template_is_one_token_before_and_one_behind_each_message(
+    builtin: Path, said: list[tuple[str, str]]
+) -> None:
+    messages: list[Message] = [{"role": role, "content": content} for role, content in said]
+    expected = "".join(f"<|{role}|>{content}<|end|>" for role, content in said)
+    tokenizer = _loaded(builtin)
+    assert tokenizer.apply_template(messages, add_generation_prompt=False) == expected
+    assert tokenizer.apply_template(messages, add_generation_prompt=True) == f"{expected}<|assistant|>"
+
+
+def test_the_vocabulary_has_no_token_for_markup() -> None:
+    """It is part of every run that is reproduced bit for bit."""
+    vocabulary = TOKENIZER.get_vocab()
+    assert len(vocabulary) == 512
+    assert not {"<tool_call>", "</tool_call>", "<think>"} & set(vocabulary)
+    assert len(TOKENIZER.encode("<tool_call>").ids) > 3
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_markup_stays_in_decoded_text_where_it_is_a_special_token(copied: Path, special: bool) -> None:
+    path = copied / "tokenizer.json"
+    tokenizer = create_tokenizer()
+    tokenizer.add_tokens([AddedToken(tag, special=special) for tag in ("[TOOL_CALLS]", "[INST]")])
+    if special:
+        tokenizer.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True)])
+    tokenizer.save(str(path))
+    loaded = HuggingFaceTokenizer(copied)
+    ids = loaded.encode('[INST]go<|end|>[TOOL_CALLS][{"name"<|end|>')
+    assert len(loaded.encode("[TOOL_CALLS]")) == 1
+    assert loaded.decode(ids) == f'{"" if special else "[INST]"}go[TOOL_CALLS][{{"name"'
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content + 1 }}", "{{ messages[9].content.x }}"])
+def test_whatever_fails_inside_a_template_is_a_refusal(copied: Path, template: str) -> None:
+    path = copied / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    with pytest.raises(ConfigError, match="chat template refuses the conversation"):
+        HuggingFaceTokenizer(copied).apply_template(TOOL_TALK, add_generation_prompt=True)

@@ -1,11 +1,14 @@
+import json
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rllm.errors import ConfigError
+from rllm.models.builtin import CHAT_TEMPLATE
 from rllm.types.messages import Message
 
 CHATML = (
@@ -45,8 +48,100 @@ THINKING = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+QWEN_TOOLS = (
+    "{% if tools %}<|im_start|>system\n"
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
+    "# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n"
+    "{% elif messages[0].role == 'system' %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n"
+    "{% endif %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% elif m.role != 'system' or not loop.first %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}"
+    "{% if not loop.first or m.content %}\n{% endif %}"
+    '<tool_call>\n{"name": {{ call.function.name | tojson }}, "arguments": {{ ARGUMENTS }}}\n</tool_call>'
+    "{% endfor %}<|im_end|>\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+).replace(
+    "ARGUMENTS",
+    "call.function.arguments if call.function.arguments is string else call.function.arguments | tojson",
+)
+QWEN_THINKING = QWEN_TOOLS.replace(
+    "<|im_start|>{{ m.role }}\n{{ m.content }}",
+    "<|im_start|>{{ m.role }}\n{{ m.content if m.role != 'assistant' or loop.index0 > ns.last"
+    " else m.content.split('</think>')[-1].lstrip('\n') }}",
+).replace(
+    "{% for m in messages %}",
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}",
+)
+QWEN_OPENED = QWEN_THINKING.replace(
+    "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}"
+).replace(
+    "<|im_start|>{{ m.role }}\n",
+    "<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.index0 > ns.last and '</think>' in m.content %}<think>\n"
+    "{% endif %}",
+)
+QWEN_CODER = (
+    QWEN_TOOLS.partition("<tool_call>")[0] + "<tool_call>\n<function={{ call.function.name }}>\n"
+    "{% if call.function.arguments is mapping %}"
+    "{% for key, value in call.function.arguments.items() %}<parameter={{ key }}>\n"
+    "{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}{% endif %}"
+    "</function>\n</tool_call>" + QWEN_TOOLS.partition("</tool_call>")[2]
+)
+LLAMA_TOOLS = (
+    "<bos>{% if messages[0].role == 'system' %}{% set rules = messages[0].content %}"
+    "{% set messages = messages[1:] %}{% else %}{% set rules = '' %}{% endif %}"
+    "<head>system</head>\n\n{{ rules }}"
+    "{% for tool in tools or [] %}\n{{ tool | tojson }}{% endfor %}<|im_end|>"
+    "{% for m in messages %}"
+    "{% if m.tool_calls %}{% if m.tool_calls | length > 1 %}{{ raise_exception('single calls') }}{% endif %}"
+    "<head>assistant</head>\n\n"
+    '{"name": "{{ m.tool_calls[0].function.name }}", '
+    '"parameters": {{ m.tool_calls[0].function.arguments | tojson }}}<|im_end|>'
+    "{% else %}<head>{{ 'ipython' if m.role == 'tool' else m.role }}</head>\n\n"
+    "{{ m.content | trim }}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<head>assistant</head>\n\n{% endif %}"
+)
+MISTRAL_TOOLS = (
+    "<bos>{% if messages[0].role == 'system' %}{% set rules = messages[0].content %}"
+    "{% set messages = messages[1:] %}{% endif %}"
+    "{% set ns = namespace(last=-1) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'user' %}"
+    "{% if tools and loop.index0 == ns.last %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]"
+    "{% endif %}[INST] {% if loop.first and rules is defined %}{{ rules }}\n\n{% endif %}"
+    "{{ m.content }} [/INST]"
+    "{% elif m.role == 'tool' %}"
+    "{% if m.tool_call_id | length != 9 %}{{ raise_exception('ids of 9') }}{% endif %}"
+    '[TOOL_RESULTS] {"content": {{ m.content | tojson }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
+    "{% elif m.tool_calls %}[TOOL_CALLS] ["
+    "{% for call in m.tool_calls %}"
+    "{% if call.id | length != 9 %}{{ raise_exception('ids of 9') }}{% endif %}"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}, '
+    '"id": "{{ call.id }}"}{% if not loop.last %}, {% endif %}'
+    "{% endfor %}]<|im_end|>"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}"
+    "{% endfor %}"
+)
+
 SPECIAL = ("<|im_end|>", "<|im_start|>", "<bos>", "<head>", "</head>", "[INST]", "[/INST]")
-PIECES = ("ab", "ba", "aba", "Up", "Down", "<think>", "</think>")
+PIECES = (
+    "ab",
+    "ba",
+    "aba",
+    "Up",
+    "Down",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+)
 
 
 class ToyTokenizer:
@@ -58,6 +153,8 @@ class ToyTokenizer:
     def __init__(self, template: str) -> None:
         environment = ImmutableSandboxedEnvironment()
         environment.globals["raise_exception"] = _refuse
+        environment.filters["tojson"] = _tojson
+        self.template_text = template
         self._template = environment.from_string(template)
         self._texts = [*SPECIAL, *PIECES, *(chr(code) for code in range(32, 127)), "\n", "\u2063"]
         self._id_of = {text: index for index, text in enumerate(self._texts)}
@@ -73,15 +170,27 @@ class ToyTokenizer:
         texts = (self._texts[token % len(self._texts)] for token in ids)
         return "".join(text for text in texts if text not in SPECIAL)
 
-    def apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    def apply_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> str:
         try:
-            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt)
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, tools=tools
+            )
         except TemplateError as error:
             raise ConfigError(f"The template refuses the conversation: {error}") from error
 
 
 def _refuse(reason: str) -> None:
     raise TemplateError(reason)
+
+
+def _tojson(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 @pytest.fixture(scope="session")
@@ -101,4 +210,11 @@ TEMPLATES = {
     "mistral": MISTRAL,
     "roaming_system": ROAMING_SYSTEM,
     "thinking": THINKING,
+    "builtin": CHAT_TEMPLATE.replace("<|end|>", "<|im_end|>"),
+    "qwen": QWEN_TOOLS,
+    "qwen_thinking": QWEN_THINKING,
+    "qwen_opened": QWEN_OPENED,
+    "qwen_coder": QWEN_CODER,
+    "llama_tools": LLAMA_TOOLS,
+    "mistral_tools": MISTRAL_TOOLS,
 }

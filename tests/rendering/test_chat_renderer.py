@@ -1,3 +1,5 @@
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -92,3 +94,151 @@ def test_what_users_say_cannot_move_the_place_where_an_answer_ends(toy: Toy) -> 
     assert renderer.continuation(
         [tokenizer.end_id], [{"role": "user", "content": marked}]
     ) == tokenizer.encode(f"\n<|im_start|>user\n{marked}<|im_end|>\n<|im_start|>assistant\n")
+
+
+# ---- tools -----------------------------------------------------------------------------------------------
+
+TOOLS = [{"type": "function", "function": {"name": name, "description": "ab"}} for name in ("move", "look")]
+CALL: Message = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {
+            "id": "call_of_some_length",
+            "type": "function",
+            "function": {"name": "move", "arguments": '{"b": [1], "a": "x"}'},
+        }
+    ],
+}
+RESULT: Message = {"role": "tool", "tool_call_id": "call_of_some_length", "name": "move", "content": "done"}
+USER: Message = {"role": "user", "content": "go"}
+
+
+def test_tools_calls_and_results_reach_the_template_and_arguments_are_objects_there(toy: Toy) -> None:
+    tokenizer = toy("qwen")
+    text = tokenizer.decode(ChatRenderer(tokenizer).render([USER, CALL, RESULT], TOOLS))
+    assert json.dumps(TOOLS[1]) in text
+    assert '<tool_call>\n{"name": "move", "arguments": {"b": [1], "a": "x"}}\n</tool_call>' in text
+    assert "<tool_response>\ndone\n</tool_response>" in text
+    assert "None" not in text
+    assert CALL["tool_calls"][0]["function"]["arguments"] == '{"b": [1], "a": "x"}', "theirs is not touched"
+
+
+@pytest.mark.parametrize("arguments", ["{bad", "[1]", "5"])
+def test_arguments_that_are_no_object_reach_the_template_as_they_are(toy: Toy, arguments: str) -> None:
+    tokenizer = toy("qwen")
+    call = {"id": "c", "type": "function", "function": {"name": "move", "arguments": arguments}}
+    said: Message = {"role": "assistant", "tool_calls": [call]}
+    text = tokenizer.decode(ChatRenderer(tokenizer).render([USER, said, RESULT], TOOLS))
+    assert f'"arguments": {arguments}}}' in text
+
+
+def test_content_in_parts_or_absent_renders_as_text_does(toy: Toy) -> None:
+    renderer = ChatRenderer(toy("qwen"))
+    parts: Message = {
+        "role": "user",
+        "content": [{"type": "text", "text": "g"}, {"type": "text", "text": "o"}],
+    }
+    for content in ({"content": ""}, {"content": None}, {}, {"content": []}):
+        said: Message = {"role": "assistant", "tool_calls": CALL["tool_calls"], **content}
+        assert renderer.render([parts, said], TOOLS) == renderer.render([USER, CALL], TOOLS)
+
+
+@pytest.mark.parametrize("template", ["builtin", "qwen", "llama_tools", "mistral_tools"])
+def test_appending_a_tool_result_gives_what_rendering_the_whole_conversation_would(
+    toy: Toy, template: str
+) -> None:
+    tokenizer = toy(template)
+    renderer = ChatRenderer(tokenizer)
+    prompt = renderer.render([USER], TOOLS)
+    whole = renderer.render([USER, CALL, RESULT], TOOLS)
+    tail = renderer.continuation([], [RESULT], TOOLS)
+    assert renderer.appends([RESULT], TOOLS)
+    assert whole[: len(prompt)] == prompt
+    assert whole[-len(tail) :] == tail
+    answer = whole[len(prompt) : -len(tail)]
+    assert renderer.tool_format is not None
+    assert [call.name for call in renderer.tool_format.parse(tokenizer.decode(answer)).calls] == ["move"]
+
+
+@pytest.mark.parametrize(
+    ("template", "after_a_result", "after_a_user"),
+    [
+        ("builtin", True, True),
+        ("qwen", True, True),
+        ("qwen_coder", True, True),
+        ("llama_tools", True, True),
+        ("mistral_tools", True, False),  # its tools stand before the last user message
+        ("qwen_thinking", True, False),  # its thoughts go when a user speaks again
+        ("qwen_opened", True, False),
+        ("thinking", False, False),
+    ],
+)
+def test_it_is_found_out_after_whom_a_template_only_appends(
+    toy: Toy, template: str, after_a_result: bool, after_a_user: bool
+) -> None:
+    renderer = ChatRenderer(toy(template))
+    assert renderer.appends([RESULT], TOOLS) is after_a_result
+    assert renderer.appends([RESULT, RESULT, RESULT], TOOLS) is after_a_result
+    assert renderer.appends([USER], TOOLS) is after_a_user
+    assert renderer.appends([RESULT, USER], TOOLS) is after_a_user
+
+
+def test_a_template_that_ends_calls_otherwise_than_answers_does_not_only_append(toy: Toy) -> None:
+    other_end = toy("qwen").template_text.replace(
+        "{% endfor %}<|im_end|>\n{% endif %}",
+        "{% endfor %}{{ '<head>' if m.tool_calls else '<|im_end|>' }}\n{% endif %}",
+    )
+    renderer = ChatRenderer(toy(other_end))
+    assert not renderer.appends([RESULT], TOOLS)
+    assert renderer.appends([USER], TOOLS) is True
+
+
+def test_a_tail_that_lists_the_tools_lists_the_right_ones(toy: Toy) -> None:
+    tokenizer = toy(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+        "<|im_start|>assistant\n{% endif %}"
+    )
+    assert "move look" in tokenizer.decode(ChatRenderer(tokenizer).continuation([], [USER], TOOLS))
+
+
+def test_the_same_messages_with_other_tools_are_another_prompt(toy: Toy) -> None:
+    renderer = ChatRenderer(toy("qwen"))
+    prompts = [renderer.render([USER], tools) for tools in ((), TOOLS, TOOLS[:1], ())]
+    assert prompts[0] == prompts[3]
+    assert len({tuple(prompt) for prompt in prompts}) == 3
+
+
+def test_what_is_remembered_of_long_texts_is_bounded(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rllm.rendering.chat.MAX_LONG", 50_000)
+    tokenizer = toy("qwen")
+    renderer = ChatRenderer(tokenizer)
+    for number in range(40):
+        long: Message = {"role": "user", "content": f"{number} " + "ab" * 2_000}
+        for _ in range(2):
+            said = tokenizer.encode(tokenizer.apply_template([long], add_generation_prompt=True))
+            assert renderer.render([long]) == said
+        assert renderer._long.num_characters <= 50_000
+    assert 1 < len(renderer._long) < 40
+    assert len(renderer.render([{"role": "user", "content": "ab" * 50_000}])) > 50_000
+    assert renderer._long.num_characters <= 50_000
+    assert renderer._plain.cache_info().currsize == 0
+
+
+def test_long_messages_are_remembered_apart_from_where_they_stand(toy: Toy) -> None:
+    tokenizer = toy("qwen")
+    renderer = ChatRenderer(tokenizer)
+    long: Message = {"role": "user", "content": "ab" * 2_000}
+    for _ in range(2):
+        whole = renderer.render([long])
+        assert whole == tokenizer.encode(tokenizer.apply_template([long], add_generation_prompt=True))
+        assert renderer.continuation([tokenizer.end_id], [long]) == tokenizer.encode("\n") + whole
+
+
+def test_ids_of_calls_fit_the_template_when_tools_are_no_longer_offered(toy: Toy) -> None:
+    tokenizer = toy("mistral_tools")
+    text = tokenizer.decode(ChatRenderer(tokenizer).render([USER, CALL, RESULT]))
+    ids = re.findall(r'"(?:call_)?id": "([a-z0-9]{9})"', text)
+    assert len(ids) == 2
+    assert len(set(ids)) == 1

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rllm.algorithms.grouping import group_advantages, group_episodes
 from rllm.errors import ConfigError, CountError
+from rllm.trainer import samples
 from rllm.trainer.samples import training_batch, trajectory_rows
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 from rllm.types.messages import LogprobMeaning, ModelOutput
@@ -106,7 +107,7 @@ def test_every_sampled_token_is_trained_or_dropped_for_a_reason(rows: list[Any])
     counts = batch.token_counts
     sampled = sum(len(sampled) for _, _, turns, _ in rows for _, sampled in turns)
     assert counts["sampled"] == sampled
-    assert sampled == counts["trained"] + counts["dropped.failed"] + counts["dropped.tied"]
+    assert sampled == sum(count for name, count in counts.items() if name != "sampled")
     assert counts["trained"] == sum(row.num_trainable for row in batch.samples)
     keys = [row.order_key for row in batch.samples]
     assert keys == sorted(keys)
@@ -121,12 +122,40 @@ def test_rows_that_taught_nothing_may_be_kept() -> None:
     assert all(row.advantages_T.tolist() == [0.0] * 3 for row in kept.samples)
 
 
-def test_tokens_that_do_not_add_up_stop_the_run() -> None:
-    episodes = [_episode([([1], [2, 3])], float(attempt), attempt) for attempt in range(2)]
+def test_a_token_that_a_grammar_forced_is_read_and_counted_but_never_trained_on() -> None:
+    episodes = [_episode([([1], [2, 3, 4]), ([5], [6])], float(attempt), attempt) for attempt in range(2)]
     advantages = _advantages(episodes)
-    episodes[0].trajectories[0].steps[0].policy_versions = [3, NOT_SAMPLED]  # sampled, it says, by nobody
-    with pytest.raises(CountError, match="'sampled': 4, 'trained': 3"):
-        training_batch(episodes, advantages)
+    episodes[1].trajectories[0].steps[0].policy_versions = [3, NOT_SAMPLED, 3]
+    batch = training_batch(episodes, advantages)
+    assert batch.token_counts == {
+        "sampled": 8,
+        "trained": 7,
+        "masked.forced": 1,
+        "dropped.failed": 0,
+        "dropped.tied": 0,
+    }
+    row = batch.samples[1]
+    assert row.token_ids_T.tolist() == [1, 2, 3, 4, 5, 6]
+    assert row.trainable_T.tolist() == [False, True, False, True, False, True]
+    assert row.advantages_T[~row.trainable_T].tolist() == [0.0] * 3
+    assert row.logprobs_T.tolist() == [0, -0.25, 0, -0.25, 0, -0.5]
+
+
+def test_forced_tokens_of_an_attempt_that_is_dropped_are_dropped_with_it() -> None:
+    episodes = [_episode([([1], [2, 3])], 1.0, attempt) for attempt in range(2)]
+    episodes[0].trajectories[0].steps[0].policy_versions = [3, NOT_SAMPLED]
+    counts = training_batch(episodes, _advantages(episodes)).token_counts
+    assert (counts["sampled"], counts["masked.forced"], counts["dropped.tied"]) == (4, 0, 4)
+
+
+def test_tokens_that_do_not_add_up_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lossy(*given: Any) -> list[Any]:
+        return trajectory_rows(*given)[:-1]
+
+    episodes = [_episode([([1], [2, 3])], float(attempt), attempt) for attempt in range(2)]
+    monkeypatch.setattr(samples, "trajectory_rows", lossy)
+    with pytest.raises(CountError, match=r"'sampled': 4, 'trained': 0, 'masked\.forced': 0"):
+        training_batch(episodes, _advantages(episodes))
 
 
 def _break(step: Step, **changes: Any) -> Step:
@@ -155,6 +184,12 @@ def test_a_step_that_cannot_be_trained_on_is_refused_by_what_it_lacks(
 def test_tokens_of_truncated_sampling_are_refused() -> None:
     steps = _steps([([1], [2])], logprob_meaning=LogprobMeaning.TRUNCATED)
     with pytest.raises(ConfigError, match="top-k or top-p"):
+        trajectory_rows(Trajectory(steps=steps), "t", 0, 0, 1.0)
+
+
+def test_tokens_of_a_server_that_does_not_tell_how_it_sampled_are_refused() -> None:
+    steps = _steps([([1], [2])], logprob_meaning=LogprobMeaning.UNKNOWN)
+    with pytest.raises(ConfigError, match="`temperature`, `top_p` and `top_k` for the session"):
         trajectory_rows(Trajectory(steps=steps), "t", 0, 0, 1.0)
 
 

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rllm.agents.base import BaseAgent as BaseAgent
     from rllm.agents.checks import check_agent as check_agent
+    from rllm.agents.flow import AgentFlow as AgentFlow
+    from rllm.agents.flow import rollout as rollout
     from rllm.agents.frozenlake import FrozenLakeAgent as FrozenLakeAgent
 
 _HOME_OF = {
+    "AgentFlow": "rllm.agents.flow",
     "BaseAgent": "rllm.agents.base",
     "FrozenLakeAgent": "rllm.agents.frozenlake",
     "check_agent": "rllm.agents.checks",
+    "rollout": "rllm.agents.flow",
 }
 
 

@@ -42,7 +42,8 @@ def parse_move(response: str) -> Action:
 class FrozenLakeAgent(BaseAgent):
     """One user message per observation: the grid and nothing else, unless asked for.
 
-    `max_steps` adds how many moves are left; `show_neighbours` adds what lies in each direction.
+    `max_steps` adds how many moves are left; `show_neighbours` adds a line with what lies to the left, below,
+    to the right and above.
     """
 
     def __init__(self, max_steps: int | None = None, show_neighbours: bool = False) -> None:
@@ -91,21 +92,22 @@ class FrozenLakeAgent(BaseAgent):
     def _question(self, grid: str) -> str:
         lines = [grid]
         if self._show_neighbours:
-            lines += neighbour_lines(grid)
+            lines.append(neighbours(grid))
         if self._max_steps is not None:
             lines.append(f"Moves left: {self._max_steps - len(self._trajectory.steps)}")
         return "\n".join(lines)
 
 
-def neighbour_lines(grid: str) -> list[str]:
-    """One line a move: its word and the cell it leads to. None for a player who left the ice."""
+def neighbours(grid: str) -> str:
+    """The cells to the left of the player, below, to the right and above, one character each; "" for a player
+    who left the ice."""
     rows = grid.split("\n")
     places = [(row, cells.index(PLAYER)) for row, cells in enumerate(rows) if PLAYER in cells]
-    return [
-        f"{move} {_cell(rows, row + down, column + right)}"
+    return "".join(
+        _cell(rows, row + down, column + right)
         for row, column in places
-        for move, (down, right) in _STEP_OF_MOVE.items()
-    ]
+        for down, right in _STEP_OF_MOVE.values()
+    )
 
 
 def _cell(rows: list[str], row: int, column: int) -> str:

@@ -1,6 +1,11 @@
-"""Rewards of the attempts at one task in, one advantage per attempt out. Pure functions, one registry."""
+"""Rewards in, one advantage per attempt out. Pure functions, one registry.
+
+What is compared with each other is either the attempts at one task, or all attempts of a step; always those
+of one role.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +34,32 @@ def dr_grpo_advantages(rewards_G: FloatArray) -> FloatArray:
     return rewards_G - rewards_G.mean()
 
 
-ESTIMATORS: dict[str, Callable[[FloatArray], FloatArray]] = {
-    "grpo": grpo_advantages,
-    "dr_grpo": dr_grpo_advantages,
+def reinforce_plus_plus_advantages(rewards_B: FloatArray, *, eps: float = 1e-6) -> FloatArray:
+    """A_i = (r_i - mean(r)) / (std(r) + eps), over all attempts of a step by one role, whatever their task.
+
+    Hu et al. 2025 (arXiv:2501.03262), without its KL term, normalised over attempts instead of tokens. A task
+    that fails in every attempt is learned from: there is no group that could tie.
+    """
+    return grpo_advantages(rewards_B, eps=eps)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Estimator:
+    """A rule, and what it compares."""
+
+    estimate: Callable[[FloatArray], FloatArray]
+    within_groups: bool = True
+    """The attempts at one task; otherwise all attempts of a step by the role."""
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": Estimator(estimate=grpo_advantages),
+    "dr_grpo": Estimator(estimate=dr_grpo_advantages),
+    "reinforce_plus_plus": Estimator(estimate=reinforce_plus_plus_advantages, within_groups=False),
 }
 
 
-def estimator_named(name: str) -> Callable[[FloatArray], FloatArray]:
+def estimator_named(name: str) -> Estimator:
     if name not in ESTIMATORS:
         raise ConfigError(f"There is no advantage estimator `{name}`; choose one of {', '.join(ESTIMATORS)}.")
     return ESTIMATORS[name]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rllm.algorithms.advantages import estimator_named
+from rllm.algorithms.advantages import Estimator, estimator_named
 from rllm.errors import RewardError
 from rllm.types.episode import Episode, Outcome, Trajectory, TrajectoryGroup
 
@@ -30,7 +30,7 @@ class GroupingCounts:
     groups: int = 0
     compared: int = 0
     tied: int = 0
-    """All rewards equal: nothing to learn from."""
+    """All rewards equal: nothing to learn from by comparing attempts at one task."""
     alone: int = 0
     """One attempt left: no baseline, so advantage 0."""
 
@@ -61,24 +61,36 @@ def group_advantages(
 
     Raises RewardError for a trajectory whose reward is not a finite number.
     """
-    estimate = estimator_named(estimator)
+    rule = estimator_named(estimator)
     advantages: dict[str, float] = {}
+    rewards_of_role: dict[str, dict[str, float]] = {}
     for group in groups.values():
-        rewards_G = np.array(
-            [_reward_of(group, trajectory) for trajectory in group.trajectories], dtype=np.float64
-        )
+        rewards = {trajectory.uid: _reward_of(group, trajectory) for trajectory in group.trajectories}
         counts.groups += 1
-        if len(rewards_G) < 2:
+        if len(rewards) < 2:
             counts.alone += 1
-        elif np.ptp(rewards_G) == 0.0:
+        elif len(set(rewards.values())) == 1:
             counts.tied += 1
         else:
             counts.compared += 1
-        # Written out for ties, so that rounding of the mean cannot turn "nothing to learn" into noise.
-        advantages_G = np.zeros_like(rewards_G) if np.ptp(rewards_G) == 0.0 else estimate(rewards_G)
-        for trajectory, advantage in zip(group.trajectories, advantages_G.tolist(), strict=True):
-            advantages[trajectory.uid] = advantage
+        if rule.within_groups:
+            advantages |= _compared(rewards, rule)
+        else:
+            rewards_of_role.setdefault(group.role, {}).update(rewards)
+    for rewards in rewards_of_role.values():
+        advantages |= _compared(rewards, rule)
     return advantages
+
+
+def _compared(rewards: Mapping[str, float], rule: Estimator) -> dict[str, float]:
+    """Advantages of what is compared with each other.
+
+    Zeros are written out for ties, so that rounding of the mean cannot turn "nothing to learn" into noise.
+    """
+    if len(set(rewards.values())) < 2:
+        return dict.fromkeys(rewards, 0.0)
+    values = rule.estimate(np.array(list(rewards.values()), dtype=np.float64))
+    return dict(zip(rewards, values.tolist(), strict=True))
 
 
 def _reward_of(group: TrajectoryGroup, trajectory: Trajectory) -> float:

@@ -42,6 +42,8 @@ class Finding:
     status: Status
     detail: str
     """What is there and, where it is not well, what to do."""
+    is_for_training: bool = True
+    """False for what only the gateway needs."""
 
 
 @click.command("doctor", epilog=example("rllm doctor", "rllm doctor --json"))
@@ -70,9 +72,11 @@ def examine() -> list[Finding]:
         for name, oldest in REQUIRED.items()
     ]
     for extra, packages in EXTRAS.items():
+        looked_at = {each.name for each in findings}
         findings += [
-            _package(name, oldest, f"pip install 'rllm[{extra}]'", Status.MISSING)
+            _package(name, oldest, f"pip install 'rllm[{extra}]'", Status.MISSING, extra == "train")
             for name, oldest in packages.items()
+            if name not in looked_at
         ]
     trainable = all(version_of(name) for name in EXTRAS["train"])
     findings += [*(_devices() if trainable else []), _disk()]
@@ -97,10 +101,17 @@ def _python() -> Finding:
     )
 
 
-def _package(name: str, oldest: str, install: str, status_if_absent: Status) -> Finding:
+def _package(
+    name: str, oldest: str, install: str, status_if_absent: Status, is_for_training: bool = True
+) -> Finding:
     version = version_of(name)
     if version is None:
-        return Finding(name=name, status=status_if_absent, detail=f"not installed; run: {install}")
+        return Finding(
+            name=name,
+            status=status_if_absent,
+            detail=f"not installed; run: {install}",
+            is_for_training=is_for_training,
+        )
     if is_older(version, oldest):
         detail = f"{version}, but {oldest} or newer is needed; run: pip install --upgrade '{name}>={oldest}'"
         return Finding(name=name, status=Status.BROKEN, detail=detail)
@@ -181,8 +192,12 @@ async def sample_and_score() -> tuple[float, int]:
 
 
 def _is_ready(findings: list[Finding]) -> bool:
-    """Whether `rllm train` would run here."""
-    return all(each.status in (Status.OK, Status.WARNING) for each in findings)
+    """Whether `rllm train` of a benchmark would run here; programs need the gateway too."""
+    ready = (Status.OK, Status.WARNING)
+    return all(
+        each.status in ready or (each.status is Status.MISSING and not each.is_for_training)
+        for each in findings
+    )
 
 
 _STYLES = {Status.OK: "green", Status.MISSING: "yellow", Status.WARNING: "yellow", Status.BROKEN: "bold red"}
@@ -197,7 +212,10 @@ def _print_findings(findings: list[Finding]) -> None:
         )
     )
     if _is_ready(findings):
-        print_next(console, [(["rllm", "train", "frozenlake"], "train an agent, in minutes")])
+        steps = [(["rllm", "train", "frozenlake"], "train an agent, in minutes")]
+        if any(each.status is Status.MISSING for each in findings):
+            steps.append((["pip", "install", "rllm[gateway]"], "what programs and `rllm serve` need"))
+        print_next(console, steps)
     elif any(each.status is Status.BROKEN for each in findings):
         console.print("\nSomething that is needed does not work: mend what is marked broken.", style="red")
     else:

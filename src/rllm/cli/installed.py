@@ -14,7 +14,16 @@ EXTRAS = {
         "tokenizers": "0.21",
         "torch": "2.13",
         "transformers": "5.0",
-    }
+    },
+    "gateway": {
+        "aiohttp": "3.12",
+        "jinja2": "3.1",
+        "llguidance": "1.3",
+        "orjson": "3.11",
+        "tokenizers": "0.21",
+        "transformers": "5.0",
+        "uvloop": "0.21",
+    },
 }
 """Extra -> its packages and the oldest version that serves; a test holds both tables to pyproject.toml."""
 

@@ -26,6 +26,7 @@ INTERRUPTION = "Interrupted"
 COMMANDS = {
     "train": ("rllm.cli.train", "Train an agent on a benchmark, or go on with a run that was stopped."),
     "eval": ("rllm.cli.eval", "Measure a model on a benchmark's held-out tasks."),
+    "serve": ("rllm.cli.serve", "Serve a model, or capture the calls of any program to other servers."),
     "runs": ("rllm.cli.runs", "List, show, compare and replay runs, down to single episodes."),
     "model": ("rllm.cli.model", "Create a tiny model, or say what a model directory holds."),
     "doctor": ("rllm.cli.doctor", "Check that this machine is ready to train."),

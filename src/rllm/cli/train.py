@@ -1,10 +1,11 @@
-"""`rllm train`: benchmark and settings in, a run directory with a better model out.
+"""`rllm train`: benchmark or program and settings in, a run directory with a better model out.
 
-words ──► training_config ──► build_trainer ──► train, seen through LiveView ──► before and after
+words ──► Wanted.config ──► build_trainer ──► train, seen through LiveView ──► before and after
 """
 
 import itertools
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import click
 from rich.text import Text
 from rich.tree import Tree
 
-from rllm.build import build_trainer, training_config
+from rllm.build import ProgramNames, build_trainer, program_config, training_config
 from rllm.cli.command import example, json_option, print_json
+from rllm.cli.programs import is_program
 from rllm.cli.run_facts import REPORTS, report_labels
 from rllm.cli.terminal import err, out, print_next, success_table
 from rllm.config.loader import config_dict
@@ -30,13 +32,20 @@ from rllm.trainer.agent_trainer import TrainResult
         "rllm train frozenlake                                  into runs/frozenlake-seed0",
         "rllm train frozenlake --seed 1 --output lake --json    for a script",
         "rllm train frozenlake --set steps=50 --set rollout.group_size=16 --dry-run",
+        "rllm train my_flow.py:solve --evaluator my_flow.py:score --dataset my.jsonl     your own program",
     ),
 )
-@click.argument("benchmark")
+@click.argument("benchmark", metavar="BENCHMARK|PROGRAM")
+@click.option("--evaluator", default="", metavar="NAME", help="What judges a program, as my_flow.py:score.")
+@click.option("--dataset", default="", metavar="FILE", help="A program's training tasks, as JSONL.")
+@click.option(
+    "--val-dataset", default="", metavar="FILE", help="Its held-out tasks.  [default: the training tasks]"
+)
+@click.option("--model", default="", metavar="DIR", help="What to start from: a directory or builtin:tiny.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    help="Run directory; a run that is there goes on.  [default: runs/BENCHMARK-seedN]",
+    help="Run directory; a run that is there goes on.  [default: runs/NAME-seedN]",
 )
 @click.option(
     "--config", "config_file", type=click.Path(path_type=Path), help="TOML file on top of the benchmark's."
@@ -54,6 +63,10 @@ from rllm.trainer.agent_trainer import TrainResult
 @json_option
 def command(
     benchmark: str,
+    evaluator: str,
+    dataset: str,
+    val_dataset: str,
+    model: str,
     output: Path | None,
     config_file: Path | None,
     assignments: tuple[str, ...],
@@ -66,54 +79,92 @@ def command(
 
     The run directory holds everything: configuration, episodes, metrics, checkpoints, the model, a picture.
     The same command again resumes a run that was interrupted, and shows the result of one that is finished.
+
+    A PROGRAM is a function made with @rllm.rollout, or any other that takes (task, config): the name of an
+    installed one, package.module:name, or file.py:name. It needs --evaluator and --dataset.
     """
-    config = training_config(benchmark, config_file, assignments, seed)
-    directory = output or Path("runs") / f"{benchmark}-seed{config.seed}"
+    wanted = Wanted(
+        name=benchmark,
+        program=ProgramNames(program=benchmark, evaluator=evaluator, dataset=dataset, val_dataset=val_dataset)
+        if is_program(benchmark, evaluator, dataset, val_dataset)
+        else None,
+        model=model,
+        config_file=config_file,
+        assignments=assignments,
+        seed=seed,
+    )
+    config = wanted.config()
+    directory = output or Path("runs") / f"{wanted.label}-seed{config.seed}"
     if fresh:
         directory = _unused(directory)
     if dry_run:
         trainer = build_trainer(config, directory)  # refuses what a run would refuse
         if is_run(directory):
             trainer.require_same_config(RunDirectory.read(directory))
-        _print_plan(benchmark, config, directory, as_json)
+        _print_plan(wanted.label, config, directory, as_json)
         return
     was_finished = is_run(directory) and RunDirectory.read(directory).summary() is not None
     if is_run(directory):
         remark = "is finished; --fresh starts another run" if was_finished else "was stopped; it goes on"
         err().print(f"{directory} {remark}.", style="dim", soft_wrap=True)
     try:
-        with LiveView(config.steps, title=f"rllm train {benchmark}") as view:
+        with LiveView(config.steps, title=f"rllm train {wanted.label}") as view:
             result = build_trainer(config, directory, None if was_finished else view).train()
     except KeyboardInterrupt as interrupt:
-        again = _resume_command(benchmark, directory, config_file, assignments, seed)
+        again = shlex.join(wanted.words(directory))
         raise click.Abort(f"Interrupted. Go on from the last checkpoint with: {again}") from interrupt
     if as_json:
         print_json({**result.summary, "run": str(directory)})
     else:
-        _print_result(benchmark, config, result)
+        _print_result(wanted, config, result)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Wanted:
+    """What the user typed."""
+
+    name: str
+    program: ProgramNames | None
+    model: str
+    config_file: Path | None
+    assignments: tuple[str, ...]
+    seed: int | None
+
+    @property
+    def label(self) -> str:
+        return self.name if self.program is None else self.program.label
+
+    def config(self) -> TrainConfig:
+        if self.program is not None:
+            return program_config(self.program, self.model, self.config_file, self.assignments, self.seed)
+        assignments = (*([f"model.path={self.model}"] if self.model else []), *self.assignments)
+        return training_config(self.name, self.config_file, assignments, self.seed)
+
+    def words(self, directory: Path) -> list[str]:
+        """The command that goes on with the run."""
+        words = ["rllm", "train", self.name, *self.program_words(), "--output", str(directory)]
+        if self.program is not None and self.program.val_dataset:
+            words += ["--val-dataset", self.program.val_dataset]
+        if self.model:
+            words += ["--model", self.model]
+        if self.config_file is not None:
+            words += ["--config", str(self.config_file)]
+        for assignment in self.assignments:
+            words += ["--set", assignment]
+        if self.seed is not None:
+            words += ["--seed", str(self.seed)]
+        return words
+
+    def program_words(self) -> list[str]:
+        if self.program is None:
+            return []
+        return ["--evaluator", self.program.evaluator, "--dataset", self.program.dataset]
 
 
 def _unused(directory: Path) -> Path:
     """`directory`, or with the first number behind it that is free."""
     numbered = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
     return next(path for path in itertools.chain([directory], numbered) if not path.exists())
-
-
-def _resume_command(
-    benchmark: str,
-    directory: Path,
-    config_file: Path | None,
-    assignments: tuple[str, ...],
-    seed: int | None,
-) -> str:
-    words = ["rllm", "train", benchmark, "--output", str(directory)]
-    if config_file is not None:
-        words += ["--config", str(config_file)]
-    for assignment in assignments:
-        words += ["--set", assignment]
-    if seed is not None:
-        words += ["--seed", str(seed)]
-    return shlex.join(words)
 
 
 def _print_plan(benchmark: str, config: TrainConfig, directory: Path, as_json: bool) -> None:
@@ -141,7 +192,7 @@ def _add_branches(tree: Tree, values: dict[str, Any], defaults: dict[str, Any]) 
             tree.add(Text.assemble(f"{key} = ", (str(value), "" if value == default else "bold green")))
 
 
-def _print_result(benchmark: str, config: TrainConfig, result: TrainResult) -> None:
+def _print_result(wanted: Wanted, config: TrainConfig, result: TrainResult) -> None:
     summary, directory = result.summary, RunDirectory.read(result.directory)
     labels = report_labels(config_dict(config))
     num_tasks = summary["after"]["sampled_report"]["attempted"]
@@ -173,7 +224,7 @@ def _print_result(benchmark: str, config: TrainConfig, result: TrainResult) -> N
     print_next(
         console,
         [
-            (["rllm", "eval", benchmark, "--model", run], "measure it on its own"),
+            (["rllm", "eval", wanted.name, *wanted.program_words(), "--model", run], "measure it on its own"),
             (["rllm", "runs", "show", run, "--episode", str(_episode_to_show(directory))], "watch it play"),
         ],
     )

@@ -34,6 +34,14 @@ class TaskConfig:
     by task."""
     agent: str = "frozenlake"
     agent_args: dict[str, Any] = field(default_factory=dict[str, Any])
+    program: str = ""
+    """A program to train instead: `package.module:name`, `file.py:name`, or the name of an entry point."""
+    evaluator: str = ""
+    """What judges the program, named in the same ways."""
+    dataset: str = ""
+    """JSONL file of the program's training tasks, one JSON object a line."""
+    val_dataset: str = ""
+    """The same for the tasks that are held out; the training tasks where empty."""
     num_train_tasks: int = 100_000
     """How many training tasks there are; steps walk through them in order and begin again at the end."""
 
@@ -66,6 +74,7 @@ class RolloutConfig:
     """Attempts at each task."""
     max_turns: int = 8
     max_tokens_per_turn: int = 4
+    """Of one answer. 0, for programs alone, leaves it to what the program asks for."""
     temperature: float = 1.0
     """Sampling temperature of the first step. The trainer divides by the same, so it stays on-policy."""
     final_temperature: float = 0.0
@@ -74,11 +83,11 @@ class RolloutConfig:
     top_p: float = 1.0
     top_k: int = 0
     num_parallel: int = 256
-    """Rollouts that live at the same time."""
+    """Rollouts, or programs, that live at the same time."""
     env_workers: int = 4
     """Threads that environments run in."""
     step_timeout_s: float = 30.0
-    """One environment reset or step."""
+    """One environment reset or step; for programs, one judgement of the evaluator."""
     episode_timeout_s: float = 300.0
     retry_limit: int = 3
     """Tries of an episode that infrastructure failed; the policy's own failures are never tried again."""
@@ -88,12 +97,12 @@ class RolloutConfig:
             "tasks_per_step",
             "group_size",
             "max_turns",
-            "max_tokens_per_turn",
             "num_parallel",
             "env_workers",
             "retry_limit",
         ):
             _at_least(f"rollout.{name}", getattr(self, name), 1)
+        _at_least("rollout.max_tokens_per_turn", self.max_tokens_per_turn, 0)
         _positive("rollout.step_timeout_s", self.step_timeout_s)
         _positive("rollout.episode_timeout_s", self.episode_timeout_s)
         _positive("rollout.temperature", self.temperature)
@@ -110,7 +119,9 @@ class RolloutConfig:
 @dataclass(kw_only=True, slots=True)
 class AlgorithmConfig:
     estimator: str = "grpo"
-    """Advantage estimator: `grpo`, or `dr_grpo` (no division by the standard deviation)."""
+    """Advantage estimator: `grpo`, `dr_grpo` (no division by the standard deviation), or
+    `reinforce_plus_plus` (compared
+    (compared with all attempts of a step instead of those at one task)."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     """The importance ratio is clipped to [1 - clip_low, 1 + clip_high] (PPO)."""
@@ -123,13 +134,18 @@ class AlgorithmConfig:
     gamma: float = 1.0
     """Discount of later rewards in a step's return."""
 
+    @property
+    def compares_groups(self) -> bool:
+        """Whether advantages come from comparing the attempts at one task."""
+        return self.estimator != "reinforce_plus_plus"
+
     def validate(self) -> None:
         if not 0.0 < self.clip_low < 1.0:
             raise ConfigError(f"`algorithm.clip_low` is {self.clip_low}; it must lie between 0 and 1.")
         _positive("algorithm.clip_high", self.clip_high)
         _at_least("algorithm.entropy_coef", self.entropy_coef, 0.0)
         _at_least("algorithm.updates_per_step", self.updates_per_step, 1)
-        _one_of("algorithm.estimator", self.estimator, ("grpo", "dr_grpo"))
+        _one_of("algorithm.estimator", self.estimator, ("grpo", "dr_grpo", "reinforce_plus_plus"))
         _one_of("algorithm.aggregation", self.aggregation, ("token_mean", "sequence_mean"))
         if not 0.0 <= self.gamma <= 1.0:
             raise ConfigError(f"`algorithm.gamma` is {self.gamma}; it must lie between 0 and 1.")
@@ -249,7 +265,7 @@ class TrainConfig:
             value = getattr(self, section.name)
             if is_dataclass(value) and hasattr(value, "validate"):
                 value.validate()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-        if self.steps > 0 and self.rollout.group_size < 2:
+        if self.steps > 0 and self.algorithm.compares_groups and self.rollout.group_size < 2:
             raise ConfigError(
                 f"`rollout.group_size` is {self.rollout.group_size}; {self.algorithm.estimator} compares "
                 "attempts at one task with each other, so set it to 2 or more."

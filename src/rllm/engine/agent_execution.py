@@ -5,45 +5,20 @@ tasks × group_size ──► queue ──► num_parallel workers ──► run
                                      └ submitted = scored + truncated + failed + cancelled + in flight, always
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 from rllm.agents.base import BaseAgent
+from rllm.engine.attempts import EpisodeCounts, Finished, attempts_at, played
 from rllm.engine.environment_pool import EnvironmentPool
 from rllm.engine.rollout import RolloutKey, RolloutLimits, run_trajectory
 from rllm.environments.base import BaseEnv
-from rllm.errors import AgentError, ConfigError, CountError
+from rllm.errors import AgentError, ConfigError
 from rllm.inference.client import ModelClient, ModelSession
 from rllm.types.episode import Episode, Outcome, Trajectory
 from rllm.types.messages import SamplingParams
-from rllm.types.task import EpisodeId
-
-
-@dataclass(kw_only=True, slots=True)
-class EpisodeCounts:
-    """Every episode that was submitted is in exactly one of the other numbers."""
-
-    submitted: int = 0
-    in_flight: int = 0
-    """Queued or being played."""
-    by_outcome: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
-    retries: int = 0
-    """Tries beyond the first; they are not episodes of their own."""
-
-    def check(self) -> None:
-        """Raises CountError when an episode is lost or counted twice."""
-        settled = sum(self.by_outcome.values())
-        if self.submitted != settled + self.in_flight:
-            raise CountError(
-                f"{self.submitted} episodes were submitted, but {settled} are settled ({self._outcomes()}) "
-                f"and {self.in_flight} in flight."
-            )
-
-    def _outcomes(self) -> str:
-        return ", ".join(f"{outcome} {count}" for outcome, count in self.by_outcome.items())
+from rllm.types.task import EpisodeId, task_id_of
 
 
 class AgentExecutionEngine:
@@ -116,46 +91,22 @@ class AgentExecutionEngine:
         has none). `purpose` enters every random draw, so that two runs over the same tasks differ. Leaving
         the iteration early cancels what is in flight and closes it.
         """
-        pending = [
-            (EpisodeId(task_id=_task_id(task, position), attempt=attempt), task)
-            for position, task in enumerate(tasks)
-            for attempt in range(group_size)
-        ]
-        if len({identity for identity, _ in pending}) != len(pending):
-            raise ConfigError(
-                "Two tasks have the same `task_id`; attempts at different tasks must not be compared."
-            )
-        pending.reverse()
-        counts, finished = self.counts, asyncio.Queue[Episode]()
-        counts.submitted += len(pending)
-        counts.in_flight += len(pending)
-        unsettled = len(pending)
+        pending = attempts_at(tasks, group_size)
         pool = EnvironmentPool(self.env_workers)
-        workers = [
-            asyncio.create_task(self._work(pending, finished, pool, purpose, sampling or self.sampling))
-            for _ in range(min(self.num_parallel, len(pending)))
-        ]
+
+        def work(finished: Finished) -> Coroutine[Any, Any, None]:
+            return self._work(pending, finished, pool, purpose, sampling or self.sampling)
+
         try:
-            while unsettled:
-                episode = await _next_of(finished, workers)
-                unsettled -= 1
-                counts.in_flight -= 1
-                assert episode.outcome is not None, "a played episode has an outcome"
-                counts.by_outcome[episode.outcome] += 1
-                counts.check()
-                yield episode
+            async with aclosing(played(pending, work, self.num_parallel, self.counts)) as episodes:
+                async for episode in episodes:
+                    yield episode
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
             pool.close()
-            counts.in_flight -= unsettled
-            counts.by_outcome[Outcome.CANCELLED] += unsettled
-            counts.check()
 
     async def execute_tasks(self, tasks: Sequence[Mapping[str, Any]]) -> list[Trajectory]:
         """One attempt at each task; trajectories in the order of the tasks."""
-        order = {_task_id(task, position): position for position, task in enumerate(tasks)}
+        order = {task_id_of(task, position): position for position, task in enumerate(tasks)}
         async with aclosing(self.run(tasks)) as episodes:
             done = [episode async for episode in episodes]
         done.sort(key=lambda episode: order[episode.task_id])
@@ -172,7 +123,7 @@ class AgentExecutionEngine:
     async def _work(
         self,
         pending: list[tuple[EpisodeId, Mapping[str, Any]]],
-        finished: "asyncio.Queue[Episode]",
+        finished: Finished,
         pool: EnvironmentPool,
         purpose: str,
         sampling: SamplingParams,
@@ -231,31 +182,6 @@ class AgentExecutionEngine:
         return trajectory
 
 
-async def _next_of(finished: "asyncio.Queue[Episode]", workers: "Sequence[asyncio.Task[None]]") -> Episode:
-    """The next finished episode. Raises what a worker raised: a broken contract ends the run."""
-    if not finished.empty():
-        return finished.get_nowait()
-    getter = asyncio.ensure_future(finished.get())
-    try:
-        running = {worker for worker in workers if not worker.done()}
-        for worker in workers:
-            if worker.done():
-                worker.result()
-        while not getter.done():
-            if not running and finished.empty():
-                raise CountError(
-                    "Every worker of the engine has ended, but not every episode was handed over: "
-                    "one was lost."
-                )
-            done, _ = await asyncio.wait({getter, *running}, return_when=asyncio.FIRST_COMPLETED)
-            for worker in done & running:
-                running.discard(worker)
-                worker.result()
-        return getter.result()
-    finally:
-        getter.cancel()
-
-
 def _episode(identity: EpisodeId, task: Mapping[str, Any], trajectory: Trajectory, tries: int) -> Episode:
     trajectory.task = dict(task)
     return Episode(
@@ -268,7 +194,3 @@ def _episode(identity: EpisodeId, task: Mapping[str, Any], trajectory: Trajector
         outcome=trajectory.outcome,
         info={"tries": tries},
     )
-
-
-def _task_id(task: Mapping[str, Any], position: int) -> str:
-    return str(task.get("task_id", position))

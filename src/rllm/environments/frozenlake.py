@@ -35,7 +35,7 @@ _UNREACHABLE = 1 << 30
 _DISCOUNT = 0.95
 _TIE = 1e-9
 _MOVE_OF_WORD = {word.lower(): move for move, word in enumerate(MOVES)}
-_ENV_KEYS = ("size", "p", "seed", "split", "is_slippery", "desc", "max_steps")
+_ENV_KEYS = ("size", "p", "seed", "split", "is_slippery", "desc", "max_steps", "random_start")
 _NAMING_KEYS = ("task_id", "uid", "index")
 """What data sets call a row; it says nothing about the environment."""
 
@@ -58,9 +58,9 @@ class FrozenLakeEnv(BaseEnv):
     """Walk over the ice from the top-left corner to the goal; 1 for arriving, 0 for everything else.
 
     The map is number `seed` of its `split`, or `desc` (rows of S, F, H and G), which sets size, `p` and split
-    aside. Actions are the words in MOVES, in any case; anything else spends the turn and moves nothing. On
-    slippery ice a move goes astray two times out of three; where to, depends on the seed of `reset` and the
-    moves alone.
+    aside. `random_start` draws the start anywhere on the map instead of in the corner. Actions are the
+    words in MOVES, in any case; anything else spends the turn and moves nothing. On slippery ice a move goes
+    astray two times out of three; where to, depends on the seed of `reset` and the moves alone.
     """
 
     def __init__(
@@ -73,10 +73,11 @@ class FrozenLakeEnv(BaseEnv):
         split: str = "train",
         is_slippery: bool = False,
         max_steps: int = 8,
+        random_start: bool = False,
     ) -> None:
         if desc is None:
             _check_drawing(split, seed, size, p, max_steps)
-            rows = _drawn_rows(split, seed, size, p, max_steps)
+            rows = _drawn_rows(split, seed, size, p, max_steps, bool(random_start))
         else:
             rows = _given_rows(desc)
             _require_steps(max_steps, at_least=1)
@@ -160,19 +161,24 @@ class FrozenLakeEnv(BaseEnv):
         return f"{lake.text[:place]}{shown}{lake.text[place + 1 :]}"
 
 
-def lake_map(split: str, index: int, *, size: int = 4, p: float = 0.8, max_steps: int = 8) -> list[str]:
+def lake_map(
+    split: str, index: int, *, size: int = 4, p: float = 0.8, max_steps: int = 8, random_start: bool = False
+) -> list[str]:
     """Map number `index` of `split`: a cell is ice with chance `p`, the goal at most `max_steps` moves away.
 
     Counter-based: a map is a function of these arguments alone. Small maps may come up more than once within
     a split.
     """
     _check_drawing(split, index, size, p, max_steps)
-    return list(_drawn_rows(split, index, size, p, max_steps))
+    return list(_drawn_rows(split, index, size, p, max_steps, random_start))
 
 
 def split_of(rows: Sequence[str]) -> str:
-    """The one split that a map is drawn for: half of all maps train, a quarter validates, a quarter tests."""
-    return _split_of_text("\n".join(rows).encode())
+    """The one split that a map is drawn for: half of all maps train, a quarter validates, a quarter tests.
+
+    It depends on where the holes are, not on start and goal: another start does not make a new lake.
+    """
+    return _split_of_text(_holes("\n".join(rows)))
 
 
 def lake_tasks(
@@ -184,13 +190,14 @@ def lake_tasks(
     p: float = 0.8,
     is_slippery: bool = False,
     max_steps: int = 8,
+    random_start: bool = False,
 ) -> list[dict[str, Any]]:
     """Tasks for maps `start` to `start + count - 1` of a split; each goes into FrozenLakeEnv.from_dict."""
     if count < 0 or start < 0:
         raise ConfigError(f"`count` is {count} and `start` is {start}; maps are counted from 0 upwards.")
     if count > 0:
         lake_map(
-            split, start, size=size, p=p, max_steps=max_steps
+            split, start, size=size, p=p, max_steps=max_steps, random_start=random_start
         )  # refuses impossible arguments before work starts
     return [
         {
@@ -201,6 +208,7 @@ def lake_tasks(
             "p": p,
             "is_slippery": is_slippery,
             "max_steps": max_steps,
+            "random_start": random_start,
         }
         for index in range(start, start + count)
     ]
@@ -219,21 +227,34 @@ def expert_move(
     return best[0] if len(best) == 1 else best[rng.integers(len(best))]
 
 
-def demonstration(task: dict[str, Any], *, noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:
+def demonstration(
+    task: dict[str, Any],
+    *,
+    noise: float,
+    rng: np.random.Generator,
+    strolls: bool = False,
+    sight: int | None = None,
+) -> list[tuple[str, str]]:
     """One episode of the expert as (observation, move) pairs.
 
-    With probability `noise` a move is drawn from all four instead, and shown as if it were meant: who
-    imitates the result has something left to learn from rewards.
+    With probability `noise` a move is drawn from all four instead, or, if it `strolls`, from those to a
+    neighbouring cell without a hole; shown as if it were meant: who imitates the result has something left to
+    learn from rewards. A short-sighted expert knows the way from at most `sight` moves away and errs further
+    off.
     """
     if not 0.0 <= noise <= 1.0:
         raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
     env = FrozenLakeEnv.from_dict(task)
     observation, _ = env.reset(seed=int(rng.integers(2**31)))
+    distances = _distances("".join(env.desc), _outcomes(len(env.desc), len(env.desc[0]), False))
     turns: list[tuple[str, str]] = []
     over = False
     while not over:
-        if rng.random() < noise:
-            move = MOVES[rng.integers(len(MOVES))]
+        row, column = env.position
+        sees = sight is None or distances[row * len(env.desc[0]) + column] <= sight
+        if not sees or rng.random() < noise:
+            mistakes = _moves_over_ice(env.desc, env.position) if strolls else MOVES
+            move = mistakes[rng.integers(len(mistakes))]
         else:
             move = expert_move(env.desc, env.position, rng, is_slippery=env.is_slippery)
         turns.append((observation, move))
@@ -242,20 +263,37 @@ def demonstration(task: dict[str, Any], *, noise: float, rng: np.random.Generato
     return turns
 
 
+def _moves_over_ice(rows: Sequence[str], position: tuple[int, int]) -> list[str]:
+    """Moves towards a neighbouring cell that is no hole; all of them where there is none."""
+    row, column = position
+    neighbours = ((row, column - 1), (row + 1, column), (row, column + 1), (row - 1, column))
+    safe = [
+        move
+        for move, (down, right) in zip(MOVES, neighbours, strict=True)
+        if 0 <= down < len(rows) and 0 <= right < len(rows[0]) and rows[down][right] != "H"
+    ]
+    return safe or list(MOVES)
+
+
 @lru_cache(maxsize=16_384)
-def _drawn_rows(split: str, index: int, size: int, p: float, max_steps: int) -> tuple[str, ...]:
+def _drawn_rows(
+    split: str, index: int, size: int, p: float, max_steps: int, random_start: bool
+) -> tuple[str, ...]:
     # A key names the map, so any map is drawn without the ones before it.
     rng = np.random.Generator(np.random.Philox(key=[SPLITS.index(split), index]))
     outcomes = _outcomes(size, size, False)
     grids = np.full((_DRAWS_AT_ONCE, size, size + 1), ord("\n"), dtype=np.uint8)
+    start, goal = 0, size * size - 1
     for _ in range(_MAX_DRAWS // _DRAWS_AT_ONCE):
         grids[:, :, :size] = np.where(rng.random((_DRAWS_AT_ONCE, size, size)) < p, ord("F"), ord("H"))
-        grids[:, 0, 0], grids[:, -1, -2] = ord("S"), ord("G")
         for grid in grids:
-            text = grid.tobytes()[:-1]
-            if _split_of_text(text) == split:
-                rows = tuple(text.decode().split("\n"))
-                if _distances("".join(rows), outcomes)[0] <= max_steps:
+            if random_start:
+                start = int(rng.integers(goal))
+            grid[divmod(start, size)], grid[divmod(goal, size)] = ord("S"), ord("G")
+            text = grid.tobytes()[:-1].decode()
+            if _split_of_text(_holes(text)) == split:
+                rows = tuple(text.split("\n"))
+                if _distances("".join(rows), outcomes)[start] <= max_steps:
                     return rows
     raise ConfigError(
         f"{_MAX_DRAWS} draws with `size` {size} and `p` {p} gave no map of the {split} split whose goal is "
@@ -310,6 +348,13 @@ def _given_rows(desc: Sequence[str]) -> tuple[str, ...]:
             "and at least one G."
         )
     return tuple(desc)
+
+
+def _holes(text: str) -> bytes:
+    """A map as if it began and ended in the corners, where that is possible: what decides on its split."""
+    cells = text.replace("S", "F").replace("G", "F")
+    first, last = ("S" if cells[0] == "F" else "H"), ("G" if cells[-1] == "F" else "H")
+    return f"{first}{cells[1:-1]}{last}".encode()
 
 
 def _split_of_text(text: bytes) -> str:

@@ -19,6 +19,8 @@ class Benchmark:
     agent: str
     task: dict[str, Any]
     """Arguments that its tasks are made with."""
+    agent_args: dict[str, Any]
+    """Arguments of the agent."""
     train_task: dict[str, Any]
     """The same for training tasks alone, on top of `task`."""
     train: dict[str, Any]

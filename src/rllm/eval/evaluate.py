@@ -1,14 +1,15 @@
 """Tasks in, a report out that hides nothing: what was attempted, what was scored, what failed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rllm.engine.agent_execution import AgentExecutionEngine
+from rllm.engine.attempts import EpisodeEngine
 from rllm.types.episode import Episode, Outcome
 from rllm.types.messages import SamplingParams
+from rllm.types.task import task_id_of
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -37,13 +38,13 @@ class EvaluationReport:
 
 
 async def evaluate(
-    engine: AgentExecutionEngine,
-    tasks: Sequence[Mapping[str, Any]],
-    sampling: SamplingParams,
+    engine: EpisodeEngine,
+    tasks: Sequence[Any],
+    sampling: SamplingParams | None,
     purpose: str,
     on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> tuple[EvaluationReport, list[Episode]]:
-    """One attempt at each task.
+    """One attempt at each task; without `sampling` as the engine samples by itself.
 
     Episodes come back in the order of the tasks; `on_episode` hears of each as it finishes.
     """
@@ -52,7 +53,7 @@ async def evaluate(
         async for episode in running:
             episodes.append(episode)
             on_episode(episode)
-    place = {str(task.get("task_id", index)): index for index, task in enumerate(tasks)}
+    place = {task_id_of(task, index): index for index, task in enumerate(tasks)}
     episodes.sort(key=lambda episode: place[episode.task_id])
     return report_on(episodes), episodes
 

@@ -7,11 +7,13 @@ A session is one conversation. It keeps the token ids of what was said, so the n
 clients with a KV cache keep the cache with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from rllm.types.messages import Message, ModelOutput, SamplingParams
+from rllm.rendering.chat import ChatRenderer
+from rllm.types.messages import Message, ModelOutput, SamplingParams, TopLogprobs
 
 
 class ModelSession(Protocol):
@@ -45,6 +47,48 @@ class ModelClient(Protocol):
         self, messages: Sequence[Message], sampling: SamplingParams = SamplingParams()
     ) -> ModelOutput:
         """One answer outside of any conversation."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class TokenPiece:
+    """What a model wrote since the last piece: whole characters of text, and the tokens behind them."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    top_logprobs: list[TopLogprobs] = field(default_factory=list[TopLogprobs])
+
+
+class TokenClient(Protocol):
+    """A model that is given ids and gives ids: what the gateway renders, samples and captures with."""
+
+    renderer: ChatRenderer
+
+    @property
+    def policy_version(self) -> int: ...
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of one conversation, prompt and answer together."""
+        ...
+
+    async def generate_ids(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        on_piece: Callable[[TokenPiece], None] | None = None,
+    ) -> ModelOutput:
+        """Sample after a prompt given as ids. `on_piece` hears of the text as it is written, in the event
+        loop.
+
+        What was read for an earlier prompt with the same beginning is not read again. Cancelling the task
+        that waits
+        stops the work. Raises ContextLengthError when no token fits behind the prompt.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -4,28 +4,41 @@
     client = ScriptedClient(lambda messages: "Right")       # or computed from what was asked
     client = ScriptedClient(["Right", InferenceError("the server died")])
 
-It is a full `ModelClient`: answers carry token ids, log-probabilities and policy versions. By default the ids
-come from `CodepointTokenizer`; a real tokenizer can be given instead.
+It is a full `ModelClient` and `TokenClient`: answers carry token ids, log-probabilities and policy versions,
+and come in pieces where those are asked for. By default the ids come from `CodepointTokenizer`; a real
+tokenizer can be given instead. Calls by ids (`generate_ids`) take the script's answers in the order in which
+they are made, whatever conversations they belong to; a function is told the prompt's text as one message.
 """
 
 import asyncio
+import json
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 from rllm.errors import ContextLengthError, InferenceError
+from rllm.inference.client import TokenPiece
+from rllm.inference.local.text import StopTexts
 from rllm.rendering.chat import ChatRenderer, Conversation, TextTokenizer
-from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams
+from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, TopLogprobs
 
-Script = Sequence["str | ScriptedAnswer | Exception"] | Callable[[Sequence[Message]], str]
+Script = (
+    Sequence["str | ScriptedAnswer | Exception"]
+    | Callable[[Sequence[Message]], "str | ScriptedAnswer | Exception"]
+)
 
 END_ID = 0
+PIECE_LENGTH = 4
+"""Characters in one piece of a streamed answer."""
 
 
 class CodepointTokenizer:
     """One token per character (its code point, plus one), and `\\0` as the end of a turn.
 
-    Encodes any text.
+    Encodes any text. Calls of tools are written as Hermes and Qwen write them:
+    `<tool_call>`, a JSON object with `name` and `arguments`, `</tool_call>`, on a line each.
     """
 
     def encode(self, text: str) -> list[int]:
@@ -34,9 +47,27 @@ class CodepointTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(token - 1) for token in ids if token != END_ID)
 
-    def apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        said = "".join(f"{message['role']}:{message['content']}\0\n" for message in messages)
-        return said + ("assistant:" if add_generation_prompt else "")
+    def token_text(self, token_id: int) -> str:
+        return "\0" if token_id == END_ID else chr(token_id - 1)
+
+    def apply_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> str:
+        offered = f"tools:{json.dumps(list(tools))}\0\n" if tools else ""
+        said = "".join(f"{message['role']}:{_text_of(message)}\0\n" for message in messages)
+        return offered + said + ("assistant:" if add_generation_prompt else "")
+
+
+def _text_of(message: Message) -> str:
+    said = [message["content"]] if message.get("content") else []
+    for call in message.get("tool_calls") or ():
+        function = {name: call["function"][name] for name in ("name", "arguments")}
+        said.append(f"<tool_call>\n{json.dumps(function)}\n</tool_call>")
+    return "\n".join(map(str, said))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -50,6 +81,10 @@ class ScriptedAnswer:
     finish_reason: FinishReason = FinishReason.STOP
     wait_for: Callable[[], Awaitable[object]] | None = None
     """Awaited before the answer is given: an event, a sleep, or something that never comes."""
+    pause: Callable[[], Awaitable[object]] | None = None
+    """Awaited after every piece of an answer to `generate_ids`."""
+    fail_after: int | None = None
+    """Raise InferenceError after this many pieces, or after the last one: the engine died in mid-answer."""
 
 
 @dataclass(slots=True)
@@ -61,9 +96,15 @@ class ScriptedClient:
     max_context: int = 1_000_000
     policy_version: int = 0
     requests: list[list[Message]] = field(default_factory=list[list[Message]])
+    prompts: list[list[int]] = field(default_factory=list[list[int]])
+    """Prompts of `generate_ids`, one per call."""
     samplings: list[SamplingParams] = field(default_factory=list[SamplingParams])
     open_sessions: int = 0
+    in_flight: int = 0
+    """Calls of `generate_ids` that are being answered."""
     renderer: ChatRenderer = field(init=False)
+    _num_taken: int = field(default=0, init=False)
+    """Answers of the script that `generate_ids` has given."""
 
     def __post_init__(self) -> None:
         self.renderer = ChatRenderer(self.tokenizer)
@@ -78,8 +119,159 @@ class ScriptedClient:
         async with self.session(("", 0)) as session:
             return await session.respond(messages, sampling)
 
+    async def generate_ids(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        on_piece: Callable[[TokenPiece], None] | None = None,
+    ) -> ModelOutput:
+        """See `TokenClient`. `stop` and `max_tokens` cut the scripted answer; a grammar changes nothing."""
+        self.prompts.append(list(prompt_ids))
+        self.samplings.append(sampling)
+        self.in_flight += 1
+        try:
+            turn, self._num_taken = self._num_taken, self._num_taken + 1
+            answer = self.answer_to([{"role": "user", "content": self.tokenizer.decode(prompt_ids)}], turn)
+            await _wait(answer.wait_for)
+            said = _Said.of(answer, self, sampling, max_tokens=sampling.max_tokens)
+            output = said.output(prompt_ids, self, sampling)
+            for number, piece in enumerate(said.pieces):
+                if answer.fail_after == number:
+                    break
+                if on_piece is not None:
+                    on_piece(piece)
+                await _wait(answer.pause)
+            if answer.fail_after is not None:
+                raise InferenceError(f"The script fails after {answer.fail_after} pieces.")
+            return output
+        finally:
+            self.in_flight -= 1
+
+    def answer_to(self, messages: Sequence[Message], turn: int) -> ScriptedAnswer:
+        """What the script says in this turn. Raises what the script wants raised."""
+        if callable(self.script):
+            answer = self.script(messages)
+        elif turn < len(self.script):
+            answer = self.script[turn]
+        else:
+            raise InferenceError(
+                f"The script has {len(self.script)} answers and turn {turn + 1} asks for another one."
+            )
+        if isinstance(answer, Exception):
+            raise answer
+        return ScriptedAnswer(text=answer) if isinstance(answer, str) else answer
+
     async def close(self) -> None:
         """Nothing to close."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Said:
+    """What is left of a scripted answer under the request's limits, whole and in pieces."""
+
+    ids: list[int]
+    logprobs: list[float]
+    top_logprobs: list[TopLogprobs]
+    text: str
+    finish_reason: FinishReason
+    stop_sequence: str | None
+    pieces: list[TokenPiece]
+
+    @classmethod
+    def of(
+        cls,
+        answer: ScriptedAnswer,
+        client: ScriptedClient,
+        sampling: SamplingParams,
+        *,
+        max_tokens: int | None = None,
+    ) -> "_Said":
+        ids = answer.token_ids
+        if ids is None:
+            ids = [*client.tokenizer.encode(answer.text), END_ID]
+        text, finish_reason = answer.text, answer.finish_reason
+        # The text is spread evenly over the tokens before the end: one a character by default.
+        per_character = max(1, len(ids) - (ids[-1:] == [END_ID])) / max(1, len(text))
+        if max_tokens is not None and max_tokens < len(ids):
+            text, ids = text[: int(max_tokens / per_character)], ids[:max_tokens]
+            finish_reason = FinishReason.LENGTH
+        shown, stop = _shown(text, sampling.stop)
+        if stop is not None:
+            ids, finish_reason = ids[: math.ceil(shown[-1][1] * per_character)], FinishReason.STOP
+        logprobs = [0.0] * len(ids) if answer.logprobs is None else answer.logprobs[: len(ids)]
+        top: list[TopLogprobs] = []
+        if sampling.top_logprobs:  # a script knows no other token than the one it says
+            top = [[(token, logprob)] for token, logprob in zip(ids, logprobs, strict=True)]
+        ends = [*(int(end * per_character) for _, end in shown[:-1]), len(ids)]
+        starts = [0, *ends[:-1]]
+        return cls(
+            ids=list(ids),
+            logprobs=logprobs,
+            top_logprobs=top,
+            text="".join(each for each, _ in shown),
+            finish_reason=finish_reason,
+            stop_sequence=stop,
+            pieces=[
+                TokenPiece(
+                    text=each,
+                    token_ids=list(ids[start:end]),
+                    logprobs=logprobs[start:end],
+                    top_logprobs=top[start:end],
+                )
+                for (each, _), start, end in zip(shown, starts, ends, strict=True)
+            ],
+        )
+
+    def output(self, prompt_ids: list[int], client: ScriptedClient, sampling: SamplingParams) -> ModelOutput:
+        """Raises ContextLengthError for a prompt that is too long for the client."""
+        if len(prompt_ids) >= client.max_context:
+            raise ContextLengthError(
+                f"The prompt has {len(prompt_ids)} tokens and the scripted context holds "
+                f"{client.max_context}."
+            )
+        return ModelOutput(
+            text=self.text,
+            content=self.text,
+            prompt_ids=prompt_ids,
+            completion_ids=self.ids,
+            logprobs=self.logprobs,
+            logprob_meaning=sampling.logprob_meaning,
+            temperature=sampling.temperature,
+            policy_versions=[client.policy_version] * len(self.ids),
+            top_logprobs=self.top_logprobs,
+            stop_sequence=self.stop_sequence,
+            finish_reason=self.finish_reason,
+            usage={
+                "prompt_tokens": len(prompt_ids),
+                "completion_tokens": len(self.ids),
+                "cached_tokens": 0,
+            },
+        )
+
+
+def _shown(text: str, stop: Sequence[str]) -> tuple[list[tuple[str, int]], str | None]:
+    """The text of each piece, with how far the script has been said by then; and the stop text that ended
+    it."""
+    stops = StopTexts(stop)
+    shown: list[tuple[str, int]] = []
+    length = 0
+    for start in range(0, len(text), PIECE_LENGTH):
+        end = min(start + PIECE_LENGTH, len(text))
+        new = stops.feed(text[start:end])
+        length += len(new)
+        if stops.matched is not None:
+            return [*shown, (new, length + len(stops.matched))], stops.matched
+        if new:
+            shown.append((new, end))
+    return [*shown, (stops.rest(), len(text))], None
+
+
+async def _wait(wait_for: Callable[[], Awaitable[object]] | None) -> None:
+    if wait_for is not None:
+        await wait_for()
+    else:
+        await asyncio.sleep(0)
 
 
 class ScriptedSession:
@@ -95,49 +287,13 @@ class ScriptedSession:
         client = self.client
         client.requests.append(list(messages))
         client.samplings.append(sampling)
-        answer = self._next_answer(messages)
-        if answer.wait_for is not None:
-            await answer.wait_for()
-        else:
-            await asyncio.sleep(0)
-        prompt_ids = self.conversation.prompt(messages)
-        if len(prompt_ids) >= client.max_context:
-            raise ContextLengthError(
-                f"The prompt has {len(prompt_ids)} tokens and the scripted context holds "
-                f"{client.max_context}."
-            )
-        ids = (
-            answer.token_ids
-            if answer.token_ids is not None
-            else [*client.tokenizer.encode(answer.text), END_ID]
-        )
-        self.conversation.record(ids, answer.text)
-        return ModelOutput(
-            text=answer.text,
-            content=answer.text,
-            prompt_ids=prompt_ids,
-            completion_ids=list(ids),
-            logprobs=answer.logprobs if answer.logprobs is not None else [0.0] * len(ids),
-            logprob_meaning=sampling.logprob_meaning,
-            temperature=sampling.temperature,
-            policy_versions=[client.policy_version] * len(ids),
-            finish_reason=answer.finish_reason,
-            usage={"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids), "cached_tokens": 0},
-        )
-
-    def _next_answer(self, messages: Sequence[Message]) -> ScriptedAnswer:
-        script = self.client.script
-        if callable(script):
-            return ScriptedAnswer(text=script(messages))
-        if self._turn >= len(script):
-            raise InferenceError(
-                f"The script has {len(script)} answers and turn {self._turn + 1} asks for another one."
-            )
-        answer = script[self._turn]
-        self._turn += 1
-        if isinstance(answer, Exception):
-            raise answer
-        return ScriptedAnswer(text=answer) if isinstance(answer, str) else answer
+        turn, self._turn = self._turn, self._turn + 1
+        answer = client.answer_to(messages, turn)
+        await _wait(answer.wait_for)
+        said = _Said.of(answer, client, sampling)
+        output = said.output(self.conversation.prompt(messages), client, sampling)
+        self.conversation.record(output.completion_ids, output.text)
+        return output
 
     def close(self) -> None:
         if not self._closed:

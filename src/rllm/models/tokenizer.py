@@ -7,6 +7,9 @@ from typing import Any
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
 from rllm.types.messages import Message
 
+MARKUP = ("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]")
+"""Stays in decoded text where a vocabulary has it as special tokens: calls are found by it."""
+
 
 class HuggingFaceTokenizer:
     """Loads with `AutoTokenizer`; encodes and decodes with the Rust tokenizer inside, which is several times
@@ -35,7 +38,8 @@ class HuggingFaceTokenizer:
         ):  # a file may ask for both; then prompts would be cut or filled without a word
             self._fast.no_truncation()
             self._fast.no_padding()
-        self._template_error = TemplateError
+        self._hidden = self._hidden_tokens()
+        self._template_errors = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
         if not self._tokenizer.chat_template:
             raise ModelDirectoryError(
                 f"The tokenizer in {directory} has no chat template; add `chat_template` to "
@@ -48,18 +52,41 @@ class HuggingFaceTokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        if self._fast is not None:
-            return self._fast.decode(list(ids), skip_special_tokens=True)
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        decoder = self._tokenizer if self._fast is None else self._fast
+        if self._hidden is None:
+            return decoder.decode(list(ids), skip_special_tokens=True)
+        shown = [token for token in ids if token not in self._hidden]
+        return decoder.decode(shown, skip_special_tokens=False)
 
-    def apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    def apply_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> str:
         """Raises ConfigError when the chat template refuses the messages or is broken."""
         try:
             return self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+                list(messages),
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
             )
-        except self._template_error as error:
+        except self._template_errors as error:  # a template may do anything with what a client sent
             raise ConfigError(f"The model's chat template refuses the conversation: {error}.") from error
+
+    def _hidden_tokens(self) -> frozenset[int] | None:
+        """Special tokens but for markup; None where no markup is special, so that the decoder can leave them
+        out."""
+        special = {
+            token_id: token.content
+            for token_id, token in self._tokenizer.added_tokens_decoder.items()
+            if token.special
+        }
+        if not set(special.values()) & set(MARKUP):
+            return None
+        return frozenset(token_id for token_id, content in special.items() if content not in MARKUP)
 
     def token_text(self, token_id: int) -> str:
         """How one token looks to a person, special tokens included."""

@@ -9,33 +9,31 @@ encoding of the messages that came since. When an agent changes what had been sa
 the whole conversation is rendered anew and a new segment begins, with the reason on record.
 """
 
-from collections.abc import Sequence
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
-from typing import Protocol
+from functools import cached_property, lru_cache
+from typing import Any
 
 from rllm.errors import ConfigError
+from rllm.rendering.answers import CLOSE_THINK, OPEN_THINK
+from rllm.rendering.template import as_template_sees
+from rllm.rendering.tokens import TextTokenizer
+from rllm.rendering.tools import (
+    PROBE_NAME,
+    PROBE_TOOLS,
+    PlainFormat,
+    ToolFormat,
+    plain_format_of,
+    probe_call,
+    tool_format_of,
+)
 from rllm.types.messages import Message
 
-
-class TextTokenizer(Protocol):
-    """What rendering needs of a tokenizer."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of the text, special tokens recognised, none added."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids without special tokens."""
-        ...
-
-    def apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        """The conversation as text.
-
-        Raises ConfigError where the template refuses it, such as one with a system message.
-        """
-        ...
+__all__ = ["ChatRenderer", "Conversation", "SegmentReason", "TextTokenizer"]
 
 
 class SegmentReason(StrEnum):
@@ -46,10 +44,17 @@ class SegmentReason(StrEnum):
     """The agent changed or dropped something that had been said."""
     TEMPLATE_NOT_INCREMENTAL = "template_not_incremental"
     """The chat template renders earlier turns differently once later ones exist."""
+    TOOLS_CHANGED = "tools_changed"
+    """Other tools are offered than before; templates list them ahead of everything that was said."""
 
 
-_MARK = "\u2063answer\u2063"
-"""Stands for an assistant's answer while the text after it is cut out of a rendered template."""
+Tools = Sequence[Mapping[str, Any]]
+Plain = tuple[tuple[str, str], ...]
+
+MAX_SHORT = 2_048
+"""Characters of a conversation that is remembered by its messages: every attempt at a task begins alike."""
+MAX_LONG = 4_000_000
+"""Characters of all longer texts together whose ids are remembered."""
 
 
 class ChatRenderer:
@@ -57,47 +62,98 @@ class ChatRenderer:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
-        self._encode = lru_cache(maxsize=65_536)(self._encode_uncached)
-        self._tail = lru_cache(maxsize=65_536)(self._tail_uncached)
+        self._tail = lru_cache(maxsize=32_768)(self._tail_uncached)
         self._plain = lru_cache(maxsize=4_096)(self._plain_uncached)
+        self._long = _LongTexts(tokenizer)
+        self._appends = lru_cache(maxsize=256)(self._appends_uncached)
         self.incremental = self._is_incremental()
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a whole conversation that asks for the next answer."""
-        plain = tuple((str(m["role"]), m["content"]) for m in messages if _is_plain(m))
-        if len(plain) == len(messages):  # all attempts at a task begin alike
-            return list(self._plain(plain))
-        return list(self._encode(self.tokenizer.apply_template(messages, add_generation_prompt=True)))
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes calls; None when its chat template does not know tools."""
+        return tool_format_of(self.tokenizer)
 
-    def continuation(self, completion_ids: Sequence[int], new_messages: Sequence[Message]) -> list[int]:
+    @cached_property
+    def plain_format(self) -> PlainFormat:
+        """How answers are read where no tools are offered."""
+        return plain_format_of(self.tokenizer)
+
+    def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """Ids of a whole conversation that asks for the next answer."""
+        plain, size = (None, 0) if tools else _plain_of(messages)
+        if plain is None:
+            text = self._say(messages, tools)
+            return self._long.ids(text, len(text), lambda: text)
+        if size > MAX_SHORT:
+            return self._long.ids(("all", plain), size, lambda: self._say(messages))
+        return list(self._plain(plain))
+
+    def continuation(
+        self, completion_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()
+    ) -> list[int]:
         """Ids to append after a sampled answer so that it is closed, `new_messages` are said and an answer is
         asked for.
 
         An end token that the model already wrote is not repeated.
         """
-        plain = tuple((str(m["role"]), m["content"]) for m in new_messages if _is_plain(m))
-        if len(plain) == len(new_messages):
-            tail = self._tail(plain)
+        plain, size = (None, 0) if tools else _plain_of(new_messages)
+        if plain is None:
+            text = self._new_text(new_messages, tools)
+            tail = self._long.ids(text, len(text), lambda: text)
+        elif size > MAX_SHORT:
+            tail = self._long.ids(("new", plain), size, lambda: self._new_text(new_messages))
         else:
-            tail = self._encode(self._text_after_answer(_STUB, new_messages))
+            tail = self._tail(plain)
         if completion_ids and tail and completion_ids[-1] == tail[0]:
             return list(tail[1:])
         return list(tail)
 
-    def _plain_uncached(self, plain: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        messages: list[Message] = [{"role": role, "content": content} for role, content in plain]
-        return self._encode(self.tokenizer.apply_template(messages, add_generation_prompt=True))
+    def appends(self, new_messages: Sequence[Message], tools: Tools = ()) -> bool:
+        """Whether `continuation` says what a whole rendering would: whether all text before stays as it is.
 
-    def _tail_uncached(self, plain: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        new_messages: list[Message] = [{"role": role, "content": content} for role, content in plain]
-        return self._encode(self._text_after_answer(_STUB, new_messages))
+        A template may keep to that while tools answer and not when a user speaks again, because then it drops
+        earlier thoughts or lists the tools elsewhere. So this is tried out for each order of roles.
+        """
+        roles: list[str] = []
+        for message in new_messages:
+            role = str(message.get("role"))
+            if roles[-2:] != [role, role]:  # a third of a kind is no other case
+                roles.append(role)
+        if not tools and roles == ["user"]:
+            return self.incremental
+        return self._appends(tuple(roles), bool(tools))
 
-    def _encode_uncached(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text))
+    # ---- ids -------------------------------------------------------------------------------------------
 
-    def _text_after_answer(self, history: Sequence[Message], new_messages: Sequence[Message]) -> str:
-        conversation = [*history, {"role": "assistant", "content": _MARK}, *new_messages]
-        text = self.tokenizer.apply_template(conversation, add_generation_prompt=True)
+    def _plain_uncached(self, plain: Plain) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(self._say(_messages(plain))))
+
+    def _tail_uncached(self, plain: Plain) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(self._text_after_answer(_STUB, _messages(plain))))
+
+    # ---- text ------------------------------------------------------------------------------------------
+
+    def _say(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+        with_calls = any("tool_calls" in message or "tool_call_id" in message for message in messages)
+        short_ids = with_calls and self._short_ids
+        seen = [as_template_sees(message, short_ids=short_ids) for message in messages]
+        if not tools:
+            return self.tokenizer.apply_template(seen, add_generation_prompt=True)
+        return self.tokenizer.apply_template(
+            seen, add_generation_prompt=True, tools=[dict(tool) for tool in tools]
+        )
+
+    def _new_text(self, new_messages: Sequence[Message], tools: Tools = ()) -> str:
+        """The text behind an answer. Tools are listed far ahead of it, so a short list stands for theirs."""
+        if not tools:
+            return self._text_after_answer(_STUB, new_messages)
+        text = self._text_after_answer(_STUB, new_messages, PROBE_TOOLS)
+        return text if PROBE_NAME not in text else self._text_after_answer(_STUB, new_messages, tools)
+
+    def _text_after_answer(
+        self, history: Sequence[Message], new_messages: Sequence[Message], tools: Tools = ()
+    ) -> str:
+        text = self._say([*history, _answer(_MARK), *new_messages], tools)
         position = text.find(_MARK)
         if position < 0:
             raise ConfigError(
@@ -106,43 +162,144 @@ class ChatRenderer:
             )
         return text[position + len(_MARK) :]
 
+    # ---- what the template does ------------------------------------------------------------------------
+
+    @cached_property
+    def _short_ids(self) -> bool:
+        """Whether the template takes no other ids of calls than nine letters and digits."""
+        said = [_STUB[0], {**_answer(""), "tool_calls": [{**probe_call(), "id": "call_of_another_length"}]}]
+        try:
+            self.tokenizer.apply_template(said, add_generation_prompt=False, tools=PROBE_TOOLS)
+        except ConfigError:
+            return True
+        return False
+
     def _is_incremental(self) -> bool:
+        self._say(_STUB)  # a template that refuses the plainest conversation is refused here
+        return self._appends_uncached(("user",), False)
+
+    def _appends_uncached(self, roles: tuple[str, ...], with_tools: bool) -> bool:
         """Whether text once rendered stays as it is, whatever follows: tried on conversations of several
         shapes."""
-        say = self.tokenizer.apply_template
-        new: list[Message] = [{"role": "user", "content": "now"}]
-        for history in _PROBES:
-            try:
-                before = say(history, add_generation_prompt=True)
-            except ConfigError:
-                if history is _STUB:
-                    raise
-                continue  # a template that knows no system message will not see one
-            for answer in (_MARK, f"<think>\nidea\n</think>\n\n{_MARK}"):
-                answered: list[Message] = [*history, {"role": "assistant", "content": answer}]
-                if not say([*answered, *new], add_generation_prompt=True).startswith(before + answer):
+        new = [_probe_message(role, with_tools=with_tools) for role in roles]
+        tools = PROBE_TOOLS if with_tools else ()
+        try:
+            tail = self._text_after_answer(_STUB, new, tools)
+        except ConfigError:
+            return False
+        histories = _PROBES_WITH_TOOLS if with_tools else _PROBES
+        return all(self._stays(history, new, tools, tail) for history in histories)
+
+    def _stays(self, history: list[Message], new: list[Message], tools: Tools, tail: str) -> bool:
+        try:
+            before = self._say(history, tools)
+            for answer in _probe_answers(before):
+                if not self._say([*history, _answer(answer), *new], tools).startswith(before + answer):
                     return False
-            if self._text_after_answer(history, new) != self._text_after_answer(_STUB, new):
-                return False
-        return True
+            if tools and new and new[0]["role"] == "tool":  # the answer before it is a call
+                called = self._say([*history, _PROBE_CALL, *new], tools)
+                if not called.startswith(_without_thought(before)) or not called.endswith(tail):
+                    return False
+            return self._text_after_answer(history, new, tools) == tail
+        except ConfigError:
+            return True  # a template that knows no system message will not see one
+
+
+class _LongTexts:
+    """Ids of texts that are too long to be kept by the thousand; forgets the oldest."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: OrderedDict[Hashable, tuple[int, array[int]]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.num_characters = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def ids(self, key: Hashable, size: int, text: Callable[[], str]) -> list[int]:
+        """`text` is asked for its text when the key, of `size` characters, is not known."""
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+                return known[1].tolist()
+        ids = self._tokenizer.encode(text())
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = size, array("i", ids)
+                self.num_characters += size
+            while self.num_characters > MAX_LONG:
+                _, (oldest_size, _) = self._known.popitem(last=False)
+                self.num_characters -= oldest_size
+        return ids
+
+
+_MARK = "\u2063answer\u2063"
+"""Stands for an assistant's answer while the text after it is cut out of a rendered template."""
+
+
+def _answer(content: str) -> Message:
+    return {"role": "assistant", "content": content}
 
 
 _STUB: list[Message] = [{"role": "user", "content": "x"}]
+_RULES: Message = {"role": "system", "content": "rules"}
+_FIRST: Message = {"role": "user", "content": "first"}
+_SECOND: Message = {"role": "user", "content": "second"}
 _PROBES: list[list[Message]] = [
     _STUB,
-    [*_STUB, {"role": "assistant", "content": "one"}, {"role": "user", "content": "second"}],
-    [{"role": "system", "content": "rules"}, {"role": "user", "content": "first"}],
-    [
-        {"role": "system", "content": "rules"},
-        {"role": "user", "content": "first"},
-        {"role": "assistant", "content": "one"},
-        {"role": "user", "content": "second"},
-    ],
+    [*_STUB, _answer("one"), _SECOND],
+    [_RULES, _FIRST],
+    [_RULES, _FIRST, _answer("one"), _SECOND],
+]
+_PROBE_CALL: Message = {**_answer(""), "tool_calls": [probe_call()]}
+_PROBE_RESULT: Message = {
+    "role": "tool",
+    "tool_call_id": probe_call()["id"],
+    "name": PROBE_NAME,
+    "content": "r",
+}
+_PROBES_WITH_TOOLS: list[list[Message]] = [
+    *_PROBES,
+    [*_STUB, _PROBE_CALL, _PROBE_RESULT],
+    [_RULES, _FIRST, _PROBE_CALL, _PROBE_RESULT, _answer("one"), _SECOND],
 ]
 
 
-def _is_plain(message: Message) -> bool:
-    return len(message) == 2 and isinstance(message.get("content"), str) and "role" in message
+def _probe_message(role: str, *, with_tools: bool) -> Message:
+    if role == "tool" and with_tools:
+        return dict(_PROBE_RESULT)
+    return {"role": role, "content": "now"}
+
+
+def _probe_answers(prompt: str) -> list[str]:
+    """Answers as models write them, with and without reasoning, behind a prompt that may have begun it."""
+    thought = f"idea\n{CLOSE_THINK}\n\n{_MARK}"
+    if prompt.rstrip().endswith(OPEN_THINK):
+        return [thought]
+    return [_MARK, f"{OPEN_THINK}\n{thought}"]
+
+
+def _without_thought(prompt: str) -> str:
+    return prompt.rstrip().removesuffix(OPEN_THINK) if prompt.rstrip().endswith(OPEN_THINK) else prompt
+
+
+def _plain_of(messages: Sequence[Message]) -> tuple[Plain | None, int]:
+    """The messages as a key, where they are text by role alone, and its length in characters."""
+    plain: list[tuple[str, str]] = []
+    size = 0
+    for message in messages:
+        content = message.get("content")
+        if len(message) != 2 or type(content) is not str or "role" not in message:
+            return None, 0
+        plain.append((message["role"], content))
+        size += len(content)
+    return tuple(plain), size
+
+
+def _messages(plain: Plain) -> list[Message]:
+    return [{"role": role, "content": content} for role, content in plain]
 
 
 @dataclass(kw_only=True, slots=True)

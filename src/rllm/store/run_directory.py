@@ -53,7 +53,7 @@ class RunDirectory:
                     f"{path} holds files of something else ({', '.join(sorted(contents)[:3])}) and no run; "
                     "choose a new or empty directory with --output."
                 )
-            run = cls(path, lock_descriptor=_take_lock(path / LOCK), made_directory=made_directory)
+            run = cls(path, lock_descriptor=take_lock(path / LOCK), made_directory=made_directory)
             remove_leftovers(path)
             remove_leftovers(run.checkpoints_path)
         return run
@@ -113,7 +113,7 @@ class RunDirectory:
     @property
     def writer_pid(self) -> int | None:
         """The process that is writing this run now; None when nobody is."""
-        pid = _pid_in(self.lock_path)
+        pid = pid_in(self.lock_path)
         # The number of a killed writer may be another process's by now: only its lock says that it lives.
         return pid if pid is not None and _has_writer(self.lock_path) else None
 
@@ -203,7 +203,7 @@ def _let_go_in_forked_child() -> None:
 os.register_at_fork(after_in_child=_let_go_in_forked_child)
 
 
-def _take_lock(path: Path) -> int:
+def take_lock(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         _lock_for_writing(descriptor)
@@ -212,7 +212,7 @@ def _take_lock(path: Path) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise RunInUseError(
-            f"{path.parent} is being written by process {_pid_in(path) or '(unknown)'}; "
+            f"{path.parent} is being written by process {pid_in(path) or '(unknown)'}; "
             "wait for it, stop it, or choose another --output."
         ) from None
     except OSError as error:
@@ -260,7 +260,7 @@ def _has_writer(lock: Path) -> bool:
     return False
 
 
-def _pid_in(lock: Path) -> int | None:
+def pid_in(lock: Path) -> int | None:
     try:
         return int(lock.read_text())
     except (FileNotFoundError, ValueError):

@@ -1,6 +1,7 @@
-"""`AgentTrainer`: classes, tasks and a configuration in, a run directory with a better model out.
+"""`AgentTrainer`: an agent, tasks and a configuration in, a run directory with a better model out.
 
     AgentTrainer(config, agent_class, env_class, train_dataset, val_dataset).train() ──► TrainResult
+    AgentTrainer(config, agent_flow, evaluator, train_dataset, val_dataset).train()  ──► TrainResult
 
 It checks everything that can be checked, takes the run directory, goes back to its last checkpoint, and hands
 the parts to `rllm.trainer.loop.train`.
@@ -10,25 +11,33 @@ import asyncio
 import gc
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rllm.agents.base import BaseAgent
+from rllm.agents.conversation import ConversationAgent
+from rllm.agents.flow import as_flow
 from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
 from rllm.data.sampler import TaskSampler
+from rllm.data.tasks import tasks_of
 from rllm.environments.base import BaseEnv, reset_env
 from rllm.errors import ConfigError, MissingExtraError
+from rllm.rewards.evaluator import as_evaluator
 from rllm.store.episodes import EpisodeStore
 from rllm.store.files import require_free_space
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers
 from rllm.tracking.jsonl import JsonlTracker, read_metrics, truncate_after
+from rllm.trainer.programs import PROGRAM_DEFAULTS, program_engine, require_program_config
 from rllm.trainer.warm_start import Demonstrate, answer_end
+from rllm.types.task import Task
 
 if TYPE_CHECKING:
+    from rllm.engine.attempts import EpisodeEngine
     from rllm.inference.local.client import LocalClient
     from rllm.models.directory import LoadedModel
     from rllm.trainer.loop import Learner
@@ -53,7 +62,7 @@ class TrainResult:
 
 
 class AgentTrainer:
-    """Trains a model to act as `agent_class` in `env_class`.
+    """Trains a model to act as `agent_class` in `env_class`, or inside the program `agent_flow`.
 
     Raises ConfigError before any work for what cannot be honoured.
     """
@@ -61,21 +70,26 @@ class AgentTrainer:
     def __init__(
         self,
         config: TrainConfig | Mapping[str, Any] | str | Path | Iterable[str] | None = None,
-        train_dataset: Sequence[dict[str, Any]] = (),
-        val_dataset: Sequence[dict[str, Any]] | None = None,
+        train_dataset: Sequence[Task | dict[str, Any]] = (),
+        val_dataset: Sequence[Task | dict[str, Any]] | None = None,
         backend: str = "local",
         *,
-        agent_class: type[BaseAgent],
-        env_class: type[BaseEnv],
+        agent_class: type[BaseAgent] | None = None,
+        env_class: type[BaseEnv] | None = None,
         agent_args: Mapping[str, Any] | None = None,
         env_args: Mapping[str, Any] | None = None,
-        validation_dataset: Sequence[dict[str, Any]] | None = None,
+        agent_flow: Any = None,
+        evaluator: Any = None,
+        workflow_class: type | None = None,
+        validation_dataset: Sequence[Task | dict[str, Any]] | None = None,
         demonstrate: Demonstrate | None = None,
         output: str | Path = "runs/latest",
         tracker: Tracker | None = None,
     ) -> None:
         """
-        `train_dataset`: tasks as dicts of environment arguments, each with a `task_id`. `val_dataset`:
+        `train_dataset`: tasks as dicts of environment arguments, each with a `task_id`; for a program, Tasks
+        or dicts with an id and an instruction. `agent_flow`: a program, and `evaluator` what judges it: made
+        by the decorators, plain functions, objects, or names such as `file.py:solve`. `val_dataset`:
         held-out tasks, reported before and after; the training tasks where None. `validation_dataset`:
         evaluated while training, where `evaluation.every_steps` is set; `val_dataset` where None.
         `demonstrate`: the expert of the warm start. `output`: the run directory; a run that is already there
@@ -86,17 +100,31 @@ class AgentTrainer:
                 f"There is no training backend `{backend}`; "
                 "the one there is, is `local` (torch in this process)."
             )
-        self.config = load_config(config)
+        _require_one_way(agent_class, env_class, agent_flow, evaluator, workflow_class)
         self.output = Path(output)
+        self.flow = self.evaluator = None
+        to_tasks: Callable[..., list[Any]] = list
+        if agent_flow is not None:
+            self.flow, self.evaluator = as_flow(agent_flow), as_evaluator(evaluator)
+            named = {"task": {"environment": self.flow.name, "agent": self.flow.name}}
+            self.config = load_config(config, base={**PROGRAM_DEFAULTS, **named})
+            require_program_config(self.config, agent_args, env_args)
+            to_tasks = tasks_of
+        else:
+            self.config = load_config(config)
+            if self.config.rollout.max_tokens_per_turn == 0:
+                raise ConfigError(
+                    "`rollout.max_tokens_per_turn` is 0; an agent needs at least 1 to answer with."
+                )
         self.agent_class, self.agent_args = agent_class, dict(agent_args or {})
         self.env_class, self.env_args = (
             env_class,
             {**dict(env_args or {}), **self.config.task.environment_args},
         )
-        self.train_tasks = list(train_dataset)
-        heldout = self.train_tasks if val_dataset is None else list(val_dataset)
+        self.train_tasks: list[Any] = to_tasks(train_dataset)
+        heldout = self.train_tasks if val_dataset is None else to_tasks(val_dataset)
         self.heldout_tasks = heldout[: self.config.evaluation.num_tasks]
-        validation = heldout if validation_dataset is None else list(validation_dataset)
+        validation = heldout if validation_dataset is None else to_tasks(validation_dataset)
         self.validation_tasks = validation[: self.config.evaluation.every_num_tasks]
         self.demonstrate = demonstrate
         self.tracker = tracker
@@ -126,8 +154,11 @@ class AgentTrainer:
 
     def require_same_config(self, directory: RunDirectory) -> None:
         """A run keeps its configuration for life: anything else would make its curve a mixture."""
-        mine, recorded = config_dict(self.config), directory.config()
-        if recorded and (differing := sorted(_differences(recorded, mine))):
+        recorded = directory.config()
+        if not recorded:
+            return
+        # Read as a configuration, so that one from before a key existed has its default.
+        if differing := sorted(_differences(config_dict(load_config(recorded)), config_dict(self.config))):
             raise ConfigError(
                 f"{self.output} holds a run with another configuration ({'; '.join(differing[:4])}); start a "
                 "new one with another output directory, or repeat the old values to go on."
@@ -164,23 +195,26 @@ class AgentTrainer:
             # same directory.
             if not directory.config():
                 directory.write_config(config_dict(config))
-            summary = await self._train(directory, loaded, client)
+            async with self._engine(directory, client) as engine:
+                summary = await self._train(directory, loaded, client, engine)
         finally:
             await client.close()
         return summary
 
-    async def _train(
-        self, directory: RunDirectory, loaded: "LoadedModel", client: "LocalClient"
-    ) -> dict[str, Any]:
-        from rllm.engine.agent_execution import AgentExecutionEngine
-        from rllm.models.directory import save_model
-        from rllm.trainer.checkpoint import RunState, load_latest
-        from rllm.trainer.loop import TrainingRun, train
-
+    @asynccontextmanager
+    async def _engine(self, directory: RunDirectory, client: "LocalClient") -> "AsyncIterator[EpisodeEngine]":
+        """What plays the episodes."""
         config = self.config
-        learner = self.make_learner(loaded, client.publish)
-        backend = learner.backend
-        engine = AgentExecutionEngine(
+        if self.flow is not None and self.evaluator is not None:
+            ledger = directory.path / "gateway"
+            async with program_engine(config, self.flow, self.evaluator, client, ledger) as engine:
+                yield engine
+            return
+        from rllm.engine.agent_execution import AgentExecutionEngine
+
+        assert self.agent_class is not None, "it is one of the two"
+        assert self.env_class is not None, "it is one of the two"
+        yield AgentExecutionEngine(
             self.agent_class,
             self.env_class,
             self.agent_args,
@@ -195,6 +229,20 @@ class AgentTrainer:
             gamma=config.algorithm.gamma,
             seed=config.seed,
         )
+
+    async def _train(
+        self,
+        directory: RunDirectory,
+        loaded: "LoadedModel",
+        client: "LocalClient",
+        engine: "EpisodeEngine",
+    ) -> dict[str, Any]:
+        from rllm.models.directory import save_model
+        from rllm.trainer.checkpoint import RunState, load_latest
+        from rllm.trainer.loop import TrainingRun, train
+
+        learner = self.make_learner(loaded, client.publish)
+        backend = learner.backend
         state = load_latest(directory.checkpoints_path, backend) or RunState()
         backend.publish_weights()
         _take_back(directory, state)
@@ -245,11 +293,14 @@ class AgentTrainer:
             config=self.config,
             backend=backend,
             tasks=TaskSampler(self.train_tasks, seed=self.config.seed, purpose="tasks"),
-            make_agent=lambda: self.agent_class(**self.agent_args),
+            make_agent=self._make_agent,
             demonstrate=self.demonstrate,
             renderer=renderer,
             end_token_id=answer_end(renderer, loaded.end_token_ids),
         )
+
+    def _make_agent(self) -> BaseAgent:
+        return ConversationAgent() if self.agent_class is None else self.agent_class(**self.agent_args)
 
     def load_initial_model(self, directory: RunDirectory) -> "LoadedModel":
         """The model that the run starts from, on as many threads as the run works with."""
@@ -278,13 +329,18 @@ class AgentTrainer:
         create_model(path, preset, self.config.seed)
 
     def _require_prompt_fits(self, renderer: Any) -> None:
-        """Raises ConfigError when the context cannot even hold the first prompt and its answer."""
+        """Raises ConfigError when the context cannot even hold the first prompt and its answer.
+
+        What a program will ask is known only once it runs.
+        """
+        if self.env_class is None:
+            return
         env = self.env_class.from_dict({**self.train_tasks[0], **self.env_args})
         try:
             observation, info = reset_env(env, 0)
         finally:
             env.close()
-        agent = self.agent_class(**self.agent_args)
+        agent = self._make_agent()
         agent.update_from_env(observation, 0.0, False, info)
         needed = len(renderer.render(agent.chat_completions)) + self.config.rollout.max_tokens_per_turn
         if needed > self.config.inference.max_context:
@@ -293,6 +349,25 @@ class AgentTrainer:
                 f"its answer take {needed} tokens; set it to {needed} times the expected turns, or shorten "
                 "the prompt."
             )
+
+
+def _require_one_way(
+    agent_class: Any, env_class: Any, agent_flow: Any, evaluator: Any, workflow_class: Any
+) -> None:
+    """Raises ConfigError unless an agent is given in exactly one form."""
+    if workflow_class is not None:
+        raise ConfigError(
+            "`workflow_class` is not supported yet; give `agent_flow` and `evaluator`, or `agent_class` and "
+            "`env_class`."
+        )
+    classes = {"agent_class": agent_class, "env_class": env_class}
+    program = {"agent_flow": agent_flow, "evaluator": evaluator}
+    given = [name for name, value in (classes | program).items() if value is not None]
+    if given not in (list(classes), list(program)):
+        raise ConfigError(
+            f"Given {', '.join(given) or 'neither agent nor program'}; give either `agent_class` and "
+            "`env_class`, or `agent_flow` and `evaluator`."
+        )
 
 
 def _take_back(directory: RunDirectory, state: Any) -> None:

@@ -12,7 +12,7 @@ is taken back first.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from rllm.algorithms.grouping import group_advantages, group_episodes
 from rllm.algorithms.losses import ImitationLoss, PolicyLoss
 from rllm.config.schema import TrainConfig
 from rllm.data.sampler import TaskSampler
-from rllm.engine.agent_execution import AgentExecutionEngine
+from rllm.engine.attempts import EpisodeEngine
 from rllm.errors import ConfigError
 from rllm.eval.evaluate import evaluate
 from rllm.inference.local.client import LocalClient
@@ -35,6 +35,7 @@ from rllm.tracking.base import Tracker
 from rllm.trainer.backends.torch import TorchBackend
 from rllm.trainer.canary import Canary
 from rllm.trainer.checkpoint import RunState, save_checkpoint
+from rllm.trainer.outcomes import call_counts, require_one_that_did_not_fail
 from rllm.trainer.samples import training_batch
 from rllm.trainer.warm_start import Demonstrate, demonstration_samples
 from rllm.types.episode import Episode, Outcome
@@ -53,7 +54,7 @@ class Learner:
 
     config: TrainConfig
     backend: TorchBackend
-    tasks: TaskSampler
+    tasks: TaskSampler[Any]
     make_agent: Callable[[], BaseAgent]
     demonstrate: Demonstrate | None
     renderer: ChatRenderer
@@ -70,10 +71,10 @@ class TrainingRun:
     store: EpisodeStore
     tracker: Tracker
     client: LocalClient
-    engine: AgentExecutionEngine
-    heldout_tasks: Sequence[Mapping[str, Any]]
+    engine: EpisodeEngine
+    heldout_tasks: Sequence[Any]
     """Reported before and after."""
-    validation_tasks: Sequence[Mapping[str, Any]]
+    validation_tasks: Sequence[Any]
     """Evaluated while training; may be watched and tuned on."""
     state: RunState
     save_model: Callable[[], None]
@@ -139,12 +140,11 @@ async def sample_episodes(run: TrainingRun, step: int) -> list[Episode]:
             tasks,
             group_size=rollout.group_size,
             purpose=f"train/{step}",
-            sampling=SamplingParams(
-                temperature=temperature(run.config, step), max_tokens=rollout.max_tokens_per_turn
-            ),
+            sampling=_sampling(run, temperature(run.config, step)),
         )
     ) as running:
         episodes = [episode async for episode in running]
+    require_one_that_did_not_fail(episodes, run.config.inference.max_context)
     return sorted(episodes, key=lambda each: (each.task_id, each.rollout_idx))
 
 
@@ -175,6 +175,7 @@ def learn(learner: Learner, episodes: Sequence[Episode], step: int) -> tuple[Tra
         "groups_tied": counts.tied,
         "groups_alone": counts.alone,
         "turns_mean": sum(len(each.trajectories[0].steps) for each in episodes) / max(1, len(episodes)),
+        **call_counts(episodes),
         "learning_rate": learning_rate(learner.config, step),
         **{f"tokens.{name}": count for name, count in batch.token_counts.items()},
         **{
@@ -195,8 +196,7 @@ async def warm_start(run: TrainingRun) -> None:
         return
     if run.learner.demonstrate is None:
         raise ConfigError(
-            f"`warm_start.steps` is {warm.steps} but {run.engine.env_class.__name__} has no expert to "
-            "imitate; set it to 0."
+            f"`warm_start.steps` is {warm.steps} but there is no expert to imitate; set it to 0."
         )
     run.tracker.begin("warm_start")
     for step in range(state.warm_steps, warm.steps):
@@ -246,8 +246,10 @@ async def report(run: TrainingRun, name: str) -> None:
     with _timed(state, f"report_{name}"):
         run.backend.publish_weights()
         sampled, episodes = await evaluate(run.engine, run.heldout_tasks, _sampling(run), f"report/{name}")
+        if name != "untrained" or not run.config.warm_start.steps:  # else it may still learn not to fail
+            require_one_that_did_not_fail(episodes, run.config.inference.max_context)
         greedy, greedy_episodes = await evaluate(
-            run.engine, run.heldout_tasks, _sampling(run, greedy=True), f"report/{name}"
+            run.engine, run.heldout_tasks, _sampling(run, 0.0), f"report/{name}"
         )
         run.store.save_episodes(name, 0, episodes)
         run.store.save_episodes(f"{name}.greedy", 0, greedy_episodes)
@@ -278,7 +280,7 @@ async def validate(run: TrainingRun, step: int) -> dict[str, float]:
     if not every or (step + 1) % every:
         return {}
     sampled, _ = await evaluate(run.engine, run.validation_tasks, _sampling(run), "validation")
-    greedy, _ = await evaluate(run.engine, run.validation_tasks, _sampling(run, greedy=True), "validation")
+    greedy, _ = await evaluate(run.engine, run.validation_tasks, _sampling(run, 0.0), "validation")
     return {
         "heldout_success": sampled.success,
         "heldout_success_low": sampled.success_interval[0],
@@ -336,9 +338,12 @@ def _linear(peak: float, step: int, total: int, final_fraction: float) -> float:
     return peak * (1.0 - (1.0 - final_fraction) * step / max(1, total - 1))
 
 
-def _sampling(run: TrainingRun, *, greedy: bool = False) -> SamplingParams:
-    rollout = run.config.rollout
-    return SamplingParams(temperature=0.0 if greedy else 1.0, max_tokens=rollout.max_tokens_per_turn)
+def _sampling(run: TrainingRun, temperature: float = 1.0) -> SamplingParams:
+    config = run.config
+    return SamplingParams(
+        temperature=temperature,
+        max_tokens=config.rollout.max_tokens_per_turn or config.inference.max_context,
+    )
 
 
 async def _in_learner(run: TrainingRun, work: Callable[[], Result]) -> Result:

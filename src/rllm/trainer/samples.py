@@ -1,8 +1,8 @@
 """Episodes and advantages in, token rows out, with every sampled token accounted for.
 
-A trajectory becomes one row as long as each prompt begins with everything sent and sampled before. Where it
-does not (the agent rewrote its history), the row ends and the next one begins: no sampled token is lost, none
-is encoded again.
+A step goes on with the row that its prompt begins with, and begins a row where there is none: the agent
+rewrote its history, or holds several conversations at a time. No sampled token is lost, none is encoded
+again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,11 +22,14 @@ def training_batch(
     """Rows of all learnable episodes, ordered by (task, attempt, trajectory, segment).
 
     `advantages`: trajectory uid -> advantage, given to every token the trajectory sampled. `drop_tied` leaves
-    out trajectories with advantage 0, which have no gradient. Raises CountError unless sampled = trained +
-    dropped.failed + dropped.tied.
+    out trajectories with advantage 0, which have no gradient. Tokens that a grammar left no choice about are
+    read but not trained on. Raises CountError unless sampled = trained + masked.forced + dropped.failed +
+    dropped.tied.
     """
     samples: list[TrainingSample] = []
-    counts = {"sampled": 0, "trained": 0, "dropped.failed": 0, "dropped.tied": 0}
+    counts: dict[str, int] = dict.fromkeys(
+        ("sampled", "trained", "masked.forced", "dropped.failed", "dropped.tied"), 0
+    )
     for episode in sorted(episodes, key=lambda each: (each.task_id, each.rollout_idx)):
         for index, trajectory in enumerate(episode.trajectories):
             num_sampled = sum(len(step.response_ids) for step in trajectory.steps)
@@ -40,8 +43,11 @@ def training_batch(
                 continue
             rows = trajectory_rows(trajectory, episode.task_id, episode.rollout_idx, index, advantage)
             counts["trained"] += sum(row.num_trainable for row in rows)
+            counts["masked.forced"] += sum(
+                step.policy_versions.count(NOT_SAMPLED) for step in trajectory.steps
+            )
             samples.extend(rows)
-    if counts["sampled"] != counts["trained"] + counts["dropped.failed"] + counts["dropped.tied"]:
+    if 2 * counts["sampled"] != sum(counts.values()):
         raise CountError(f"Tokens do not add up: {counts}; sampled must be the sum of the others.")
     return TrainingBatch(samples=samples, token_counts=counts)
 
@@ -49,20 +55,23 @@ def training_batch(
 def trajectory_rows(
     trajectory: Trajectory, task_id: str, attempt: int, index: int, advantage: float
 ) -> list[TrainingSample]:
-    """One row per segment of the trajectory."""
-    rows: list[TrainingSample] = []
-    builder = _RowBuilder()
+    """One row per segment of each conversation of the trajectory."""
+    builders: list[_RowBuilder] = []  # the one that grew last comes last: it is the likeliest to grow again
+    begun: list[_RowBuilder] = []
     for step in trajectory.steps:
         _require_trainable(step, task_id)
-        if builder.ids and step.prompt_ids[: len(builder.ids)] != builder.ids:
-            rows.append(
-                builder.row(task_id, trajectory.name, (task_id, attempt, index, len(rows)), advantage)
-            )
+        builder = next((each for each in reversed(builders) if each.continues_in(step.prompt_ids)), None)
+        if builder is None:
             builder = _RowBuilder()
+            begun.append(builder)
+        else:
+            builders.remove(builder)
+        builders.append(builder)
         builder.append(step)
-    if builder.ids:
-        rows.append(builder.row(task_id, trajectory.name, (task_id, attempt, index, len(rows)), advantage))
-    return rows
+    return [
+        builder.row(task_id, trajectory.name, (task_id, attempt, index, segment), advantage)
+        for segment, builder in enumerate(begun)
+    ]
 
 
 class _RowBuilder:
@@ -73,6 +82,9 @@ class _RowBuilder:
         self.versions: list[int] = []
         self.logprobs: list[float] = []
         self.temperature: float | None = None
+
+    def continues_in(self, prompt_ids: list[int]) -> bool:
+        return prompt_ids[: len(self.ids)] == self.ids
 
     def append(self, step: Step) -> None:
         num_new = len(step.prompt_ids) - len(self.ids)
@@ -94,7 +106,7 @@ class _RowBuilder:
         return TrainingSample(
             token_ids_T=np.array(self.ids, dtype=np.int64),
             policy_versions_T=versions_T,
-            logprobs_T=np.array(self.logprobs, dtype=np.float32),
+            logprobs_T=np.where(versions_T != NOT_SAMPLED, self.logprobs, 0.0).astype(np.float32),
             advantages_T=np.where(versions_T != NOT_SAMPLED, advantage, 0.0).astype(np.float32),
             group_key=(task_id, role),
             order_key=order_key,
@@ -129,4 +141,10 @@ def _require_trainable(step: Step, task_id: str) -> None:
         raise ConfigError(
             f"A step of task {task_id} was sampled with top-k or top-p; its log-probabilities belong to a "
             "truncated distribution. Train with top_p = 1 and top_k = 0."
+        )
+    if step.model_output is not None and step.model_output.logprob_meaning is LogprobMeaning.UNKNOWN:
+        raise ConfigError(
+            f"A step of task {task_id} was sampled by a server that does not tell how: nobody knows which "
+            "distribution its log-probabilities belong to. Serve the model with vLLM or SGLang, and set "
+            "`temperature`, `top_p` and `top_k` for the session, so that nothing is left to the server."
         )

@@ -15,6 +15,7 @@ from rllm.rendering.chat import ChatRenderer, Conversation
 from rllm.trainer.samples import trajectory_rows
 from rllm.types.draws import draw_seed
 from rllm.types.sample import TrainingSample
+from rllm.types.task import Task, task_id_of
 
 Demonstrate = Callable[[dict[str, Any], float, np.random.Generator], Sequence[tuple[Any, str]]]
 """(task, noise, generator) -> (observation, answer) turn by turn."""
@@ -34,7 +35,7 @@ def answer_end(renderer: ChatRenderer, end_token_ids: Sequence[int]) -> int:
 
 
 def demonstration_samples(
-    tasks: Sequence[Mapping[str, Any]],
+    tasks: Sequence[Task | Mapping[str, Any]],
     demonstrate: Demonstrate,
     make_agent: Callable[[], BaseAgent],
     renderer: ChatRenderer,
@@ -47,11 +48,10 @@ def demonstration_samples(
     samples: list[TrainingSample] = []
     for position, task in enumerate(tasks):
         rng = np.random.default_rng(draw_seed(*key, position, "demonstration"))
-        turns = demonstrate(dict(task), noise, rng)
+        row = task.to_row() if isinstance(task, Task) else dict(task)
+        turns = demonstrate(row, noise, rng)
         agent = play_demonstration(turns, make_agent(), renderer, end_token_id)
-        samples.extend(
-            trajectory_rows(agent.trajectory, str(task.get("task_id", position)), position, 0, 1.0)
-        )
+        samples.extend(trajectory_rows(agent.trajectory, task_id_of(task, position), position, 0, 1.0))
     return samples
 
 

@@ -19,7 +19,7 @@ from rllm.types.episode import (
 )
 from rllm.types.evaluation import EvalOutput, Signal
 from rllm.types.messages import FinishReason, LogprobMeaning, Message, ModelOutput, SamplingParams, ToolCall
-from rllm.types.task import EpisodeId, Task
+from rllm.types.task import AgentConfig, EpisodeId, Task
 
 if TYPE_CHECKING:
     from rllm.types.sample import NOT_SAMPLED, TrainingBatch, TrainingSample
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NOT_SAMPLED",
     "Action",
+    "AgentConfig",
     "Episode",
     "EpisodeId",
     "EvalOutput",

@@ -6,6 +6,8 @@ from typing import Any
 
 Message = dict[str, Any]
 """A chat message in the OpenAI form: `role` and `content`, and what else the role allows."""
+TopLogprobs = list[tuple[int, float]]
+"""The most likely tokens at one position, best first: (token id, log-probability)."""
 
 
 class LogprobMeaning(StrEnum):
@@ -17,6 +19,8 @@ class LogprobMeaning(StrEnum):
     """log softmax(logits / T): equal to RAW at T = 1."""
     TRUNCATED = "truncated"
     """Renormalised after top-k or top-p: not comparable with any forward pass, so never trained on."""
+    UNKNOWN = "unknown"
+    """Of a server that sampled by defaults of its own, which it does not tell: never trained on."""
 
 
 class FinishReason(StrEnum):
@@ -40,6 +44,14 @@ class SamplingParams:
     """At most this many new tokens."""
     stop_token_ids: tuple[int, ...] = ()
     """Ends the answer in addition to the model's own end tokens; the stop token is part of the answer."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer. `text` ends before the first of them; the ids are all that were sampled."""
+    top_logprobs: int = 0
+    """How many of the most likely tokens to report at each position, with their log-probabilities."""
+    grammar: str = ""
+    """What the answer must follow: a Lark grammar in llguidance's form, whose terminals may be JSON schemas.
+    Tokens
+    are sampled among those that it allows; log-probabilities stay those of the model without it."""
     seed: int = 0
     """Every draw is a function of (seed, position in the answer): nothing else in the batch matters."""
 
@@ -54,6 +66,12 @@ class SamplingParams:
             raise ValueError(f"`top_k` is {self.top_k}; it must be 0 (off) or a count of tokens.")
         if self.max_tokens < 1:
             raise ValueError(f"`max_tokens` is {self.max_tokens}; it must be at least 1.")
+        if isinstance(self.stop, str) or "" in self.stop:
+            raise ValueError(f"`stop` is {self.stop!r}; it must be a tuple of texts that are not empty.")
+        if self.top_logprobs < 0:
+            raise ValueError(
+                f"`top_logprobs` is {self.top_logprobs}; it must be 0 (none) or a count of tokens."
+            )
 
     @property
     def logprob_meaning(self) -> LogprobMeaning:
@@ -97,7 +115,15 @@ class ModelOutput:
     temperature: float = 1.0
     """What the logits were divided by when `logprob_meaning` is `temperature`."""
     policy_versions: list[int] = field(default_factory=list[int])
-    """[R] optimizer updates that the sampling weights had seen, per token."""
+    """[R] optimizer updates that the sampling weights had seen, per token; -1
+    (`rllm.types.sample.NOT_SAMPLED`) for
+    a token that a grammar left no choice about: the policy did not choose it, so it is not trained on."""
+    top_logprobs: list[TopLogprobs] = field(default_factory=list[TopLogprobs])
+    """[R] filled when `SamplingParams.top_logprobs` asks for them."""
+    stop_sequence: str | None = None
+    """Which text of `SamplingParams.stop` ended the answer."""
+    completion_id: str = ""
+    """What the server called this answer."""
     finish_reason: FinishReason = FinishReason.STOP
     usage: dict[str, int] = field(default_factory=dict[str, int])
     """`prompt_tokens`, `completion_tokens`, `cached_tokens`."""
@@ -106,7 +132,7 @@ class ModelOutput:
     @property
     def weight_version(self) -> int | None:
         """The oldest policy version among the sampled tokens; None when the server does not say."""
-        return min(self.policy_versions, default=None)
+        return min((version for version in self.policy_versions if version >= 0), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,5 +142,8 @@ class ModelOutput:
         known = dict(data)
         known["tool_calls"] = [ToolCall(**call) for call in known.get("tool_calls", [])]
         known["logprob_meaning"] = LogprobMeaning(known.get("logprob_meaning", LogprobMeaning.RAW))
+        known["top_logprobs"] = [
+            [(token, logprob) for token, logprob in each] for each in known.get("top_logprobs", [])
+        ]
         known["finish_reason"] = FinishReason(known.get("finish_reason", FinishReason.STOP))
         return cls(**known)

@@ -1,5 +1,6 @@
-"""What is asked."""
+"""What is asked, and where the program that answers finds its model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,3 +35,28 @@ class Task:
     @property
     def task_dir(self) -> Path:
         return self.dataset_dir if self.sub_dir is None else self.dataset_dir / self.sub_dir
+
+    def to_row(self) -> dict[str, Any]:
+        """What an evaluator gets: the dataset row, with `task_id` and `instruction` where it has none."""
+        return {"task_id": self.id, "instruction": self.instruction, **self.metadata}
+
+
+@dataclass(slots=True)
+class AgentConfig:
+    """What a program is told about the model that it is to talk to."""
+
+    base_url: str
+    """OpenAI base URL of a session of its own; any API key opens it."""
+    model: str
+    session_uid: str
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    """`task_id`, `attempt` and `purpose` of this run of the program."""
+    is_validation: bool = False
+    """True when the answer is measured and not trained on."""
+    sampling_params: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What is set for the whole session: it wins over what the program asks for."""
+
+
+def task_id_of(task: Task | Mapping[str, Any], position: int) -> str:
+    """The id of a task; a mapping without `task_id` is named by its position in the dataset."""
+    return task.id if isinstance(task, Task) else str(task.get("task_id", position))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rllm.errors import InferenceError
+from rllm.inference.client import TokenPiece
 from rllm.inference.local.client import LocalClient, LocalSession
 from rllm.models.directory import LoadedModel
 from rllm.types.messages import ModelOutput, SamplingParams
@@ -141,12 +142,12 @@ async def test_a_request_that_is_cancelled_across_a_publish_leaves_no_old_keys_b
     assert again.logprobs == pytest.approx(_logprobs(logprobs_of, own, again), abs=1e-5)
 
 
-async def test_a_publish_does_not_wait_for_the_answers_in_flight(
-    own: LoadedModel, serve: Serve, until: Until
-) -> None:
-    client = serve(own)
-    request = asyncio.create_task(client.generate_ids([5, 6], SamplingParams(max_tokens=180)))
-    await until(lambda: client.engine.counts.sampled_tokens >= 2)
-    await asyncio.to_thread(client.publish, 1)
-    assert not request.done()
-    assert set((await request).policy_versions) == {0, 1}
+async def test_a_publish_does_not_wait_for_the_answers_in_flight(own: LoadedModel, serve: Serve) -> None:
+    client = serve(own, max_context=256)
+
+    def publish_at_once(piece: TokenPiece) -> None:
+        if client.policy_version == 0:
+            client.publish(1)
+
+    output = await client.generate_ids([5, 6], SamplingParams(max_tokens=250), on_piece=publish_at_once)
+    assert set(output.policy_versions) == {0, 1}

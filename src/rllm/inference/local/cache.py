@@ -36,6 +36,9 @@ class Slot:
     """Tokens whose keys and values are in the cache, in order."""
     block_hashes: list[int] = field(default_factory=list[int])
     """One per full block of `ids` that was entered in the index."""
+    is_free: bool = True
+    released: int = 0
+    """Which of the cache's releases gave it back last; 0 when it was never used."""
 
 
 class KVCache:
@@ -64,6 +67,7 @@ class KVCache:
         self.num_kv_heads = num_kv_heads
         self.slots = [Slot(index) for index in range(num_slots)]
         self._free = list(range(num_slots))
+        self._num_releases = 0
         self._slot_of_block: dict[int, int] = {}
 
     @property
@@ -73,22 +77,47 @@ class KVCache:
     def allocate(self) -> Slot:
         """The lowest free slot, so that live rows stay close together; its old contents are forgotten by
         `begin`."""
-        return self.slots[heapq.heappop(self._free)]
+        slot = self.slots[heapq.heappop(self._free)]
+        slot.is_free = False
+        return slot
+
+    def allocate_for(self, prompt_ids: Sequence[int]) -> Slot:
+        """The free slot that this prompt goes on from; or else the one that has not been used for the longest
+        time, so that the others may still be gone on from."""
+        limit = len(prompt_ids) - 1
+        free = [self.slots[index] for index in self._free]
+        ready = [slot for slot in free if _is_prefix(slot.ids, prompt_ids, limit)]
+        if ready:
+            slot = max(ready, key=lambda slot: len(slot.ids))
+        else:
+            donor, _ = self._longest_match(_block_hashes(prompt_ids, limit), asking=-1)
+            spare = [slot for slot in free if slot is not donor] or free
+            slot = min(spare, key=lambda slot: (bool(slot.ids), slot.released, slot.index))
+        self._free.remove(slot.index)
+        heapq.heapify(self._free)
+        slot.is_free = False
+        return slot
 
     def release(self, slot: Slot) -> None:
+        self._num_releases += 1
+        slot.released = self._num_releases
+        slot.is_free = True
         heapq.heappush(self._free, slot.index)
 
-    def begin(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
+    def begin(self, slot: Slot, prompt_ids: Sequence[int], *, exactly: bool = False) -> int:
         """Make `slot` hold as much of the prompt as is known, and return how many tokens that is (at most
         P - 1).
 
         The slot's own contents count first (the turns before), then whatever other slot shares the longest
         run of blocks. The last prompt token is always computed, because its logits are what comes next.
+        `exactly` looks beyond the last shared block where the other slot is free.
         """
         limit = len(prompt_ids) - 1
         own = _common_prefix(slot.ids, prompt_ids, limit)
         hashes = _block_hashes(prompt_ids, limit)
         donor, shared = self._longest_match(hashes, slot.index)
+        if exactly and donor is not None and donor.is_free:
+            shared = _common_prefix(donor.ids, prompt_ids, limit)
         if donor is not None and shared > own:
             self.truncate(slot, 0)
             self.copy_prefix(donor, [slot], shared)
@@ -181,6 +210,12 @@ class KVCache:
             if index is not None and index != asking:
                 return self.slots[index], count * BLOCK
         return None, 0
+
+
+def _is_prefix(ids: Sequence[int], prompt_ids: Sequence[int], limit: int) -> bool:
+    """Whether the prompt begins with all of `ids`; the last one tells most others apart."""
+    length = len(ids)
+    return 0 < length <= limit and ids[-1] == prompt_ids[length - 1] and ids == prompt_ids[:length]
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:

@@ -2,21 +2,26 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 
 from rllm.errors import ContextLengthError, InferenceError
+from rllm.inference.client import TokenPiece
 from rllm.inference.local.engine import LocalEngine
+from rllm.inference.local.grammar import Grammars
 from rllm.inference.local.requests import Request
+from rllm.inference.local.watch import Listener, Watch
 from rllm.models.directory import LoadedModel
 from rllm.rendering.chat import ChatRenderer, Conversation
-from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams
+from rllm.types.messages import Message, ModelOutput, SamplingParams
+
+OnPiece = Callable[[TokenPiece], None]
 
 
 class LocalClient:
-    """A `ModelClient` on the built-in engine."""
+    """A `ModelClient` and a `TokenClient` on the built-in engine."""
 
     def __init__(
         self,
@@ -43,6 +48,8 @@ class LocalClient:
             lockstep=lockstep,
         )
         self._mailbox: _Mailbox | None = None
+        self._grammars = Grammars(loaded.directory, self.vocab_size, loaded.end_token_ids)
+        self._is_special: dict[int, bool] = {}
 
     def session(self, order: tuple[str, int]) -> "LocalSession":
         return LocalSession(self, order)
@@ -53,10 +60,12 @@ class LocalClient:
         async with self.session(("", 0)) as session:
             return await session.respond(messages, sampling)
 
-    async def generate_ids(self, prompt_ids: list[int], sampling: SamplingParams) -> ModelOutput:
-        """Sample after a prompt given as ids."""
-        async with self.session(("", 0)) as session:
-            return await session.respond_to_ids(prompt_ids, sampling)
+    async def generate_ids(
+        self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: OnPiece | None = None
+    ) -> ModelOutput:
+        """See `TokenClient`. Raises ValueError for a grammar that does not compile."""
+        async with LocalSession(self, ("", 0), one_shot=True) as session:
+            return await session.respond_to_ids(prompt_ids, sampling, on_piece)
 
     async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
         """Log-probabilities of `ids[start:]` under the sampler's weights, through its cache.
@@ -77,6 +86,35 @@ class LocalClient:
     @property
     def policy_version(self) -> int:
         return self.engine.policy_version
+
+    @property
+    def max_context(self) -> int:
+        return self.engine.max_context
+
+    async def watch(self, sampling: SamplingParams, listener: Listener | None) -> Watch | None:
+        """What follows an answer that more is wanted of than its ids; None for others."""
+        if listener is None and not (sampling.stop or sampling.top_logprobs or sampling.grammar):
+            return None
+        grammar = None
+        if sampling.grammar:
+            grammar = await self._grammars.begin(sampling.grammar, sampling.stop_token_ids)
+        return Watch(
+            sampling,
+            decode=self.loaded.tokenizer.decode,
+            is_special=self.is_special,
+            listener=listener,
+            grammar=grammar,
+        )
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is left out of text, such as an end token."""
+        known = self._is_special.get(token)
+        if known is None:
+            tokenizer = self.loaded.tokenizer
+            known = self._is_special[token] = not tokenizer.decode([token]) and bool(
+                tokenizer.token_text(token)
+            )
+        return known
 
     def require_readable(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Raises ValueError for what would fail inside the engine, where it would fail its neighbours as
@@ -100,16 +138,17 @@ class LocalClient:
 
     async def close(self) -> None:
         await asyncio.to_thread(self.engine.close)
+        self._grammars.close()
 
 
 class LocalSession:
     """One conversation: its token ids here, its keys and values in one slot of the engine."""
 
-    def __init__(self, client: LocalClient, order: tuple[str, int]) -> None:
+    def __init__(self, client: LocalClient, order: tuple[str, int], *, one_shot: bool = False) -> None:
         self.client = client
         self.order = order
         self.conversation = Conversation(renderer=client.renderer)
-        self._holder = client.engine.open()
+        self._holder = client.engine.open(one_shot=one_shot)
         self._turn = 0
 
     async def respond(self, messages: Sequence[Message], sampling: SamplingParams) -> ModelOutput:
@@ -117,9 +156,14 @@ class LocalSession:
         self.conversation.record(output.completion_ids, output.text)
         return output
 
-    async def respond_to_ids(self, prompt_ids: list[int], sampling: SamplingParams) -> ModelOutput:
-        request = await self.run(prompt_ids, sampling)
-        text = self.client.loaded.tokenizer.decode(_without_end(request, self.client.end_token_ids))
+    async def respond_to_ids(
+        self, prompt_ids: list[int], sampling: SamplingParams, on_piece: OnPiece | None = None
+    ) -> ModelOutput:
+        request = await self.run(prompt_ids, sampling, on_piece=on_piece)
+        watch = request.watch
+        text = watch.text if watch is not None else None
+        if text is None:
+            text = self.client.loaded.tokenizer.decode(request.said_ids)
         assert request.finish_reason is not None, "a delivered request has a finish reason"
         return ModelOutput(
             text=text,
@@ -130,6 +174,8 @@ class LocalSession:
             logprob_meaning=sampling.logprob_meaning,
             temperature=sampling.temperature,
             policy_versions=request.policy_versions,
+            top_logprobs=watch.top_logprobs if watch is not None else [],
+            stop_sequence=watch.stop_sequence if watch is not None else None,
             finish_reason=request.finish_reason,
             usage={
                 "prompt_tokens": len(request.prompt_ids),
@@ -140,7 +186,12 @@ class LocalSession:
         )
 
     async def run(
-        self, prompt_ids: list[int], sampling: SamplingParams, score_from: int | None = None
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        score_from: int | None = None,
+        on_piece: OnPiece | None = None,
     ) -> Request:
         """Send one request and wait for it. Cancelling the waiting task cancels the request."""
         self.client.require_readable(prompt_ids, sampling)
@@ -152,20 +203,24 @@ class LocalSession:
             )
         mailbox = self.client.mailbox()
         answered: asyncio.Future[Request] = mailbox.loop.create_future()
+        reader = _Reader(answered, on_piece)
+        listener = Listener(partial(mailbox.put, reader), mailbox.wake) if on_piece else None
+        watch = await self.client.watch(sampling, listener)
         request = Request(
             order=(*self.order, self._turn),
             prompt_ids=prompt_ids,
             sampling=sampling,
             end_token_ids=self.client.end_token_ids.union(sampling.stop_token_ids),
-            deliver=partial(mailbox.put, answered),
+            deliver=partial(mailbox.deliver, reader),
             score_from=score_from,
             holder=self._holder,
+            watch=watch,
         )
         self._turn += 1
         self.client.engine.submit(request)
         try:
             await answered
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, Exception):  # the latter from `on_piece`
             self.client.engine.cancel(request)
             raise
         if request.error is not None:
@@ -184,18 +239,58 @@ class LocalSession:
         self.close()
 
 
+class _Reader:
+    """Who waits for an answer, and listens to its pieces."""
+
+    __slots__ = ("_on_piece", "_piece", "answered")
+
+    def __init__(self, answered: "asyncio.Future[Request]", on_piece: OnPiece | None) -> None:
+        self.answered = answered
+        self._on_piece = on_piece
+        self._piece: TokenPiece | None = None
+        """What came in since `tell`."""
+
+    def hear(self, piece: TokenPiece) -> bool:
+        """Add a piece to what is told next, and say whether it is the first."""
+        known = self._piece
+        if known is None:
+            self._piece = piece
+            return True
+        known.text += piece.text
+        known.token_ids += piece.token_ids
+        known.logprobs += piece.logprobs
+        known.top_logprobs += piece.top_logprobs
+        return False
+
+    def tell(self) -> None:
+        piece, self._piece = self._piece, None
+        if piece is None or self._on_piece is None or self.answered.done():
+            return
+        try:
+            self._on_piece(piece)
+        except Exception as error:  # noqa: BLE001  it is the caller's own and ends the caller's call
+            self.answered.set_exception(error)
+
+
 class _Mailbox:
-    """Answers on their way from the engine's thread to an event loop: one wake-up for all that have
-    arrived."""
+    """Answers, and pieces of them, on their way from the engine's thread to an event loop: one wake-up for
+    all that have arrived, and one piece for all that an answer gained meanwhile."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._answers: deque[tuple[asyncio.Future[Request], Request]] = deque()
+        self._arrived: deque[tuple[_Reader, Request | TokenPiece]] = deque()
         self._wake_up_sent = False
 
-    def put(self, answered: "asyncio.Future[Request]", request: Request) -> None:
-        self._answers.append((answered, request))
-        if self._wake_up_sent:
+    def put(self, reader: _Reader, what: Request | TokenPiece) -> None:
+        """Add what is fetched at the next wake-up."""
+        self._arrived.append((reader, what))
+
+    def deliver(self, reader: _Reader, request: Request) -> None:
+        self.put(reader, request)
+        self.wake()
+
+    def wake(self) -> None:
+        if self._wake_up_sent or not self._arrived:
             return
         self._wake_up_sent = True
         with suppress(RuntimeError):  # the loop was closed: nobody waits any more
@@ -203,13 +298,15 @@ class _Mailbox:
 
     def _empty(self) -> None:
         self._wake_up_sent = False  # first, so that what arrives from here on sends a wake-up of its own
-        while self._answers:
-            answered, request = self._answers.popleft()
-            if not answered.done():
-                answered.set_result(request)
-
-
-def _without_end(request: Request, end_token_ids: frozenset[int]) -> list[int]:
-    if request.finish_reason is FinishReason.STOP and request.completion_ids[-1] in end_token_ids:
-        return request.completion_ids[:-1]
-    return request.completion_ids
+        listening: list[_Reader] = []
+        for _ in range(len(self._arrived)):
+            reader, what = self._arrived.popleft()
+            if isinstance(what, TokenPiece):
+                if reader.hear(what):
+                    listening.append(reader)
+                continue
+            reader.tell()
+            if not reader.answered.done():
+                reader.answered.set_result(what)
+        for reader in listening:
+            reader.tell()

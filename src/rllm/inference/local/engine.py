@@ -108,12 +108,13 @@ class LocalEngine:
 
     # ---- called from outside -------------------------------------------------------------------------------
 
-    def open(self) -> Holder:
-        """Begin a conversation. Under lockstep the engine now waits until it asks or closes."""
+    def open(self, *, one_shot: bool = False) -> Holder:
+        """Begin a conversation, or a single call. Under lockstep the engine now waits until it asks or
+        closes."""
         with self._condition:
             self._require_running()
             self._outside += 1
-        return Holder()
+        return Holder(one_shot=one_shot)
 
     def submit(self, request: Request) -> None:
         """Queue a request of an open conversation, which may have one at a time."""
@@ -264,7 +265,7 @@ class LocalEngine:
         cancelled = self._live.remove_cancelled(self.policy_version)
         if self._reread:  # a publish dropped the keys of what these rows had read and written
             for request in cancelled:
-                request.slot.ids = []
+                self._cache.truncate(request.slot, 0)
         self._deliver(cancelled)
         cancelled = [entry[2] for entry in self._waiting if entry[2].finish_reason is FinishReason.CANCELLED]
         if cancelled:
@@ -300,7 +301,10 @@ class LocalEngine:
                 if self._cache.num_free == 0 and not self._free_an_idle_slot():
                     postponed.append(entry)
                     continue
-                request.holder.slot = self._cache.allocate()
+                if request.holder.one_shot:
+                    request.holder.slot = self._cache.allocate_for(request.prompt_ids)
+                else:
+                    request.holder.slot = self._cache.allocate()
                 self._owner_of_slot[request.holder.slot.index] = request.holder
             admitted.append(request)
             budget -= max(1, len(request.prompt_ids) - len(request.slot.ids))
@@ -328,7 +332,9 @@ class LocalEngine:
             prompt = tuple(request.prompt_ids)
             row = row_of_prompt.setdefault(prompt, len(start.rows))
             if row == len(start.rows):
-                request.cached_tokens = self._cache.begin(request.slot, request.prompt_ids)
+                request.cached_tokens = self._cache.begin(
+                    request.slot, request.prompt_ids, exactly=request.holder.one_shot
+                )
                 start.rows.append(Row(request.slot, request.prompt_ids[request.cached_tokens :]))
             else:
                 request.cached_tokens = len(prompt)

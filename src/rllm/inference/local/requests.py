@@ -4,7 +4,8 @@
                                     │
                                     └─► sampled tokens and log-probabilities, by slot; lists only on leaving
 
-Between two steps nothing is built anew as long as nobody joins or leaves: every column moves on by one.
+Between two steps nothing is built anew as long as nobody joins or leaves: every column moves on by one. Only
+requests with a `Watch` are looked at one by one.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,9 @@ from torch import Tensor
 from rllm.inference.local.cache import KVCache, Slot
 from rllm.inference.local.forward import DecodeRows
 from rllm.inference.local.sampling import SamplingRows, sample
+from rllm.inference.local.watch import Watch, WatchedRows
 from rllm.types.messages import FinishReason, SamplingParams
+from rllm.types.sample import NOT_SAMPLED
 
 _COLUMNS = np.dtype(
     [
@@ -47,6 +50,8 @@ class Request:
     score_from: int | None = None
     """Score the prompt's tokens from this index on instead of sampling."""
     holder: "Holder"
+    watch: Watch | None = None
+    """Follows the answer token by token, for requests that want more than its ids."""
     completion_ids: list[int] = field(default_factory=list[int])
     """Filled, like the two below, when the request leaves the engine."""
     logprobs: list[float] = field(default_factory=list[float])
@@ -56,6 +61,12 @@ class Request:
     cached_tokens: int = 0
     submitted_at: float = 0.0
     finished_at: float = 0.0
+
+    @property
+    def said_ids(self) -> list[int]:
+        """The answer without its end token."""
+        ids = self.completion_ids
+        return ids[:-1] if ids and ids[-1] in self.end_token_ids else ids
 
     @property
     def slot(self) -> Slot:
@@ -71,6 +82,9 @@ class Holder:
 
     slot: Slot | None = None
     request: Request | None = None
+    one_shot: bool = False
+    """A single call: its slot is chosen by what the slot holds, and what the call leaves there is looked for
+    by later ones."""
     closed: bool = False
     idle_since: float = 0.0
     """When its last request left the engine, by `time.perf_counter`."""
@@ -86,6 +100,7 @@ class LiveRequests:
         self._cache = cache
         self._rows = np.zeros(0, dtype=_COLUMNS)
         self._sampling = self._sampling_rows()
+        self._watched = WatchedRows([])
         self._tokens_S_T = np.zeros((cache.num_slots, cache.max_context), dtype=np.int64)
         self._logprobs_S_T = np.zeros((cache.num_slots, cache.max_context), dtype=np.float32)
         self._end_ids: set[int] = set()
@@ -112,23 +127,32 @@ class LiveRequests:
         self.requests = [*self.requests, *requests]
         self._rows = np.concatenate((self._rows, joining))
         self._sampling = self._sampling_rows()
+        if self._watched or any(request.watch is not None for request in requests):
+            self._watched = WatchedRows([request.watch for request in self.requests])
 
     def sample(self, logits_B_V: Tensor, policy_version: int) -> list[Request]:
         """Append a token to every answer, and return the requests that are finished by it: they have left."""
         tokens_B, logprobs_B = (values.cpu().numpy() for values in sample(logits_B_V, self._sampling))
         rows = self._rows
+        if self._watched:
+            self._watched.resample(logits_B_V, tokens_B, logprobs_B, self._sampling)
         self._tokens_S_T[rows["slot"], rows["count"]] = tokens_B
         self._logprobs_S_T[rows["slot"], rows["count"]] = logprobs_B
+        ended_B = self._ended(tokens_B, logits_B_V.shape[1])
+        if self._watched:
+            self._watched.tell(logits_B_V, self._sampling, tokens_B, logprobs_B, ended_B)
         rows["token"] = tokens_B
         rows["position"] += 1
         rows["count"] += 1
         rows["left"] -= 1
-        ended_B = self._ended(tokens_B, logits_B_V.shape[1])
         finished = np.flatnonzero(ended_B | (rows["left"] == 0)).tolist()
         for row in finished:
             self.requests[row].finish_reason = FinishReason.STOP if ended_B[row] else FinishReason.LENGTH
         if finished or self.decoding is None or len(rows) > self.decoding.num_rows:
-            return self._remove(finished, policy_version)
+            removed = self._remove(finished, policy_version)
+            for request in removed:
+                _finish(request)
+            return removed
         self.decoding.advance()
         return []
 
@@ -153,6 +177,9 @@ class LiveRequests:
         request.completion_ids += self._tokens_S_T[slot, known:count].tolist()
         request.logprobs += self._logprobs_S_T[slot, known:count].tolist()
         request.policy_versions += [policy_version] * (count - known)
+        if request.watch is not None:
+            for place in request.watch.forced:
+                request.policy_versions[place] = NOT_SAMPLED
 
     def _remove(self, leaving: Sequence[int], policy_version: int) -> list[Request]:
         """Take rows out, their answers filled in, and put the others in order."""
@@ -160,6 +187,8 @@ class LiveRequests:
         for row, request in zip(leaving, removed, strict=True):
             self._collect(row, policy_version)
             request.slot.ids = (request.prompt_ids + request.completion_ids)[:-1]
+            if request.holder.one_shot:
+                self._cache.register(request.slot)
         staying_B = np.ones(len(self._rows), dtype=np.bool_)
         staying_B[leaving] = False
         order = np.argsort(self._rows["slot"], kind="stable")
@@ -167,6 +196,8 @@ class LiveRequests:
         self._rows = self._rows[order]
         self.requests = [self.requests[row] for row in order.tolist()]
         self._sampling = self._sampling_rows()
+        if self._watched:
+            self._watched = WatchedRows([request.watch for request in self.requests])
         self.decoding = None
         if self.requests:
             self.decoding = DecodeRows(self._cache, self._rows["slot"], self._rows["position"])
@@ -192,3 +223,15 @@ class LiveRequests:
             temperatures_B=self._rows["temperature"],
             params=[request.sampling for request in self.requests],
         )
+
+
+def _finish(request: Request) -> None:
+    """What the watch of a request knows about the end of its answer."""
+    watch = request.watch
+    if watch is None:
+        return
+    watch.finish(request.said_ids)
+    if watch.error is not None:
+        request.error, request.finish_reason = watch.error, FinishReason.ERROR
+    elif watch.stop_sequence is not None:
+        request.finish_reason = FinishReason.STOP

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rllm.types.messages import SamplingParams
+from rllm.types.messages import SamplingParams, TopLogprobs
 
 BLOCK = 512
 """A larger vocabulary is drawn from in two steps, block then token: running sums do not vectorise and are
@@ -70,6 +70,15 @@ class SamplingRows:
             if (each.top_k or each.top_p < 1.0) and each.temperature
         ]
 
+    def part(self, rows: Sequence[int]) -> "SamplingRows":
+        """The columns of some of the rows, as they are now."""
+        return SamplingRows(
+            seeds_B=self.seeds_B[rows],
+            positions_B=self.positions_B[rows],
+            temperatures_B=self.temperatures_B[rows],
+            params=[self.params[row] for row in rows],
+        )
+
 
 def sample(logits_B_V: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     """([B] token ids, [B] log-probabilities under the distribution that `SamplingParams.logprob_meaning`
@@ -83,6 +92,33 @@ def sample(logits_B_V: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         if rows.greedy:
             tokens_B1[rows.greedy] = logits_B_V[rows.greedy].argmax(dim=-1, keepdim=True)
     return tokens_B1.squeeze(1), probabilities_B_V.gather(1, tokens_B1).log_().squeeze(1)
+
+
+def sample_among(logits_B_V: Tensor, allowed_B_V: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """As `sample`, among the allowed tokens of each row alone.
+
+    Log-probabilities are those of the model without the restriction. Only where top-k or top-p cut the
+    distribution (TRUNCATED) is it part of the cut: else a token outside of the top-k would have none.
+    """
+    logits_B_V = logits_B_V.float()
+    tokens_B, logprobs_B = sample(logits_B_V.masked_fill(~allowed_B_V, float("-inf")), rows)
+    # Not the log of a probability: what a grammar forces may be so unlikely that the latter is 0.
+    model_B_V = torch.log_softmax(_tempered(logits_B_V, rows), dim=-1)
+    free_B = model_B_V.gather(1, tokens_B.unsqueeze(1)).squeeze(1)
+    if rows.truncated:
+        free_B[rows.truncated] = logprobs_B[rows.truncated]
+    return tokens_B, free_B
+
+
+def most_likely(logits_B_V: Tensor, rows: SamplingRows, count: int) -> list[TopLogprobs]:
+    """The `count` best tokens of every row under the distribution that its log-probabilities belong to; fewer
+    where it has fewer."""
+    logprobs_B_V = torch.log_softmax(_shaped(logits_B_V.float(), rows), dim=-1)
+    best = logprobs_B_V.topk(min(count, logprobs_B_V.shape[1]), dim=-1)
+    return [
+        [(token, logprob) for token, logprob in zip(ids, logprobs, strict=True) if logprob > float("-inf")]
+        for ids, logprobs in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
 
 
 def _draw(probabilities_B_V: Tensor, uniforms_2_B: NDArray[np.float32]) -> Tensor:
@@ -109,13 +145,18 @@ def _shaped(logits_B_V: Tensor, rows: SamplingRows) -> Tensor:
 
     Greedy rows stay as they are: they are scored by the raw model.
     """
-    if rows.temperature_B1 is not None:
-        logits_B_V = logits_B_V / rows.temperature_B1.to(logits_B_V.device)
-    elif rows.truncated:
+    logits_B_V = _tempered(logits_B_V, rows)
+    if rows.truncated and rows.temperature_B1 is None:
         logits_B_V = logits_B_V.clone()
     for row in rows.truncated:
         logits_B_V[row] = _truncated(logits_B_V[row], rows.params[row])
     return logits_B_V
+
+
+def _tempered(logits_B_V: Tensor, rows: SamplingRows) -> Tensor:
+    if rows.temperature_B1 is None:
+        return logits_B_V
+    return logits_B_V / rows.temperature_B1.to(logits_B_V.device)
 
 
 def _truncated(logits_V: Tensor, params: SamplingParams) -> Tensor:

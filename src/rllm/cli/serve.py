@@ -1,0 +1,319 @@
+"""`rllm serve`: a model, or other servers, behind the gateway until a signal comes; every call captured."""
+
+import asyncio
+import gc
+import json
+import os
+import resource
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rllm.build import Address, build_gateway, ids_gateway, model_directory, model_gateway
+from rllm.cli.command import Group, example
+from rllm.cli.terminal import facts, out
+from rllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rllm.gateway.server import Gateway
+
+DIALECTS = ("chat", "completions", "responses", "messages")
+
+_Command = Callable[..., None]
+
+
+@click.group("serve", cls=Group)
+def command() -> None:
+    """Serve a model, or capture the calls of any program to other servers."""
+
+
+def _address_options(function: _Command) -> _Command:
+    options = (
+        click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+        click.option(
+            "--port",
+            type=click.IntRange(0, 65_535),
+            default=8080,
+            show_default=True,
+            help="0 takes a free one.",
+        ),
+        click.option(
+            "--ledger",
+            type=click.Path(path_type=Path),
+            default=Path("ledger"),
+            show_default=True,
+            help="Directory of the ledger, where every call is kept.",
+        ),
+        click.option("--token", help="Token that clients must send. A new one is made by default."),
+        click.option("--no-auth", is_flag=True, help="Ask for no token; only on this machine's own address."),
+        click.option("--require-session", is_flag=True, help="Refuse calls of sessions that nobody created."),
+        click.option(
+            "--json", "as_json", is_flag=True, help="Print one line of JSON when it listens; errors as JSON."
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@command.command(
+    "gateway",
+    epilog=example(
+        "rllm serve gateway --upstream http://127.0.0.1:8000/v1 --port 8080 --ledger runs/calls",
+        "rllm serve gateway --upstream http://127.0.0.1:8000/v1 --tokenizer path/to/model",
+        "OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=TOKEN python agent.py",
+    ),
+)
+@click.option(
+    "--upstream", "upstreams", multiple=True, required=True, help="Base URL of a server; may be repeated."
+)
+@click.option(
+    "--dialect", type=click.Choice(DIALECTS), default="chat", show_default=True, help="What upstreams speak."
+)
+@click.option("--api-key-env", help="Environment variable that holds the key for the upstreams.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="Directory of the model's tokenizer: prompts are made of ids here, and the one upstream, vLLM or "
+    "SGLang, samples.",
+)
+@click.option(
+    "--model", default="", help="With --tokenizer: which of the upstream's models; it may be alone."
+)
+@click.option(
+    "--processed-logprobs",
+    is_flag=True,
+    help="vLLM was started with `--logprobs-mode processed_logprobs`, which it does not tell.",
+)
+@_address_options
+def gateway(
+    upstreams: tuple[str, ...],
+    dialect: str,
+    api_key_env: str | None,
+    tokenizer: Path | None,
+    model: str,
+    processed_logprobs: bool,
+    **address: Any,
+) -> None:
+    """Capture every model call of any program, in front of vLLM, or of any server that speaks OpenAI's or
+    Anthropic's protocol.
+
+    Programs keep their own protocol: chat completions, completions, responses and messages are answered
+    whatever the upstreams speak. A call is on disk before its answer leaves.
+
+    With --tokenizer, a session's next prompt is made here by appending to the ids already seen, so that long
+    conversations can be trained on as one; tools and JSON schemas are enforced where the upstream is vLLM.
+    """
+    if tokenizer is not None:
+        _require_one_by_ids(upstreams, dialect)
+    elif model:
+        raise ConfigError("--model needs --tokenizer: without it, clients name the model themselves.")
+
+    @asynccontextmanager
+    async def before_servers(where: Address) -> AsyncIterator["Gateway"]:
+        yield build_gateway(
+            where,
+            upstreams,
+            dialect=dialect,
+            api_key=_api_key(api_key_env),
+            processed_logprobs=processed_logprobs,
+        )
+
+    def before_one(where: Address) -> AbstractAsyncContextManager["Gateway"]:
+        assert tokenizer is not None
+        return ids_gateway(
+            where,
+            upstreams[0],
+            tokenizer,
+            model=model,
+            api_key=_api_key(api_key_env),
+            processed_logprobs=processed_logprobs,
+        )
+
+    _serve(before_servers if tokenizer is None else before_one, **address)
+
+
+def _require_one_by_ids(upstreams: tuple[str, ...], dialect: str) -> None:
+    if len(upstreams) > 1:
+        raise ConfigError(
+            f"--tokenizer is given with {len(upstreams)} upstreams; prompts made of ids go to one. Give one "
+            "--upstream, or leave --tokenizer out."
+        )
+    if dialect not in ("chat", "completions"):
+        raise ConfigError(
+            f"--dialect is {dialect}, but with --tokenizer the upstream is asked through /v1/completions, "
+            "the one protocol that takes ids. Leave --dialect out."
+        )
+
+
+@command.command(
+    "model",
+    epilog=example(
+        "rllm serve model runs/frozenlake-seed0 --port 8080",
+        "rllm serve model path/to/model --no-auth --ledger runs/calls",
+    ),
+)
+@click.argument("model", metavar="DIR_OR_RUN", type=click.Path(path_type=Path))
+@click.option("--name", default="", help="What clients call the model; the directory's name by default.")
+@click.option("--device", default="cpu", show_default=True, help="Where it runs, such as cpu or cuda.")
+@click.option(
+    "--threads", type=click.IntRange(min=0), default=0, help="Threads of torch; 0 takes one per core."
+)
+@click.option(
+    "--num-slots",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Conversations that hold keys and values at the same time.",
+)
+@click.option(
+    "--max-context",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Tokens of one conversation; 0 takes what the model was made for, up to 4096.",
+)
+@_address_options
+def model(
+    model: Path, name: str, device: str, threads: int, num_slots: int, max_context: int, **address: Any
+) -> None:
+    """Serve a model on the built-in engine, through the interface that agents are trained with.
+
+    DIR_OR_RUN is a run, for its trained model, or a model directory in Hugging Face format.
+    """
+    model_directory(model)  # a wrong path is not worth taking an address for
+
+    def made(where: Address) -> AbstractAsyncContextManager["Gateway"]:
+        return model_gateway(
+            where,
+            model,
+            name=name,
+            device=device,
+            threads=threads,
+            num_slots=num_slots,
+            max_context=max_context,
+        )
+
+    _serve(made, **address)
+
+
+def _serve(
+    made: Callable[[Address], AbstractAsyncContextManager["Gateway"]],
+    *,
+    token: str | None,
+    no_auth: bool,
+    as_json: bool,
+    **address: Any,
+) -> None:
+    if no_auth and token is not None:
+        raise ConfigError("--token and --no-auth exclude each other; leave one of them out.")
+    if token == "":
+        raise ConfigError("--token is empty; choose one, leave it out to have one made, or say --no-auth.")
+    where = Address(token=None if no_auth else token or "", **address)
+    _raise_file_limit()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        stopped_by = runner.run(_until_stopped(made, where, as_json))
+    if stopped_by is signal.SIGINT:
+        raise click.Abort("Interrupted; what was in flight is recorded.")
+
+
+async def _until_stopped(
+    made: Callable[[Address], AbstractAsyncContextManager["Gateway"]], where: Address, as_json: bool
+) -> signal.Signals:
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[signal.Signals] = loop.create_future()
+    hurried = asyncio.Event()
+
+    def stop(by: signal.Signals) -> None:
+        if stopped.done():
+            hurried.set()
+        else:
+            stopped.set_result(by)
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stop, each)
+    async with made(where) as gateway, gateway:
+        _collect_garbage_rarely()
+        _print_listening(gateway, where, as_json)
+        by = await stopped
+        hurry = asyncio.create_task(_stop_at_once(gateway, hurried))
+        await gateway.close()
+        hurry.cancel()
+    return by
+
+
+async def _stop_at_once(gateway: "Gateway", hurried: asyncio.Event) -> None:
+    """Asked twice to stop, what is in flight is not waited for."""
+    await hurried.wait()
+    await gateway.calls.finish(0.0)
+
+
+def _print_listening(gateway: "Gateway", where: Address, as_json: bool) -> None:
+    if as_json:
+        listening = {
+            "url": gateway.url,
+            "base_url": gateway.base_url,
+            "token": gateway.token,
+            "ledger": str(where.ledger.resolve()),
+            "pid": os.getpid(),
+        }
+        click.echo(json.dumps(listening))
+        return
+    console = out()
+    console.print(f"\nListening on {gateway.url}", style="bold", soft_wrap=True)
+    console.print(
+        facts([("ledger", str(where.ledger)), ("models", ", ".join(gateway.policy.models()) or "–")])
+    )
+    key = gateway.token or "none"
+    console.print("\nPrograms are captured with:")
+    for line in (
+        f"export OPENAI_BASE_URL={gateway.url}/v1",
+        f"export OPENAI_API_KEY={key}",
+        f"export ANTHROPIC_BASE_URL={gateway.url}",
+        f"export ANTHROPIC_API_KEY={key}",
+    ):
+        console.print(f"  {line}", style="bold", soft_wrap=True, markup=False)
+    console.print(
+        f"\nOne session a program: {gateway.url}/sessions/NAME/v1; its calls: GET /sessions/NAME/traces.\n"
+        "Ctrl-C stops it.",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+def _api_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "")
+    if not key:
+        raise ConfigError(
+            f"--api-key-env is {variable}, which is not set; export it, or leave the option out."
+        )
+    return key
+
+
+def _raise_file_limit() -> None:
+    """Each open request is an open file; the usual limit of 1,024 is there for programs that use select."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _collect_garbage_rarely() -> None:
+    """Thousands of open calls are many objects and hardly any garbage: to look through them all the time is a
+    third of the CPU of a call."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return None
+    return uvloop.new_event_loop

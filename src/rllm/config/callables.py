@@ -1,0 +1,43 @@
+"""Functions that users write: what they are and how they can be called, found out before any work begins."""
+
+import inspect
+from typing import Any
+
+from rllm.errors import ConfigError
+
+
+def is_async(function: Any) -> bool:
+    """Whether calling it gives something to await."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  an object whose `__call__` is async
+    )
+
+
+def name_of(something: Any) -> str:
+    return getattr(something, "__name__", "") or type(something).__name__
+
+
+def made_from(user_class: type) -> Any:
+    """An instance of a class that was given in its place."""
+    try:
+        return user_class()
+    except TypeError as error:
+        raise ConfigError(
+            f"{user_class.__name__} cannot be made without arguments ({error}); give an instance of it."
+        ) from error
+
+
+def require_call(function: Any, name: str, arguments: tuple[str, ...], what: str, mend: str) -> None:
+    """Raises ConfigError unless `function` can be called with these positional arguments."""
+    if not callable(function):
+        raise ConfigError(f"{function!r:.200} (a {type(function).__name__}) is no {what}; {mend}.")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{name} is a generator; a {what} returns once. Write `return` for `yield`.")
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name} cannot be called with ({', '.join(arguments)}): {error}; {mend}."
+        ) from error
+    except ValueError:  # a builtin without a signature
+        return

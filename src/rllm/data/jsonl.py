@@ -1,0 +1,40 @@
+"""A JSONL file ──► its rows, or an error that says which line is none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rllm.errors import ConfigError
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """One JSON object a line; empty lines are skipped.
+
+    Raises ConfigError that names the file and the line.
+    """
+    if not path.is_file():
+        raise ConfigError(f"There is no dataset {path}; give a file with one JSON object a line.")
+    rows: list[dict[str, Any]] = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                rows.append(_row(line, f"{path}:{number}"))
+    if not rows:
+        raise ConfigError(f"{path} is empty; give a file with one JSON object a line.")
+    return rows
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where} is not UTF-8: {error.reason} at byte {error.start}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where} holds a {type(row).__name__}; each line must be a JSON object.")
+    return row
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")

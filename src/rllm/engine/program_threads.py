@@ -1,0 +1,241 @@
+"""User programs, away from the engine's event loop: one may block, hang or raise and disturbs nobody else.
+
+    plain function ──► a thread of its own ──────────────────────┐
+    async function ──► a task in the programs' own event loop ───┴──► Ended(value, error), or OutOfTime
+
+The engine's loop also serves the gateway that the programs call. So async programs live in another loop: one
+that blocks it, say with a synchronous client, holds up its fellows but still gets its answers. A thread
+cannot be killed: one that does not end in time is left behind, and whoever comes next does not wait for it.
+"""
+
+import asyncio
+import contextvars
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from inspect import isawaitable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+GRACE_S = 1.0
+
+
+@dataclass(slots=True, frozen=True)
+class Ended:
+    """How a program ended: exactly one of the two counts."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class OutOfTime(Exception):
+    """A program was still busy when its time was up."""
+
+    def __init__(self, message: str, *, abandoned: bool) -> None:
+        super().__init__(message)
+        self.abandoned = abandoned
+        """It did not end when it was told to, and is left behind."""
+
+
+@dataclass(slots=True)
+class _Running:
+    ended: "Future[Ended]"
+    stop: Callable[[], None]
+    """Asks it to end; nothing for a thread."""
+    place: Callable[[], str]
+    """Where it is, as `file:line in function`; empty when nobody knows."""
+    loop: "ProgramLoop | None" = None
+
+
+async def _nothing() -> None:
+    return
+
+
+class ProgramRunner:
+    """Runs functions of users, sync and async."""
+
+    def __init__(self, *, grace_s: float = GRACE_S) -> None:
+        self.num_abandoned = 0
+        """Programs that were left behind since the beginning."""
+        self._grace_s = grace_s
+        self._loop: ProgramLoop | None = None
+
+    async def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        is_async: bool,
+        timeout_s: float,
+        give_up: Callable[[], Awaitable[None]] = _nothing,
+    ) -> Ended:
+        """Call it and wait. `give_up` is awaited when its time is up, before it is told to end.
+
+        Raises OutOfTime, with the line that it is at. What the function raises is returned, not raised.
+        """
+        running = self._start(function, arguments, is_async)
+        ended = asyncio.wrap_future(running.ended)
+        try:
+            await asyncio.wait({ended}, timeout=timeout_s)
+            if ended.done():
+                return ended.result()
+            where = running.place()
+            await give_up()
+            running.stop()
+            await asyncio.wait({ended}, timeout=self._grace_s)
+        except asyncio.CancelledError:
+            running.stop()
+            if (
+                running.loop is not None
+            ):  # a task ends when it is told to; a thread may take as long as it likes
+                await asyncio.wait({ended}, timeout=self._grace_s)
+            raise
+        abandoned = not ended.done()
+        if abandoned:
+            self.num_abandoned += 1
+            loop = running.loop
+            if loop is not None and loop is self._loop:  # perhaps it blocks the whole loop
+                loop.leave()
+                self._loop = None
+        raise OutOfTime(
+            f"It had not returned after {timeout_s:g} s{f'; it was at {where}' if where else ''}.",
+            abandoned=abandoned,
+        )
+
+    async def close(self) -> None:
+        """End the programs' loop and what still runs there. Threads end when their function returns."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.leave()
+            await asyncio.wait({asyncio.wrap_future(loop.over)}, timeout=self._grace_s)
+
+    def _start(self, function: Callable[..., Any], arguments: tuple[Any, ...], in_loop: bool) -> _Running:
+        if not in_loop:
+            return _start_thread(function, arguments)
+        if self._loop is None:
+            self._loop = ProgramLoop()
+        return self._loop.start(lambda: function(*arguments))
+
+
+def _start_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> _Running:
+    ended = _future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        ended.set_result(context.run(_called, function, arguments))
+
+    thread = threading.Thread(
+        target=work, name=f"rllm-program-{getattr(function, '__name__', '')}", daemon=True
+    )
+    thread.start()
+
+    return _Running(ended=ended, stop=lambda: None, place=lambda: _place_in(thread))
+
+
+def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Ended:
+    try:
+        value = function(*arguments)
+        # A plain function may hand on what an async one returned: it gets a loop of its own.
+        return Ended(value=asyncio.run(_awaited(value)) if isawaitable(value) else value)
+    except BaseException as error:  # noqa: BLE001  a program may raise anything, SystemExit included
+        return Ended(error=error)
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+class ProgramLoop:
+    """An event loop in a thread of its own, for the async programs of one engine."""
+
+    def __init__(self) -> None:
+        self.over = _future()
+        """Done when the thread ends."""
+        self._ready: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=self._work, name="rllm-programs", daemon=True)
+        self._thread.start()
+        self._loop = self._ready.result()
+
+    def _work(self) -> None:
+        try:
+            asyncio.run(self._main())
+        finally:
+            self.over.set_result(Ended())
+
+    async def _main(self) -> None:
+        self._left = asyncio.Event()
+        self._ready.set_result(asyncio.get_running_loop())
+        await self._left.wait()
+
+    def start(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> _Running:
+        ended = _future()
+        tasks: list[asyncio.Task[Ended]] = []
+
+        async def work() -> Ended:
+            try:
+                return Ended(value=await make())
+            except BaseException as error:  # noqa: BLE001  a program may raise anything, SystemExit included
+                return Ended(error=error)
+
+        def settle(task: asyncio.Task[Ended]) -> None:  # cancelled before it began, it has no result
+            ended.set_result(Ended(error=asyncio.CancelledError()) if task.cancelled() else task.result())
+
+        def begin() -> None:
+            task = asyncio.get_running_loop().create_task(work())
+            tasks.append(task)
+            task.add_done_callback(settle)
+
+        self._loop.call_soon_threadsafe(begin, context=contextvars.copy_context())
+
+        def stop() -> None:
+            self._call(lambda: [task.cancel() for task in tasks])
+
+        return _Running(ended=ended, stop=stop, place=lambda: self._place_of(tasks), loop=self)
+
+    def leave(self) -> None:
+        """Whoever is still in it is cancelled, and the loop ends as soon as nobody blocks it."""
+        self._call(self._left.set)
+
+    def _call(self, what: Callable[[], Any]) -> None:
+        with suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(what)
+
+    def _place_of(self, tasks: list["asyncio.Task[Ended]"]) -> str:
+        """Where the task waits; where the loop's thread is, when the task is what keeps it busy."""
+        coroutine: Any = tasks[0].get_coro() if tasks else None
+        if coroutine is None or coroutine.cr_running:
+            return _place_in(self._thread)
+        frames: list[FrameType] = []
+        while getattr(coroutine, "cr_frame", None) is not None:
+            frames.append(coroutine.cr_frame)
+            coroutine = coroutine.cr_await
+        return _spelled(frames)
+
+
+def _future() -> "Future[Ended]":
+    """One that can no longer be cancelled, so that it is safe to settle from another thread."""
+    future: Future[Ended] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _place_in(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    frames: list[FrameType] = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return _spelled(frames[::-1])
+
+
+def _spelled(frames: Sequence[FrameType]) -> str:
+    """The innermost line outside of ours, of installed packages and the standard library, if there is one."""
+    own = [frame for frame in frames if not frame.f_code.co_filename.startswith(_FOREIGN)]
+    chosen = [*frames[:1], *own][-1:]
+    return "".join(f"{at.f_code.co_filename}:{at.f_lineno} in {at.f_code.co_name}" for at in chosen)
+
+
+_FOREIGN = (str(Path(threading.__file__).parent), str(Path(sys.prefix) / "lib"), __file__)

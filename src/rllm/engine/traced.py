@@ -1,0 +1,398 @@
+"""Many programs side by side, each behind a session of the gateway: tasks in, episodes out as they finish.
+
+    attempt ──► gateway session ──► program(task, AgentConfig) ──► Episode, Trajectory or None
+                     │ every model call captured                          │
+                     └────────── tokens of its Steps ─────────────────────┴──► evaluator ──► Episode, judged
+
+What a program raises is an outcome with its cause; so is its time being up. A failure of the engine behind
+the gateway is tried again in a new session, also when the program swallowed it: it says nothing about the
+policy.
+"""
+
+import copy
+import re
+import time
+import traceback
+import uuid
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from rllm.agents.flow import AgentFlow, as_flow, require_result
+from rllm.data.tasks import task_of
+from rllm.engine.attempts import EpisodeCounts, Finished, attempts_at, played
+from rllm.engine.captured import BrokenOffCall, Captured, joined
+from rllm.engine.program_threads import OutOfTime, ProgramRunner
+from rllm.engine.rollout import CONTRACT_ERRORS
+from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
+from rllm.gateway.wire import CallRecord
+from rllm.rewards.evaluator import Evaluator, as_evaluator, finite_number
+from rllm.types.draws import draw_seed
+from rllm.types.episode import Episode, Outcome, TerminationEvent, TerminationReason
+from rllm.types.evaluation import EvalOutput
+from rllm.types.messages import SamplingParams
+from rllm.types.task import AgentConfig, EpisodeId, Task
+
+TRAINING = "train"
+"""What the purpose of a run begins with whose episodes are trained on."""
+_CUT_OFF = frozenset(
+    {
+        TerminationReason.MAX_TURNS_EXCEEDED,
+        TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED,
+        TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED,
+        TerminationReason.TIMEOUT,
+    }
+)
+
+
+class Session(Protocol):
+    """One program's access to the model; see `rllm.gateway.server.GatewaySession`."""
+
+    id: str
+
+    @property
+    def base_url(self) -> str: ...
+
+    def traces(self) -> list[CallRecord]: ...
+
+    async def close(self) -> None: ...
+
+
+class SessionSource(Protocol):
+    """Where sessions come from: a `rllm.gateway.server.Gateway` that has been started."""
+
+    def open_session(
+        self, session: str, *, seed: int | None = None, sampling: dict[str, Any] | None = None
+    ) -> Session: ...
+
+
+class TracedEngine:
+    """Runs `flow` on tasks against the model behind `gateway`, and judges it by `evaluator`.
+
+    `flow` and `evaluator` are what the decorators made, plain functions, objects, or names. Thousands of
+    programs may run at once: async ones share an event loop, others have a thread each. Close it when it is
+    no longer used.
+    """
+
+    def __init__(
+        self,
+        flow: Any,
+        evaluator: Any,
+        gateway: SessionSource,
+        *,
+        model: str,
+        n_parallel_tasks: int = 128,
+        episode_timeout_s: float = 600.0,
+        evaluator_timeout_s: float = 60.0,
+        retry_limit: int = 3,
+        seed: int = 0,
+        sets_max_tokens: bool = True,
+        requires_ids: bool = False,
+    ) -> None:
+        """`sets_max_tokens`: the `max_tokens` of `sampling` wins over what the program asks for; otherwise
+        the program's own counts. `requires_ids`: a call without token ids is a ConfigError, because it cannot
+        be trained on.
+        """
+        for name, value in (("n_parallel_tasks", n_parallel_tasks), ("retry_limit", retry_limit)):
+            if value < 1:
+                raise ConfigError(f"`{name}` is {value}; it must be at least 1.")
+        for name, limit_s in (
+            ("episode_timeout_s", episode_timeout_s),
+            ("evaluator_timeout_s", evaluator_timeout_s),
+        ):
+            if not 0.0 < limit_s < float("inf"):
+                raise ConfigError(f"`{name}` is {limit_s}; it must be a finite number above 0.")
+        self.flow: AgentFlow = as_flow(flow)
+        self.evaluator: Evaluator = as_evaluator(evaluator)
+        self.gateway = gateway
+        self.model = model
+        self.num_parallel = min(n_parallel_tasks, self.flow.max_concurrent or n_parallel_tasks)
+        self.episode_timeout_s = episode_timeout_s
+        self.evaluator_timeout_s = evaluator_timeout_s
+        self.retry_limit = retry_limit
+        self.seed = seed
+        self.sets_max_tokens = sets_max_tokens
+        self.requires_ids = requires_ids
+        self.counts = EpisodeCounts()
+        self._runner = ProgramRunner()
+        self._number = 0
+        self._name = uuid.uuid4().hex[:8]
+
+    @property
+    def abandoned_threads(self) -> int:
+        """Programs and evaluators that did not end when their time was up, and were left behind."""
+        return self._runner.num_abandoned
+
+    async def run(
+        self,
+        tasks: Sequence[Task | Mapping[str, Any]],
+        *,
+        group_size: int = 1,
+        purpose: str = "",
+        sampling: SamplingParams | None = None,
+    ) -> AsyncGenerator[Episode, None]:
+        """Episodes in the order in which they finish: `group_size` attempts at each task.
+
+        `purpose` enters every random draw, so that two runs over the same tasks differ. `sampling` is set for
+        the whole session and wins over what the program asks for; None leaves everything to the program.
+        Leaving the iteration early cancels what is in flight.
+        """
+        pending = attempts_at([task_of(task, place) for place, task in enumerate(tasks)], group_size)
+        session_sampling = self._session_sampling(sampling)
+
+        def work(finished: Finished) -> Coroutine[Any, Any, None]:
+            return self._work(pending, finished, purpose, session_sampling)
+
+        async with aclosing(played(pending, work, self.num_parallel, self.counts)) as episodes:
+            async for episode in episodes:
+                yield episode
+
+    async def close(self) -> None:
+        """End what still runs."""
+        await self._runner.close()
+
+    async def __aenter__(self) -> "TracedEngine":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def _session_sampling(self, sampling: SamplingParams | None) -> dict[str, Any]:
+        if sampling is None:
+            return {}
+        chosen = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "max_tokens": sampling.max_tokens,
+        }
+        if not self.sets_max_tokens:
+            del chosen["max_tokens"]
+        return chosen
+
+    async def _work(
+        self,
+        pending: list[tuple[EpisodeId, Task]],
+        finished: Finished,
+        purpose: str,
+        sampling: dict[str, Any],
+    ) -> None:
+        """Play attempts until none is pending."""
+        while pending:
+            identity, task = pending.pop()
+            tries = 1
+            while True:
+                attempt = _Attempt(
+                    self, identity, task, purpose, sampling, self._session_id(identity, purpose)
+                )
+                episode = await attempt.play(self._runner)
+                if episode.outcome is not Outcome.INFRASTRUCTURE_FAILURE or tries >= self.retry_limit:
+                    break
+                tries += 1
+                self.counts.retries += 1
+            episode.info["tries"] = tries
+            finished.put_nowait(episode)
+
+    def _session_id(self, identity: EpisodeId, purpose: str) -> str:
+        """Never used before; with words in it for whoever reads the ledger."""
+        self._number += 1
+        words = f"{purpose}-{identity.task_id[:40]}-{identity.attempt}-{self._name}-{self._number}"
+        return re.sub(r"[^A-Za-z0-9]+", "-", words).strip("-")
+
+
+class _Attempt:
+    """One try of one attempt."""
+
+    def __init__(
+        self,
+        engine: TracedEngine,
+        identity: EpisodeId,
+        task: Task,
+        purpose: str,
+        sampling: dict[str, Any],
+        session_id: str,
+    ) -> None:
+        self.engine = engine
+        self.identity = identity
+        # Its own copy: what a program does to its task is nobody else's business.
+        self.task = Task(
+            id=task.id,
+            instruction=copy.deepcopy(task.instruction),
+            metadata=copy.deepcopy(task.metadata),
+            dataset_dir=task.dataset_dir,
+            sub_dir=task.sub_dir,
+        )
+        self.row = copy.deepcopy(task.to_row())
+        self.session = engine.gateway.open_session(
+            session_id,
+            seed=draw_seed(engine.seed, purpose, identity.task_id, identity.attempt, "program"),
+            sampling=dict(sampling),
+        )
+        self.config = AgentConfig(
+            base_url=self.session.base_url,
+            model=engine.model,
+            session_uid=self.session.id,
+            metadata={"task_id": identity.task_id, "attempt": identity.attempt, "purpose": purpose},
+            is_validation=bool(purpose) and not purpose.startswith(TRAINING),
+            sampling_params=dict(sampling),
+        )
+
+    async def play(self, runner: ProgramRunner) -> Episode:
+        """Raises only what is wrong for every attempt: AgentError, RewardError and ConfigError."""
+        engine, flow = self.engine, self.engine.flow
+        started_at, started = time.time(), time.perf_counter()
+        returned, error, abandoned = None, None, 0
+        try:
+            ended = await runner.run(
+                flow.run,
+                self.task,
+                self.config,
+                is_async=flow.is_async,
+                timeout_s=engine.episode_timeout_s,
+                give_up=self.session.close,  # its calls fail at once, so that it may end by itself
+            )
+            returned, error = ended.value, ended.error
+        except OutOfTime as late:
+            error, abandoned = late, int(late.abandoned)
+        finally:
+            await self.session.close()
+        if isinstance(error, CONTRACT_ERRORS):
+            raise error
+        program_s = time.perf_counter() - started
+        captured = Captured(self.session.traces())
+        self._require_ids(captured)
+        episode = await self._episode(returned, error, captured, runner)
+        episode.metrics |= captured.counts() | {
+            "abandoned_threads": float(abandoned),
+            "program_s": program_s,
+            "started_at": started_at,
+            "duration_s": time.perf_counter() - started,
+        }
+        return episode
+
+    async def _episode(
+        self, returned: Any, error: BaseException | None, captured: Captured, runner: ProgramRunner
+    ) -> Episode:
+        role = self.engine.flow.name
+        infrastructure = captured.infrastructure_error()
+        cut_off = error.reason if isinstance(error, TerminationEvent) else None
+        if infrastructure is not None:
+            cause = InferenceError(
+                f"A model call failed with status {infrastructure.get('status')}: "
+                f"{infrastructure.get('message')}"
+            )
+            cause.__cause__ = error
+            return self._failed(captured, Outcome.INFRASTRUCTURE_FAILURE, cause)
+        if error is not None and cut_off is None:
+            return self._failed(captured, Outcome.POLICY_FAILURE, error)
+        try:
+            episode, unclaimed = joined(require_result(self.engine.flow, returned), captured, role)
+        except BrokenOffCall as broken:
+            return self._failed(captured, Outcome.INFRASTRUCTURE_FAILURE, broken)
+        self._identify(episode)
+        if unclaimed:
+            episode.info["unclaimed_calls"] = unclaimed
+        episode.metrics["unclaimed_calls"] = float(len(unclaimed))
+        outcome = _outcome_of(episode, cut_off)
+        if outcome is Outcome.POLICY_FAILURE:
+            return self._failed(captured, outcome, AgentError(f"{role} says that it ended in an error."))
+        _settle(episode, outcome)
+        try:
+            output = await self._judged(episode, runner)
+        except (InferenceError, OSError, OutOfTime) as judge_failed:  # OSError: TimeoutError is one
+            return self._failed(captured, Outcome.INFRASTRUCTURE_FAILURE, judge_failed)
+        self._pay(episode, output)
+        return episode
+
+    async def _judged(self, episode: Episode, runner: ProgramRunner) -> EvalOutput:
+        evaluator = self.engine.evaluator
+        ended = await runner.run(
+            evaluator.evaluate,
+            self.row,
+            episode,
+            is_async=evaluator.is_async,
+            timeout_s=self.engine.evaluator_timeout_s,
+        )
+        error = ended.error
+        if error is None:
+            return ended.value
+        if isinstance(error, (*CONTRACT_ERRORS, InferenceError, OSError)):
+            raise error
+        place = traceback.extract_tb(error.__traceback__)[-1:]
+        where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in place)
+        raise RewardError(
+            f"The evaluator {evaluator.name} failed on task {self.task.id!r} with "
+            f"{type(error).__name__}: {error}{where}"
+        ) from error
+
+    def _pay(self, episode: Episode, output: EvalOutput) -> None:
+        """Rewards and signals, where neither the program nor the evaluator set them itself."""
+        for trajectory in episode.trajectories:
+            if trajectory.reward is None:
+                trajectory.reward = output.reward
+            trajectory.reward = finite_number(
+                trajectory.reward,
+                f"{self.engine.flow.name} or {self.engine.evaluator.name} set",
+                f"the reward of trajectory {trajectory.name!r}",
+            )
+            for signal in output.signals:
+                trajectory.signals.setdefault(signal.name, signal.value)
+        episode.metrics |= {signal.name: signal.value for signal in output.signals}
+        episode.is_correct = output.is_correct and episode.outcome is Outcome.SCORED
+        if output.metadata:
+            episode.info["evaluation"] = output.metadata
+
+    def _failed(self, captured: Captured, outcome: Outcome, cause: BaseException) -> Episode:
+        """An episode without a reward, with all that was sampled and the cause."""
+        episode, _ = joined(None, captured, self.engine.flow.name)
+        self._identify(episode)
+        episode.termination_reason = _reason_of(cause, captured)
+        episode.info["error"] = {
+            "type": type(cause).__name__,
+            "message": str(cause),
+            "traceback": "".join(traceback.format_exception(cause)[-12:]),
+        }
+        _settle(episode, outcome)
+        episode.trajectories[0].info["error"] = episode.info["error"]
+        return episode
+
+    def _identify(self, episode: Episode) -> None:
+        episode.task, episode.session_id = self.row, self.session.id
+        episode.task_id, episode.rollout_idx = self.identity.task_id, self.identity.attempt
+        episode.id = str(self.identity)
+        for trajectory in episode.trajectories:
+            trajectory.task = self.row
+
+    def _require_ids(self, captured: Captured) -> None:
+        if self.engine.requires_ids:
+            for record in captured.answered:
+                if record.no_ids_because:
+                    raise ConfigError(f"Call {record.id} cannot be trained on: {record.no_ids_because}")
+
+
+def _outcome_of(episode: Episode, cut_off: TerminationReason | None) -> Outcome:
+    """What an episode that did not fail counts as; its program may have set the reason itself."""
+    if cut_off is not None:
+        episode.termination_reason = cut_off
+    elif episode.termination_reason is TerminationReason.UNKNOWN:
+        given = {each.termination_reason for each in episode.trajectories} - {TerminationReason.UNKNOWN}
+        episode.termination_reason = given.pop() if len(given) == 1 else TerminationReason.ENV_DONE
+    if episode.termination_reason is TerminationReason.ERROR:
+        return Outcome.POLICY_FAILURE
+    return Outcome.TRUNCATED if episode.termination_reason in _CUT_OFF else Outcome.SCORED
+
+
+def _settle(episode: Episode, outcome: Outcome) -> None:
+    episode.outcome = outcome
+    for trajectory in episode.trajectories:
+        trajectory.outcome = outcome
+        if trajectory.termination_reason is TerminationReason.UNKNOWN:
+            trajectory.termination_reason = episode.termination_reason
+
+
+def _reason_of(cause: BaseException, captured: Captured) -> TerminationReason:
+    if isinstance(cause, OutOfTime):
+        return TerminationReason.TIMEOUT
+    if (captured.last_error or {}).get("code") == "context_length_exceeded":
+        return TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED
+    return TerminationReason.ERROR

@@ -1,0 +1,125 @@
+"""What a chat upstream says, in whole messages or in deltas, read leniently: servers differ in the details.
+
+choice with `message` or `delta` ──hear──► HeardChoice
+"""
+
+from typing import Any
+
+import orjson
+
+from rllm.gateway.dialects.openai_upstream import (
+    HeardChoice,
+    bad_reply,
+    logprob_of,
+    text_of,
+    token_id_of,
+)
+from rllm.gateway.wire import TokenLogprob, ToolCallPiece
+
+
+def hear(heard: HeardChoice, choice: dict[str, Any], said: dict[str, Any]) -> list[ToolCallPiece]:
+    """`said` is a whole message or a delta of one. Returns the parts of calls in it."""
+    heard.hear_common(choice)
+    if text := content_text(said.get("content")) or text_of(said.get("refusal")):
+        heard.text.append(text)
+    if reasoning := reasoning_text(said):
+        heard.reasoning.append(reasoning)
+    if choice.get("logprobs"):
+        entries = _logprob_entries(choice)
+        heard.logprobs += _logprobs_of(entries)
+        if not heard.completion_ids:  # they are what names of tokens would stand in for
+            heard.hear_names(entry.get("token") for entry in entries)
+        if heard.keep_tokens:
+            heard.token_logprobs += logprob_tokens(choice)
+    pieces: list[ToolCallPiece] = []
+    calls = said.get("tool_calls")
+    for place, call in enumerate(calls if isinstance(calls, list) else ()):
+        if isinstance(call, dict):
+            whole = "message" in choice
+            pieces.append(_hear_call(heard, call, place if whole else None))
+    if isinstance(legacy := said.get("function_call"), dict):
+        pieces.append(_hear_call(heard, {"index": 0, "function": legacy}, None))
+    return pieces
+
+
+def content_text(content: object) -> str:
+    """Some servers answer with content parts, thoughts among them; those are not text."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    return "".join(
+        text_of(part.get("text"))
+        for part in content
+        if isinstance(part, dict) and part.get("type") in ("text", "output_text")
+    )
+
+
+def reasoning_text(said: dict[str, Any]) -> str:
+    """vLLM has called it by both names."""
+    return text_of(said.get("reasoning_content")) or text_of(said.get("reasoning"))
+
+
+def logprob_tokens(choice: dict[str, Any]) -> list[TokenLogprob]:
+    tokens: list[TokenLogprob] = []
+    for entry in _logprob_entries(choice):
+        value = logprob_of(entry.get("logprob"))
+        if value is not None:
+            name = text_of(entry.get("token"))
+            tokens.append(
+                TokenLogprob(
+                    token_id=token_id_of(name),
+                    text=name,
+                    logprob=value,
+                    top=_alternatives(entry.get("top_logprobs")),
+                )
+            )
+    return tokens
+
+
+def _logprob_entries(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    if not isinstance(content, list):
+        return []
+    if set(map(type, content)) <= {dict}:  # nearly always, and found out in a fraction of the time
+        return content
+    return [entry for entry in content if isinstance(entry, dict)]
+
+
+def _logprobs_of(entries: list[dict[str, Any]]) -> list[float | None]:
+    values = [entry.get("logprob") for entry in entries]
+    return values if set(map(type, values)) <= {float} else [logprob_of(value) for value in values]
+
+
+def _alternatives(top: object) -> list[tuple[int, str, float]]:
+    found: list[tuple[int, str, float]] = []
+    for entry in top if isinstance(top, list) else ():
+        value = logprob_of(entry.get("logprob")) if isinstance(entry, dict) else None
+        if value is not None:
+            name = text_of(entry.get("token"))
+            found.append((token_id_of(name), name, value))
+    return found
+
+
+def _hear_call(heard: HeardChoice, call: dict[str, Any], place: int | None) -> ToolCallPiece:
+    function = call.get("function")
+    if not isinstance(function, dict):
+        function = {}
+    index = call.get("index", place)
+    call_id = text_of(call.get("id"))
+    name = text_of(function.get("name"))
+    arguments = _arguments(function.get("arguments"))
+    number, first = heard.hear_call(index if isinstance(index, int) else None, call_id, name, arguments)
+    return ToolCallPiece(
+        index=number, id=call_id if first else "", name=name if first else "", arguments=arguments
+    )
+
+
+def _arguments(value: object) -> str:
+    if not isinstance(value, dict):
+        return text_of(value)
+    try:  # decoded, against the protocol
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:
+        raise bad_reply(f"the arguments of a tool call are no JSON ({error})") from error

@@ -1,0 +1,127 @@
+"""The events of a streamed answer of an OpenAI-compatible upstream, put together.
+
+    (event, data) ──feed──► pieces: as they came for a client of the same protocol, structured for another
+                       └──► HeardChoice by index ──answer──► Answer
+
+A stream is complete after `[DONE]`, or when every choice has its finish reason. After an error it never is.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import orjson
+
+from rllm.errors import RequestRefused
+from rllm.gateway.dialects.openai_upstream import (
+    HeardChoice,
+    bad_reply,
+    choices_of,
+    error_in_reply,
+    finish_answer,
+    index_of,
+    text_of,
+    without_injected,
+)
+from rllm.gateway.dialects.server_events import as_it_came
+from rllm.gateway.wire import Answer, CallRequest, Dialect, Piece, completion_id, unix_time
+
+
+class EventReader(ABC):
+    """What the readers of chat and completions share."""
+
+    dialect: ClassVar[Dialect]
+
+    def __init__(self, request: CallRequest) -> None:
+        self.request = request
+        self.same_dialect = request.dialect is self.dialect
+        self.id = completion_id(request.dialect)
+        """Until the upstream says its own. A client of another protocol keeps this one."""
+        self.error: RequestRefused | None = None
+        """What went wrong in the middle of the stream."""
+        self._model = request.model
+        self._created: int | None = None
+        self._heard: dict[int, HeardChoice] = {}
+        self._usage: object = None
+        self._prompt_ids: object = None
+        self._begun = False
+        self._done = False
+
+    @abstractmethod
+    def hear(self, heard: HeardChoice, choice: dict[str, Any]) -> list[Piece]:
+        """Adds what a chunk says of one choice. Pieces only for a client of another protocol."""
+
+    def feed(self, event: str, data: bytes) -> list[Piece]:
+        if not data or self.error is not None or self._done:
+            return []
+        if data.strip() == b"[DONE]":
+            self._done = True
+            return [as_it_came(event, data)] if self.same_dialect else []
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            return self._broken(bad_reply(f"an event of its stream is no JSON ({error})"))
+        if not isinstance(chunk, dict):
+            return self._broken(bad_reply("an event of its stream is no JSON object"))
+        if chunk.get("error") or event == "error":
+            return self._broken(error_in_reply(chunk.get("error") or chunk))
+        choices = choices_of(chunk)
+        if choices is None:
+            return self._broken(bad_reply("an event of its stream has no `choices`"))
+        self._hear_answer(chunk)
+        pieces: list[Piece] = []
+        for choice in choices:
+            index = index_of(choice)
+            heard = self._heard.get(index)
+            if heard is None:
+                heard = self._heard[index] = HeardChoice(index, keep_tokens=self.request.logprobs)
+            pieces += self.hear(heard, choice)
+        return self._raw(event, data, chunk) if self.same_dialect else pieces
+
+    @property
+    def complete(self) -> bool:
+        if self.error is not None:
+            return False
+        if self._done:
+            return True
+        finished = sum(heard.finish_reason is not None for heard in self._heard.values())
+        return finished >= self.request.n and finished == len(self._heard)
+
+    def answer(self) -> Answer:
+        answer = Answer(
+            id=self.id,
+            model=self._model,
+            created=unix_time() if self._created is None else self._created,
+        )
+        return finish_answer(answer, self._heard.values(), self.request, self._usage, self._prompt_ids)
+
+    def _hear_answer(self, chunk: dict[str, Any]) -> None:
+        """What a chunk says of the whole answer."""
+        if not self._begun:
+            self._begun = True
+            self._created = created if isinstance(created := chunk.get("created"), int) else None
+            self._model = text_of(chunk.get("model")) or self._model
+            if self.same_dialect:
+                self.id = text_of(chunk.get("id")) or self.id
+        if (usage := chunk.get("usage")) is not None:
+            self._usage = usage
+        if (ids := chunk.get("prompt_token_ids")) is not None:
+            self._prompt_ids = ids
+
+    def _raw(self, event: str, data: bytes, chunk: dict[str, Any]) -> list[Piece]:
+        kept = without_injected(chunk, self.request)
+        if not self.request.include_usage and kept.get("usage") is not None:
+            if not kept["choices"]:  # the chunk that only reports usage
+                return []
+            kept = {name: value for name, value in kept.items() if name != "usage"}
+        if kept is not chunk:
+            try:
+                data = orjson.dumps(kept)
+            except (
+                orjson.JSONEncodeError
+            ) as error:  # it could be read, but is nested too deeply to be written
+                return self._broken(bad_reply(f"an event of its stream cannot be passed on ({error})"))
+        return [as_it_came(event, data)]
+
+    def _broken(self, error: RequestRefused) -> list[Piece]:
+        self.error = error
+        return []

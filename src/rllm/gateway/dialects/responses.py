@@ -1,0 +1,102 @@
+"""POST /v1/responses: OpenAI's Responses protocol, which openai-agents and codex speak by default.
+
+    body ──parse──► CallRequest … Answer ──reply──► Response
+                                  Piece, … ──stream──► events (responses_stream.py)
+
+This server keeps no responses: clients send the whole conversation as `input`, as they do with `store` false.
+"""
+
+from typing import Any
+
+from rllm.errors import RequestRefused
+from rllm.gateway.dialects.openai_fields import MAX_INTEGER, Fields, penalties, refused
+from rllm.gateway.dialects.openai_reply import error_object
+from rllm.gateway.dialects.responses_input import chat_tools, chosen_tools, input_messages, keep_nothing
+from rllm.gateway.dialects.responses_output import finished, output_items, response_head
+from rllm.gateway.dialects.responses_stream import ResponsesWriter
+from rllm.gateway.dialects.responses_upstream import ResponsesUpstream
+from rllm.gateway.wire import Answer, CallRequest, Choice, Dialect
+
+__all__ = ["ResponsesDialect", "ResponsesUpstream"]
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class ResponsesDialect:
+    """Implements `rllm.gateway.dialects.base.ClientDialect`."""
+
+    name = Dialect.RESPONSES
+
+    def parse(self, body: dict[str, Any]) -> CallRequest:
+        fields = Fields(body)
+        keep_nothing(fields)
+        tool_choice, tools = chosen_tools(fields, chat_tools(fields))
+        top_logprobs = fields.integer("top_logprobs", low=0, high=20) or 0
+        include = fields.sequence("include") or []
+        top_p = fields.number("top_p", low=0.0, high=1.0)
+        if top_p == 0:
+            raise fields.refused("top_p", "it must be above 0; for greedy answers set `temperature` to 0")
+        return CallRequest(
+            dialect=Dialect.RESPONSES,
+            body=body,
+            model=fields.text("model") or "",
+            messages=input_messages(fields),
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=fields.flag("parallel_tool_calls", True),
+            response_schema=_response_schema(fields),
+            temperature=fields.number("temperature", low=0.0),
+            top_p=top_p,
+            top_k=fields.integer("top_k", low=0),
+            max_tokens=fields.integer("max_output_tokens", low=1),
+            stop=_stop(fields),
+            seed=fields.integer("seed", low=-MAX_INTEGER - 1),
+            penalties=penalties(fields, {}),
+            logprobs=_LOGPROBS in include or top_logprobs > 0,
+            top_logprobs=top_logprobs,
+            stream=fields.flag("stream", False),
+        )
+
+    def reply(self, request: CallRequest, answer: Answer) -> dict[str, Any]:
+        if answer.raw is not None:
+            return answer.raw
+        choice = answer.choices[0] if answer.choices else Choice()
+        head = response_head(request, answer.id, answer.model, answer.created)
+        return finished(head, choice, output_items(request, answer.id, choice), answer.usage)
+
+    def stream(self, request: CallRequest, answer_id: str, model: str, created: int) -> ResponsesWriter:
+        return ResponsesWriter(request, answer_id, model, created)
+
+    def error(self, error: RequestRefused) -> dict[str, Any]:
+        return error_object(error)
+
+
+def _response_schema(fields: Fields) -> dict[str, Any] | None:
+    text = fields.mapping("text")
+    if text is None or text.get("format") is None:
+        return None
+    chosen = Fields(text, "text").inside("format")
+    match chosen.given("type"):
+        case "text":
+            return None
+        case "json_object":
+            return {"type": "object"}
+        case "json_schema":
+            schema = chosen.mapping("schema")
+            if schema is None:
+                raise chosen.refused(
+                    "schema", "it must be a JSON schema; for any JSON object use json_object"
+                )
+            return schema
+        case _:
+            raise chosen.refused("type", "choose text, json_object or json_schema")
+
+
+def _stop(fields: Fields) -> list[str]:
+    """Not of the protocol, but engines take it and programs send it through `extra_body`."""
+    value = fields.given("stop")
+    texts: list[Any] = [value] if isinstance(value, str) else (fields.sequence("stop") or [])
+    for place, text in enumerate(texts):
+        if not isinstance(text, str) or not text:
+            raise refused(f"stop[{place}]", text, "it must be text that is not empty")
+    return list(texts)

@@ -1,0 +1,46 @@
+"""Arguments as text, which models write, and as an object, which the Messages protocol has instead.
+
+    '{"city": "Rome"}'  ◄──►  {"city": "Rome"}
+    'city = Rome'       ◄──►  {"_raw": "city = Rome"}
+
+Text that is no JSON object travels under one key. So nothing that the model wrote is lost or made up, the
+tool's own check of its input says what is wrong, and the text is itself again when the client sends its
+history back.
+"""
+
+import json
+from typing import Any
+
+import orjson
+
+RAW = "_raw"
+_DEEPER = 64
+"""JSON is written up to 254 levels deep. An input has to leave room for the levels around it, and for the
+limit of 200 that the gateway sets when it comes back."""
+
+
+def tool_input(arguments: str) -> dict[str, Any]:
+    """No text at all is a call without arguments."""
+    if not arguments:
+        return {}
+    try:
+        value = orjson.loads(arguments)
+        nested: Any = value
+        for _ in range(_DEEPER):
+            nested = [nested]
+        orjson.dumps(nested)
+        exact = orjson.loads(orjson.dumps(value)) == json.loads(arguments)  # not so beyond 64 bits
+    except (ValueError, TypeError):  # no JSON, or JSON that cannot be written
+        return {RAW: arguments}
+    if not exact or not isinstance(value, dict) or _is_wrapped(value):
+        return {RAW: arguments}
+    return value
+
+
+def arguments_of(value: dict[str, Any]) -> str:
+    """Raises orjson.JSONEncodeError for an object that cannot be written as JSON."""
+    return value[RAW] if _is_wrapped(value) else orjson.dumps(value).decode()
+
+
+def _is_wrapped(value: dict[str, Any]) -> bool:
+    return len(value) == 1 and isinstance(value.get(RAW), str)

@@ -1,0 +1,231 @@
+"""The sessions that are in use: bounded in number, each rebuilt from the ledger when it is needed again.
+
+    id ──► SessionRegistry ──known?──► Session
+               └── not in memory ──► Ledger.session_data ──► Session, its policy state empty until asked for
+
+What a session was created with (seed, sampling, metadata) is in the ledger; what a policy remembers of it,
+such as its conversations, is not: `Session.history` is what that is built from.
+"""
+
+import asyncio
+import hashlib
+import json
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllm.errors import RequestRefused
+from rllm.gateway.ledger import Ledger
+from rllm.gateway.wire import CallRecord
+
+MAX_IDLE_SESSIONS = 4096
+_MAX_CLOSED_IDS = 100_000
+_EVICTIONS_AT_ONCE = 8
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """Implements `rllm.gateway.wire.PolicySession`."""
+
+    id: str
+    ledger: Ledger
+    seed: int
+    sampling: dict[str, Any] = field(default_factory=dict[str, Any])
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    has_history: bool = False
+    """Calls of it may be in the ledger; asking there costs time that a new session need not spend."""
+    in_flight: set[Any] = field(default_factory=set[Any])
+    """Its calls that are on their way."""
+    stored: asyncio.Future[Any] | None = None
+    """Pending while what it was created with goes to disk; its answers wait for that."""
+
+    def history(self) -> list[CallRecord]:
+        return self.ledger.traces(self.id) if self.has_history else []
+
+    def data(self) -> dict[str, Any]:
+        return {"seed": self.seed, "sampling": self.sampling, "metadata": self.metadata}
+
+
+class SessionRegistry:
+    """Finds sessions, and lets go of those that were idle longest."""
+
+    def __init__(
+        self, ledger: Ledger, *, require_created: bool = False, max_idle: int = MAX_IDLE_SESSIONS
+    ) -> None:
+        self._ledger = ledger
+        self._require_created = require_created
+        self._max_idle = max_idle
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._closed: OrderedDict[str, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, session_id: str) -> Session:
+        """The session of a call. Raises RequestRefused: 404 for an unknown one where sessions must be
+        created, 410 for a closed one."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            self._sessions.move_to_end(session_id)
+            return session
+        if session_id in self._closed:
+            raise RequestRefused(
+                f"The session {session_id[:80]!r} is closed; start a new one.",
+                status=410,
+                code="session_closed",
+            )
+        data = self._ledger.session_data(session_id)
+        if data is None and self._require_created:
+            raise unknown_session(session_id)
+        if self._require_created and not data:  # calls of it are there, but nobody created it
+            raise unknown_session(session_id)
+        return self._add(_session_of(session_id, self._ledger, data))
+
+    def create(
+        self, session_id: str, seed: int | None, sampling: dict[str, Any], metadata: dict[str, Any]
+    ) -> Session:
+        """A session with settings of its own, in memory at once and on its way to disk.
+
+        To create it again with the same settings changes nothing; with others it is refused (409).
+        """
+        require_sampling(sampling)
+        _require_json(metadata)
+        if seed is None:
+            seed = derived_seed(session_id)
+        wanted = {"seed": seed, "sampling": sampling, "metadata": metadata}
+        session = self._sessions.get(session_id)
+        data = (
+            self._ledger.session_data(session_id)
+            if session is None or session.stored is None
+            else session.data()
+        )
+        self._closed.pop(session_id, None)
+        if data:
+            session = session or self._add(_session_of(session_id, self._ledger, data))
+            if session.data() != wanted:
+                raise RequestRefused(
+                    f"The session {session_id[:80]!r} exists with other settings; delete it first, "
+                    "or choose another id.",
+                    status=409,
+                    code="session_exists",
+                    param="session_id",
+                )
+            return session
+        if session is None:
+            session = self._add(Session(session_id, self._ledger, seed, has_history=data is not None))
+        session.seed, session.sampling, session.metadata = seed, sampling, metadata
+        self._store(session, wanted)
+        return session
+
+    def in_memory(self, session_id: str) -> Session | None:
+        return self._sessions.get(session_id)
+
+    def close(self, session_id: str) -> None:
+        """Later calls of it are refused."""
+        self._sessions.pop(session_id, None)
+        self._closed[session_id] = None
+        if len(self._closed) > _MAX_CLOSED_IDS:
+            self._closed.popitem(last=False)
+
+    def forget(self, session_id: str) -> None:
+        """As if it had never been there."""
+        self._sessions.pop(session_id, None)
+        self._closed.pop(session_id, None)
+
+    async def stored(self) -> None:
+        """Returns when every session that was created is on disk."""
+        pending = [each.stored for each in self._sessions.values() if each.stored is not None]
+        await asyncio.gather(*pending, return_exceptions=True)
+
+    def _add(self, session: Session) -> Session:
+        self._sessions[session.id] = session
+        for _ in range(_EVICTIONS_AT_ONCE):
+            if len(self._sessions) <= self._max_idle:
+                break
+            oldest_id, oldest = next(iter(self._sessions.items()))
+            if oldest.in_flight or oldest.stored is not None or oldest is session:
+                self._sessions.move_to_end(oldest_id)
+            else:
+                del self._sessions[oldest_id]
+        return session
+
+    def _store(self, session: Session, data: dict[str, Any]) -> None:
+        stored = asyncio.ensure_future(asyncio.to_thread(self._ledger.create_session, session.id, data))
+        session.stored = stored
+
+        def done(finished: asyncio.Future[Any]) -> None:
+            if not finished.cancelled() and finished.exception() is None:
+                session.stored = None
+            elif (
+                self._sessions.get(session.id) is session
+            ):  # its calls hear of it; the next attempt starts anew
+                del self._sessions[session.id]
+
+        stored.add_done_callback(done)
+
+
+def unknown_session(session_id: str) -> RequestRefused:
+    return RequestRefused(
+        f"There is no session {session_id[:80]!r}; create it with POST /sessions.",
+        status=404,
+        code="session_not_found",
+        param="session_id",
+    )
+
+
+def derived_seed(session_id: str) -> int:
+    """Of a session for which nobody chose one: its own, and the same whenever it is asked for."""
+    return int.from_bytes(hashlib.blake2b(session_id.encode(), digest_size=8).digest()) >> 1
+
+
+def require_sampling(sampling: dict[str, Any]) -> None:
+    """Raises RequestRefused (400) for a sampling parameter that a session cannot set."""
+    for name, value in sampling.items():
+        is_valid = _SAMPLING.get(name)
+        if is_valid is None:
+            raise RequestRefused(
+                f"`sampling.{name}` cannot be set for a session; there are {', '.join(_SAMPLING)}.",
+                param=f"sampling.{name}",
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not is_valid(value):
+            raise RequestRefused(
+                f"`sampling.{name}` is {str(value)[:80]!r}; it must be {_MEANING[name]}.",
+                param=f"sampling.{name}",
+            )
+
+
+_SAMPLING = {
+    "temperature": lambda value: 0 <= value < math.inf,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: isinstance(value, int) and value >= 0,
+    "max_tokens": lambda value: isinstance(value, int) and value >= 1,
+}
+_MEANING = {
+    "temperature": "a finite number from 0 on",
+    "top_p": "a number above 0 and at most 1",
+    "top_k": "a whole number from 0 on, where 0 is off",
+    "max_tokens": "a whole number from 1 on",
+}
+
+
+def _require_json(metadata: dict[str, Any]) -> None:
+    try:
+        json.dumps(metadata, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RequestRefused(
+            f"`metadata` is no JSON ({error}); use text, numbers, lists and dicts.", param="metadata"
+        ) from error
+
+
+def _session_of(session_id: str, ledger: Ledger, data: dict[str, Any] | None) -> Session:
+    known = data or {}
+    return Session(
+        session_id,
+        ledger,
+        known.get("seed", derived_seed(session_id)),
+        known.get("sampling", {}),
+        known.get("metadata", {}),
+        has_history=data is not None,
+    )

@@ -1,0 +1,165 @@
+"""One exchange with a server over HTTP: bytes out, a response in, and three ways in which it can fail.
+
+    body ──post──► response ──body_of──► bytes, unpacked
+                       └──part_of──► bytes as they arrive; reading stops while nobody takes them
+    Unreachable   no connection: nothing was sent
+    Dropped       the connection ended before the answer did
+    TimeoutError  nothing came for too long
+
+Nothing is retried here. Leaving `post` early, as a cancelled task does, closes the connection at once.
+"""
+
+import asyncio
+import io
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp.http_exceptions import HttpProcessingError
+
+KEEP_ALIVE_S = 4.0
+"""Shorter than the 5 s of uvicorn, and so of vLLM: who closes a connection first is not surprised."""
+_SENT_AT_ONCE_BYTES = 1 << 20
+_PROBE_TIMEOUT_S = 5.0
+_FAILURES = (aiohttp.ClientError, HttpProcessingError, TimeoutError)
+_SHARE_OF_FILES = 6
+"""One in so many open files that a process may have is a connection to a server, at most. The others are for
+clients, which are more: some of them only keep their connection, and some wait for a server."""
+
+
+class Unreachable(ConnectionError):
+    """No connection could be made."""
+
+
+class Dropped(ConnectionError):
+    """The connection broke, or what came over it was no HTTP."""
+
+    def __init__(self, message: str, *, before_answer: bool = False) -> None:
+        super().__init__(message)
+        self.before_answer = before_answer
+        """Not one byte had come, as when the server had closed a kept connection meanwhile."""
+
+
+class TooLarge(Exception):
+    """The answer has more bytes than are taken."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class HttpClient:
+    """The connections to all servers of one policy."""
+
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    timeout_s: float
+    """The longest wait for the next byte of an answer."""
+    connect_timeout_s: float
+    max_body_bytes: int
+    _session: aiohttp.ClientSession | None = field(default=None, init=False)
+    _room: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(most_connections()), init=False
+    )
+    """Calls beyond it wait, in the order in which they came, instead of failing for want of open files."""
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self.headers | {"Accept-Encoding": "identity"},
+                timeout=aiohttp.ClientTimeout(sock_read=self.timeout_s, sock_connect=self.connect_timeout_s),
+            )
+        return self._session
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    @asynccontextmanager
+    async def post(self, url: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The response, once its headers are there. Raises Unreachable, Dropped or TimeoutError."""
+        data = body if len(body) <= _SENT_AT_ONCE_BYTES else io.BytesIO(body)
+        async with self._room:
+            try:
+                response = await self.session.post(
+                    url, data=data, headers={"Content-Type": "application/json"}, allow_redirects=False
+                )
+            except _FAILURES as error:
+                raise self._failure(error, before_answer=True) from error
+            try:
+                yield response
+            finally:
+                response.release()  # closes the connection unless the answer was read to its end
+
+    async def body_of(self, response: aiohttp.ClientResponse) -> bytes:
+        """The whole body. Raises TooLarge, Dropped or TimeoutError."""
+        length = response.content_length
+        if length is not None and length > self.max_body_bytes:
+            raise TooLarge
+        if length is not None and "Content-Encoding" not in response.headers:
+            try:
+                return await response.read()
+            except _FAILURES as error:
+                raise self._failure(error) from error
+        parts: list[bytes] = []
+        num_bytes = 0
+        while part := await self.part_of(response):
+            parts.append(part)
+            num_bytes += len(part)
+            if num_bytes > self.max_body_bytes:
+                raise TooLarge
+        return b"".join(parts)
+
+    async def part_of(self, response: aiohttp.ClientResponse) -> bytes:
+        """What has arrived of the body since; empty at its end. Raises Dropped or TimeoutError."""
+        try:
+            return await response.content.readany()
+        except _FAILURES as error:
+            raise self._failure(error) from error
+
+    async def get(self, url: str) -> tuple[int, Any]:
+        """Status and JSON (None where there is none) of something small."""
+        timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S, sock_connect=self.connect_timeout_s)
+        try:
+            async with self.session.get(url, timeout=timeout, allow_redirects=False) as response:
+                body = await self.body_of(response)
+                return response.status, _json_or_none(body)
+        except _FAILURES as error:
+            raise self._failure(error, before_answer=True) from error
+
+    async def ask(self, url: str, data: Any) -> tuple[int, Any]:
+        """Status and JSON (None where there is none) of something small that is posted."""
+        async with self.post(url, orjson.dumps(data)) as response:
+            return response.status, _json_or_none(await self.body_of(response))
+
+    def _failure(self, error: Exception, *, before_answer: bool = False) -> Exception:
+        """What became of an exchange, in our own words."""
+        match error:
+            case aiohttp.ConnectionTimeoutError():
+                return Unreachable(f"no connection within {self.connect_timeout_s:g} s")
+            case aiohttp.ClientConnectorError():
+                return Unreachable(f"no connection: {error.strerror or error}")
+            case TimeoutError():
+                return TimeoutError(f"nothing came for {self.timeout_s:g} s")
+            case aiohttp.ClientPayloadError():
+                return Dropped("the connection broke before its answer was complete")
+            case _:
+                what = str(error) or type(error).__name__
+                return Dropped(f"the connection broke: {what}", before_answer=before_answer)
+
+
+def most_connections() -> int:
+    """To all servers together."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if allowed == resource.RLIM_INFINITY else max(8, allowed // _SHARE_OF_FILES)
+
+
+def _json_or_none(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None

@@ -1,0 +1,69 @@
+"""Seeds for calls that name none, so that draws follow from the session and from what is asked.
+
+    session's seed, messages or prompt, tools ──Draws.seed_of──► seed
+
+The order in which parallel calls arrive does not matter. Asked again in one session, the same prompt is given
+other draws, or a program that samples twice would get one answer twice.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from rllm.errors import RequestRefused
+from rllm.gateway.wire import CallRecord, CallRequest, CallStatus
+from rllm.types.draws import draw_seed
+from rllm.types.messages import Message
+
+MAX_PROMPTS = 8192
+"""That are remembered, of one session."""
+
+
+@dataclass(slots=True)
+class Draws:
+    """What was asked in one session."""
+
+    _times_asked: dict[bytes, int] = field(default_factory=dict[bytes, int])
+
+    @classmethod
+    def from_history(cls, records: Iterable[CallRecord]) -> "Draws":
+        """What is known from calls that are in the ledger."""
+        known = cls()
+        for record in records:
+            if record.status is CallStatus.OK and record.choice == 0:
+                known._asked(_digest(record.messages, record.prompt, record.tools))
+        return known
+
+    def seed_of(self, request: CallRequest, session_seed: int) -> int:
+        """For the next call that asks this, from 0 to 2^63 - 1."""
+        digest = _digest(request.messages, request.prompt, request.tools)
+        return draw_seed(session_seed, digest.hex(), self._asked(digest), "upstream")
+
+    def _asked(self, digest: bytes) -> int:
+        """How often it was asked before."""
+        times = self._times_asked.pop(digest, 0)
+        self._times_asked[digest] = times + 1
+        if len(self._times_asked) > MAX_PROMPTS:
+            del self._times_asked[next(iter(self._times_asked))]
+        return times
+
+
+def _digest(
+    messages: Sequence[Message], prompt: str | list[int] | None, tools: Sequence[dict[str, Any]]
+) -> bytes:
+    """Ids of tool calls do not count: servers make them up anew in every run."""
+    said = [
+        {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}
+        if "tool_calls" in message or "tool_call_id" in message
+        else message
+        for message in messages
+    ]
+    called = [call.get("function") for message in messages for call in message.get("tool_calls") or ()]
+    try:
+        text = orjson.dumps([said, called, prompt, tools], option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise RequestRefused(f"The request cannot be written as JSON ({error}).") from error
+    return hashlib.blake2b(text, digest_size=16).digest()

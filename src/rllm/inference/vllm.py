@@ -1,0 +1,312 @@
+"""A vLLM or SGLang server that is given ids and gives ids: the rendering stays here, the sampling is there.
+
+    prompt ids ──POST /v1/completions──► token ids, log-probabilities ──tokenizer──► text, pieces
+                   every sampling field is sent, so nothing is left to the server's generation_config.json
+
+Needs a server that returns token ids when asked for `return_token_ids`: vLLM from 0.10.2 on, SGLang in
+versions that know the field. Log-probabilities of vLLM are those of the model itself, unless it was started
+with `--logprobs-mode processed_logprobs`; those of SGLang are of logits divided by the temperature.
+
+With a grammar, the server does not tell which tokens it left no choice about: all of them count as sampled.
+"""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from rllm.errors import ContextLengthError, InferenceError
+from rllm.inference.client import TokenPiece
+from rllm.inference.local.text import StopTexts, TextStream
+from rllm.inference.vllm_http import ServerFacts, VLLMHttp, error_text
+from rllm.models.tokenizer import HuggingFaceTokenizer
+from rllm.rendering.chat import ChatRenderer
+from rllm.types.messages import FinishReason, ModelOutput, SamplingParams, TopLogprobs
+
+OnPiece = Callable[[TokenPiece], None]
+
+NO_IDS = (
+    "The server at {url} returned no {what}. vLLM from 0.10.2 on returns them for `return_token_ids: true` "
+    "and `logprobs`, which this client sends; update the server, or serve the model with one that does."
+)
+_GRAMMAR_FROM = (0, 12)
+"""The vLLM version from which `structured_outputs` is the field's one name; older ones drop it silently."""
+_TOKEN_ID_NAME = re.compile(r"token_id:(\d+)")
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_SEEDS = 2**63
+
+
+class VLLMClient:
+    """A `TokenClient`. Made by `connect`, which asks the server what it serves."""
+
+    def __init__(
+        self,
+        base_url: str,
+        tokenizer_dir: Path,
+        facts: ServerFacts,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        connect_timeout_s: float = 5.0,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.facts = facts
+        self.tokenizer = HuggingFaceTokenizer(tokenizer_dir)
+        self.renderer = ChatRenderer(self.tokenizer)
+        self._policy_version = 0
+        self._http = VLLMHttp(self.base_url, api_key, timeout_s, connect_timeout_s)
+        self._is_special: dict[int, bool] = {}
+
+    @classmethod
+    async def connect(
+        cls,
+        base_url: str,
+        tokenizer_dir: Path,
+        *,
+        model: str = "",
+        processed_logprobs: bool = False,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        connect_timeout_s: float = 5.0,
+    ) -> Self:
+        """`base_url` ends in `/v1`; `model` may be left out where one is served. Raises InferenceError."""
+        http = VLLMHttp(base_url.rstrip("/"), api_key, timeout_s, connect_timeout_s)
+        try:
+            facts = await http.facts(model)
+        finally:
+            await http.close()
+        facts.processed_logprobs = processed_logprobs
+        return cls(
+            base_url,
+            tokenizer_dir,
+            facts,
+            api_key=api_key,
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+        )
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    def set_policy_version(self, policy_version: int) -> None:
+        """Of the weights that answer calls from now on."""
+        self._policy_version = policy_version
+
+    @property
+    def max_context(self) -> int:
+        return self.facts.max_context
+
+    async def generate_ids(
+        self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: OnPiece | None = None
+    ) -> ModelOutput:
+        """See `TokenClient`. Raises ValueError for what the server cannot honour."""
+        room = self.max_context - len(prompt_ids)
+        if room < 1:
+            raise ContextLengthError(
+                f"The prompt has {len(prompt_ids)} tokens and the context of {self.facts.model} holds "
+                f"{self.max_context}, so no token fits behind it."
+            )
+        started = time.perf_counter()
+        version = self._policy_version
+        body = self._body(prompt_ids, sampling, room, stream=on_piece is not None)
+        said = _Said(
+            client=self,
+            text_stream=TextStream(self.tokenizer.decode, self._hidden),
+            stops=StopTexts(sampling.stop),
+            with_top=sampling.top_logprobs > 0,
+        )
+        async with aclosing(self._http.complete(body)) as chunks:
+            async for chunk in chunks:
+                piece = said.hear(chunk)
+                if on_piece is not None and (piece.text or piece.token_ids):
+                    on_piece(piece)
+        rest = said.finish(prompt_ids)
+        if on_piece is not None and rest:
+            on_piece(TokenPiece(text=rest))
+        text = "".join(said.text)
+        told = said.policy_version
+        return ModelOutput(
+            text=text,
+            content=text,
+            prompt_ids=prompt_ids,
+            completion_ids=said.ids,
+            logprobs=said.logprobs,
+            logprob_meaning=self.facts.logprob_meaning(sampling),
+            temperature=sampling.temperature,
+            policy_versions=[version if told is None else told] * len(said.ids),
+            top_logprobs=[each[: sampling.top_logprobs] for each in said.top_logprobs],
+            stop_sequence=said.stops.matched or said.stop_reason,
+            completion_id=said.id,
+            finish_reason=said.finish_reason or FinishReason.STOP,
+            usage={
+                "prompt_tokens": len(prompt_ids),
+                "completion_tokens": len(said.ids),
+                "cached_tokens": said.cached_tokens,
+            },
+            latency_s=time.perf_counter() - started,
+        )
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    def _body(
+        self, prompt_ids: list[int], sampling: SamplingParams, room: int, *, stream: bool
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.facts.model,
+            "prompt": prompt_ids,
+            "max_tokens": min(sampling.max_tokens, room),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "seed": sampling.seed % _SEEDS,
+            "stop": list(sampling.stop),
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "logprobs": max(sampling.top_logprobs, 1),
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            # Text that ends an answer may be markup that is a special token.
+            "skip_special_tokens": not sampling.stop,
+        }
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if sampling.top_logprobs and self.facts.engine != "vllm":
+            raise ValueError(
+                f"`top_logprobs` is {sampling.top_logprobs}, but {self.facts.engine} names its alternatives "
+                "by their text and not by ids; set it to 0, or serve the model with vLLM."
+            )
+        if sampling.grammar:
+            body["structured_outputs"] = {"grammar": self._grammar(sampling.grammar)}
+        return body
+
+    def _grammar(self, grammar: str) -> str:
+        if self.facts.engine != "vllm" or self.facts.version < _GRAMMAR_FROM:
+            shown = ".".join(map(str, self.facts.version)) or "of an unknown version"
+            raise ValueError(
+                f"The server is {self.facts.engine} {shown}, which cannot follow a Lark grammar; serve the "
+                "model with vLLM 0.12 or newer and `--structured-outputs-config.backend guidance`."
+            )
+        return grammar
+
+    def _hidden(self, token: int) -> bool:
+        """Whether a token is left out of text, such as an end token."""
+        known = self._is_special.get(token)
+        if known is None:
+            hidden = not self.tokenizer.decode([token]) and bool(self.tokenizer.token_text(token))
+            known = self._is_special[token] = hidden
+        return known
+
+
+@dataclass(kw_only=True, slots=True)
+class _Said:
+    """Everything that the server said so far, of one answer."""
+
+    client: VLLMClient
+    text_stream: TextStream
+    stops: StopTexts
+    with_top: bool
+    id: str = ""
+    text: list[str] = field(default_factory=list[str])
+    ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    top_logprobs: list[TopLogprobs] = field(default_factory=list[TopLogprobs])
+    prompt_ids: list[int] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | None = None
+    policy_version: int | None = None
+    cached_tokens: int = 0
+
+    def hear(self, chunk: dict[str, Any]) -> TokenPiece:
+        """A chunk of a stream, or a whole reply."""
+        if chunk.get("error"):
+            raise InferenceError(f"The server at {self.client.base_url} failed: {error_text(chunk)}")
+        try:
+            return self._hear(chunk)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InferenceError(
+                f"The server at {self.client.base_url} answered in a form that cannot be read: {error}"
+            ) from error
+
+    def _hear(self, chunk: dict[str, Any]) -> TokenPiece:
+        self.id = self.id or str(chunk.get("id") or "")
+        told = chunk.get("weight_version", (chunk.get("metadata") or {}).get("weight_version"))
+        if str(told).isdecimal():
+            self.policy_version = int(str(told))
+        if (usage := chunk.get("usage")) is not None:
+            self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        piece = TokenPiece()
+        for choice in chunk.get("choices") or ():
+            self._hear_choice(choice, piece)
+        for token in piece.token_ids:
+            if self.stops.matched is None:
+                piece.text += self.stops.feed(self.text_stream.add(token))
+        self.text.append(piece.text)
+        self.ids += piece.token_ids
+        self.logprobs += piece.logprobs
+        self.top_logprobs += piece.top_logprobs
+        return piece
+
+    def _hear_choice(self, choice: dict[str, Any], piece: TokenPiece) -> None:
+        if (ids := choice.get("prompt_token_ids")) is not None:
+            self.prompt_ids = ids
+        if (reason := choice.get("finish_reason")) is not None:
+            if reason not in _FINISH_REASONS:
+                raise InferenceError(
+                    f"The server at {self.client.base_url} ended the answer with `{reason}`: it was cut off."
+                )
+            self.finish_reason = _FINISH_REASONS[reason]
+        stopped = choice.get("stop_reason", choice.get("matched_stop"))
+        if isinstance(stopped, str):
+            self.stop_reason = stopped
+        piece.token_ids += [_token_id(each) for each in choice.get("token_ids") or ()]
+        logprobs = choice.get("logprobs") or {}
+        piece.logprobs += [float(each) for each in logprobs.get("token_logprobs") or ()]
+        if self.with_top:
+            piece.top_logprobs += [_by_id(each) for each in logprobs.get("top_logprobs") or ()]
+
+    def finish(self, prompt_ids: Sequence[int]) -> str:
+        """The text that was held back. Raises InferenceError for an answer that is not whole."""
+        url = self.client.base_url
+        if self.finish_reason is None:
+            raise InferenceError(f"The server at {url} ended its answer before it was complete.")
+        if not self.ids or not self.logprobs:
+            raise InferenceError(
+                NO_IDS.format(url=url, what="log-probabilities" if self.ids else "token ids")
+            )
+        if len(self.ids) != len(self.logprobs):
+            raise InferenceError(
+                f"The server at {url} returned {len(self.ids)} token ids and {len(self.logprobs)} "
+                "log-probabilities for one answer, so neither can be trusted."
+            )
+        if self.prompt_ids is not None and self.prompt_ids != list(prompt_ids):
+            raise InferenceError(
+                f"The server at {url} read a prompt of {len(self.prompt_ids)} ids where {len(prompt_ids)} "
+                "others were sent; it must take prompts as they are."
+            )
+        if self.stops.matched is not None:
+            return ""
+        rest = self.stops.feed(self.text_stream.rest())
+        if self.stops.matched is None:
+            rest += self.stops.rest()
+        self.text.append(rest)
+        return rest
+
+
+def _by_id(top: dict[str, float] | None) -> TopLogprobs:
+    """Alternatives that are named `token_id:17`, best first."""
+    named = [(_TOKEN_ID_NAME.fullmatch(name), value) for name, value in (top or {}).items()]
+    return sorted(((int(name[1]), value) for name, value in named if name), key=lambda each: -each[1])
+
+
+def _token_id(value: object) -> int:
+    if type(value) is int and value >= 0:
+        return value
+    raise ValueError(f"{value!r} is no token id")

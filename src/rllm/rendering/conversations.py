@@ -1,0 +1,345 @@
+"""Token in, token out, for a session in which several conversations run at once.
+
+    messages ──begin──► Turn (prompt ids) ──engine──► completion ids ──record──┐
+                 ▲                                                             │
+                 └── the earlier answer that these messages go on from ◄───────┘
+
+A client sends its whole conversation every time, and does not say which one. So every prompt and every
+answer is remembered under a digest of the messages up to it. New messages go on from the longest such
+beginning: their prompt is the ids that were really sent and sampled, plus the encoding of what is new.
+Sub-agents, parallel calls, retries and forks need no marks of their own: they are branches.
+
+Two messages are the same when a model would have read the same. Content in parts equals content in one text,
+null equals nothing, and keys that clients add (`refusal`, `annotations`, `provider_specific_fields`, …) do
+not count. An answer is known by its text and its calls, whose arguments may have been parsed and written
+again. Text that a client stripped or changed is other text: that is a rewrite, and a new segment.
+
+Reasoning is not part of the message that a client gets, and need not come back: the ids of an answer go on
+with the model's own reasoning in them, as long as the chat template would keep it there
+(`ChatRenderer.appends`). Where it would not, as in a template that drops thoughts when the user speaks again,
+a new segment begins with the prompt that the template makes.
+"""
+
+import hashlib
+import json
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllm.rendering.chat import ChatRenderer, SegmentReason
+from rllm.rendering.template import text_of
+from rllm.types.messages import Message
+
+Tools = Sequence[Mapping[str, Any]]
+
+MAX_ALIKE = 64
+"""Answers that are kept of those that read alike behind one prompt."""
+
+
+@dataclass(slots=True)
+class _Conversation:
+    number: int
+    num_segments: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class _Prompt:
+    """A prompt that was asked, as what it adds to the answer before it."""
+
+    conversation: _Conversation
+    segment: int
+    reason: SegmentReason
+    tools: bytes
+    digest: bytes
+    """Of its messages."""
+    after: "_Answer | None"
+    new_ids: "array[int]"
+
+    def ids(self) -> list[int]:
+        parts: list[array[int]] = []
+        prompt: _Prompt | None = self
+        while prompt is not None:
+            parts.append(prompt.new_ids)
+            answer = prompt.after
+            if answer is not None:
+                parts.append(answer.ids)
+            prompt = answer.prompt if answer is not None else None
+        whole = array("i")
+        for part in reversed(parts):
+            whole.extend(part)
+        return whole.tolist()
+
+
+@dataclass(kw_only=True, slots=True)
+class _Answer:
+    prompt: _Prompt
+    ids: "array[int]"
+    call_ids: tuple[str, ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class Turn:
+    """One call under way."""
+
+    prompt_ids: list[int]
+    num_kept: int
+    """How many of them were sent or sampled before; 0 where a segment begins."""
+    conversation: int
+    segment: int
+    """Counted within the conversation, from 0."""
+    reason: SegmentReason
+    """Why this segment began."""
+    asked: _Prompt = field(repr=False)
+    """What `record` adds the answer to."""
+
+
+class ConversationTree:
+    """All conversations of one session. `begin`, then `record`, as the calls come.
+
+    `max_turns` bounds the memory: of more prompts and answers than that, the oldest are forgotten, and a
+    conversation that goes on from a forgotten answer counts as a new one. Ids are kept once, however many
+    calls share them.
+    """
+
+    def __init__(self, renderer: ChatRenderer, *, max_turns: int = 20_000) -> None:
+        if max_turns < 1:
+            raise ValueError(f"`max_turns` is {max_turns}; it must be at least 1.")
+        self.renderer = renderer
+        self.num_conversations = 0
+        self._max_turns = max_turns
+        self._asked: dict[bytes, dict[bytes, _Prompt]] = {}
+        """By messages, then by tools."""
+        self._answers: dict[bytes, list[_Answer]] = {}
+        """By the messages up to and including the answer."""
+        self._seen: dict[bytes, _Conversation] = {}
+        """Every beginning of a conversation that holds more than rules."""
+        self._said: dict[bytes, _Conversation] = {}
+        """Every answer by itself: what is left of a conversation whose beginning was cut off."""
+        self._undo: deque[list[Callable[[], object]]] = deque()
+        self._known_tools: deque[tuple[list[Any], bytes]] = deque(maxlen=8)
+
+    def __len__(self) -> int:
+        """Prompts and answers that are remembered."""
+        return len(self._undo)
+
+    def begin(self, messages: Sequence[Message], tools: Tools = ()) -> Turn:
+        """The prompt for `messages`, the whole conversation as the client sees it.
+
+        The same messages asked again (a retry, a second sample) get the same ids. Raises ConfigError where
+        the chat template refuses them, or where a message has content that is no text.
+        """
+        links = _chain(messages)
+        tools_digest = self._digest_of(tools)
+        prompt = self._asked.get(links[-1], {}).get(tools_digest)
+        if prompt is None:
+            prompt = self._new_prompt(messages, links, tools, tools_digest)
+            self._remember(prompt, messages, links)
+        ids = prompt.ids()
+        return Turn(
+            prompt_ids=ids,
+            num_kept=len(ids) - len(prompt.new_ids) if prompt.after is not None else 0,
+            conversation=prompt.conversation.number,
+            segment=prompt.segment,
+            reason=prompt.reason,
+            asked=prompt,
+        )
+
+    def record(self, turn: Turn, completion_ids: Sequence[int], message: Message) -> None:
+        """Add what the model answered; `message` is the assistant message as the client gets it.
+
+        A turn may be answered several times.
+        """
+        prompt = turn.asked
+        link = _link(prompt.digest, message)
+        answer = _Answer(prompt=prompt, ids=array("i", completion_ids), call_ids=_call_ids(message))
+        alike = self._answers.setdefault(link, [])
+        if any(each.ids == answer.ids and each.call_ids == answer.call_ids for each in alike):
+            return
+        alike.append(answer)
+        undo: list[Callable[[], object]] = [lambda: self._forget_answer(link, answer)]
+        undo += self._note(self._seen, link, prompt.conversation)
+        if message.get("tool_calls") or text_of(message.get("content")):
+            undo += self._note(self._said, _link(b"", message), prompt.conversation)
+        self._keep(undo)
+        if len(alike) > MAX_ALIKE:
+            del alike[0]
+
+    # ---- where a prompt belongs ------------------------------------------------------------------------
+
+    def _new_prompt(
+        self, messages: Sequence[Message], links: Sequence[bytes], tools: Tools, tools_digest: bytes
+    ) -> _Prompt:
+        place, answer = self._longest_answered(messages, links, tools_digest)
+        if answer is None:
+            conversation, reason = self._rewritten(messages, links)
+        elif answer.prompt.tools != tools_digest:
+            conversation, reason = answer.prompt.conversation, SegmentReason.TOOLS_CHANGED
+        elif not self.renderer.appends(messages[place:], tools):
+            conversation, reason = answer.prompt.conversation, SegmentReason.TEMPLATE_NOT_INCREMENTAL
+        else:
+            new_ids = self.renderer.continuation(answer.ids, messages[place:], tools)
+            return _Prompt(
+                conversation=answer.prompt.conversation,
+                segment=answer.prompt.segment,
+                reason=answer.prompt.reason,
+                tools=tools_digest,
+                digest=links[-1],
+                after=answer,
+                new_ids=array("i", new_ids),
+            )
+        ids = self.renderer.render(messages, tools)
+        if conversation is None:
+            conversation = _Conversation(self.num_conversations)
+            self.num_conversations += 1
+        segment = conversation.num_segments
+        conversation.num_segments += 1
+        return _Prompt(
+            conversation=conversation,
+            segment=segment,
+            reason=reason,
+            tools=tools_digest,
+            digest=links[-1],
+            after=None,
+            new_ids=array("i", ids),
+        )
+
+    def _longest_answered(
+        self, messages: Sequence[Message], links: Sequence[bytes], tools_digest: bytes
+    ) -> tuple[int, _Answer | None]:
+        """How many messages an earlier call and its answer account for, and that answer.
+
+        Of answers that read alike, the one with the same tools, then with the ids of calls that the client
+        echoes, then the latest.
+        """
+        for place in range(len(messages), 0, -1):
+            alike = self._answers.get(links[place])
+            if alike:
+                call_ids = _call_ids(messages[place - 1])
+                return place, max(
+                    reversed(alike),
+                    key=lambda each: (each.prompt.tools == tools_digest, each.call_ids == call_ids),
+                )
+        return 0, None
+
+    def _rewritten(
+        self, messages: Sequence[Message], links: Sequence[bytes]
+    ) -> tuple[_Conversation | None, SegmentReason]:
+        """Which conversation begins like this one, or holds one of its answers; None for a new one."""
+        if links[-1] in self._asked:  # the very same messages, so the tools are others
+            return next(iter(self._asked[links[-1]].values())).conversation, SegmentReason.TOOLS_CHANGED
+        for place in range(len(messages), 0, -1):
+            conversation = self._seen.get(links[place])
+            if conversation is not None:
+                return conversation, SegmentReason.HISTORY_REWRITTEN
+        for message in reversed(messages):
+            if message.get("role") == "assistant":
+                conversation = self._said.get(_link(b"", message))
+                if conversation is not None:
+                    return conversation, SegmentReason.HISTORY_REWRITTEN
+        return None, SegmentReason.FIRST
+
+    # ---- memory ----------------------------------------------------------------------------------------
+
+    def _remember(self, prompt: _Prompt, messages: Sequence[Message], links: Sequence[bytes]) -> None:
+        self._asked.setdefault(prompt.digest, {})[prompt.tools] = prompt
+        undo: list[Callable[[], object]] = [lambda: self._forget_prompt(prompt)]
+        begun = False
+        for message, link in zip(messages, links[1:], strict=True):
+            begun = begun or message.get("role") not in ("system", "developer")
+            if begun:
+                undo += self._note(self._seen, link, prompt.conversation)
+        self._keep(undo)
+
+    def _note(
+        self, table: dict[bytes, _Conversation], key: bytes, conversation: _Conversation
+    ) -> list[Callable[[], object]]:
+        if key in table:
+            return []
+        table[key] = conversation
+        return [lambda: table.pop(key, None)]
+
+    def _keep(self, undo: list[Callable[[], object]]) -> None:
+        self._undo.append(undo)
+        if len(self._undo) > self._max_turns:
+            for forget in self._undo.popleft():
+                forget()
+
+    def _forget_prompt(self, prompt: _Prompt) -> None:
+        by_tools = self._asked[prompt.digest]
+        del by_tools[prompt.tools]
+        if not by_tools:
+            del self._asked[prompt.digest]
+
+    def _forget_answer(self, link: bytes, answer: _Answer) -> None:
+        left = [each for each in self._answers.get(link, []) if each is not answer]
+        if left:
+            self._answers[link] = left
+        else:
+            self._answers.pop(link, None)
+
+    def _digest_of(self, tools: Tools) -> bytes:
+        """Clients send the same long list every time: comparing it is ten times faster than digesting it."""
+        if not tools:
+            return b""
+        for known, digest in self._known_tools:
+            if known == list(tools):
+                return digest
+        text = _canonical_json(list(tools))
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        self._known_tools.append((json.loads(text), digest))  # a copy: theirs may change
+        return digest
+
+
+# ---- when two messages are the same --------------------------------------------------------------------
+
+
+def _chain(messages: Sequence[Message]) -> list[bytes]:
+    """[M + 1] digests of the first 0, 1, … M messages, each made from the one before it."""
+    links = [b""]
+    for message in messages:
+        links.append(_link(links[-1], message))
+    return links
+
+
+def _link(previous: bytes, message: Message) -> bytes:
+    role = str(message.get("role"))
+    fields = [role, text_of(message.get("content"))]
+    if role == "assistant":
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") or {}
+            fields += [str(function.get("name")), _canonical_arguments(function.get("arguments"))]
+    elif role == "tool":
+        fields.append(str(message.get("tool_call_id") or ""))
+    else:
+        fields.append(str(message.get("name") or ""))
+    digest = hashlib.blake2b(previous, digest_size=16)
+    for text in fields:
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.digest()
+
+
+def _canonical_arguments(arguments: Any) -> str:
+    """Arguments as clients may write them again: other space, other order of keys, 1 for 1.0."""
+    if not isinstance(arguments, str):
+        return _canonical_json(arguments or {})
+    try:
+        return _canonical_json(json.loads(arguments or "{}", parse_float=_whole_if_it_can_be))
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _canonical_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+
+
+def _whole_if_it_can_be(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+def _call_ids(message: Message) -> tuple[str, ...]:
+    return tuple(str(call.get("id") or "") for call in message.get("tool_calls") or ())

@@ -1,0 +1,73 @@
+"""Messages as chat templates take them, whatever shape a client sent them in.
+
+content: text, null, absent, parts ──► text        (templates add texts up)
+arguments: JSON text               ──► an object   (templates print it as they print tools)
+ids of calls                       ──► nine letters and digits, for templates that take no others
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rllm.errors import ConfigError
+from rllm.types.messages import Message
+
+
+def as_template_sees(message: Message, *, short_ids: bool) -> Message:
+    """Templates add texts up, so content is text; and they print arguments as objects."""
+    content = message.get("content")
+    calls = message.get("tool_calls")
+    if isinstance(content, str) and not calls and not (short_ids and "tool_call_id" in message):
+        return message
+    seen = dict(message)
+    seen["content"] = text_of(content)
+    if calls:
+        seen["tool_calls"] = [_call_as_template_sees(call, short_ids=short_ids) for call in calls]
+    else:
+        seen.pop("tool_calls", None)
+    if short_ids and "tool_call_id" in seen:
+        seen["tool_call_id"] = _short_id(seen["tool_call_id"])
+    return seen
+
+
+def _call_as_template_sees(call: Mapping[str, Any], *, short_ids: bool) -> dict[str, Any]:
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        function["arguments"] = _object_or_text(arguments)
+    seen = {**call, "type": call.get("type", "function"), "function": function}
+    if short_ids:
+        seen["id"] = _short_id(seen.get("id", ""))
+    return seen
+
+
+def _object_or_text(arguments: str) -> Any:
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _short_id(call_id: Any) -> str:
+    text = str(call_id)
+    if len(text) == 9 and text.isascii() and text.isalnum():
+        return text
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()[:9]
+
+
+def text_of(content: Any) -> str:
+    """A message's content as text: parts joined, nothing for null. Raises ConfigError for what is no text."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ConfigError(f"A message has a part of type `{kind}`; this model reads text alone.")
+        texts.append(text)
+    return "".join(texts)

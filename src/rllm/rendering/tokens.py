@@ -1,0 +1,36 @@
+"""What rendering needs of a tokenizer: text to ids, ids to text, and a conversation to text."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rllm.types.messages import Message
+
+
+class TextTokenizer(Protocol):
+    """What rendering needs of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text, special tokens recognised, none added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids without special tokens; the markup of tool calls and reasoning stays."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """One token as people see it, special tokens included."""
+        ...
+
+    def apply_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> str:
+        """The conversation as text. `arguments` of tool calls are objects here where their JSON could be
+        read.
+
+        Raises ConfigError where the template refuses it, such as one with a system message.
+        """
+        ...

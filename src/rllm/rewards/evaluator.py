@@ -1,0 +1,135 @@
+"""What judges an episode, and the one place that reads its judgement.
+
+    (task row, episode) ──► evaluator ──► EvalOutput, float, bool, (reward, is_correct) ──► EvalOutput
+
+A reward of None, NaN, infinity or text is a RewardError that names the evaluator: never taken for a zero.
+"""
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from numbers import Real
+from typing import Any, overload
+
+import numpy as np
+
+from rllm.config.callables import is_async, made_from, name_of, require_call
+from rllm.config.names import object_named
+from rllm.errors import ConfigError, RewardError
+from rllm.types.episode import Episode
+from rllm.types.evaluation import EvalOutput, Signal
+
+ENTRY_POINTS = "rllm.evaluators"
+_WANTED = "write it as `def score(task: dict, episode: Episode) -> float`"
+
+
+class Evaluator:
+    """A judge under a name. Called, it is the function that it was made from."""
+
+    def __init__(self, function: Callable[..., Any], name: str = "") -> None:
+        self.function = function
+        self.name = name or name_of(function)
+        self.is_async = is_async(function)
+        self.__doc__ = inspect.getdoc(function)
+        self.__module__ = getattr(function, "__module__", __name__)
+        require_call(function, self.name, ("task", "episode"), "evaluator", _WANTED)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def evaluate(self, task: Mapping[str, Any], episode: Episode) -> EvalOutput | Awaitable[EvalOutput]:
+        """The judgement, or something to await that gives it, for an async function.
+
+        Raises RewardError for what is no judgement, and whatever the function raises.
+        """
+        said = self.function(task, episode)
+        return self._awaited(said) if inspect.isawaitable(said) else judgement(said, self.name)
+
+    async def _awaited(self, said: Awaitable[Any]) -> EvalOutput:
+        return judgement(await said, self.name)
+
+    def __repr__(self) -> str:
+        return f"Evaluator({self.name!r})"
+
+
+@overload
+def evaluator(function: Callable[..., Any]) -> Evaluator: ...
+@overload
+def evaluator(*, name: str = "") -> Callable[[Callable[..., Any]], Evaluator]: ...
+def evaluator(
+    function: Callable[..., Any] | None = None, *, name: str = ""
+) -> Evaluator | Callable[[Callable[..., Any]], Evaluator]:
+    """Make an evaluator of a function, sync or async, that takes the task as a dict and the episode."""
+    if function is None:
+        return lambda decorated: Evaluator(decorated, name)
+    return Evaluator(function, name)
+
+
+def as_evaluator(judge: Any) -> Evaluator:
+    """The evaluator: itself, a plain function, a name, or an object or class with `evaluate`."""
+    if isinstance(judge, Evaluator):
+        return judge
+    if isinstance(judge, str):
+        return load_evaluator(judge)
+    if inspect.isclass(judge):
+        judge = made_from(judge)
+    if callable(method := getattr(judge, "evaluate", None)):
+        return Evaluator(method, getattr(judge, "name", "") or type(judge).__name__)
+    if not callable(judge):
+        raise ConfigError(f"{judge!r:.200} (a {type(judge).__name__}) is no evaluator; {_WANTED}.")
+    return Evaluator(judge)
+
+
+def load_evaluator(name: str) -> Evaluator:
+    """The evaluator that a name stands for: an entry point, `package.module:name` or `file.py:name`."""
+    return as_evaluator(object_named(name, group=ENTRY_POINTS, what="evaluator"))
+
+
+def judgement(said: Any, source: str) -> EvalOutput:
+    """What an evaluator said, as an EvalOutput with finite numbers. Raises RewardError naming `source`."""
+    if isinstance(said, EvalOutput):
+        return _checked(said, source)
+    if isinstance(said, bool | np.bool_):
+        return EvalOutput(reward=float(said), is_correct=bool(said))
+    if isinstance(said, tuple):
+        if len(said) != 2:
+            raise RewardError(
+                f"{source} returned a tuple of {len(said)} values; return (reward, is_correct)."
+            )
+        return _checked(EvalOutput(reward=said[0], is_correct=said[1]), source)
+    reward = finite_number(said, f"{source} returned", "the reward")
+    return EvalOutput(reward=reward, is_correct=reward > 0.0)
+
+
+def finite_number(value: Any, said: str, as_what: str) -> float:
+    """`value` as a float. Raises RewardError for what is no finite real number."""
+    if isinstance(value, Real | np.bool_):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise RewardError(
+        f"{said} {value!r:.200} (a {type(value).__name__}) as {as_what}; it must be a finite number."
+    )
+
+
+def _checked(output: EvalOutput, source: str) -> EvalOutput:
+    if not isinstance(output.is_correct, bool | np.bool_):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise RewardError(
+            f"{source} returned {output.is_correct!r:.200} as `is_correct`; it must be True or False."
+        )
+    for signal in output.signals:
+        if not isinstance(signal, Signal):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RewardError(f"{source} returned {signal!r:.200} as a signal; return Signal(name, value).")
+    said = f"{source} returned"
+    return EvalOutput(
+        reward=finite_number(output.reward, said, "the reward"),
+        is_correct=bool(output.is_correct),
+        signals=[
+            Signal(each.name, finite_number(each.value, said, f"signal `{each.name}`"), each.metadata)
+            for each in output.signals
+        ],
+        metadata=output.metadata,
+    )

@@ -1,0 +1,122 @@
+"""How programs are trained: the same loop, with a gateway in this process between the program and the engine.
+
+TracedEngine ──► program ──HTTP──► Gateway ──► LocalPolicy ──► LocalClient (the weights that are trained)
+"""
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rllm.agents.flow import AgentFlow
+from rllm.config.schema import TrainConfig
+from rllm.engine.traced import TracedEngine
+from rllm.errors import ConfigError, MissingExtraError
+from rllm.inference.client import TokenClient
+from rllm.rewards.evaluator import Evaluator
+
+if TYPE_CHECKING:
+    from rllm.gateway.server import Gateway
+    from rllm.gateway.wire import Policy
+
+PROGRAM_DEFAULTS: dict[str, Any] = {
+    "inference": {"lockstep": False, "max_context": 2048},
+    "rollout": {"max_tokens_per_turn": 0},
+    "warm_start": {"steps": 0},
+}
+"""Where a run of a program differs from the defaults of `TrainConfig`."""
+
+_NOT_FOR_PROGRAMS = {
+    "rollout.max_turns": "a program decides itself how often it asks the model",
+    "rollout.env_workers": "programs have threads of their own",
+    "algorithm.gamma": "a program is paid by trajectory, not by step",
+    "task.environment_args": "a program's tasks are rows of its dataset",
+    "task.train_args": "a program's tasks are rows of its dataset",
+    "task.agent_args": "a program gets its task and nothing else",
+    "task.num_train_tasks": "a program's tasks are rows of its dataset",
+    "evaluation.split": "a program's held-out tasks are those of `val_dataset`",
+}
+
+
+def require_program_config(
+    config: TrainConfig, agent_args: Mapping[str, Any] | None, env_args: Mapping[str, Any] | None
+) -> None:
+    """Raises ConfigError for a key that a run of a program would ignore, or cannot honour."""
+    default = TrainConfig()
+    for key, why in _NOT_FOR_PROGRAMS.items():
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        if value != getattr(getattr(default, section), name):
+            raise ConfigError(f"`{key}` is {value!r}, which does nothing here: {why}. Leave it out.")
+    if config.inference.lockstep:
+        raise ConfigError(
+            "`inference.lockstep` is true, but programs may ask several things at a time and think between "
+            "as long as they like; set it to false."
+        )
+    for name, arguments in (("agent_args", agent_args), ("env_args", env_args)):
+        if arguments:
+            raise ConfigError(f"`{name}` is given, but `agent_flow` takes none; put it into the tasks.")
+
+
+@asynccontextmanager
+async def program_engine(
+    config: TrainConfig, flow: AgentFlow, evaluator: Evaluator, client: TokenClient, directory: Path
+) -> AsyncIterator[TracedEngine]:
+    """An engine for training. `directory` holds the gateway's ledger meanwhile: episodes go to the store."""
+    rollout = config.rollout
+    policy = local_policy(client, Path(config.model.path).name)
+    async with (
+        gateway_before(policy, directory) as gateway,
+        TracedEngine(
+            flow,
+            evaluator,
+            gateway,
+            model=policy.models()[0],
+            n_parallel_tasks=rollout.num_parallel,
+            episode_timeout_s=rollout.episode_timeout_s,
+            evaluator_timeout_s=rollout.step_timeout_s,
+            retry_limit=rollout.retry_limit,
+            seed=config.seed,
+            sets_max_tokens=rollout.max_tokens_per_turn > 0,
+            requires_ids=True,
+        ) as engine,
+    ):
+        yield engine
+
+
+def local_policy(client: TokenClient, model: str) -> "Policy":
+    """The built-in engine as what answers the gateway's calls."""
+    try:
+        from rllm.gateway.local import LocalPolicy
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "llguidance", "gateway") from error
+    return LocalPolicy(client, model)
+
+
+def upstream_policy(base_url: str) -> "Policy":
+    """An OpenAI-compatible server, with the key in OPENAI_API_KEY where it needs one."""
+    try:
+        from rllm.gateway.upstream import UpstreamPolicy
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "aiohttp", "gateway") from error
+    return UpstreamPolicy([base_url], api_key=os.environ.get("OPENAI_API_KEY"))
+
+
+@asynccontextmanager
+async def gateway_before(policy: "Policy", directory: Path) -> "AsyncIterator[Gateway]":
+    """A gateway on a free port of this machine, for sessions that it has opened alone.
+
+    Its ledger is in `directory`, which is emptied first and removed afterwards.
+    """
+    try:
+        from rllm.gateway.server import Gateway
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "aiohttp", "gateway") from error
+    shutil.rmtree(directory, ignore_errors=True)  # of a process that was killed
+    try:
+        async with Gateway(policy, directory, require_session=True) as gateway:
+            yield gateway
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,298 @@
+"""`rllm serve` as people start and stop it: real processes, real signals, real SDKs."""
+
+import asyncio
+import http.client
+import importlib.util
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from click.testing import Result
+
+from rllm.gateway.ledger import Ledger
+from rllm.models.tokenizer import HuggingFaceTokenizer
+
+_path = Path(__file__).parents[1] / "gateway" / "fake_upstream.py"
+_spec = importlib.util.spec_from_file_location("fake_upstream", _path)
+assert _spec is not None
+assert _spec.loader is not None
+fake: Any = sys.modules.setdefault("fake_upstream", importlib.util.module_from_spec(_spec))
+_spec.loader.exec_module(fake)
+
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+BY_IDS = ("gateway", "--upstream", "http://x/v1", "--tokenizer", "TINY", "--port", "0")
+Rllm = Callable[..., Result]
+Start = Callable[..., "subprocess.Popen[str]"]
+HI: Any = [{"role": "user", "content": "hi"}]
+
+
+def listening(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    return json.loads(line)
+
+
+def stopped(process: "subprocess.Popen[str]", by: signal.Signals) -> tuple[int, str, str]:
+    process.send_signal(by)
+    stdout, stderr = process.communicate(timeout=30)
+    return process.returncode, stdout, stderr
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rllm.models.builtin import create_model
+
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    create_model(path, "tiny", 0)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(
+    tiny: Path, start_rllm: Start, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
+    """What a served model said when it listened."""
+    folder = tmp_path_factory.mktemp("served")
+    process = start_rllm("serve", "model", tiny, "--port", "0", "--threads", "1", "--json", cwd=folder)
+    yield listening(process)
+    assert stopped(process, signal.SIGTERM) == (0, "", "")
+
+
+def test_a_served_model_answers_and_remembers(model: dict[str, Any]) -> None:
+    with openai.OpenAI(base_url=model["base_url"], api_key="EMPTY") as client:
+        assert [each.id for each in client.models.list()] == ["tiny"]
+        reply = client.chat.completions.create(model="any name", messages=HI, max_tokens=3)
+    with anthropic.Anthropic(base_url=model["url"] + "/sessions/other", api_key=model["token"]) as client:
+        client.messages.create(model="tiny", max_tokens=3, messages=HI)
+    request = urllib.request.Request(
+        model["url"] + "/sessions/default/traces", headers={"Authorization": f"Bearer {model['token']}"}
+    )
+    with urllib.request.urlopen(request) as told:
+        (trace,) = json.load(told)
+    assert trace["id"] == reply.id
+    assert len(trace["completion_ids"]) == len(trace["logprobs"]) == 3
+    with Ledger.open(Path(model["ledger"]), read_only=True) as ledger:
+        assert {each["id"] for each in ledger.sessions()} == {"default", "other"}
+
+
+def test_a_gateway_in_front_of_servers_captures_what_passes(
+    model: dict[str, Any], start_rllm: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", model["token"])
+    process = start_rllm(
+        *("serve", "gateway", "--upstream", model["url"] + "/v1", "--api-key-env", "MY_KEY"),
+        *("--port", "0", "--ledger", "calls", "--token", "chosen", "--json"),
+        cwd=tmp_path,
+    )
+    said = listening(process)
+    assert said["token"] == "chosen"
+    assert said["pid"] == process.pid
+    assert said["ledger"] == str(tmp_path / "calls")
+    with openai.OpenAI(base_url=said["url"] + "/sessions/mine/v1", api_key="chosen") as client:
+        reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=3)
+        stream = client.chat.completions.create(model="tiny", messages=HI, max_tokens=3, stream=True)
+        streamed = {each.id for each in stream}
+    returncode, stdout, stderr = stopped(process, signal.SIGINT)
+    assert returncode == 130
+    assert stdout == ""
+    assert json.loads(stderr)["error"]["type"] == "Interrupted"
+    with Ledger.open(tmp_path / "calls") as ledger:
+        first, second = ledger.traces("mine")
+    assert first.id == reply.id
+    assert {second.id} == streamed
+    assert first.upstream.startswith(model["url"])
+
+
+async def test_with_a_tokenizer_the_next_prompt_begins_with_the_ids_seen_so_far(
+    tiny: Path, start_rllm: Start, tmp_path: Path
+) -> None:
+    """The ids go out as they were made and sampled, and nothing is rendered behind the gateway."""
+    async with fake.FakeUpstream() as server:
+        server.default = _sampled_by(HuggingFaceTokenizer(tiny))
+        process = await asyncio.to_thread(
+            start_rllm,
+            *("serve", "gateway", "--upstream", server.url, "--tokenizer", tiny),
+            *("--port", "0", "--ledger", "calls", "--no-auth", "--json"),
+            cwd=tmp_path,
+        )
+        said = await asyncio.to_thread(listening, process)
+        async with openai.AsyncOpenAI(base_url=said["url"] + "/sessions/mine/v1", api_key="EMPTY") as client:
+            messages: list[Any] = [*HI]
+            for _ in range(2):
+                reply = await client.chat.completions.create(model="m", messages=messages)
+                answer = reply.choices[0].message
+                messages += [{"role": "assistant", "content": answer.content}, *HI]
+        assert (await asyncio.to_thread(stopped, process, signal.SIGTERM))[0] == 0
+    with Ledger.open(tmp_path / "calls") as ledger:
+        first, second = ledger.traces("mine")
+    assert first.response["content"] == "Right"
+    seen = first.prompt_ids + first.completion_ids
+    assert second.prompt_ids[: len(seen)] == seen
+    assert (second.conversation, second.segment) == (first.conversation, first.segment)
+    assert [each.path for each in server.asked] == ["/v1/completions"] * 2
+    assert [each["prompt"] for each in server.bodies] == [first.prompt_ids, second.prompt_ids]
+    assert [each["seed"] % 2**63 for each in server.bodies] == [
+        each.sampling["seed"] % 2**63 for each in (first, second)
+    ]
+
+
+def _sampled_by(tokenizer: HuggingFaceTokenizer) -> Any:
+    """As vLLM answers: always the same word, in the model's own ids."""
+    ids = [*tokenizer.encode("Right"), tokenizer.end_token_id]
+
+    async def behave(asked: Any) -> Any:
+        choice = {"index": 0, "text": "Right", "finish_reason": "stop", "token_ids": ids}
+        choice["logprobs"] = {"token_logprobs": [-0.5] * len(ids)}
+        return await fake.body(json.dumps({"id": "cmpl-1", "choices": [choice]}).encode())(asked)
+
+    return behave
+
+
+def test_with_a_tokenizer_the_server_must_be_there(tiny: Path, rllm: Rllm) -> None:
+    url = f"http://127.0.0.1:{fake.closed_port()}/v1"
+    result = rllm("serve", "gateway", "--upstream", url, "--tokenizer", tiny, "--port", "0")
+    assert result.exit_code == 1
+    assert "cannot be reached" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "extra"),
+    [
+        (("gateway", "--upstream", "http://x/v1"), "aiohttp", "gateway"),
+        (("gateway", "--upstream", "http://x/v1"), "orjson", "gateway"),
+        (("gateway", "--upstream", "http://x/v1", "--tokenizer", "TINY"), "aiohttp", "gateway"),
+        (("model", "TINY"), "aiohttp", "gateway"),
+        (("model", "TINY"), "torch", "train"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named_with_the_extra_that_brings_it(
+    words: tuple[str, ...], module: str, extra: str, tiny: Path, tmp_path: Path
+) -> None:
+    hidden = f"import sys; sys.modules[{module!r}] = None; from rllm.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, "serve", *(str(tiny) if word == "TINY" else word for word in words)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(SOURCES)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"`{module}` is not installed; run: pip install 'rllm[{extra}]'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_people_are_told_what_to_export(tiny: Path, start_rllm: Start, tmp_path: Path) -> None:
+    process = start_rllm("serve", "model", tiny, "--port", "0", "--no-auth", "--name", "my", cwd=tmp_path)
+    assert process.stdout is not None
+    lines: list[str] = []
+    while not any("Ctrl-C" in line for line in lines):
+        lines.append(process.stdout.readline())
+        assert lines[-1], process.communicate()[1]
+    told = "".join(lines)
+    assert stopped(process, signal.SIGTERM)[0] == 0
+    for word in ("export OPENAI_BASE_URL=http://127.0.0.1:", "export ANTHROPIC_BASE_URL=http", "models  my"):
+        assert word in told
+    assert "export OPENAI_API_KEY=none" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("model", "absent"), "neither a run nor a model directory"),
+        (("model", "TINY", "--host", "0.0.0.0", "--no-auth"), "set a token"),
+        (("model", "TINY", "--host", "no.such.host.invalid"), "no address of this machine"),
+        (("model", "TINY", "--port", "PORT"), "cannot be listened on"),
+        (("model", "TINY", "--port", "0", "--device", "abacus"), "abacus"),
+        (("model", "TINY", "--token", "x", "--no-auth"), "exclude each other"),
+        (("model", "TINY", "--token", ""), "--token is empty"),
+        (("model", "TINY", "--port", "0", "--token", "a b"), "safe in a URL"),
+        (("model", "TINY", "--port", "70000"), "--port"),
+        (("gateway",), "--upstream"),
+        (("gateway", "--upstream", "ftp://x", "--port", "0"), "ftp://x"),
+        (("gateway", "--upstream", "http://x/v1", "--port", "PORT"), "cannot be listened on"),
+        (("gateway", "--upstream", "http://x/v1", "--api-key-env", "NOT_THERE"), "NOT_THERE"),
+        (("gateway", "--upstream", "http://x/v1", "--dialect", "morse"), "morse"),
+        (("gateway", "--upstream", "http://x/v1", "--model", "m"), "--model needs --tokenizer"),
+        ((*BY_IDS, "--upstream", "http://y/v1"), "with 2 upstreams"),
+        ((*BY_IDS, "--dialect", "messages"), "Leave --dialect out"),
+        (("gateway", "--upstream", "http://x/v1", "--tokenizer", "absent", "--port", "0"), "no directory"),
+        (("modle", "x"), "did you mean `rllm serve model`?"),
+    ],
+)
+def test_bad_words_are_refused_with_nothing_written(
+    words: tuple[str, ...], message: str, rllm: Rllm, tiny: Path, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        known = {"TINY": str(tiny), "PORT": str(taken.getsockname()[1])}
+        result = rllm("serve", *(known.get(word, word) for word in words))
+    assert result.exit_code == 2, result.stderr
+    assert message in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_ledger_that_another_gateway_writes_is_refused(
+    model: dict[str, Any], tiny: Path, rllm: Rllm
+) -> None:
+    result = rllm("serve", "model", tiny, "--port", "0", "--ledger", model["ledger"], "--json")
+    assert result.exit_code == 2
+    assert f"process {model['pid']}" in json.loads(result.stderr)["error"]["message"]
+
+
+def test_no_answered_call_is_lost_to_a_kill(
+    model: dict[str, Any], start_rllm: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", model["token"])
+    answered: list[str] = []
+    for moment in range(3):
+        process = start_rllm(
+            *("serve", "gateway", "--upstream", model["url"] + "/v1", "--api-key-env", "MY_KEY"),
+            *("--port", "0", "--ledger", "calls", "--no-auth", "--json"),
+            cwd=tmp_path,
+        )
+        url = listening(process)["url"]
+        threads = [
+            threading.Thread(target=_ask_until_it_dies, args=(f"{url}/sessions/{number}/v1", answered))
+            for number in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        while len(answered) < 20 * (moment + 1):
+            threading.Event().wait(0.01)
+        threading.Event().wait(random.Random(moment).random() / 10)
+        os.kill(process.pid, signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+        process.communicate()
+    with Ledger.open(tmp_path / "calls") as ledger:
+        kept = [each.id for number in range(4) for each in ledger.traces(str(number))]
+    assert len(kept) == len(set(kept))
+    assert set(answered) <= set(kept)
+
+
+def _ask_until_it_dies(url: str, answered: list[str]) -> None:
+    """Counts an answer when it is whole, as a client would."""
+    for number in itertools.count():
+        body = {"model": "tiny", "messages": HI, "max_tokens": 2, "stream": bool(number % 2)}
+        try:
+            with urllib.request.urlopen(f"{url}/chat/completions", json.dumps(body).encode()) as reply:
+                told = reply.read().decode()
+        except (OSError, http.client.HTTPException):
+            return
+        if number % 2 == 0 or "data: [DONE]" in told:
+            answered.append(re.findall(r'"id":"(chatcmpl-[^"]+)"', told)[0])

@@ -1,0 +1,206 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from rllm.models.builtin import create_model
+
+Rllm = Callable[..., Result]
+
+FLOW = """
+import json
+import urllib.request
+
+import rllm
+
+
+@rllm.rollout
+def solve(task, config):
+    messages = [{"role": "user", "content": task.instruction}]
+    body = json.dumps({"model": config.model, "messages": messages, "max_tokens": 1}).encode()
+    url = config.base_url + "/chat/completions"
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as reply:
+        json.load(reply)
+
+
+@rllm.evaluator
+def score(task, episode):
+    return episode.trajectories[0].steps[0].model_response == task["answer"]
+
+
+def fails(task, config):
+    raise ValueError("a bug")
+"""
+ROWS = [{"id": "up", "question": "Up", "answer": "Down"}, {"id": "down", "question": "Down", "answer": "Up"}]
+PROGRAM = ("my_flow.py:solve", "--evaluator", "my_flow.py:score", "--dataset", "my.jsonl")
+TINY = [
+    word
+    for assignment in (
+        "steps=1",
+        "rollout.tasks_per_step=2",
+        "rollout.group_size=2",
+        "evaluation.num_tasks=2",
+        "threads=1",
+    )
+    for word in ("--set", assignment)
+]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    (tmp_path / "my_flow.py").write_text(FLOW)
+    (tmp_path / "my.jsonl").write_text("\n".join(map(json.dumps, ROWS)) + "\n\n")
+    return tmp_path
+
+
+def said(result: Result) -> str:
+    return " ".join(result.stderr.split())
+
+
+def test_a_program_is_trained_measured_and_replayed_by_its_name(program: Path, rllm: Rllm) -> None:
+    trained = rllm("train", *PROGRAM, *TINY, "--json")
+    assert trained.exit_code == 0, trained.stderr
+    assert json.loads(trained.stdout)["run"] == "runs/solve-seed0"
+    config = json.loads((program / "runs/solve-seed0/config.json").read_text())
+    assert config["task"]["program"] == "my_flow.py:solve"
+    again = rllm("train", *PROGRAM, *TINY)
+    assert "is finished" in again.stderr
+    assert "rllm eval my_flow.py:solve --evaluator my_flow.py:score --dataset my.jsonl --model runs/" in (
+        again.stdout
+    )
+    measured = rllm("eval", *PROGRAM, "--model", "runs/solve-seed0", "--threads", "1", "--json")
+    assert measured.exit_code == 0, measured.stderr
+    report = json.loads(measured.stdout)
+    assert report["program"] == "my_flow.py:solve"
+    assert report["sampled"]["attempted"] == report["greedy"]["scored"] == 2
+    assert rllm("runs", "replay", "runs/solve-seed0", "--json").exit_code == 0
+
+
+def test_a_dry_run_of_a_program_shows_what_it_would_do(program: Path, rllm: Rllm) -> None:
+    words = ("train", *PROGRAM, "--model", "builtin:small", "--seed", "3", "--dry-run", "--json")
+    plan = json.loads(rllm(*words).stdout)
+    assert plan["run"] == "runs/solve-seed3"
+    assert plan["config"]["model"]["path"] == "builtin:small"
+    assert plan["config"]["inference"]["lockstep"] is False
+    assert not (program / "runs").exists()
+
+
+def test_the_example_is_trained_by_the_command_in_its_readme(rllm: Rllm) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "openai_program"
+    file = example / "opposites.py"
+    readme = (example / "README.md").read_text()
+    assert "rllm train opposites.py:solve --evaluator opposites.py:score --dataset opposites.jsonl" in readme
+    words = (f"{file}:solve", "--evaluator", f"{file}:score", "--dataset", example / "opposites.jsonl")
+    plan = rllm("train", *words, "--config", example / "opposites.toml", "--dry-run", "--json")
+    assert plan.exit_code == 0, plan.stderr
+    assert json.loads(plan.stdout)["derived"]["episodes_per_step"] == 6 * 32
+    assert len(file.read_text().splitlines()) < 100
+
+
+def test_a_program_in_which_every_episode_fails_is_a_failure(program: Path, rllm: Rllm) -> None:
+    create_model(program / "model")
+    words = ("my_flow.py:fails", *PROGRAM[1:])
+    result = rllm("eval", *words, "--model", "model", "--threads", "1", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["sampled"]["failed"] == 2
+    trained = rllm("train", *words, *TINY)
+    assert trained.exit_code == 1
+    assert "All 2 episodes failed, 2 of them with ValueError: a bug" in said(trained)
+    assert "my_flow.py" in said(trained)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("my_flow.py:solve",), "needs --evaluator, such as --evaluator my_flow.py:score"),
+        (("my_flow.py:solve", "--evaluator", "my_flow.py:score"), "needs --dataset"),
+        (("my_flow.py:slove", *PROGRAM[1:]), "did you mean `solve`?"),
+        (("my_flow.py", *PROGRAM[1:]), "It holds solve, score, fails."),
+        ((*PROGRAM[:2], "my_flow.py:scroe", *PROGRAM[3:]), "has no evaluator `scroe`; did you mean `score`?"),
+        ((*PROGRAM[:4], "absent.jsonl"), "There is no dataset absent.jsonl"),
+        ((*PROGRAM[:4], "broken.jsonl"), "broken.jsonl:2 is not valid JSON"),
+        ((*PROGRAM[:4], "list.jsonl"), "list.jsonl:1 holds a list; each line must be a JSON object"),
+        ((*PROGRAM[:4], "twice.jsonl"), "twice.jsonl has the task id 'a' in row 0 and in row 1"),
+        ((*PROGRAM[:4], "empty.jsonl"), "empty.jsonl is empty"),
+        ((*PROGRAM, "--val-dataset", "absent.jsonl"), "There is no dataset absent.jsonl"),
+        ((*PROGRAM, "--set", "rollout.max_turns=3"), "`rollout.max_turns` is 3, which does nothing here"),
+        (("frozenlake", "--dataset", "my.jsonl"), "The program `frozenlake` needs --evaluator"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_bad_words_about_programs_are_refused(
+    program: Path, rllm: Rllm, words: tuple[str, ...], message: str
+) -> None:
+    (program / "broken.jsonl").write_text('{"id": 1}\n{"id": \n')
+    (program / "list.jsonl").write_text("[1]\n")
+    (program / "twice.jsonl").write_text('{"id": "a"}\n{"uid": "a"}\n')
+    (program / "empty.jsonl").write_text("\n")
+    result = rllm("train", *words, "--output", "run")
+    assert result.exit_code == 2, result.output
+    assert message in said(result)
+    assert not (program / "run").exists()
+
+
+def test_a_program_runs_on_another_server_and_samples_as_it_asks(
+    program: Path, rllm: Rllm, tmp_path: Path, other_server: Any
+) -> None:
+    words = ("eval", *PROGRAM, "--base-url", other_server.url, "--model", "theirs", "--json")
+    result = rllm(*words)
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["as asked"]["successes"] == 2
+    assert {body["model"] for body in other_server.bodies} == {"theirs"}
+    assert all("temperature" not in body for body in other_server.bodies)
+    assert rllm("eval", *PROGRAM).exit_code == 2
+
+
+@pytest.fixture
+def other_server() -> Any:
+    """A server that knows the answers, in a thread of its own."""
+    import threading
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    answers = {row["question"]: row["answer"] for row in ROWS}
+    bodies: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def _reply(self, value: dict[str, Any]) -> None:
+            data = json.dumps(value).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def do_GET(self) -> None:
+            self._reply({"object": "list", "data": [{"id": "theirs", "object": "model"}]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            bodies.append(body)
+            message = {"role": "assistant", "content": answers[body["messages"][-1]["content"]]}
+            self._reply(
+                {
+                    "id": f"chatcmpl-{len(bodies)}",
+                    "object": "chat.completion",
+                    "created": 1,
+                    "model": "theirs",
+                    "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+                    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+                }
+            )
+
+        def log_message(self, *args: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.url, server.bodies = f"http://127.0.0.1:{server.server_port}/v1", bodies  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()

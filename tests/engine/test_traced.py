@@ -1,0 +1,606 @@
+import asyncio
+import contextvars
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from rllm.engine.program_threads import ProgramRunner
+from rllm.engine.traced import TracedEngine
+from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
+from rllm.gateway.wire import CallRecord, CallStatus
+from rllm.types.episode import Episode, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
+from rllm.types.evaluation import EvalOutput, Signal
+from rllm.types.messages import SamplingParams
+from rllm.types.task import AgentConfig, Task
+
+Messages = Sequence[dict[str, Any]]
+
+
+class CallFailed(Exception):
+    """What an SDK would raise."""
+
+
+@dataclass
+class Reply:
+    id: str
+    text: str
+
+
+@dataclass
+class FakeSession:
+    id: str
+    seed: int | None
+    sampling: dict[str, Any]
+    records: list[CallRecord] = field(default_factory=list)
+    closed: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def base_url(self) -> str:
+        return f"http://fake/sessions/{self.id}/v1"
+
+    def traces(self) -> list[CallRecord]:
+        return list(self.records)
+
+    async def close(self) -> None:
+        self.closed.set()
+
+
+class FakeGateway:
+    """A gateway without a server: programs call `ask`, from any thread, and it captures what it answered.
+
+    `answer` says what the model writes; an int is the HTTP status of a failure.
+    """
+
+    def __init__(self, answer: Callable[[Messages], str | int] = lambda messages: "yes") -> None:
+        self.answer = answer
+        self.sessions: dict[str, FakeSession] = {}
+        self.no_ids_because = ""
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    def open_session(
+        self, session: str, *, seed: int | None = None, sampling: dict[str, Any] | None = None
+    ) -> FakeSession:
+        assert session not in self.sessions, "a session is never used twice"
+        made = self.sessions[session] = FakeSession(session, seed, sampling or {})
+        return made
+
+    def ask(self, config: AgentConfig, text: str, *, breaks_off: bool = False) -> Reply:
+        session = self.sessions[config.session_uid]
+        if session.closed.is_set():
+            raise CallFailed("410: the session is closed")
+        messages = [{"role": "user", "content": text}]
+        said = self.answer(messages)
+        with self._lock:
+            name = f"chatcmpl-{next(self._numbers)}"
+            session.records.append(self._record(session.id, name, messages, said, breaks_off))
+        if isinstance(said, int):
+            raise CallFailed(f"status {said}")
+        if breaks_off:
+            raise CallFailed("the stream broke off")
+        return Reply(name, said)
+
+    def _record(
+        self, session: str, name: str, messages: Messages, said: str | int, breaks_off: bool
+    ) -> CallRecord:
+        record = CallRecord(id=name, session=session, messages=list(messages))
+        if isinstance(said, int):
+            code = "context_length_exceeded" if said == 400 else None
+            record.status = CallStatus.ERROR
+            record.error = {"status": said, "type": "", "code": code, "message": f"status {said}"}
+            return record
+        record.status = CallStatus.PARTIAL if breaks_off else CallStatus.OK
+        record.response = {"role": "assistant", "content": said}
+        record.finish_reason = "" if breaks_off else "stop"
+        record.no_ids_because = self.no_ids_because
+        if not self.no_ids_because:
+            record.prompt_ids = [ord(letter) for letter in messages[0]["content"]]
+            record.completion_ids = [ord(letter) for letter in said]
+            record.logprobs = [-0.5] * len(said)
+            record.policy_versions = [3] * len(said)
+        return record
+
+
+def half(task: dict[str, Any], episode: Episode) -> float:
+    return 0.5
+
+
+def tasks(count: int) -> list[dict[str, Any]]:
+    return [{"task_id": f"t{number}", "question": f"What is {number}?"} for number in range(count)]
+
+
+async def play(engine: TracedEngine, rows: Sequence[Any], **options: Any) -> list[Episode]:
+    async with engine, aclosing(engine.run(rows, **options)) as running:
+        episodes = [episode async for episode in running]
+    return sorted(episodes, key=lambda episode: (episode.task_id, episode.rollout_idx))
+
+
+def engine_for(program: Any, gateway: FakeGateway, evaluator: Any = half, **options: Any) -> TracedEngine:
+    return TracedEngine(program, evaluator, gateway, model="m", **options)
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """Lets go, at the end of the test, of every thread that still hangs."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("way", ["sync", "async", "returned coroutine"])
+async def test_a_program_that_returns_nothing_becomes_a_step_per_call(way: str) -> None:
+    gateway = FakeGateway(lambda messages: f"answer to {messages[0]['content']}")
+
+    def solve(task: Task, config: AgentConfig) -> None:
+        for turn in range(2):
+            gateway.ask(config, f"{task.instruction} {turn}")
+
+    async def solve_async(task: Task, config: AgentConfig) -> None:
+        solve(task, config)
+        await asyncio.sleep(0)
+
+    program = {"sync": solve, "async": solve_async, "returned coroutine": lambda *a: solve_async(*a)}[way]
+    (episode,) = await play(engine_for(program, gateway), tasks(1))
+    (trajectory,) = episode.trajectories
+    assert trajectory.name == getattr(program, "__name__", "")
+    assert [step.model_response for step in trajectory.steps] == [
+        "answer to What is 0? 0",
+        "answer to What is 0? 1",
+    ]
+    step = trajectory.steps[1]
+    assert step.prompt_ids == [ord(letter) for letter in "What is 0? 1"]
+    assert "".join(map(chr, step.response_ids)) == "answer to What is 0? 1"
+    assert step.policy_version == 3
+    assert step.chat_completions[-1] == {"role": "assistant", "content": "answer to What is 0? 1"}
+    assert (episode.outcome, episode.termination_reason) == (Outcome.SCORED, TerminationReason.ENV_DONE)
+    assert (trajectory.reward, episode.is_correct) == (0.5, True)
+    assert episode.metrics["calls"] == 2
+    assert episode.info["tries"] == 1
+
+
+async def test_each_attempt_gets_its_own_task_session_seed_and_the_sampling_of_the_run() -> None:
+    gateway = FakeGateway()
+    seen: list[tuple[Task, AgentConfig]] = []
+
+    def solve(task: Task, config: AgentConfig) -> None:
+        task.metadata["mark"] = True
+        seen.append((task, config))
+
+    rows = [{"uid": "a", "problem": "P", "answer": 4}, Task(id="b", instruction="Q", metadata={"level": 2})]
+    engine = engine_for(solve, gateway)
+    sampling = SamplingParams(temperature=0.7, max_tokens=9)
+    episodes = await play(engine, rows, group_size=2, purpose="train/0", sampling=sampling)
+    assert [(episode.task_id, episode.rollout_idx) for episode in episodes] == [
+        ("a", 0),
+        ("a", 1),
+        ("b", 0),
+        ("b", 1),
+    ]
+    assert {(task.id, task.instruction) for task, _ in seen} == {("a", "P"), ("b", "Q")}
+    assert (
+        len({id(task.metadata) for task, _ in seen}) == len({config.session_uid for _, config in seen}) == 4
+    )
+    assert episodes[0].task == {"task_id": "a", "instruction": "P", "uid": "a", "problem": "P", "answer": 4}
+    assert episodes[2].task == {"task_id": "b", "instruction": "Q", "level": 2}
+    config = seen[0][1]
+    assert config.sampling_params == {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "max_tokens": 9}
+    assert (config.model, config.is_validation) == ("m", False)
+    assert config.base_url.endswith(f"/sessions/{config.session_uid}/v1")
+    seeds = {session.seed for session in gateway.sessions.values()}
+    again = FakeGateway()
+    await play(engine_for(lambda task, config: None, again), rows, group_size=2, purpose="train/0")
+    assert seeds == {session.seed for session in again.sessions.values()}
+    assert len(seeds) == 4
+    assert all(session.sampling == {} for session in again.sessions.values())
+
+
+async def test_a_program_may_keep_its_own_max_tokens_and_knows_when_it_is_measured() -> None:
+    gateway = FakeGateway()
+    seen: list[AgentConfig] = []
+    engine = engine_for(lambda task, config: seen.append(config), gateway, sets_max_tokens=False)
+    await play(engine, tasks(1), purpose="report/after", sampling=SamplingParams(temperature=0.0))
+    (session,) = gateway.sessions.values()
+    assert session.sampling == {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+    assert seen[0].is_validation
+
+
+async def test_sixty_four_blocking_programs_wait_at_the_same_time() -> None:
+    together = threading.Barrier(64, timeout=20.0)  # breaks, and so fails, when fewer run at once
+
+    def solve(task: Task, config: AgentConfig) -> None:
+        together.wait()
+
+    episodes = await play(engine_for(solve, FakeGateway()), tasks(64))
+    assert {episode.outcome for episode in episodes} == {Outcome.SCORED}
+
+
+async def test_a_limit_on_parallel_programs_holds_for_the_engine_and_the_program() -> None:
+    running: list[int] = []
+    most: list[int] = []
+
+    class Careful:
+        max_concurrent = 3
+
+        async def arun(self, task: Task, config: AgentConfig) -> None:
+            running.append(1)
+            most.append(len(running))
+            await asyncio.sleep(0)
+            running.pop()
+
+    await play(engine_for(Careful, FakeGateway()), tasks(30))
+    assert max(most) == 3
+
+
+async def test_an_async_program_that_blocks_does_not_hold_up_the_engines_loop(
+    release: threading.Event,
+) -> None:
+    started = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def solve(task: Task, config: AgentConfig) -> None:
+        loop.call_soon_threadsafe(started.set)
+        release.wait()
+
+    engine = engine_for(solve, FakeGateway())
+    playing = asyncio.create_task(play(engine, tasks(1)))
+    async with asyncio.timeout(20.0):
+        await started.wait()  # the loop of this test goes on, so a gateway in it could answer
+        release.set()
+        (episode,) = await playing
+    assert episode.outcome is Outcome.SCORED
+
+
+async def test_context_variables_reach_the_program() -> None:
+    colour: contextvars.ContextVar[str] = contextvars.ContextVar("colour")
+    colour.set("green")
+    seen: list[str] = []
+
+    async def solve(task: Task, config: AgentConfig) -> None:
+        seen.append(colour.get())
+
+    await play(engine_for(solve, FakeGateway()), tasks(1))
+    await play(engine_for(lambda task, config: seen.append(colour.get()), FakeGateway()), tasks(1))
+    assert seen == ["green", "green"]
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.parametrize("error", [KeyError("answer"), SystemExit(1), asyncio.CancelledError()])
+async def test_what_a_program_raises_is_a_policy_failure_with_cause(way: str, error: BaseException) -> None:
+    gateway = FakeGateway()
+
+    def solve(task: Task, config: AgentConfig) -> None:
+        gateway.ask(config, "question")
+        raise error
+
+    async def solve_async(task: Task, config: AgentConfig) -> None:
+        solve(task, config)
+
+    engine = engine_for(solve if way == "sync" else solve_async, gateway)
+    (episode,) = await play(engine, tasks(1))
+    assert (episode.outcome, episode.termination_reason) == (
+        Outcome.POLICY_FAILURE,
+        TerminationReason.ERROR,
+    )
+    assert episode.info["error"]["type"] == type(error).__name__
+    assert "in solve" in episode.info["error"]["traceback"]
+    assert episode.trajectories[0].reward is None
+    assert len(episode.trajectories[0].steps) == 1, "what was sampled is on record"
+    assert episode.info["tries"] == 1
+
+
+async def test_a_failure_behind_the_gateway_is_tried_again_in_a_new_session() -> None:
+    failures = iter([503, 429])
+
+    def answer(messages: Messages) -> str | int:
+        return next(failures, "at last")
+
+    gateway = FakeGateway(answer)
+    engine = engine_for(lambda task, config: gateway.ask(config, "q") and None, gateway)
+    (episode,) = await play(engine, tasks(1))
+    assert (episode.outcome, episode.info["tries"]) == (Outcome.SCORED, 3)
+    assert len(gateway.sessions) == 3
+    assert len({session.seed for session in gateway.sessions.values()}) == 1
+    assert engine.counts.retries == 2
+    assert [step.model_response for step in episode.trajectories[0].steps] == ["at last"]
+
+
+async def test_a_failure_that_stays_is_an_infrastructure_failure_also_when_the_program_swallows_it() -> None:
+    gateway = FakeGateway(lambda messages: 502)
+
+    def solve(task: Task, config: AgentConfig) -> Trajectory:
+        try:
+            return Trajectory(output=gateway.ask(config, "q").text)
+        except CallFailed:
+            return Trajectory(output="I do not know")
+
+    (episode,) = await play(engine_for(solve, gateway, retry_limit=2), tasks(1))
+    assert (episode.outcome, episode.info["tries"]) == (Outcome.INFRASTRUCTURE_FAILURE, 2)
+    assert episode.trajectories[0].reward is None
+    assert "status 502" in episode.info["error"]["message"]
+    assert episode.metrics["failed_calls"] == 1
+
+
+async def test_a_failure_that_the_program_mended_is_none() -> None:
+    failures = iter([500])
+    gateway = FakeGateway(lambda messages: next(failures, "fine"))
+
+    def solve(task: Task, config: AgentConfig) -> None:
+        for _ in range(2):
+            try:
+                gateway.ask(config, "the same")
+            except CallFailed:
+                continue
+
+    (episode,) = await play(engine_for(solve, gateway), tasks(1))
+    assert (episode.outcome, episode.info["tries"]) == (Outcome.SCORED, 1)
+    assert len(episode.trajectories[0].steps) == 1
+
+
+async def test_a_conversation_that_outgrows_the_context_says_so() -> None:
+    gateway = FakeGateway(lambda messages: 400)
+    engine = engine_for(lambda task, config: gateway.ask(config, "long") and None, gateway)
+    (episode,) = await play(engine, tasks(1))
+    assert (episode.outcome, episode.termination_reason) == (
+        Outcome.POLICY_FAILURE,
+        TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED,
+    )
+
+
+async def test_an_answer_that_broke_off_is_counted_and_no_step() -> None:
+    gateway = FakeGateway()
+
+    def solve(task: Task, config: AgentConfig) -> None:
+        with pytest.raises(CallFailed):
+            gateway.ask(config, "first", breaks_off=True)
+        gateway.ask(config, "second")
+
+    (episode,) = await play(engine_for(solve, gateway), tasks(1))
+    assert (episode.metrics["calls"], episode.metrics["partial_calls"]) == (1, 1)
+    assert len(episode.trajectories[0].steps) == 1
+
+
+async def test_a_program_whose_time_is_up_has_its_session_closed_and_ends_by_itself() -> None:
+    gateway = FakeGateway()
+
+    def solve(task: Task, config: AgentConfig) -> None:
+        gateway.ask(config, "q")
+        gateway.sessions[config.session_uid].closed.wait()
+        gateway.ask(config, "too late")
+
+    engine = engine_for(solve, gateway, episode_timeout_s=0.05)
+    (episode,) = await play(engine, tasks(1))
+    assert (episode.outcome, episode.termination_reason) == (
+        Outcome.POLICY_FAILURE,
+        TerminationReason.TIMEOUT,
+    )
+    assert engine.abandoned_threads == episode.metrics["abandoned_threads"] == 0
+    assert f"{os.path.basename(__file__)}" in episode.info["error"]["message"]
+    assert "in solve" in episode.info["error"]["message"]
+    assert len(episode.trajectories[0].steps) == 1
+
+
+@pytest.mark.parametrize("way", ["sync", "async that blocks", "async that will not be cancelled"])
+async def test_a_program_that_hangs_is_left_behind_and_the_next_one_runs(
+    way: str, release: threading.Event
+) -> None:
+    def hang(task: Task, config: AgentConfig) -> None:
+        if task.id == "t1":
+            release.wait()
+
+    async def block(task: Task, config: AgentConfig) -> None:
+        hang(task, config)
+
+    async def resist(task: Task, config: AgentConfig) -> None:
+        while task.id == "t1" and not release.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+
+    program = {"sync": hang, "async that blocks": block, "async that will not be cancelled": resist}[way]
+    engine = engine_for(program, FakeGateway(), n_parallel_tasks=1, episode_timeout_s=0.1)
+    engine._runner = ProgramRunner(grace_s=0.05)
+    async with asyncio.timeout(20.0):
+        episodes = await play(engine, tasks(4))
+    outcomes = [episode.outcome for episode in episodes]
+    assert outcomes == [Outcome.SCORED, Outcome.POLICY_FAILURE, Outcome.SCORED, Outcome.SCORED]
+    assert engine.abandoned_threads == episodes[1].metrics["abandoned_threads"] == 1
+    place = episodes[1].info["error"]["message"]
+    assert os.path.basename(__file__) in place, place
+
+
+async def test_breaking_out_cancels_what_is_in_flight_and_closes_its_sessions(
+    settled: Callable[..., Any],
+) -> None:
+    gateway = FakeGateway()
+    cancelled: list[str] = []
+
+    async def solve(task: Task, config: AgentConfig) -> None:
+        if task.id != "t0":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.append(task.id)
+
+    engine = engine_for(solve, gateway, n_parallel_tasks=5)
+    async with engine, aclosing(engine.run(tasks(8))) as running:
+        async for episode in running:
+            assert episode.task_id == "t0"
+            break
+    assert engine.counts.by_outcome[Outcome.SCORED] == 1
+    assert engine.counts.by_outcome[Outcome.CANCELLED] == 7
+    assert all(session.closed.is_set() for session in gateway.sessions.values())
+    assert 1 <= len(cancelled) <= 5
+    await settled(lambda: not [each for each in threading.enumerate() if each.name == "rllm-programs"])
+
+
+@pytest.mark.parametrize("value", ["text", 1.0, {"reward": 1}, ["steps"]])
+async def test_anything_else_that_a_program_returns_ends_the_run_by_name(value: Any) -> None:
+    def solve(task: Task, config: AgentConfig) -> Any:
+        return value
+
+    with pytest.raises(AgentError, match=r"solve returned .* \(a (str|float|dict|list)\); a program returns"):
+        await play(engine_for(solve, FakeGateway()), tasks(3))
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [
+        (TerminationReason.MAX_TURNS_EXCEEDED, Outcome.TRUNCATED),
+        (TerminationReason.ENV_DONE, Outcome.SCORED),
+        (TerminationReason.ERROR, Outcome.POLICY_FAILURE),
+    ],
+)
+@pytest.mark.parametrize("way", ["raised", "returned"])
+async def test_a_program_may_say_how_it_ended(way: str, reason: TerminationReason, outcome: Outcome) -> None:
+    gateway = FakeGateway()
+
+    def solve(task: Task, config: AgentConfig) -> Episode:
+        gateway.ask(config, "q")
+        if way == "raised":
+            raise TerminationEvent(reason)
+        return Episode(termination_reason=reason)
+
+    (episode,) = await play(engine_for(solve, gateway), tasks(1))
+    assert episode.outcome is outcome
+    assert episode.trajectories[0].outcome is outcome
+    assert (episode.trajectories[0].reward is None) == (outcome is Outcome.POLICY_FAILURE)
+
+
+async def test_the_evaluator_gets_the_row_and_pays_where_nobody_did() -> None:
+    gateway = FakeGateway()
+
+    def solve(task: Task, config: AgentConfig) -> Episode:
+        first, second = gateway.ask(config, "one"), gateway.ask(config, "two")
+        return Episode(
+            trajectories=[
+                Trajectory(name="solver", steps=[Step(id=first.id, action="a")], reward=0.25),
+                Trajectory(name="judge", steps=[Step(id=second.id)]),
+                Trajectory(name="late", steps=[]),
+            ],
+            artifacts={"answer": 4},
+        )
+
+    async def score(task: dict[str, Any], episode: Episode) -> EvalOutput:
+        assert task["answer"] == episode.artifacts["answer"]
+        assert all(step.response_ids for each in episode.trajectories[:2] for step in each.steps)
+        episode.trajectories[2].reward = -1.0
+        return EvalOutput(1.0, True, [Signal("format", 0.5)], {"why": "equal"})
+
+    (episode,) = await play(engine_for(solve, gateway, score), [{"task_id": "t", "answer": 4}])
+    assert [(each.name, each.reward) for each in episode.trajectories] == [
+        ("solver", 0.25),
+        ("judge", 1.0),
+        ("late", -1.0),
+    ]
+    assert episode.trajectories[0].steps[0].action == "a"
+    assert episode.trajectories[0].signals == {"format": 0.5}
+    assert episode.metrics["format"] == 0.5
+    assert episode.info["evaluation"] == {"why": "equal"}
+
+
+@pytest.mark.parametrize("reward", [float("nan"), "1", None])
+async def test_a_reward_on_a_trajectory_that_is_no_number_is_refused(reward: Any) -> None:
+    def score(task: dict[str, Any], episode: Episode) -> float:
+        episode.trajectories[0].reward = reward
+        return float("nan") if reward is None else 1.0
+
+    with pytest.raises(RewardError, match="score"):
+        await play(engine_for(lambda task, config: None, FakeGateway(), score), tasks(1))
+
+
+async def test_an_evaluator_that_raises_ends_the_run_with_its_line() -> None:
+    def score(task: dict[str, Any], episode: Episode) -> float:
+        return task["missing"]
+
+    with pytest.raises(RewardError, match=r"score failed on task 't0' with KeyError: 'missing' \(.*:\d+\)"):
+        await play(engine_for(lambda task, config: None, FakeGateway(), score), tasks(1))
+
+
+async def test_a_judge_that_is_down_is_an_infrastructure_failure(
+    release: threading.Event,
+) -> None:
+    said: list[Any] = [InferenceError("the judge is down"), TimeoutError("slow"), None, 1.0]
+
+    def score(task: dict[str, Any], episode: Episode) -> float:
+        fate = said.pop(0)
+        if isinstance(fate, Exception):
+            raise fate
+        if fate is None:
+            release.wait()
+        return fate
+
+    engine = engine_for(
+        lambda task, config: None, FakeGateway(), score, evaluator_timeout_s=0.05, retry_limit=4
+    )
+    engine._runner = ProgramRunner(grace_s=0.05)
+    (episode,) = await play(engine, tasks(1))
+    assert (episode.outcome, episode.info["tries"]) == (Outcome.SCORED, 4)
+    assert engine.abandoned_threads == 1
+
+
+async def test_calls_without_ids_are_measured_but_not_trained_on() -> None:
+    gateway = FakeGateway()
+    gateway.no_ids_because = "start the server with --return-token-ids"
+    program = lambda task, config: gateway.ask(config, "q") and None  # noqa: E731
+    (episode,) = await play(engine_for(program, gateway), tasks(1))
+    assert episode.outcome is Outcome.SCORED
+    assert episode.trajectories[0].steps[0].info["no_ids_because"] == gateway.no_ids_because
+    with pytest.raises(ConfigError, match="cannot be trained on: start the server with --return-token-ids"):
+        await play(engine_for(program, gateway, requires_ids=True), tasks(1))
+
+
+async def test_five_hundred_programs_with_failures_everywhere_are_counted_exactly() -> None:
+    asked: dict[str, int] = {}
+
+    def answer(messages: Messages) -> str | int:
+        name = messages[0]["content"]
+        asked[name] = asked.get(name, 0) + 1
+        number = int(name[1:])
+        return 503 if number % 7 == 0 and asked[name] <= number % 5 else "fine"
+
+    gateway = FakeGateway(answer)
+
+    async def solve(task: Task, config: AgentConfig) -> None:
+        await asyncio.sleep(0)
+        gateway.ask(config, task.id)
+        if int(task.id[1:]) % 11 == 0:
+            raise ValueError("a bug for some")
+
+    engine = engine_for(solve, gateway, n_parallel_tasks=64)
+    episodes = await play(engine, tasks(500))
+    lost = {f"t{n}" for n in range(0, 500, 7) if n % 5 >= 3}
+    bugs = {f"t{n}" for n in range(0, 500, 11)} - lost
+    by_outcome = {
+        outcome: {episode.task_id for episode in episodes if episode.outcome is outcome}
+        for outcome in Outcome
+    }
+    assert by_outcome[Outcome.INFRASTRUCTURE_FAILURE] == lost
+    assert by_outcome[Outcome.POLICY_FAILURE] == bugs
+    assert engine.counts.by_outcome[Outcome.SCORED] == 500 - len(lost) - len(bugs)
+    assert engine.counts.in_flight == 0
+    assert engine.counts.retries == sum(min(2, n % 5) for n in range(0, 500, 7))
+
+
+def test_what_cannot_be_run_is_refused_when_the_engine_is_made() -> None:
+    def solve(task: Task, config: AgentConfig) -> None: ...
+
+    for options, named in (
+        ({"n_parallel_tasks": 0}, "`n_parallel_tasks` is 0"),
+        ({"retry_limit": 0}, "`retry_limit` is 0"),
+        ({"episode_timeout_s": 0.0}, "`episode_timeout_s` is 0"),
+        ({"evaluator_timeout_s": float("inf")}, "`evaluator_timeout_s` is inf"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            engine_for(solve, FakeGateway(), **options)
+
+
+async def test_two_tasks_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="same `task_id`"):
+        await play(engine_for(lambda task, config: None, FakeGateway()), [{"id": "t"}, {"id": "t"}])

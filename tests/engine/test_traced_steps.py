@@ -1,0 +1,186 @@
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rllm.engine.captured import BrokenOffCall, Captured, joined
+from rllm.errors import AgentError
+from rllm.gateway.wire import CallRecord, CallStatus
+from rllm.types.episode import Episode, Step, Trajectory
+from rllm.types.messages import ModelOutput
+from rllm.types.sample import NOT_SAMPLED
+
+
+def call(name: str, asked: str = "q", said: str = "yes", **more: Any) -> CallRecord:
+    return CallRecord(
+        **{
+            "id": name,
+            "session": "s",
+            "messages": [{"role": "user", "content": asked}],
+            "response": {"role": "assistant", "content": said},
+            "finish_reason": "stop",
+            "prompt_ids": [ord(letter) for letter in asked],
+            "completion_ids": [ord(letter) for letter in said],
+            "logprobs": [-1.0] * len(said),
+            "policy_versions": [0] * len(said),
+            **more,
+        }
+    )
+
+
+def join(returned: Any, *records: CallRecord) -> tuple[Episode, list[str]]:
+    return joined(returned, Captured(list(records)), "solve")
+
+
+def texts(steps: Sequence[Step]) -> list[str]:
+    return ["".join(map(chr, step.response_ids)) for step in steps]
+
+
+CALLS = (call("c0", "one", "A"), call("c1", "two", "B"), call("c2", "three", "C"))
+
+
+def test_parallel_calls_get_their_own_tokens_whatever_their_order() -> None:
+    returned = Episode(
+        trajectories=[
+            Trajectory(name="solver", steps=[Step(id="c2", action="c")]),
+            Trajectory(name="solver", steps=[Step(id="c0", action="a")]),
+            Trajectory(name="judge", steps=[Step(info={"completion_id": "c1"})]),
+        ]
+    )
+    episode, unclaimed = join(returned, *CALLS)
+    assert [texts(each.steps) for each in episode.trajectories] == [["C"], ["A"], ["B"]]
+    assert [each.steps[0].action for each in episode.trajectories] == ["c", "a", None]
+    assert unclaimed == []
+    assert returned.trajectories[0].steps[0].response_ids == [], "what the program returned is not changed"
+
+
+def test_a_step_may_say_it_by_its_model_output() -> None:
+    step = Step(model_output=ModelOutput(text="B", completion_id="c1"))
+    episode, unclaimed = join(Trajectory(steps=[step]), *CALLS)
+    assert texts(episode.trajectories[0].steps) == ["B"]
+    assert episode.trajectories[0].name == "solve"
+    assert unclaimed == ["c0", "c2"]
+
+
+def test_a_step_without_an_id_is_the_one_call_that_it_fits() -> None:
+    conversation = [{"role": "user", "content": "three"}, {"role": "assistant", "content": "C"}]
+    steps = [Step(chat_completions=conversation), Step(model_response="A"), Step(action="what is left")]
+    episode, unclaimed = join(Trajectory(steps=steps), *CALLS)
+    assert texts(episode.trajectories[0].steps) == ["C", "A", "B"]
+    assert unclaimed == []
+
+
+def test_messages_tell_equal_answers_apart_and_part_lists_are_text() -> None:
+    calls = (call("c0", "one", "same"), call("c1", "two", "same"))
+    asked = [{"role": "user", "content": [{"type": "text", "text": "two"}]}]
+    steps = [Step(model_response="same", chat_completions=asked)]
+    episode, unclaimed = join(Trajectory(steps=steps), *calls)
+    assert episode.trajectories[0].steps[0].info["completion_id"] == "c1"
+    assert unclaimed == ["c0"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "named"),
+    [
+        ([Step(), Step()], r"Step 0 of trajectory 'solve' of solve fits 3 of the calls .*: c0, c1, c2"),
+        ([Step(model_response="Z")], r"fits none of the calls"),
+        (
+            [Step(info={"completion_id": "c9"})],
+            r"the call 'c9', which was not captured.*c0, c1, c2",
+        ),
+        ([Step(id="c1"), Step(id="c1")], r"Step 1 .* and Step 0 .* are the same call c1"),
+        ([Step(model_response="A"), Step(model_response="A")], r"are the same call c0"),
+    ],
+)
+def test_a_step_that_cannot_be_matched_is_an_error_that_says_what_there_is(
+    steps: list[Step], named: str
+) -> None:
+    with pytest.raises(AgentError, match=named):
+        join(Trajectory(steps=steps), *CALLS)
+
+
+def test_a_choice_of_several_is_named_or_known_by_its_text() -> None:
+    calls = (call("c0", said="A", choice=0), call("c0", said="B", choice=1), call("c0", said="B", choice=2))
+    named = [Step(id="c0", info={"choice": 2}), Step(id="c0", model_response="A")]
+    episode, unclaimed = join(Trajectory(steps=named), *calls)
+    assert [step.info.get("choice", 0) for step in episode.trajectories[0].steps] == [2, 0]
+    assert unclaimed == ["c0"]
+    with pytest.raises(
+        AgentError, match=r'choices 0, 1, 2; say which one: Step\(..., info=\{"choice": 0\}\)'
+    ):
+        join(Trajectory(steps=[Step(id="c0")]), *calls)
+    everything, _ = join(None, *calls)
+    assert texts(everything.trajectories[0].steps) == ["A", "B", "B"]
+
+
+def test_a_trajectory_without_steps_gets_all_calls_and_several_would_have_to_share() -> None:
+    episode, _ = join(Trajectory(name="mine", output=4), *CALLS)
+    assert (episode.trajectories[0].name, episode.trajectories[0].output) == ("mine", 4)
+    assert texts(episode.trajectories[0].steps) == ["A", "B", "C"]
+    episode, _ = join(Episode(artifacts={"answer": 4}), *CALLS)
+    assert texts(episode.trajectories[0].steps) == ["A", "B", "C"]
+    assert episode.artifacts == {"answer": 4}
+    with pytest.raises(AgentError, match=r"2 trajectories \(a, b\) without steps"):
+        join(Episode(trajectories=[Trajectory(name="a"), Trajectory(name="b")]), *CALLS)
+    episode, _ = join(Episode(trajectories=[Trajectory(name="a"), Trajectory(name="b")]))
+    assert [each.steps for each in episode.trajectories] == [[], []]
+
+
+def test_only_whole_answers_are_steps() -> None:
+    records = (
+        call("c0", status=CallStatus.PARTIAL),
+        call("c1", said="A"),
+        CallRecord(id="c2", session="s", status=CallStatus.ERROR, error={"status": 500}),
+    )
+    episode, _ = join(None, *records)
+    assert texts(episode.trajectories[0].steps) == ["A"]
+    with pytest.raises(BrokenOffCall, match="call c0 broke off"):
+        join(Trajectory(steps=[Step(id="c0")]), *records)
+
+
+def test_what_a_call_was_like_is_on_its_step() -> None:
+    record = call(
+        "c0",
+        response={
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"id": "t0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
+                {"id": "t1", "type": "function", "function": {"name": "add", "arguments": "{broken"}},
+            ],
+        },
+        finish_reason="content_filter",
+        policy_versions=[4, NOT_SAMPLED, 5],
+        conversation=2,
+        segment=1,
+        segment_reason="history_rewritten",
+        usage={"prompt_tokens": 1},
+        latency_s=0.5,
+    )
+    episode, _ = join(None, record)
+    (step,) = episode.trajectories[0].steps
+    assert step.thought == "hm"
+    assert step.model_output is not None
+    assert [(each.id, each.arguments) for each in step.model_output.tool_calls] == [
+        ("t0", {"a": 1}),
+        ("t1", {}),
+    ]
+    assert (step.policy_version, step.timings["model_s"], step.usage) == (4, 0.5, {"prompt_tokens": 1})
+    assert step.info == {
+        "completion_id": "c0",
+        "conversation": 2,
+        "segment": 1,
+        "segment_reason": "history_rewritten",
+    }
+    assert Episode.from_dict(episode.to_dict()).to_dict() == episode.to_dict()
+
+
+@pytest.mark.parametrize("written", ['{"a": 1e999}', '{"a": Infinity}', '{"a": NaN}', "[1]", "[" * 100_000])
+def test_arguments_that_json_cannot_hold_do_not_end_a_run(written: str) -> None:
+    calls = [{"id": "t0", "type": "function", "function": {"name": "add", "arguments": written}}]
+    record = call("c0", response={"role": "assistant", "content": None, "tool_calls": calls})
+    (step,) = join(None, record)[0].trajectories[0].steps
+    assert step.model_output is not None
+    assert step.model_output.tool_calls[0].arguments == {}
+    assert step.chat_completions[-1]["tool_calls"][0]["function"]["arguments"] == written

@@ -1,0 +1,40 @@
+import importlib.util
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rllm.gateway.server import Gateway
+
+
+@pytest.fixture(scope="session")
+def scripted() -> ModuleType:
+    """scripted_policy.py: `ScriptedPolicy` and what it can `Say`."""
+    path = Path(__file__).parent / "scripted_policy.py"
+    spec = importlib.util.spec_from_file_location("scripted_policy", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["scripted_policy"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+async def serve(scripted: ModuleType, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Starts gateways on a scripted policy; all are closed, and their counts checked, when the test ends."""
+    gateways: list[Gateway] = []
+
+    async def start(script: Any = None, **options: Any) -> Gateway:
+        policy = scripted.ScriptedPolicy() if script is None else scripted.ScriptedPolicy(script)
+        gateway = Gateway(policy, options.pop("ledger", tmp_path / "ledger"), **{"grace_s": 1.0} | options)
+        await gateway.start()
+        gateways.append(gateway)
+        return gateway
+
+    yield start
+    for gateway in gateways:
+        await gateway.close()

@@ -1,0 +1,97 @@
+"""More calls at once than connections or turns of the loop: they wait, and none fails for their number."""
+
+import asyncio
+import importlib.util
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+import rllm.gateway.upstream_http
+from rllm.errors import RequestRefused
+from rllm.gateway.pace import Pace
+from rllm.gateway.pool import UpstreamPool
+from rllm.gateway.server import Gateway
+from rllm.gateway.upstream import UpstreamPolicy
+
+
+def _keyed_upstream() -> Any:
+    path = Path(__file__).with_name("keyed_upstream.py")
+    spec = importlib.util.spec_from_file_location("keyed_upstream", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["keyed_upstream"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+keyed = _keyed_upstream()
+
+
+@asynccontextmanager
+async def serving(directory: Path) -> AsyncIterator[tuple[Any, Gateway]]:
+    async with (
+        keyed.KeyedUpstream(pause_s=0.001) as upstream,
+        Gateway(UpstreamPolicy([upstream.url]), directory, token=None, grace_s=1.0) as gateway,
+    ):
+        yield upstream, gateway
+
+
+async def test_calls_wait_when_there_are_more_than_connections_to_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rllm.gateway.upstream_http, "most_connections", lambda: 3)
+
+    async def ask(number: int) -> int:
+        said = [{"role": "user", "content": f"key=s{number} go"}]
+        body = {"model": "any", "messages": said, "stream": number % 2 == 0}
+        async with session.post(f"{gateway.url}/v1/chat/completions", json=body) as response:
+            await response.read()
+            return response.status
+
+    async with serving(tmp_path) as (upstream, gateway), aiohttp.ClientSession() as session:
+        assert set(await asyncio.gather(*(ask(number) for number in range(60)))) == {200}
+        assert upstream.most_open == 3
+        assert gateway.ledger.counts()["ok"] == 60
+
+
+async def test_requests_that_arrive_together_begin_a_few_in_each_turn_of_the_loop_and_in_order() -> None:
+    pace = Pace(per_turn=4)
+    begun: list[int] = []
+
+    async def begin(number: int) -> None:
+        await pace.take()
+        begun.append(number)
+
+    tasks = [asyncio.create_task(begin(number)) for number in range(18)]
+    tasks[9].cancel()
+    turns: list[int] = []
+    while not all(task.done() for task in tasks):
+        before = len(begun)
+        await asyncio.sleep(0)
+        turns.append(len(begun) - before)
+    assert begun == [number for number in range(18) if number != 9]
+    assert max(turns) <= 4
+
+
+async def test_a_server_that_breaks_down_under_hundreds_of_calls_is_tried_again_as_soon_as_under_one() -> (
+    None
+):
+    pool = UpstreamPool.of(["http://127.0.0.1:1/v1"])
+    (upstream,) = pool.upstreams
+    for _ in range(300):
+        pool.unreachable(upstream, "no connection")
+    assert 0 < pool.retry_after_s < 1.0
+    with pytest.raises(RequestRefused), pool.lease("s"):
+        pass
+    first = upstream.backoff_s()
+    upstream.out_until -= 10.0
+    with pool.lease("s"):
+        pool.unreachable(upstream, "still none")
+    assert upstream.failures == 2
+    assert upstream.backoff_s() > first / 2

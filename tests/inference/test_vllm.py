@@ -1,0 +1,250 @@
+"""A server that is given ids and gives ids, over a real socket that speaks as vLLM does."""
+
+import asyncio
+import importlib.util
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from rllm.errors import ContextLengthError, InferenceError
+from rllm.gateway.local import LocalPolicy
+from rllm.inference.client import TokenPiece
+from rllm.inference.vllm import VLLMClient
+from rllm.models.builtin import create_model
+from rllm.types.messages import FinishReason, LogprobMeaning, SamplingParams
+
+_path = Path(__file__).parents[1] / "gateway" / "fake_upstream.py"
+_spec = importlib.util.spec_from_file_location("fake_upstream", _path)
+assert _spec is not None
+assert _spec.loader is not None
+fake: Any = sys.modules.setdefault("fake_upstream", importlib.util.module_from_spec(_spec))
+_spec.loader.exec_module(fake)
+
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    create_model(path, "tiny", 0)
+    return path
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Any]:
+    async with fake.FakeUpstream() as upstream:
+        yield upstream
+
+
+@pytest.fixture
+async def client(server: Any, model_dir: Path) -> AsyncIterator[VLLMClient]:
+    client = await VLLMClient.connect(server.url, model_dir)
+    yield client
+    await client.close()
+
+
+def sampled(client: VLLMClient, text: str, **changes: Any) -> Any:
+    """A behaviour: the ids of `text` in the model's own vocabulary, an end token, their log-probabilities."""
+    ids = [*client.tokenizer.encode(text), client.tokenizer.end_token_id]
+    choice = {
+        "index": 0,
+        "text": text,
+        "finish_reason": "stop",
+        "stop_reason": None,
+        "prompt_token_ids": PROMPT,
+        "token_ids": ids,
+        "logprobs": {
+            "tokens": [f"token_id:{token}" for token in ids],
+            "token_logprobs": [-0.5] * len(ids),
+            "top_logprobs": [{f"token_id:{token}": -0.5, "token_id:1": -0.1} for token in ids],
+        },
+    } | changes
+
+    async def behave(asked: Any) -> Any:
+        if not asked.body.get("stream"):
+            return await fake.body(orjson.dumps({"id": "cmpl-1", "choices": [choice]}))(asked)
+        events: list[bytes] = []
+        for place, token in enumerate(choice["token_ids"] or []):
+            part = choice | {
+                "token_ids": [token],
+                "prompt_token_ids": choice["prompt_token_ids"] if place == 0 else None,
+                "logprobs": {
+                    "token_logprobs": choice["logprobs"]["token_logprobs"][place : place + 1],
+                    "top_logprobs": choice["logprobs"]["top_logprobs"][place : place + 1],
+                },
+                "finish_reason": choice["finish_reason"] if place == len(choice["token_ids"]) - 1 else None,
+            }
+            events.append(b"data: " + orjson.dumps({"id": "cmpl-1", "choices": [part]}) + b"\n\n")
+        return await fake.body(b"".join(events) + b"data: [DONE]\n\n", "text/event-stream")(asked)
+
+    return behave
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ids_go_in_and_ids_come_out(server: Any, client: VLLMClient, stream: bool) -> None:
+    client.set_policy_version(3)
+    server.script = [sampled(client, "hello there")]
+    pieces: list[TokenPiece] = []
+    output = await client.generate_ids(PROMPT, SamplingParams(), on_piece=pieces.append if stream else None)
+    ids = [*client.tokenizer.encode("hello there"), client.tokenizer.end_token_id]
+    assert output.completion_ids == ids
+    assert output.logprobs == [-0.5] * len(ids)
+    assert output.policy_versions == [3] * len(ids)
+    assert (output.text, output.finish_reason) == ("hello there", FinishReason.STOP)
+    assert output.logprob_meaning is LogprobMeaning.RAW
+    assert output.completion_id == "cmpl-1"
+    assert server.bodies[0]["prompt"] == PROMPT
+    if stream:
+        assert "".join(piece.text for piece in pieces) == "hello there"
+        assert [token for piece in pieces for token in piece.token_ids] == ids
+
+
+async def test_every_sampling_field_is_sent_so_that_no_server_default_counts(
+    server: Any, client: VLLMClient
+) -> None:
+    server.script = [sampled(client, "a")] * 2
+    await client.generate_ids(PROMPT, SamplingParams())
+    chosen = SamplingParams(
+        temperature=0.5, top_p=0.9, top_k=7, max_tokens=9_999, seed=2**64 - 1, stop=("x",)
+    )
+    await client.generate_ids(PROMPT, chosen)
+    plain, sent = server.bodies
+    assert (plain["temperature"], plain["top_p"], plain["top_k"], plain["seed"]) == (1.0, 1.0, -1, 0)
+    assert (plain["min_p"], plain["repetition_penalty"], plain["presence_penalty"]) == (0.0, 1.0, 0.0)
+    assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["stop"]) == (0.5, 0.9, 7, ["x"])
+    assert sent["max_tokens"] == 4096 - len(PROMPT)
+    assert 0 <= sent["seed"] < 2**63
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_text_ends_the_text_and_not_the_ids(
+    server: Any, client: VLLMClient, stream: bool
+) -> None:
+    server.script = [sampled(client, "hello STOP", stop_reason="STOP")]
+    pieces: list[TokenPiece] = []
+    output = await client.generate_ids(
+        PROMPT, SamplingParams(stop=("STOP",)), on_piece=pieces.append if stream else None
+    )
+    assert (output.text, output.stop_sequence) == ("hello ", "STOP")
+    assert client.tokenizer.decode(output.completion_ids) == "hello STOP"
+    assert "".join(piece.text for piece in pieces) == ("hello " if stream else "")
+
+
+async def test_alternatives_come_with_their_ids(server: Any, client: VLLMClient) -> None:
+    server.script = [sampled(client, "a")]
+    output = await client.generate_ids(PROMPT, SamplingParams(top_logprobs=1))
+    assert output.top_logprobs == [[(1, -0.1)]] * len(output.completion_ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"token_ids": None}, r"no token ids.*0\.10\.2.*return_token_ids"),
+        ({"logprobs": None}, "no log-probabilities"),
+        ({"token_ids": [1, 2, 3, 4, 5]}, "5 token ids"),
+        ({"prompt_token_ids": [1, 5, 6, 7]}, "prompt of 4 ids"),
+        ({"finish_reason": "abort"}, "abort"),
+        ({"finish_reason": None}, "before it was complete"),
+        ({"token_ids": ["a"]}, "no token id"),
+        ({"logprobs": [1]}, "cannot be read"),
+    ],
+)
+async def test_an_answer_that_cannot_be_trained_on_is_an_error(
+    server: Any, client: VLLMClient, changes: dict[str, Any], why: str
+) -> None:
+    server.script = [sampled(client, "a", **changes)]
+    with pytest.raises(InferenceError, match=why):
+        await client.generate_ids(PROMPT, SamplingParams())
+
+
+async def test_a_stream_that_breaks_off_is_an_error(server: Any, client: VLLMClient) -> None:
+    server.script = [fake.stream("hello", drop_after=3), fake.stream("hello", end_after=3)]
+    for _ in range(2):
+        with pytest.raises(InferenceError, match=r"broke off|before it was complete"):
+            await client.generate_ids(PROMPT, SamplingParams(), on_piece=lambda piece: None)
+
+
+async def test_a_prompt_without_room_is_refused_before_it_is_sent(server: Any, client: VLLMClient) -> None:
+    with pytest.raises(ContextLengthError, match="4096"):
+        await client.generate_ids([1] * 4096, SamplingParams())
+    assert not server.asked
+
+
+async def test_errors_of_the_server_keep_their_meaning(server: Any, client: VLLMClient) -> None:
+    server.script = [
+        fake.refuse(400, "This model's maximum context length is 4096 tokens"),
+        fake.refuse(400, "bad grammar"),
+        fake.refuse(500, "engine dead"),
+    ]
+    for error in (ContextLengthError, ValueError, InferenceError):
+        with pytest.raises(error):
+            await client.generate_ids(PROMPT, SamplingParams())
+
+
+async def test_a_grammar_is_sent_where_the_server_knows_it_and_refused_elsewhere(
+    server: Any, client: VLLMClient
+) -> None:
+    server.script = [sampled(client, "a")]
+    await client.generate_ids(PROMPT, SamplingParams(grammar='start: "a"'))
+    assert server.bodies[0]["structured_outputs"] == {"grammar": 'start: "a"'}
+    client.facts.version = (0, 10, 2)
+    with pytest.raises(ValueError, match=r"vllm 0\.10\.2.*grammar"):
+        await client.generate_ids(PROMPT, SamplingParams(grammar='start: "a"'))
+
+
+async def test_sglang_is_told_apart(server: Any, model_dir: Path) -> None:
+    server.engine = "sglang"
+    client = await VLLMClient.connect(server.url, model_dir)
+    server.script = [sampled(client, "a")]
+    output = await client.generate_ids(PROMPT, SamplingParams(temperature=0.5))
+    assert output.logprob_meaning is LogprobMeaning.TEMPERATURE
+    for sampling in (SamplingParams(top_logprobs=2), SamplingParams(grammar='start: "a"')):
+        with pytest.raises(ValueError, match="sglang"):
+            await client.generate_ids(PROMPT, sampling)
+    await client.close()
+
+
+async def test_cancelling_a_call_closes_the_connection(server: Any, client: VLLMClient) -> None:
+    server.script = [fake.hang()]
+    call = asyncio.create_task(client.generate_ids(PROMPT, SamplingParams()))
+    while not server.asked:
+        await asyncio.sleep(0.001)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.wait_for(server.asked[0].gone.wait(), 10)
+
+
+async def test_a_kept_connection_that_was_closed_is_not_noticed(server: Any, client: VLLMClient) -> None:
+    server.script = [sampled(client, "a"), fake.drop, sampled(client, "b")]
+    assert (await client.generate_ids(PROMPT, SamplingParams())).text == "a"
+    assert (await client.generate_ids(PROMPT, SamplingParams())).text == "b"
+
+
+async def test_a_server_without_the_model_is_an_error_that_names_what_it_has(
+    server: Any, model_dir: Path
+) -> None:
+    with pytest.raises(InferenceError, match="serves m; `other` is wanted"):
+        await VLLMClient.connect(server.url, model_dir, model="other")
+    with pytest.raises(InferenceError, match="cannot be reached"):
+        await VLLMClient.connect(f"http://127.0.0.1:{fake.closed_port()}/v1", model_dir)
+
+
+async def test_the_gateway_renders_and_the_server_samples(server: Any, client: VLLMClient) -> None:
+    """Token in, token out: the second prompt is the first one, its answer as sampled, and what is new."""
+    server.script = [
+        sampled(client, "one", prompt_token_ids=None),
+        sampled(client, "two", prompt_token_ids=None),
+    ]
+    policy = LocalPolicy(client, "m")
+    session = fake.Session()
+    first = (await policy.answer(fake.chat("hi"), session)).choices[0]
+    second = (await policy.answer(fake.chat("hi", "one", "more"), session)).choices[0]
+    assert (first.text, second.text) == ("one", "two")
+    sampled_so_far = [*first.prompt_ids, *first.completion_ids]
+    assert second.prompt_ids[: len(sampled_so_far)] == sampled_so_far
+    assert server.bodies[1]["prompt"] == second.prompt_ids
