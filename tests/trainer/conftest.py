@@ -161,3 +161,21 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(tiny_directory: Path) -> LoadedModel:
     """A fresh copy of it in memory."""
     return load_model(tiny_directory)
+
+
+@pytest.fixture
+def batch(
+    group: Callable[..., list[TrainingSample]], sample: Callable[..., TrainingSample]
+) -> list[TrainingSample]:
+    """Shared prompts of several lengths, ragged rows, rows of one token, lonely rows, no shared prefix."""
+    return [
+        *group("long", 23, ["ss", "soos", "s", "sssosooo", "ossss"], seed=1),
+        *group("short", 2, ["sos", "s", "oos"], seed=2),
+        *group("one token", 1, ["s", "sss"], seed=3),
+        sample("ppppsoss", task="alone", seed=4),
+        sample("ps", task="least", seed=5, advantage=-2.0),
+        *(sample("ppsos", task="nothing shared", attempt=index, seed=60 + index) for index in range(3)),
+        sample("pppp", task="nothing sampled", seed=7),
+        sample("pppss", task="hot", seed=8, temperature=1.3),
+        sample("pppss", task="cold", seed=9, temperature=0.6, advantage=-1.0),
+    ]

@@ -153,12 +153,16 @@ class AlgorithmConfig:
 
 @dataclass(kw_only=True, slots=True)
 class OptimizerConfig:
+    name: str = "adamw"
+    """`adamw`, or `muon`: Muon (momentum 0.95) for the matrices of the layers, AdamW for everything else."""
     learning_rate: float = 1e-3
     warmup_steps: int = 0
     final_lr_fraction: float = 0.1
     """The rate falls linearly from its peak to this fraction of it at the last step."""
     beta1: float = 0.9
+    """Of AdamW's mean of gradients."""
     beta2: float = 0.95
+    """Of AdamW's mean of squared gradients."""
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm. A norm that is not finite stops the run before the weights
@@ -168,6 +172,7 @@ class OptimizerConfig:
     gradient."""
 
     def validate(self) -> None:
+        _one_of("optimizer.name", self.name, ("adamw", "muon"))
         _positive("optimizer.learning_rate", self.learning_rate)
         _at_least("optimizer.warmup_steps", self.warmup_steps, 0)
         _at_least("optimizer.micro_batch_tokens", self.micro_batch_tokens, 1)

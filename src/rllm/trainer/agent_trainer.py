@@ -283,6 +283,7 @@ class AgentTrainer:
         backend = TorchBackend(
             loaded.model,
             publish=publish,
+            optimizer=optimizer.name,
             betas=(optimizer.beta1, optimizer.beta2),
             weight_decay=optimizer.weight_decay,
             max_grad_norm=optimizer.max_grad_norm,

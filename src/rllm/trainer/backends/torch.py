@@ -1,7 +1,7 @@
 """Training on torch, in the process of the sampler: publishing copies nothing, because both use
 the same parameters.
 
-samples ─► weights of the update ─► micro-batches ─► forward, Σ weight · term, backward ─► guard ─► AdamW
+samples ─► weights of the update ─► micro-batches ─► forward, Σ weight · term, backward ─► guard ─► optimizer
 """
 
 import math
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rllm.algorithms.losses import ImitationLoss, Loss, token_weights
 from rllm.errors import CheckpointError, NumericsError
+from rllm.trainer.backends.torch_optimizer import Optimizers
 from rllm.trainer.batching import PackedBatch, WeightedRow, micro_batches
 from rllm.types.sample import TrainingSample
 
@@ -37,6 +38,7 @@ class TorchBackend:
         model: Any,
         *,
         publish: Callable[[int], None],
+        optimizer: str = "adamw",
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
         max_grad_norm: float = 1.0,
@@ -46,6 +48,7 @@ class TorchBackend:
         self.model = model
         self.policy_version = 0
         self._publish = publish
+        self._optimizer_name = optimizer
         self._betas = betas
         self._weight_decay = weight_decay
         self._max_grad_norm = max_grad_norm
@@ -70,7 +73,7 @@ class TorchBackend:
         rows = self._rows(samples, weights)
         if not loss.needs_every_row:  # their weight stays in the denominator
             rows = [row for row in rows if row.sample.advantages_T.any()]
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
         metrics = _UpdateMetrics()
         for batch in self._micro_batches(rows):
             logprobs_M, entropy_M = self._logprobs(batch, with_entropy=loss.needs_entropy)
@@ -90,7 +93,7 @@ class TorchBackend:
         weights = {name: each.detach().cpu().contiguous() for name, each in self._parameters.items()}
         save_file(weights, directory / WEIGHTS_FILE)
         save_file(
-            self._optimizer_tensors(),
+            {"policy_version": torch.tensor(self.policy_version), **self._optimizer.tensors()},
             directory / OPTIMIZER_FILE,
             metadata={"version": str(self.policy_version)},
         )
@@ -110,33 +113,21 @@ class TorchBackend:
             for name, parameter in self._parameters.items():
                 parameter.copy_(weights[name])
         self._optimizer = self._new_optimizer()
-        for name, parameter in self._parameters.items():
-            if f"{name}.exp_avg" in state:
-                self._optimizer.state[parameter] = {
-                    key: state[f"{name}.{key}"].to(parameter.device if key != "step" else "cpu")
-                    for key in ("exp_avg", "exp_avg_sq", "step")
-                }
-        self.policy_version = int(state["policy_version"])
+        self.policy_version = int(state.pop("policy_version"))
+        self._optimizer.load(state)
 
     def reset_optimizer(self) -> None:
         """Forget the moments: the next phase optimises another objective."""
         self._optimizer = self._new_optimizer()
 
-    def _new_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            self._parameters.values(),
-            lr=0.0,  # set at every update
+    def _new_optimizer(self) -> Optimizers:
+        return Optimizers(
+            self.model,
+            self._parameters,
+            name=self._optimizer_name,
             betas=self._betas,
             weight_decay=self._weight_decay,
-            fused=True,
         )
-
-    def _optimizer_tensors(self) -> dict[str, Tensor]:
-        tensors = {"policy_version": torch.tensor(self.policy_version)}
-        for name, parameter in self._parameters.items():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
-        return tensors
 
     def _rows(
         self, samples: Sequence[TrainingSample], weights: Sequence[NDArray[np.float64]]
@@ -176,9 +167,7 @@ class TorchBackend:
                 f"The gradient's norm is {norm} at policy version {self.policy_version}; the weights were "
                 "not changed. Lower `optimizer.learning_rate`, or look at the rewards of this step."
             )
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
+        self._optimizer.step(learning_rate)
         self.policy_version += 1
         return {"grad_norm": norm}
 
