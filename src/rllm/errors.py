@@ -14,6 +14,7 @@
     ├── RequestRefused         a request to the gateway that gets an error instead of an answer; has an HTTP
     status
     ├── PartialAnswer          a model's answer broke off; never taken for a whole one
+    ├── StallError             no rollout has moved for too long; names the oldest and what they wait for
     ├── CountError             a conservation law does not hold; the message lists both sides
     ├── NumericsError          NaN, inf or an exploding norm before an optimizer step
     └── CanaryError            sampler and trainer disagree on log-probabilities after a publish
@@ -86,8 +87,12 @@ class ContextLengthError(RllmError):
 class InferenceError(RllmError):
     """Raised by an inference client when the engine or server behind it failed.
 
-    Retried, then counted as failed.
+    Retried, then counted as failed. `retry_after_s` is how long the server asked to be left alone.
     """
+
+    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class RequestRefused(RllmError):
@@ -127,6 +132,13 @@ class PartialAnswer(RllmError):
     def __init__(self, message: str, answer: object = None) -> None:
         super().__init__(message)
         self.answer = answer
+
+
+class StallError(RllmError):
+    """Raised when no rollout has made a turn or ended for too long.
+
+    Mend: the message names the oldest rollouts and what each of them waits for.
+    """
 
 
 class CountError(RllmError):

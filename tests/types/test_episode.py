@@ -239,3 +239,19 @@ def test_a_group_and_a_termination_say_what_they_are() -> None:
 def test_a_task_directory_is_the_data_sets_or_its_own_below_it(tmp_path) -> None:
     assert Task("a", dataset_dir=tmp_path).task_dir == tmp_path
     assert Task("a", dataset_dir=tmp_path, sub_dir="x").task_dir == tmp_path / "x"
+
+
+def test_a_step_of_a_model_call_holds_its_tokens_and_the_conversation() -> None:
+    asked = [{"role": "user", "content": "Where to?"}]
+    output = ModelOutput(
+        text="Left",
+        reasoning="no hole",
+        completion_ids=[5, 0],
+        logprobs=[-0.5, -0.25],
+        policy_versions=[3, 4],
+    )
+    step = Step.from_model_output(output, asked, action="Left", reward=0.5)
+    assert step.chat_completions == [*asked, {"role": "assistant", "content": "Left"}]
+    assert asked == [{"role": "user", "content": "Where to?"}]
+    assert (step.response_ids, step.logprobs, step.policy_version) == ([5, 0], [-0.5, -0.25], 3)
+    assert (step.thought, step.action, step.reward) == ("no hole", "Left", 0.5)

@@ -98,6 +98,21 @@ class Step:
                     "token has one."
                 )
 
+    @classmethod
+    def from_model_output(
+        cls, output: ModelOutput, messages: list[Message], action: Any = None, reward: float = 0.0
+    ) -> "Step":
+        """The step of a model call: `messages` are what was asked; the answer is added to them."""
+        step = cls(
+            chat_completions=[*messages, {"role": "assistant", "content": output.text}],
+            model_response=output.text,
+            thought=output.reasoning,
+            action=action,
+            reward=reward,
+        )
+        step.record_output(output)
+        return step
+
     def record_output(self, output: ModelOutput) -> None:
         """Take over tokens, log-probabilities and versions of the model call that this step is made of."""
         self.model_output = output
