@@ -37,18 +37,28 @@ VARIANTS = {
     "width 64, 2 layers": Variant(model=_size(64, 2)),
     "width 64, 3 layers": Variant(model=_size(64, 3)),
     "width 96, 3 layers": Variant(model=_size(96, 3)),
-    "starts anywhere": Variant(assignments=("task.train_args.random_start=[false,true]",)),
+    "starts in the corner alone": Variant(assignments=("task.train_args.random_start=false",)),
     "training maps p = 0.8": Variant(assignments=("task.train_args.p=0.8",)),
-    "grid and neighbours": Variant(assignments=("task.agent_args.show_neighbours=true",)),
+    "training maps p = 0.5, 0.65, 0.8": Variant(assignments=("task.train_args.p=[0.5,0.65,0.8]",)),
+    "grid alone": Variant(assignments=("task.agent_args.show_neighbours=false",)),
+    "AdamW": Variant(
+        assignments=(
+            "optimizer.name=adamw",
+            "optimizer.learning_rate=2e-4",
+            "warm_start.learning_rate=3e-3",
+        )
+    ),
     "reinforce_plus_plus": Variant(assignments=("algorithm.estimator=reinforce_plus_plus",)),
-    "16 tasks a step": Variant(assignments=("rollout.tasks_per_step=16",)),
-    "learning rate 4e-4": Variant(assignments=("optimizer.learning_rate=4e-4",)),
-    "learning rate 1e-4": Variant(assignments=("optimizer.learning_rate=1e-4",)),
+    "64 tasks, groups of 4": Variant(
+        assignments=("rollout.tasks_per_step=64", "rollout.group_size=4"),
+    ),
+    "learning rate 8e-4": Variant(assignments=("optimizer.learning_rate=8e-4",)),
+    "learning rate 2e-4": Variant(assignments=("optimizer.learning_rate=2e-4",)),
     "temperature 1": Variant(assignments=("rollout.temperature=1.0",)),
     "clip_high 0.2": Variant(assignments=("algorithm.clip_high=0.2",)),
     "1 update a step": Variant(assignments=("algorithm.updates_per_step=1",)),
-    "warm start 400 × 24": Variant(assignments=("warm_start.steps=400", "warm_start.episodes_per_step=24")),
-    "warm start noise 0.5": Variant(assignments=("warm_start.noise=0.5",)),
+    "sight 3": Variant(assignments=("warm_start.expert_args.sight=3",)),
+    "strolls 45 %": Variant(assignments=("warm_start.noise=0.45",)),
 }
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # what an editor reads; a test holds it equal to the table be
     from rllm.agents import BaseAgent as BaseAgent
     from rllm.agents import rollout as rollout
     from rllm.engine import AgentExecutionEngine as AgentExecutionEngine
+    from rllm.engine import AgentWorkflowEngine as AgentWorkflowEngine
     from rllm.environments import BaseEnv as BaseEnv
     from rllm.inference import ScriptedClient as ScriptedClient
     from rllm.rewards.evaluator import evaluator as evaluator
@@ -26,12 +27,14 @@ if TYPE_CHECKING:  # what an editor reads; a test holds it equal to the table be
     from rllm.types import TerminationReason as TerminationReason
     from rllm.types import Trajectory as Trajectory
     from rllm.types import TrajectoryGroup as TrajectoryGroup
+    from rllm.workflows import Workflow as Workflow
 
 _HOME_OF = {
     "Action": "rllm.types",
     "AgentConfig": "rllm.types",
     "AgentExecutionEngine": "rllm.engine",
     "AgentTrainer": "rllm.trainer",
+    "AgentWorkflowEngine": "rllm.engine",
     "BaseAgent": "rllm.agents",
     "BaseEnv": "rllm.environments",
     "Episode": "rllm.types",
@@ -44,6 +47,7 @@ _HOME_OF = {
     "TerminationReason": "rllm.types",
     "Trajectory": "rllm.types",
     "TrajectoryGroup": "rllm.types",
+    "Workflow": "rllm.workflows",
     "evaluator": "rllm.rewards.evaluator",
     "rollout": "rllm.agents",
 }

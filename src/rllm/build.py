@@ -1,9 +1,10 @@
 """Names in, objects out: the one file that knows which class a name in a configuration stands for."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from socket import socket
 from tempfile import TemporaryDirectory
@@ -51,14 +52,36 @@ class World:
     env_class: type[BaseEnv]
     tasks: Callable[..., list[dict[str, Any]]]
     """(split, count, *, start, **task arguments) -> tasks."""
-    demonstrate: Demonstrate | None
+    demonstrate: Callable[..., Sequence[tuple[Any, str]]] | None
+    """(task, noise, generator, **expert_args) -> (observation, answer) turn by turn."""
+    expert_args: tuple[str, ...] = ()
+    """What its expert can be told."""
+
+    def expert(self, arguments: Mapping[str, Any]) -> Demonstrate | None:
+        """The expert, told `arguments`. Raises ConfigError for one that it does not know."""
+        for name in arguments:
+            if name not in self.expert_args:
+                raise ConfigError(
+                    f"There is no `warm_start.expert_args.{name}`; the expert of this world knows "
+                    f"{', '.join(self.expert_args) or 'none'}."
+                )
+        return None if self.demonstrate is None else partial(self.demonstrate, **arguments)
 
 
-def _lake_expert(task: dict[str, Any], noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:
-    return demonstration(task, noise=noise, rng=rng)
+def _lake_expert(
+    task: dict[str, Any], noise: float, rng: np.random.Generator, **arguments: Any
+) -> list[tuple[str, str]]:
+    return demonstration(task, noise=noise, rng=rng, **arguments)
 
 
-WORLDS = {"frozenlake": World(env_class=FrozenLakeEnv, tasks=lake_tasks, demonstrate=_lake_expert)}
+WORLDS = {
+    "frozenlake": World(
+        env_class=FrozenLakeEnv,
+        tasks=lake_tasks,
+        demonstrate=_lake_expert,
+        expert_args=("strolls", "sight"),
+    )
+}
 AGENTS: dict[str, type[BaseAgent]] = {"frozenlake": FrozenLakeAgent}
 
 
@@ -167,7 +190,7 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
         agent_class=agent_class,
         env_class=world.env_class,
         agent_args=config.task.agent_args,
-        demonstrate=world.demonstrate,
+        demonstrate=world.expert(config.warm_start.expert_args),
         output=output,
         tracker=tracker,
     )
@@ -180,6 +203,12 @@ def model_directory(path: Path) -> Path:
             raise ConfigError(f"{path} is neither a run nor a model directory (it has no config.json).")
         return path
     model = RunDirectory.read(path).model_path
+    several = sorted(each.name for each in (path / "models").glob("*/"))
+    if several:
+        raise ConfigError(
+            f"The run {path} has the models {', '.join(several)}; give one of them, such as "
+            f"{path / 'models' / several[0]}."
+        )
     if not model.is_dir():
         raise ConfigError(f"The run {path} has no trained model yet; let `rllm train` finish it first.")
     return model
@@ -233,6 +262,8 @@ async def evaluate_model(
         step_timeout_s=rollout.step_timeout_s,
         retry_limit=rollout.retry_limit,
         max_workers=rollout.env_workers,
+        max_prompt_length=0,  # the context is the limit
+        max_response_length=0,
         seed=seed,
     )
     reports: dict[str, dict[str, Any]] = {}
@@ -378,10 +409,10 @@ async def ids_gateway(
     there, ModelDirectoryError for a `tokenizer` directory without one.
     """
     try:
-        from rllm.gateway.auth import require_guarded
         from rllm.gateway.local import LocalPolicy
-        from rllm.gateway.pool import base_url
         from rllm.gateway.server import Gateway, listening_socket
+        from rllm.gateway.server.auth import require_guarded
+        from rllm.gateway.upstream.pool import base_url
         from rllm.inference.vllm import VLLMClient
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "aiohttp", "gateway") from error
@@ -421,9 +452,9 @@ async def model_gateway(
     `model` is a run or a model directory. `max_context` 0 takes what the model was made for, up to 4,096.
     """
     try:
-        from rllm.gateway.auth import require_guarded
         from rllm.gateway.local import LocalPolicy
         from rllm.gateway.server import Gateway, listening_socket
+        from rllm.gateway.server.auth import require_guarded
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "aiohttp", "gateway") from error
     try:

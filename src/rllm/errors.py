@@ -11,8 +11,7 @@
     ├── AgentError             a user's agent or environment broke its contract; names class and method
     ├── ContextLengthError     a prompt leaves no room for a single new token
     ├── InferenceError         the engine or server that samples failed: an infrastructure failure
-    ├── RequestRefused         a request to the gateway that gets an error instead of an answer; has an HTTP
-    status
+    ├── RequestRefused         a request to the gateway that gets an error instead of an answer
     ├── PartialAnswer          a model's answer broke off; never taken for a whole one
     ├── StallError             no rollout has moved for too long; names the oldest and what they wait for
     ├── CountError             a conservation law does not hold; the message lists both sides
@@ -99,8 +98,7 @@ class RequestRefused(RllmError):
     """Raised by the gateway for a request that cannot be answered; sent in the protocol's own error shape.
 
     `kind` is what OpenAI calls `type` (`invalid_request_error`, `authentication_error`, `server_error`, …),
-    `code` a
-    word for machines such as `context_length_exceeded`, `param` the field to mend.
+    `code` a word for machines such as `context_length_exceeded`, `param` the field to mend.
     """
 
     def __init__(

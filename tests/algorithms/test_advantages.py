@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.algorithms.advantages import ESTIMATORS, dr_grpo_advantages, estimator_named, grpo_advantages
+from rllm.config.policies import ESTIMATORS as CONFIGURED
 from rllm.errors import ConfigError
 
 groups = st.lists(st.floats(-100, 100), min_size=1, max_size=12)
@@ -40,7 +41,11 @@ def test_a_table_by_hand() -> None:
     assert dr_grpo_advantages(np.array([1.0, 0.0, 0.0, 0.0])).tolist() == [0.75, -0.25, -0.25, -0.25]
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_the_configuration_knows_the_same_estimators_and_what_they_compare() -> None:
+    assert {name: each.within_groups for name, each in ESTIMATORS.items()} == CONFIGURED
+
+
+@pytest.mark.parametrize("name", sorted(name for name, each in ESTIMATORS.items() if each.has_baseline))
 def test_equal_rewards_and_single_attempts_teach_nothing(name: str) -> None:
     estimate = estimator_named(name).estimate
     assert estimate(np.array([0.5, 0.5, 0.5])).tolist() == [0.0, 0.0, 0.0]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.algorithms.grouping import GroupingCounts, group_advantages, group_episodes
-from rllm.errors import RewardError
+from rllm.errors import AgentError, RewardError
 from rllm.types.episode import Episode, Outcome, Trajectory
 
 FAILURES = (Outcome.POLICY_FAILURE, Outcome.INFRASTRUCTURE_FAILURE, Outcome.CANCELLED)
@@ -17,7 +17,7 @@ FAILURES = (Outcome.POLICY_FAILURE, Outcome.INFRASTRUCTURE_FAILURE, Outcome.CANC
 
 def _advantages(episodes: list[Episode], estimator: str = "grpo") -> tuple[dict[str, float], GroupingCounts]:
     groups, counts = group_episodes(episodes)
-    return group_advantages(groups, estimator, counts), counts
+    return group_advantages(groups, lambda role: estimator, counts), counts
 
 
 @st.composite
@@ -122,7 +122,7 @@ def test_a_group_is_one_task_and_one_role_in_the_order_of_attempts(episode: Call
         ("a", "solver"): ["a/0/solver", "a/1/solver"],
         ("b", "solver"): ["b/0/solver"],
     }
-    group_advantages(groups, "grpo", counts)
+    group_advantages(groups, lambda role: "grpo", counts)
     assert (counts.groups, counts.compared, counts.tied, counts.alone) == (3, 2, 0, 1)
 
 
@@ -183,3 +183,40 @@ def test_whole_numbers_are_rewards(episode: Callable[..., Episode]) -> None:
     assert all(
         isinstance(value, float) and not isinstance(value, np.generic) for value in advantages.values()
     )
+
+
+@given(batches())
+def test_each_role_has_its_own_estimator_and_weight_and_the_others_do_not_matter(
+    episodes: list[Episode],
+) -> None:
+    rules = {"solver": "grpo", "judge": "reinforce_plus_plus", "critic": "dr_grpo"}
+    groups, counts = group_episodes(episodes)
+    weights = {"solver": 1.0, "judge": 0.5, "critic": 0.0}
+    advantages = group_advantages(groups, rules.__getitem__, counts, weight_of=weights.__getitem__)
+    for role, rule in rules.items():
+        expected = _oracle(episodes, rule)
+        for uid, advantage in advantages.items():
+            if uid.endswith(role):
+                assert advantage == pytest.approx(weights[role] * expected[uid], abs=1e-6)
+
+
+def test_reinforce_pays_what_was_earned_and_compares_it_with_nothing(episode: Callable[..., Episode]) -> None:
+    episodes = [episode("a", attempt, {"agent": 0.5}) for attempt in range(3)]
+    assert list(_advantages(episodes, "reinforce")[0].values()) == [0.5, 0.5, 0.5]
+
+
+def test_masked_trajectories_are_in_no_group_and_others_may_be_paid_otherwise(
+    episode: Callable[..., Episode],
+) -> None:
+    episodes = [episode("a", attempt, {"agent": float(attempt)}) for attempt in range(3)]
+    groups, counts = group_episodes(episodes, masked={"a/2/agent"})
+    advantages = group_advantages(groups, lambda role: "dr_grpo", counts, rewards={"a/1/agent": -1.0})
+    assert advantages == {"a/0/agent": 0.5, "a/1/agent": -0.5}
+    assert (counts.masked, counts.learnable, counts.compared) == (1, 3, 1)
+
+
+def test_two_trajectories_that_cannot_be_told_apart_are_named(episode: Callable[..., Episode]) -> None:
+    twice = episode("a", 0, {"solver": 1.0})
+    twice.trajectories.append(Trajectory(uid="a/0/solver", name="solver", reward=0.0))
+    with pytest.raises(AgentError, match=r"Episode a:0 .* role solver with the uid of another, a/0/solver"):
+        group_episodes([twice])

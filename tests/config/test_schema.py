@@ -46,11 +46,17 @@ BETWEEN = {
     "optimizer.beta1": (0.0, math.nextafter(1.0, 0.0)),
     "optimizer.beta2": (0.0, math.nextafter(1.0, 0.0)),
     "optimizer.weight_decay": (0.0, 1e9),
+    "rollout.truncation.penalty": (0.0, 1e9),
     "algorithm.clip_low": (math.nextafter(0.0, 1.0), math.nextafter(1.0, 0.0)),
 }
 CHOICES = {
     "algorithm.estimator": ["grpo", "dr_grpo"],
     "algorithm.aggregation": ["token_mean", "sequence_mean"],
+    "algorithm.old_logprobs": ["sampler", "trainer"],
+    "rollout.truncation.max_turns": ["mask", "zero", "penalise", "keep"],
+    "rollout.truncation.prompt_length": ["mask", "zero", "penalise", "keep"],
+    "rollout.truncation.response_length": ["mask", "zero", "penalise", "keep"],
+    "rollout.truncation.timeout": ["mask", "zero", "penalise", "keep"],
     "evaluation.split": ["test", "validation"],
 }
 
@@ -77,7 +83,7 @@ def test_what_has_two_limits_keeps_to_both(key: str) -> None:
     low, high = BETWEEN[key]
     load_config([f"{key}={low!r}"])
     load_config([f"{key}={high!r}"])
-    too_much = "inf" if key == "optimizer.weight_decay" else repr(math.nextafter(high, 2.0))
+    too_much = "inf" if high == 1e9 else repr(math.nextafter(high, 2.0))
     for value in (repr(math.nextafter(low, -1.0)), too_much, "nan"):
         with pytest.raises(ConfigError, match=f"`{key}` is"):
             load_config([f"{key}={value}"])

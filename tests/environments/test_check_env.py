@@ -1,6 +1,8 @@
 """check_env says all that is wrong with an environment, and nothing about one that keeps the contract."""
 
+import asyncio
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -111,3 +113,22 @@ def test_what_json_keeps_is_not_lost(value: Any) -> None:
 @pytest.mark.parametrize("value", [(1, 2), {1: 2}, {"a": (1,)}, {1, 2}, b"x", float("nan"), np.int64(1)])
 def test_what_json_changes_is_lost(value: Any) -> None:
     assert lost_in_json(value) is not None
+
+
+def test_an_async_environment_is_checked_in_a_loop_of_its_own() -> None:
+    class Async(BaseEnv):
+        async def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+            await asyncio.sleep(0)
+            self.loop = asyncio.get_running_loop()
+            return "start", {}
+
+        async def step(self, action: Any) -> Any:  # type: ignore[override]
+            assert asyncio.get_running_loop() is self.loop
+            return "end", math.nan, True, {}
+
+        @staticmethod
+        def from_dict(info: dict[str, Any]) -> "Async":
+            return Async()
+
+    with pytest.raises(AgentError, match=r"Async.step returned nan"):
+        check_env(Async(), "go")

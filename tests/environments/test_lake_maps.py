@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -273,3 +274,10 @@ def test_noise_that_is_no_probability_is_refused(noise: float) -> None:
     (task,) = lake_tasks("train", 1)
     with pytest.raises(ConfigError, match="`noise` is"):
         demonstration(task, noise=noise, rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("sight", [-1, 2.5, "far", True])
+def test_sight_that_is_no_number_of_moves_is_refused(sight: Any) -> None:
+    task = lake_tasks("train", 1)[0]
+    with pytest.raises(ConfigError, match="`sight` is"):
+        demonstration(task, noise=0.0, rng=np.random.default_rng(0), sight=sight)

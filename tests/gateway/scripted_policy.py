@@ -30,6 +30,8 @@ class Say:
     reasoning: str = ""
     tool_calls: Sequence[WireToolCall] = ()
     ids: Sequence[int] = (11, 12, 13)
+    shown: Sequence[str] = ()
+    """Texts of the tokens for clients that want log-probabilities, each with itself in capitals beside it."""
     stop_sequence: str | None = None
     error: Exception | None = None
     """Raised after the first `error_after` pieces."""
@@ -93,7 +95,7 @@ class ScriptedPolicy:
             words = say.text.split(" ") if say.text else []
             parts = [word + (" " if number < len(words) - 1 else "") for number, word in enumerate(words)]
             for number, part in enumerate(parts):
-                logprobs = [_token(say.ids[number])] if request.logprobs else []
+                logprobs = [self._shown(say)[number]] if request.logprobs else []
                 found.append(Piece(choice=choice, text=part, logprobs=logprobs))
             for index, call in enumerate(say.tool_calls):
                 half = len(call.arguments) // 2
@@ -122,12 +124,25 @@ class ScriptedPolicy:
                     completion_ids=[each + 100 * index for each in ids],
                     logprobs=[-0.5] * len(ids),
                     policy_versions=[4] * len(ids),
-                    token_logprobs=[_token(each) for each in ids] if request.logprobs else [],
+                    token_logprobs=self._shown(say) if request.logprobs else [],
                 )
                 for index in range(request.n)
             ],
             usage={"prompt_tokens": 3, "completion_tokens": len(ids) * request.n, "cached_tokens": 0},
         )
+
+    def _shown(self, say: Say) -> list[TokenLogprob]:
+        if not say.shown:
+            return [TokenLogprob(token_id=each, text=f"<{each}>", logprob=-0.5) for each in say.ids]
+        return [
+            TokenLogprob(
+                token_id=-1,
+                text=text,
+                logprob=-0.5,
+                top=[(-1, text, -0.5), (-1, text.upper(), float("-inf"))],
+            )
+            for text in say.shown
+        ]
 
     async def count_tokens(self, request: CallRequest) -> int:
         return 7 * len(request.messages)
@@ -148,7 +163,3 @@ class ScriptedPolicy:
 
     async def close(self) -> None:
         self.is_closed = True
-
-
-def _token(token: int) -> TokenLogprob:
-    return TokenLogprob(token_id=token, text=f"<{token}>", logprob=-0.5)

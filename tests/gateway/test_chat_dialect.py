@@ -667,7 +667,7 @@ def test_a_request_of_another_protocol_is_said_whole_in_this_one() -> None:
 
 
 def test_what_chat_cannot_say_is_refused() -> None:
-    for request in (foreign(prompt="Once"), foreign(penalties={"best_of": 2})):
+    for request in (foreign(prompt="Once"), foreign(penalties={"truncation": "auto"})):
         with pytest.raises(RequestRefused) as caught:
             ChatUpstream().body(request, capture=frozenset())
         assert caught.value.status == 400

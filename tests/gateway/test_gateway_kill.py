@@ -8,32 +8,29 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from openai import AsyncOpenAI
 
-from rllm.gateway.ledger import Ledger
 
-
-def _keyed_upstream() -> Any:
-    path = Path(__file__).with_name("keyed_upstream.py")
-    spec = importlib.util.spec_from_file_location("keyed_upstream", path)
+def _keyed_programs() -> Any:
+    path = Path(__file__).with_name("keyed_programs.py")
+    spec = importlib.util.spec_from_file_location("keyed_programs", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["keyed_upstream"] = module  # dataclasses look their module up
+    sys.modules["keyed_programs"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
 
-keyed = _keyed_upstream()
+programs = _keyed_programs()
+keyed = programs.keyed
 TOKEN = "a-token-for-tests"
-PATIENCE = 30
-"""Attempts of one call: a restart takes a second or two."""
+PATIENCE = 40
+"""Attempts of one call: a restart takes a second or two, and many come close together."""
 
 
 class GatewayProcess:
@@ -77,103 +74,36 @@ async def serving(directory: Path, pause_s: float) -> AsyncIterator[tuple[Any, G
             await gateway.stop()
 
 
-@dataclass(slots=True)
-class Program:
-    """Asks one call after the other until it is told to stop, whatever happens to the gateway."""
-
-    client: AsyncOpenAI
-    name: str
-    stream: bool
-    answered: dict[str, str] = field(default_factory=dict)
-    """Keys of calls whose whole answer arrived, with the completion ids under which it came."""
-
-    async def run(self, stopped: asyncio.Event) -> None:
-        turn = 0
-        while not stopped.is_set():
-            key = f"{self.name}/{turn}"
-            said: list[Any] = [{"role": "user", "content": f"key={key} what now?"}]
-            self.answered[key] = await (self._streamed(key, said) if self.stream else self._whole(key, said))
-            turn += 1
-
-    async def _whole(self, key: str, said: list[Any]) -> str:
-        """The SDK asks again by itself, and says so in a header."""
-        answer = await self.client.chat.completions.create(model="any", messages=said, tools=keyed.TOOLS)
-        assert (answer.choices[0].message.content or "") == keyed.said(key).text
-        return answer.id
-
-    async def _streamed(self, key: str, said: list[Any]) -> str:
-        """A stream that broke off is asked for again by the program, under the key that it gave the call."""
-        for _ in range(PATIENCE):
-            text, finished, answer_id = "", False, ""
-            try:
-                events = await self.client.chat.completions.create(
-                    model="any",
-                    messages=said,
-                    tools=keyed.TOOLS,
-                    stream=True,
-                    extra_headers={"Idempotency-Key": key},
-                )
-                async for event in events:
-                    answer_id = event.id
-                    text += event.choices[0].delta.content or ""
-                    finished = finished or bool(event.choices[0].finish_reason)
-            except openai.APIConnectionError:
-                continue
-            assert finished, "a stream that was cut off never looks like a whole one"
-            assert text == keyed.said(key).text
-            return answer_id
-        raise AssertionError(f"{key} was not answered in {PATIENCE} attempts")
-
-
-async def kill_and_restart(directory: Path, *, kills: int, num_programs: int) -> None:
+async def kill_and_restart(directory: Path, *, kills: int, num_sessions: int, calls: int) -> None:
+    """Kills at random moments of the work, whatever time it takes; then all that was asked is looked up."""
     draw = random.Random(7)
+    at = sorted(draw.sample(range(1, num_sessions * calls * 95 // 100), kills))
     async with serving(directory, pause_s=0.004) as (upstream, gateway):
-        stopped = asyncio.Event()
-        async with AsyncOpenAI(
-            base_url=f"{gateway.url}/v1", api_key=TOKEN, max_retries=PATIENCE, timeout=60.0
-        ) as client:
-            programs = [
-                Program(
-                    client.with_options(base_url=f"{gateway.url}/sessions/run-{number}/v1"),
-                    f"s{number}",
-                    stream=number % 2 == 1,
-                )
-                for number in range(num_programs)
-            ]
-            running = asyncio.gather(*(program.run(stopped) for program in programs))
-            for _ in range(kills):
-                await asyncio.sleep(draw.uniform(0.1, 0.9))
+        clients = programs.Clients(gateway.url, TOKEN, patience=PATIENCE)
+
+        async def kill_all() -> None:
+            for num_answered in at:
+                while clients.num_answered < num_answered:
+                    await asyncio.sleep(0.002)
+                await asyncio.sleep(draw.uniform(0.0, 0.1))
                 await gateway.kill()
                 await gateway.start()
-            await asyncio.sleep(0.3)
-            stopped.set()
-            await running
-    with Ledger.open(directory, read_only=True) as ledger:
-        for number, program in enumerate(programs):
-            check(ledger.traces(f"run-{number}"), program)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(kill_all())
+            group.create_task(
+                programs.run_all(clients, num_sessions, calls, keyed.said, programs.as_the_server_said)
+            )
     assert sum(upstream.asked.values()) > len(upstream.asked), "some kills hit calls on their way"
 
 
-def check(records: list[Any], program: Program) -> None:
-    assert all(record.status == "ok" for record in records)
-    recorded = {keyed.key_of(record.messages): record.id for record in records}
-    assert len(recorded) == len(records), "no call was recorded twice"
-    assert recorded == program.answered
-    for record in records:
-        key = keyed.key_of(record.messages)
-        assert record.completion_ids == keyed.said(key).ids
-        assert record.logprobs == keyed.said(key).logprobs
-        assert record.prompt_ids == keyed.prompt_ids(record.messages)
-        assert record.response.get("tool_calls", []) == keyed.said(key).calls
-
-
 async def test_every_answered_call_is_recorded_once_although_the_gateway_is_killed(tmp_path: Path) -> None:
-    await kill_and_restart(tmp_path, kills=3, num_programs=12)
+    await kill_and_restart(tmp_path, kills=3, num_sessions=12, calls=10)
 
 
 @pytest.mark.slow
-async def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
-    await kill_and_restart(tmp_path, kills=20, num_programs=24)
+async def test_twenty_kills_lose_and_double_nothing_of_two_hundred_sessions(tmp_path: Path) -> None:
+    await kill_and_restart(tmp_path, kills=20, num_sessions=200, calls=20)
 
 
 async def test_a_retry_after_a_restart_gets_the_answer_that_was_recorded(tmp_path: Path) -> None:

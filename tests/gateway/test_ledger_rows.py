@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllm.gateway.ledger_prefixes import Tip, Tips
-from rllm.gateway.ledger_rows import CallRow, decode_call, encode_call
+from rllm.gateway.ledger.prefixes import Tip, Tips
+from rllm.gateway.ledger.rows import CallRow, decode_call, encode_call
 from rllm.gateway.wire import CallRecord, CallStatus, Dialect
 from rllm.types.messages import LogprobMeaning
 
@@ -53,6 +53,17 @@ records = st.builds(
     policy_versions=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 3), max_size=5),
     mixed_versions=st.booleans(),
     no_ids_because=texts,
+    token_logprobs=st.lists(
+        st.fixed_dictionaries(
+            {
+                "token_id": st.integers(-1, 2**31),
+                "text": texts,
+                "logprob": finite,
+                "top": st.lists(st.tuples(st.integers(-1, 9), texts, finite).map(list), max_size=2),
+            }
+        ),
+        max_size=3,
+    ),
     usage=counts,
     conversation=st.integers(0, 2**70),
     segment=st.integers(0, 2**70),

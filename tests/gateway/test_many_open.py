@@ -11,12 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-import rllm.gateway.upstream_http
+import rllm.gateway.upstream.http
 from rllm.errors import RequestRefused
-from rllm.gateway.pace import Pace
-from rllm.gateway.pool import UpstreamPool
 from rllm.gateway.server import Gateway
+from rllm.gateway.server.pace import Pace
 from rllm.gateway.upstream import UpstreamPolicy
+from rllm.gateway.upstream.pool import UpstreamPool
 
 
 def _keyed_upstream() -> Any:
@@ -45,7 +45,7 @@ async def serving(directory: Path) -> AsyncIterator[tuple[Any, Gateway]]:
 async def test_calls_wait_when_there_are_more_than_connections_to_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rllm.gateway.upstream_http, "most_connections", lambda: 3)
+    monkeypatch.setattr(rllm.gateway.upstream.http, "most_connections", lambda: 3)
 
     async def ask(number: int) -> int:
         said = [{"role": "user", "content": f"key=s{number} go"}]

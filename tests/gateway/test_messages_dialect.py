@@ -23,10 +23,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rllm.errors import RequestRefused
-from rllm.gateway.bodies import json_object
 from rllm.gateway.dialects.chat import ChatDialect
 from rllm.gateway.dialects.messages import MessagesDialect, MessagesUpstream
 from rllm.gateway.dialects.tool_input import arguments_of, tool_input
+from rllm.gateway.server.bodies import json_object
 from rllm.gateway.wire import (
     Answer,
     CallRequest,

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from rllm.errors import ConfigError, RequestRefused
-from rllm.gateway.pool import FAILURES_BEFORE_OUT, HealthChecks, Upstream, UpstreamPool, base_url
+from rllm.gateway.upstream.pool import FAILURES_BEFORE_OUT, HealthChecks, Upstream, UpstreamPool, base_url
 
 URLS = ["http://a:1", "http://b:1", "http://c:1"]
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm.errors import ConfigError
-from rllm.gateway.auth import Tokens
-from rllm.gateway.bodies import MAX_DEPTH
 from rllm.gateway.server import Gateway
+from rllm.gateway.server.auth import Tokens
+from rllm.gateway.server.bodies import MAX_DEPTH
 
 Serve = Callable[..., Any]
 POSTS = (
@@ -65,6 +65,34 @@ async def read_error(reply: aiohttp.ClientResponse, path: str) -> dict[str, Any]
 
 def bearer(gateway: Gateway) -> dict[str, str]:
     return {"Authorization": f"Bearer {gateway.token}"}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01 this is TLS\r\n\r\n",
+        b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        b"GET / HTTP/9\r\n\r\n",
+        b"POST /v1/messages HTTP/1.1\r\nContent-Length: many\r\n\r\n",
+        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
+    ],
+    ids=["tls", "header", "version", "length", "long line"],
+)
+async def test_what_is_no_http_is_refused_in_json(
+    serve: Serve, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway: Gateway = await serve()
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(sent)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")  # to the end: the connection is closed
+    writer.close()
+    assert head.split()[1] == b"400"
+    assert b"application/json" in head
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_http")
+    assert not caplog.records, "a port scan fills no log"
+    async with aiohttp.ClientSession() as http, http.get(gateway.url + "/health") as reply:
+        assert reply.status == 200
 
 
 @pytest.mark.parametrize("name", BAD_BODIES)

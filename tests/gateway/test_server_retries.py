@@ -82,8 +82,30 @@ async def test_what_was_asked_for_comes_back_with_a_retry_too(serve: Serve) -> N
         first = await ask(http, gateway, **more)
         again = await ask(http, gateway, MARK, **more)
     assert first["choices"][0]["token_ids"] == again["choices"][0]["token_ids"] == [11, 12, 13]
-    told = [each["logprob"] for each in again["choices"][0]["logprobs"]["content"]]
-    assert told == [each["logprob"] for each in first["choices"][0]["logprobs"]["content"]]
+    assert again["choices"][0]["logprobs"] == first["choices"][0]["logprobs"]
+    assert [each["token"] for each in again["choices"][0]["logprobs"]["content"]] == ["<11>", "<12>", "<13>"]
+
+
+@pytest.mark.parametrize("answered", [[], [11, 12, 13]], ids=["hosted", "with ids"])
+async def test_a_streamed_retry_shows_the_texts_of_its_tokens_and_their_alternatives(
+    serve: Serve, scripted: ModuleType, answered: list[int]
+) -> None:
+    gateway: Gateway = await serve(lambda request: scripted.Say(ids=answered, shown=("hel", "lo", "!")))
+    more = {"logprobs": True, "top_logprobs": 2, "stream": True}
+    async with aiohttp.ClientSession() as http:
+        await ask(http, gateway, **more)
+        again = await ask(http, gateway, MARK, **more)
+    logprobs = [each["choices"][0]["logprobs"] for each in again if each["choices"][0]["logprobs"]]
+    tokens = [token for each in logprobs for token in each["content"]]
+    assert [token["token"] for token in tokens] == ["hel", "lo", "!"]
+    assert [[each["token"] for each in token["top_logprobs"]] for token in tokens] == [
+        ["hel", "HEL"],
+        ["lo", "LO"],
+        ["!", "!"],
+    ]
+    (trace,) = gateway.ledger.traces("s")
+    assert [token["text"] for token in trace.token_logprobs] == ["hel", "lo", "!"]
+    assert trace.completion_ids == answered
 
 
 async def test_a_retry_is_told_which_text_ended_the_answer(serve: Serve, scripted: ModuleType) -> None:

@@ -11,8 +11,7 @@ import openai
 import pytest
 
 from rllm.errors import PartialAnswer
-from rllm.gateway import calls
-from rllm.gateway.server import Gateway
+from rllm.gateway.server import Gateway, calls
 from rllm.gateway.wire import Answer, CallStatus, Choice, Dialect
 
 Serve = Callable[..., Any]

@@ -12,7 +12,7 @@ import pytest
 
 from rllm.errors import RequestRefused
 from rllm.gateway.server import Gateway
-from rllm.gateway.sessions import derived_seed
+from rllm.gateway.server.sessions import derived_seed
 
 Serve = Callable[..., Any]
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rllm.errors import PartialAnswer, RequestRefused
-from rllm.gateway.pool import HealthChecks
 from rllm.gateway.upstream import UpstreamPolicy
+from rllm.gateway.upstream.pool import HealthChecks
 from rllm.gateway.wire import Answer
 
 _spec = importlib.util.spec_from_file_location("fake_upstream", Path(__file__).parent / "fake_upstream.py")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.gateway.upstream import UpstreamPolicy
-from rllm.gateway.upstream_continuity import MAX_ENDS, MAX_LINKS, Continuity
+from rllm.gateway.upstream.continuity import MAX_ENDS, MAX_LINKS, Continuity
 from rllm.gateway.wire import CallRecord, CallRequest, Choice, Dialect, WireToolCall
 
 _spec = importlib.util.spec_from_file_location("fake_upstream", Path(__file__).parent / "fake_upstream.py")

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from rllm.gateway.counts import Counts
-from rllm.gateway.metrics import prometheus_text
-from rllm.gateway.upstream_continuity import UpstreamSegmentReason
+from rllm.gateway.server.counts import Counts
+from rllm.gateway.server.metrics import prometheus_text
+from rllm.gateway.upstream.continuity import UpstreamSegmentReason
 from rllm.gateway.wire import CallRecord
 from rllm.rendering.chat import SegmentReason
 

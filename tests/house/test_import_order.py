@@ -34,7 +34,7 @@ HOMES_OF_LIBRARY = {
     ),
     "matplotlib": ("tracking/picture*",),
     "gymnasium": ("environments/*",),
-    "aiohttp": ("gateway/*", "inference/vllm*"),
+    "aiohttp": ("gateway/*", "inference/openai*"),
     "llguidance": ("inference/local/grammar*",),
 } | {
     name: (f"*/{name}.py", f"*/{name}/*")

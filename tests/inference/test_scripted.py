@@ -52,6 +52,15 @@ async def test_everything_about_an_answer_can_be_set_by_hand() -> None:
     assert output.finish_reason is FinishReason.LENGTH
 
 
+async def test_an_answer_is_cut_off_at_the_tokens_that_were_asked_for() -> None:
+    async with ScriptedClient(["Right", "Right"]).session(("task", 0)) as session:
+        output = await session.respond(ASK, SamplingParams(max_tokens=3))
+        assert (output.text, output.finish_reason) == ("Rig", FinishReason.LENGTH)
+        assert len(output.completion_ids) == len(output.logprobs) == 3
+        whole = await session.respond(ASK, SamplingParams(max_tokens=6))
+        assert (whole.text, whole.finish_reason) == ("Right", FinishReason.STOP)
+
+
 async def test_an_exception_in_the_script_is_raised_and_the_next_answer_follows_it() -> None:
     client = ScriptedClient([InferenceError("the server died"), "Right"])
     async with client.session(("task", 0)) as session:

@@ -4,11 +4,16 @@
     {"run": DIR}                                train, or resume, to the end     {"signal": 0, "events": […]}
     {"run": DIR, "die_at_line": ["train", 2]}   kill -9 when that line is logged               {"signal": 9}
     {"run": DIR, "die_at_event": 57}            kill -9 at the 57th time that a file of the run is touched
+    {"run": DIR, "interrupt_at_line": …}        Ctrl-C when that line is logged                  {"signal": 2}
+    {"run": DIR, "interrupt_at_answer": 40}     Ctrl-C when the model has answered 40 times
+    {"run": DIR, "game": "pair"}                two solvers and a judge, each role with a model of its own
 
 Each request is served by a forked child, so that torch is imported once. An audit hook counts what is opened,
 renamed, made and removed below the run directory, halves of checkpoints included.
 """
 
+import asyncio
+import itertools
 import json
 import os
 import signal
@@ -24,7 +29,8 @@ from rllm.agents.base import BaseAgent
 from rllm.environments.base import BaseEnv
 from rllm.tracking.base import Metric
 from rllm.trainer.agent_trainer import AgentTrainer
-from rllm.types.episode import Action, Step, Trajectory
+from rllm.types.episode import Action, Episode, Step, Trajectory
+from rllm.workflows.workflow import Workflow
 
 SETTINGS: dict[str, Any] = {
     "seed": 5,
@@ -107,13 +113,69 @@ def demonstrate(task: dict[str, Any], noise: float, rng: np.random.Generator) ->
     ]
 
 
+class PairWorkflow(Workflow):
+    """Two solvers at a time, then a judge who reads both; each is paid by the first letter that it says."""
+
+    async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+        said = await asyncio.gather(*(self.say("solver", f"{task['letter']} {turn}") for turn in (1, 2)))
+        judged = await self.say("judge", " ".join(str(each.output)[:1] for each in said))
+        return Episode(id=uid, task=task, trajectories=[*said, judged], is_correct=judged.reward == 1.0)
+
+    async def say(self, role: str, question: str) -> Trajectory:
+        messages = [{"role": "user", "content": question}]
+        output = await self.rollout_engine.get_model_response(messages, role=role)
+        reward = (ord(output.text[0]) % 5) / 4 if output.text else 0.0
+        step = Step.from_model_output(output, messages, reward=reward)
+        return Trajectory(name=role, steps=[step], reward=reward, output=output.text)
+
+
+def demonstrate_pair(
+    task: dict[str, Any], noise: float, rng: np.random.Generator
+) -> list[tuple[str, list[tuple[list[dict[str, Any]], str]]]]:
+    letter = task["letter"]
+    asked = [("solver", f"{letter} 1"), ("solver", f"{letter} 2"), ("judge", f"{letter} {letter}")]
+    return [
+        (role, [([{"role": "user", "content": question}], "ABCDEFGH"[rng.integers(8)])])
+        for role, question in asked
+    ]
+
+
+PAIR: dict[str, Any] = {
+    "policies": {"solver": {"path": "builtin:tiny"}, "judge": {"path": "builtin:tiny"}},
+    "inference": {"lockstep": False},
+    "algorithm": {"old_logprobs": "trainer"},
+}
+"""Settings of the pair on top of those of the game."""
+
+
+def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections and keys of `changes` on top of those of `settings`; None takes a section away."""
+    both = {key: merged(value, {}) if isinstance(value, dict) else value for key, value in settings.items()}
+    for key, value in changes.items():
+        both[key] = merged(both.get(key, {}), value) if isinstance(value, dict) else value
+    return {key: value for key, value in both.items() if value is not None}
+
+
+def make_pair_trainer(run: Path, changes: Mapping[str, Any] | None = None, **more: Any) -> AgentTrainer:
+    """A trainer of the pair; `changes` are sections or keys on top of its settings."""
+    settings = merged(SETTINGS, PAIR)
+    del settings["rollout"]["max_turns"]
+    return AgentTrainer(
+        **{
+            "config": merged(settings, changes or {}),
+            "train_dataset": TASKS,
+            "val_dataset": TASKS[:4],
+            "workflow_class": PairWorkflow,
+            "demonstrate": demonstrate_pair,
+            "output": run,
+            **more,
+        }
+    )
+
+
 def make_trainer(run: Path, changes: Mapping[str, Any] | None = None, **more: Any) -> AgentTrainer:
     """A trainer of the letter game; `changes` are sections or keys on top of SETTINGS."""
-    config = {
-        key: {**value, **(changes or {}).get(key, {})} if isinstance(value, dict) else value
-        for key, value in SETTINGS.items()
-    }
-    config |= {key: value for key, value in (changes or {}).items() if not isinstance(config.get(key), dict)}
+    config = merged(SETTINGS, changes or {})
     return AgentTrainer(
         **{
             "config": config,
@@ -128,18 +190,19 @@ def make_trainer(run: Path, changes: Mapping[str, Any] | None = None, **more: An
     )
 
 
-class DeathAtLine:
+class EndAtLine:
     """A tracker that ends the process as a line arrives: it is on record, and in no checkpoint yet."""
 
-    def __init__(self, phase: str, step: int) -> None:
-        self._place = (phase, step)
+    def __init__(self, place: tuple[str, int], how: signal.Signals) -> None:
+        self._place = place
+        self._how = how
 
     def begin(self, phase: str) -> None:
         pass
 
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
         if (phase, step) == self._place:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._how)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -176,11 +239,36 @@ def _serve(request: dict[str, Any]) -> None:
     """In the child: train, and tell what was done to files."""
     run = Path(request["run"])
     events = FileEvents(run, request.get("die_at_event"))
-    tracker = DeathAtLine(*request["die_at_line"]) if "die_at_line" in request else None
-    trainer = make_trainer(run, request.get("changes"), tracker=tracker)
+    tracker = None
+    for fate, how in (("die_at_line", signal.SIGKILL), ("interrupt_at_line", signal.SIGINT)):
+        if fate in request:
+            tracker = EndAtLine(tuple(request[fate]), how)
+    if "interrupt_at_answer" in request:
+        _interrupt_at(request["interrupt_at_answer"])
+    make = make_pair_trainer if request.get("game") == "pair" else make_trainer
+    trainer = make(run, request.get("changes"), tracker=tracker)
     sys.addaudithook(events)
-    trainer.train()
-    print(json.dumps({"signal": 0, "events": events.seen}), flush=True)
+    try:
+        trainer.train()
+    except KeyboardInterrupt:
+        print(json.dumps({"signal": int(signal.SIGINT)}), flush=True)
+    else:
+        print(json.dumps({"signal": 0, "events": events.seen}), flush=True)
+
+
+def _interrupt_at(number: int) -> None:
+    """Ctrl-C as the model has answered for the n-th time."""
+    from rllm.inference.local.client import LocalSession
+
+    answered, run = itertools.count(1), LocalSession.run
+
+    async def run_and_count(self: LocalSession, *args: Any, **kwargs: Any) -> Any:
+        request = await run(self, *args, **kwargs)
+        if next(answered) == number:
+            os.kill(os.getpid(), signal.SIGINT)
+        return request
+
+    LocalSession.run = run_and_count
 
 
 def main() -> None:

@@ -37,48 +37,64 @@ def test_a_checkpoint_gives_back_where_the_run_was_and_its_weights(
     learner: TorchBackend, tmp_path: Path
 ) -> None:
     _shifted(learner, 7.0)
-    assert save_checkpoint(tmp_path, _state(3), learner, keep=2) == tmp_path / "step-000007"
+    assert save_checkpoint(tmp_path, _state(3), {"": learner}, keep=2) == tmp_path / "step-000007"
     _shifted(learner, 0.0)
-    assert load_latest(tmp_path, learner) == _state(3)
+    assert load_latest(tmp_path, {"": learner}) == _state(3)
     assert (learner.model.norm == 7.0).all()
 
 
+def test_several_policies_have_a_directory_each(decoder: Make, backend: Make, tmp_path: Path) -> None:
+    both: dict[str, TorchBackend] = {"solver": backend(decoder()), "judge": backend(decoder(seed=1))}
+    _shifted(both["solver"], 7.0)
+    _shifted(both["judge"], 3.0)
+    saved = save_checkpoint(tmp_path, _state(3), both, keep=2)
+    assert sorted(path.name for path in saved.iterdir()) == ["judge", MANIFEST, "solver", "state.json"]
+    for each in both.values():
+        _shifted(each, 0.0)
+    assert load_latest(tmp_path, both) == _state(3)
+    assert (both["solver"].model.norm == 7.0).all()
+    assert (both["judge"].model.norm == 3.0).all()
+    (saved / "judge" / "weights.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"`judge/weights\.safetensors` is missing"):
+        load_latest(tmp_path, both)
+
+
 def test_without_a_checkpoint_the_run_is_new(learner: TorchBackend, tmp_path: Path) -> None:
-    assert load_latest(tmp_path, learner) is None
-    assert load_latest(tmp_path / "absent", learner) is None
+    assert load_latest(tmp_path, {"": learner}) is None
+    assert load_latest(tmp_path / "absent", {"": learner}) is None
 
 
 def test_the_newest_are_kept_and_the_newest_is_read(learner: TorchBackend, tmp_path: Path) -> None:
     for steps in (1, 2, 3, 96):
         _shifted(learner, float(steps))
-        save_checkpoint(tmp_path, _state(steps), learner, keep=2)
+        save_checkpoint(tmp_path, _state(steps), {"": learner}, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000007", "step-000100"]
-    assert load_latest(tmp_path, learner) == _state(96)
+    assert load_latest(tmp_path, {"": learner}) == _state(96)
     assert (learner.model.norm == 96.0).all()
 
 
 def test_saving_a_position_again_replaces_it(learner: TorchBackend, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, _state(3), learner, keep=2)
+    save_checkpoint(tmp_path, _state(3), {"": learner}, keep=2)
     again = _state(3)
     again.reports["after"] = {"success": 1.0}
-    save_checkpoint(tmp_path, again, learner, keep=2)
-    assert load_latest(tmp_path, learner) == again
+    save_checkpoint(tmp_path, again, {"": learner}, keep=2)
+    assert load_latest(tmp_path, {"": learner}) == again
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_half_written_ones_are_removed_and_never_read(learner: TorchBackend, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, _state(3), learner, keep=2)
+    save_checkpoint(tmp_path, _state(3), {"": learner}, keep=2)
     half = tmp_path / ".step-000009.tmp-12345"
     half.mkdir()
     (half / "weights.safetensors").write_bytes(b"half")
-    assert load_latest(tmp_path, learner) == _state(3)
+    assert load_latest(tmp_path, {"": learner}) == _state(3)
     assert not half.exists()
 
 
 def test_one_that_was_being_replaced_is_put_back(learner: TorchBackend, tmp_path: Path) -> None:
-    saved = save_checkpoint(tmp_path, _state(3), learner, keep=2)
+    saved = save_checkpoint(tmp_path, _state(3), {"": learner}, keep=2)
     saved.rename(tmp_path / f".{saved.name}.old-12345")
-    assert load_latest(tmp_path, learner) == _state(3)
+    assert load_latest(tmp_path, {"": learner}) == _state(3)
 
 
 FILES = ["weights.safetensors", "optimizer.safetensors", "state.json", MANIFEST]
@@ -89,8 +105,8 @@ FILES = ["weights.safetensors", "optimizer.safetensors", "state.json", MANIFEST]
 def test_a_damaged_checkpoint_is_named_and_never_fallen_back_from_in_silence(
     learner: TorchBackend, tmp_path: Path, name: str, damage: str
 ) -> None:
-    save_checkpoint(tmp_path, _state(2), learner, keep=2)
-    saved = save_checkpoint(tmp_path, _state(3), learner, keep=2)
+    save_checkpoint(tmp_path, _state(2), {"": learner}, keep=2)
+    saved = save_checkpoint(tmp_path, _state(3), {"": learner}, keep=2)
     path = saved / name
     content = bytearray(path.read_bytes())
     if damage == "missing":
@@ -102,17 +118,17 @@ def test_a_damaged_checkpoint_is_named_and_never_fallen_back_from_in_silence(
         path.write_bytes(content)
     before = learner.model.norm.detach().clone()
     with pytest.raises(CheckpointError, match=r"step-000007.*fall back to the one before"):
-        load_latest(tmp_path, learner)
+        load_latest(tmp_path, {"": learner})
     assert torch.equal(before, learner.model.norm)
 
 
 def test_after_deleting_the_damaged_one_the_one_before_is_read(learner: TorchBackend, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, _state(2), learner, keep=2)
-    saved = save_checkpoint(tmp_path, _state(3), learner, keep=2)
+    save_checkpoint(tmp_path, _state(2), {"": learner}, keep=2)
+    saved = save_checkpoint(tmp_path, _state(3), {"": learner}, keep=2)
     for path in saved.iterdir():
         path.unlink()
     saved.rmdir()
-    assert load_latest(tmp_path, learner) == _state(2)
+    assert load_latest(tmp_path, {"": learner}) == _state(2)
 
 
 def test_a_save_that_the_disk_refuses_leaves_the_ones_before(learner: TorchBackend, tmp_path: Path) -> None:
@@ -121,8 +137,9 @@ def test_a_save_that_the_disk_refuses_leaves_the_ones_before(learner: TorchBacke
             (directory / "weights.safetensors").write_bytes(b"some of it")
             raise OSError(28, "No space left on device")
 
-    save_checkpoint(tmp_path, _state(2), learner, keep=1)
+    save_checkpoint(tmp_path, _state(2), {"": learner}, keep=1)
+    full = FullDisk(learner.model, publish=lambda version: None)
     with pytest.raises(StorageError, match="free space"):
-        save_checkpoint(tmp_path, _state(3), FullDisk(learner.model, publish=lambda version: None), keep=1)
+        save_checkpoint(tmp_path, _state(3), {"": full}, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
-    assert load_latest(tmp_path, learner) == _state(2)
+    assert load_latest(tmp_path, {"": learner}) == _state(2)

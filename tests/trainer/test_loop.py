@@ -5,34 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rllm.config.loader import load_config
 from rllm.models.directory import load_model
 from rllm.store.episodes import EpisodeStore
-from rllm.trainer.loop import group_shares, learn, learning_rate
+from rllm.trainer.learning import learn
+from rllm.trainer.schedules import learning_rate
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 
 Make = Callable[..., Any]
-
-
-@given(num_groups=st.integers(0, 7), num_shares=st.integers(1, 4), data=st.data())
-def test_updates_share_out_whole_groups_and_forget_none(
-    num_groups: int, num_shares: int, data: st.DataObject
-) -> None:
-    class Row:
-        def __init__(self, group: int) -> None:
-            self.group_key = (f"t{group}", "agent")
-
-    rows: list[Any] = [Row(group) for group in range(num_groups) for _ in range(data.draw(st.integers(1, 3)))]
-    shares = list(group_shares(rows, num_shares))
-    assert len(shares) == min(num_shares, num_groups)
-    assert sorted(map(id, rows)) == sorted(id(row) for share in shares for row in share)
-    keys = [{row.group_key for row in share} for share in shares]
-    assert sum(len(each) for each in keys) == num_groups
-    if keys:
-        assert max(map(len, keys)) - min(map(len, keys)) <= 1
 
 
 def test_the_learning_rate_warms_up_and_falls_in_a_line_to_its_last_fraction() -> None:
@@ -62,9 +43,10 @@ def learned(letters: ModuleType, tiny_directory: Path, tmp_path: Path) -> Make:
 
     def learn_from(episodes: list[Episode]) -> tuple[dict[str, Any], list[torch.Tensor]]:
         trainer = letters.make_trainer(tmp_path, {"rollout": {"tasks_per_step": 2}})
-        learner = trainer.make_learner(load_model(tiny_directory), publish=lambda version: None)
+        learner = trainer.make_learner({"policy": load_model(tiny_directory)})
         _, metrics = learn(learner, episodes, 0)
-        return metrics, [each.detach() for each in learner.backend.model.parameters()]
+        (policy,) = learner.policies.values()
+        return metrics, [each.detach() for each in policy.loaded.model.parameters()]
 
     return learn_from
 

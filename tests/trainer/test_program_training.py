@@ -171,8 +171,8 @@ class Env(rllm.BaseEnv): ...
     [
         ({}, {"agent_class": Agent}, "Given agent_class, agent_flow, evaluator"),
         ({}, {"evaluator": None}, "Given agent_flow; give either"),
-        ({}, {"agent_flow": None, "evaluator": None}, "neither agent nor program"),
-        ({}, {"workflow_class": object}, "`workflow_class` is not supported yet"),
+        ({}, {"agent_flow": None, "evaluator": None}, "neither agent, program nor workflow"),
+        ({}, {"workflow_class": object}, "Given agent_flow, evaluator, workflow_class"),
         ({}, {"agent_args": {"size": 3}}, "`agent_args` is given"),
         ({}, {"agent_flow": 3}, "is no program"),
         ({}, {"train_dataset": []}, "`train_dataset` is empty"),

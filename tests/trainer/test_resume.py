@@ -1,10 +1,11 @@
-"""A run killed with -9, at any moment, ends as if never stopped. Who plays and kills: letter_game.py."""
+"""A run killed with -9, or stopped with Ctrl-C, at any moment, ends as if never stopped. Who plays and kills:
+letter_game.py."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rllm.store.episodes import EpisodeStore
 from rllm.store.files import verify_manifest
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
+from rllm.trainer.policies import saved_model_paths
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -25,8 +27,9 @@ LINES = [
     *(("train", step) for step in range(4)),
     ("after", 0),
 ]
-UNREPEATABLE = ("canary_moved", "canary_gap", "tokens_per_s")
-"""Beside seconds: the canary of a resumed run watches the first row of that process."""
+UNREPEATABLE = ("canary_moved", "canary_gap", "tokens_per_s", "logprob_gap_sampler")
+"""Beside seconds: the canary of a resumed run watches the first row of that process, and without lockstep the
+last bit of what the sampler says depends on who was sampled beside."""
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +58,10 @@ def ask() -> Iterator[Ask]:
     nursery.communicate()
 
 
-def _result(run: Path) -> dict[str, Any]:
-    """Everything of a finished run that must not depend on its being interrupted."""
+def _result(run: Path, names: Sequence[str] = ("policy",)) -> dict[str, Any]:
+    """Everything of a finished run, with policies of these names, that must not depend on its being
+    interrupted."""
+    lockstep = names == ("policy",)
     directory = RunDirectory.read(run)
     with EpisodeStore.open(directory.store_path, read_only=True) as store:
         episodes = {
@@ -65,7 +70,14 @@ def _result(run: Path) -> dict[str, Any]:
                     episode.id,
                     episode.outcome,
                     [
-                        (step.prompt_ids, step.response_ids, step.logprobs, step.policy_versions, step.reward)
+                        (
+                            trajectory.name,
+                            step.prompt_ids,
+                            step.response_ids,
+                            step.logprobs if lockstep else [],
+                            step.policy_versions,
+                            step.reward,
+                        )
                         for trajectory in episode.trajectories
                         for step in trajectory.steps
                     ],
@@ -78,12 +90,15 @@ def _result(run: Path) -> dict[str, Any]:
     summary = directory.summary()
     assert summary is not None
     return {
-        "parameters": parameters_sha256(load_model(directory.model_path).model.state_dict_hf()),
+        "parameters": {
+            name: parameters_sha256(load_model(path).model.state_dict_hf())
+            for name, path in saved_model_paths(run, names).items()
+        },
         "metrics": [
             {
                 name: value
                 for name, value in line.items()
-                if not name.endswith("_s") and name not in UNREPEATABLE
+                if not name.endswith("_s") and name.rpartition(".")[2] not in UNREPEATABLE
             }
             for line in read_metrics(directory.metrics_path)
         ],
@@ -154,6 +169,89 @@ def test_killed_again_and_again_it_ends_the_same(
         assert ask(run, **fate)["signal"] == 9
     assert ask(run)["signal"] == 0
     assert _result(run) == uninterrupted[0]
+
+
+def _steps_in_checkpoint(run: Path) -> tuple[int, int]:
+    """(steps of the warm start, steps of training) of the newest checkpoint."""
+    newest = max((run / "checkpoints").glob("step-*"))
+    verify_manifest(newest)
+    state = json.loads((newest / "state.json").read_text())
+    return state["warm_steps"], state["steps"]
+
+
+@pytest.mark.parametrize(
+    ("line", "saved"),
+    [(("warm_start", 2), (3, 0)), (("before", 0), (4, 0)), (("train", 0), (4, 1))],
+    ids=lambda value: " ".join(map(str, value)),
+)
+def test_ctrl_c_saves_the_steps_that_are_done_and_the_run_ends_the_same(
+    ask: Ask,
+    uninterrupted: tuple[dict[str, Any], list[str]],
+    tmp_path: Path,
+    line: tuple[str, int],
+    saved: tuple[int, int],
+) -> None:
+    run = tmp_path / "run"
+    assert ask(run, interrupt_at_line=line)["signal"] == 2
+    assert _steps_in_checkpoint(run) == saved
+    assert ask(run)["signal"] == 0
+    assert _result(run) == uninterrupted[0]
+
+
+def test_ctrl_c_in_the_middle_of_rollouts_ends_them_and_the_run_ends_the_same(
+    ask: Ask, uninterrupted: tuple[dict[str, Any], list[str]], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    # 4 held-out tasks × 2 turns × 2 ways, twice; 12 answers and a canary a step of training.
+    assert ask(run, interrupt_at_answer=32 + 13 + 5)["signal"] == 2
+    assert _steps_in_checkpoint(run) == (4, 1)
+    assert RunDirectory.read(run).writer_pid is None
+    assert ask(run)["signal"] == 0
+    assert _result(run) == uninterrupted[0]
+
+
+# ---- two policies ------------------------------------------------------------------------------------------
+
+PAIR = ("solver", "judge")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted_pair(
+    ask: Ask, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], list[str]]:
+    run = tmp_path_factory.mktemp("uninterrupted") / "pair"
+    ended = ask(run, game="pair")
+    assert ended["signal"] == 0
+    return _result(run, PAIR), ended["events"]
+
+
+def test_two_policies_killed_between_steps_and_in_the_middle_of_a_save_end_the_same(
+    ask: Ask, uninterrupted_pair: tuple[dict[str, Any], list[str]], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    expected, events = uninterrupted_pair
+    saving = [number for number, event in enumerate(events, start=1) if "step-000006.tmp" in event]
+    assert any("judge" in events[number - 1] for number in saving)
+    assert ask(run, game="pair", die_at_event=saving[len(saving) // 2])["signal"] == 9
+    assert ask(run, game="pair", die_at_line=["train", 2])["signal"] == 9
+    assert ask(run, game="pair", interrupt_at_line=["train", 2])["signal"] == 2
+    assert _steps_in_checkpoint(run) == (4, 3)
+    assert ask(run, game="pair")["signal"] == 0
+    assert _result(run, PAIR) == expected | {"checkpoints": ["step-000007", "step-000008"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line[0]} {line[1]}")
+def test_two_policies_killed_at_any_step_boundary_end_the_same(
+    ask: Ask,
+    uninterrupted_pair: tuple[dict[str, Any], list[str]],
+    tmp_path: Path,
+    line: tuple[str, int],
+) -> None:
+    run = tmp_path / "run"
+    assert ask(run, game="pair", die_at_line=line)["signal"] == 9
+    assert ask(run, game="pair")["signal"] == 0
+    assert _result(run, PAIR) == uninterrupted_pair[0]
 
 
 def test_a_finished_run_is_not_worked_on_again(ask: Ask, tmp_path: Path) -> None:

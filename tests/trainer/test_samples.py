@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rllm.algorithms.grouping import group_advantages, group_episodes
 from rllm.errors import ConfigError, CountError
 from rllm.trainer import samples
-from rllm.trainer.samples import training_batch, trajectory_rows
+from rllm.trainer.samples import group_shares, training_batch, trajectory_rows
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 from rllm.types.messages import LogprobMeaning, ModelOutput
 from rllm.types.sample import NOT_SAMPLED
@@ -46,7 +46,7 @@ def _episode(
 
 def _advantages(episodes: list[Episode]) -> dict[str, float]:
     groups, counts = group_episodes(episodes)
-    return group_advantages(groups, "grpo", counts)
+    return group_advantages(groups, lambda role: "grpo", counts)
 
 
 ids = st.lists(st.integers(0, 99), max_size=4)
@@ -278,3 +278,42 @@ def test_a_third_of_infrastructure_failures_changes_no_row() -> None:
     for row, other in zip(alone.samples, mixed.samples, strict=True):
         assert (row.token_ids_T == other.token_ids_T).all()
         assert (row.advantages_T == other.advantages_T).all()
+
+
+@given(num_tasks=st.integers(0, 7), num_shares=st.integers(1, 4), data=st.data())
+def test_updates_share_out_whole_tasks_with_all_their_roles_and_forget_none(
+    num_tasks: int, num_shares: int, data: st.DataObject
+) -> None:
+    class Row:
+        def __init__(self, task: int, role: str) -> None:
+            self.group_key = (f"t{task}", role)
+
+    rows: list[Any] = [
+        Row(task, role)
+        for task in range(num_tasks)
+        for role in data.draw(st.lists(st.sampled_from(["solver", "judge"]), min_size=1, max_size=4))
+    ]
+    shares = list(group_shares(rows, num_shares))
+    assert len(shares) == min(num_shares, num_tasks)
+    assert sorted(map(id, rows)) == sorted(id(row) for share in shares for row in share)
+    tasks = [{row.group_key[0] for row in share} for share in shares]
+    assert sum(len(each) for each in tasks) == num_tasks
+    if tasks:
+        assert max(map(len, tasks)) - min(map(len, tasks)) <= 1
+
+
+def test_tokens_of_roles_that_nobody_learns_from_and_of_masked_ones_are_counted_apart() -> None:
+    episodes = [_episode([([1], [2, 3])], float(attempt), attempt) for attempt in range(3)]
+    episodes[2].trajectories[0].name = "judge"
+    advantages = {"t/0": -1.0, "t/1": 1.0, "t/2": 1.0}
+    batch = training_batch(episodes, advantages, masked={"t/1"}, is_trained=lambda role: role != "judge")
+    assert [sample.order_key[1] for sample in batch.samples] == [0]
+    assert batch.token_counts == {
+        "sampled": 6,
+        "trained": 2,
+        "masked.forced": 0,
+        "dropped.failed": 0,
+        "dropped.tied": 0,
+        "dropped.truncated": 2,
+        "dropped.untrained": 2,
+    }

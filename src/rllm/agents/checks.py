@@ -18,8 +18,7 @@ def check_agent(agent: BaseAgent, *, observation: Any = "observation", answer: s
     """Drive `agent` through two episodes and raise an AgentError that lists what is wrong.
 
     `observation` and `answer` are samples of what its environment shows and its model writes. What the agent
-    itself
-    raises is not caught: its own traceback says more.
+    itself raises is not caught: its own traceback says more.
     """
     name = type(agent).__name__
     if not isinstance(agent, BaseAgent):

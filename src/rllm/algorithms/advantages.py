@@ -43,6 +43,14 @@ def reinforce_plus_plus_advantages(rewards_B: FloatArray, *, eps: float = 1e-6) 
     return grpo_advantages(rewards_B, eps=eps)
 
 
+def reinforce_advantages(rewards_B: FloatArray) -> FloatArray:
+    """A_i = r_i.
+
+    Williams 1992, without a baseline: what is paid is done more often, also by all attempts alike.
+    """
+    return rewards_B
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Estimator:
     """A rule, and what it compares."""
@@ -50,12 +58,15 @@ class Estimator:
     estimate: Callable[[FloatArray], FloatArray]
     within_groups: bool = True
     """The attempts at one task; otherwise all attempts of a step by the role."""
+    has_baseline: bool = True
+    """Rewards are compared with each other, so equal ones teach nothing."""
 
 
 ESTIMATORS: dict[str, Estimator] = {
     "grpo": Estimator(estimate=grpo_advantages),
     "dr_grpo": Estimator(estimate=dr_grpo_advantages),
     "reinforce_plus_plus": Estimator(estimate=reinforce_plus_plus_advantages, within_groups=False),
+    "reinforce": Estimator(estimate=reinforce_advantages, within_groups=False, has_baseline=False),
 }
 
 

@@ -5,14 +5,14 @@ comparison.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from rllm.algorithms.advantages import Estimator, estimator_named
-from rllm.errors import RewardError
-from rllm.types.episode import Episode, Outcome, Trajectory, TrajectoryGroup
+from rllm.errors import AgentError, RewardError
+from rllm.types.episode import Episode, Outcome, TrajectoryGroup
 
 LEARNABLE = frozenset({Outcome.SCORED, Outcome.TRUNCATED})
 """Outcomes whose reward says something about the policy. A failure is removed and counted: it is never a
@@ -33,14 +33,21 @@ class GroupingCounts:
     """All rewards equal: nothing to learn from by comparing attempts at one task."""
     alone: int = 0
     """One attempt left: no baseline, so advantage 0."""
+    masked: int = 0
+    """Trajectories of learnable episodes that are in no group."""
 
 
 def group_episodes(
-    episodes: Iterable[Episode],
+    episodes: Iterable[Episode], masked: Collection[str] = frozenset()
 ) -> tuple[dict[tuple[str, str], TrajectoryGroup], GroupingCounts]:
-    """Trajectories of the learnable episodes by (task_id, role), each group ordered by attempt."""
+    """Trajectories of the learnable episodes by (task_id, role), each group ordered by attempt.
+
+    `masked`: uids of trajectories that are left out. Raises AgentError for two with the same uid, which could
+    not be told apart.
+    """
     groups: dict[tuple[str, str], TrajectoryGroup] = {}
     counts = GroupingCounts()
+    seen: set[str] = set()
     for episode in sorted(episodes, key=lambda each: (each.task_id, each.rollout_idx)):
         counts.episodes += 1
         if episode.outcome not in LEARNABLE:
@@ -48,6 +55,15 @@ def group_episodes(
             continue
         counts.learnable += 1
         for trajectory in episode.trajectories:
+            if trajectory.uid in seen:
+                raise AgentError(
+                    f"Episode {episode.id} has a trajectory of role {trajectory.name} with the uid of "
+                    f"another, {trajectory.uid}; make a new Trajectory for each, as an agent's reset() does."
+                )
+            seen.add(trajectory.uid)
+            if trajectory.uid in masked:
+                counts.masked += 1
+                continue
             key = (episode.task_id, trajectory.name)
             group = groups.setdefault(key, TrajectoryGroup(task_id=key[0], role=key[1]))
             group.trajectories.append(trajectory)
@@ -55,49 +71,56 @@ def group_episodes(
 
 
 def group_advantages(
-    groups: Mapping[tuple[str, str], TrajectoryGroup], estimator: str, counts: GroupingCounts
+    groups: Mapping[tuple[str, str], TrajectoryGroup],
+    estimator_of: Callable[[str], str],
+    counts: GroupingCounts,
+    *,
+    rewards: Mapping[str, float] = {},
+    weight_of: Callable[[str], float] = lambda role: 1.0,
 ) -> dict[str, float]:
     """Trajectory uid -> advantage.
 
-    Raises RewardError for a trajectory whose reward is not a finite number.
+    `estimator_of` names the estimator of a role, `weight_of` says what its advantages are multiplied by.
+    `rewards`: uid -> reward of trajectories that are paid otherwise than they say. Raises RewardError for a
+    trajectory whose reward is not a finite number.
     """
-    rule = estimator_named(estimator)
     advantages: dict[str, float] = {}
     rewards_of_role: dict[str, dict[str, float]] = {}
     for group in groups.values():
-        rewards = {trajectory.uid: _reward_of(group, trajectory) for trajectory in group.trajectories}
+        rule = estimator_named(estimator_of(group.role))
+        paid = {each.uid: rewards.get(each.uid, each.reward) for each in group.trajectories}
+        paid = {uid: _finite(group, uid, reward) for uid, reward in paid.items()}
         counts.groups += 1
-        if len(rewards) < 2:
+        if len(paid) < 2:
             counts.alone += 1
-        elif len(set(rewards.values())) == 1:
+        elif len(set(paid.values())) == 1:
             counts.tied += 1
         else:
             counts.compared += 1
         if rule.within_groups:
-            advantages |= _compared(rewards, rule)
+            advantages |= _compared(paid, rule, weight_of(group.role))
         else:
-            rewards_of_role.setdefault(group.role, {}).update(rewards)
-    for rewards in rewards_of_role.values():
-        advantages |= _compared(rewards, rule)
+            rewards_of_role.setdefault(group.role, {}).update(paid)
+    for role, paid in rewards_of_role.items():
+        advantages |= _compared(paid, estimator_named(estimator_of(role)), weight_of(role))
     return advantages
 
 
-def _compared(rewards: Mapping[str, float], rule: Estimator) -> dict[str, float]:
+def _compared(rewards: Mapping[str, float], rule: Estimator, weight: float) -> dict[str, float]:
     """Advantages of what is compared with each other.
 
     Zeros are written out for ties, so that rounding of the mean cannot turn "nothing to learn" into noise.
     """
-    if len(set(rewards.values())) < 2:
+    if rule.has_baseline and len(set(rewards.values())) < 2:
         return dict.fromkeys(rewards, 0.0)
-    values = rule.estimate(np.array(list(rewards.values()), dtype=np.float64))
+    values = weight * rule.estimate(np.array(list(rewards.values()), dtype=np.float64))
     return dict(zip(rewards, values.tolist(), strict=True))
 
 
-def _reward_of(group: TrajectoryGroup, trajectory: Trajectory) -> float:
-    reward = trajectory.reward
+def _finite(group: TrajectoryGroup, uid: str, reward: object) -> float:
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise RewardError(
-            f"Trajectory {trajectory.uid} of task {group.task_id} (role {group.role}) has reward {reward!r}; "
-            "a reward must be a finite number. Mend the environment or evaluator that set it."
+            f"Trajectory {uid} of task {group.task_id} (role {group.role}) has reward {reward!r}; "
+            "a reward must be a finite number. Mend the environment, workflow or evaluator that set it."
         )
     return float(reward)

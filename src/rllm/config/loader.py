@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeGuard, get_type_hints
+from typing import Any, TypeGuard, get_args, get_type_hints
 
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
@@ -47,10 +47,13 @@ def load_config(
 
 def config_dict(config: Any) -> dict[str, Any]:
     """The configuration as nested plain dicts, every key present: what `config.json` of a run holds."""
-    return {
-        each.name: config_dict(value) if is_dataclass(value := getattr(config, each.name)) else value
-        for each in fields(config)
-    }
+    return {each.name: _as_plain(getattr(config, each.name)) for each in fields(config)}
+
+
+def _as_plain(value: Any) -> Any:
+    if _is_mapping(value):
+        return {key: _as_plain(each) for key, each in value.items()}
+    return config_dict(value) if is_dataclass(value) else value
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -102,15 +105,30 @@ def _fill(section: object, tree: Mapping[str, Any], prefix: str) -> None:
     for key, value in tree.items():
         if key not in types:
             raise ConfigError(_unknown_key(f"{prefix}{key}", key, types))
-        current = getattr(section, key)
-        if is_dataclass(current):
-            if not _is_mapping(value):
-                raise ConfigError(
-                    f"`{prefix}{key}` is a section; set one of its keys, such as {_first_key(current, key)}."
-                )
+        current, kind = getattr(section, key), _kind_of_entries(types[key])
+        if kind is not None:
+            _require_section(value, f"{prefix}{key}", f"{prefix}{key}.NAME.{fields(kind)[0].name}")
+            for name, entry in value.items():
+                current[name] = current.get(name) or kind()
+                place = f"{prefix}{key}.{name}"
+                _require_section(entry, place, f"{place}.{fields(kind)[0].name}")
+                _fill(current[name], entry, f"{place}.")
+        elif is_dataclass(current):
+            _require_section(value, f"{prefix}{key}", f"{prefix}{key}.{fields(current)[0].name}")
             _fill(current, value, f"{prefix}{key}.")
         else:
             setattr(section, key, _converted(f"{prefix}{key}", value, current))
+
+
+def _kind_of_entries(annotation: Any) -> type[Any] | None:
+    """The dataclass of a section whose keys are names, such as `policies`; None for any other key."""
+    arguments = get_args(annotation)
+    return arguments[1] if len(arguments) == 2 and is_dataclass(arguments[1]) else None  # pyright: ignore[reportReturnType]
+
+
+def _require_section(value: Any, place: str, example: str) -> None:
+    if not _is_mapping(value):
+        raise ConfigError(f"`{place}` is a section; set one of its keys, such as `{example}`.")
 
 
 def _unknown_key(path: str, key: str, known: Mapping[str, Any]) -> str:
@@ -121,10 +139,6 @@ def _unknown_key(path: str, key: str, known: Mapping[str, Any]) -> str:
         else f"known: {', '.join(known)}."
     )
     return f"There is no configuration key `{path}`; {hint}"
-
-
-def _first_key(section: Any, name: str) -> str:
-    return f"`{name}.{fields(section)[0].name}`"
 
 
 def _converted(path: str, value: Any, current: object) -> Any:

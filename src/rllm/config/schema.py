@@ -5,9 +5,19 @@ some part of the program ignores: what a run cannot honour is refused here or by
 run it.
 """
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from rllm.config.limits import at_least, finite, one_of, positive
+from rllm.config.policies import (
+    ESTIMATORS,
+    ONLY_POLICY,
+    PolicyConfig,
+    RoleConfig,
+    TruncationConfig,
+    policy_of_role,
+    validate_policies,
+)
 from rllm.errors import ConfigError
 
 
@@ -46,7 +56,7 @@ class TaskConfig:
     """How many training tasks there are; steps walk through them in order and begin again at the end."""
 
     def validate(self) -> None:
-        _at_least("task.num_train_tasks", self.num_train_tasks, 1)
+        at_least("task.num_train_tasks", self.num_train_tasks, 1)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -62,9 +72,9 @@ class InferenceConfig:
     are slow."""
 
     def validate(self) -> None:
-        _at_least("inference.num_slots", self.num_slots, 1)
-        _at_least("inference.max_context", self.max_context, 2)
-        _at_least("inference.max_prefill_tokens", self.max_prefill_tokens, 1)
+        at_least("inference.num_slots", self.num_slots, 1)
+        at_least("inference.max_context", self.max_context, 2)
+        at_least("inference.max_prefill_tokens", self.max_prefill_tokens, 1)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -91,8 +101,13 @@ class RolloutConfig:
     episode_timeout_s: float = 300.0
     retry_limit: int = 3
     """Tries of an episode that infrastructure failed; the policy's own failures are never tried again."""
+    stall_timeout_s: float = 0.0
+    """A run in which no rollout moves for so long saves a checkpoint and ends; 0 takes twice
+    `episode_timeout_s`, and 600 at least."""
+    truncation: TruncationConfig = field(default_factory=TruncationConfig)
 
     def validate(self) -> None:
+        self.truncation.validate()
         for name in (
             "tasks_per_step",
             "group_size",
@@ -101,13 +116,14 @@ class RolloutConfig:
             "env_workers",
             "retry_limit",
         ):
-            _at_least(f"rollout.{name}", getattr(self, name), 1)
-        _at_least("rollout.max_tokens_per_turn", self.max_tokens_per_turn, 0)
-        _positive("rollout.step_timeout_s", self.step_timeout_s)
-        _positive("rollout.episode_timeout_s", self.episode_timeout_s)
-        _positive("rollout.temperature", self.temperature)
+            at_least(f"rollout.{name}", getattr(self, name), 1)
+        at_least("rollout.max_tokens_per_turn", self.max_tokens_per_turn, 0)
+        positive("rollout.step_timeout_s", self.step_timeout_s)
+        positive("rollout.episode_timeout_s", self.episode_timeout_s)
+        finite("rollout.stall_timeout_s", self.stall_timeout_s)
+        positive("rollout.temperature", self.temperature)
         if self.final_temperature != 0.0:
-            _positive("rollout.final_temperature", self.final_temperature)
+            positive("rollout.final_temperature", self.final_temperature)
         if self.top_p != 1.0 or self.top_k != 0:
             raise ConfigError(
                 f"`rollout.top_p` is {self.top_p} and `rollout.top_k` is {self.top_k}; log-probabilities of "
@@ -119,9 +135,9 @@ class RolloutConfig:
 @dataclass(kw_only=True, slots=True)
 class AlgorithmConfig:
     estimator: str = "grpo"
-    """Advantage estimator: `grpo`, `dr_grpo` (no division by the standard deviation), or
-    `reinforce_plus_plus` (compared
-    (compared with all attempts of a step instead of those at one task)."""
+    """Advantage estimator: `grpo`, `dr_grpo` (no division by the standard deviation),
+    `reinforce_plus_plus` (compared with all attempts of a step instead of those at one task), or `reinforce`
+    (the reward itself, compared with nothing)."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     """The importance ratio is clipped to [1 - clip_low, 1 + clip_high] (PPO)."""
@@ -133,20 +149,20 @@ class AlgorithmConfig:
     """Optimizer updates on each rollout batch; each sees its own share of the groups."""
     gamma: float = 1.0
     """Discount of later rewards in a step's return."""
-
-    @property
-    def compares_groups(self) -> bool:
-        """Whether advantages come from comparing the attempts at one task."""
-        return self.estimator != "reinforce_plus_plus"
+    old_logprobs: str = "sampler"
+    """Who says how likely the sampled tokens were: `sampler`, when it sampled them, or `trainer`, in one more
+    forward pass before the first update. The two agree within rounding; where batches depend on timing, as
+    without lockstep, only the trainer's are the same to the last bit whenever the same tokens are."""
 
     def validate(self) -> None:
         if not 0.0 < self.clip_low < 1.0:
             raise ConfigError(f"`algorithm.clip_low` is {self.clip_low}; it must lie between 0 and 1.")
-        _positive("algorithm.clip_high", self.clip_high)
-        _at_least("algorithm.entropy_coef", self.entropy_coef, 0.0)
-        _at_least("algorithm.updates_per_step", self.updates_per_step, 1)
-        _one_of("algorithm.estimator", self.estimator, ("grpo", "dr_grpo", "reinforce_plus_plus"))
-        _one_of("algorithm.aggregation", self.aggregation, ("token_mean", "sequence_mean"))
+        positive("algorithm.clip_high", self.clip_high)
+        at_least("algorithm.entropy_coef", self.entropy_coef, 0.0)
+        at_least("algorithm.updates_per_step", self.updates_per_step, 1)
+        one_of("algorithm.estimator", self.estimator, tuple(ESTIMATORS))
+        one_of("algorithm.old_logprobs", self.old_logprobs, ("sampler", "trainer"))
+        one_of("algorithm.aggregation", self.aggregation, ("token_mean", "sequence_mean"))
         if not 0.0 <= self.gamma <= 1.0:
             raise ConfigError(f"`algorithm.gamma` is {self.gamma}; it must lie between 0 and 1.")
 
@@ -172,11 +188,11 @@ class OptimizerConfig:
     gradient."""
 
     def validate(self) -> None:
-        _one_of("optimizer.name", self.name, ("adamw", "muon"))
-        _positive("optimizer.learning_rate", self.learning_rate)
-        _at_least("optimizer.warmup_steps", self.warmup_steps, 0)
-        _at_least("optimizer.micro_batch_tokens", self.micro_batch_tokens, 1)
-        _positive("optimizer.max_grad_norm", self.max_grad_norm)
+        one_of("optimizer.name", self.name, ("adamw", "muon"))
+        positive("optimizer.learning_rate", self.learning_rate)
+        at_least("optimizer.warmup_steps", self.warmup_steps, 0)
+        at_least("optimizer.micro_batch_tokens", self.micro_batch_tokens, 1)
+        positive("optimizer.max_grad_norm", self.max_grad_norm)
         if not 0.0 <= self.final_lr_fraction <= 1.0:
             raise ConfigError(
                 f"`optimizer.final_lr_fraction` is {self.final_lr_fraction}; it must lie between 0 and 1."
@@ -202,11 +218,13 @@ class WarmStartConfig:
     learning_rate: float = 3e-3
     noise: float = 0.3
     """Share of the expert's moves that are replaced by random ones."""
+    expert_args: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What else the expert of a world by name is told, such as how far it sees on a lake."""
 
     def validate(self) -> None:
-        _at_least("warm_start.steps", self.steps, 0)
-        _at_least("warm_start.episodes_per_step", self.episodes_per_step, 1)
-        _positive("warm_start.learning_rate", self.learning_rate)
+        at_least("warm_start.steps", self.steps, 0)
+        at_least("warm_start.episodes_per_step", self.episodes_per_step, 1)
+        positive("warm_start.learning_rate", self.learning_rate)
         if not 0.0 <= self.noise <= 1.0:
             raise ConfigError(f"`warm_start.noise` is {self.noise}; it must lie between 0 and 1.")
 
@@ -223,10 +241,10 @@ class EvaluationConfig:
     """Tasks of those evaluations between."""
 
     def validate(self) -> None:
-        _at_least("evaluation.num_tasks", self.num_tasks, 1)
-        _one_of("evaluation.split", self.split, ("test", "validation"))
-        _at_least("evaluation.every_steps", self.every_steps, 0)
-        _at_least("evaluation.every_num_tasks", self.every_num_tasks, 1)
+        at_least("evaluation.num_tasks", self.num_tasks, 1)
+        one_of("evaluation.split", self.split, ("test", "validation"))
+        at_least("evaluation.every_steps", self.every_steps, 0)
+        at_least("evaluation.every_num_tasks", self.every_num_tasks, 1)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -236,8 +254,8 @@ class CheckpointConfig:
     """Newest checkpoints that stay."""
 
     def validate(self) -> None:
-        _at_least("checkpoint.every_steps", self.every_steps, 1)
-        _at_least("checkpoint.keep", self.keep, 1)
+        at_least("checkpoint.every_steps", self.every_steps, 1)
+        at_least("checkpoint.keep", self.keep, 1)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -260,20 +278,27 @@ class TrainConfig:
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    policies: dict[str, PolicyConfig] = field(default_factory=dict[str, PolicyConfig])
+    """The models of a run that has several, by name."""
+    roles: dict[str, RoleConfig] = field(default_factory=dict[str, RoleConfig])
+    """How the roles of a workflow play and learn, by the name of their trajectories."""
 
     def validate(self) -> None:
         """Raises ConfigError for the first value, or combination of values, that cannot be honoured."""
-        _at_least("seed", self.seed, 0)
-        _at_least("steps", self.steps, 0)
-        _at_least("threads", self.threads, 0)
+        at_least("seed", self.seed, 0)
+        at_least("steps", self.steps, 0)
+        at_least("threads", self.threads, 0)
         for section in fields(self):
             value = getattr(self, section.name)
             if is_dataclass(value) and hasattr(value, "validate"):
                 value.validate()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-        if self.steps > 0 and self.algorithm.compares_groups and self.rollout.group_size < 2:
+        validate_policies(self.policies, self.roles)
+        estimators = (self.algorithm.estimator, *map(self.estimator_of, self.roles))
+        comparing = [name for name in estimators if ESTIMATORS[name]]
+        if self.steps > 0 and comparing and self.rollout.group_size < 2:
             raise ConfigError(
-                f"`rollout.group_size` is {self.rollout.group_size}; {self.algorithm.estimator} compares "
-                "attempts at one task with each other, so set it to 2 or more."
+                f"`rollout.group_size` is {self.rollout.group_size}; {comparing[0]} compares attempts "
+                "at one task with each other, so set it to 2 or more."
             )
         if self.algorithm.updates_per_step > self.rollout.tasks_per_step:
             raise ConfigError(
@@ -281,6 +306,23 @@ class TrainConfig:
                 f"{self.rollout.tasks_per_step} groups to share out; "
                 "raise `rollout.tasks_per_step` or lower it."
             )
+
+    @property
+    def named_policies(self) -> dict[str, PolicyConfig]:
+        """Every policy of the run with its path, the one of a run that names none included."""
+        named = self.policies or {ONLY_POLICY: PolicyConfig()}
+        return {name: replace(policy, path=policy.path or self.model.path) for name, policy in named.items()}
+
+    def policy_of(self, role: str) -> str:
+        """Name of the policy that plays `role`. Raises ConfigError where several could."""
+        return policy_of_role(role, self.policies, self.roles)
+
+    def estimator_of(self, role: str) -> str:
+        """Name of the role's advantage estimator."""
+        return self.role(role).estimator or self.algorithm.estimator
+
+    def role(self, name: str) -> RoleConfig:
+        return self.roles.get(name, RoleConfig())
 
     def derived(self) -> dict[str, int]:
         """Quantities that follow from the keys; `--dry-run` prints them."""
@@ -294,18 +336,3 @@ class TrainConfig:
             * self.rollout.max_tokens_per_turn,
             "demonstrations": self.warm_start.steps * self.warm_start.episodes_per_step,
         }
-
-
-def _at_least(key: str, value: float, limit: float) -> None:
-    if value < limit:
-        raise ConfigError(f"`{key}` is {value}; it must be at least {limit}.")
-
-
-def _positive(key: str, value: float) -> None:
-    if not 0.0 < value < float("inf"):
-        raise ConfigError(f"`{key}` is {value}; it must be a finite number above 0.")
-
-
-def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"`{key}` is {value!r}; choose one of {', '.join(choices)}.")

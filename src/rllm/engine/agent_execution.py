@@ -1,20 +1,26 @@
 """Many rollouts side by side: tasks in, episodes out as they finish.
 
-tasks × group_size ──► queue ──► num_parallel workers ──► run_trajectory ──► Episode
-                                     │ infrastructure failed? the same attempt again, up to retry_limit tries
+tasks × group_size ──► queue ──► n_parallel_agents workers ──► run_trajectory ──► Episode
+                                     │ the environment failed? the same attempt again, up to retry_limit tries
+                                     │ the model failed? asked again in the rollout, up to api_retries times
                                      └ submitted = scored + truncated + failed + cancelled + in flight, always
 """
 
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from rllm.agents.base import BaseAgent
-from rllm.engine.attempts import EpisodeCounts, Finished, attempts_at, played
+from rllm.engine.attempts import EpisodeCounts, Finished, Quota, attempts_at, played
+from rllm.engine.contracts import require_agent_class, require_env_class
 from rllm.engine.environment_pool import EnvironmentPool
-from rllm.engine.rollout import RolloutKey, RolloutLimits, run_trajectory
+from rllm.engine.rollout import ENVIRONMENT, RolloutKey, run_trajectory
+from rllm.engine.settings import client_for, copied, limits_of, require_settings, sampling_of
+from rllm.engine.supervision import LoopWatchdog
+from rllm.engine.vitals import LiveRollout, Vitals, live_of
 from rllm.environments.base import BaseEnv
-from rllm.errors import AgentError, ConfigError
+from rllm.errors import ConfigError
 from rllm.inference.client import ModelClient, ModelSession
 from rllm.types.episode import Episode, Outcome, Trajectory
 from rllm.types.messages import SamplingParams
@@ -25,7 +31,8 @@ class AgentExecutionEngine:
     """Runs `agent_class` in `env_class` against a model.
 
     Each attempt gets a fresh agent and a fresh environment; nothing is shared between rollouts but the model
-    client and the threads that environments run in.
+    client, the threads that environments run in, and what `agent_args` and `env_args` hold beside plain lists
+    and dicts, which are copied.
     """
 
     def __init__(
@@ -35,47 +42,96 @@ class AgentExecutionEngine:
         agent_args: Mapping[str, Any] | None = None,
         env_args: Mapping[str, Any] | None = None,
         *,
-        rollout_engine: ModelClient,
+        rollout_engine: Any = None,
+        engine_name: str = "",
+        rollout_engine_args: Mapping[str, Any] | None = None,
+        tokenizer: Any = None,
+        chat_parser: Any = None,
         sampling_params: SamplingParams | Mapping[str, Any] | None = None,
         n_parallel_agents: int = 128,
         max_steps: int = 5,
-        trajectory_timeout: float = 600.0,
+        max_response_length: int = 8192,
+        max_prompt_length: int = 1024,
+        enforce_max_prompt_length: bool = False,
+        trajectory_timeout: float | None = None,
         step_timeout_s: float = 60.0,
+        call_timeout_s: float = 600.0,
+        deadline_s: float | None = None,
+        api_retries: int = 3,
         retry_limit: int = 3,
-        max_workers: int = 4,
+        retry_wait_s: float = 0.5,
+        oversampling: float = 1.0,
+        max_workers: int = 64,
         gamma: float = 1.0,
         seed: int = 0,
+        overlong_filter: bool = False,
+        requires_ids: bool = False,
+        config: Any = None,
     ) -> None:
-        if not (isinstance(agent_class, type) and issubclass(agent_class, BaseAgent)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise AgentError(f"agent_class is {agent_class!r}; it must be a subclass of rllm.BaseAgent.")
-        if not (isinstance(env_class, type) and issubclass(env_class, BaseEnv)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise AgentError(f"env_class is {env_class!r}; it must be a subclass of rllm.BaseEnv.")
-        for name, value in (
-            ("n_parallel_agents", n_parallel_agents),
-            ("max_steps", max_steps),
-            ("retry_limit", retry_limit),
-        ):
-            if value < 1:
-                raise ConfigError(f"`{name}` is {value}; it must be at least 1.")
-        self.agent_class = agent_class
-        self.env_class = env_class
+        """The model is `rollout_engine`, a client, or is made by `engine_name` (`openai`, `vllm` or `local`)
+        from `rollout_engine_args` and `tokenizer`; what the engine made it also closes.
+
+        Tokens: `max_prompt_length` limits the first prompt and `max_response_length` all that follows it;
+        with `enforce_max_prompt_length` they limit every prompt and every answer. 0 is no limit.
+
+        Time, in seconds: `step_timeout_s` is of one environment call, `call_timeout_s` of one model call,
+        `trajectory_timeout` of an episode (None leaves it to the other two), `deadline_s` of a whole `run`.
+        `retry_wait_s` is the wait before the first retry of anything, and doubles with each.
+
+        `oversampling` starts that many times `group_size` attempts at each task: the first `group_size` that
+        finish count, the others are cancelled. Which ones those are depends on timing. `overlong_filter`
+        marks truncated trajectories (`info["masked_out"]`). `requires_ids`: an answer without token ids is a
+        ConfigError, because it cannot be trained on.
+        """
         self.agent_args = dict(agent_args or {})
         self.env_args = dict(env_args or {})
-        self.client = rollout_engine
-        self.sampling = (
-            sampling_params
-            if isinstance(sampling_params, SamplingParams)
-            else SamplingParams(**(sampling_params or {}))
+        require_agent_class(agent_class, self.agent_args)
+        require_env_class(env_class)
+        require_settings(
+            n_parallel_agents=n_parallel_agents,
+            max_steps=max_steps,
+            retry_limit=retry_limit,
+            max_workers=max_workers,
+            oversampling=oversampling,
+            deadline_s=deadline_s,
+            chat_parser=chat_parser,
+            config=config,
+        )
+        self.agent_class = agent_class
+        self.env_class = env_class
+        self.limits = limits_of(
+            max_steps=max_steps,
+            max_prompt_length=max_prompt_length,
+            max_response_length=max_response_length,
+            enforce_max_prompt_length=enforce_max_prompt_length,
+            step_timeout_s=step_timeout_s,
+            trajectory_timeout=trajectory_timeout,
+            call_timeout_s=call_timeout_s,
+            api_retries=api_retries,
+            retry_wait_s=retry_wait_s,
+        )
+        self.sampling, model = sampling_of(sampling_params, max_response_length)
+        self.owns_client = rollout_engine is None
+        self.client: ModelClient = client_for(
+            rollout_engine, engine_name, dict(rollout_engine_args or {}), tokenizer, model
         )
         self.num_parallel = n_parallel_agents
-        self.limits = RolloutLimits(
-            max_turns=max_steps, step_timeout_s=step_timeout_s, episode_timeout_s=trajectory_timeout
-        )
         self.retry_limit = retry_limit
+        self.oversampling = oversampling
+        self.deadline_s = deadline_s
         self.env_workers = max_workers if env_class.is_multithread_safe() else 1
         self.gamma = gamma
         self.seed = seed
+        self.overlong_filter = overlong_filter
+        self.requires_ids = requires_ids
         self.counts = EpisodeCounts()
+        self.rollouts: dict[EpisodeId, Vitals] = {}
+        """That are being played."""
+        self._blocking_places: set[str] = set()
+
+    def live(self) -> list[LiveRollout]:
+        """What is being played right now, the oldest first."""
+        return live_of(list(self.rollouts.values()))
 
     async def run(
         self,
@@ -84,6 +140,7 @@ class AgentExecutionEngine:
         group_size: int = 1,
         purpose: str = "",
         sampling: SamplingParams | None = None,
+        oversampling: float | None = None,
     ) -> AsyncGenerator[Episode, None]:
         """Episodes in the order in which they finish: `group_size` attempts at each task.
 
@@ -91,21 +148,24 @@ class AgentExecutionEngine:
         has none). `purpose` enters every random draw, so that two runs over the same tasks differ. Leaving
         the iteration early cancels what is in flight and closes it.
         """
-        pending = attempts_at(tasks, group_size)
-        pool = EnvironmentPool(self.env_workers)
-
-        def work(finished: Finished) -> Coroutine[Any, Any, None]:
-            return self._work(pending, finished, pool, purpose, sampling or self.sampling)
-
+        many = self.oversampling if oversampling is None else oversampling
+        pending = attempts_at(tasks, group_size, many)
+        run = _Run(self, pending, purpose, sampling or self.sampling, group_size if many > 1.0 else 0)
         try:
-            async with aclosing(played(pending, work, self.num_parallel, self.counts)) as episodes:
-                async for episode in episodes:
-                    yield episode
+            with LoopWatchdog(told=self._blocking_places):
+                async with aclosing(
+                    played(pending, run.work, self.num_parallel, self.counts, run.quota)
+                ) as episodes:
+                    async for episode in episodes:
+                        yield episode
         finally:
-            pool.close()
+            run.close()
 
     async def execute_tasks(self, tasks: Sequence[Mapping[str, Any]]) -> list[Trajectory]:
-        """One attempt at each task; trajectories in the order of the tasks."""
+        """One attempt at each task; trajectories in the order of the tasks.
+
+        A task that the deadline left no time for has none.
+        """
         order = {task_id_of(task, position): position for position, task in enumerate(tasks)}
         async with aclosing(self.run(tasks)) as episodes:
             done = [episode async for episode in episodes]
@@ -120,72 +180,161 @@ class AgentExecutionEngine:
             async for episode in episodes:
                 yield episode.trajectories[0]
 
-    async def _work(
+    async def close(self) -> None:
+        """Close the model client, if the engine made it."""
+        if self.owns_client:
+            await self.client.close()
+
+    async def __aenter__(self) -> "AgentExecutionEngine":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+
+class _Run:
+    """What the workers of one `run` share."""
+
+    def __init__(
         self,
+        engine: AgentExecutionEngine,
         pending: list[tuple[EpisodeId, Mapping[str, Any]]],
-        finished: Finished,
-        pool: EnvironmentPool,
         purpose: str,
         sampling: SamplingParams,
+        wanted: int,
     ) -> None:
-        """Play episodes until none is pending.
+        """`wanted`: attempts at each task that are enough; 0 wants all."""
+        self.engine = engine
+        self.pending = pending
+        self.purpose = purpose
+        self.sampling = sampling
+        self.pool = EnvironmentPool(engine.env_workers)
+        self.quota = Quota(wanted, self._stop) if wanted else None
+        self._num_workers = 0
+        self._loop = asyncio.get_running_loop()
+        self._deadline_at = None if engine.deadline_s is None else self._loop.time() + engine.deadline_s
+
+    def close(self) -> None:
+        self.pool.close()
+
+    async def work(self, finished: Finished) -> None:
+        """Play attempts until none is pending.
 
         The next session opens before the last one closes, so a lockstep engine never sees a gap between two
         episodes and its batches do not depend on thread timing.
         """
+        slot, self._num_workers = self._num_workers, self._num_workers + 1
         session: ModelSession | None = None
         try:
-            while pending:
-                identity, task = pending.pop()
-                following = self.client.session((identity.task_id, identity.attempt))
+            while self.pending:
+                identity, task = self.pending.pop()
+                if self._unwanted(identity):
+                    finished.put_nowait(_episode(identity, task, Trajectory(outcome=Outcome.CANCELLED), 0))
+                    continue
+                following = self.engine.client.session((identity.task_id, identity.attempt))
                 if session is not None:
                     session.close()
                 session = following
-                key = RolloutKey(seed=self.seed, purpose=purpose, episode=identity)
-                tries = 1
-                while True:
-                    trajectory = await self._play(task, key, pool, sampling, session)
-                    if trajectory.outcome is not Outcome.INFRASTRUCTURE_FAILURE or tries >= self.retry_limit:
-                        break
-                    tries += 1
-                    self.counts.retries += 1
-                    following = self.client.session((identity.task_id, identity.attempt))
-                    session.close()
-                    session = following
+                vitals = Vitals(identity, self.engine.counts)
+                self.engine.rollouts[identity] = vitals
+                try:
+                    tries = 1
+                    while True:
+                        # A task of its own: what one rollout sets in its context is not seen by the next.
+                        trajectory = await asyncio.create_task(
+                            self._play(identity, task, session, vitals, slot)
+                        )
+                        if not self._again(trajectory, tries, vitals):
+                            break
+                        await self._wait(vitals, tries)
+                        tries += 1
+                        self.engine.counts.retries += 1
+                        following = self.engine.client.session((identity.task_id, identity.attempt))
+                        session.close()
+                        session = following
+                finally:
+                    del self.engine.rollouts[identity]
+                self.engine.counts.call_retries += vitals.call_retries
                 finished.put_nowait(_episode(identity, task, trajectory, tries))
         finally:
             if session is not None:
                 session.close()
 
+    def _stop(self, task_id: str) -> None:
+        for identity, vitals in self.engine.rollouts.items():
+            if identity.task_id == task_id:
+                vitals.stop(Outcome.CANCELLED)
+
+    def _late(self) -> bool:
+        return self._deadline_at is not None and self._loop.time() >= self._deadline_at
+
+    def _unwanted(self, identity: EpisodeId) -> bool:
+        """Whether its group is complete without it, or there is no time left to begin it."""
+        return self._late() or (self.quota is not None and self.quota.is_full(identity.task_id))
+
+    def _again(self, trajectory: Trajectory, tries: int, vitals: Vitals) -> bool:
+        """Whether the attempt starts over: only where the environment failed."""
+        return (
+            trajectory.outcome is Outcome.INFRASTRUCTURE_FAILURE
+            and trajectory.info["error"]["place"] == ENVIRONMENT
+            and tries < self.engine.retry_limit
+            and vitals.stopped is None
+            and not self._late()
+        )
+
+    async def _wait(self, vitals: Vitals, tries: int) -> None:
+        patience = self.engine.limits.patience
+        wait_s = min(patience.longest_wait_s, patience.first_wait_s * 2.0 ** (tries - 1))
+        vitals.waits_for = f"another try in {wait_s:.1f} s"
+        await asyncio.sleep(wait_s)
+
     async def _play(
         self,
+        identity: EpisodeId,
         task: Mapping[str, Any],
-        key: RolloutKey,
-        pool: EnvironmentPool,
-        sampling: SamplingParams,
         session: ModelSession,
+        vitals: Vitals,
+        slot: int,
     ) -> Trajectory:
+        engine = self.engine
         trajectory = await run_trajectory(
-            self.agent_class(**self.agent_args),
-            lambda: self.env_class.from_dict({**task, **self.env_args}),
-            self.client,
-            pool=pool,
-            limits=self.limits,
-            sampling=sampling,
-            key=key,
+            engine.agent_class(**copied(engine.agent_args)),
+            lambda: engine.env_class.from_dict(copied({**task, **engine.env_args})),
+            engine.client,
+            pool=self.pool,
+            limits=engine.limits,
+            sampling=self.sampling,
+            key=RolloutKey(seed=engine.seed, purpose=self.purpose, episode=identity),
             session=session,
+            vitals=vitals,
+            deadline_at=self._deadline_at,
+            slot=slot,
         )
+        if engine.requires_ids:
+            _require_ids(engine.client, trajectory)
+        if engine.overlong_filter and trajectory.outcome is Outcome.TRUNCATED:
+            trajectory.info["masked_out"] = str(trajectory.termination_reason)
         running = 0.0
         for step in reversed(trajectory.steps):
-            running = step.reward + self.gamma * running
+            running = step.reward + engine.gamma * running
             step.mc_return = running
         return trajectory
 
 
+def _require_ids(client: ModelClient, trajectory: Trajectory) -> None:
+    for number, step in enumerate(trajectory.steps):
+        if not step.response_ids:
+            raise ConfigError(
+                f"{type(client).__name__} answered turn {number + 1} without token ids, so it cannot be "
+                "trained on; use the built-in engine, or a server that returns them (vLLM with "
+                "`return_token_ids`)."
+            )
+
+
 def _episode(identity: EpisodeId, task: Mapping[str, Any], trajectory: Trajectory, tries: int) -> Episode:
-    trajectory.task = dict(task)
+    trajectory.task = copied(dict(task))
     return Episode(
-        task=dict(task),
+        task=copied(dict(task)),
         task_id=identity.task_id,
         rollout_idx=identity.attempt,
         trajectories=[trajectory],

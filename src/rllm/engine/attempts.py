@@ -2,9 +2,13 @@
 
 tasks × group_size ──► pending ──► num_workers × work ──► finished ──► Episode
                                      └ submitted = scored + truncated + failed + cancelled + in flight, always
+
+With oversampling more attempts are started than are wanted: the first `group_size` that finish count, and the
+rest are cancelled, so that a batch does not wait for its slowest episode.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -15,7 +19,6 @@ from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, Task, task_id_of
 
 AnyTask = TypeVar("AnyTask", bound="Task | Mapping[str, Any]")
-Finished = asyncio.Queue[Episode]
 
 
 class EpisodeEngine(Protocol):
@@ -39,36 +42,103 @@ class EpisodeCounts:
     in_flight: int = 0
     """Queued or being played."""
     by_outcome: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    turns: int = 0
+    """That were made: the model answered, and the environment answered to that."""
     retries: int = 0
     """Tries beyond the first; they are not episodes of their own."""
+    call_retries: int = 0
+    """Model calls that were asked again."""
+    cancelled_tokens: int = 0
+    """Sampled by episodes that were begun and that nobody waited for; they are trained on by nobody."""
 
     def check(self) -> None:
         """Raises CountError when an episode is lost or counted twice."""
-        settled = sum(self.by_outcome.values())
-        if self.submitted != settled + self.in_flight:
+        if self.submitted != self.settled + self.in_flight:
             raise CountError(
-                f"{self.submitted} episodes were submitted, but {settled} are settled ({self._outcomes()}) "
-                f"and {self.in_flight} in flight."
+                f"{self.submitted} episodes were submitted, but {self.settled} are settled "
+                f"({self._outcomes()}) and {self.in_flight} in flight."
             )
+
+    def settle(self, outcome: Outcome, number: int = 1) -> None:
+        """So many episodes are no longer in flight."""
+        self.in_flight -= number
+        self.by_outcome[outcome] += number
+        self.check()
+
+    @property
+    def settled(self) -> int:
+        """Episodes that have ended, however."""
+        return sum(self.by_outcome.values())
 
     def _outcomes(self) -> str:
         return ", ".join(f"{outcome} {count}" for outcome, count in self.by_outcome.items())
 
 
-def attempts_at(tasks: Sequence[AnyTask], group_size: int) -> list[tuple[EpisodeId, AnyTask]]:
+class Quota:
+    """How many attempts at each task are still wanted.
+
+    Failures of the infrastructure fill no place: while others of their group run, these take it.
+    """
+
+    def __init__(self, group_size: int, stop: Callable[[str], None]) -> None:
+        """`stop` is told the id of a task whose group is complete, and ends what still plays it."""
+        self._group_size = group_size
+        self._stop = stop
+        self._num_taken: dict[str, int] = {}
+
+    def is_full(self, task_id: str) -> bool:
+        return self._num_taken.get(task_id, 0) >= self._group_size
+
+    def takes(self, episode: Episode) -> bool:
+        """Whether a finished episode is one of those that are wanted."""
+        task_id = episode.task_id
+        if self.is_full(task_id) or episode.outcome is Outcome.CANCELLED:
+            return False
+        if episode.outcome is not Outcome.INFRASTRUCTURE_FAILURE:
+            self._num_taken[task_id] = self._num_taken.get(task_id, 0) + 1
+            if self.is_full(task_id):
+                self._stop(task_id)
+        return True
+
+
+class Finished(asyncio.Queue["Episode | asyncio.Task[None]"]):
+    """Episodes on their way from the workers to whoever reads them, and workers that have ended.
+
+    An episode beyond its group's quota becomes a cancelled one the moment it arrives.
+    """
+
+    def __init__(self, quota: Quota | None = None) -> None:
+        super().__init__()
+        self._quota = quota
+
+    def put_nowait(self, item: "Episode | asyncio.Task[None]") -> None:
+        if isinstance(item, Episode) and self._quota is not None and not self._quota.takes(item):
+            item.outcome = Outcome.CANCELLED
+        super().put_nowait(item)
+
+
+def attempts_at(
+    tasks: Sequence[AnyTask], group_size: int, oversampling: float = 1.0
+) -> list[tuple[EpisodeId, AnyTask]]:
     """`group_size` attempts at each task, the last one first: workers take them from the end.
 
-    A task is named by its `task_id`; by its position, if it has none.
+    A task is named by its `task_id`; by its position, if it has none. Of `oversampling` times as many, those
+    beyond `group_size` are played after all others.
     """
-    pending = [
-        (EpisodeId(task_id=task_id_of(task, position), attempt=attempt), task)
-        for position, task in enumerate(tasks)
-        for attempt in range(group_size)
-    ]
-    if len({identity for identity, _ in pending}) != len(pending):
+    if group_size < 1:
+        raise ConfigError(f"`group_size` is {group_size}; it must be at least 1.")
+    named = [(task_id_of(task, position), task) for position, task in enumerate(tasks)]
+    if len({task_id for task_id, _ in named}) != len(named):
         raise ConfigError(
             "Two tasks have the same `task_id`; attempts at different tasks must not be compared."
         )
+    num_started = math.ceil(group_size * oversampling - 1e-9)
+    pending = [
+        (EpisodeId(task_id=task_id, attempt=attempt), task)
+        for attempts in (range(group_size), range(group_size, num_started))
+        for task_id, task in named
+        for attempt in attempts
+    ]
     pending.reverse()
     return pending
 
@@ -78,54 +148,45 @@ async def played(
     work: Callable[[Finished], Coroutine[Any, Any, None]],
     num_workers: int,
     counts: EpisodeCounts,
+    quota: Quota | None = None,
 ) -> AsyncGenerator[Episode, None]:
     """Episodes in the order in which they finish; `work` takes from `pending` until it is empty.
 
-    Leaving the iteration early cancels the workers and counts what they had not finished.
+    Cancelled ones, and those beyond their group's `quota`, are counted and not handed out. Leaving the
+    iteration early cancels the workers and counts what they had not finished.
     """
-    finished = Finished()
+    finished = Finished(quota)
     unsettled = len(pending)
     counts.submitted += unsettled
     counts.in_flight += unsettled
     workers = [asyncio.create_task(work(finished)) for _ in range(min(num_workers, unsettled))]
+    num_running = len(workers)
+    for worker in workers:
+        worker.add_done_callback(finished.put_nowait)
     try:
         while unsettled:
-            episode = await _next_of(finished, workers)
+            arrived = await finished.get()
+            if isinstance(arrived, asyncio.Task):
+                arrived.result()  # a broken contract ends the run
+                num_running -= 1
+                if not num_running and finished.empty():
+                    raise CountError(
+                        "Every worker of the engine has ended, but not every episode was handed over: "
+                        "one was lost."
+                    )
+                continue
             unsettled -= 1
-            counts.in_flight -= 1
-            assert episode.outcome is not None, "a played episode has an outcome"
-            counts.by_outcome[episode.outcome] += 1
-            counts.check()
-            yield episode
+            assert arrived.outcome is not None, "a played episode has an outcome"
+            if arrived.outcome is Outcome.CANCELLED:
+                counts.cancelled_tokens += sum(
+                    len(step.response_ids) for each in arrived.trajectories for step in each.steps
+                )
+                counts.settle(Outcome.CANCELLED)
+                continue
+            counts.settle(arrived.outcome)
+            yield arrived
     finally:
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        counts.in_flight -= unsettled
-        counts.by_outcome[Outcome.CANCELLED] += unsettled
-        counts.check()
-
-
-async def _next_of(finished: Finished, workers: "Sequence[asyncio.Task[None]]") -> Episode:
-    """The next finished episode. Raises what a worker raised: a broken contract ends the run."""
-    if not finished.empty():
-        return finished.get_nowait()
-    getter = asyncio.ensure_future(finished.get())
-    try:
-        running = {worker for worker in workers if not worker.done()}
-        for worker in workers:
-            if worker.done():
-                worker.result()
-        while not getter.done():
-            if not running and finished.empty():
-                raise CountError(
-                    "Every worker of the engine has ended, but not every episode was handed over: "
-                    "one was lost."
-                )
-            done, _ = await asyncio.wait({getter, *running}, return_when=asyncio.FIRST_COMPLETED)
-            for worker in done & running:
-                running.discard(worker)
-                worker.result()
-        return getter.result()
-    finally:
-        getter.cancel()
+        counts.settle(Outcome.CANCELLED, unsettled)

@@ -1,36 +1,57 @@
 """Synchronous environments on a bounded set of threads, off the event loop.
 
-    call(fn, *args) ──► queue ──► worker thread ──► done list ──► one wake-up of the loop for all of them
+    call(fn, *args) ──► waiting ──► one awake thread ──► done list ──► one wake-up of the loop for all of them
+                           │
+    tick, every few ms     ├─ the threads that are awake are all busy for long: more are woken
+    while any call is out  └─ one runs for longer than it may: another takes its place
 
-asyncio's own executor wakes the loop once per call; 128 rollouts that move at the same moment would pay for
-128 wake-ups. Here a worker wakes the loop only when no wake-up is on its way, so short steps travel
-together and a slow one delays nobody.
+Most environments answer in microseconds, and then every thread that wakes up costs more than the work: so
+there is one, and jobs queue in front of it. Where environments block, there are as many as are needed. A
+thread wakes the loop only when no wake-up is on its way, and what has arrived is handed over in slices, so
+that thousands at once hold up nobody.
 """
 
 import asyncio
-import queue
+import inspect
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rllm.engine.places import shown
+
 T = TypeVar("T")
+
+SLICE = 128
+"""Results that are handed over between two looks at what else the loop has to do."""
+TICK_S = 0.01
+"""How often the threads are looked after, and how exactly time limits are kept."""
+SLOW_S = 0.005
+"""Jobs that take longer than this on average block, so each gets a thread at once."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
+    context: Context
+    """Of whoever calls: what one environment sets in it is not seen by the next."""
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     future: "asyncio.Future[Any]"
     timeout_s: float
-    timer: asyncio.TimerHandle | None = None
-    started_at: float | None = None
-    """When a worker took it, by `time.monotonic`; None while it waits for one."""
-    finished: bool = False
-    abandoned: bool = False
-    """It took too long: another worker took the place of the one that is stuck in it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    job: _Job | None = None
+    started_at: float = 0.0
+    """When it took the job, by `time.monotonic`."""
+    replaced: bool = False
+    """It is stuck in its job, and another one has taken its place."""
+    wake: threading.Lock = field(default_factory=threading.Lock)
+    """Held while there is nothing for it to do."""
 
 
 class EnvironmentPool:
@@ -38,81 +59,138 @@ class EnvironmentPool:
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
+        """At most so many calls at the same time. Threads start when they are needed."""
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        """Around what says who is awake and what waits: `_waiting`, `_busy`, `_idle`, `closed`."""
+        self._waiting: deque[_Job] = deque()
+        self._busy: set[_Worker] = set()
+        """Awake."""
+        self._idle: list[_Worker] = []
+        self._closed = False
         self._done: deque[tuple[_Job, Any, BaseException | None]] = deque()
         self._wake_up_sent = False
-        self._lock = threading.Lock()
-        for _ in range(num_workers):
-            self._start_worker()
+        self._mean_s = 0.0
+        """How long jobs take, the newest counting most."""
+        self._num_out = 0
+        """Calls that have been made and not settled."""
+        self._timer: asyncio.TimerHandle | None = None
 
-    def _start_worker(self) -> None:
-        threading.Thread(target=self._work, name="rllm-environment", daemon=True).start()
+    def call(self, fn: Callable[..., T], *args: Any, timeout_s: float) -> "asyncio.Future[T]":
+        """`fn(*args)` in a thread. TimeoutError when it runs for `timeout_s`; waiting for a thread is free.
 
-    async def call(self, fn: Callable[..., T], *args: Any, timeout_s: float) -> T:
-        """`fn(*args)` in a worker. TimeoutError when it runs for `timeout_s`; waiting for a worker is free.
-
-        A stuck worker is then replaced, also when the caller was cancelled and no longer waits.
+        A thread that is stuck is then replaced, also when the caller was cancelled and no longer waits.
         """
         future: asyncio.Future[T] = self._loop.create_future()
-        job = _Job(fn, args, future, timeout_s)
-        job.timer = self._loop.call_later(timeout_s, self._give_up, job)
-        self._jobs.put(job)
-        return await future
-
-    def _give_up(self, job: _Job) -> None:
+        self._num_out += 1
         with self._lock:
-            if job.finished or (job.started_at is None and job.future.done()):
-                return
-            began_s = time.monotonic() if job.started_at is None else job.started_at
-            left_s = began_s + job.timeout_s - time.monotonic()
-            if left_s > 0.0:
-                job.timer = self._loop.call_later(left_s, self._give_up, job)
-                return
-            job.abandoned = True
-        self._start_worker()
-        if not job.future.done():
-            job.future.set_exception(
-                TimeoutError(f"The environment did not answer within {job.timeout_s:g} s.")
-            )
+            self._waiting.append(_Job(copy_context(), fn, args, future, timeout_s))
+            if not self._busy or self._mean_s > SLOW_S:
+                self._wake_one()
+        if self._timer is None:
+            self._timer = self._loop.call_later(TICK_S, self._tick)
+        return future
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if job.future.done():
-                continue
-            job.started_at = time.monotonic()
-            try:
-                result, error = job.fn(*job.args), None
-            except Exception as caught:  # noqa: BLE001  handed to whoever awaits the call
-                result, error = None, caught
+    def _wake_one(self) -> None:
+        """Under the lock: another thread for what waits, if there may be one."""
+        if self._idle:
+            worker = self._idle.pop()
+            self._busy.add(worker)
+            worker.wake.release()
+        elif len(self._busy) < self.num_workers:
+            worker = _Worker()
+            worker.wake.acquire()
+            self._busy.add(worker)
+            threading.Thread(target=self._work, args=(worker,), name="rllm-environment", daemon=True).start()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        late: list[_Job] = []
+        with self._lock:
+            for worker in self._busy.copy():
+                job = worker.job
+                if job is not None and now >= worker.started_at + job.timeout_s:
+                    worker.replaced = True
+                    self._busy.remove(worker)
+                    late.append(job)
+            blocked = all(worker.job and now > worker.started_at + SLOW_S for worker in self._busy)
+            if self._waiting and blocked:
+                for _ in range(min(len(self._waiting), max(1, len(self._busy)))):
+                    self._wake_one()
+        for job in late:
+            self._num_out -= 1
+            if not job.future.done():
+                job.future.set_exception(
+                    TimeoutError(f"The environment did not answer within {job.timeout_s:g} s.")
+                )
+        self._timer = self._loop.call_later(TICK_S, self._tick) if self._num_out else None
+
+    def _next(self, worker: _Worker) -> _Job | None:
+        """The next job for a thread, which sleeps until there is one; None when it is to end."""
+        while True:
             with self._lock:
-                job.finished = True
-                if job.abandoned:
-                    return
-                self._done.append((job, result, error))
-                if self._wake_up_sent:
-                    continue
-                self._wake_up_sent = True
+                worker.job = None
+                if worker.replaced:
+                    return None
+                if self._waiting:
+                    worker.started_at = time.monotonic()
+                    worker.job = self._waiting.popleft()
+                    return worker.job
+                self._busy.discard(worker)
+                if self._closed:
+                    return None
+                self._idle.append(worker)
+            worker.wake.acquire()
+
+    def _work(self, worker: _Worker) -> None:
+        while (job := self._next(worker)) is not None:
+            result: Any = None
+            error: BaseException | None = None
+            if not job.future.done():
+                try:
+                    result = job.context.run(job.fn, *job.args)
+                except Exception as caught:  # noqa: BLE001  handed to whoever awaits the call
+                    error = caught
+                except BaseException as caught:  # noqa: BLE001  sys.exit() ends a rollout, not the run
+                    error = RuntimeError(f"The environment raised {type(caught).__name__}({shown(caught)}).")
+                    error.__cause__ = caught
+                self._mean_s += 0.1 * (time.monotonic() - worker.started_at - self._mean_s)
+            if worker.replaced:
+                return
+            self._done.append((job, result, error))
+            if self._wake_up_sent:
+                continue
+            self._wake_up_sent = True
             try:
                 self._loop.call_soon_threadsafe(self._settle)
             except RuntimeError:  # the loop was closed while an abandoned call was still running
                 return
 
     def _settle(self) -> None:
-        with self._lock:
-            self._wake_up_sent = False
-        while self._done:
+        # First, so that what arrives from here on sends a wake-up of its own.
+        self._wake_up_sent = False
+        for _ in range(SLICE):
+            if not self._done:
+                return
             job, result, error = self._done.popleft()
-            assert job.timer is not None, "`call` set it"
-            job.timer.cancel()
+            self._num_out -= 1
             if job.future.done():
-                continue
-            if error is not None:
-                job.future.set_exception(error)
-            else:
+                if inspect.iscoroutine(result):  # of an async method, which nobody waits for any more
+                    result.close()
+            elif error is None:
                 job.future.set_result(result)
+            elif isinstance(error, StopIteration):  # a future takes it for its own end
+                job.future.set_exception(RuntimeError("The environment raised StopIteration()."))
+            else:
+                job.future.set_exception(error)
+        if self._done and not self._wake_up_sent:
+            self._wake_up_sent = True
+            self._loop.call_soon(self._settle)
 
     def close(self) -> None:
-        """Workers end after what they are doing."""
-        for _ in range(self.num_workers):
-            self._jobs.put(None)
+        """Threads end after what they are doing."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            for worker in idle:
+                worker.wake.release()

@@ -10,16 +10,15 @@ cannot be killed: one that does not end in time is left behind, and whoever come
 
 import asyncio
 import contextvars
-import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import isawaitable
-from pathlib import Path
-from types import FrameType
 from typing import Any
+
+from rllm.engine.places import frames_of_task, frames_of_thread, spelled
 
 GRACE_S = 1.0
 
@@ -132,7 +131,7 @@ def _start_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> _
     )
     thread.start()
 
-    return _Running(ended=ended, stop=lambda: None, place=lambda: _place_in(thread))
+    return _Running(ended=ended, stop=lambda: None, place=lambda: spelled(frames_of_thread(thread.ident)))
 
 
 def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Ended:
@@ -207,12 +206,8 @@ class ProgramLoop:
         """Where the task waits; where the loop's thread is, when the task is what keeps it busy."""
         coroutine: Any = tasks[0].get_coro() if tasks else None
         if coroutine is None or coroutine.cr_running:
-            return _place_in(self._thread)
-        frames: list[FrameType] = []
-        while getattr(coroutine, "cr_frame", None) is not None:
-            frames.append(coroutine.cr_frame)
-            coroutine = coroutine.cr_await
-        return _spelled(frames)
+            return spelled(frames_of_thread(self._thread.ident))
+        return spelled(frames_of_task(tasks[0]))
 
 
 def _future() -> "Future[Ended]":
@@ -220,22 +215,3 @@ def _future() -> "Future[Ended]":
     future: Future[Ended] = Future()
     future.set_running_or_notify_cancel()
     return future
-
-
-def _place_in(thread: threading.Thread) -> str:
-    frame = sys._current_frames().get(thread.ident or 0)
-    frames: list[FrameType] = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return _spelled(frames[::-1])
-
-
-def _spelled(frames: Sequence[FrameType]) -> str:
-    """The innermost line outside of ours, of installed packages and the standard library, if there is one."""
-    own = [frame for frame in frames if not frame.f_code.co_filename.startswith(_FOREIGN)]
-    chosen = [*frames[:1], *own][-1:]
-    return "".join(f"{at.f_code.co_filename}:{at.f_lineno} in {at.f_code.co_name}" for at in chosen)
-
-
-_FOREIGN = (str(Path(threading.__file__).parent), str(Path(sys.prefix) / "lib"), __file__)

@@ -1,40 +1,67 @@
 """One agent in one environment, until done: the only place where an exception becomes data.
 
-      ┌────────────── observation, reward, done ◄────────────── environment (worker thread)
+      ┌────────────── observation, reward, done ◄────────────── environment (worker thread, or async)
       ▼                                                             ▲
 agent.update_from_env ─► messages ─► session.respond ─► agent.update_from_model ─► action
-                                        │
-                                        └─► Step: prompt ids, response ids, log-probabilities, policy versions
+                            │           │
+                            │           └─► Step: prompt ids, response ids, log-probabilities, policy versions
+                            └─► budget: a request that cannot fit is never sent
+
+A model call that failed is asked again here, and nowhere else. What the rest becomes:
+
+    scored                  the environment said that it is done
+    truncated               turns, tokens or time ran out, or the agent said so; the reward is what was earned
+    policy failure          the agent's own code raised
+    infrastructure failure  the environment raised or hung, or the model failed every time: no reward
+    cancelled               nobody wants it any more
 """
 
 import asyncio
-import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, TypeVar
 
 from rllm.agents.base import BaseAgent
 from rllm.engine.environment_pool import EnvironmentPool
-from rllm.environments.base import BaseEnv, StepResult, reset_env, unpack_step
-from rllm.errors import AgentError, ConfigError, ContextLengthError, InferenceError, RewardError
+from rllm.engine.places import shown
+from rllm.engine.vitals import Vitals
+from rllm.engine.world import MakeEnv, World
+from rllm.environments.base import StepResult
+from rllm.errors import AgentError, ConfigError, ContextLengthError, RewardError
+from rllm.inference.asking import Patience, answer_of
 from rllm.inference.client import ModelClient, ModelSession
+from rllm.types.budget import BudgetExceeded, BudgetMeter, TokenBudget
 from rllm.types.draws import draw_seed
 from rllm.types.episode import Action, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
-from rllm.types.messages import FinishReason, ModelOutput, SamplingParams
+from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams
 from rllm.types.task import EpisodeId
+
+T = TypeVar("T")
 
 CONTRACT_ERRORS = (AgentError, RewardError, ConfigError)
 """A user's class broke its contract, or was given what it cannot honour: every rollout would fail alike, so
 these end the run instead of one episode."""
+
+HURRY_S = 5.0
+"""How long a rollout that is cancelled waits for its environment to close; it closes later all the same."""
+
+ENVIRONMENT, MODEL, AGENT = "environment", "model", "agent"
+"""Where a rollout failed: `info["error"]["place"]`."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RolloutLimits:
     max_turns: int = 5
     step_timeout_s: float = 60.0
-    episode_timeout_s: float = 600.0
+    """Of one environment call."""
+    episode_timeout_s: float | None = 600.0
+    """None: as long as its turns take, each of which is limited."""
+    budget: TokenBudget = field(default_factory=TokenBudget)
+    patience: Patience = field(default_factory=lambda: Patience(retries=0))
+    """With the model."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -50,19 +77,29 @@ class RolloutKey:
         return draw_seed(self.seed, self.purpose, self.episode.task_id, self.episode.attempt, turn, what)
 
 
+_SAMPLING_NAMES = tuple(each.name for each in fields(SamplingParams))
+
+
 class _Ended(Exception):
+    """How a rollout ended."""
+
     def __init__(
-        self, reason: TerminationReason, outcome: Outcome, cause: BaseException | None = None
+        self,
+        reason: TerminationReason,
+        outcome: Outcome,
+        cause: BaseException | None = None,
+        place: str = "",
     ) -> None:
         super().__init__(str(reason))
         self.reason = reason
         self.outcome = outcome
         self.cause = cause
+        self.place = place
 
 
 async def run_trajectory(
     agent: BaseAgent,
-    make_env: Callable[[], BaseEnv] | BaseEnv,
+    make_env: MakeEnv,
     client: ModelClient,
     *,
     pool: EnvironmentPool | None = None,
@@ -70,42 +107,60 @@ async def run_trajectory(
     sampling: SamplingParams = SamplingParams(),
     key: RolloutKey = RolloutKey(),
     session: ModelSession | None = None,
+    vitals: Vitals | None = None,
+    deadline_at: float | None = None,
+    slot: int = 0,
 ) -> Trajectory:
     """Play one rollout and say what it counts as. Always closes the environment, and the session unless it
     was handed in.
 
     The reward is the sum of the environment's rewards, and None when something failed: a failure is never a
-    zero. Raises only what is wrong for every rollout: AgentError, RewardError and ConfigError.
+    zero. `deadline_at`, by the loop's clock, ends it as its own time limit would. Raises only what is wrong
+    for every rollout: AgentError, RewardError and ConfigError.
     """
     used_pool = EnvironmentPool(1) if pool is None else pool
     used_session = client.session((key.episode.task_id, key.episode.attempt)) if session is None else session
-    rollout = _Rollout(agent, used_session, used_pool, limits, sampling, key)
+    world = World(make_env, used_pool, step_timeout_s=limits.step_timeout_s, slot=slot)
+    vitals = Vitals(key.episode) if vitals is None else vitals
+    rollout = _Rollout(agent, used_session, world, limits, sampling, key, vitals)
     started = time.perf_counter()
+    hurry = False
     try:
-        async with asyncio.timeout(limits.episode_timeout_s):
-            await rollout.play(make_env)
-    except _Ended as end:
-        trajectory = rollout.finish(end.reason, end.outcome, end.cause)
-    except TimeoutError as error:
-        trajectory = rollout.finish(TerminationReason.TIMEOUT, Outcome.TRUNCATED, error)
-    else:
-        raise AssertionError("play() ends by raising")
+        end = await rollout.end_of(_time_up(limits, deadline_at))
+    except asyncio.CancelledError:
+        hurry = True
+        raise
     finally:
         if session is None:
             used_session.close()
-        closing = asyncio.ensure_future(rollout.close_env())
-        try:
-            close_error = await asyncio.shield(closing)
-        except asyncio.CancelledError:
-            await closing  # whoever is in a hurry waits for this all the same, or nobody would close it
-            raise
-        finally:
-            if pool is None:
-                used_pool.close()
+        vitals.waits_for = "environment.close"
+        close_error = await world.closed(HURRY_S if hurry else None)
+        if pool is None:
+            used_pool.close()
+    trajectory = rollout.finish(end)
     if close_error is not None:
-        trajectory.info["close_error"] = repr(close_error)
+        trajectory.info["close_error"] = f"{type(close_error).__name__}: {shown(close_error)}"
     trajectory.info["duration_s"] = time.perf_counter() - started
     return trajectory
+
+
+def _time_up(limits: RolloutLimits, deadline_at: float | None) -> float | None:
+    if limits.episode_timeout_s is None:
+        return deadline_at
+    own = asyncio.get_running_loop().time() + limits.episode_timeout_s
+    return own if deadline_at is None else min(own, deadline_at)
+
+
+def _expire(scope: asyncio.Timeout) -> None:
+    if not scope.expired():
+        scope.reschedule(asyncio.get_running_loop().time())
+
+
+def _let_through_if_cancelled(error: BaseException) -> None:
+    """Raises a CancelledError that somebody asked for; one of user code is an error like any other."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
 
 
 class _Rollout:
@@ -115,154 +170,236 @@ class _Rollout:
         self,
         agent: BaseAgent,
         session: ModelSession,
-        pool: EnvironmentPool,
+        world: World,
         limits: RolloutLimits,
         sampling: SamplingParams,
         key: RolloutKey,
+        vitals: Vitals,
     ) -> None:
         self.agent = agent
-        self.pool = pool
+        self.session = session
+        self.world = world
         self.limits = limits
         self.sampling = sampling
+        self.sampling_fields: dict[str, Any] = {name: getattr(sampling, name) for name in _SAMPLING_NAMES}
         self.key = key
-        self.env: BaseEnv | None = None
-        self.over = False
-        self.lock = threading.Lock()
-        """Between the thread that makes the environment and the loop that may have given it up by then."""
-        self.session = session
+        self.vitals = vitals
+        self.meter = None if limits.budget.unlimited else BudgetMeter(limits.budget)
+        self.trajectory = Trajectory()
+        """The agent's own, as soon as it has one."""
         self.env_s = 0.0
+        self.model_s = 0.0
 
-    async def play(self, make_env: Callable[[], BaseEnv] | BaseEnv) -> None:
-        observation, info = await self._in_env(self._open, make_env)
-        self._tell(observation, 0.0, False, info)
+    async def end_of(self, time_up: float | None) -> _Ended:
+        """Play until it ends, and say how."""
+        try:
+            async with asyncio.timeout_at(time_up) as scope:
+                self.vitals.interrupt = partial(_expire, scope)
+                try:
+                    if self.vitals.stopped is None:
+                        await self.play()
+                finally:
+                    self.vitals.interrupt = None
+        except _Ended as end:
+            return end
+        except TimeoutError:
+            pass
+        if self.vitals.stopped is not None:
+            return _Ended(TerminationReason.UNKNOWN, self.vitals.stopped)
+        late = TimeoutError(
+            f"The time of the episode was up in turn {self.vitals.turn}, when it waited for "
+            f"{self.vitals.waits_for}."
+        )
+        return _Ended(TerminationReason.TIMEOUT, Outcome.TRUNCATED, late)
+
+    async def play(self) -> None:
+        """Turn after turn; ends by raising _Ended."""
+        self.in_agent(self.agent.reset)
+        self.trajectory = self.own_trajectory()
+        observation, info = await self.in_world(
+            "environment.reset", self.world.reset(self.key.draw(0, "environment") % 2**31)
+        )
+        self.tell(observation, 0.0, False, info)
         for turn in range(self.limits.max_turns):
-            action = await self._ask(turn)
-            result = await self._in_env(self._move, action)
-            self.agent.trajectory.steps[-1].timings["env_s"] = self.env_s
-            self._tell(result.observation, result.reward, result.done, result.info)
+            self.vitals.turn = turn + 1
+            messages = self.messages()
+            output = await self.ask(turn, messages)
+            action = self.action_for(output, messages)
+            result: StepResult = await self.in_world("environment.step", self.world.step(action))
+            self.trajectory.steps[-1].timings["env_s"] = self.env_s
+            self.tell(result.observation, result.reward, result.done, result.info)
+            self.vitals.counts.turns += 1
             if result.truncated:
                 raise _Ended(TerminationReason.MAX_TURNS_EXCEEDED, Outcome.TRUNCATED)
             if result.done:
                 raise _Ended(TerminationReason.ENV_DONE, Outcome.SCORED)
         raise _Ended(TerminationReason.MAX_TURNS_EXCEEDED, Outcome.TRUNCATED)
 
-    async def _ask(self, turn: int) -> Any:
-        sampling = SamplingParams(
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
-            top_k=self.sampling.top_k,
-            max_tokens=self.sampling.max_tokens,
-            stop_token_ids=self.sampling.stop_token_ids,
-            seed=self.key.draw(turn, "sample"),
-        )
-        messages = self._in_agent(lambda: self.agent.chat_completions)
+    # ---- the model ---------------------------------------------------------------------------------------
+
+    async def ask(self, turn: int, messages: list[Message]) -> ModelOutput:
+        """A whole answer, asked for with the seed of this turn, within what is left of the budget."""
+        seed = self.key.draw(turn, "sample")
+        self.vitals.waits_for = MODEL
         started = time.perf_counter()
         try:
-            output = await self.session.respond(messages, sampling)
+            sampling = self.sampling_for(seed, self.allowed(messages))
+            output = await answer_of(
+                lambda: self.session.respond(messages, sampling),
+                self.limits.patience,
+                seed=seed,
+                on_retry=self.note_retry,
+            )
+        except BudgetExceeded as spent:
+            raise _Ended(spent.reason, Outcome.TRUNCATED, spent) from spent
         except ContextLengthError as error:
             raise _Ended(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED, Outcome.TRUNCATED, error) from error
-        except (InferenceError, OSError) as error:
-            raise _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, error) from error
-        if output.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
-            cause = InferenceError(
-                f"The model call ended as `{output.finish_reason}`, so its answer is not whole."
-            )
-            raise _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, cause)
-        model_s = time.perf_counter() - started
-        num_before = len(self.agent.trajectory.steps)
-        try:
-            action = self._in_agent(lambda: self.agent.update_from_model(output.text))
-        except _Ended:
-            if (
-                len(self.agent.trajectory.steps) == num_before
-            ):  # what was sampled is on record, whoever stumbled over it
-                self.agent.trajectory.steps.append(Step(model_response=output.text))
-            self._record(output, num_before, model_s)
+        except CONTRACT_ERRORS:
             raise
-        self._record(output, num_before, model_s)
+        except (Exception, asyncio.CancelledError) as error:
+            _let_through_if_cancelled(error)
+            raise _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, error, MODEL) from error
+        self.model_s = time.perf_counter() - started
+        return output
+
+    def note_retry(self, wait_s: float, error: BaseException) -> None:
+        self.vitals.call_retries += 1
+        self.vitals.waits_for = (
+            f"the model, again in {wait_s:.1f} s after {type(error).__name__}: {shown(error)}"
+        )
+
+    def sampling_for(self, seed: int, max_tokens: int) -> SamplingParams:
+        self.sampling_fields["seed"] = seed
+        self.sampling_fields["max_tokens"] = max_tokens
+        return SamplingParams(**self.sampling_fields)
+
+    def allowed(self, messages: list[Message]) -> int:
+        """Tokens that the next answer may have. Raises BudgetExceeded when there is none."""
+        most = self.sampling.max_tokens
+        if self.meter is None:
+            return min(most, self.limits.budget.max_turn_tokens or most)
+        measure: Callable[[list[Message]], int] | None = getattr(self.session, "prompt_tokens", None)
+        return min(most, self.meter.allow(-1 if measure is None else measure(messages)))
+
+    def record_use(self, output: ModelOutput, messages: list[Message]) -> None:
+        """Count what the answer took. One that the budget cut off ends the rollout: it is on record, and
+        nobody acts on half of it."""
+        if self.meter is None:
+            return
+        usage = output.usage
+        num_prompt = len(output.prompt_ids) or usage.get("prompt_tokens", 0)
+        num_new = len(output.completion_ids) or usage.get("completion_tokens", 0)
+        try:
+            self.meter.record(num_prompt, num_new, cut_off=output.finish_reason is FinishReason.LENGTH)
+        except BudgetExceeded as spent:
+            self.trajectory.steps.append(Step.from_model_output(output, messages))
+            self.trajectory.steps[-1].timings["model_s"] = self.model_s
+            raise _Ended(spent.reason, Outcome.TRUNCATED, spent) from spent
+
+    # ---- the agent ---------------------------------------------------------------------------------------
+
+    def messages(self) -> list[Message]:
+        messages = self.in_agent(lambda: self.agent.chat_completions)
+        if not isinstance(messages, list) or not messages:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise AgentError(
+                f"{type(self.agent).__name__}.chat_completions is {messages!r}; it must be a list with at "
+                "least one message."
+            )
+        return messages
+
+    def own_trajectory(self) -> Trajectory:
+        trajectory = self.in_agent(lambda: self.agent.trajectory)
+        if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise AgentError(
+                f"{type(self.agent).__name__}.trajectory is {trajectory!r}; it must be a rllm.Trajectory."
+            )
+        return trajectory
+
+    def action_for(self, output: ModelOutput, messages: list[Message]) -> Any:
+        """What the agent does about an answer, which becomes one step of its trajectory."""
+        self.record_use(output, messages)
+        num_before = len(self.trajectory.steps)
+        try:
+            action = self.in_agent(lambda: self.agent.update_from_model(output.text))
+        except _Ended:
+            # What was sampled is on record, whoever stumbled over it.
+            if len(self.trajectory.steps) == num_before:
+                self.trajectory.steps.append(Step(model_response=output.text))
+            self.record(output, num_before)
+            raise
+        self.trajectory = self.own_trajectory()
+        self.record(output, num_before)
         return action.action if isinstance(action, Action) else action
 
-    def _record(self, output: ModelOutput, num_before: int, model_s: float) -> None:
-        steps = self.agent.trajectory.steps
+    def record(self, output: ModelOutput, num_before: int) -> None:
+        steps = self.trajectory.steps
         if len(steps) != num_before + 1:
             raise AgentError(
                 f"{type(self.agent).__name__}.update_from_model added {len(steps) - num_before} steps to its "
                 "trajectory; it must append exactly one, because each model call is one step."
             )
         steps[-1].record_output(output)
-        steps[-1].timings["model_s"] = model_s
+        steps[-1].timings["model_s"] = self.model_s
 
-    def _tell(self, observation: Any, reward: float, done: bool, info: dict[str, Any]) -> None:
+    def tell(self, observation: Any, reward: float, done: bool, info: dict[str, Any]) -> None:
         try:
-            self._in_agent(lambda: self.agent.update_from_env(observation, reward, done, info))
+            self.in_agent(lambda: self.agent.update_from_env(observation, reward, done, info))
         finally:
-            if self.agent.trajectory.steps:
-                step = self.agent.trajectory.steps[-1]
+            if self.trajectory.steps:
+                step = self.trajectory.steps[-1]
                 step.reward, step.done = reward, done
 
-    def _in_agent(self, call: Callable[[], Any]) -> Any:
+    def in_agent(self, call: Callable[[], T]) -> T:
         try:
             return call()
         except TerminationEvent as event:
             raise _Ended(event.reason, Outcome.TRUNCATED, event) from event
         except CONTRACT_ERRORS:
             raise
-        except Exception as error:
-            raise _Ended(TerminationReason.ERROR, Outcome.POLICY_FAILURE, error) from error
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            raise _Ended(TerminationReason.ERROR, Outcome.POLICY_FAILURE, error, AGENT) from error
 
-    async def _in_env(self, fn: Callable[..., Any], *args: Any) -> Any:
+    # ---- the environment ---------------------------------------------------------------------------------
+
+    async def in_world(self, what: str, call: Any) -> Any:
+        self.vitals.waits_for = what
         started = time.perf_counter()
         try:
-            return await self.pool.call(fn, *args, timeout_s=self.limits.step_timeout_s)
+            return await call
         except CONTRACT_ERRORS:
             raise
         except TimeoutError as error:
-            raise _Ended(TerminationReason.TIMEOUT, Outcome.INFRASTRUCTURE_FAILURE, error) from error
-        except Exception as error:
-            raise _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, error) from error
+            raise _Ended(
+                TerminationReason.TIMEOUT, Outcome.INFRASTRUCTURE_FAILURE, error, ENVIRONMENT
+            ) from error
+        except (Exception, asyncio.CancelledError) as error:
+            _let_through_if_cancelled(error)
+            raise _Ended(
+                TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, error, ENVIRONMENT
+            ) from error
         finally:
             self.env_s = time.perf_counter() - started
 
-    def _open(self, make_env: Callable[[], BaseEnv] | BaseEnv) -> tuple[Any, dict[str, Any]]:
-        env = make_env if isinstance(make_env, BaseEnv) else make_env()
-        with self.lock:
-            self.env, too_late = env, self.over
-        if too_late:
-            env.close()
-            raise TimeoutError(f"{type(env).__name__} was ready only after its rollout had been given up.")
-        return reset_env(env, self.key.draw(0, "environment") % 2**31)
+    # ---- the result --------------------------------------------------------------------------------------
 
-    def _move(self, action: Any) -> StepResult:
-        assert self.env is not None, "reset came first"
-        return unpack_step(self.env, self.env.step(action))
-
-    def finish(self, reason: TerminationReason, outcome: Outcome, cause: BaseException | None) -> Trajectory:
-        trajectory = self.agent.trajectory
-        trajectory.termination_reason = reason
-        trajectory.outcome = outcome
-        failed = outcome in (Outcome.INFRASTRUCTURE_FAILURE, Outcome.POLICY_FAILURE)
-        trajectory.reward = None if failed else sum(step.reward for step in trajectory.steps)
-        if cause is not None:
+    def finish(self, end: _Ended) -> Trajectory:
+        trajectory = self.trajectory
+        trajectory.termination_reason = end.reason
+        trajectory.outcome = end.outcome
+        paid = end.outcome in (Outcome.SCORED, Outcome.TRUNCATED)
+        trajectory.reward = sum(step.reward for step in trajectory.steps) if paid else None
+        if end.cause is not None:
             trajectory.info["error"] = {
-                "type": type(cause).__name__,
-                "message": str(cause),
+                "type": type(end.cause).__name__,
+                "message": shown(end.cause),
+                "place": end.place,
                 "step": len(trajectory.steps),
-                "traceback": "".join(traceback.format_exception(cause)[-4:]),
+                "traceback": "".join(traceback.format_exception(end.cause)[-4:]),
             }
+        if self.vitals.call_retries:
+            trajectory.info["call_retries"] = self.vitals.call_retries
         conversation = getattr(self.session, "conversation", None)
         if conversation is not None and conversation.num_segments > 1:
             trajectory.info["segments"] = conversation.num_segments
             trajectory.info["segment_reason"] = str(conversation.segment_reason)
         return trajectory
-
-    async def close_env(self) -> Exception | None:
-        """Close the environment; what it raises is kept beside the result that had already been reached."""
-        with self.lock:
-            self.over = True
-        if self.env is None:
-            return None
-        try:
-            await self.pool.call(self.env.close, timeout_s=self.limits.step_timeout_s)
-        except Exception as error:  # noqa: BLE001  a user's close() may raise anything
-            return error
-        return None

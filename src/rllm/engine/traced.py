@@ -35,14 +35,6 @@ from rllm.types.task import AgentConfig, EpisodeId, Task
 
 TRAINING = "train"
 """What the purpose of a run begins with whose episodes are trained on."""
-_CUT_OFF = frozenset(
-    {
-        TerminationReason.MAX_TURNS_EXCEEDED,
-        TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED,
-        TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED,
-        TerminationReason.TIMEOUT,
-    }
-)
 
 
 class Session(Protocol):
@@ -379,7 +371,7 @@ def _outcome_of(episode: Episode, cut_off: TerminationReason | None) -> Outcome:
         episode.termination_reason = given.pop() if len(given) == 1 else TerminationReason.ENV_DONE
     if episode.termination_reason is TerminationReason.ERROR:
         return Outcome.POLICY_FAILURE
-    return Outcome.TRUNCATED if episode.termination_reason in _CUT_OFF else Outcome.SCORED
+    return Outcome.TRUNCATED if episode.termination_reason.is_limit else Outcome.SCORED
 
 
 def _settle(episode: Episode, outcome: Outcome) -> None:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rllm.environments.base import BaseEnv as BaseEnv
     from rllm.environments.checks import check_env as check_env
+    from rllm.environments.countdown import CountdownEnv as CountdownEnv
     from rllm.environments.frozenlake import FrozenLakeEnv as FrozenLakeEnv
     from rllm.environments.gym_adapter import GymnasiumEnv as GymnasiumEnv
 
 _HOME_OF = {
     "BaseEnv": "rllm.environments.base",
+    "CountdownEnv": "rllm.environments.countdown",
     "FrozenLakeEnv": "rllm.environments.frozenlake",
     "GymnasiumEnv": "rllm.environments.gym_adapter",
     "check_env": "rllm.environments.checks",

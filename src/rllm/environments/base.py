@@ -8,20 +8,23 @@ reward of None or NaN stops at the class that made it and never reaches an advan
 """
 
 import inspect
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from rllm.errors import AgentError, RewardError
+from rllm.errors import AgentError
+from rllm.rewards.evaluator import finite_number
 
 
 class BaseEnv(ABC):
-    """One world that an agent acts in, one episode at a time."""
+    """One world that an agent acts in, one episode at a time.
+
+    `reset`, `step` and `close` may be `async def`: the engine then awaits them in its event loop. Plain ones
+    run in a thread, where they may block.
+    """
 
     _idx: Any = None
 
@@ -77,7 +80,16 @@ class StepResult:
 
 def reset_env(env: BaseEnv, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
     """Reset `env` and check what comes back. `seed` is passed on where `reset` takes one."""
-    result: Any = env.reset(seed=seed) if _reset_takes_seed(type(env)) else env.reset()
+    return unpack_reset(env, call_reset(env, seed))
+
+
+def call_reset(env: BaseEnv, seed: int | None) -> Any:
+    """What `env.reset` returns, as it is: an awaitable of it where `reset` is async."""
+    return env.reset(seed=seed) if _reset_takes_seed(type(env)) else env.reset()
+
+
+def unpack_reset(env: BaseEnv, result: Any) -> tuple[Any, dict[str, Any]]:
+    """Check what `env.reset` returned. AgentError for anything but an observation and a dict."""
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
         raise AgentError(
             f"{type(env).__name__}.reset returned {_shown(result)}; return a tuple (observation, info) "
@@ -104,24 +116,11 @@ def unpack_step(env: BaseEnv, result: Any) -> StepResult:
         raise AgentError(f"{name} returned {_shown(info)} as `info`; it must be a dict.")
     return StepResult(
         observation=observation,
-        reward=finite_reward(reward, source=name),
+        reward=finite_number(reward, f"{name} returned", "the reward"),
         done=bool(terminated or truncated),
         truncated=bool(truncated and not terminated),
         info=info,
     )
-
-
-def finite_reward(reward: Any, *, source: str) -> float:
-    """`reward` as a float. Raises RewardError that names `source` for what is no finite real number."""
-    if not isinstance(reward, Real | np.bool_):
-        raise RewardError(f"{source} returned {_shown(reward)} as the reward; it must be a finite number.")
-    try:
-        value = float(reward)
-    except OverflowError:
-        value = math.inf
-    if not math.isfinite(value):
-        raise RewardError(f"{source} returned {_shown(reward)} as the reward; it must be a finite number.")
-    return value
 
 
 @lru_cache(maxsize=256)

@@ -3,23 +3,27 @@
 env, a sample action ──► two openings with one seed ──► every problem found ──► one AgentError
 """
 
+import asyncio
+import inspect
 import json
+from collections.abc import Callable
 from typing import Any
 
-from rllm.environments.base import BaseEnv, reset_env, unpack_step
+from rllm.environments.base import BaseEnv, call_reset, unpack_reset, unpack_step
 from rllm.errors import AgentError, RewardError
 
 
 def check_env(env: BaseEnv, action: Any, *, seed: int = 0) -> None:
     """Reset `env` twice with `seed`, take `action` each time, and raise an AgentError listing what is wrong.
 
-    What the environment itself raises is not caught: its own traceback says more.
+    Async methods are awaited in an event loop of their own, so check such an environment where none is
+    running. What the environment itself raises is not caught: its own traceback says more.
     """
     name = type(env).__name__
     if not isinstance(env, BaseEnv):
         raise AgentError(f"{name} is not an environment; derive it from rllm.environments.BaseEnv.")
     problems: list[str] = []
-    first, second = (_opening(env, action, seed, problems) for _ in range(2))
+    first, second = _openings(env, action, seed, problems)
     for part, value in first.items():
         if (problem := lost_in_json(value)) is not None:
             problems.append(f"{part} {problem}")
@@ -38,12 +42,34 @@ def check_env(env: BaseEnv, action: Any, *, seed: int = 0) -> None:
     raise_problems(name, problems)
 
 
-def _opening(env: BaseEnv, action: Any, seed: int, problems: list[str]) -> dict[str, Any]:
+def _openings(env: BaseEnv, action: Any, seed: int, problems: list[str]) -> list[dict[str, Any]]:
+    """Two of them, in one event loop where the environment needs any."""
+    if not any(inspect.iscoroutinefunction(method) for method in (env.reset, env.step)):
+        return [_opening(env, action, lambda: call_reset(env, seed), env.step, problems) for _ in range(2)]
+    with asyncio.Runner() as loop:
+
+        def reset() -> Any:
+            return _awaited(call_reset(env, seed), loop)
+
+        def step(action: Any) -> Any:
+            return _awaited(env.step(action), loop)
+
+        return [_opening(env, action, reset, step, problems) for _ in range(2)]
+
+
+def _opening(
+    env: BaseEnv,
+    action: Any,
+    reset: Callable[[], Any],
+    step: Callable[[Any], Any],
+    problems: list[str],
+) -> dict[str, Any]:
     """The parts of a reset and of one step, by the name that a message gives them."""
     parts: dict[str, Any] = {}
     try:
-        parts["the observation of reset()"], parts["the info of reset()"] = reset_env(env, seed)
-        result = unpack_step(env, env.step(action))
+        opened = unpack_reset(env, reset())
+        parts["the observation of reset()"], parts["the info of reset()"] = opened
+        result = unpack_step(env, step(action))
     except (AgentError, RewardError) as error:
         if str(error) not in problems:
             problems.append(str(error))
@@ -54,6 +80,11 @@ def _opening(env: BaseEnv, action: Any, seed: int, problems: list[str]) -> dict[
         "`done` of step()": result.done,
         "the info of step()": result.info,
     }
+
+
+def _awaited(result: Any, loop: asyncio.Runner) -> Any:
+    """What an async method comes to; what a plain one returned."""
+    return loop.run(result) if inspect.iscoroutine(result) else result
 
 
 def lost_in_json(value: Any) -> str | None:

@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 _HOME_OF = {
-    "Gateway": "rllm.gateway.server",
-    "GatewaySession": "rllm.gateway.server",
+    "Gateway": "rllm.gateway.server.gateway",
+    "GatewaySession": "rllm.gateway.server.gateway",
     "Ledger": "rllm.gateway.ledger",
 }
 

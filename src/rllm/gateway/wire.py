@@ -5,14 +5,13 @@
                                               └──► CallRecord, one per choice ──► ledger
 
 Messages are in the OpenAI chat form here: roles `system`, `user`, `assistant` and `tool`; `content` is text,
-or a
-list of content parts only when one of them is not text; calls are under `tool_calls` with `arguments` as
+or a list of content parts only when one of them is not text; calls are under `tool_calls` with `arguments` as
 text.
 """
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -75,8 +74,7 @@ class CallRequest:
     n: int = 1
     penalties: dict[str, Any] = field(default_factory=dict[str, Any])
     """`presence_penalty`, `frequency_penalty`, `logit_bias`, `best_of`, `suffix` and the like where they are
-    set to
-    something that changes the answer: an engine that does not know them refuses the request."""
+    set to something that changes the answer: an engine that does not know them refuses the request."""
     logprobs: bool = False
     """The client wants log-probabilities in its answer. They are captured in any case."""
     top_logprobs: int = 0
@@ -128,8 +126,7 @@ class Piece:
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     raw: bytes | None = None
     """Whole server-sent events in the client's own dialect, from an upstream that speaks it; then nothing
-    else is
-    set, and `StreamWriter` is not asked."""
+    else is set, and `StreamWriter` is not asked."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -200,6 +197,22 @@ class Answer:
     upstream: str = ""
     first_token_s: float | None = None
 
+    def pieces(self) -> Iterator[Piece]:
+        """The whole answer as it would have been streamed."""
+        for choice in self.choices:
+            at = choice.index
+            if choice.reasoning:
+                yield Piece(choice=at, reasoning=choice.reasoning)
+            if choice.text or choice.token_logprobs:
+                yield Piece(choice=at, text=choice.text, logprobs=choice.token_logprobs)
+            for index, call in enumerate(choice.tool_calls):
+                yield Piece(
+                    choice=at,
+                    tool_call=ToolCallPiece(
+                        index=index, id=call.id, name=call.name, arguments=call.arguments
+                    ),
+                )
+
 
 class CallStatus(StrEnum):
     OK = "ok"
@@ -246,6 +259,9 @@ class CallRecord:
     """New weights were published while it was sampled: some tokens may be of those, whatever
     `policy_versions` says."""
     no_ids_because: str = ""
+    token_logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """What a client that asked for log-probabilities was shown of each token: `token_id`, `text`, `logprob`
+    and `top`, the alternatives as [token id, text, log-probability]. Empty where nobody asked."""
     usage: dict[str, int] = field(default_factory=dict[str, int])
     conversation: int = 0
     segment: int = 0
@@ -283,9 +299,8 @@ class Policy(Protocol):
         """The whole answer. With `emit`, its pieces are handed over as they come.
 
         Cancelling the task that waits stops the work behind it. Raises RequestRefused, with an HTTP status,
-        for
-        what the client got wrong and for what the upstream refused, and PartialAnswer when an answer broke
-        off.
+        for what the client got wrong and for what the upstream refused, and PartialAnswer when an answer
+        broke off.
         """
         ...
 
@@ -313,8 +328,7 @@ class PolicySession(Protocol):
     """Sampling parameters set for the whole session; they win over what the client asks for."""
     state: dict[str, Any]
     """The policy's own memory of the session, such as its conversations; may be dropped and is then built
-    anew from
-    `history`."""
+    anew from `history`."""
 
     def history(self) -> list[CallRecord]:
         """Calls of the session that are in the ledger, oldest first."""

@@ -1,4 +1,4 @@
-"""Model clients: `ScriptedClient` (the shipped fake) and `LocalClient` (the built-in torch engine)."""
+"""Model clients: the shipped fake, the built-in torch engine, vLLM by ids, any OpenAI-compatible server."""
 
 import importlib
 
@@ -8,6 +8,11 @@ _HOMES = {
     "ScriptedAnswer": "rllm.inference.scripted",
     "ScriptedClient": "rllm.inference.scripted",
     "LocalClient": "rllm.inference.local.client",
+    "OpenAIClient": "rllm.inference.openai",
+    "VLLMClient": "rllm.inference.vllm",
+    "RolloutEngine": "rllm.inference.rollout_engine",
+    "RoleSettings": "rllm.inference.rollout_engine",
+    "make_client": "rllm.inference.engines",
 }
 
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]

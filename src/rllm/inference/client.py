@@ -7,12 +7,13 @@ A session is one conversation. It keeps the token ids of what was said, so the n
 clients with a KV cache keep the cache with it.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from rllm.rendering.chat import ChatRenderer
+from rllm.rendering.chat import ChatRenderer, Conversation
 from rllm.types.messages import Message, ModelOutput, SamplingParams, TopLogprobs
 
 
@@ -25,6 +26,11 @@ class ModelSession(Protocol):
         Raises ContextLengthError before anything is sent when the prompt leaves no room for one token, and
         InferenceError when the engine failed.
         """
+        ...
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        """How many tokens the prompt for `messages` would have, were they sent now; -1 where only the server
+        can know. Changes nothing: neither the conversation nor what is sent next."""
         ...
 
     def close(self) -> None: ...
@@ -50,6 +56,12 @@ class ModelClient(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def prompt_tokens(conversation: Conversation, messages: Sequence[Message]) -> int:
+    """`ModelSession.prompt_tokens` of a session that keeps ids: what `conversation.prompt` would give."""
+    # A conversation replaces its lists and never changes them in place, so a shallow copy is one to try with.
+    return len(copy.copy(conversation).prompt(messages))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,12 +94,11 @@ class TokenClient(Protocol):
         *,
         on_piece: Callable[[TokenPiece], None] | None = None,
     ) -> ModelOutput:
-        """Sample after a prompt given as ids. `on_piece` hears of the text as it is written, in the event
-        loop.
+        """Sample after a prompt given as ids; `on_piece` hears of the text as it is written.
 
-        What was read for an earlier prompt with the same beginning is not read again. Cancelling the task
-        that waits
-        stops the work. Raises ContextLengthError when no token fits behind the prompt.
+        It is called in the event loop. What was read for an earlier prompt with the same beginning is not
+        read again. Cancelling the task that waits stops the work. Raises ContextLengthError when no token
+        fits behind the prompt.
         """
         ...
 

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece
+from rllm.inference.client import TokenPiece, prompt_tokens
 from rllm.inference.local.text import StopTexts
 from rllm.rendering.chat import ChatRenderer, Conversation, TextTokenizer
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, TopLogprobs
@@ -134,7 +134,7 @@ class ScriptedClient:
             turn, self._num_taken = self._num_taken, self._num_taken + 1
             answer = self.answer_to([{"role": "user", "content": self.tokenizer.decode(prompt_ids)}], turn)
             await _wait(answer.wait_for)
-            said = _Said.of(answer, self, sampling, max_tokens=sampling.max_tokens)
+            said = _Said.of(answer, self, sampling)
             output = said.output(prompt_ids, self, sampling)
             for number, piece in enumerate(said.pieces):
                 if answer.fail_after == number:
@@ -184,8 +184,6 @@ class _Said:
         answer: ScriptedAnswer,
         client: ScriptedClient,
         sampling: SamplingParams,
-        *,
-        max_tokens: int | None = None,
     ) -> "_Said":
         ids = answer.token_ids
         if ids is None:
@@ -193,7 +191,8 @@ class _Said:
         text, finish_reason = answer.text, answer.finish_reason
         # The text is spread evenly over the tokens before the end: one a character by default.
         per_character = max(1, len(ids) - (ids[-1:] == [END_ID])) / max(1, len(text))
-        if max_tokens is not None and max_tokens < len(ids):
+        max_tokens = sampling.max_tokens
+        if max_tokens < len(ids):
             text, ids = text[: int(max_tokens / per_character)], ids[:max_tokens]
             finish_reason = FinishReason.LENGTH
         shown, stop = _shown(text, sampling.stop)
@@ -294,6 +293,9 @@ class ScriptedSession:
         output = said.output(self.conversation.prompt(messages), client, sampling)
         self.conversation.record(output.completion_ids, output.text)
         return output
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        return prompt_tokens(self.conversation, messages)
 
     def close(self) -> None:
         if not self._closed:

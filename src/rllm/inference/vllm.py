@@ -16,15 +16,17 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece
+from rllm.inference.client import TokenPiece, prompt_tokens
 from rllm.inference.local.text import StopTexts, TextStream
-from rllm.inference.vllm_http import ServerFacts, VLLMHttp, error_text
+from rllm.inference.openai_http import AskedOnce, error_text
+from rllm.inference.vllm_http import ServerFacts, VLLMHttp
 from rllm.models.tokenizer import HuggingFaceTokenizer
-from rllm.rendering.chat import ChatRenderer
-from rllm.types.messages import FinishReason, ModelOutput, SamplingParams, TopLogprobs
+from rllm.rendering.chat import ChatRenderer, Conversation
+from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, TopLogprobs
 
 OnPiece = Callable[[TokenPiece], None]
 
@@ -37,56 +39,94 @@ _GRAMMAR_FROM = (0, 12)
 _TOKEN_ID_NAME = re.compile(r"token_id:(\d+)")
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _SEEDS = 2**63
+_UNKNOWN_CONTEXT = 2**31 - 1
 
 
 class VLLMClient:
-    """A `TokenClient`. Made by `connect`, which asks the server what it serves."""
+    """A `TokenClient` and a `ModelClient`.
+
+    What the server serves is asked with the first call; `connect` asks at once. `base_url` ends in `/v1`;
+    `tokenizer` is the model's own, or its directory; `model` may be left out where one is served.
+    """
 
     def __init__(
         self,
         base_url: str,
-        tokenizer_dir: Path,
-        facts: ServerFacts,
+        tokenizer: Path | HuggingFaceTokenizer,
         *,
+        model: str = "",
+        processed_logprobs: bool = False,
         api_key: str | None = None,
         timeout_s: float = 600.0,
-        connect_timeout_s: float = 5.0,
+        connect_timeout_s: float = 30.0,
+        max_connections: int = 0,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self.facts = facts
-        self.tokenizer = HuggingFaceTokenizer(tokenizer_dir)
+        self.model = model
+        self._processed_logprobs = processed_logprobs
+        self._facts = AskedOnce(self._find_out)
+        self.tokenizer = HuggingFaceTokenizer(tokenizer) if isinstance(tokenizer, Path) else tokenizer
         self.renderer = ChatRenderer(self.tokenizer)
         self._policy_version = 0
-        self._http = VLLMHttp(self.base_url, api_key, timeout_s, connect_timeout_s)
+        self._http = VLLMHttp(
+            self.base_url,
+            api_key=api_key,
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            max_connections=max_connections,
+        )
         self._is_special: dict[int, bool] = {}
 
     @classmethod
     async def connect(
         cls,
         base_url: str,
-        tokenizer_dir: Path,
+        tokenizer: Path | HuggingFaceTokenizer,
         *,
         model: str = "",
         processed_logprobs: bool = False,
         api_key: str | None = None,
         timeout_s: float = 600.0,
-        connect_timeout_s: float = 5.0,
+        connect_timeout_s: float = 30.0,
+        max_connections: int = 0,
     ) -> Self:
-        """`base_url` ends in `/v1`; `model` may be left out where one is served. Raises InferenceError."""
-        http = VLLMHttp(base_url.rstrip("/"), api_key, timeout_s, connect_timeout_s)
-        try:
-            facts = await http.facts(model)
-        finally:
-            await http.close()
-        facts.processed_logprobs = processed_logprobs
-        return cls(
+        """A client that knows its server. Raises InferenceError."""
+        client = cls(
             base_url,
-            tokenizer_dir,
-            facts,
+            tokenizer,
+            model=model,
+            processed_logprobs=processed_logprobs,
             api_key=api_key,
             timeout_s=timeout_s,
             connect_timeout_s=connect_timeout_s,
+            max_connections=max_connections,
         )
+        try:
+            await client._facts()
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def _find_out(self) -> ServerFacts:
+        facts = await self._http.facts(self.model)
+        facts.processed_logprobs = self._processed_logprobs
+        return facts
+
+    @property
+    def facts(self) -> ServerFacts:
+        """What the server says of itself; only once a call, or `connect`, has asked it."""
+        assert self._facts.found is not None, "a call asks the server before it needs this"
+        return self._facts.found
+
+    def session(self, order: tuple[str, int]) -> "VLLMSession":
+        return VLLMSession(self)
+
+    async def get_model_response(
+        self, messages: Sequence[Message], sampling: SamplingParams = SamplingParams()
+    ) -> ModelOutput:
+        async with self.session(("", 0)) as session:
+            return await session.respond(messages, sampling)
 
     @property
     def policy_version(self) -> int:
@@ -98,17 +138,19 @@ class VLLMClient:
 
     @property
     def max_context(self) -> int:
-        return self.facts.max_context
+        """Before the server was asked, a number that limits nothing; `generate_ids` knows better."""
+        return _UNKNOWN_CONTEXT if self._facts.found is None else self._facts.found.max_context
 
     async def generate_ids(
         self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: OnPiece | None = None
     ) -> ModelOutput:
         """See `TokenClient`. Raises ValueError for what the server cannot honour."""
-        room = self.max_context - len(prompt_ids)
+        facts = await self._facts()
+        room = facts.max_context - len(prompt_ids)
         if room < 1:
             raise ContextLengthError(
-                f"The prompt has {len(prompt_ids)} tokens and the context of {self.facts.model} holds "
-                f"{self.max_context}, so no token fits behind it."
+                f"The prompt has {len(prompt_ids)} tokens and the context of {facts.model} holds "
+                f"{facts.max_context}, so no token fits behind it."
             )
         started = time.perf_counter()
         version = self._policy_version
@@ -203,6 +245,33 @@ class VLLMClient:
             hidden = not self.tokenizer.decode([token]) and bool(self.tokenizer.token_text(token))
             known = self._is_special[token] = hidden
         return known
+
+
+class VLLMSession:
+    """One conversation: its token ids are kept here, and the server's prefix cache finds them again."""
+
+    def __init__(self, client: VLLMClient) -> None:
+        self.client = client
+        self.conversation = Conversation(renderer=client.renderer)
+
+    async def respond(self, messages: Sequence[Message], sampling: SamplingParams) -> ModelOutput:
+        output = await self.client.generate_ids(self.conversation.prompt(messages), sampling)
+        self.conversation.record(output.completion_ids, output.text)
+        return output
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        return prompt_tokens(self.conversation, messages)
+
+    def close(self) -> None:
+        """The server keeps nothing of a conversation that would have to be closed."""
+
+    async def __aenter__(self) -> "VLLMSession":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 @dataclass(kw_only=True, slots=True)

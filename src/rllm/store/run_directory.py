@@ -4,7 +4,8 @@
           store.sqlite    every episode                        rllm.store.episodes
           metrics.jsonl   one line per training step           rllm.tracking.jsonl
           checkpoints/    what a killed run resumes from
-          model/          the trained model
+          model/          the trained model; models/NAME where there are several
+          stall.txt       stacks of a run that stood still
           summary.json    the result
           curve.png       the learning curve                   rllm.tracking.picture
           lock            pid of the writer, locked by it

@@ -2,6 +2,7 @@
 
     AgentTrainer(config, agent_class, env_class, train_dataset, val_dataset).train() ──► TrainResult
     AgentTrainer(config, agent_flow, evaluator, train_dataset, val_dataset).train()  ──► TrainResult
+    AgentTrainer(config, workflow_class, train_dataset, val_dataset).train()         ──► TrainResult
 
 It checks everything that can be checked, takes the run directory, goes back to its last checkpoint, and hands
 the parts to `rllm.trainer.loop.train`.
@@ -10,9 +11,8 @@ the parts to `rllm.trainer.loop.train`.
 import asyncio
 import gc
 import importlib.util
-import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rllm.agents.base import BaseAgent
 from rllm.agents.conversation import ConversationAgent
 from rllm.agents.flow import as_flow
+from rllm.config.callables import name_of
 from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
 from rllm.data.sampler import TaskSampler
@@ -31,19 +32,30 @@ from rllm.store.episodes import EpisodeStore
 from rllm.store.files import require_free_space
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers
-from rllm.tracking.jsonl import JsonlTracker, read_metrics, truncate_after
-from rllm.trainer.programs import PROGRAM_DEFAULTS, program_engine, require_program_config
-from rllm.trainer.warm_start import Demonstrate, answer_end
+from rllm.tracking.jsonl import JsonlTracker, read_metrics
+from rllm.trainer.programs import (
+    PROGRAM_DEFAULTS,
+    program_engine,
+    require_one_policy,
+    require_program_config,
+)
+from rllm.trainer.resuming import require_same_config, take_back
+from rllm.trainer.warm_start import (
+    Demonstrate,
+    DemonstrateRoles,
+    demonstration_samples,
+    role_demonstration_samples,
+)
+from rllm.trainer.workflows import WORKFLOW_DEFAULTS, require_workflow_config, workflow_engine
 from rllm.types.task import Task
+from rllm.workflows.workflow import Workflow
 
 if TYPE_CHECKING:
     from rllm.engine.attempts import EpisodeEngine
     from rllm.inference.local.client import LocalClient
     from rllm.models.directory import LoadedModel
-    from rllm.trainer.loop import Learner
-
-PHASES = ("untrained", "warm_start", "before", "train", "after")
-"""In the order of a run."""
+    from rllm.trainer.learning import Demonstrations, Learner
+    from rllm.trainer.policies import Policies, Publish
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -57,12 +69,17 @@ class TrainResult:
 
     @property
     def model_path(self) -> Path:
-        """The trained model, in Hugging Face format."""
+        """The trained model, in Hugging Face format; of a run with one policy."""
         return self.directory / "model"
+
+    def model_path_of(self, policy: str) -> Path:
+        """The model of one of several policies."""
+        return self.directory / "models" / policy
 
 
 class AgentTrainer:
-    """Trains a model to act as `agent_class` in `env_class`, or inside the program `agent_flow`.
+    """Trains a model to act as `agent_class` in `env_class`, or inside the program `agent_flow`, or one or
+    several models to play the roles of `workflow_class`.
 
     Raises ConfigError before any work for what cannot be honoured.
     """
@@ -80,29 +97,42 @@ class AgentTrainer:
         env_args: Mapping[str, Any] | None = None,
         agent_flow: Any = None,
         evaluator: Any = None,
-        workflow_class: type | None = None,
+        workflow_class: type[Workflow] | None = None,
+        workflow_args: Mapping[str, Any] | None = None,
+        traj_group_adv_estimator_map: Mapping[str, str] | None = None,
         validation_dataset: Sequence[Task | dict[str, Any]] | None = None,
-        demonstrate: Demonstrate | None = None,
+        demonstrate: Demonstrate | DemonstrateRoles | None = None,
         output: str | Path = "runs/latest",
         tracker: Tracker | None = None,
     ) -> None:
         """
         `train_dataset`: tasks as dicts of environment arguments, each with a `task_id`; for a program, Tasks
         or dicts with an id and an instruction. `agent_flow`: a program, and `evaluator` what judges it: made
-        by the decorators, plain functions, objects, or names such as `file.py:solve`. `val_dataset`:
-        held-out tasks, reported before and after; the training tasks where None. `validation_dataset`:
-        evaluated while training, where `evaluation.every_steps` is set; `val_dataset` where None.
-        `demonstrate`: the expert of the warm start. `output`: the run directory; a run that is already there
-        goes on.
+        by the decorators, plain functions, objects, or names such as `file.py:solve`. `workflow_class`: made
+        anew for each attempt with `workflow_args`. `traj_group_adv_estimator_map`: role -> advantage
+        estimator, as `roles.ROLE.estimator`. `val_dataset`: held-out tasks, reported before and after; the
+        training tasks where None. `validation_dataset`: evaluated while training, where
+        `evaluation.every_steps` is set; `val_dataset` where None. `demonstrate`: the expert of the warm
+        start; for a workflow, of all its roles. `output`: the run directory; a run that is already there goes
+        on.
         """
         if backend != "local":
             raise ConfigError(
                 f"There is no training backend `{backend}`; "
                 "the one there is, is `local` (torch in this process)."
             )
-        _require_one_way(agent_class, env_class, agent_flow, evaluator, workflow_class)
+        _require_one_way(
+            agent_class=agent_class,
+            env_class=env_class,
+            agent_flow=agent_flow,
+            evaluator=evaluator,
+            workflow_class=workflow_class,
+        )
         self.output = Path(output)
         self.flow = self.evaluator = None
+        if workflow_args and workflow_class is None:
+            raise ConfigError("`workflow_args` is given, but no `workflow_class` that takes it.")
+        self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
         to_tasks: Callable[..., list[Any]] = list
         if agent_flow is not None:
             self.flow, self.evaluator = as_flow(agent_flow), as_evaluator(evaluator)
@@ -110,12 +140,18 @@ class AgentTrainer:
             self.config = load_config(config, base={**PROGRAM_DEFAULTS, **named})
             require_program_config(self.config, agent_args, env_args)
             to_tasks = tasks_of
+        elif workflow_class is not None:
+            named = {"task": {"environment": name_of(workflow_class), "agent": name_of(workflow_class)}}
+            self.config = load_config(config, base={**WORKFLOW_DEFAULTS, **named})
+            require_workflow_config(self.config, workflow_class, agent_args, env_args)
         else:
             self.config = load_config(config)
+            require_one_policy(self.config, "agent_class")
             if self.config.rollout.max_tokens_per_turn == 0:
                 raise ConfigError(
                     "`rollout.max_tokens_per_turn` is 0; an agent needs at least 1 to answer with."
                 )
+        self.config = _with_estimators(self.config, traj_group_adv_estimator_map or {})
         self.agent_class, self.agent_args = agent_class, dict(agent_args or {})
         self.env_class, self.env_args = (
             env_class,
@@ -126,7 +162,8 @@ class AgentTrainer:
         self.heldout_tasks = heldout[: self.config.evaluation.num_tasks]
         validation = heldout if validation_dataset is None else to_tasks(validation_dataset)
         self.validation_tasks = validation[: self.config.evaluation.every_num_tasks]
-        self.demonstrate = demonstrate
+        self.demonstrate: Any = demonstrate
+        """DemonstrateRoles for a workflow, otherwise Demonstrate."""
         self.tracker = tracker
         if self.config.warm_start.steps and demonstrate is None:
             raise ConfigError(
@@ -153,58 +190,50 @@ class AgentTrainer:
             return TrainResult(directory=self.output, summary=summary)
 
     def require_same_config(self, directory: RunDirectory) -> None:
-        """A run keeps its configuration for life: anything else would make its curve a mixture."""
-        recorded = directory.config()
-        if not recorded:
-            return
-        # Read as a configuration, so that one from before a key existed has its default.
-        if differing := sorted(_differences(config_dict(load_config(recorded)), config_dict(self.config))):
-            raise ConfigError(
-                f"{self.output} holds a run with another configuration ({'; '.join(differing[:4])}); start a "
-                "new one with another output directory, or repeat the old values to go on."
-            )
+        """Raises ConfigError for a run with another configuration."""
+        require_same_config(directory, self.config)
 
     async def _run(self, directory: RunDirectory) -> dict[str, Any]:
         try:
-            from rllm.inference.local.client import LocalClient
+            from rllm.trainer.policies import create_initial_models, load_initial_models, make_client
         except ModuleNotFoundError as error:
             raise MissingExtraError(error.name or "torch", "train") from error
         if importlib.util.find_spec("matplotlib") is None:  # wanted at the very end: better missed now
             raise MissingExtraError("matplotlib", "train")
         config = self.config
         if not directory.config():
-            self._create_initial_model(directory)
-        loaded = self.load_initial_model(directory)
-        bytes_each = 4 * loaded.num_parameters
+            create_initial_models(config, directory.path)
+        models = load_initial_models(config, directory.path)
+        bytes_each = 4 * sum(each.num_parameters for each in models.values())
         require_free_space(
             directory.path,
             bytes_each * (3 * (config.checkpoint.keep + 1) + 2)
             + 2_000 * config.derived()["episodes_in_total"],
             "checkpoints, model and recorded episodes",
         )
-        client = LocalClient(
-            loaded,
-            num_slots=config.inference.num_slots,
-            max_context=config.inference.max_context,
-            max_prefill_tokens=config.inference.max_prefill_tokens,
-            lockstep=config.inference.lockstep,
-        )
-        try:
-            self._require_prompt_fits(client.renderer)
+        async with AsyncExitStack() as open_until_done:
+            clients: dict[str, LocalClient] = {}
+            for name, loaded in models.items():
+                clients[name] = make_client(config, loaded)
+                open_until_done.push_async_callback(clients[name].close)
+            self._require_prompt_fits(next(iter(clients.values())).renderer)
             # Written once all checks have passed: what was refused can be mended and started again in the
             # same directory.
             if not directory.config():
                 directory.write_config(config_dict(config))
-            async with self._engine(directory, client) as engine:
-                summary = await self._train(directory, loaded, client, engine)
-        finally:
-            await client.close()
-        return summary
+            engine = await open_until_done.enter_async_context(self._engine(directory, clients))
+            return await self._train(directory, models, clients, engine)
 
     @asynccontextmanager
-    async def _engine(self, directory: RunDirectory, client: "LocalClient") -> "AsyncIterator[EpisodeEngine]":
+    async def _engine(
+        self, directory: RunDirectory, clients: "Mapping[str, LocalClient]"
+    ) -> "AsyncIterator[EpisodeEngine]":
         """What plays the episodes."""
         config = self.config
+        if self.workflow_class is not None:
+            yield workflow_engine(config, self.workflow_class, self.workflow_args, clients)
+            return
+        (client,) = clients.values()
         if self.flow is not None and self.evaluator is not None:
             ledger = directory.path / "gateway"
             async with program_engine(config, self.flow, self.evaluator, client, ledger) as engine:
@@ -212,8 +241,8 @@ class AgentTrainer:
             return
         from rllm.engine.agent_execution import AgentExecutionEngine
 
-        assert self.agent_class is not None, "it is one of the two"
-        assert self.env_class is not None, "it is one of the two"
+        assert self.agent_class is not None, "it is one of the three"
+        assert self.env_class is not None, "it is one of the three"
         yield AgentExecutionEngine(
             self.agent_class,
             self.env_class,
@@ -226,6 +255,9 @@ class AgentTrainer:
             step_timeout_s=config.rollout.step_timeout_s,
             retry_limit=config.rollout.retry_limit,
             max_workers=config.rollout.env_workers,
+            max_prompt_length=0,  # `inference.max_context` is the limit
+            max_response_length=0,
+            requires_ids=True,
             gamma=config.algorithm.gamma,
             seed=config.seed,
         )
@@ -233,19 +265,17 @@ class AgentTrainer:
     async def _train(
         self,
         directory: RunDirectory,
-        loaded: "LoadedModel",
-        client: "LocalClient",
+        models: "Mapping[str, LoadedModel]",
+        clients: "Mapping[str, LocalClient]",
         engine: "EpisodeEngine",
     ) -> dict[str, Any]:
-        from rllm.models.directory import save_model
         from rllm.trainer.checkpoint import RunState, load_latest
         from rllm.trainer.loop import TrainingRun, train
 
-        learner = self.make_learner(loaded, client.publish)
-        backend = learner.backend
-        state = load_latest(directory.checkpoints_path, backend) or RunState()
-        backend.publish_weights()
-        _take_back(directory, state)
+        learner = self.make_learner(models, {name: client.publish for name, client in clients.items()})
+        state = load_latest(directory.checkpoints_path, learner.policies.backends()) or RunState()
+        learner.policies.publish()
+        take_back(directory, state)
         with EpisodeStore.open(directory.store_path) as store:
             store.rollback_to(state.steps - 1)
             trackers: list[Tracker] = [JsonlTracker(directory.metrics_path)]
@@ -257,12 +287,11 @@ class AgentTrainer:
                 directory=directory,
                 store=store,
                 tracker=tracker,
-                client=client,
+                clients=clients,
                 engine=engine,
                 heldout_tasks=self.heldout_tasks,
                 validation_tasks=self.validation_tasks,
                 state=state,
-                save_model=lambda: save_model(loaded, directory.model_path),
             )
             gc.collect()
             gc.freeze()  # tasks and modules stay for the whole run: looking through them again gains nothing
@@ -273,61 +302,43 @@ class AgentTrainer:
                 tracker.close()
                 run.learner_thread.shutdown()
 
-    def make_learner(self, loaded: "LoadedModel", publish: Callable[[int], None]) -> "Learner":
-        """What learns on `loaded`; `publish` tells a sampler of the same weights that they have changed."""
-        from rllm.rendering.chat import ChatRenderer
-        from rllm.trainer.backends.torch import TorchBackend
-        from rllm.trainer.loop import Learner
+    def make_learner(
+        self, models: "Mapping[str, LoadedModel]", publish: "Mapping[str, Publish] | None" = None
+    ) -> "Learner":
+        """What learns on `models`; `publish` tells the sampler of a policy that its weights have changed."""
+        from rllm.trainer.learning import Learner
+        from rllm.trainer.policies import make_policies
 
-        optimizer = self.config.optimizer
-        backend = TorchBackend(
-            loaded.model,
-            publish=publish,
-            optimizer=optimizer.name,
-            betas=(optimizer.beta1, optimizer.beta2),
-            weight_decay=optimizer.weight_decay,
-            max_grad_norm=optimizer.max_grad_norm,
-            micro_batch_tokens=optimizer.micro_batch_tokens,
-        )
-        renderer = ChatRenderer(loaded.tokenizer)
+        policies = make_policies(self.config, models, publish)
         return Learner(
             config=self.config,
-            backend=backend,
+            policies=policies,
             tasks=TaskSampler(self.train_tasks, seed=self.config.seed, purpose="tasks"),
-            make_agent=self._make_agent,
-            demonstrate=self.demonstrate,
-            renderer=renderer,
-            end_token_id=answer_end(renderer, loaded.end_token_ids),
+            demonstrations=self._demonstrations(policies),
+        )
+
+    def _demonstrations(self, policies: "Policies") -> "Demonstrations | None":
+        """The expert as what the warm start learns from."""
+        demonstrate, noise = self.demonstrate, self.config.warm_start.noise
+        if demonstrate is None:
+            return None
+        if self.workflow_class is not None:
+            return lambda tasks, key: role_demonstration_samples(
+                tasks, demonstrate, policies.voice_of, noise=noise, key=key
+            )
+        (policy,) = policies.values()
+        return lambda tasks, key: demonstration_samples(
+            tasks,
+            demonstrate,
+            self._make_agent,
+            policy.renderer,
+            policy.end_token_id,
+            noise=noise,
+            key=key,
         )
 
     def _make_agent(self) -> BaseAgent:
         return ConversationAgent() if self.agent_class is None else self.agent_class(**self.agent_args)
-
-    def load_initial_model(self, directory: RunDirectory) -> "LoadedModel":
-        """The model that the run starts from, on as many threads as the run works with."""
-        from rllm.models.devices import use_threads
-        from rllm.models.directory import load_model
-
-        use_threads(self.config.threads)
-        builtin = ":" in self.config.model.path
-        path = directory.path / "initial_model" if builtin else Path(self.config.model.path)
-        return load_model(path, device=self.config.model.device)
-
-    def _create_initial_model(self, directory: RunDirectory) -> None:
-        """A built-in model is made inside the run, so that the run is all that is needed to repeat it."""
-        kind, separator, preset = self.config.model.path.partition(":")
-        if not separator:
-            return
-        if kind != "builtin":
-            raise ConfigError(
-                f"`model.path` is {self.config.model.path!r}; "
-                "write builtin:tiny, builtin:small or a directory."
-            )
-        from rllm.models.builtin import create_model
-
-        path = directory.path / "initial_model"
-        shutil.rmtree(path, ignore_errors=True)  # of a start that was refused, perhaps with another seed
-        create_model(path, preset, self.config.seed)
 
     def _require_prompt_fits(self, renderer: Any) -> None:
         """Raises ConfigError when the context cannot even hold the first prompt and its answer.
@@ -352,54 +363,29 @@ class AgentTrainer:
             )
 
 
-def _require_one_way(
-    agent_class: Any, env_class: Any, agent_flow: Any, evaluator: Any, workflow_class: Any
-) -> None:
-    """Raises ConfigError unless an agent is given in exactly one form."""
-    if workflow_class is not None:
+def _require_one_way(**given: Any) -> None:
+    """Raises ConfigError unless what is trained is given in exactly one form."""
+    ways = (("agent_class", "env_class"), ("agent_flow", "evaluator"), ("workflow_class",))
+    names = tuple(name for name, value in given.items() if value is not None)
+    if names not in ways:
         raise ConfigError(
-            "`workflow_class` is not supported yet; give `agent_flow` and `evaluator`, or `agent_class` and "
-            "`env_class`."
-        )
-    classes = {"agent_class": agent_class, "env_class": env_class}
-    program = {"agent_flow": agent_flow, "evaluator": evaluator}
-    given = [name for name, value in (classes | program).items() if value is not None]
-    if given not in (list(classes), list(program)):
-        raise ConfigError(
-            f"Given {', '.join(given) or 'neither agent nor program'}; give either `agent_class` and "
-            "`env_class`, or `agent_flow` and `evaluator`."
+            f"Given {', '.join(names) or 'neither agent, program nor workflow'}; give either `agent_class` "
+            "and `env_class`, or `agent_flow` and `evaluator`, or `workflow_class`."
         )
 
 
-def _take_back(directory: RunDirectory, state: Any) -> None:
-    """Remove what was logged beyond the checkpoint that the run goes on from."""
-    done = [name for name in ("untrained", "before", "after") if name in state.reports]
-    if not directory.metrics_path.exists():
-        return
-    order = {name: index for index, name in enumerate(PHASES)}
-    last = {"warm_start": state.warm_steps - 1, "train": state.steps - 1, **dict.fromkeys(done, 0)}
-    reached = [
-        line for line in read_metrics(directory.metrics_path) if line["step"] <= last.get(line["phase"], -1)
-    ]
-    if reached:
-        end = max(reached, key=lambda line: (order[line["phase"]], line["step"]))
-        truncate_after(directory.metrics_path, PHASES, end["phase"], end["step"])
-    else:
-        directory.metrics_path.unlink()
+def _with_estimators(config: TrainConfig, estimators: Mapping[str, str]) -> TrainConfig:
+    for role, estimator in estimators.items():
+        configured = config.role(role).estimator
+        if configured not in ("", estimator):
+            raise ConfigError(
+                f"`roles.{role}.estimator` is {configured!r}, but `traj_group_adv_estimator_map` says "
+                f"{estimator!r}; give one of them."
+            )
+    return load_config(config, (f"roles.{role}.estimator={name}" for role, name in estimators.items()))
 
 
 def _draw_curve(directory: RunDirectory, summary: dict[str, Any]) -> None:
     from rllm.tracking.picture import draw_learning_curve
 
     draw_learning_curve(read_metrics(directory.metrics_path), summary, directory.curve_path)
-
-
-def _differences(recorded: Mapping[str, Any], mine: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found: list[str] = []
-    for key in recorded.keys() | mine.keys():
-        old, new = recorded.get(key), mine.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            found.append(f"{prefix}{key}: {old!r} there, {new!r} here")
-    return found

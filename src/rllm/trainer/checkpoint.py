@@ -1,12 +1,14 @@
 """Checkpoints: everything a run needs to go on, in one directory that is there whole or not at all.
 
     checkpoints/step-000120/  weights.safetensors  optimizer.safetensors  state.json  manifest.json
+                              NAME/ weights.safetensors  optimizer.safetensors       (of several policies)
 
 There is no generator state to save: every draw is a function of the seed and of what it is for
 (`rllm.types.draws`).
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,12 +41,18 @@ class RunState:
         return self.warm_steps + self.steps
 
 
-def save_checkpoint(root: Path, state: RunState, backend: TrainingBackend, keep: int) -> Path:
+Backends = Mapping[str, TrainingBackend]
+"""What is saved, by its place in the checkpoint: the name of a directory, or "" for the checkpoint itself."""
+
+
+def save_checkpoint(root: Path, state: RunState, backends: Backends, keep: int) -> Path:
     """Write a checkpoint of `state`, then delete all but the newest `keep`."""
     target = root / f"step-{state.position:06d}"
 
     def fill(directory: Path) -> None:
-        backend.save(directory)
+        for place, backend in backends.items():
+            (directory / place).mkdir(exist_ok=True)
+            backend.save(directory / place)
         (directory / "state.json").write_text(json.dumps(asdict(state), indent=2))
 
     write_directory_atomic(target, fill)
@@ -53,7 +61,7 @@ def save_checkpoint(root: Path, state: RunState, backend: TrainingBackend, keep:
     return target
 
 
-def load_latest(root: Path, backend: TrainingBackend) -> RunState | None:
+def load_latest(root: Path, backends: Backends) -> RunState | None:
     """Restore the newest checkpoint; None where there is none yet.
 
     Half-written ones never bear a checkpoint's name and are removed. Raises CheckpointError for one that is
@@ -65,7 +73,8 @@ def load_latest(root: Path, backend: TrainingBackend) -> RunState | None:
         return None
     verify_manifest(found[-1])
     state = RunState(**json.loads((found[-1] / "state.json").read_text()))
-    backend.load(found[-1])
+    for place, backend in backends.items():
+        backend.load(found[-1] / place)
     return state
 
 

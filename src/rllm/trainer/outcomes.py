@@ -1,13 +1,25 @@
-"""What a batch of episodes came to, beside its rewards: did anything work, what became of its calls?"""
+"""What a batch of episodes came to: rewards, by role as well, failures, and what became of its calls."""
 
+import difflib
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
-from rllm.algorithms.grouping import LEARNABLE
-from rllm.errors import AgentError, InferenceError
-from rllm.types.episode import Episode, Outcome, TerminationReason
+from rllm.algorithms.grouping import LEARNABLE, GroupingCounts
+from rllm.config.schema import TrainConfig
+from rllm.errors import AgentError, ConfigError, InferenceError
+from rllm.types.episode import Episode, Outcome, TerminationReason, Trajectory
+from rllm.types.sample import TrainingBatch
 
-CALL_COUNTS = ("calls", "unclaimed_calls", "partial_calls", "failed_calls", "abandoned_threads")
+CALL_COUNTS = (
+    "calls",
+    "unclaimed_calls",
+    "unclaimed_tokens",
+    "retried_calls",
+    "partial_calls",
+    "failed_calls",
+    "abandoned_threads",
+)
 """Metrics of an episode that a step adds up."""
 
 
@@ -41,8 +53,68 @@ def _cause_of(episode: Episode) -> str:
     return f"{error.get('type', 'no cause on record')}: {error.get('message', '')}{where}."
 
 
+def require_known_roles(episodes: Sequence[Episode], config: TrainConfig) -> None:
+    """Raises ConfigError for a role that no policy is chosen for, and for a role of the configuration that
+    nobody plays and whose name is nearly that of one somebody plays."""
+    played = {each.name for episode in episodes for each in episode.trajectories}
+    for role in sorted(played):
+        config.policy_of(role)
+    for role in config.roles.keys() - played:
+        if close := difflib.get_close_matches(role, played - config.roles.keys(), n=1):
+            raise ConfigError(
+                f"`roles.{role}` is configured, but nobody plays it; there are {', '.join(sorted(played))}: "
+                f"did you mean `roles.{close[0]}`?"
+            )
+
+
+def step_metrics(episodes: Sequence[Episode], counts: GroupingCounts, batch: TrainingBatch) -> dict[str, Any]:
+    """What the episodes of a training step came to."""
+    rewards = [episode.reward for episode in episodes if episode.outcome in LEARNABLE]
+    turns = sum(len(each.steps) for episode in episodes for each in episode.trajectories)
+    return {
+        "success": sum(episode.is_correct for episode in episodes) / max(1, counts.learnable),
+        "reward_mean": sum(rewards) / max(1, len(rewards)),
+        "episodes": counts.episodes,
+        "failed": counts.removed,
+        "groups": counts.groups,
+        "groups_tied": counts.tied,
+        "groups_alone": counts.alone,
+        "turns_mean": turns / max(1, len(episodes)),
+        **call_counts(episodes),
+        **{f"tokens.{name}": count for name, count in batch.token_counts.items()},
+        **{
+            f"role.{role}.{name}": value
+            for role, facts in role_facts(episodes).items()
+            for name, value in facts.items()
+        },
+    }
+
+
+def role_facts(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
+    """`reward_mean`, `turns_mean` and `trajectories` of each role in the episodes that did not fail.
+
+    Nothing where there is only one role: then they are those of the episodes.
+    """
+    played: dict[str, list[Trajectory]] = {}
+    for episode in episodes:
+        if episode.outcome in LEARNABLE:
+            for trajectory in episode.trajectories:
+                played.setdefault(trajectory.name, []).append(trajectory)
+    if len(played) < 2:
+        return {}
+    return {
+        role: {
+            "reward_mean": sum(each.reward or 0.0 for each in mine) / len(mine),
+            "turns_mean": sum(len(each.steps) for each in mine) / len(mine),
+            "trajectories": len(mine),
+        }
+        for role, mine in sorted(played.items())
+    }
+
+
 def call_counts(episodes: Sequence[Episode]) -> dict[str, int]:
-    """What became of the model calls of programs; nothing for episodes of agents, whose calls are steps."""
+    """What became of the model calls of programs and workflows; nothing for episodes of agents, whose calls
+    are steps."""
     return {
         name: int(sum(episode.metrics.get(name, 0.0) for episode in episodes))
         for name in CALL_COUNTS

@@ -44,12 +44,8 @@ def require_program_config(
     config: TrainConfig, agent_args: Mapping[str, Any] | None, env_args: Mapping[str, Any] | None
 ) -> None:
     """Raises ConfigError for a key that a run of a program would ignore, or cannot honour."""
-    default = TrainConfig()
-    for key, why in _NOT_FOR_PROGRAMS.items():
-        section, name = key.split(".")
-        value = getattr(getattr(config, section), name)
-        if value != getattr(getattr(default, section), name):
-            raise ConfigError(f"`{key}` is {value!r}, which does nothing here: {why}. Leave it out.")
+    require_no_effect(config, _NOT_FOR_PROGRAMS)
+    require_one_policy(config, "agent_flow")
     if config.inference.lockstep:
         raise ConfigError(
             "`inference.lockstep` is true, but programs may ask several things at a time and think between "
@@ -58,6 +54,32 @@ def require_program_config(
     for name, arguments in (("agent_args", agent_args), ("env_args", env_args)):
         if arguments:
             raise ConfigError(f"`{name}` is given, but `agent_flow` takes none; put it into the tasks.")
+
+
+def require_no_effect(config: TrainConfig, ignored: Mapping[str, str]) -> None:
+    """Raises ConfigError for a key that is not at its default and does nothing; `ignored`: key -> why."""
+    default = TrainConfig()
+    for key, why in ignored.items():
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        if value != getattr(getattr(default, section), name):
+            raise ConfigError(f"`{key}` is {value!r}, which does nothing here: {why}. Leave it out.")
+
+
+def require_one_policy(config: TrainConfig, what: str) -> None:
+    """Raises ConfigError for what only the roles of a workflow can have."""
+    if len(config.policies) > 1:
+        raise ConfigError(
+            f"The policies are {', '.join(config.policies)}, but `{what}` is played by one; give a "
+            "`workflow_class`, or one policy."
+        )
+    for role, settings in config.roles.items():
+        for name in ("temperature", "max_tokens"):
+            if value := getattr(settings, name):
+                raise ConfigError(
+                    f"`roles.{role}.{name}` is {value}, but with `{what}` nobody asks the model by role; "
+                    "leave it out, or give a `workflow_class`."
+                )
 
 
 @asynccontextmanager

@@ -1,11 +1,11 @@
 """A stored run ──► the same run again, without an engine: were these the losses, is this the model?
 
-    config.json, initial model ──► Learner ──► imitate ──► learn(stored episodes) ──► parameters
+    config.json, initial models ─► Learner ──► imitate ──► learn(stored episodes) ──► parameters
                                                   │                │                      │
     metrics.jsonl ──────────────────────────── compared         compared          model/: same sha256
 
-The updates are those of `rllm.trainer.loop`, function by function; only the rollouts come from the store. So
-whatever a run learned can be taken apart afterwards, without an engine and without a single sampled token.
+The updates are those of `rllm.trainer.learning`, function by function; only the rollouts come from the store.
+So whatever a run learned can be taken apart afterwards, without an engine and without a single sampled token.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm.errors import ConfigError
-from rllm.models.directory import load_model, parameters_sha256
 from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.agent_trainer import AgentTrainer
-from rllm.trainer.loop import Learner, imitate, learn
+from rllm.trainer.learning import Learner, imitate, learn
+from rllm.trainer.policies import combined_sha256, load_initial_models, load_saved_models
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -45,7 +45,7 @@ class ReplayResult:
     differences: list[Difference]
     """In the order of the run: the first one is where it went another way."""
     recorded_sha256: str
-    """Of the parameters in the run's model."""
+    """Of the parameters in the run's models."""
     replayed_sha256: str
 
     @property
@@ -66,7 +66,8 @@ def replay(
     trainer.require_same_config(directory)
     if directory.summary() is None:
         raise ConfigError(f"{directory.path} has not finished; let it end before you replay it.")
-    learner = trainer.make_learner(trainer.load_initial_model(directory), publish=lambda policy_version: None)
+    models = load_initial_models(trainer.config, directory.path)
+    learner = trainer.make_learner(models)
     recorded = {(line["phase"], line["step"]): line for line in read_metrics(directory.metrics_path)}
     # In a thread of its own, as in training: how torch shares out its work may depend on the thread.
     with (
@@ -91,8 +92,8 @@ def replay(
         num_train_steps=trainer.config.steps,
         num_compared=len(compared),
         differences=[each for each in compared if each.recorded != each.replayed],
-        recorded_sha256=parameters_sha256(load_model(directory.model_path).model.state_dict_hf()),
-        replayed_sha256=parameters_sha256(learner.backend.model.state_dict_hf()),
+        recorded_sha256=combined_sha256(load_saved_models(trainer.config, directory.path)),
+        replayed_sha256=combined_sha256(models),
     )
 
 
@@ -106,7 +107,7 @@ def _updates(
         metrics["warm_start", step] = imitate(learner, step)
         on_step("warm_start", step)
     if config.warm_start.steps:
-        learner.backend.reset_optimizer()
+        learner.policies.begin_phase()
     for step in range(config.steps):
         episodes = list(store.episodes(TRAIN_PHASE, step))
         _, metrics[TRAIN_PHASE, step] = learn(learner, episodes, step)

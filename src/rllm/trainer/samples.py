@@ -5,7 +5,8 @@ rewrote its history, or holds several conversations at a time. No sampled token 
 again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -17,39 +18,47 @@ from rllm.types.sample import NOT_SAMPLED, TrainingBatch, TrainingSample
 
 
 def training_batch(
-    episodes: Iterable[Episode], advantages: Mapping[str, float], *, drop_tied: bool = True
+    episodes: Iterable[Episode],
+    advantages: Mapping[str, float],
+    *,
+    drop_tied: bool = True,
+    masked: Collection[str] = frozenset(),
+    is_trained: Callable[[str], bool] = lambda role: True,
 ) -> TrainingBatch:
     """Rows of all learnable episodes, ordered by (task, attempt, trajectory, segment).
 
     `advantages`: trajectory uid -> advantage, given to every token the trajectory sampled. `drop_tied` leaves
-    out trajectories with advantage 0, which have no gradient. Tokens that a grammar left no choice about are
-    read but not trained on. Raises CountError unless sampled = trained + masked.forced + dropped.failed +
-    dropped.tied.
+    out trajectories with advantage 0, which have no gradient. `masked`: uids of trajectories that were cut
+    off and are left out. `is_trained`: whether a role is learned from. Tokens that a grammar left no choice
+    about are read but not trained on. Raises CountError unless sampled = trained + masked.forced +
+    dropped.failed + dropped.tied + dropped.truncated + dropped.untrained.
     """
     samples: list[TrainingSample] = []
-    counts: dict[str, int] = dict.fromkeys(
-        ("sampled", "trained", "masked.forced", "dropped.failed", "dropped.tied"), 0
-    )
+    always = ("sampled", "trained", "masked.forced", "dropped.failed", "dropped.tied")
+    counts: Counter[str] = Counter(dict.fromkeys(always, 0))
     for episode in sorted(episodes, key=lambda each: (each.task_id, each.rollout_idx)):
         for index, trajectory in enumerate(episode.trajectories):
             num_sampled = sum(len(step.response_ids) for step in trajectory.steps)
             counts["sampled"] += num_sampled
             if episode.outcome not in LEARNABLE:
                 counts["dropped.failed"] += num_sampled
-                continue
-            advantage = advantages[trajectory.uid]
-            if drop_tied and advantage == 0.0:
+            elif trajectory.uid in masked:
+                counts["dropped.truncated"] += num_sampled
+            elif not is_trained(trajectory.name):
+                counts["dropped.untrained"] += num_sampled
+            elif drop_tied and advantages[trajectory.uid] == 0.0:
                 counts["dropped.tied"] += num_sampled
-                continue
-            rows = trajectory_rows(trajectory, episode.task_id, episode.rollout_idx, index, advantage)
-            counts["trained"] += sum(row.num_trainable for row in rows)
-            counts["masked.forced"] += sum(
-                step.policy_versions.count(NOT_SAMPLED) for step in trajectory.steps
-            )
-            samples.extend(rows)
-    if 2 * counts["sampled"] != sum(counts.values()):
-        raise CountError(f"Tokens do not add up: {counts}; sampled must be the sum of the others.")
-    return TrainingBatch(samples=samples, token_counts=counts)
+            else:
+                advantage = advantages[trajectory.uid]
+                rows = trajectory_rows(trajectory, episode.task_id, episode.rollout_idx, index, advantage)
+                counts["trained"] += sum(row.num_trainable for row in rows)
+                counts["masked.forced"] += sum(
+                    step.policy_versions.count(NOT_SAMPLED) for step in trajectory.steps
+                )
+                samples.extend(rows)
+    if 2 * counts["sampled"] != counts.total():
+        raise CountError(f"Tokens do not add up: {dict(counts)}; sampled must be the sum of the others.")
+    return TrainingBatch(samples=samples, token_counts=dict(counts))
 
 
 def trajectory_rows(
@@ -148,3 +157,13 @@ def _require_trainable(step: Step, task_id: str) -> None:
             "distribution its log-probabilities belong to. Serve the model with vLLM or SGLang, and set "
             "`temperature`, `top_p` and `top_k` for the session, so that nothing is left to the server."
         )
+
+
+def group_shares(samples: Sequence[TrainingSample], num_shares: int) -> Iterator[list[TrainingSample]]:
+    """Samples dealt out in turn by whole tasks, so that all roles of a task are in one share; empty shares
+    are left out."""
+    task_ids = sorted({sample.group_key[0] for sample in samples})
+    for number in range(num_shares):
+        mine = set(task_ids[number::num_shares])
+        if mine:
+            yield [sample for sample in samples if sample.group_key[0] in mine]

@@ -14,11 +14,17 @@ from rllm.agents.base import BaseAgent
 from rllm.rendering.chat import ChatRenderer, Conversation
 from rllm.trainer.samples import trajectory_rows
 from rllm.types.draws import draw_seed
+from rllm.types.episode import Step, Trajectory
+from rllm.types.messages import Message
 from rllm.types.sample import TrainingSample
 from rllm.types.task import Task, task_id_of
 
 Demonstrate = Callable[[dict[str, Any], float, np.random.Generator], Sequence[tuple[Any, str]]]
 """(task, noise, generator) -> (observation, answer) turn by turn."""
+RoleTurns = tuple[str, Sequence[tuple[Sequence[Message], str]]]
+"""One conversation of a workflow: its role; turn by turn, all messages before an answer, and it."""
+DemonstrateRoles = Callable[[dict[str, Any], float, np.random.Generator], Sequence[RoleTurns]]
+"""(task, noise, generator) -> the conversations of one attempt at it."""
 
 DEMONSTRATED = 0
 """Policy version of demonstrated tokens: they are to be learned, as if the policy had sampled them before any
@@ -55,6 +61,52 @@ def demonstration_samples(
     return samples
 
 
+def role_demonstration_samples(
+    tasks: Sequence[Task | Mapping[str, Any]],
+    demonstrate: DemonstrateRoles,
+    voice_of: Callable[[str], tuple[ChatRenderer, int]],
+    *,
+    noise: float,
+    key: tuple[str | int, ...],
+) -> list[TrainingSample]:
+    """Rows of one demonstration of each task by all roles of a workflow.
+
+    `voice_of`: role -> the renderer of its policy, and the token that ends its answers.
+    """
+    samples: list[TrainingSample] = []
+    for position, task in enumerate(tasks):
+        rng = np.random.default_rng(draw_seed(*key, position, "demonstration"))
+        row = task.to_row() if isinstance(task, Task) else dict(task)
+        for index, (role, turns) in enumerate(demonstrate(row, noise, rng)):
+            steps = _role_steps(turns, *voice_of(role))
+            trajectory = Trajectory(name=role, steps=steps)
+            samples.extend(trajectory_rows(trajectory, task_id_of(task, position), position, index, 1.0))
+    return samples
+
+
+def _role_steps(
+    turns: Sequence[tuple[Sequence[Message], str]], renderer: ChatRenderer, end_token_id: int
+) -> list[Step]:
+    conversation = Conversation(renderer=renderer)
+    steps: list[Step] = []
+    for messages, answer in turns:
+        step = Step(prompt_ids=conversation.prompt(messages), model_response=answer)
+        _say(step, answer, conversation, renderer, end_token_id)
+        steps.append(step)
+    return steps
+
+
+def _say(
+    step: Step, answer: str, conversation: Conversation, renderer: ChatRenderer, end_token_id: int
+) -> None:
+    """Make `answer` what the policy would have sampled."""
+    completion_ids = [*renderer.tokenizer.encode(answer), end_token_id]
+    conversation.record(completion_ids, answer)
+    step.response_ids = completion_ids
+    step.logprobs = [0.0] * len(completion_ids)
+    step.policy_versions = [DEMONSTRATED] * len(completion_ids)
+
+
 def play_demonstration(
     turns: Sequence[tuple[Any, str]], agent: BaseAgent, renderer: ChatRenderer, end_token_id: int
 ) -> BaseAgent:
@@ -64,11 +116,8 @@ def play_demonstration(
     for observation, answer in turns:
         agent.update_from_env(observation, 0.0, False, {})
         prompt_ids = conversation.prompt(agent.chat_completions)
-        completion_ids = [*renderer.tokenizer.encode(answer), end_token_id]
-        conversation.record(completion_ids, answer)
         agent.update_from_model(answer)
         step = agent.trajectory.steps[-1]
-        step.prompt_ids, step.response_ids = prompt_ids, completion_ids
-        step.logprobs = [0.0] * len(completion_ids)
-        step.policy_versions = [DEMONSTRATED] * len(completion_ids)
+        step.prompt_ids = prompt_ids
+        _say(step, answer, conversation, renderer, end_token_id)
     return agent

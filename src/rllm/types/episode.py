@@ -31,6 +31,21 @@ class TerminationReason(StrEnum):
     ERROR = "error"
     UNKNOWN = "unknown"
 
+    @property
+    def is_limit(self) -> bool:
+        """A limit of turns, tokens or time ended it."""
+        return self in _LIMITS
+
+
+_LIMITS = frozenset(
+    {
+        TerminationReason.MAX_TURNS_EXCEEDED,
+        TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED,
+        TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED,
+        TerminationReason.TIMEOUT,
+    }
+)
+
 
 class Outcome(StrEnum):
     """What a rollout counts as. Only SCORED and TRUNCATED carry a reward that may be learned from."""

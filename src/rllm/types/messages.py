@@ -50,8 +50,7 @@ class SamplingParams:
     """How many of the most likely tokens to report at each position, with their log-probabilities."""
     grammar: str = ""
     """What the answer must follow: a Lark grammar in llguidance's form, whose terminals may be JSON schemas.
-    Tokens
-    are sampled among those that it allows; log-probabilities stay those of the model without it."""
+    Tokens are sampled among those that it allows; log-probabilities stay those of the model without it."""
     seed: int = 0
     """Every draw is a function of (seed, position in the answer): nothing else in the batch matters."""
 
@@ -115,9 +114,8 @@ class ModelOutput:
     temperature: float = 1.0
     """What the logits were divided by when `logprob_meaning` is `temperature`."""
     policy_versions: list[int] = field(default_factory=list[int])
-    """[R] optimizer updates that the sampling weights had seen, per token; -1
-    (`rllm.types.sample.NOT_SAMPLED`) for
-    a token that a grammar left no choice about: the policy did not choose it, so it is not trained on."""
+    """[R] optimizer updates that the sampling weights had seen, per token; -1 (`NOT_SAMPLED`) for a token
+    that a grammar left no choice about: the policy did not choose it, so it is not trained on."""
     top_logprobs: list[TopLogprobs] = field(default_factory=list[TopLogprobs])
     """[R] filled when `SamplingParams.top_logprobs` asks for them."""
     stop_sequence: str | None = None
@@ -132,6 +130,9 @@ class ModelOutput:
     @property
     def weight_version(self) -> int | None:
         """The oldest policy version among the sampled tokens; None when the server does not say."""
+        lowest = min(self.policy_versions, default=None)
+        if lowest is None or lowest >= 0:  # nearly always: no need to look at each of them in Python
+            return lowest
         return min((version for version in self.policy_versions if version >= 0), default=None)
 
     def to_dict(self) -> dict[str, Any]:

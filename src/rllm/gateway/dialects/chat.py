@@ -17,7 +17,15 @@ from rllm.errors import RequestRefused
 from rllm.gateway.dialects.base import StreamReader, StreamWriter
 from rllm.gateway.dialects.chat_hearing import content_text, hear, logprob_tokens, reasoning_text
 from rllm.gateway.dialects.chat_messages import chat_messages, chat_tool_choice, chat_tools
-from rllm.gateway.dialects.openai_fields import CHANGES_NOTHING, Fields, penalties, shared_fields
+from rllm.gateway.dialects.openai_fields import (
+    CHANGES_NOTHING,
+    TEMPLATE_FIELDS,
+    Fields,
+    mend_of,
+    penalties,
+    shared_fields,
+    shown,
+)
 from rllm.gateway.dialects.openai_reply import (
     DONE,
     chat_logprobs,
@@ -55,15 +63,11 @@ from rllm.gateway.wire import (
 )
 
 _IDLE: Mapping[str, tuple[Any, ...]] = {
+    **TEMPLATE_FIELDS,
     "echo": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
+    "best_of": (1,),
     "add_special_tokens": (False,),
     "include_reasoning": (True,),
-    "thinking_token_budget": (),
-    "documents": ([],),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
@@ -141,8 +145,7 @@ class ChatStream:
         self._text_heads = [self._text_head(index) for index in range(request.n)]
 
     def begin(self) -> bytes:
-        """The role of every choice. Where tools are offered, there may be no content: null can still become
-        text."""
+        """The role of every choice. Where tools are offered, the content is null, which can become text."""
         content = None if self._request.tools else ""
         delta = {"role": "assistant", "content": content, "refusal": None}
         return b"".join(self._chunk(index, delta) for index in range(self._request.n))
@@ -337,7 +340,8 @@ def _body_of(request: CallRequest) -> dict[str, Any]:
     for name, value in request.penalties.items():
         if name not in CHANGES_NOTHING and name not in _IDLE:
             raise RequestRefused(
-                f"`{name}` cannot be expressed for an upstream that speaks chat completions; leave it out.",
+                f"`{name}` is {shown(value)}, which cannot be said to an upstream that speaks chat "
+                f"completions. {mend_of(name)}.",
                 param=name,
                 code="unsupported_by_upstream",
             )

@@ -20,7 +20,7 @@ from rllm.gateway.dialects.messages_output import (
 )
 from rllm.gateway.dialects.messages_stream import MessagesWriter
 from rllm.gateway.dialects.messages_upstream import MessagesUpstream
-from rllm.gateway.dialects.openai_fields import MAX_INTEGER, Fields, penalties, refused
+from rllm.gateway.dialects.openai_fields import MAX_INTEGER, TEMPLATE_FIELDS, Fields, penalties, refused
 from rllm.gateway.wire import Answer, CallRequest, Choice, Dialect
 
 __all__ = ["MessagesDialect", "MessagesUpstream"]
@@ -81,9 +81,20 @@ def _request(fields: Fields, *, to_answer: bool) -> CallRequest:
         max_tokens=fields.integer("max_tokens", low=1),
         stop=_stop(fields),
         seed=fields.integer("seed", low=-MAX_INTEGER - 1),
-        penalties=penalties(fields, {}),
+        penalties=penalties(fields, TEMPLATE_FIELDS) | _context_edits(fields),
         stream=fields.flag("stream", False),
     )
+
+
+def _context_edits(fields: Fields) -> dict[str, Any]:
+    """Edits that take what was said out of the prompt. Which thoughts stay in it is up to the model's own
+    chat template, so the edits for those, which Claude Code always sends, ask for nothing."""
+    management = fields.mapping("context_management")
+    if management is None:
+        return {}
+    edits = Fields(management, "context_management").each("edits")
+    asked = [edit for edit in edits if not (edit.text("type") or "").startswith("clear_thinking")]
+    return {"context_management": management} if asked else {}
 
 
 def _response_schema(fields: Fields) -> dict[str, Any] | None:

@@ -14,8 +14,7 @@ from rllm.gateway.wire import CallRequest, Choice, WireToolCall
 from rllm.types.messages import FinishReason
 
 SIGNATURE = "rllm"
-"""Stands where Anthropic signs a thought: clients drop thoughts without a signature from what they send
-back."""
+"""Stands where Anthropic signs a thought: clients do not send back a thought without a signature."""
 
 _STOP_REASONS = {
     FinishReason.STOP: "end_turn",

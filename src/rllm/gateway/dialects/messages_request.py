@@ -8,6 +8,7 @@ What the protocol cannot express is refused: nothing is left out that changes th
 from typing import Any
 
 from rllm.errors import RequestRefused
+from rllm.gateway.dialects.openai_fields import mend_of
 from rllm.gateway.dialects.tool_input import tool_input
 from rllm.gateway.wire import CallRequest, ToolMode
 from rllm.types.messages import Message
@@ -52,8 +53,8 @@ def _require_expressible(request: CallRequest) -> None:
     for name, value in asked.items():
         if value is not None:
             raise RequestRefused(
-                f"`{name}` is set, and this upstream speaks /v1/messages, which has nothing like it; "
-                "leave it out.",
+                f"`{name}` is set, and this upstream speaks /v1/messages, which has nothing like it. "
+                f"{mend_of(name)}.",
                 param=name,
                 code="unsupported_parameter",
             )
@@ -68,8 +69,7 @@ def _split_system(messages: list[Message]) -> tuple[str, list[Message]]:
 
 
 def _messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """One entry a turn: the results of parallel calls stand in one user message, in front of what the user
-    says."""
+    """One entry a turn: results of parallel calls stand in one user message, before what the user says."""
     said: list[dict[str, Any]] = []
     for message in messages:
         role = message["role"]

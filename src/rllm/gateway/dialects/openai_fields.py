@@ -32,6 +32,7 @@ CHANGES_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "ignore_eos": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
     "truncate_prompt_tokens": (),
     "prompt_logprobs": (),
@@ -43,8 +44,27 @@ CHANGES_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "structured_outputs": (),
     "logits_processors": ([],),
+    "custom_logit_processor": ("",),
+    "regex": ("",),
+    "ebnf": ("",),
+    "json_schema": ("",),
+    "stop_regex": ("", []),
+    "no_stop_trim": (False,),
+    "lora_path": ("",),
 }
 """Fields of OpenAI and of engines that change what is sampled or answered, each with its idle values."""
+
+TEMPLATE_FIELDS: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "thinking_token_budget": (),
+}
+"""Fields of engines that change the prompt which is made of a conversation, in whatever protocol it came."""
+
+CONTINUOUS_USAGE = "stream_options.continuous_usage_stats"
 
 _PENALTY_LIMIT = 2.0
 _BIAS_LIMIT = 100.0
@@ -157,9 +177,20 @@ class Fields:
         ]
 
 
+def mend_of(name: str) -> str:
+    """What to do about a field that this engine or upstream cannot honour."""
+    match name:
+        case "truncation":
+            return 'Send "disabled", and a conversation that fits'
+        case "context_management":
+            return "Leave it out, and send the conversation as the model shall read it"
+        case _:
+            return "Leave it out"
+
+
 def shared_fields(fields: Fields) -> dict[str, Any]:
     """What chat and completions have in common, as keyword arguments of CallRequest."""
-    options = fields.mapping("stream_options")
+    options = Fields(fields.mapping("stream_options") or {}, "stream_options")
     top_p = fields.number("top_p", low=0.0, high=1.0)
     if top_p == 0:
         raise fields.refused(
@@ -176,8 +207,7 @@ def shared_fields(fields: Fields) -> dict[str, Any]:
         "seed": fields.integer("seed", low=-MAX_INTEGER - 1),
         "n": fields.integer("n", low=1, high=MAX_CHOICES) or 1,
         "stream": fields.flag("stream", False),
-        "include_usage": options is not None
-        and Fields(options, "stream_options").flag("include_usage", False),
+        "include_usage": options.flag("include_usage", False),
         "return_token_ids": fields.flag("return_token_ids", False),
         "response_schema": _response_schema(fields),
     }
@@ -190,11 +220,15 @@ def penalties(fields: Fields, idle: Mapping[str, tuple[Any, ...]]) -> dict[str, 
     biases = Fields(fields.mapping("logit_bias") or {}, "logit_bias")
     for token in biases.body:
         biases.number(token, low=-_BIAS_LIMIT, high=_BIAS_LIMIT)
-    return {
+    changes = {
         name: fields.given(name)
         for name, values in {**CHANGES_NOTHING, **idle}.items()
         if fields.given(name) is not None and fields.given(name) not in values
     }
+    options = Fields(fields.mapping("stream_options") or {}, "stream_options")
+    if options.flag("continuous_usage_stats", False) and fields.flag("stream", False):
+        changes[CONTINUOUS_USAGE] = True
+    return changes
 
 
 def _max_tokens(fields: Fields) -> int | None:

@@ -6,10 +6,11 @@
 This server keeps no responses: clients send the whole conversation as `input`, as they do with `store` false.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from rllm.errors import RequestRefused
-from rllm.gateway.dialects.openai_fields import MAX_INTEGER, Fields, penalties, refused
+from rllm.gateway.dialects.openai_fields import MAX_INTEGER, TEMPLATE_FIELDS, Fields, penalties, refused
 from rllm.gateway.dialects.openai_reply import error_object
 from rllm.gateway.dialects.responses_input import chat_tools, chosen_tools, input_messages, keep_nothing
 from rllm.gateway.dialects.responses_output import finished, output_items, response_head
@@ -20,6 +21,13 @@ from rllm.gateway.wire import Answer, CallRequest, Choice, Dialect
 __all__ = ["ResponsesDialect", "ResponsesUpstream"]
 
 _LOGPROBS = "message.output_text.logprobs"
+_IDLE: Mapping[str, tuple[Any, ...]] = {
+    **TEMPLATE_FIELDS,
+    "truncation": ("disabled",),
+    "context_management": ([],),
+}
+"""The protocol's own fields that change the answer, with their idle values. `reasoning` and `text.verbosity`
+are hints, and `max_tool_calls` speaks of hosted tools, of which none are offered: they do not count."""
 
 
 class ResponsesDialect:
@@ -51,7 +59,7 @@ class ResponsesDialect:
             max_tokens=fields.integer("max_output_tokens", low=1),
             stop=_stop(fields),
             seed=fields.integer("seed", low=-MAX_INTEGER - 1),
-            penalties=penalties(fields, {}),
+            penalties=penalties(fields, _IDLE),
             logprobs=_LOGPROBS in include or top_logprobs > 0,
             top_logprobs=top_logprobs,
             stream=fields.flag("stream", False),

@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece
+from rllm.inference.client import TokenPiece, prompt_tokens
 from rllm.inference.local.engine import LocalEngine
 from rllm.inference.local.grammar import Grammars
 from rllm.inference.local.requests import Request
@@ -155,6 +155,9 @@ class LocalSession:
         output = await self.respond_to_ids(self.conversation.prompt(messages), sampling)
         self.conversation.record(output.completion_ids, output.text)
         return output
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        return prompt_tokens(self.conversation, messages)
 
     async def respond_to_ids(
         self, prompt_ids: list[int], sampling: SamplingParams, on_piece: OnPiece | None = None

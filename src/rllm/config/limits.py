@@ -1,0 +1,24 @@
+"""What a value of a key may be: each function raises ConfigError naming the key, the value and the limit."""
+
+from rllm.errors import ConfigError
+
+
+def at_least(key: str, value: float, limit: float) -> None:
+    if value < limit:
+        raise ConfigError(f"`{key}` is {value}; it must be at least {limit}.")
+
+
+def finite(key: str, value: float) -> None:
+    """0 or a finite number above."""
+    if not 0.0 <= value < float("inf"):
+        raise ConfigError(f"`{key}` is {value}; it must be a finite number, 0 or more.")
+
+
+def positive(key: str, value: float) -> None:
+    if not 0.0 < value < float("inf"):
+        raise ConfigError(f"`{key}` is {value}; it must be a finite number above 0.")
+
+
+def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"`{key}` is {value!r}; choose one of {', '.join(choices)}.")

@@ -1,0 +1,99 @@
+"""Which step of a workflow's episode is which model call.
+
+    Step(model_output=output)                         the call that gave this output
+    Step(chat_completions=…, model_response=…)        the call with this answer to these messages
+
+Never by position: workflows call in parallel. A call that no step is stays behind: it is counted and not
+trained on.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rllm.errors import AgentError
+from rllm.inference.rollout_engine import RecordedCall
+from rllm.rendering.template import text_of
+from rllm.types.episode import Episode, Step, Trajectory
+from rllm.types.messages import Message
+
+
+def claimed(
+    episode: Episode, calls: Sequence[RecordedCall], workflow: str
+) -> tuple[dict[str, RecordedCall], list[RecordedCall]]:
+    """Fill the steps of `episode` from the calls that they are: each step's call by the step's id, and the
+    calls that are left.
+
+    A step that is no call, such as what a person did, stays as it is. Raises AgentError for two steps that
+    are the same call.
+    """
+    by_id = {call.output.completion_id: call for call in calls}
+    left = dict.fromkeys(by_id)
+    owner: dict[str, str] = {}
+    found: dict[str, RecordedCall] = {}
+
+    def claim(trajectory: Trajectory, step: Step, call: RecordedCall) -> None:
+        call_id = call.output.completion_id
+        where = f"step {_place(trajectory, step)} of trajectory {trajectory.name!r}"
+        if call_id in owner:
+            raise AgentError(
+                f"{workflow}: {where} and {owner[call_id]} are the same model call; a call belongs to one "
+                "step, or its tokens would be trained on twice."
+            )
+        owner[call_id] = where
+        del left[call_id]
+        found[step.id] = call
+        _fill(step, call)
+
+    unnamed: list[tuple[Trajectory, Step]] = []
+    for trajectory in episode.trajectories:
+        for step in trajectory.steps:
+            output = step.model_output
+            call = by_id.get(output.completion_id) if output is not None else None
+            if call is None:
+                unnamed.append((trajectory, step))
+            else:
+                claim(trajectory, step, call)
+    for trajectory, step in unnamed:
+        call = next((by_id[each] for each in left if _fits(step, by_id[each])), None)
+        if call is not None:
+            claim(trajectory, step, call)
+    return found, [by_id[each] for each in left]
+
+
+def _place(trajectory: Trajectory, step: Step) -> int:
+    return next(place for place, each in enumerate(trajectory.steps) if each is step)
+
+
+def _fits(step: Step, call: RecordedCall) -> bool:
+    """Whether the step may be this call, by all that it says of it; not for a step that says nothing."""
+    answers = (call.output.text, call.output.content)
+    if step.response_ids and step.response_ids != call.output.completion_ids:
+        return False
+    if step.model_response and step.model_response not in answers:
+        return False
+    messages = step.chat_completions
+    if not messages:
+        return bool(step.model_response)
+    if messages[-1].get("role") == "assistant":
+        if text_of(messages[-1].get("content")) not in answers:
+            return False
+        messages = messages[:-1]
+    elif not step.model_response:
+        return False
+    return _said(messages) == _said(call.messages)
+
+
+def _said(messages: Iterable[Mapping[str, Any]]) -> list[tuple[Any, str]]:
+    """Roles and texts: what stays of a message, whatever else is added to it."""
+    return [(message.get("role"), text_of(message.get("content"))) for message in messages]
+
+
+def _fill(step: Step, call: RecordedCall) -> None:
+    """Tokens of the call; what the workflow says about its step stays."""
+    output = call.output
+    step.record_output(output)
+    answer: Message = {"role": "assistant", "content": output.text}
+    step.chat_completions = step.chat_completions or [*call.messages, answer]
+    step.model_response = step.model_response or output.text
+    step.thought = step.thought or output.reasoning
+    step.timings.setdefault("model_s", output.latency_s)

@@ -1,0 +1,80 @@
+"""What can be known about a user's classes before the first rollout: are they called as they expect?
+
+agent_class, env_class, arguments ──► signatures and properties ──► nothing, or an AgentError with the mend
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from rllm.agents.base import BaseAgent
+from rllm.environments.base import BaseEnv
+from rllm.errors import AgentError
+
+
+def require_agent_class(agent_class: Any, agent_args: Mapping[str, Any]) -> None:
+    """Raises AgentError unless agents can be made and called as engines do."""
+    if not (isinstance(agent_class, type) and issubclass(agent_class, BaseAgent)):
+        raise AgentError(f"agent_class is {agent_class!r}; it must be a subclass of rllm.BaseAgent.")
+    _require_whole(agent_class)
+    _require_takes(agent_class, "__init__", (), agent_args, "agent_args")
+    _require_takes(agent_class, "reset", ())
+    _require_takes(agent_class, "update_from_env", ("observation", "reward", "done", "info"))
+    _require_takes(agent_class, "update_from_model", ("response",))
+    for name in ("chat_completions", "trajectory"):
+        if inspect.isfunction(inspect.getattr_static(agent_class, name, None)):
+            raise AgentError(
+                f"{agent_class.__name__}.{name} is a method; make it a property: put @property above it."
+            )
+
+
+def require_env_class(env_class: Any) -> None:
+    """Raises AgentError unless environments can be made of tasks and called as engines do."""
+    if not (isinstance(env_class, type) and issubclass(env_class, BaseEnv)):
+        raise AgentError(f"env_class is {env_class!r}; it must be a subclass of rllm.BaseEnv.")
+    _require_whole(env_class)
+    _require_takes(env_class, "reset", ())
+    _require_takes(env_class, "step", ("action",))
+    _require_takes(env_class, "close", ())
+    if inspect.isfunction(inspect.getattr_static(env_class, "from_dict")):
+        raise AgentError(
+            f"{env_class.__name__}.from_dict is a plain method, but there is no environment yet when it is "
+            "called; put @staticmethod above it."
+        )
+    _require_takes(env_class, "from_dict", ("info",))
+    if not isinstance(env_class.is_multithread_safe(), bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise AgentError(
+            f"{env_class.__name__}.is_multithread_safe() is {env_class.is_multithread_safe()!r}; it must be "
+            "True or False."
+        )
+
+
+def _require_whole(user_class: type) -> None:
+    left = sorted(getattr(user_class, "__abstractmethods__", ()))
+    if left:
+        raise AgentError(f"{user_class.__name__} does not define {', '.join(left)}; write it.")
+
+
+def _require_takes(
+    user_class: type,
+    method: str,
+    arguments: tuple[str, ...],
+    named: Mapping[str, Any] | None = None,
+    named_by: str = "",
+) -> None:
+    """Raises AgentError unless the method can be called with `arguments` by position and `named` by name."""
+    callee = user_class if method == "__init__" else getattr(user_class, method)
+    bound = method == "__init__" or not inspect.isfunction(inspect.getattr_static(user_class, method))
+    try:
+        signature = inspect.signature(callee)
+    except ValueError:  # made in C: it says what it takes when it is called
+        return
+    try:
+        signature.bind(*(() if bound else ("self",)), *arguments, **(named or {}))
+    except TypeError as error:
+        call = ", ".join([*arguments, *(f"{name}=…" for name in named or ())])
+        asked = f"{user_class.__name__}({call})" if method == "__init__" else f"{method}({call})"
+        mend = f"change `{named_by}` or the class" if named_by else "change the method's parameters"
+        raise AgentError(
+            f"{user_class.__name__}.{method}{signature} cannot be called as {asked}: {error}; {mend}."
+        ) from error

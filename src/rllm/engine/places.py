@@ -1,0 +1,52 @@
+"""What messages say of user code: the line at which a thread or a task is, the text of an error."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+
+def frames_of_thread(thread_id: int | None) -> list[FrameType]:
+    """From the outermost to the innermost; none when the thread has ended."""
+    frame = sys._current_frames().get(thread_id or 0)
+    frames: list[FrameType] = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def frames_of_task(task: "asyncio.Task[Any]") -> list[FrameType]:
+    """Of a task that waits, from its own function to what that waits in."""
+    awaiting: Any = task.get_coro()
+    frames: list[FrameType] = []
+    while (frame := getattr(awaiting, "cr_frame", None)) is not None:
+        frames.append(frame)
+        awaiting = awaiting.cr_await
+    return frames
+
+
+def spelled(frames: Sequence[FrameType]) -> str:
+    """`file:line in function` of the innermost line outside of the engines, of installed packages and the
+    standard library; of the outermost one where there is none."""
+    own = [frame for frame in frames if not frame.f_code.co_filename.startswith(_FOREIGN)]
+    chosen = [*frames[:1], *own][-1:]
+    return "".join(f"{at.f_code.co_filename}:{at.f_lineno} in {at.f_code.co_name}" for at in chosen)
+
+
+def shown(error: BaseException) -> str:
+    """The text of any error, also of one whose own `__str__` raises."""
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001  user code, which may raise anything
+        return f"a {type(error).__name__} that cannot be shown: its __str__ raises {type(broken).__name__}"
+
+
+_FOREIGN = (
+    str(Path(threading.__file__).parent),
+    str(Path(sys.prefix) / "lib"),
+    str(Path(__file__).parent),
+)

@@ -1,0 +1,74 @@
+"""A rollout engine of the published kind, one method and no sessions, as a model client.
+
+await engine.get_model_response(messages, temperature=…, max_tokens=…, seed=…) ──► ModelOutput
+"""
+
+import inspect
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from rllm.errors import AgentError
+from rllm.types.messages import Message, ModelOutput, SamplingParams
+
+
+class PublishedClient:
+    """A `ModelClient` on whatever has `get_model_response(messages, **sampling)`."""
+
+    def __init__(self, engine: Any) -> None:
+        """Raises AgentError for what has no such method."""
+        if not inspect.iscoroutinefunction(getattr(engine, "get_model_response", None)):
+            raise AgentError(
+                f"rollout_engine is {engine!r}; it must be a model client with `session`, or have "
+                "`async def get_model_response(self, messages, **sampling)`."
+            )
+        self.engine = engine
+
+    def session(self, order: tuple[str, int]) -> "_PublishedSession":
+        return _PublishedSession(self)
+
+    async def get_model_response(
+        self, messages: Sequence[Message], sampling: SamplingParams = SamplingParams()
+    ) -> ModelOutput:
+        """One answer. Raises AgentError for anything but a ModelOutput."""
+        chosen: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+            "seed": sampling.seed,
+        }
+        if sampling.top_k:
+            chosen["top_k"] = sampling.top_k
+        if sampling.stop:
+            chosen["stop"] = list(sampling.stop)
+        output = await self.engine.get_model_response(list(messages), **chosen)
+        if not isinstance(output, ModelOutput):
+            raise AgentError(
+                f"{type(self.engine).__name__}.get_model_response returned {output!r}; it must return a "
+                "rllm.types.messages.ModelOutput."
+            )
+        return output
+
+    async def close(self) -> None:
+        """Nothing to close: it belongs to whoever made it."""
+
+
+class _PublishedSession:
+    def __init__(self, client: PublishedClient) -> None:
+        self._client = client
+
+    async def respond(self, messages: Sequence[Message], sampling: SamplingParams) -> ModelOutput:
+        return await self._client.get_model_response(messages, sampling)
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        return -1
+
+    def close(self) -> None: ...
+
+    async def __aenter__(self) -> "_PublishedSession":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

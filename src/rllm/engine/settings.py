@@ -1,0 +1,145 @@
+"""What the arguments of an engine come to: a client, limits, sampling; or a ConfigError that says why not.
+
+Published programs pass these arguments under their published names; each is honoured here or refused.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from rllm.engine.rollout import RolloutLimits
+from rllm.errors import ConfigError
+from rllm.inference.asking import Patience
+from rllm.inference.client import ModelClient
+from rllm.types.budget import TokenBudget
+from rllm.types.messages import SamplingParams
+
+_SAMPLING_NAMES = tuple(each.name for each in fields(SamplingParams))
+
+
+def require_settings(
+    *, oversampling: float, deadline_s: float | None, chat_parser: Any, config: Any, **at_least_one: int
+) -> None:
+    """Raises ConfigError for the first value that cannot be honoured."""
+    for name, value in at_least_one.items():
+        if value < 1:
+            raise ConfigError(f"`{name}` is {value}; it must be at least 1.")
+    if not 1.0 <= oversampling < float("inf"):
+        raise ConfigError(
+            f"`oversampling` is {oversampling}; it must be 1 (none) or a finite factor above, such as 1.25."
+        )
+    if deadline_s is not None and not deadline_s > 0.0:
+        raise ConfigError(f"`deadline_s` is {deadline_s}; it must be above 0, or None for no deadline.")
+    if chat_parser is not None:
+        raise ConfigError(
+            f"`chat_parser` is {chat_parser!r}; prompts are made by the model's own chat template, so leave "
+            "it out, or give the client a tokenizer with another template."
+        )
+    if config is not None:
+        raise ConfigError(
+            "`config` is given, but this engine reads nothing from it; pass the values by the names of its "
+            "arguments, or train with AgentTrainer, which takes a whole configuration."
+        )
+
+
+def limits_of(
+    *,
+    max_steps: int,
+    max_prompt_length: int,
+    max_response_length: int,
+    enforce_max_prompt_length: bool,
+    step_timeout_s: float,
+    trajectory_timeout: float | None,
+    call_timeout_s: float,
+    api_retries: int,
+    retry_wait_s: float,
+) -> RolloutLimits:
+    for name, value in (("step_timeout_s", step_timeout_s), ("trajectory_timeout", trajectory_timeout)):
+        if value is not None and not value > 0.0:
+            raise ConfigError(f"`{name}` is {value}; it must be above 0.")
+    for name, value in (
+        ("max_prompt_length", max_prompt_length),
+        ("max_response_length", max_response_length),
+    ):
+        if value < 0:
+            raise ConfigError(f"`{name}` is {value}; it must be 0 (no limit) or a count of tokens.")
+    return RolloutLimits(
+        max_turns=max_steps,
+        step_timeout_s=step_timeout_s,
+        episode_timeout_s=trajectory_timeout,
+        budget=TokenBudget(
+            max_prompt_tokens=max_prompt_length,
+            max_response_tokens=max_response_length,
+            every_prompt=enforce_max_prompt_length,
+        ),
+        patience=Patience(retries=api_retries, call_timeout_s=call_timeout_s, first_wait_s=retry_wait_s),
+    )
+
+
+def sampling_of(
+    given: SamplingParams | Mapping[str, Any] | None, max_response_length: int
+) -> tuple[SamplingParams, str]:
+    """How to sample, and which model was named among the parameters (empty for none).
+
+    Where nothing says how long an answer may be, it is as long as the budget.
+    """
+    if isinstance(given, SamplingParams):
+        return given, ""
+    known = dict(given or {})
+    model = str(known.pop("model", ""))
+    for name in known:
+        if name not in _SAMPLING_NAMES:
+            close = difflib.get_close_matches(name, _SAMPLING_NAMES, n=1)
+            hint = f"did you mean `{close[0]}`?" if close else f"known are {', '.join(_SAMPLING_NAMES)}."
+            raise ConfigError(f"`sampling_params` has `{name}`, which cannot be honoured; {hint}")
+    if max_response_length:
+        known.setdefault("max_tokens", max_response_length)
+    for name in ("stop", "stop_token_ids"):
+        if isinstance(known.get(name), list):
+            known[name] = tuple(known[name])
+    if isinstance(known.get("stop"), str):
+        known["stop"] = (known["stop"],)
+    try:
+        return SamplingParams(**known), model
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"`sampling_params`: {error}") from error
+
+
+def client_for(
+    rollout_engine: Any, engine_name: str, engine_args: dict[str, Any], tokenizer: Any, model: str
+) -> ModelClient:
+    """The model client that these arguments describe: the one that is given, or one of the named kind."""
+    if rollout_engine is None:
+        from rllm.inference.engines import make_client
+
+        if model:
+            engine_args.setdefault("model", model)
+        return make_client(engine_name or "openai", engine_args, tokenizer=tokenizer)
+    for name, value in (
+        ("engine_name", engine_name),
+        ("rollout_engine_args", engine_args),
+        ("tokenizer", tokenizer),
+    ):
+        if value:
+            raise ConfigError(
+                f"`{name}` is {value!r}, but `rollout_engine` is given as well, and it needs none; leave one "
+                "of the two out."
+            )
+    if not hasattr(rollout_engine, "session"):
+        from rllm.engine.published_client import PublishedClient
+
+        return PublishedClient(rollout_engine)
+    return rollout_engine
+
+
+def copied(value: Any) -> Any:
+    """`value` with its lists, dicts and sets made anew, however deep; whatever else it holds is shared."""
+    kind = type(value)
+    if kind is dict:
+        return {key: copied(each) for key, each in value.items()}
+    if kind is list:
+        return [copied(each) for each in value]
+    if kind is set:
+        return set(value)
+    return value

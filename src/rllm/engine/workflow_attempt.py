@@ -1,0 +1,368 @@
+"""One attempt of a workflow: the only place where what it raises becomes an outcome.
+
+WorkflowSettings ──► Attempt(identity, task) ──► workflow.run ──► Episode, None or an exception ──► Episode
+                         └ its own RolloutEngine: calls end with the attempt, environments are closed
+"""
+
+import asyncio
+import inspect
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from rllm.engine.claims import claimed
+from rllm.engine.environment_pool import EnvironmentPool
+from rllm.engine.rollout import CONTRACT_ERRORS
+from rllm.engine.settings import copied
+from rllm.engine.vitals import Vitals
+from rllm.errors import AgentError, ConfigError, InferenceError
+from rllm.inference.asking import Patience
+from rllm.inference.rollout_engine import Client, RecordedCall, RoleSettings, RolloutEngine
+from rllm.rewards.evaluator import finite_number
+from rllm.types.budget import BudgetExceeded, TokenBudget
+from rllm.types.episode import Episode, Outcome, TerminationEvent, TerminationReason, Trajectory
+from rllm.types.messages import SamplingParams
+from rllm.types.task import EpisodeId, Task
+from rllm.workflows.workflow import Workflow
+
+AnyTask = Task | Mapping[str, Any]
+UNPAID = (Outcome.POLICY_FAILURE, Outcome.INFRASTRUCTURE_FAILURE, Outcome.CANCELLED)
+"""What ends like this has no reward."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class WorkflowSettings:
+    """What all attempts of an engine have in common."""
+
+    workflow_cls: type[Workflow]
+    workflow_args: dict[str, Any]
+    clients: dict[str, Client]
+    """By policy; the first is the one of roles that name none."""
+    roles: dict[str, RoleSettings] = field(default_factory=dict[str, RoleSettings])
+    budget: TokenBudget = field(default_factory=TokenBudget)
+    """Of each conversation."""
+    seed: int = 0
+    patience: Patience = field(default_factory=Patience)
+    """With the model, and before another try of an attempt."""
+    step_timeout_s: float = 60.0
+    """One call in a thread: `Workflow.run_in_executor`."""
+    episode_timeout_s: float = 3600.0
+    """One attempt whose workflow does not set a lower `timeout` itself."""
+
+    def __post_init__(self) -> None:
+        for name in ("step_timeout_s", "episode_timeout_s"):
+            limit_s = getattr(self, name)
+            if not 0.0 < limit_s < float("inf"):
+                raise ConfigError(f"`{name}` is {limit_s}; it must be a finite number above 0.")
+        _require_workflow(self.workflow_cls, self.workflow_args)
+
+    def policy_of(self, role: str) -> str:
+        settings = self.roles.get(role)
+        return (settings.policy if settings is not None else "") or next(iter(self.clients))
+
+
+@dataclass(kw_only=True, slots=True)
+class _End:
+    """How a run of a workflow ended."""
+
+    reason: TerminationReason
+    outcome: Outcome
+    error: BaseException | None = None
+
+
+class Attempt:
+    """One try of it. `play` closes it; whoever only makes the workflow calls `close`."""
+
+    def __init__(
+        self,
+        settings: WorkflowSettings,
+        identity: EpisodeId,
+        task: AnyTask,
+        purpose: str,
+        sampling: SamplingParams,
+        pool: EnvironmentPool,
+        vitals: Vitals,
+        deadline_at: float | None = None,
+    ) -> None:
+        """`deadline_at`, by the loop's clock, ends it as its own time limit would."""
+        self.settings = settings
+        self.identity = identity
+        self.vitals = vitals
+        self.deadline_at = deadline_at
+        self.task = copied(task.to_row() if isinstance(task, Task) else dict(task))
+        self.rollout_engine = RolloutEngine(
+            settings.clients,
+            key=(settings.seed, purpose, identity.task_id, identity.attempt),
+            sampling=sampling,
+            roles=settings.roles,
+            budget=settings.budget,
+            patience=settings.patience,
+            on_answer=self._note_answer,
+        )
+        self.pool = pool
+        self.name = settings.workflow_cls.__name__
+        self.workflow: Workflow | None = None
+
+    def make(self) -> Workflow:
+        """The workflow. Raises AgentError for a class that cannot be made."""
+        settings = self.settings
+        try:
+            self.workflow = settings.workflow_cls(
+                rollout_engine=self.rollout_engine,
+                executor=_Threads(self.pool, settings.step_timeout_s),
+                **copied(settings.workflow_args),
+            )
+        except (*CONTRACT_ERRORS, InferenceError, OSError):
+            raise
+        except Exception as error:
+            raise AgentError(
+                f"{self.name} cannot be made: {type(error).__name__}: {error}; `workflow_args` has "
+                f"{', '.join(settings.workflow_args) or 'nothing'}."
+            ) from error
+        if not hasattr(self.workflow, "rollout_engine"):
+            raise AgentError(
+                f"{self.name}.__init__ does not call Workflow.__init__; write "
+                "`super().__init__(rollout_engine, **kwargs)` in it."
+            )
+        return self.workflow
+
+    async def play(self) -> tuple[Episode, BaseException | None]:
+        """The episode, and what made it fail. Raises only what is wrong for every attempt."""
+        started_at, started = time.time(), time.perf_counter()
+        returned: Episode | None = None
+        try:
+            returned, end = await self._run()
+        finally:
+            closing = asyncio.ensure_future(self.close())
+            try:
+                close_errors = await asyncio.shield(closing)
+            except asyncio.CancelledError:
+                await closing  # whoever is in a hurry waits for this all the same, or nobody would close
+                raise
+        failure = self.rollout_engine.failure
+        if failure is not None and end.outcome is not Outcome.CANCELLED:
+            end = _End(reason=TerminationReason.ERROR, outcome=Outcome.INFRASTRUCTURE_FAILURE, error=failure)
+        episode = self._episode(returned, end)
+        if close_errors:
+            episode.info["close_errors"] = close_errors
+        self._account(episode)
+        episode.metrics |= {
+            "calls": float(len(self.rollout_engine.calls)),
+            "retried_calls": float(self.rollout_engine.num_retries),
+            "started_at": started_at,
+            "duration_s": time.perf_counter() - started,
+        }
+        return episode, end.error
+
+    def may_start_over(self, episode: Episode) -> bool:
+        """Whether another try may help: not for a model call, which has been asked again already."""
+        failed = episode.outcome is Outcome.INFRASTRUCTURE_FAILURE
+        return failed and self.rollout_engine.failure is None
+
+    async def close(self) -> list[str]:
+        """End its calls and close its environments; what they raise is kept beside the result."""
+        await self.rollout_engine.close()
+        errors: list[str] = []
+        for env in [] if self.workflow is None else self.workflow.release_environments():
+            try:
+                await self.pool.call(env.close, timeout_s=self.settings.step_timeout_s)
+            except Exception as error:  # noqa: BLE001  a user's close() may raise anything
+                errors.append(repr(error))
+        return errors
+
+    def _note_answer(self, call: RecordedCall) -> None:
+        self.vitals.turn += 1
+        self.vitals.counts.turns += 1
+
+    # ---- from what happened to an outcome --------------------------------------------------------------
+
+    async def _run(self) -> tuple[Episode | None, _End]:
+        loop = asyncio.get_running_loop()
+        limit = None
+        try:
+            workflow = self.make()
+            time_up = loop.time() + min(workflow.timeout, self.settings.episode_timeout_s)
+            time_up = time_up if self.deadline_at is None else min(time_up, self.deadline_at)
+            async with asyncio.timeout_at(time_up) as limit:
+                self.vitals.interrupt = partial(limit.reschedule, loop.time())
+                returned = await workflow.run(self.task, str(self.identity))
+        except Exception as error:  # noqa: BLE001  the one place where it becomes an outcome
+            if self.vitals.stopped is not None:
+                return None, _End(reason=TerminationReason.UNKNOWN, outcome=self.vitals.stopped)
+            return None, _ended_by(error, timed_out=limit is not None and limit.expired())
+        finally:
+            self.vitals.interrupt = None
+        if returned is None:
+            return None, _End(reason=TerminationReason.UNKNOWN, outcome=Outcome.SCORED)
+        if not isinstance(returned, Episode):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise AgentError(
+                f"{self.name}.run returned {returned!r:.200} (a {type(returned).__name__}); return an "
+                "Episode, or None for the episode of what was committed."
+            )
+        if returned.termination_reason is TerminationReason.UNKNOWN:
+            returned.termination_reason = TerminationReason.ENV_DONE
+        return returned, _end_of(returned.termination_reason)
+
+    def _episode(self, returned: Episode | None, end: _End) -> Episode:
+        """The episode, identified, settled, and paid unless it failed."""
+        workflow = self.workflow
+        if returned is not None:
+            episode = returned
+        elif workflow is None:
+            episode = Episode()
+        elif end.outcome in UNPAID:
+            episode = self._in_hook("collect_trajectories", workflow.collect_trajectories)
+        else:
+            episode = self._in_hook(
+                "postprocess_episode",
+                lambda: workflow.postprocess_episode(workflow.collect_trajectories(), end.reason),
+            )
+        episode.task, episode.id = self.task, str(self.identity)
+        episode.task_id, episode.rollout_idx = self.identity.task_id, self.identity.attempt
+        episode.is_correct = bool(episode.is_correct) and end.outcome not in UNPAID
+        for name, value in episode.metrics.items():
+            episode.metrics[name] = finite_number(value, f"{self.name} set", f"the metric {name!r}")
+        if end.error is not None:
+            episode.info["error"] = _described(end.error)
+        episode.outcome, episode.termination_reason = end.outcome, end.reason
+        for trajectory in episode.trajectories:
+            self._settle(trajectory, end)
+        return episode
+
+    def _settle(self, trajectory: Trajectory, end: _End) -> None:
+        trajectory.task, trajectory.outcome = self.task, end.outcome
+        if trajectory.termination_reason is TerminationReason.UNKNOWN:
+            trajectory.termination_reason = end.reason
+        if end.outcome in UNPAID:
+            trajectory.reward = None
+            return
+        where = f"trajectory {trajectory.name!r}"
+        for place, step in enumerate(trajectory.steps):
+            step.reward = finite_number(
+                step.reward, f"{self.name} set", f"the reward of step {place} of {where}"
+            )
+        if trajectory.reward is None:
+            assert self.workflow is not None, "what is paid was made"
+            self.workflow.compute_trajectory_reward(trajectory)
+        trajectory.reward = finite_number(trajectory.reward, f"{self.name} set", f"the reward of {where}")
+
+    def _account(self, episode: Episode) -> None:
+        """Give every step its tokens, and count the calls that no step is."""
+        of_step, unclaimed = claimed(episode, self.rollout_engine.calls, self.name)
+        for trajectory in episode.trajectories:
+            policy = self.settings.policy_of(trajectory.name)
+            for step in trajectory.steps:
+                call = of_step.get(step.id)
+                if call is not None and call.policy != policy:
+                    raise ConfigError(
+                        f"{self.name}: trajectory {trajectory.name!r} is of policy `{policy}`, but policy "
+                        f"`{call.policy}` answered one of its calls, which was made with role={call.role!r}; "
+                        f"call get_model_response(..., role={trajectory.name!r})."
+                    )
+        episode.metrics["unclaimed_calls"] = float(len(unclaimed))
+        episode.metrics["unclaimed_tokens"] = float(
+            sum(len(call.output.completion_ids) for call in unclaimed)
+        )
+
+    def _in_hook(self, hook: str, call: Callable[[], Any]) -> Episode:
+        try:
+            episode = call()
+        except CONTRACT_ERRORS:
+            raise
+        except Exception as error:
+            raise AgentError(
+                f"{self.name}.{hook} failed on {self.identity} with {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(episode, Episode):
+            raise AgentError(f"{self.name}.{hook} returned {episode!r:.200}; return the Episode.")
+        return episode
+
+
+class _Threads(Executor):
+    """The engine's worker threads, as `asyncio` and published programs use an executor."""
+
+    def __init__(self, pool: EnvironmentPool, timeout_s: float) -> None:
+        self._pool = pool
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """May be called from any thread."""
+
+        async def call() -> Any:
+            return await self._pool.call(partial(fn, *args, **kwargs), timeout_s=self._timeout_s)
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop)
+
+
+def _ended_by(error: Exception, *, timed_out: bool) -> _End:
+    """What an exception makes of an attempt. Raises what is wrong for every attempt."""
+    causes = _leaves(error)
+    for cause in causes:
+        if isinstance(cause, CONTRACT_ERRORS):
+            raise cause
+    if timed_out:
+        return _End(reason=TerminationReason.TIMEOUT, outcome=Outcome.TRUNCATED, error=error)
+    for cause in causes:
+        if isinstance(cause, InferenceError | OSError):  # TimeoutError is an OSError
+            reason = TerminationReason.TIMEOUT if isinstance(cause, TimeoutError) else TerminationReason.ERROR
+            return _End(reason=reason, outcome=Outcome.INFRASTRUCTURE_FAILURE, error=cause)
+    for cause in causes:
+        if not isinstance(cause, TerminationEvent):
+            return _End(reason=TerminationReason.ERROR, outcome=Outcome.POLICY_FAILURE, error=cause)
+    event = causes[0]
+    assert isinstance(event, TerminationEvent), "nothing else is left"
+    end = _end_of(event.reason)
+    if isinstance(event, BudgetExceeded) or end.outcome in UNPAID:
+        end.error = event  # it has more to say than the reason
+    return end
+
+
+def _end_of(reason: TerminationReason) -> _End:
+    if reason is TerminationReason.ERROR:
+        error = AgentError("The workflow says that it ended in an error.")
+        return _End(reason=reason, outcome=Outcome.POLICY_FAILURE, error=error)
+    return _End(reason=reason, outcome=Outcome.TRUNCATED if reason.is_limit else Outcome.SCORED)
+
+
+def _leaves(error: Exception) -> list[Exception]:
+    """The errors in a group of errors, such as a TaskGroup raises."""
+    if not isinstance(error, ExceptionGroup):
+        return [error]
+    return [leaf for each in error.exceptions for leaf in _leaves(each)]
+
+
+def _described(error: BaseException) -> dict[str, str]:
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)[-12:]),
+    }
+
+
+def _require_workflow(workflow_cls: Any, workflow_args: dict[str, Any]) -> None:
+    """Raises AgentError for a class that cannot be made or run as the engine does it."""
+    if not (isinstance(workflow_cls, type) and issubclass(workflow_cls, Workflow)):
+        raise AgentError(f"workflow_cls is {workflow_cls!r}; it must be a subclass of rllm.Workflow.")
+    name = workflow_cls.__name__
+    if inspect.isabstract(workflow_cls):
+        missing = ", ".join(sorted(workflow_cls.__abstractmethods__))
+        raise AgentError(f"{name} does not define {missing}; write `async def run(self, task, uid)`.")
+    if not inspect.iscoroutinefunction(workflow_cls.run):
+        raise AgentError(f"{name}.run is no coroutine function; write `async def run(self, task, uid)`.")
+    try:
+        inspect.signature(workflow_cls.run).bind(None, {}, "")
+    except TypeError as error:
+        raise AgentError(f"{name}.run cannot be called with (task, uid): {error}.") from error
+    try:
+        inspect.signature(workflow_cls).bind(rollout_engine=None, executor=None, **workflow_args)
+    except TypeError as error:
+        raise AgentError(
+            f"{name} cannot be made with rollout_engine, executor and the `workflow_args` "
+            f"{', '.join(workflow_args) or '(none)'}: {error}. Take **kwargs and hand them on to "
+            "Workflow.__init__."
+        ) from error

@@ -1,0 +1,124 @@
+"""One environment as a rollout sees it: every call has a deadline, and what comes back has been checked.
+
+plain method ──► a thread of the pool ──┐
+async method ──► the engine's own loop ─┴──► checked result, or TimeoutError, or what the method raised
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from rllm.engine.environment_pool import EnvironmentPool
+from rllm.environments.base import BaseEnv, StepResult, call_reset, unpack_reset, unpack_step
+from rllm.errors import AgentError
+
+MakeEnv = Callable[[], BaseEnv] | BaseEnv
+
+
+class World:
+    """The environment of one rollout. Calls go one after the other; `closed` may come at any time."""
+
+    def __init__(self, make_env: MakeEnv, pool: EnvironmentPool, *, step_timeout_s: float, slot: int) -> None:
+        self._make_env = make_env
+        self._pool = pool
+        self._step_timeout_s = step_timeout_s
+        self._slot = slot
+        self._env: BaseEnv | None = None
+        self._steps_in_loop = False
+        self._over = False
+        self._lock = threading.Lock()
+        """Between the thread that makes the environment and the loop that may have given it up by then."""
+
+    async def reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
+        """Make the environment and reset it."""
+        opened = await self._pool.call(self._open, seed, timeout_s=self._step_timeout_s)
+        assert self._env is not None, "it was opened"
+        self._steps_in_loop = _is_async(type(self._env), "step")
+        if inspect.isawaitable(opened):
+            opened = unpack_reset(self._env, await self._in_loop(opened))
+        return opened
+
+    async def step(self, action: Any) -> StepResult:
+        assert self._env is not None, "reset came first"
+        if self._steps_in_loop:
+            return unpack_step(self._env, await self._in_loop(self._env.step(action)))
+        result = await self._pool.call(self._move, action, timeout_s=self._step_timeout_s)
+        if isinstance(result, StepResult):
+            return result
+        return unpack_step(self._env, await self._in_loop(result))
+
+    async def closed(self, patience_s: float | None = None) -> Exception | None:
+        """Close the environment; what it raises is returned, because a result had already been reached.
+
+        Whoever waits may be cancelled, or run out of patience: it is closed all the same.
+        """
+        closing = asyncio.ensure_future(self._close())
+        try:
+            await asyncio.wait({closing}, timeout=patience_s)
+        except asyncio.CancelledError:
+            await asyncio.wait({closing}, timeout=patience_s)
+            raise
+        if closing.done():
+            return closing.result()
+        closing.cancel()
+        return TimeoutError(f"The environment had not closed after {patience_s} s.")
+
+    async def _close(self) -> Exception | None:
+        with self._lock:
+            self._over = True
+            env = self._env
+        if env is None or type(env).close is BaseEnv.close:
+            return None
+        try:
+            # Shielded: what is in the pool is done, whoever waits for it.
+            closed: Any = await asyncio.shield(self._pool.call(env.close, timeout_s=self._step_timeout_s))
+            if inspect.isawaitable(closed):
+                await self._in_loop(closed)
+        except Exception as error:  # noqa: BLE001  a user's close() may raise anything
+            return error
+        return None
+
+    async def _in_loop(self, awaitable: Any) -> Any:
+        limit = asyncio.timeout(self._step_timeout_s)
+        try:
+            async with limit:
+                return await awaitable
+        except TimeoutError as late:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"The environment did not answer within {self._step_timeout_s:g} s.") from late
+
+    # ---- in a thread -----------------------------------------------------------------------------------
+
+    def _open(self, seed: int) -> Any:
+        """The checked result of `reset`; an awaitable of the unchecked one where it is async."""
+        env = self._make_env if isinstance(self._make_env, BaseEnv) else self._make_env()
+        if not isinstance(env, BaseEnv):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise AgentError(f"from_dict returned {env!r}; it must return a rllm.BaseEnv.")
+        with self._lock:
+            self._env, too_late = env, self._over
+        if too_late:
+            closed: Any = env.close()
+            if inspect.isawaitable(closed):
+                asyncio.run(_awaited(closed))
+            raise TimeoutError(f"{type(env).__name__} was ready only after its rollout had been given up.")
+        env.idx = self._slot
+        result = call_reset(env, seed)
+        return result if inspect.isawaitable(result) else unpack_reset(env, result)
+
+    def _move(self, action: Any) -> Any:
+        assert self._env is not None, "reset came first"
+        result: Any = self._env.step(action)
+        return result if inspect.isawaitable(result) else unpack_step(self._env, result)
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+@lru_cache(maxsize=256)
+def _is_async(env_class: type[BaseEnv], method: str) -> bool:
+    return inspect.iscoroutinefunction(getattr(env_class, method))

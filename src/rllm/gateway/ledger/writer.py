@@ -1,0 +1,347 @@
+"""The one thread that writes the ledger: whatever waits goes to disk together, in one transaction.
+
+    append ─┐                    ┌─ one transaction, one fsync ─► every append of it returns
+    append ─┼─► queue ─► thread ─┤
+    change ─┘                    └─ the disk refuses ─► every one of it gets a StorageError; the next is tried
+
+Calls are encoded where they are appended: one that cannot be kept fails alone and at once, and this thread
+holds the interpreter only for moments.
+"""
+
+import asyncio
+import json
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rllm.errors import CountError
+from rllm.gateway.ledger.file import as_our_own, name_bytes, name_of, open_for_writing
+from rllm.gateway.ledger.prefixes import Tips
+from rllm.gateway.ledger.rows import CallRow, EncodedCall, encode_call
+from rllm.gateway.wire import CallRecord, CallStatus
+
+_MOST_PER_COMMIT = 1024
+_GATHER_S = 0.004
+"""When appends came during a commit there are many: to wait for more halves what each of them costs. One
+that comes alone does not wait."""
+_SESSIONS_REMEMBERED = 20_000
+_ROWS_PER_STATEMENT = (64, 16, 4, 1)
+"""Few sizes, so that SQLite prepares each statement once."""
+_INSERT = f"INSERT INTO calls (call, {', '.join(CallRow._fields)}) VALUES "
+TOTALS = (*CallStatus, "choices", "sessions")
+
+Change = Callable[[sqlite3.Connection], Any]
+"""Something to do within a transaction."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Append:
+    """The choices of one append: all are written, or none."""
+
+    calls: list[EncodedCall]
+    num_deletions: int
+    """Sessions that had been deleted when the calls were encoded."""
+    loop: asyncio.AbstractEventLoop
+    written: asyncio.Future[None]
+    error: Exception | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class _Change:
+    change: Change
+    deletes: str | None
+    """The session that is gone after it."""
+    done: Future[Any] = field(default_factory=Future[Any])
+    result: Any = None
+
+
+class LedgerWriter:
+    """Owns the connection that writes. Its methods may be called from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tips = Tips()
+        self._connection: sqlite3.Connection | None = open_for_writing(path)
+        (last,) = self._connection.execute("SELECT coalesce(max(call), 0) FROM calls").fetchone()
+        self._last_call: int = last
+        self._session_rows: OrderedDict[str, int] = OrderedDict()
+        self._queue: queue.SimpleQueue[_Append | _Change | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        """Guards `tips`, `_num_deletions` and `_closed`."""
+        self._num_deletions = 0
+        self._closed = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="rllm-ledger", daemon=True)
+        self._thread.start()
+
+    async def append(self, records: Sequence[CallRecord]) -> None:
+        """Returns when all of `records` are on disk."""
+        calls, num_deletions = self._encoded(records)
+        loop = asyncio.get_running_loop()
+        item = _Append(calls=calls, num_deletions=num_deletions, loop=loop, written=loop.create_future())
+        self._put(item)
+        await item.written
+
+    def change(self, change: Change, *, deletes: str | None = None) -> Any:
+        """Do something between the appends, `deletes` that session perhaps, and wait until it is on disk."""
+        item = _Change(change=change, deletes=deletes)
+        self._put(item)
+        return item.done.result()
+
+    def close(self) -> None:
+        """Wait until everything is written that was appended before."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
+
+    def _put(self, item: _Append | _Change) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"{self.path} was opened by process {self._pid}; a fork of it cannot write there."
+            )
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"{self.path} is closed; append before `close`, or open it again.")
+            self._queue.put(item)
+
+    def _encoded(self, records: Sequence[CallRecord]) -> tuple[list[EncodedCall], int]:
+        """Each call as what differs from what is on disk, or from an earlier one of `records`."""
+        calls: list[EncodedCall] = []
+        num_deletions = -1
+        for record in records:
+            with self._lock:
+                tips = self.tips.of(record.session)
+                num_deletions = self._num_deletions if num_deletions < 0 else num_deletions
+            siblings = [call.tip for call in calls[::-1] if call.record.session == record.session]
+            calls.append(encode_call(record, siblings + tips))
+        return calls, num_deletions
+
+    # Everything below runs in the thread.
+
+    def _run(self) -> None:
+        open_for_more = True
+        while open_for_more:
+            batch: list[_Append | _Change] = []
+            item = self._queue.get()
+            while item is not None:
+                batch.append(item)
+                if len(batch) == _MOST_PER_COMMIT:
+                    break
+                try:
+                    item = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            else:
+                open_for_more = False
+            if batch:
+                self._settle(batch, self._commit(batch))
+            if open_for_more and not self._queue.empty():
+                time.sleep(_GATHER_S)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _commit(self, batch: list[_Append | _Change]) -> Exception | None:
+        """Why nothing of `batch` was written; None when it was, but for appends that have an error."""
+        try:
+            if self._connection is None:
+                self._connection = open_for_writing(self.path)
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._write(self._connection, batch)
+            self._connection.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001  whoever waits for this batch must hear of it, whatever it is
+            self._start_afresh()
+            return error
+        # All at once: nobody may see a tip of a session that was deleted later in the same batch.
+        with self._lock:
+            for item in batch:
+                if isinstance(item, _Change):
+                    if item.deletes is not None:
+                        self.tips.forget(item.deletes)
+                elif item.error is None:
+                    for call in item.calls:
+                        self.tips.add(call.record.session, call.tip, call.kept)
+        return None
+
+    def _write(self, connection: sqlite3.Connection, batch: list[_Append | _Change]) -> None:
+        appends: list[_Append] = []
+        for item in batch:
+            if isinstance(item, _Append):
+                appends.append(item)
+                continue
+            self._write_calls(connection, appends)
+            appends = []
+            item.result = item.change(connection)
+            if item.deletes is not None:
+                self._session_rows.pop(item.deletes, None)
+                with self._lock:
+                    self.tips.forget(item.deletes)
+                    self._num_deletions += 1
+        self._write_calls(connection, appends)
+
+    def _write_calls(self, connection: sqlite3.Connection, appends: list[_Append]) -> None:
+        if not appends:
+            return
+        totals: Counter[str] = Counter()
+        sessions = self._find_sessions(connection, appends, totals)
+        rows = [(item, self._numbered(connection, item, sessions)) for item in appends]
+        connection.execute("SAVEPOINT calls")
+        try:
+            _insert_calls(connection, [row for _, rows_of_item in rows for row in rows_of_item])
+        except sqlite3.IntegrityError:
+            connection.execute("ROLLBACK TO calls")
+            for item, rows_of_item in rows:
+                self._write_alone(connection, item, rows_of_item)
+        for item, rows_of_item in rows:
+            if item.error is None:
+                totals["choices"] += len(rows_of_item)
+                totals.update(
+                    row.status for _, *columns in rows_of_item if (row := CallRow(*columns)).is_first
+                )
+        add_to_totals(connection, totals)
+        connection.execute("RELEASE calls")
+
+    def _write_alone(
+        self, connection: sqlite3.Connection, item: _Append, rows: list[tuple[Any, ...]]
+    ) -> None:
+        """A second sample for a request that has one is refused, and with it its whole append."""
+        connection.execute("SAVEPOINT alone")
+        for call, row in zip(item.calls, rows, strict=True):
+            try:
+                _insert_calls(connection, [row])
+            except sqlite3.IntegrityError:
+                item.error = _second_sample(connection, call.record, CallRow(*row[1:]))
+                connection.execute("ROLLBACK TO alone")
+                break
+        connection.execute("RELEASE alone")
+
+    def _numbered(
+        self, connection: sqlite3.Connection, item: _Append, sessions: dict[str, int]
+    ) -> list[tuple[Any, ...]]:
+        if item.num_deletions != self._num_deletions:
+            _without_deleted_parents(connection, item)
+        rows: list[tuple[Any, ...]] = []
+        seen: set[str] = set()
+        for call in item.calls:
+            self._last_call += 1
+            call.tip.call = self._last_call
+            row = call.row(session=sessions[call.record.session], is_first=call.record.id not in seen)
+            rows.append((self._last_call, *row))
+            seen.add(call.record.id)
+        return rows
+
+    def _find_sessions(
+        self, connection: sqlite3.Connection, appends: list[_Append], totals: Counter[str]
+    ) -> dict[str, int]:
+        """A call may come before its session was created: the session is there from then on."""
+        names = {call.record.session for item in appends for call in item.calls}
+        found = {name: row for name in names if (row := self._session_rows.get(name)) is not None}
+        unknown = [name for name in names if name not in found]
+        for start in range(0, len(unknown), _ROWS_PER_STATEMENT[0]):
+            keys = {name_bytes(name): name for name in unknown[start : start + _ROWS_PER_STATEMENT[0]]}
+            totals["sessions"] += connection.execute(
+                f"INSERT INTO sessions (created_at, name) VALUES {_rows(2, len(keys))} "
+                "ON CONFLICT DO NOTHING",
+                [value for key in keys for value in (time.time(), key)],
+            ).rowcount
+            # One row for all of them: each row that is fetched is one more wait for the interpreter.
+            (pairs,) = connection.execute(
+                "SELECT json_group_array(json_array(hex(name), session)) FROM sessions "
+                f"WHERE name IN {_rows(len(keys), 1)}",
+                list(keys),
+            ).fetchone()
+            found |= {keys[bytes.fromhex(key)]: row for key, row in json.loads(pairs)}
+        self._session_rows |= {name: found[name] for name in unknown}
+        while len(self._session_rows) > _SESSIONS_REMEMBERED:
+            self._session_rows.popitem(last=False)
+        return found
+
+    def _start_afresh(self) -> None:
+        """After a refused write the connection is given up: what it holds is not worth a guess."""
+        self._session_rows.clear()
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.close()
+        self._connection = None
+
+    def _settle(self, batch: list[_Append | _Change], error: Exception | None) -> None:
+        waiting: dict[asyncio.AbstractEventLoop, list[_Append]] = {}
+        for item in batch:
+            # One error each: an exception that several tasks raise collects the tracebacks of all.
+            own = as_our_own(self.path, error) if isinstance(error, sqlite3.Error) else error
+            if isinstance(item, _Append):
+                item.error = own or item.error
+                waiting.setdefault(item.loop, []).append(item)
+            elif own is not None:
+                item.done.set_exception(own)
+            else:
+                item.done.set_result(item.result)
+        for loop, items in waiting.items():
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_wake, items)
+
+
+def _rows(num_columns: int, num_rows: int) -> str:
+    """`(?, ?), (?, ?)`"""
+    return ", ".join([f"({', '.join('?' * num_columns)})"] * num_rows)
+
+
+def _insert_calls(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Many rows a statement: between two statements another thread may hold the interpreter for 5 ms."""
+    start = 0
+    for size in _ROWS_PER_STATEMENT:
+        while len(rows) - start >= size:
+            values = [value for row in rows[start : start + size] for value in row]
+            connection.execute(_INSERT + _rows(len(rows[start]), size), values)
+            start += size
+
+
+def add_to_totals(connection: sqlite3.Connection, totals: Counter[str]) -> None:
+    connection.execute(
+        f"INSERT INTO totals (name, value) VALUES {_rows(2, len(TOTALS))} "
+        "ON CONFLICT DO UPDATE SET value = value + excluded.value",
+        [value for name in TOTALS for value in (name, totals[name])],
+    )
+
+
+def _wake(items: list[_Append]) -> None:
+    for item in items:
+        if item.written.done():  # cancelled meanwhile; the calls are on disk all the same
+            continue
+        if item.error is None:
+            item.written.set_result(None)
+        else:
+            item.written.set_exception(item.error)
+
+
+def _without_deleted_parents(connection: sqlite3.Connection, item: _Append) -> None:
+    """A session was deleted since `item` was encoded: calls that went on from it are stored whole."""
+    own = {id(call.tip) for call in item.calls}
+    parents = {
+        call.kept.parent.call for call in item.calls if call.kept.parent and id(call.kept.parent) not in own
+    }
+    if all(connection.execute("SELECT 1 FROM calls WHERE call = ?", (each,)).fetchone() for each in parents):
+        return
+    item.calls = [encode_call(call.record, ()) for call in item.calls]
+
+
+def _second_sample(connection: sqlite3.Connection, record: CallRecord, row: CallRow) -> CountError:
+    (other,) = connection.execute(
+        "SELECT id FROM calls WHERE session = ? AND retry_key = ? AND choice = ? AND status = 'ok'",
+        (row.session, row.retry_key, row.choice),
+    ).fetchone()
+    return CountError(
+        f"Record {record.id!r} answers the request {record.retry_key!r} of session {record.session[:80]!r} "
+        f"a second time: choice {record.choice} of {name_of(other)!r} is recorded as its sample. "
+        "Answer a retry with what `retry_of` returns."
+    )

@@ -1,0 +1,93 @@
+"""What a request asks of an engine that takes ids: what is refused, and how the answer is written and read.
+
+CallRequest ──require_answerable──► 400, or ──► grammar of the answer, Reader of its text
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rllm.errors import RequestRefused
+from rllm.gateway.dialects.openai_fields import MAX_CHOICES, mend_of, shown
+from rllm.gateway.wire import CallRequest, ToolMode
+from rllm.rendering.tools import AnswerStream, ParsedAnswer, PlainFormat, ToolFormat
+
+MAX_TOP_LOGPROBS = 20
+
+
+def require_answerable(request: CallRequest) -> None:
+    """Raises RequestRefused (400) for what the built-in engine cannot honour."""
+    for name, value in request.penalties.items():
+        raise RequestRefused(
+            f"`{name}` is {shown(value)}; this engine samples from the model itself and does not know it. "
+            f"{mend_of(name)}.",
+            param=name,
+            code="unsupported_parameter",
+        )
+    if not 1 <= request.n <= MAX_CHOICES:
+        raise RequestRefused(f"`n` is {request.n}; choose from 1 to {MAX_CHOICES}.", param="n")
+    if not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
+        raise RequestRefused(
+            f"`top_logprobs` is {request.top_logprobs}; choose from 0 to {MAX_TOP_LOGPROBS}.",
+            param="top_logprobs",
+        )
+    for place, message in enumerate(request.messages):
+        if isinstance(message.get("content"), list):
+            kinds = sorted({str(part.get("type")) for part in message["content"]} - {"text"})
+            raise RequestRefused(
+                f"`messages[{place}].content` has parts of type {', '.join(kinds)}; this model reads text "
+                "alone.",
+                param=f"messages[{place}].content",
+                code="unsupported_content",
+            )
+
+
+@dataclass(slots=True, frozen=True)
+class Reader:
+    """Reasoning, text and calls out of what the model wrote."""
+
+    format: ToolFormat | PlainFormat
+    tools: list[dict[str, Any]]
+
+    def parse(self, text: str) -> ParsedAnswer:
+        if isinstance(self.format, PlainFormat):
+            return self.format.parse(text)
+        return self.format.parse(text, self.tools)
+
+    def stream(self) -> AnswerStream:
+        if isinstance(self.format, PlainFormat):
+            return self.format.stream()
+        return self.format.stream(self.tools)
+
+
+def reader_of(
+    request: CallRequest, tool_format: ToolFormat | None, plain_format: PlainFormat
+) -> Reader | None:
+    if request.prompt is not None:
+        return None
+    if tool_format is None or request.tool_choice.mode is ToolMode.NONE:
+        return Reader(plain_format, [])  # nothing that may be called, so nothing is a call
+    return Reader(tool_format, request.tools)
+
+
+def grammar_of(request: CallRequest, tool_format: ToolFormat | None, plain_format: PlainFormat) -> str:
+    """What the answer must follow so that `tool_choice`, `strict` and `response_format` hold; may be ""."""
+    choice, schema = request.tool_choice, request.response_schema
+    if choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+        names = [tool["function"]["name"] for tool in request.tools]
+        if tool_format is None or (choice.mode is ToolMode.NAMED and choice.name not in names):
+            raise RequestRefused(
+                f"`tool_choice` asks for {choice.name or 'a tool'}, but `tools` offers "
+                f"{', '.join(names) or 'none'}.",
+                param="tool_choice",
+            )
+        return tool_format.grammar(
+            request.tools, required=True, name=choice.name, parallel=request.parallel_tool_calls
+        )
+    if tool_format is None or choice.mode is ToolMode.NONE:
+        return "" if schema is None else plain_format.schema_grammar(schema)
+    strict = any(tool["function"].get("strict") for tool in request.tools)
+    if not strict and request.parallel_tool_calls and schema is None:
+        return ""
+    return tool_format.grammar(
+        request.tools, required=False, parallel=request.parallel_tool_calls, schema=schema
+    )

@@ -1,0 +1,179 @@
+"""One call on its way through the engine, and its answer as it is written.
+
+TokenPiece ──ChoiceStream──► Piece, Piece, …      ModelOutput ──LocalCall.fill──► Choice
+"""
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rllm.gateway.local.asked import Reader
+from rllm.gateway.wire import (
+    Answer,
+    CallRecord,
+    CallRequest,
+    CallStatus,
+    Choice,
+    Piece,
+    TokenLogprob,
+    ToolCallPiece,
+    WireToolCall,
+)
+from rllm.inference.client import TokenPiece
+from rllm.rendering.conversations import ConversationTree, Turn
+from rllm.rendering.tools import ParsedAnswer, StreamEvent
+from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, TopLogprobs
+
+
+@dataclass(slots=True)
+class SessionState:
+    """What the policy remembers of a session."""
+
+    tree: ConversationTree
+    times_asked: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    """By digest of the prompt: asked again, the same prompt is given other draws."""
+
+    def replay(self, record: CallRecord) -> None:
+        """A call from the ledger, as if it had just been answered."""
+        if record.status is not CallStatus.OK or not record.prompt_ids:
+            return
+        digest = hashlib.blake2b(array("q", record.prompt_ids).tobytes(), digest_size=16).digest()
+        if record.choice == 0:
+            self.times_asked[digest] = self.times_asked.get(digest, 0) + 1
+        if record.prompt is None:
+            turn = self.tree.begin(record.messages, record.tools)
+            said: Message = {
+                key: value for key, value in record.response.items() if key != "reasoning_content"
+            }
+            self.tree.record(turn, record.completion_ids, said)
+
+
+@dataclass(slots=True)
+class LocalCall:
+    """One request on its way."""
+
+    request: CallRequest
+    state: SessionState
+    turn: Turn | None
+    """None for text completions, which belong to no conversation."""
+    prompt_ids: list[int]
+    samplings: list[SamplingParams]
+    """One per choice."""
+    reader: Reader | None
+    """Splits the text of chat answers; text completions are left as they are."""
+    tokenizer_text: Callable[[int], str]
+    answer: Answer
+
+    @property
+    def echoed(self) -> str:
+        if not self.request.echo:
+            return ""
+        prompt = self.request.prompt
+        return prompt if isinstance(prompt, str) else "".join(map(self.tokenizer_text, self.prompt_ids))
+
+    def fill(self, choice: Choice, output: ModelOutput) -> None:
+        """Everything that is known once the answer is whole."""
+        parsed = (
+            ParsedAnswer(content=output.text, reasoning="", calls=[], unparsed_markup=False)
+            if self.reader is None
+            else self.reader.parse(output.text)
+        )
+        choice.text = self.echoed + parsed.content
+        choice.reasoning = parsed.reasoning
+        choice.tool_calls = [
+            WireToolCall(
+                id=_call_id(self.answer.id, choice.index, number), name=call.name, arguments=call.arguments
+            )
+            for number, call in enumerate(parsed.calls)
+        ]
+        cut_off = parsed.unparsed_markup and output.finish_reason is FinishReason.LENGTH
+        called = bool(choice.tool_calls) and not cut_off
+        choice.finish_reason = FinishReason.TOOL_CALLS if called else output.finish_reason
+        choice.stop_sequence = output.stop_sequence
+        choice.unparsed_markup = parsed.unparsed_markup
+        choice.completion_ids = output.completion_ids
+        choice.logprobs = output.logprobs
+        choice.logprob_meaning = output.logprob_meaning
+        choice.temperature = output.temperature
+        choice.seed = self.samplings[choice.index].seed
+        choice.policy_versions = output.policy_versions
+        if self.request.logprobs:
+            choice.token_logprobs = self.token_logprobs(
+                output.completion_ids, output.logprobs, output.top_logprobs
+            )
+
+    def token_logprobs(
+        self, ids: Sequence[int], logprobs: Sequence[float], top: Sequence[TopLogprobs]
+    ) -> list[TokenLogprob]:
+        text = self.tokenizer_text
+        return [
+            TokenLogprob(
+                token_id=token,
+                text=text(token),
+                logprob=logprob,
+                top=[(each, text(each), value) for each, value in (top[place] if top else ())],
+            )
+            for place, (token, logprob) in enumerate(zip(ids, logprobs, strict=True))
+        ]
+
+
+class ChoiceStream:
+    """Text as it is sampled, turned into pieces of one choice."""
+
+    def __init__(self, call: LocalCall, choice: Choice, arrived: Callable[[Piece], None]) -> None:
+        self.any_sent = False
+        self._call = call
+        self._choice = choice
+        self._arrived = arrived
+        self._events = None if call.reader is None else call.reader.stream()
+
+    def take(self, piece: TokenPiece) -> None:
+        logprobs: list[TokenLogprob] = []
+        if self._call.request.logprobs:
+            logprobs = self._call.token_logprobs(piece.token_ids, piece.logprobs, piece.top_logprobs)
+        if self._events is None:
+            self.say(piece.text, logprobs)
+            return
+        events = self._events.feed(piece.text)
+        if logprobs and not events:
+            self._send(Piece(choice=self._choice.index, logprobs=logprobs))
+        for event in events:
+            self._send(self._piece(event, logprobs))
+            logprobs = []
+
+    def say(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
+        if text or logprobs:
+            self._choice.text += text
+            self._send(Piece(choice=self._choice.index, text=text, logprobs=list(logprobs)))
+
+    def finish(self, choice: Choice) -> None:
+        """What was held back because it might have become markup."""
+        if self._events is not None:
+            for event in self._events.finish():
+                self._send(self._piece(event, []))
+
+    def _piece(self, event: StreamEvent, logprobs: list[TokenLogprob]) -> Piece:
+        piece = Piece(choice=self._choice.index, logprobs=logprobs)
+        if event.kind == "text":
+            piece.text = event.text
+        elif event.kind == "reasoning":
+            piece.reasoning = event.text
+        else:
+            first = bool(event.name)
+            piece.tool_call = ToolCallPiece(
+                index=event.index,
+                id=_call_id(self._call.answer.id, self._choice.index, event.index) if first else "",
+                name=event.name,
+                arguments=event.text,
+            )
+        return piece
+
+    def _send(self, piece: Piece) -> None:
+        self.any_sent = True
+        self._arrived(piece)
+
+
+def _call_id(answer_id: str, choice: int, number: int) -> str:
+    """Of a tool call: derived, so that a streamed and a captured call have the same."""
+    return f"call_{hashlib.blake2b(f'{answer_id}/{choice}/{number}'.encode(), digest_size=12).hexdigest()}"

@@ -1,0 +1,285 @@
+"""Model calls answered by a client that is given ids and gives ids, such as the built-in engine.
+
+    CallRequest ──► conversation tree ──► prompt ids ──► TokenClient ──► ids, log-probabilities ──► Answer
+                        ▲   the ids already seen, and what is new          │ text ──► tool format ──► pieces
+                        └───────────────── record ◄────────────────────────┘
+
+A session's next prompt is made by appending to the ids already seen. Whatever the request asks for is
+enforced while sampling or refused with a 400: nothing is taken and then ignored.
+"""
+
+import asyncio
+import hashlib
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rllm.errors import (
+    ConfigError,
+    ContextLengthError,
+    InferenceError,
+    MissingExtraError,
+    PartialAnswer,
+    RequestRefused,
+)
+from rllm.gateway.local.asked import grammar_of, reader_of, require_answerable
+from rllm.gateway.local.call import ChoiceStream, LocalCall, SessionState
+from rllm.gateway.wire import (
+    Answer,
+    CallRequest,
+    Choice,
+    Emit,
+    Piece,
+    PolicySession,
+    completion_id,
+    unix_time,
+)
+from rllm.inference.client import TokenClient
+from rllm.rendering.conversations import ConversationTree, Turn
+from rllm.rendering.tools import ToolFormat
+from rllm.types.draws import draw_seed
+from rllm.types.messages import ModelOutput, SamplingParams
+
+_SESSION_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
+_STATE = "local"
+
+
+class LocalPolicy:
+    """Implements `rllm.gateway.wire.Policy`.
+
+    Any model name is answered by the one model there is, so that programs with a name written into them run
+    unchanged; the answer carries the name that was asked for.
+    """
+
+    def __init__(self, client: TokenClient, model: str) -> None:
+        self.client = client
+        self.model = model
+        self._in_flight = 0
+
+    async def start(self) -> None:
+        """The client runs already."""
+
+    async def close(self) -> None:
+        """The client belongs to whoever made it."""
+
+    def models(self) -> list[str]:
+        return [self.model]
+
+    def health(self) -> dict[str, Any]:
+        return {
+            "healthy": True,
+            "in_flight": self._in_flight,
+            "queued": 0,
+            "policy_versions": [self.client.policy_version],
+        }
+
+    async def count_tokens(self, request: CallRequest) -> int:
+        return len(self._rendered(request))
+
+    async def answer(self, request: CallRequest, session: PolicySession, emit: Emit | None = None) -> Answer:
+        call = self._prepare(request, session)
+        self._in_flight += 1
+        try:
+            outputs = await self._sample(call, emit)
+        finally:
+            self._in_flight -= 1
+        for choice in call.answer.choices:
+            if call.turn is not None:
+                call.state.tree.record(call.turn, choice.completion_ids, choice.message())
+        prompt_tokens = len(call.prompt_ids)
+        call.answer.usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": sum(len(output.completion_ids) for output in outputs),
+            "cached_tokens": max(output.usage.get("cached_tokens", 0) for output in outputs),
+        }
+        return call.answer
+
+    # ---- before sampling -----------------------------------------------------------------------------------
+
+    def _prepare(self, request: CallRequest, session: PolicySession) -> LocalCall:
+        require_answerable(request)
+        state = self._state_of(session)
+        tool_format = self._tool_format_for(request)
+        plain_format = self.client.renderer.plain_format
+        try:
+            grammar = grammar_of(request, tool_format, plain_format)
+        except ConfigError as error:
+            raise RequestRefused(str(error), param="tools") from error
+        turn: Turn | None = None
+        try:
+            if request.prompt is None:
+                turn = state.tree.begin(request.messages, request.tools)
+                prompt_ids = turn.prompt_ids
+            else:
+                prompt_ids = self._rendered(request)
+        except ConfigError as error:  # the chat template refuses the conversation
+            raise RequestRefused(str(error), param="messages") from error
+        digest = hashlib.blake2b(array("q", prompt_ids).tobytes(), digest_size=16).digest()
+        times_asked = state.times_asked.get(digest, 0)
+        state.times_asked[digest] = times_asked + 1
+        sampling = self._sampling(request, session, prompt_ids, grammar)
+        return LocalCall(
+            request=request,
+            state=state,
+            turn=turn,
+            prompt_ids=prompt_ids,
+            samplings=[
+                replace(sampling, seed=_seed(request, session.seed, digest, times_asked, index))
+                for index in range(request.n)
+            ],
+            reader=reader_of(request, tool_format, plain_format),
+            tokenizer_text=self._token_text,
+            answer=Answer(
+                id=completion_id(request.dialect), model=request.model or self.model, created=unix_time()
+            ),
+        )
+
+    def _state_of(self, session: PolicySession) -> SessionState:
+        state = session.state.get(_STATE)
+        if state is None:
+            state = session.state[_STATE] = SessionState(ConversationTree(self.client.renderer))
+            for record in session.history():
+                state.replay(record)
+        return state
+
+    def _rendered(self, request: CallRequest) -> list[int]:
+        renderer = self.client.renderer
+        if isinstance(request.prompt, list):
+            return list(request.prompt)
+        if request.prompt is not None:
+            return renderer.tokenizer.encode(request.prompt)
+        require_answerable(request)
+        return renderer.render(request.messages, request.tools)
+
+    def _tool_format_for(self, request: CallRequest) -> ToolFormat | None:
+        if not request.tools:
+            return None
+        tool_format = self.client.renderer.tool_format
+        if tool_format is None:
+            raise RequestRefused(
+                f"`tools` has {len(request.tools)} tools, but the chat template of {self.model} does not "
+                "know tools; send none, or serve a model whose template does.",
+                param="tools",
+                code="tools_not_supported",
+            )
+        return tool_format
+
+    def _sampling(
+        self, request: CallRequest, session: PolicySession, prompt_ids: Sequence[int], grammar: str
+    ) -> SamplingParams:
+        room = self.client.max_context - len(prompt_ids)
+        if room < 1:
+            raise RequestRefused(
+                f"The prompt has {len(prompt_ids)} tokens and the context of {self.model} holds "
+                f"{self.client.max_context}, so no token fits behind it; send a shorter conversation.",
+                param="messages" if request.prompt is None else "prompt",
+                code="context_length_exceeded",
+            )
+        asked = {
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "max_tokens": request.max_tokens,
+        }
+        asked |= {name: session.sampling[name] for name in _SESSION_SAMPLING if name in session.sampling}
+        chosen = {name: value for name, value in asked.items() if value is not None}
+        chosen["max_tokens"] = min(chosen.get("max_tokens", room), room)
+        try:
+            return SamplingParams(
+                **chosen,
+                stop=tuple(request.stop),
+                top_logprobs=request.top_logprobs if request.logprobs else 0,
+                grammar=grammar,
+            )
+        except ValueError as error:
+            raise RequestRefused(str(error)) from error
+
+    # ---- sampling ------------------------------------------------------------------------------------------
+
+    async def _sample(self, call: LocalCall, emit: Emit | None) -> list[ModelOutput]:
+        """Every choice at the same time. When one fails, the others are stopped."""
+        started = time.perf_counter()
+        call.answer.choices = [
+            Choice(index=index, prompt_ids=call.prompt_ids) for index in range(call.request.n)
+        ]
+        if call.turn is not None:
+            for choice in call.answer.choices:
+                choice.conversation = call.turn.conversation
+                choice.segment = call.turn.segment
+                choice.segment_reason = str(call.turn.reason)
+        if emit is None:
+            return await _all_of([self._one(call, index, None) for index in range(call.request.n)])
+        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+
+        def arrived(piece: Piece) -> None:
+            if call.answer.first_token_s is None:
+                call.answer.first_token_s = time.perf_counter() - started
+            pieces.put_nowait(piece)
+
+        async def sample_all() -> list[ModelOutput]:
+            try:
+                return await _all_of([self._one(call, index, arrived) for index in range(call.request.n)])
+            finally:
+                pieces.put_nowait(None)
+
+        sampling = asyncio.create_task(sample_all())
+        try:
+            while (piece := await pieces.get()) is not None:
+                await emit(piece)
+            return await sampling
+        finally:
+            sampling.cancel()
+            await asyncio.wait({sampling})
+
+    async def _one(self, call: LocalCall, index: int, arrived: Callable[[Piece], None] | None) -> ModelOutput:
+        choice = call.answer.choices[index]
+        stream = ChoiceStream(call, choice, arrived) if arrived is not None else None
+        if stream is not None and call.echoed:
+            stream.say(call.echoed)
+        try:
+            output = await self.client.generate_ids(
+                call.prompt_ids,
+                call.samplings[index],
+                on_piece=None if stream is None else stream.take,
+            )
+        except ContextLengthError as error:
+            raise RequestRefused(str(error), code="context_length_exceeded") from error
+        except MissingExtraError as error:
+            raise RequestRefused(str(error), status=501, kind="server_error") from error
+        except ValueError as error:  # ids outside of the vocabulary, a grammar that does not compile
+            raise RequestRefused(str(error)) from error
+        except InferenceError as error:
+            if stream is not None and stream.any_sent:
+                raise PartialAnswer(f"The engine failed on the way: {error}", call.answer) from error
+            raise RequestRefused(
+                f"The engine failed: {error}", status=503, kind="server_error", code="engine_failed"
+            ) from error
+        call.fill(choice, output)
+        if stream is not None:
+            stream.finish(choice)
+        return output
+
+    def _token_text(self, token_id: int) -> str:
+        return self.client.renderer.tokenizer.token_text(token_id)
+
+
+def _seed(request: CallRequest, session_seed: int, digest: bytes, times_asked: int, index: int) -> int:
+    """Of one choice: the request's own, or derived from the session and the prompt, so that it does not
+    depend on the order in which parallel calls arrive."""
+    if request.seed is not None:
+        return (request.seed + index) % 2**64
+    return draw_seed(session_seed, digest.hex(), times_asked, index, "choice")
+
+
+async def _all_of(works: Sequence[Awaitable[ModelOutput]]) -> list[ModelOutput]:
+    if len(works) == 1:
+        return [await works[0]]
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

@@ -1,0 +1,333 @@
+"""The life of a model call, from a parsed request to an answer that is on disk.
+
+    CallRequest ──► Call ──task──► Policy.answer ──► records ──► Ledger.append ──► Answer
+                     ▲ waiters: the client, its retries  │ failed, broke off, cancelled
+                     └── the last one leaves: it stops   └──► error or partial record ──► RequestRefused
+
+The answer is nobody's before its record is on disk. This is where what a policy raises becomes data.
+"""
+
+import asyncio
+import logging
+import time
+
+from rllm.errors import (
+    ConfigError,
+    ContextLengthError,
+    CountError,
+    InferenceError,
+    PartialAnswer,
+    RequestRefused,
+    StorageError,
+)
+from rllm.gateway.ledger import Ledger
+from rllm.gateway.server.capture import Circumstances, answer_so_far, error_record, records_of
+from rllm.gateway.server.counts import Counts
+from rllm.gateway.server.delivery import KEEP_ALIVE_S, EventSink
+from rllm.gateway.server.retries import Placement, Retries
+from rllm.gateway.server.sessions import Session
+from rllm.gateway.wire import Answer, CallRecord, CallRequest, CallStatus, Piece, Policy, completion_id
+
+_log = logging.getLogger(__name__)
+
+
+# New ones each time: an exception that is raised again and again collects the tracebacks of all.
+
+
+def client_left() -> RequestRefused:
+    return RequestRefused(
+        "The client disconnected before the answer was whole.",
+        status=499,
+        kind="client_disconnected",
+        code="client_disconnected",
+    )
+
+
+def gateway_closed() -> RequestRefused:
+    return RequestRefused(
+        "The gateway is shutting down; try again when it is back.",
+        status=503,
+        kind="server_error",
+        code="gateway_closed",
+    )
+
+
+def session_closed() -> RequestRefused:
+    return RequestRefused(
+        "The session was closed while the call was on its way.", status=410, code="session_closed"
+    )
+
+
+class Call:
+    """One model call on its way. Created by `Calls.start`."""
+
+    def __init__(
+        self, request: CallRequest, session: Session, placement: Placement["Call"], sink: EventSink | None
+    ) -> None:
+        self.request = request
+        self.session = session
+        self.key = placement.key
+        self.digest = placement.digest
+        self.sink = sink
+        self.num_waiters = 0
+        self.has_begun = False
+        self.is_ending = False
+        """The policy is through with it; from here on it is never cancelled."""
+        self.cancelled_because: RequestRefused | None = None
+        self.outcome: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        """Set once the call is on disk: the answer, or RequestRefused."""
+        self.task: asyncio.Task[None] | None = None
+        self.pieces: list[Piece] = []
+        self.started_at = time.time()
+        self._started = time.perf_counter()
+        self.first_token_s: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self._started
+
+    async def emit(self, piece: Piece) -> None:
+        if self.first_token_s is None:
+            self.first_token_s = self.elapsed_s
+        self.pieces.append(piece)
+        if self.sink is not None:
+            await self.sink.piece(piece)
+
+    def circumstances(self) -> Circumstances:
+        return Circumstances(
+            session=self.session,
+            retry_key=self.key,
+            started_at=self.started_at,
+            latency_s=self.elapsed_s,
+            first_token_s=self.first_token_s,
+        )
+
+
+class Calls:
+    """All calls of a gateway."""
+
+    def __init__(self, policy: Policy, ledger: Ledger, counts: Counts) -> None:
+        self.retries: Retries[Call] = Retries(ledger)
+        self._policy = policy
+        self._ledger = ledger
+        self._counts = counts
+        self._in_flight: set[Call] = set()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def start(
+        self, request: CallRequest, session: Session, placement: Placement[Call], sink: EventSink | None
+    ) -> Call:
+        """Begin a new call; it is accepted from here on."""
+        call = Call(request, session, placement, sink)
+        self._counts.accepted += 1
+        self._in_flight.add(call)
+        session.in_flight.add(call)
+        self.retries.begin(call.key, call)
+        call.task = asyncio.create_task(self._run(call))
+        return call
+
+    async def refuse(self, request: CallRequest, session: Session, error: RequestRefused) -> None:
+        """Record a call that was refused before it began."""
+        self.count_refused(error)  # at once: whoever waits for the disk may be cancelled
+        around = Circumstances(session=session, retry_key="", started_at=time.time())
+        await self._is_written([error_record(request, error, around)])
+
+    def count_refused(self, error: RequestRefused) -> None:
+        """Count a call of which too little is known to record it."""
+        self._counts.accepted += 1
+        self._counts.ended_in_error(time.monotonic(), _code(error))
+
+    async def answer(self, call: Call, sink: EventSink | None = None) -> Answer:
+        """Wait for the outcome, and keep the client's connection awake meanwhile.
+
+        Who waits and is cancelled leaves the call; the last one stops it.
+        """
+        call.num_waiters += 1
+        try:
+            if sink is None:
+                return await asyncio.shield(call.outcome)
+            while not call.outcome.done():
+                await asyncio.wait({call.outcome}, timeout=KEEP_ALIVE_S)
+                if not call.outcome.done():
+                    await sink.keep_alive()
+            return call.outcome.result()
+        except asyncio.CancelledError:
+            self._leave(call)
+            raise
+
+    def undelivered(self, digest: bytes, key: str) -> None:
+        """An answer is recorded, but did not reach its client."""
+        self._counts.undelivered += 1
+        self.retries.undelivered(digest, key)
+
+    def cancel(self, call: Call, because: RequestRefused) -> None:
+        """Stop the work. What is sampled already is recorded all the same."""
+        if call.is_ending or call.cancelled_because is not None:
+            return
+        call.cancelled_because = because
+        self.retries.end(call.key)  # a retry that comes from here on is a call of its own
+        self.retries.lost(call.digest)
+        if call.has_begun and call.task is not None:  # a task cancelled before its first step never takes it
+            call.task.cancel()
+
+    def _leave(self, call: Call) -> None:
+        """A client went away."""
+        call.num_waiters -= 1
+        if call.num_waiters == 0:
+            self.cancel(call, client_left())
+
+    async def cancel_session(self, session: Session, because: RequestRefused) -> None:
+        """Returns when nothing of the session is in flight."""
+        await self._cancel(list(session.in_flight), because)
+
+    async def finish(self, grace_s: float) -> None:
+        """Let what is in flight end by itself for a while, then stop it."""
+        tasks = [each.task for each in self._in_flight if each.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace_s)
+        await self._cancel(list(self._in_flight), gateway_closed())
+
+    async def _cancel(self, calls: list[Call], because: RequestRefused) -> None:
+        for call in calls:
+            self.cancel(call, because)
+        tasks = [each.task for each in calls if each.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # ---- one call ------------------------------------------------------------------------------------------
+
+    async def _run(self, call: Call) -> None:
+        call.has_begun = True
+        outcome: Answer | RequestRefused | None = None
+        try:
+            outcome = await self._outcome(call)
+        except Exception as error:  # noqa: BLE001  what a policy or the disk raises becomes data here
+            outcome = refusal_of(error)
+            call.is_ending = True
+            await self._end_in_error(error_record(call.request, outcome, call.circumstances()), outcome)
+        finally:
+            self._in_flight.discard(call)
+            call.session.in_flight.discard(call)
+            self.retries.end(call.key)
+            self._settle(call, gateway_closed() if outcome is None else outcome)
+
+    def _settle(self, call: Call, outcome: Answer | RequestRefused) -> None:
+        if isinstance(outcome, Answer):
+            if call.num_waiters == 0:  # they left while it was written
+                self.undelivered(call.digest, call.key)
+            call.outcome.set_result(outcome)
+            return
+        if call.cancelled_because is None:
+            self.retries.lost(call.digest)
+        call.outcome.set_exception(outcome)
+        call.outcome.exception()  # nobody may be left who hears of it
+
+    async def _outcome(self, call: Call) -> Answer | RequestRefused:
+        emit = call.emit if call.request.stream else None
+        try:
+            if call.cancelled_because is None:
+                answer = await self._policy.answer(call.request, call.session, emit)
+                call.is_ending = True
+                return await self._end_whole(call, answer)
+            because = call.cancelled_because
+        except asyncio.CancelledError:
+            if call.is_ending:
+                raise
+            because = call.cancelled_because or gateway_closed()
+        except PartialAnswer as error:
+            call.is_ending = True
+            dropped = RequestRefused(str(error), status=502, kind="server_error", code="partial_answer")
+            await self._end_partial(call, dropped, error.answer)
+            return dropped
+        call.is_ending = True
+        await self._end_partial(call, because, None)
+        return because
+
+    async def _end_whole(self, call: Call, answer: Answer) -> Answer:
+        if call.sink is not None:
+            call.sink.adopt(answer)
+        answer.id = answer.id or completion_id(call.request.dialect)
+        records = records_of(call.request, answer, call.circumstances())
+        await self._append(call, records)
+        self._counts.ended_ok(time.monotonic(), answer.usage, records[0].latency_s, records[0].first_token_s)
+        return answer
+
+    async def _append(self, call: Call, records: list[CallRecord]) -> None:
+        session = call.session
+        if session.stored is not None:
+            await asyncio.shield(session.stored)
+        try:
+            await self._ledger.append(records)
+        except CountError:
+            if call.key.startswith("i-"):
+                raise
+            self.retries.end(call.key)
+            call.key = self.retries.unused_key(session.id, call.digest)
+            self.retries.begin(call.key, call)
+            for record in records:
+                record.retry_key = call.key
+            await self._ledger.append(records)
+        session.has_history = True
+
+    async def _end_partial(self, call: Call, error: RequestRefused, arrived: object) -> None:
+        if not isinstance(arrived, Answer):
+            model = next(iter(self._policy.models()), "")
+            arrived = answer_so_far(call.request, call.pieces, model)
+        if call.sink is not None:
+            call.sink.adopt(arrived)
+        arrived.id = arrived.id or completion_id(call.request.dialect)
+        records = records_of(call.request, arrived, call.circumstances(), CallStatus.PARTIAL, error)
+        for record in records:
+            record.retry_key = ""  # it answers no retry
+        if await self._is_written(records):
+            self._counts.ended_partial(time.monotonic())
+        else:
+            self._counts.ended_in_error(time.monotonic(), _code(error))
+
+    async def _end_in_error(self, record: CallRecord, error: RequestRefused) -> None:
+        await self._is_written([record])
+        self._counts.ended_in_error(time.monotonic(), _code(error))
+
+    async def _is_written(self, records: list[CallRecord]) -> bool:
+        """Record what is no answer. A full disk does not change what the client is told."""
+        try:
+            await self._ledger.append(records)
+        except Exception as refusal:  # noqa: BLE001  what cannot be recorded is still the client's to hear
+            _log.warning("A call that ended as %s could not be recorded: %s", records[0].status, refusal)
+            return False
+        return True
+
+
+def refusal_of(error: BaseException) -> RequestRefused:
+    """What a client is told of an exception."""
+    match error:
+        case RequestRefused():
+            return error
+        case ContextLengthError():
+            return RequestRefused(str(error), code="context_length_exceeded")
+        case ConfigError():
+            return RequestRefused(str(error))
+        case InferenceError():
+            return RequestRefused(str(error), status=503, kind="server_error", code="engine_failed")
+        case StorageError():
+            return RequestRefused(
+                f"The answer could not be recorded, so it is not given: {error}",
+                status=503,
+                kind="server_error",
+                code="ledger_unavailable",
+            )
+        case _:
+            _log.error("A model call failed in a way that nobody foresaw.", exc_info=error)
+            return RequestRefused(
+                f"The gateway failed with {type(error).__name__}; its log says more.",
+                status=500,
+                kind="server_error",
+                code="internal_error",
+            )
+
+
+def _code(error: RequestRefused) -> str:
+    return error.code or str(error.status)

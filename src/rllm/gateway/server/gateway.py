@@ -1,0 +1,393 @@
+"""The gateway's HTTP server: any program that speaks to a model speaks to it, and every call is captured.
+
+    client ──► route ──► token ──► body ──► session ──► dialect.parse ──► Calls ──► Policy
+       ◄── dialect.reply / server-sent events ◄── Ledger has it ◄──────────────────── Answer
+
+    async with Gateway(policy, Ledger.open(directory)) as gateway:
+        session = gateway.open_session("lake-3/0", seed=7)
+        ...                                       # a program with session.base_url as its base URL
+        records = session.traces()
+
+aiohttp's low-level server: one handler, no routing table, no middlewares, no access log.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from rllm.errors import RequestRefused
+from rllm.gateway.dialects.base import ClientDialect
+from rllm.gateway.dialects.messages import MessagesDialect
+from rllm.gateway.dialects.registry import DIALECTS
+from rllm.gateway.ledger import Ledger
+from rllm.gateway.server.auth import Scope, Tokens, require_guarded
+from rllm.gateway.server.bodies import MAX_BODY_BYTES, json_object, read_body
+from rllm.gateway.server.calls import Calls, gateway_closed, refusal_of, session_closed
+from rllm.gateway.server.capture import answer_of
+from rllm.gateway.server.counts import Counts
+from rllm.gateway.server.delivery import EventSink, error_response, json_response, send
+from rllm.gateway.server.http import HttpServer
+from rllm.gateway.server.listening import BACKLOG, listening_socket
+from rllm.gateway.server.management import Management, session_url
+from rllm.gateway.server.metrics import CONTENT_TYPE, health, prometheus_text
+from rllm.gateway.server.openapi import openapi_document
+from rllm.gateway.server.pace import Pace
+from rllm.gateway.server.paths import Endpoint, Route, dialect_of, route_of, session_id, session_of
+from rllm.gateway.server.sessions import MAX_IDLE_SESSIONS, Session, SessionRegistry
+from rllm.gateway.wire import Answer, CallRecord, CallRequest, Policy
+
+_MESSAGES = MessagesDialect()
+_LONGEST_LINE = 32 << 10
+_HANDLERS_GRACE_S = 2.0
+
+
+class Gateway:
+    """A policy behind every protocol that clients speak, on one address.
+
+    `ledger` is one that is open, or the directory of one that is opened at `start` and closed at `close`.
+    `token` is made anew when it is empty; None lets everybody in who can connect, and is refused unless
+    `host` is this machine alone. With `require_session`, calls of sessions that nobody created get a 404.
+    `listening` is a socket that holds the address already, in place of `port`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: Ledger | Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = "",
+        require_session: bool = False,
+        grace_s: float = 10.0,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        max_idle_sessions: int = MAX_IDLE_SESSIONS,
+        listening: socket.socket | None = None,
+    ) -> None:
+        require_guarded(host, token)
+        self.policy = policy
+        self.host = host
+        self.port = port
+        self.counts = Counts()
+        self._tokens = Tokens(Tokens.new() if token == "" else token)
+        self._ledger_given = ledger
+        self._require_session = require_session
+        self._grace_s = grace_s
+        self._max_body_bytes = max_body_bytes
+        self._max_idle_sessions = max_idle_sessions
+        self._socket: socket.socket | None = None
+        if listening is not None:
+            self._adopt(listening)
+        self._runner: web.ServerRunner | None = None
+        self._is_closing = False
+        self._pace = Pace()
+        self._started_at = 0.0
+
+    @property
+    def token(self) -> str | None:
+        """Opens everything. None where none is needed."""
+        return self._tokens.run
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches the gateway; the port is known after `bind`."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def base_url(self) -> str:
+        """For clients of the default session, with the token in the path: any API key does."""
+        return f"{self.url}{f'/k/{self.token}' if self.token else ''}/v1"
+
+    @property
+    def num_in_flight(self) -> int:
+        return self.calls.num_in_flight
+
+    def bind(self) -> None:
+        """Take the address; connections wait until `start`. Raises ConfigError when it cannot be had."""
+        if self._socket is None:
+            self._adopt(listening_socket(self.host, self.port))
+
+    def _adopt(self, listening: socket.socket) -> None:
+        self._socket = listening
+        self.port = listening.getsockname()[1]
+
+    async def start(self) -> None:
+        self.bind()
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        given = self._ledger_given
+        self.ledger = given if isinstance(given, Ledger) else await asyncio.to_thread(Ledger.open, given)
+        self.sessions = SessionRegistry(
+            self.ledger, require_created=self._require_session, max_idle=self._max_idle_sessions
+        )
+        self.calls = Calls(self.policy, self.ledger, self.counts)
+        self._management = Management(self.ledger, self.sessions, self.calls, self._tokens)
+        await self.policy.start()
+        server = HttpServer(
+            self._handle,
+            access_log=None,
+            auto_decompress=False,
+            max_line_size=_LONGEST_LINE,
+            max_field_size=_LONGEST_LINE,
+            lingering_time=2.0,
+        )
+        self._runner = web.ServerRunner(server, shutdown_timeout=_HANDLERS_GRACE_S)
+        await self._runner.setup()
+        assert self._socket is not None, "bind made it"
+        await web.SockSite(self._runner, self._socket, backlog=BACKLOG).start()
+        self._started_at = time.monotonic()
+
+    async def close(self) -> None:
+        """Stop accepting, let what is in flight end for `grace_s`, stop the rest, close what is ours."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if self._runner is not None:
+            for site in list(self._runner.sites):
+                await site.stop()
+            await self.calls.finish(self._grace_s)
+            await self.sessions.stored()
+            await self._runner.cleanup()
+            await self.calls.finish(0.0)
+            await self.policy.close()
+        if self._socket is not None:
+            self._socket.close()
+        if not isinstance(self._ledger_given, Ledger) and hasattr(self, "ledger"):
+            await asyncio.to_thread(self.ledger.close)
+        if self._runner is not None:
+            self.counts.require_conserved(self.calls.num_in_flight)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def open_session(
+        self,
+        session: str,
+        *,
+        seed: int | None = None,
+        sampling: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> "GatewaySession":
+        """A session for one program. Without `seed` it has one that follows from its id.
+
+        To be called in the gateway's event loop. Raises RequestRefused when it exists with other settings.
+        """
+        known = self.sessions.create(session_id(session, "`session`"), seed, sampling or {}, metadata or {})
+        return GatewaySession(self, known)
+
+    # ---- requests ------------------------------------------------------------------------------------------
+
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Every request comes here; what goes wrong leaves in the client's own protocol."""
+        try:
+            route = route_of(http.method, http.raw_path)
+        except RequestRefused as error:
+            response = error_response(DIALECTS[dialect_of(http.raw_path)], error)
+        else:
+            try:
+                response = await self._respond(http, route)
+            except RequestRefused as error:
+                response = error_response(DIALECTS[route.dialect], error)
+            except ConnectionError:  # nobody is there to read it, and the connection is closed without a word
+                response = web.Response(status=499)
+            except Exception as error:  # noqa: BLE001  a bug of ours is answered too, in the client's shape
+                response = error_response(DIALECTS[route.dialect], refusal_of(error))
+        if self._is_closing:
+            response.force_close()
+        self.counts.responses[response.status] += 1
+        return response
+
+    async def _respond(self, http: web.BaseRequest, route: Route) -> web.StreamResponse:
+        match route.endpoint:
+            case Endpoint.ROOT:
+                return json_response({"object": "gateway", "name": "rllm"})
+            case Endpoint.HEALTH:
+                said = health(self.counts, self.policy.health(), now=time.monotonic(), **self._gauges())
+                return json_response(said, 200 if said["status"] == "ok" else 503)
+            case Endpoint.OPENAPI:
+                return json_response(openapi_document())
+            case Endpoint.SESSION if http.method != "DELETE" and not self._is_authorized(http, route):
+                return json_response({"object": "gateway", "name": "rllm"})  # a probe of a client's base URL
+            case _:
+                scope = self._tokens.scope(route.token, http.headers)
+        if self._is_closing:
+            raise gateway_closed()
+        match route.endpoint:
+            case Endpoint.CALL:
+                return await self._call(http, route, scope)
+            case Endpoint.COUNT_TOKENS:
+                return await self._count_tokens(http, route, scope)
+            case Endpoint.MODELS | Endpoint.MODEL:
+                if route.session:
+                    scope.require_session(route.session)
+                return self._models(route)
+            case Endpoint.TRACES:
+                scope.require_session(route.session)
+                return await self._management.traces(http, route.session)
+            case Endpoint.SESSION if http.method != "DELETE":
+                scope.require_session(route.session)
+                return await self._management.show(route.session)
+            case Endpoint.SESSION:
+                scope.require_run("the deletion of sessions")
+                return await self._management.delete(route.session)
+            case Endpoint.SESSIONS:
+                scope.require_run("the list of sessions")
+                if http.method == "POST":
+                    return await self._management.create(http)
+                return await self._management.page(http.raw_path)
+            case _:
+                scope.require_run("the metrics")
+                text = prometheus_text(self.counts, self.policy.health(), **self._gauges())
+                return web.Response(body=text.encode(), headers=CIMultiDict({"Content-Type": CONTENT_TYPE}))
+
+    def _is_authorized(self, http: web.BaseRequest, route: Route) -> bool:
+        try:
+            self._tokens.scope(route.token, http.headers)
+        except RequestRefused:
+            return False
+        return True
+
+    def _gauges(self) -> dict[str, Any]:
+        return {
+            "in_flight": self.calls.num_in_flight,
+            "sessions": len(self.sessions),
+            "uptime_s": time.monotonic() - self._started_at,
+        }
+
+    async def _call(self, http: web.BaseRequest, route: Route, scope: Scope) -> web.StreamResponse:
+        dialect = DIALECTS[route.dialect]
+        try:
+            body = await read_body(http, self._max_body_bytes)
+            await self._pace.take()
+            fields = json_object(body)
+            session = self.sessions.get(_session_id(http, route, scope, fields))
+        except RequestRefused as error:
+            self.calls.count_refused(error)
+            raise
+        try:
+            request = dialect.parse(fields)
+        except RequestRefused as error:
+            unparsed = CallRequest(dialect=route.dialect, body=fields, model=_text(fields.get("model")))
+            await self.calls.refuse(unparsed, session, error)
+            raise
+        if self._is_closing:  # since the body was begun to be read
+            raise gateway_closed()
+        placement = self.calls.retries.place(session.id, route.dialect, http.headers, body)
+        sink = None
+        if request.stream:
+            sink = EventSink(http, dialect, request, request.model or self._first_model())
+        is_retry = bool(placement.call or placement.records)
+        if is_retry:
+            self.counts.retried += 1
+        if placement.records:
+            answer = answer_of(placement.records)
+        else:
+            call = placement.call or self.calls.start(request, session, placement, sink)
+            try:
+                answer = await self.calls.answer(call, sink)
+            except RequestRefused as error:
+                if sink is None or not sink.started:
+                    raise
+                return await sink.failed(error)
+            placement.key = call.key
+        try:
+            return await self._deliver(http, dialect, request, answer, sink, is_retry)
+        except (ConnectionError, asyncio.CancelledError):
+            self.calls.undelivered(placement.digest, placement.key)
+            raise
+
+    async def _deliver(
+        self,
+        http: web.BaseRequest,
+        dialect: ClientDialect,
+        request: CallRequest,
+        answer: Answer,
+        sink: EventSink | None,
+        is_retry: bool,
+    ) -> web.StreamResponse:
+        if sink is not None:
+            return await (sink.replay(answer) if is_retry else sink.finish(answer))
+        reply = dialect.reply(request, answer)
+        return await send(http, json_response(reply, headers={"x-request-id": answer.id}))
+
+    async def _count_tokens(self, http: web.BaseRequest, route: Route, scope: Scope) -> web.StreamResponse:
+        fields = json_object(await read_body(http, self._max_body_bytes))
+        _session_id(http, route, scope, fields)
+        request = _MESSAGES.parse_count(fields)
+        return json_response({"input_tokens": await self.policy.count_tokens(request)})
+
+    def _models(self, route: Route) -> web.StreamResponse:
+        models = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "rllm"} for name in self.policy.models()
+        ]
+        if route.endpoint is Endpoint.MODELS:
+            return json_response({"object": "list", "data": models})
+        for model in models:
+            if model["id"] == route.model:
+                return json_response(model)
+        raise RequestRefused(
+            f"There is no model {route.model[:80]!r}; there is {', '.join(self.policy.models())}.",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+
+    def _first_model(self) -> str:
+        return next(iter(self.policy.models()), "")
+
+
+class GatewaySession:
+    """One program's session, as the one who runs the program sees it."""
+
+    def __init__(self, gateway: Gateway, session: Session) -> None:
+        self.id = session.id
+        self._gateway = gateway
+        self._session = session
+
+    @property
+    def base_url(self) -> str:
+        """For OpenAI clients. It opens this session alone, whatever API key is sent."""
+        return session_url(self._gateway.url, self.id, self._gateway._tokens)
+
+    @property
+    def root_url(self) -> str:
+        """For Anthropic clients, which add /v1 themselves."""
+        return self.base_url.removesuffix("/v1")
+
+    def traces(self) -> list[CallRecord]:
+        """What was captured, in the order in which it was recorded."""
+        return self._gateway.ledger.traces(self.id)
+
+    async def close(self) -> None:
+        """Cancel what is in flight and refuse later requests. What was captured stays."""
+        self._gateway.sessions.close(self.id)
+        await self._gateway.calls.cancel_session(self._session, session_closed())
+
+
+def _session_id(http: web.BaseRequest, route: Route, scope: Scope, fields: Mapping[str, Any]) -> str:
+    chosen = session_of(route, http.headers, fields)
+    scope.require_session(chosen)
+    return chosen
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

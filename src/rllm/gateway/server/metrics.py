@@ -1,0 +1,111 @@
+"""The gateway's counts for people, scripts and Prometheus: Counts and Policy.health in, text and JSON out."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rllm.gateway.server.counts import BUCKETS_S, Counts, Histogram
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PREFIX = "rllm_gateway_"
+_Samples = Iterable[tuple[Mapping[str, Any], float]]
+
+
+def prometheus_text(
+    counts: Counts, policy: Mapping[str, Any], *, in_flight: int, sessions: int, uptime_s: float
+) -> str:
+    """Everything in the text format of Prometheus."""
+    parts = [
+        _metric("calls_accepted_total", "counter", "Model calls that were accepted.", _one(counts.accepted)),
+        _metric("calls_recorded_total", "counter", "Calls in the ledger.", _by("status", counts.recorded)),
+        _metric("calls_errored_total", "counter", "Calls without an answer.", _by("code", counts.errored)),
+        _metric("calls_in_flight", "gauge", "Calls on their way.", _one(in_flight)),
+        _metric("retries_total", "counter", "Retries answered with an earlier call.", _one(counts.retried)),
+        _metric(
+            "undelivered_total",
+            "counter",
+            "Recorded answers whose clients were gone.",
+            _one(counts.undelivered),
+        ),
+        _metric("tokens_total", "counter", "Tokens of recorded calls.", _by("kind", counts.tokens)),
+        _metric("responses_total", "counter", "HTTP responses.", _by("status", counts.responses)),
+        _histogram("call_seconds", "From a call's request to its answer.", counts.latency),
+        _histogram("first_token_seconds", "From a call's request to its first token.", counts.first_token),
+        _metric("sessions_in_memory", "gauge", "Sessions in memory.", _one(sessions)),
+        _metric("uptime_seconds", "gauge", "Since the gateway was started.", _one(uptime_s)),
+        _metric(
+            "policy_healthy", "gauge", "1 when calls can be answered.", _one(policy.get("healthy", True))
+        ),
+        _metric("policy_queued", "gauge", "Calls waiting for the engine.", _one(policy.get("queued", 0))),
+        _metric(
+            "policy_version",
+            "gauge",
+            "Policy versions that are served.",
+            [({"engine": number}, each) for number, each in enumerate(_versions(policy))],
+        ),
+    ]
+    return "".join(parts)
+
+
+def health(
+    counts: Counts, policy: Mapping[str, Any], *, in_flight: int, sessions: int, uptime_s: float, now: float
+) -> dict[str, Any]:
+    """What GET /health says. Holds no secret: it is answered to everybody."""
+    ended, errored = counts.recent(now)
+    return {
+        "status": "ok" if policy.get("healthy", True) else "unhealthy",
+        "uptime_s": round(uptime_s, 3),
+        "in_flight": in_flight,
+        "queued": policy.get("queued", 0),
+        "policy_versions": _versions(policy),
+        "sessions_in_memory": sessions,
+        "calls": {
+            "accepted": counts.accepted,
+            "recorded": counts.recorded.total(),
+            "errored": counts.errored.total(),
+            "retried": counts.retried,
+        },
+        "last_minute": {
+            "ended": ended,
+            "errored": errored,
+            "error_rate": errored / ended if ended else 0.0,
+        },
+        "policy": dict(policy),
+    }
+
+
+def _versions(policy: Mapping[str, Any]) -> list[int]:
+    return [each for each in policy.get("policy_versions", ()) if isinstance(each, int)]
+
+
+def _metric(name: str, kind: str, text: str, samples: _Samples) -> str:
+    lines = [f"# HELP {_PREFIX}{name} {text}", f"# TYPE {_PREFIX}{name} {kind}"]
+    lines += [f"{_PREFIX}{name}{_labels(labels)} {float(value):.17g}" for labels, value in samples]
+    return "\n".join(lines) + "\n"
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> str:
+    lines = [f"# HELP {_PREFIX}{name} {text}", f"# TYPE {_PREFIX}{name} histogram"]
+    so_far = 0
+    for bound, count in zip((*BUCKETS_S, "+Inf"), histogram.counts, strict=True):
+        so_far += count
+        lines.append(f"{_PREFIX}{name}_bucket{_labels({'le': bound})} {so_far}")
+    lines += [f"{_PREFIX}{name}_sum {histogram.total:.17g}", f"{_PREFIX}{name}_count {so_far}"]
+    return "\n".join(lines) + "\n"
+
+
+def _one(value: float) -> _Samples:
+    return [({}, value)]
+
+
+def _by(label: str, counts: Mapping[Any, int]) -> _Samples:
+    return [({label: name}, count) for name, count in counts.items()]
+
+
+def _labels(labels: Mapping[str, Any]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

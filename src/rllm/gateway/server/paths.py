@@ -1,0 +1,200 @@
+"""Which part of the gateway a path means: the request line in, a Route out.
+
+    [/k/TOKEN] [/sessions/SID] /v1/ENDPOINT        model calls
+    [/k/TOKEN] /sessions, /sessions/SID[/traces]   sessions and what was captured
+    /, /health, /metrics, /openapi.json
+
+A session id may hold slashes and percent-escapes, so it ends at the last `/v1/` that an endpoint follows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+from urllib.parse import unquote
+
+from rllm.errors import RequestRefused
+from rllm.gateway.wire import Dialect
+
+DEFAULT_SESSION = "default"
+
+
+class Endpoint(StrEnum):
+    CALL = "call"
+    COUNT_TOKENS = "count_tokens"
+    MODELS = "models"
+    MODEL = "model"
+    ROOT = "root"
+    """What clients probe to see whether somebody is there."""
+    SESSIONS = "sessions"
+    SESSION = "session"
+    TRACES = "traces"
+    HEALTH = "health"
+    METRICS = "metrics"
+    OPENAPI = "openapi"
+
+
+@dataclass(slots=True, frozen=True)
+class Route:
+    endpoint: Endpoint
+    dialect: Dialect = Dialect.CHAT
+    """Whose errors the client understands."""
+    session: str = ""
+    """Empty where the path names none."""
+    token: str = ""
+    model: str = ""
+
+
+_METHODS = {
+    Endpoint.CALL: ("POST",),
+    Endpoint.COUNT_TOKENS: ("POST",),
+    Endpoint.SESSIONS: ("GET", "HEAD", "POST"),
+    Endpoint.SESSION: ("GET", "HEAD", "DELETE"),
+}
+_READ_ONLY = ("GET", "HEAD")
+
+_ENDPOINTS = {
+    "chat/completions": (Endpoint.CALL, Dialect.CHAT),
+    "completions": (Endpoint.CALL, Dialect.COMPLETIONS),
+    "responses": (Endpoint.CALL, Dialect.RESPONSES),
+    "messages": (Endpoint.CALL, Dialect.MESSAGES),
+    "messages/count_tokens": (Endpoint.COUNT_TOKENS, Dialect.MESSAGES),
+    "models": (Endpoint.MODELS, Dialect.CHAT),
+}
+_FIXED = {
+    "": Endpoint.ROOT,
+    "/v1": Endpoint.ROOT,
+    "/health": Endpoint.HEALTH,
+    "/metrics": Endpoint.METRICS,
+    "/openapi.json": Endpoint.OPENAPI,
+    "/sessions": Endpoint.SESSIONS,
+}
+_SESSIONS, _TRACES, _MODELS, _V1 = "/sessions/", "/traces", "models/", "/v1/"
+_MAX_SESSION_CHARS = 512
+_SESSION_HEADERS = ("x-rllm-session", "x-session-id", "session-id")
+
+
+class MethodNotAllowed(RequestRefused):
+    """405, with what the path does allow."""
+
+    def __init__(self, method: str, path: str, allowed: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{method} is not allowed on {path}; use {' or '.join(allowed)}.",
+            status=405,
+            code="method_not_allowed",
+        )
+        self.allowed = ", ".join(allowed)
+
+
+def route_of(method: str, target: str) -> Route:
+    """Raises RequestRefused: 404 for an unknown path, 405 for a wrong method, 400 for a bad session."""
+    path, token = _without_token(_path_of(target))
+    route = _route(path, token)
+    if route is None:
+        raise RequestRefused(
+            f"There is nothing at {path or '/'}; this gateway answers "
+            f"{', '.join(f'/v1/{tail}' for tail in _ENDPOINTS)}, also behind /sessions/SESSION.",
+            status=404,
+            code="not_found",
+        )
+    allowed = _METHODS.get(route.endpoint, _READ_ONLY)
+    if method not in allowed:
+        raise MethodNotAllowed(method, path or "/", allowed)
+    return route
+
+
+def dialect_of(target: str) -> Dialect:
+    """Whose errors a client understands that asked for something that is not there."""
+    path = _path_of(target)
+    for tail, (_, dialect) in _ENDPOINTS.items():
+        if path.endswith(f"/{tail}"):
+            return dialect
+    return Dialect.CHAT
+
+
+def session_id(text: str, where: str) -> str:
+    """A session id as it may be. Raises RequestRefused (400) that says where it stood."""
+    try:
+        text = text.encode("utf-8", "surrogateescape").decode()
+    except UnicodeError:
+        text = ""
+    if not text or len(text) > _MAX_SESSION_CHARS or text in (".", "..") or not _is_printable(text):
+        raise RequestRefused(
+            f"The session id in {where} has {len(text)} characters; use 1 to {_MAX_SESSION_CHARS} "
+            "printable ones in UTF-8, and not `.` or `..`.",
+            code="invalid_session",
+            param="session_id",
+        )
+    return text
+
+
+def session_of(route: Route, headers: Mapping[str, str], fields: Mapping[str, Any]) -> str:
+    """The session that the path names, else a header, else the body, else the default one."""
+    if route.session:
+        return route.session
+    for name in _SESSION_HEADERS:
+        if sent := headers.get(name):
+            return session_id(sent, f"the header `{name}`")
+    sent = fields.get("session_id")
+    if sent is None:
+        return DEFAULT_SESSION
+    if not isinstance(sent, str):
+        raise RequestRefused(f"`session_id` is {str(sent)[:80]!r}; it must be text.", param="session_id")
+    return session_id(sent, "`session_id`")
+
+
+def _is_printable(text: str) -> bool:
+    return text.isprintable() or not any(ord(char) < 32 or ord(char) == 127 for char in text)
+
+
+def _path_of(target: str) -> str:
+    path = target.partition("?")[0].partition("#")[0]
+    if not path.startswith("/"):  # the absolute form, as sent to proxies
+        path = "/" + path.partition("://")[2].partition("/")[2]
+    return path.rstrip("/")
+
+
+def _without_token(path: str) -> tuple[str, str]:
+    if not path.startswith("/k/"):
+        return path, ""
+    token, slash, rest = path[3:].partition("/")
+    return f"{slash}{rest}", unquote(token, errors="replace")
+
+
+def _route(path: str, token: str) -> Route | None:
+    if path in _FIXED:
+        return Route(_FIXED[path], token=token)
+    place = path.rfind(_V1)
+    while place >= 0:
+        found = _under_v1(path[:place], path[place + len(_V1) :].strip("/"), token)
+        if found is not None:
+            return found
+        place = path.rfind(_V1, 0, place)
+    if not path.startswith(_SESSIONS) or _V1 in path:
+        return None
+    session = path[len(_SESSIONS) :]
+    if session.endswith(_TRACES):
+        return Route(Endpoint.TRACES, session=_from_path(session.removesuffix(_TRACES)), token=token)
+    return Route(Endpoint.SESSION, session=_from_path(session.removesuffix("/v1")), token=token)
+
+
+def _under_v1(before: str, tail: str, token: str) -> Route | None:
+    session = ""
+    if before:
+        if not before.startswith(_SESSIONS):
+            return None
+        session = before[len(_SESSIONS) :]
+    if tail in _ENDPOINTS:
+        endpoint, dialect = _ENDPOINTS[tail]
+        return Route(endpoint, dialect, _from_path(session) if before else "", token)
+    if tail.startswith(_MODELS):
+        model = unquote(tail[len(_MODELS) :], errors="replace")
+        return Route(Endpoint.MODEL, session=_from_path(session) if before else "", token=token, model=model)
+    return None
+
+
+def _from_path(escaped: str) -> str:
+    try:
+        return session_id(unquote(escaped, errors="strict"), "the path")
+    except UnicodeDecodeError:
+        return session_id("", "the path")

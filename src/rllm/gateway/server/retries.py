@@ -1,0 +1,150 @@
+"""Which request is a retry, and of which call: for an answer that was lost, no second sample is made.
+
+    Idempotency-Key: K            the call with the same key and body, in flight or recorded
+    x-stainless-retry-count: 1    an equal request of the session that lost its answer; else the latest
+    neither                       a call of its own, however often the same was asked before
+
+SDKs mark a retry but not the request that it repeats, so every call gets a key: the digest of its session
+and body, and a number where the same was asked before.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from rllm.gateway.ledger import Ledger
+from rllm.gateway.wire import CallRecord, Dialect
+
+_REQUESTS_REMEMBERED = 50_000
+
+CallT = TypeVar("CallT")
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What is known of equal requests of one session."""
+
+    count: int = 0
+    lost: int = 0
+    """Ended without an answer, and their retries did not come yet."""
+    undelivered: list[str] = field(default_factory=list[str])
+    """Keys of answers that are recorded, but whose client was gone."""
+
+
+@dataclass(slots=True)
+class Placement(Generic[CallT]):
+    """What to do with a request: join a call, answer with records, or make a new call under `key`."""
+
+    key: str = ""
+    digest: bytes = b""
+    call: CallT | None = None
+    records: list[CallRecord] = field(default_factory=list[CallRecord])
+
+
+class Retries(Generic[CallT]):
+    """Remembers calls in flight by their keys, and the requests asked last."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._in_flight: dict[str, CallT] = {}
+        self._asked: OrderedDict[bytes, _Asked] = OrderedDict()
+
+    def place(
+        self, session: str, dialect: Dialect, headers: Mapping[str, str], body: bytes
+    ) -> Placement[CallT]:
+        digest = _digest(session, dialect, body)
+        chosen = headers.get("Idempotency-Key")
+        if chosen:
+            key = "i-" + _digest(chosen, dialect, digest).hex()
+            return self._found(session, digest, [key]) or Placement(key, digest)
+        asked = self._asked.get(digest)
+        if _is_marked(headers):
+            found = self._retried(session, digest, asked)
+            if found is not None:
+                return found
+        if asked is None:
+            asked = self._remember(digest)
+        asked.count += 1
+        return Placement(_numbered(digest, asked.count - 1), digest)
+
+    def begin(self, key: str, call: CallT) -> None:
+        self._in_flight[key] = call
+
+    def end(self, key: str) -> None:
+        self._in_flight.pop(key, None)
+
+    def lost(self, digest: bytes) -> None:
+        """A call ended without an answer: its retry is a call of its own."""
+        asked = self._asked.get(digest)
+        if asked is not None:
+            asked.lost += 1
+
+    def undelivered(self, digest: bytes, key: str) -> None:
+        """An answer is recorded, but its client was gone: its retry gets this one."""
+        asked = self._asked.get(digest)
+        if asked is not None:
+            asked.undelivered.append(key)
+
+    def unused_key(self, session: str, digest: bytes) -> str:
+        """Where a number turned out to be taken, because this process does not know all that was asked
+        before."""
+        number = 1
+        while self._ledger.retry_of(session, _numbered(digest, number)):
+            number += 1
+        asked = self._asked.get(digest) or self._remember(digest)
+        asked.count = max(asked.count, number + 1)
+        return _numbered(digest, number)
+
+    def _retried(self, session: str, digest: bytes, asked: _Asked | None) -> Placement[CallT] | None:
+        if asked is None:
+            return self._found(session, digest, self._recorded_keys(session, digest))
+        if asked.undelivered:
+            return self._found(session, digest, [asked.undelivered.pop()])
+        if asked.lost:
+            asked.lost -= 1
+            return None
+        keys = [_numbered(digest, number) for number in reversed(range(asked.count))]
+        return self._found(session, digest, keys)
+
+    def _recorded_keys(self, session: str, digest: bytes) -> list[str]:
+        """After a restart: the latest of those in the ledger."""
+        number = 0
+        while self._ledger.retry_of(session, _numbered(digest, number)):
+            number += 1
+        return [_numbered(digest, number - 1)] if number else []
+
+    def _found(self, session: str, digest: bytes, keys: list[str]) -> Placement[CallT] | None:
+        """The first of `keys` that is in flight, else the first that is recorded."""
+        for key in keys:
+            call = self._in_flight.get(key)
+            if call is not None:
+                return Placement(key, digest, call=call)
+        for key in keys:
+            records = self._ledger.retry_of(session, key)
+            if records:
+                return Placement(key, digest, records=records)
+        return None
+
+    def _remember(self, digest: bytes) -> _Asked:
+        asked = self._asked[digest] = _Asked()
+        if len(self._asked) > _REQUESTS_REMEMBERED:
+            self._asked.popitem(last=False)
+        return asked
+
+
+def _is_marked(headers: Mapping[str, str]) -> bool:
+    count = headers.get("x-stainless-retry-count", "0").strip()
+    return count.isdecimal() and count.strip("0") != ""
+
+
+def _numbered(digest: bytes, number: int) -> str:
+    return f"{digest.hex()}-{number}" if number else digest.hex()
+
+
+def _digest(session: str, dialect: Dialect, body: bytes) -> bytes:
+    name = session.encode("utf-8", "surrogatepass")
+    running = hashlib.sha256(b"%d:%b:%b:" % (len(name), name, dialect.encode()))
+    running.update(body)
+    return running.digest()[:16]

@@ -1,0 +1,173 @@
+"""What is known of a server: which engine it is, which models it serves, what it can be asked for.
+
+GET /v1/models, /version ──ready──► Known ──capture_for(model)──► fields that the gateway asks for itself
+                                      ▲
+400 that names such a field ──refused─┘   (it is not asked for that model again)
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllm.errors import RequestRefused
+from rllm.gateway.upstream.http import HttpClient
+from rllm.gateway.upstream.pool import Upstream
+from rllm.gateway.wire import CallRequest
+from rllm.types.messages import LogprobMeaning
+
+CAPTURES = frozenset({"logprobs", "token_ids", "usage"})
+_WITHOUT_IDS = frozenset({"logprobs", "usage"})
+_ENGINES_WITH_IDS = ("vllm", "sglang")
+_MAX_MODELS = 1024
+_FIELD_NAMES = {
+    "logprobs": ("logprobs",),
+    "token_ids": ("return_token_ids",),
+    "usage": ("stream_options", "include_usage"),
+    "seed": ("seed",),
+}
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Known:
+    """One server."""
+
+    engine: str = ""
+    """`vllm`, `sglang`, or nothing known."""
+    version: str = ""
+    models: list[str] = field(default_factory=list[str])
+    probed: bool = False
+    policy_version: int | None = None
+    """The last one that it told."""
+    counts_tokens: bool = True
+    """False once it said that it cannot."""
+    _refused: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict[tuple[str, str], str])
+    """(model, capture) to what the server said."""
+    _accepted: OrderedDict[str, frozenset[str]] = field(default_factory=OrderedDict[str, frozenset[str]])
+    """By model: what it has been asked for with success."""
+
+    _probing: asyncio.Task[None] | None = None
+
+    async def ready(self, upstream: Upstream, http: HttpClient) -> None:
+        """Returns once the server was probed; those who wait at the same time share one probe."""
+        if self._probing is None and not self.probed:
+            self._probing = asyncio.create_task(self._probe(upstream, http))
+            self._probing.add_done_callback(self._probe_ended)
+        if self._probing is not None:
+            await asyncio.shield(self._probing)
+
+    def _probe_ended(self, probing: asyncio.Task[None]) -> None:
+        self._probing = None
+        if not probing.cancelled():
+            probing.exception()  # whoever waited has it; when nobody does any more, it is no news
+
+    async def _probe(self, upstream: Upstream, http: HttpClient) -> None:
+        """Raises Unreachable, Dropped or TimeoutError; a server that answers anything is probed."""
+        status, listed = await http.get(f"{upstream.url}/models")
+        models = _objects(listed.get("data")) if status == 200 and isinstance(listed, dict) else []
+        self.models = [each["id"] for each in models if isinstance(each.get("id"), str)]
+        owners = {str(each.get("owned_by")).lower() for each in models}
+        self.engine = next((engine for engine in _ENGINES_WITH_IDS if engine in owners), "")
+        status, told = await http.get(f"{upstream.root}/version")
+        version = told.get("version") if status == 200 and isinstance(told, dict) else None
+        if isinstance(version, str):
+            self.version = version
+            self.engine = self.engine or "vllm"
+        self.probed = True
+
+    def capture_for(self, model: str, wanted: frozenset[str] | None) -> frozenset[str]:
+        """`wanted`: what was configured; None asks for what the engine is known to give."""
+        if wanted is None:
+            wanted = CAPTURES if self.engine in _ENGINES_WITH_IDS else _WITHOUT_IDS
+        if not self._refused:
+            return wanted
+        return frozenset(each for each in wanted if (model, each) not in self._refused)
+
+    def takes_seed(self, model: str) -> bool:
+        """Whether a seed of ours decides the draws: vLLM follows one, and the others are not known to."""
+        return self.engine == "vllm" and (model, "seed") not in self._refused
+
+    def logprob_meaning(self, request: CallRequest, *, processed: bool) -> LogprobMeaning:
+        """vLLM's are those of the model itself unless told otherwise; SGLang's know the temperature.
+
+        What a request leaves open comes from the model's generation_config.json, which no server tells. So
+        what depends on it is not known, and neither is what servers mean that are neither of the two.
+        """
+        temperature = request.temperature
+        if self.engine == "vllm" and not processed:
+            return LogprobMeaning.RAW
+        if self.engine not in _ENGINES_WITH_IDS or temperature is None:
+            return LogprobMeaning.UNKNOWN
+        if processed and temperature != 0.0:
+            if request.top_p not in (None, 1.0) or (request.top_k or 0) > 0:
+                return LogprobMeaning.TRUNCATED
+            if request.top_p is None or request.top_k is None:
+                return LogprobMeaning.UNKNOWN
+        return LogprobMeaning.RAW if temperature in (0.0, 1.0) else LogprobMeaning.TEMPERATURE
+
+    def accepted(self, model: str, capture: frozenset[str]) -> None:
+        known = self._accepted.get(model)
+        if known is None or not capture <= known:
+            self._accepted[model] = capture if known is None else capture | known
+            if len(self._accepted) > _MAX_MODELS:
+                self._accepted.popitem(last=False)
+
+    def refused(self, model: str, capture: frozenset[str], why: str) -> None:
+        for each in capture:
+            self._refused[model, each] = why
+            if len(self._refused) > _MAX_MODELS:
+                self._refused.popitem(last=False)
+
+    def why_refused(self, model: str, capture: str) -> str:
+        return self._refused.get((model, capture), "")
+
+    def blamed(self, error: RequestRefused, request: CallRequest, capture: frozenset[str]) -> frozenset[str]:
+        """Which of the fields that the gateway added an error is about; none when the client's own are wrong.
+
+        What this model took before is blamed only when the error points at it: some servers repeat the whole
+        request in their errors, our fields among the rest.
+        """
+        if error.status not in (400, 422):
+            return frozenset()
+        accepted = self._accepted.get(request.model, frozenset())
+        text = error.message.split("'input'")[0].split('"input"')[0]
+        blamed: set[str] = set()
+        for each in added(request, capture):
+            names = _FIELD_NAMES[each]
+            pointed_at = error.param is not None and any(name in error.param for name in names)
+            if pointed_at or (each not in accepted and any(name in text for name in names)):
+                blamed.add(each)
+        return frozenset(blamed)
+
+    def health(self) -> dict[str, Any]:
+        return {
+            "engine": self.engine,
+            "version": self.version,
+            "models": self.models,
+            "policy_version": self.policy_version,
+            "refused_fields": [
+                {"model": model, "field": _FIELD_NAMES[each][0], "error": why}
+                for (model, each), why in self._refused.items()
+            ],
+        }
+
+
+def added(request: CallRequest, capture: frozenset[str]) -> frozenset[str]:
+    """What the gateway asks for that the client did not."""
+    asked_by_client = {
+        "logprobs": request.logprobs,
+        "token_ids": request.return_token_ids,
+        "usage": request.include_usage or not request.stream,
+        "seed": request.seed is not None,
+    }
+    return frozenset(each for each in capture if not asked_by_client[each])
+
+
+def all_models(known: Sequence[Known]) -> list[str]:
+    """Each once, in the order of the servers."""
+    return list(dict.fromkeys(model for each in known for model in each.models))
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

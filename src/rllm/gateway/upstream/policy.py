@@ -1,0 +1,361 @@
+"""Model calls answered by other servers: vLLM, SGLang, anything that speaks OpenAI's protocols, Anthropic.
+
+    CallRequest ──session's sampling──► pool ──► server ──► Answer ──► conversation, segment, policy versions
+                                         ▲          │
+                                         └─ again ──┘  no connection, 429, 502, 503, 504, a drop before
+                                                       the first byte
+
+This is the one layer that tries again: at most `max_retries` times, on another server where there is one, and
+never once a part of an answer was passed on. What the gateway captures is asked for beside what the client
+asks for; a server that refuses such a field is asked again without it, and the answer says what is missing.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rllm.errors import ConfigError, PartialAnswer, RequestRefused
+from rllm.gateway.dialects.registry import UPSTREAMS
+from rllm.gateway.upstream.call import Call, Failed, ask
+from rllm.gateway.upstream.continuity import Continuity
+from rllm.gateway.upstream.counting import counted_tokens, unreachable
+from rllm.gateway.upstream.http import Dropped, HttpClient, Unreachable
+from rllm.gateway.upstream.known import CAPTURES, Known, added, all_models
+from rllm.gateway.upstream.pool import HealthChecks, Upstream, UpstreamPool
+from rllm.gateway.upstream.seeds import Draws
+from rllm.gateway.upstream.tries import Retries, Tries
+from rllm.gateway.wire import Answer, CallRequest, Dialect, Emit, PolicySession
+
+MAX_BODY_BYTES = 128 << 20
+_MAX_TOKEN_ID = 2**31 - 1
+_STATE = "upstream"
+_DRAWS = "upstream_draws"
+_REQUEST_FIELDS = ("temperature", "top_p", "top_k", "max_tokens", "seed")
+_WITH_CAPTURE = (Dialect.CHAT, Dialect.COMPLETIONS)
+"""The protocols in which more can be asked for than a client asks for."""
+_ANTHROPIC_VERSION = "2023-06-01"
+
+
+class UpstreamPolicy:
+    """Implements `rllm.gateway.wire.Policy`.
+
+    `dialect` is what the servers are spoken to in; bare prompts go to `/completions` of servers that speak
+    chat. `capture` names what the gateway asks for itself (`logprobs`, `token_ids`, `usage`); None means all
+    that the engine is known to give. `processed_logprobs`: vLLM was started with `--logprobs-mode
+    processed_logprobs`. A call that names no seed is sent to vLLM with one that follows from the session's
+    and from the prompt; the draws of other servers are their own.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        dialect: Dialect = Dialect.CHAT,
+        api_key: str | None = None,
+        capture: frozenset[str] | None = None,
+        weights: Sequence[float] | None = None,
+        timeout_s: float = 600.0,
+        connect_timeout_s: float = 5.0,
+        max_retries: int = 4,
+        max_wait_s: float = 30.0,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        checks: HealthChecks | None = None,
+        processed_logprobs: bool = False,
+    ) -> None:
+        if capture is not None and not capture <= CAPTURES:
+            unknown = ", ".join(sorted(capture - CAPTURES))
+            raise ConfigError(f"`capture` holds {unknown}; there are {', '.join(sorted(CAPTURES))}.")
+        for name, value in (("timeout_s", timeout_s), ("connect_timeout_s", connect_timeout_s)):
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"`{name}` is {value}; it must be a number of seconds above 0.")
+        if max_retries < 0 or max_wait_s < 0:
+            raise ConfigError(
+                f"`max_retries` is {max_retries} and `max_wait_s` {max_wait_s}; both must be 0 or more."
+            )
+        self.pool = UpstreamPool.of(urls, weights=weights, checks=checks)
+        self.dialect = dialect
+        self.capture = capture
+        self._retries = Retries(max_retries=max_retries, max_wait_s=max_wait_s)
+        self._processed_logprobs = processed_logprobs
+        self._http = HttpClient(
+            headers=_key_headers(dialect, api_key),
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            max_body_bytes=max_body_bytes,
+        )
+        self._known = {each: Known() for each in self.pool.upstreams}
+        self._policy_version = 0
+        self._in_flight = 0
+        self._waiting = 0
+        """Calls between two tries."""
+        self._num_retries = 0
+        self._num_across_versions = 0
+
+    # ---- life ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Asks every server what it is. One that is not there yet is asked when it comes."""
+        await asyncio.gather(*(self._first_look(each) for each in self.pool.upstreams))
+        self.pool.start(self._check)
+
+    async def close(self) -> None:
+        await self.pool.close()
+        await self._http.close()
+
+    def set_policy_version(self, policy_version: int) -> None:
+        """The weights that answer calls from now on, for servers that do not tell it themselves."""
+        self._policy_version = policy_version
+
+    def models(self) -> list[str]:
+        return all_models(list(self._known.values()))
+
+    def health(self) -> dict[str, Any]:
+        told = [each.policy_version for each in self._known.values() if each.policy_version is not None]
+        return {
+            "healthy": any(each.in_service for each in self.pool.upstreams),
+            "queued": self._waiting,
+            "in_flight": self._in_flight,
+            "policy_versions": sorted(set(told)) or [self._policy_version],
+            "retries": self._num_retries,
+            "calls_across_versions": self._num_across_versions,
+            "upstreams": [
+                {
+                    **self.pool.health(each),
+                    **known.health(),
+                    "capture": sorted(known.capture_for("", self.capture)),
+                }
+                for each, known in self._known.items()
+            ],
+        }
+
+    # ---- answers -------------------------------------------------------------------------------------------
+
+    async def answer(self, request: CallRequest, session: PolicySession, emit: Emit | None = None) -> Answer:
+        """See `Policy`. Policy versions are those of the weights that the call began with."""
+        sampling = {name: session.sampling[name] for name in _REQUEST_FIELDS if name in session.sampling}
+        call = Call(
+            request=replace(request, **sampling) if sampling else request,
+            dialect=UPSTREAMS[self._dialect_for(request)],
+            extras=_extras(session.sampling),
+            emit=emit,
+        )
+        self._in_flight += 1
+        try:
+            return await self._answer(call, session)
+        finally:
+            self._in_flight -= 1
+
+    async def _answer(self, call: Call, session: PolicySession) -> Answer:
+        tries = Tries(retries=self._retries)
+        while True:
+            try:
+                with self.pool.lease(session.id, avoid=tries.avoid) as upstream:
+                    tries.last = upstream
+                    return await self._try(call, upstream, session)
+            except Failed as failed:
+                wait_s = tries.wait_before_next(failed, self.pool)
+            except RequestRefused as error:
+                if error.code != "no_upstream":
+                    raise
+                wait_s = tries.wait_for_service(error, self.pool)
+            self._num_retries += 1
+            self._waiting += 1
+            try:
+                await asyncio.sleep(wait_s)
+            finally:
+                self._waiting -= 1
+
+    async def _try(self, call: Call, upstream: Upstream, session: PolicySession) -> Answer:
+        known = self._known[upstream]
+        call.policy_version = self._policy_version
+        try:
+            if not known.probed:
+                await self._probe(upstream)
+            if call.seed is None and call.request.seed is None and known.takes_seed(call.request.model):
+                call.seed = _draws_of(session).seed_of(call.request, session.seed)
+            answer, told, capture = await self._ask(call, upstream, known)
+        except PartialAnswer as partial:
+            self.pool.troubled(upstream, str(partial))
+            if isinstance(partial.answer, Answer):
+                self._finish(call, upstream, session, partial.answer, whole=False)
+            raise
+        except Failed as failed:
+            self._note(upstream, failed)
+            raise
+        except RequestRefused as error:
+            if error.status >= 500:
+                self.pool.troubled(upstream, error.message)
+            elif call.heard:
+                upstream.succeeded()
+            raise
+        upstream.succeeded()
+        if told is not None:
+            known.policy_version = told
+        why_not = self._why_no_ids(call.request, known, capture)
+        if why_not and answer.no_ids_because:
+            answer.no_ids_because = why_not
+        return self._finish(call, upstream, session, answer, told, whole=True)
+
+    async def _ask(
+        self, call: Call, upstream: Upstream, known: Known
+    ) -> tuple[Answer, int | None, frozenset[str]]:
+        """Without a field of ours that the server refuses: once for each, and remembered when that helped."""
+        model = call.request.model
+        capture = known.capture_for(model, self.capture)
+        if known.takes_seed(model):
+            capture |= {"seed"}
+        if call.dialect.name not in _WITH_CAPTURE:
+            capture = frozenset()
+        first_error: RequestRefused | None = None
+        dropped: frozenset[str] = frozenset()
+        while True:
+            try:
+                reply = await ask(call, self._http, upstream.url, capture)
+            except RequestRefused as error:
+                blamed = known.blamed(error, call.request, capture) if call.heard else frozenset[str]()
+                if not blamed:
+                    raise first_error or error from None
+                first_error = first_error or error
+                dropped |= blamed
+                capture -= blamed
+                continue
+            if first_error is not None:
+                known.refused(model, dropped, first_error.message)
+            known.accepted(model, added(call.request, capture))
+            return reply.answer, reply.policy_version, capture
+
+    def _finish(
+        self,
+        call: Call,
+        upstream: Upstream,
+        session: PolicySession,
+        answer: Answer,
+        told: int | None = None,
+        *,
+        whole: bool,
+    ) -> Answer:
+        """What the server could not know: versions, meanings, and the place in the session.
+
+        `told` is the version that it knows itself.
+        """
+        answer.upstream = upstream.url
+        answer.first_token_s = call.first_token_s
+        meaning = self._known[upstream].logprob_meaning(call.request, processed=self._processed_logprobs)
+        version = call.policy_version if told is None else told
+        mixed = call.policy_version != self._policy_version
+        self._num_across_versions += mixed
+        for choice in answer.choices:
+            if not (_are_tokens(choice.completion_ids) and _are_tokens(choice.prompt_ids)):
+                choice.completion_ids, choice.prompt_ids, choice.logprobs = [], [], []
+                answer.no_ids_because = f"The upstream gave token ids outside of 0 to {_MAX_TOKEN_ID}."
+            choice.policy_versions = [version] * len(choice.completion_ids)
+            choice.mixed_versions = mixed
+            choice.logprob_meaning = meaning
+            choice.temperature = call.request.temperature
+            choice.seed = call.sent_seed
+        self._place(call.request, session, answer, whole=whole)
+        return answer
+
+    def _place(self, request: CallRequest, session: PolicySession, answer: Answer, *, whole: bool) -> None:
+        if not answer.choices:
+            return
+        continuity: Continuity | None = session.state.get(_STATE)
+        if continuity is None:
+            continuity = session.state[_STATE] = Continuity.from_history(session.history())
+        prompt_ids = answer.choices[0].prompt_ids
+        if not prompt_ids and isinstance(request.prompt, list):
+            prompt_ids = request.prompt
+        asked = continuity.place(request, prompt_ids)
+        for choice in answer.choices:
+            asked.place.stamp(choice)
+            if whole:
+                continuity.record(asked, choice)
+
+    def _why_no_ids(self, request: CallRequest, known: Known, capture: frozenset[str]) -> str:
+        """Empty when ids were asked for: then the dialect knows better."""
+        for each in ("token_ids", "logprobs"):
+            refused = known.why_refused(request.model, each)
+            if refused and each not in capture:
+                return (
+                    f"The upstream refused to give {each.replace('_', ' ')} ({refused}). Serve the model "
+                    "with vLLM 0.10.2 or newer, whose /v1/chat/completions takes `return_token_ids` and "
+                    "`logprobs`."
+                )
+            if self.capture is not None and each not in self.capture:
+                return f"The gateway was told not to capture {each}; add it to `capture`."
+        return ""
+
+    def _dialect_for(self, request: CallRequest) -> Dialect:
+        """Servers that speak chat answer bare prompts beside it."""
+        if self.dialect is Dialect.CHAT and request.dialect is Dialect.COMPLETIONS:
+            return Dialect.COMPLETIONS
+        return self.dialect
+
+    # ---- servers -------------------------------------------------------------------------------------------
+
+    def _note(self, upstream: Upstream, failed: Failed) -> None:
+        if not failed.reached:
+            self._known[upstream].probed = False  # who comes back may be someone else
+            self.pool.unreachable(upstream, failed.error.message)
+        elif failed.error.status == 429:
+            upstream.succeeded()
+        elif not failed.stale:
+            self.pool.troubled(upstream, failed.error.message)
+
+    async def _first_look(self, upstream: Upstream) -> None:
+        try:
+            await self._probe(upstream)
+        except Failed as failed:
+            self._note(upstream, failed)
+
+    async def _probe(self, upstream: Upstream) -> None:
+        try:
+            await self._known[upstream].ready(upstream, self._http)
+        except (Unreachable, Dropped, TimeoutError) as error:
+            reached = not isinstance(error, Unreachable)
+            raise Failed(unreachable(upstream.url, error), reached=reached) from error
+
+    async def _check(self, upstream: Upstream) -> None:
+        """Raises OSError when the server is not well. Any answer that is no 5xx is a sign of life."""
+        status, _ = await self._http.get(f"{upstream.root}/health")
+        if status in (404, 405, 501):
+            status, _ = await self._http.get(f"{upstream.url}/models")
+        if status >= 500:
+            raise OSError(f"its health check answered {status}")
+        known = self._known[upstream]
+        if not known.probed or not upstream.in_service:
+            known.probed = False
+            await known.ready(upstream, self._http)
+
+    # ---- counting ------------------------------------------------------------------------------------------
+
+    async def count_tokens(self, request: CallRequest) -> int:
+        """As the server counts. Raises RequestRefused (400) where none does."""
+        if isinstance(request.prompt, list):
+            return len(request.prompt)
+        with self.pool.lease("") as upstream:
+            dialect = UPSTREAMS[self._dialect_for(request)]
+            return await counted_tokens(request, dialect, upstream, self._known[upstream], self._http)
+
+
+def _draws_of(session: PolicySession) -> Draws:
+    draws: Draws | None = session.state.get(_DRAWS)
+    if draws is None:
+        draws = session.state[_DRAWS] = Draws.from_history(session.history())
+    return draws
+
+
+def _are_tokens(ids: list[int]) -> bool:
+    return not ids or (min(ids) >= 0 and max(ids) <= _MAX_TOKEN_ID)
+
+
+def _extras(sampling: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sampling.items() if name not in _REQUEST_FIELDS}
+
+
+def _key_headers(dialect: Dialect, api_key: str | None) -> dict[str, str]:
+    if dialect is Dialect.MESSAGES:
+        key = {} if api_key is None else {"x-api-key": api_key}
+        return {"anthropic-version": _ANTHROPIC_VERSION, **key}
+    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}

@@ -1,0 +1,342 @@
+"""A model behind any server that speaks OpenAI's chat protocol: hosted ones, vLLM, SGLang, the rLLM gateway.
+
+    messages ──POST /v1/chat/completions──► text, calls; ids and log-probabilities where the server tells them
+                 ▲                     │
+                 └─ without a field ◄──┘ that the server refuses and that says nothing (`top_k` off, …)
+
+The server renders: each turn it is sent the whole conversation. Engines that are known to return token ids
+(vLLM, SGLang, `rllm serve model`) are asked for them, and for every sampling field, so that nothing is left
+to a default of theirs. Others are sent OpenAI's own fields. Nothing is ever tried again here: a failed call
+is an InferenceError, and the engine that plays the rollout asks again with the same seed.
+"""
+
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from rllm.errors import ConfigError, ContextLengthError, InferenceError
+from rllm.inference.client import prompt_tokens
+from rllm.inference.openai_http import AskedOnce, Refused, ServerHttp, error_text
+from rllm.inference.openai_replies import fields_refused, read_answer, room_told
+from rllm.rendering.chat import ChatRenderer, Conversation
+from rllm.rendering.tokens import TextTokenizer
+from rllm.types.messages import LogprobMeaning, Message, ModelOutput, SamplingParams
+
+_log = logging.getLogger(__name__)
+
+_ENGINES_WITH_IDS = ("vllm", "sglang", "rllm")
+_SEEDS = 2**63
+_SAYS_NOTHING: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logprobs": True,
+    "return_token_ids": True,
+}
+"""A server that does not know one of these samples the same without it; without the last two, only no ids
+come back."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Server:
+    """What a server says of itself."""
+
+    model: str
+    engine: str = ""
+    """`vllm`, `sglang`, `rllm`, or nothing known."""
+    max_context: int = 0
+    """0 where it does not tell."""
+
+
+class OpenAIClient:
+    """A `ModelClient`.
+
+    `base_url` ends in `/v1`; `model` may be left out where the server has one. With the model's `tokenizer`
+    (rendering.tokens.TextTokenizer) a prompt is measured before it is sent; without, `prompt_tokens` is -1.
+    `return_token_ids`: whether ids are asked for; None asks engines that are known to have them.
+    `processed_logprobs`: the server's log-probabilities are of the distribution that it sampled from, as with
+    vLLM's `--logprobs-mode processed_logprobs` and `rllm serve model`, which no server tells.
+    `extra_body` is sent with every call. At most `max_connections` calls are under way at once and others
+    wait; 0 takes three quarters of the files that the process may open.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str = "",
+        api_key: str | None = None,
+        *,
+        tokenizer: TextTokenizer | None = None,
+        return_token_ids: bool | None = None,
+        processed_logprobs: bool = False,
+        extra_body: Mapping[str, Any] | None = None,
+        timeout_s: float = 600.0,
+        connect_timeout_s: float = 30.0,
+        max_connections: int = 0,
+    ) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"`base_url` is {base_url!r}; write a URL such as http://127.0.0.1:8000/v1.")
+        self.base_url = base_url.rstrip("/")
+        self.model = model
+        self.policy_version = 0
+        """Of the weights that answer, for servers that do not tell it themselves."""
+        self.renderer = None if tokenizer is None else ChatRenderer(tokenizer)
+        self._return_token_ids = return_token_ids
+        self._processed_logprobs = processed_logprobs
+        self._extra_body = dict(extra_body or {})
+        self._http = ServerHttp(
+            self.base_url,
+            api_key=api_key,
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            max_connections=max_connections,
+        )
+        self._server = AskedOnce(self._find_out)
+        self._left_out: set[str] = set()
+        """Fields that the server does not know."""
+        self._size_name = "max_tokens"
+        self._name = secrets.token_hex(4)
+        self._numbers = itertools.count()
+
+    def session(self, order: tuple[str, int]) -> "OpenAISession":
+        return OpenAISession(self)
+
+    async def get_model_response(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams = SamplingParams(),
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> ModelOutput:
+        async with self.session(("", 0)) as session:
+            return await session.respond(messages, sampling, tools=tools)
+
+    def set_policy_version(self, policy_version: int) -> None:
+        self.policy_version = policy_version
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    # ---- one call --------------------------------------------------------------------------------------
+
+    async def answer(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        session: str = "",
+        num_prompt_tokens: int = -1,
+    ) -> ModelOutput:
+        """What `OpenAISession.respond` gives; `num_prompt_tokens` where it is known, else -1."""
+        server = await self._server()
+        body = self._body(server, messages, sampling, tools)
+        if num_prompt_tokens >= 0 and server.max_context:
+            room = server.max_context - num_prompt_tokens
+            if room < 1:
+                raise ContextLengthError(
+                    f"The prompt has {num_prompt_tokens} tokens and the context of {server.model} holds "
+                    f"{server.max_context}, so no token fits behind it."
+                )
+            body[self._size_name] = min(sampling.max_tokens, room)
+        headers = {"X-Session-ID": session} if server.engine == "rllm" else None
+        started, version = time.perf_counter(), self.policy_version
+        reply = await self._ask(body, headers)
+        if not isinstance(reply, dict):
+            raise InferenceError(
+                f"The server at {self.base_url} answered with something that is no JSON object."
+            )
+        if reply.get("error"):
+            raise InferenceError(f"The server at {self.base_url} failed: {error_text(reply)}")
+        try:
+            output = read_answer(reply, version)
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            raise InferenceError(
+                f"The server at {self.base_url} answered in a form that cannot be read: {error!r}"
+            ) from error
+        if output.completion_ids:
+            output.logprob_meaning = self._logprob_meaning(server, sampling)
+        output.temperature = sampling.temperature
+        output.latency_s = time.perf_counter() - started
+        return output
+
+    async def _find_out(self) -> _Server:
+        """A server without /models is taken as it is."""
+        listed = await self._http.get(f"{self.base_url}/models")
+        data = listed.get("data") if isinstance(listed, dict) else None
+        models = [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
+        names = [str(each.get("id")) for each in models]
+        name = self.model or (names[0] if len(names) == 1 else "")
+        if not name:
+            shown = ", ".join(names[:8]) or "does not tell which models it serves"
+            raise ConfigError(
+                f"`model` is empty and the server at {self.base_url} "
+                f"{f'serves {shown}' if names else shown}; name one."
+            )
+        chosen: dict[str, Any] = next((each for each in models if each.get("id") == name), {})
+        engine = str(chosen.get("owned_by")).lower()
+        length = chosen.get("max_model_len")
+        return _Server(
+            model=name,
+            engine=engine if engine in _ENGINES_WITH_IDS else "",
+            max_context=length if type(length) is int and length > 0 else 0,
+        )
+
+    def _body(
+        self,
+        server: _Server,
+        messages: Sequence[Message],
+        sampling: SamplingParams,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> dict[str, Any]:
+        for name in ("grammar", "top_logprobs"):
+            if getattr(sampling, name):
+                raise ConfigError(
+                    f"`{name}` is {getattr(sampling, name)!r}, which needs a client that works with token "
+                    "ids; use VLLMClient or LocalClient, or leave it out."
+                )
+        wants_ids = self._wants_ids(server)
+        body: dict[str, Any] = {
+            "model": server.model,
+            "messages": messages,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            self._size_name: sampling.max_tokens,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "seed": sampling.seed % _SEEDS,
+        }
+        if sampling.top_k or wants_ids:
+            body["top_k"] = sampling.top_k or -1
+        if wants_ids:
+            body |= {"min_p": 0.0, "repetition_penalty": 1.0, "logprobs": True, "return_token_ids": True}
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if sampling.stop_token_ids:
+            body["stop_token_ids"] = list(sampling.stop_token_ids)
+        if tools:
+            body["tools"] = list(tools)
+        for name in self._left_out:
+            self._require_idle(name, body.pop(name, None), "it does not know the field")
+        return body | self._extra_body if self._extra_body else body
+
+    def _wants_ids(self, server: _Server) -> bool:
+        if self._return_token_ids is None:
+            return server.engine in _ENGINES_WITH_IDS
+        return self._return_token_ids
+
+    async def _ask(self, body: dict[str, Any], headers: Mapping[str, str] | None) -> Any:
+        """The reply. What the server refuses is asked for differently where that changes nothing."""
+        left_out: set[str] = set()
+        size_name = self._size_name
+        shortened = False
+        while True:
+            try:
+                reply = await self._http.post("/chat/completions", body, headers)
+                break
+            except ContextLengthError as error:
+                room = room_told(str(error))
+                if shortened or not 1 <= room < body.get(size_name, 0):
+                    raise
+                shortened, body = True, {**body, size_name: room}
+            except Refused as error:
+                pointed_at = fields_refused(error, body)
+                if size_name in pointed_at and size_name == "max_tokens":
+                    size_name = "max_completion_tokens"
+                    body = {size_name if name == "max_tokens" else name: body[name] for name in body}
+                    continue
+                if not pointed_at:
+                    raise self._failed(error) from error
+                for name in pointed_at:
+                    self._require_idle(name, body[name], error.said)
+                left_out |= pointed_at
+                body = {name: value for name, value in body.items() if name not in left_out}
+        if left_out or size_name != self._size_name:
+            self._left_out |= left_out
+            self._size_name = size_name
+            _log.info("%s does not know %s", self.base_url, ", ".join(sorted(left_out)) or "max_tokens")
+        return reply
+
+    def _require_idle(self, name: str, value: Any, why: str) -> None:
+        """Raises ConfigError for a field that would change the answer, or whose value the server minds."""
+        if value is None or name == "seed" or (name in _SAYS_NOTHING and value == _SAYS_NOTHING[name]):
+            return
+        raise ConfigError(
+            f"The server at {self.base_url} refuses `{name}` = {value!r}: {why}. Leave it at its default, or "
+            "use a server that knows it."
+        )
+
+    def _failed(self, error: Refused) -> Exception:
+        if error.status in (401, 403):
+            return ConfigError(
+                f"The server at {self.base_url} refuses the key ({error}); set `api_key` to a valid one."
+            )
+        if error.status == 404 and error.is_json:
+            return ConfigError(
+                f"The server at {self.base_url} has no such model or address ({error}); set `model` to what "
+                "GET /v1/models lists, and `base_url` to the address that ends in /v1."
+            )
+        return InferenceError(f"The server at {self.base_url} refused the request: {error}")
+
+    def _logprob_meaning(self, server: _Server, sampling: SamplingParams) -> LogprobMeaning:
+        """Known where all meanings are the same, and otherwise of vLLM and SGLang."""
+        if self._processed_logprobs:
+            return sampling.logprob_meaning
+        if sampling.logprob_meaning is LogprobMeaning.RAW or server.engine == "vllm":
+            return LogprobMeaning.RAW
+        if server.engine == "sglang":
+            return LogprobMeaning.RAW if sampling.temperature in (0.0, 1.0) else LogprobMeaning.TEMPERATURE
+        return LogprobMeaning.UNKNOWN
+
+    def new_session_name(self) -> str:
+        return f"{self._name}-{next(self._numbers)}"
+
+
+class OpenAISession:
+    """One conversation: to the server, calls that belong together; here, how long its prompts are."""
+
+    def __init__(self, client: OpenAIClient) -> None:
+        self.client = client
+        self._name = client.new_session_name()
+        self._measured = None if client.renderer is None else Conversation(renderer=client.renderer)
+
+    async def respond(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> ModelOutput:
+        measured = self._measured
+        length = -1 if measured is None or tools else len(measured.prompt(messages))
+        output = await self.client.answer(
+            messages, sampling, tools=tools, session=self._name, num_prompt_tokens=length
+        )
+        if measured is not None and length >= 0:
+            ids = output.completion_ids or measured.renderer.tokenizer.encode(output.text)
+            measured.record(ids, output.text)
+        return output
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        """By the client's own tokenizer; the server may count differently by a token or two."""
+        return -1 if self._measured is None else prompt_tokens(self._measured, messages)
+
+    def close(self) -> None:
+        """The server keeps nothing of a conversation that would have to be closed."""
+
+    async def __aenter__(self) -> "OpenAISession":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

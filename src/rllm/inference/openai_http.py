@@ -1,0 +1,283 @@
+"""The connections to one server that speaks OpenAI's protocol, and what its failures mean here.
+
+    body ──open──► response ──whole──► bytes           no connection, broken off, 429, 5xx ──► InferenceError
+                                                       too long a prompt ──► ContextLengthError
+                                                       any other 4xx ──► Refused
+
+Nothing is tried again here: whoever plays the rollout does that. Leaving early closes the connection.
+"""
+
+import asyncio
+import io
+import math
+import re
+import resource
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any, Generic, TypeVar
+
+from rllm.errors import ConfigError, ContextLengthError, InferenceError, MissingExtraError
+
+try:
+    import aiohttp
+    import orjson
+except ImportError as error:
+    raise MissingExtraError(error.name or "aiohttp", "gateway") from error
+
+Response = aiohttp.ClientResponse
+Found = TypeVar("Found")
+
+_CONTEXT_OVERFLOW = re.compile(
+    r"context.length|maximum model length|longer than the maximum|max_model_len", re.IGNORECASE
+)
+_KEEP_ALIVE_S = 4.0
+"""Shorter than the 5 s of uvicorn, and so of vLLM: who closes a connection first is not surprised."""
+_OPENED_AT_ONCE = 64
+_MAX_ERROR_BYTES = 1 << 20
+_SENT_AT_ONCE_BYTES = 1 << 20
+_TRY_LATER = frozenset({408, 409, 425, 429})
+
+
+class Refused(Exception):
+    """The server says no, and would say so again: a status from 400 to 499."""
+
+    def __init__(self, status: int, said: str, *, param: str = "", is_json: bool = True) -> None:
+        super().__init__(f"{status}: {said}")
+        self.status = status
+        self.said = said
+        self.param = param
+        """The field that the server points at."""
+        self.is_json = is_json
+        """It is an error in the protocol's own form, and not a page of something in between."""
+
+
+class ServerHttp:
+    """One pool of connections for each event loop that calls come from; it is made when the first does.
+
+    At most `max_connections` are open at once and other calls wait for one, in the order in which they came;
+    0 takes three quarters of the files that this process may open.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None,
+        timeout_s: float,
+        connect_timeout_s: float,
+        max_connections: int = 0,
+    ) -> None:
+        for name, value in (("timeout_s", timeout_s), ("connect_timeout_s", connect_timeout_s)):
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"`{name}` is {value}; it must be a number of seconds above 0.")
+        if max_connections < 0:
+            raise ConfigError(f"`max_connections` is {max_connections}; it must be 0 or more.")
+        self.base_url = base_url
+        self._headers = {"Accept-Encoding": "identity"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._timeout = aiohttp.ClientTimeout(sock_read=timeout_s, sock_connect=connect_timeout_s)
+        self._max_connections = max_connections or _most_connections()
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None:
+            for ended in [each for each in self._sessions if each.is_closed()]:
+                self._sessions.pop(ended).detach()  # nothing can be closed in a loop that has ended
+            session = self._sessions[loop] = aiohttp.ClientSession(
+                connector=_Connector(self._max_connections),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+                timeout=self._timeout,
+                trace_configs=[_which_connection()],
+            )
+        return session
+
+    async def close(self) -> None:
+        sessions, self._sessions = self._sessions, {}
+        for loop, session in sessions.items():
+            if loop is asyncio.get_running_loop():
+                await session.close()
+            elif loop.is_closed():
+                session.detach()
+            else:  # of another thread
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session.close(), loop))
+
+    async def get(self, url: str) -> Any:
+        """JSON; None where there is none."""
+        with self.failures():
+            async with self.session.get(url, trace_request_ctx=_Connection()) as response:
+                body = await response.read()
+        return json_or_none(body) if response.status == 200 else None
+
+    async def open(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """The response, once its headers are there; to be released.
+
+        Raises InferenceError, ContextLengthError or Refused, as the diagram says.
+        """
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        written = orjson.dumps(body)
+        # A large body in one piece would hold up the event loop while it is written.
+        is_large = len(written) > _SENT_AT_ONCE_BYTES
+        with self.failures():
+            response = await self._send(path, sent, lambda: io.BytesIO(written) if is_large else written)
+        if response.status == 200:
+            return response
+        try:
+            with self.failures():
+                said = await response.content.read(_MAX_ERROR_BYTES)
+            raise _error(self.base_url, response.status, said, response.headers.get("Retry-After"))
+        finally:
+            response.release()
+
+    async def _send(
+        self, path: str, headers: Mapping[str, str], data: Callable[[], bytes | io.BytesIO]
+    ) -> Response:
+        """Once more where a kept connection turns out to have been closed meanwhile: nothing was asked."""
+        connection = _Connection()
+        while True:
+            try:
+                return await self.session.post(
+                    self.base_url + path,
+                    data=data(),
+                    headers=headers,
+                    allow_redirects=False,
+                    trace_request_ctx=connection,
+                )
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not connection.was_kept:
+                    raise
+                connection.was_kept = False
+
+    async def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
+        """The whole reply as JSON; None where it is none."""
+        response = await self.open(path, body, headers)
+        try:
+            return await self.whole(response)
+        finally:
+            response.release()
+
+    async def whole(self, response: Response) -> Any:
+        with self.failures():
+            return json_or_none(await response.read())
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (aiohttp.ClientError, TimeoutError) as error:
+            what = str(error) or type(error).__name__
+            raise InferenceError(
+                f"The server at {self.base_url} cannot be reached or broke off: {what}"
+            ) from error
+
+
+class AskedOnce(Generic[Found]):
+    """What is found out with the first call: calls that come meanwhile wait for the same, and a failure is
+    forgotten, so that the next call asks again."""
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, Found]]) -> None:
+        self._ask = ask
+        self._asking: asyncio.Task[Found] | None = None
+        self.found: Found | None = None
+
+    async def __call__(self) -> Found:
+        if self.found is not None:
+            return self.found
+        asking = self._asking
+        if asking is None or asking.done() or asking.get_loop() is not asyncio.get_running_loop():
+            asking = self._asking = asyncio.create_task(self._ask())
+            asking.add_done_callback(_heard)
+        found = await asyncio.shield(asking)  # whoever gives up leaves the others waiting
+        self.found = found
+        return found
+
+
+def _heard(asking: "asyncio.Task[Any]") -> None:
+    """Whoever waited has the error; when nobody does any more, it is no news."""
+    if not asking.cancelled():
+        asking.exception()
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Opens a few connections at a time. Thousands at once would overflow the line in which a server keeps
+    those that it has not accepted yet, and who is dropped from there waits for seconds."""
+
+    def __init__(self, max_connections: int) -> None:
+        super().__init__(limit=max_connections, keepalive_timeout=_KEEP_ALIVE_S)
+        self._room = asyncio.Semaphore(_OPENED_AT_ONCE)
+
+    async def _create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        async with self._room:
+            return await super()._create_connection(*args, **kwargs)
+
+
+class _Connection:
+    """What a call learns of the connection that it goes over."""
+
+    was_kept = False
+
+
+def _which_connection() -> aiohttp.TraceConfig:
+    async def kept(session: Any, context: Any, params: Any) -> None:
+        context.trace_request_ctx.was_kept = True
+
+    config = aiohttp.TraceConfig()
+    config.on_connection_reuseconn.append(kept)
+    return config
+
+
+def error_text(reply: Any) -> str:
+    """The message in an error, in OpenAI's form or in FastAPI's."""
+    error = reply.get("error", reply) if isinstance(reply, dict) else reply
+    message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
+    return str(message or "")
+
+
+def json_or_none(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _error(url: str, status: int, body: bytes, retry_after: str | None) -> Exception:
+    reply = json_or_none(body)
+    said = error_text(reply) or body[:500].decode(errors="replace")
+    error = reply.get("error") if isinstance(reply, dict) else None
+    fields = error if isinstance(error, dict) else {}
+    if status in (400, 413, 422) and (
+        fields.get("code") == "context_length_exceeded" or _CONTEXT_OVERFLOW.search(said)
+    ):
+        return ContextLengthError(said)
+    if 400 <= status < 500 and status not in _TRY_LATER:
+        return Refused(status, said, param=str(fields.get("param") or ""), is_json=bool(error_text(reply)))
+    return InferenceError(
+        f"The server at {url} answered {status}: {said}", retry_after_s=_seconds(retry_after)
+    )
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """A Retry-After header: seconds, or a date."""
+    if retry_after is None:
+        return None
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(retry_after).timestamp() - time.time()
+        except ValueError:
+            return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _most_connections() -> int:
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 0 if allowed == resource.RLIM_INFINITY else max(8, allowed * 3 // 4)

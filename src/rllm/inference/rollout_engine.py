@@ -1,0 +1,382 @@
+"""The model as a workflow sees it: one of these for each attempt, shared by all its agents.
+
+    output = await rollout_engine.get_model_response(messages, role="solver", max_tokens=64)
+
+    messages, role ──► policy of the role ──► the conversation they go on with ──► prompt ids, appended
+                                                                                      │ budget: does it fit?
+    calls: role, messages, output  ◄── text, reasoning, tool calls ◄── client ◄───────┘ seed of the call's key
+
+A draw depends on what is asked and by which branch of the workflow (see `rllm.inference.branches`), never on
+when. So an attempt samples the same tokens whatever runs beside it, and in whatever order its own calls are
+answered.
+"""
+
+import asyncio
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeGuard
+
+from rllm.errors import AgentError, ConfigError, ContextLengthError, InferenceError, RewardError
+from rllm.inference.asking import Patience, answer_of
+from rllm.inference.branches import Branches, Conversation
+from rllm.inference.client import ModelClient, ModelSession, TokenClient
+from rllm.rendering.conversations import ConversationTree
+from rllm.rendering.tools import ParsedAnswer
+from rllm.types.budget import BudgetExceeded, BudgetMeter, TokenBudget
+from rllm.types.draws import draw_seed
+from rllm.types.episode import TerminationEvent, TerminationReason
+from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, ToolCall
+
+Client = ModelClient | TokenClient
+DEFAULT_POLICY = "policy"
+_CHOSEN_BY_CALLS = tuple(
+    each.name for each in fields(SamplingParams) if each.name not in ("seed", "grammar", "top_logprobs")
+)
+_GRACE_S = 1.0
+"""For a task that was cancelled and does not end."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RoleSettings:
+    """What is particular to one role of a workflow; None leaves it to the run."""
+
+    policy: str = ""
+    """Which client answers; "" is the first."""
+    temperature: float | None = None
+    """Not for greedy runs, such as evaluations at temperature 0: they stay greedy."""
+    max_tokens: int | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class RecordedCall:
+    """One answered call."""
+
+    role: str
+    policy: str
+    messages: list[Message]
+    """What was asked."""
+    output: ModelOutput
+
+
+class RolloutEngine:
+    """Answers one attempt's model calls and remembers them. Close it when the attempt is over."""
+
+    def __init__(
+        self,
+        clients: Client | Mapping[str, Client],
+        *,
+        key: tuple[str | int, ...] = (),
+        sampling: SamplingParams = SamplingParams(),
+        roles: Mapping[str, RoleSettings] | None = None,
+        budget: TokenBudget | None = None,
+        patience: Patience | None = None,
+        on_answer: Callable[[RecordedCall], None] = lambda call: None,
+    ) -> None:
+        """`key`: seed, purpose, task and attempt; every draw is derived from it. `on_answer` hears of every
+        answered call.
+        """
+        self.clients = clients_by_policy(clients)
+        self.roles = roles_checked(roles or {}, self.clients)
+        self.key = key
+        self.sampling = sampling
+        self.budget = budget or TokenBudget()
+        self.patience = patience or Patience()
+        self.calls: list[RecordedCall] = []
+        """Every answer, in the order of arrival."""
+        self.num_retries = 0
+        """Calls that were asked again."""
+        self.waits_for = ""
+        """What the latest call waits for; "" when none is under way."""
+        self._on_answer = on_answer
+        self._sessions: list[ModelSession] = []
+        self._branches = Branches()
+        self._failed: dict[str, Exception] = {}
+        self._asking: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why a call failed for good, also when the workflow went on without it; None when the same was
+        answered later."""
+        return next(reversed(self._failed.values()), None)
+
+    def draw(self, *purpose: str | int) -> int:
+        """A seed for whatever else the attempt draws, such as its environment."""
+        return draw_seed(*self.key, *purpose)
+
+    async def get_model_response(
+        self,
+        messages: Sequence[Message],
+        *,
+        role: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        budget: TokenBudget | None = None,
+        application_id: str | None = None,
+        **sampling: Any,
+    ) -> ModelOutput:
+        """The answer to `messages`, a whole conversation as it is so far.
+
+        `role` picks policy and settings; `sampling` (temperature, max_tokens, top_p, top_k, stop,
+        stop_token_ids) is for this call alone and wins over them; `budget` stands in for the engine's.
+        `application_id` is what published programs give: nobody needs it here. Raises BudgetExceeded, a
+        TerminationEvent, for a prompt that leaves no room, and InferenceError when the model could not be
+        reached.
+        """
+        if self._closed:
+            raise InferenceError(
+                "The attempt is over, so its model answers no more; await every call in run()."
+            )
+        said, offered = list(messages), list(tools or ())
+        settings = self.roles.get(role or "", RoleSettings())
+        policy = settings.policy or next(iter(self.clients))
+        asked = self._branches.ask(policy, role or "", said, offered)
+        chosen = self._chosen(settings, sampling, asked.seed(*self.key))
+        conversation = self._branches.conversation(asked, said)
+        meter = BudgetMeter(
+            budget or self.budget, conversation.first_prompt_tokens, conversation.known_tokens
+        )
+        asking = asyncio.current_task()
+        assert asking is not None, "a coroutine runs in a task"
+        self._asking.add(asking)
+        self.waits_for = "model"
+        try:
+            output = await self._answer(self.clients[policy], conversation, meter, said, offered, chosen)
+        except ContextLengthError as error:
+            raise BudgetExceeded(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED, str(error)) from error
+        except (AgentError, ConfigError, RewardError, TerminationEvent):
+            raise
+        except Exception as error:  # whatever a client raises says nothing about the policy
+            self._failed[asked.digest] = error
+            raise
+        finally:
+            self._asking.discard(asking)
+            self.waits_for = "model" if self._asking else ""
+        self._failed.pop(asked.digest, None)
+        self._branches.record(asked, conversation, _as_it_may_come_back(output))
+        output.completion_id = output.completion_id or f"call-{len(self.calls) + 1}"
+        call = RecordedCall(role=role or "", policy=policy, messages=said, output=output)
+        self.calls.append(call)
+        self._on_answer(call)
+        # Not `cut_off`: the workflow gets the answer, sees its finish reason, and cannot ask another time.
+        meter.record(*_tokens_of(output), cut_off=False)
+        conversation.first_prompt_tokens = meter.first_prompt_tokens
+        conversation.known_tokens = meter.known_tokens
+        return output
+
+    async def close(self) -> None:
+        """End what the workflow left behind: calls that nobody awaits are cancelled, later ones refused."""
+        self._closed = True
+        left = self._asking - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            ended, _ = await asyncio.wait(left, timeout=_GRACE_S)
+            for task in ended:
+                with suppress(asyncio.CancelledError):
+                    task.exception()  # asked for here, so that nobody is told that it never was
+        for session in self._sessions:
+            session.close()
+
+    # ---- how a call samples ----------------------------------------------------------------------------
+
+    def _chosen(self, settings: RoleSettings, sampling: Mapping[str, Any], seed: int) -> SamplingParams:
+        unknown = [name for name in sampling if name not in _CHOSEN_BY_CALLS]
+        if unknown:
+            raise ConfigError(
+                f"get_model_response does not know `{unknown[0]}`; a call may set "
+                f"{', '.join(_CHOSEN_BY_CALLS)}."
+            )
+        given: dict[str, Any] = {}
+        if settings.temperature is not None and self.sampling.temperature > 0.0:
+            given["temperature"] = settings.temperature
+        if settings.max_tokens is not None:
+            given["max_tokens"] = settings.max_tokens
+        given |= sampling
+        for name in ("stop", "stop_token_ids"):
+            if isinstance(given.get(name), list):
+                given[name] = tuple(given[name])
+        try:
+            return replace(self.sampling, **given, seed=seed)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    # ---- asking ----------------------------------------------------------------------------------------
+
+    async def _answer(
+        self,
+        client: Client,
+        conversation: Conversation,
+        meter: BudgetMeter,
+        messages: list[Message],
+        tools: list[Mapping[str, Any]],
+        sampling: SamplingParams,
+    ) -> ModelOutput:
+        if takes_ids(client):
+            return await self._answer_by_ids(client, conversation, meter, messages, tools, sampling)
+        assert takes_messages(client), "`clients_by_policy` made sure of it"
+        return await self._answer_by_messages(client, conversation, meter, messages, tools, sampling)
+
+    async def _answer_by_ids(
+        self,
+        client: TokenClient,
+        conversation: Conversation,
+        meter: BudgetMeter,
+        messages: list[Message],
+        tools: list[Mapping[str, Any]],
+        sampling: SamplingParams,
+    ) -> ModelOutput:
+        renderer = client.renderer
+        tool_format = renderer.tool_format if tools else None
+        if tool_format is None:
+            _require_no_tools(tools, "the model's chat template does not know tools")
+        if conversation.tree is None:
+            conversation.tree = ConversationTree(renderer)
+        turn = conversation.tree.begin(messages, tools)
+        room = min(meter.allow(len(turn.prompt_ids)), _room_in_context(client, len(turn.prompt_ids)))
+        limited = _limited(sampling, room)
+        output = await self._until_answered(
+            lambda: client.generate_ids(turn.prompt_ids, limited), sampling.seed
+        )
+        parsed = (
+            tool_format.parse(output.text, tools) if tool_format else renderer.plain_format.parse(output.text)
+        )
+        _fill(output, parsed)
+        for message in _as_it_may_come_back(output):
+            conversation.tree.record(turn, output.completion_ids, message)
+        return output
+
+    async def _answer_by_messages(
+        self,
+        client: ModelClient,
+        conversation: Conversation,
+        meter: BudgetMeter,
+        messages: list[Message],
+        tools: list[Mapping[str, Any]],
+        sampling: SamplingParams,
+    ) -> ModelOutput:
+        session = conversation.session
+        if session is None:
+            session = conversation.session = client.session(("", 0))
+            self._sessions.append(session)
+        offered: dict[str, Any] = {"tools": tools} if tools else {}
+        if "tools" not in inspect.signature(session.respond).parameters:
+            _require_no_tools(tools, f"{type(client).__name__} takes none")
+        measure: Callable[[list[Message]], int] | None = getattr(session, "prompt_tokens", None)
+        room = meter.allow(-1 if measure is None or tools else measure(messages))
+        limited = _limited(sampling, room)
+        return await self._until_answered(
+            lambda: session.respond(messages, limited, **offered), sampling.seed
+        )
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[ModelOutput]], seed: int) -> ModelOutput:
+        def note(wait_s: float, error: BaseException) -> None:
+            self.num_retries += 1
+            self.waits_for = f"the model, again in {wait_s:.1f} s after {type(error).__name__}: {error}"
+
+        return await answer_of(ask, self.patience, seed=seed, on_retry=note)
+
+
+def clients_by_policy(clients: Client | Mapping[str, Client]) -> dict[str, Client]:
+    """The clients under the names of their policies; the first is the one of roles that name none."""
+    named = dict(clients) if isinstance(clients, Mapping) else {DEFAULT_POLICY: clients}
+    if not named:
+        raise ConfigError("`clients` is empty; give at least one model client.")
+    for policy, client in named.items():
+        if not takes_ids(client) and not takes_messages(client):
+            raise ConfigError(
+                f"The client of policy `{policy}` is {client!r:.100} (a {type(client).__name__}); it must "
+                "have `generate_ids` and `renderer` (TokenClient of rllm.inference.client), or `session` "
+                "(ModelClient)."
+            )
+    return named
+
+
+def roles_checked(roles: Mapping[str, RoleSettings], policies: Mapping[str, Any]) -> dict[str, RoleSettings]:
+    """Raises ConfigError for a role of a policy that nobody serves."""
+    for role, settings in roles.items():
+        if settings.policy and settings.policy not in policies:
+            raise ConfigError(
+                f"Role `{role}` is of policy `{settings.policy}`; the clients serve {', '.join(policies)}."
+            )
+    return dict(roles)
+
+
+def takes_ids(client: Client) -> TypeGuard[TokenClient]:
+    """Whether a client is asked by token ids."""
+    return callable(getattr(client, "generate_ids", None)) and hasattr(client, "renderer")
+
+
+def takes_messages(client: Client) -> TypeGuard[ModelClient]:
+    """Whether a client can be asked by messages."""
+    return callable(getattr(client, "session", None))
+
+
+def _require_no_tools(tools: Sequence[Mapping[str, Any]], because: str) -> None:
+    if tools:
+        raise ConfigError(
+            f"`tools` has {len(tools)} tools, but {because}; offer none, or use a model that takes them."
+        )
+
+
+def _limited(sampling: SamplingParams, room: int) -> SamplingParams:
+    return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)
+
+
+def _room_in_context(client: TokenClient, prompt_tokens: int) -> int:
+    room = client.max_context - prompt_tokens
+    if room < 1:
+        raise BudgetExceeded(
+            TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED,
+            f"The prompt has {prompt_tokens} tokens and the model's context holds {client.max_context}, so "
+            "no token fits behind it.",
+        )
+    return room
+
+
+def _tokens_of(output: ModelOutput) -> tuple[int, int]:
+    """Of prompt and answer; as the server counted them, where it returned no ids."""
+    usage = output.usage
+    return (
+        len(output.prompt_ids) or usage.get("prompt_tokens", 0),
+        len(output.completion_ids) or usage.get("completion_tokens", 0),
+    )
+
+
+def _fill(output: ModelOutput, parsed: ParsedAnswer) -> None:
+    output.content, output.reasoning = parsed.content, parsed.reasoning
+    output.tool_calls = [
+        ToolCall(name=call.name, arguments=_arguments(call.arguments), id=f"call_{number}")
+        for number, call in enumerate(parsed.calls)
+    ]
+    if output.tool_calls and output.finish_reason is FinishReason.STOP:
+        output.finish_reason = FinishReason.TOOL_CALLS
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """What is no JSON object stays in the answer's text alone."""
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _as_it_may_come_back(output: ModelOutput) -> list[Message]:
+    """The assistant messages in which a workflow may say what was answered: as written, or taken apart."""
+    written: Message = {"role": "assistant", "content": output.text}
+    if output.tool_calls:
+        calls = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
+            for call in output.tool_calls
+        ]
+        return [written, {"role": "assistant", "content": output.content, "tool_calls": calls}]
+    if output.content != output.text:
+        return [written, {"role": "assistant", "content": output.content}]
+    return [written]

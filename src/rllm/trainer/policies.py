@@ -1,0 +1,213 @@
+"""The models of a run: what each is made from, what updates it, what samples from it, where it is kept.
+
+    [policies] ──► initial model ──► LoadedModel ──┬──► LocalClient: samples the roles that it plays
+                                                   └──► TorchBackend: its own optimizer and version
+                                                        (a frozen policy has none, so nothing can update it)
+
+A run with one policy keeps it in `initial_model/` and `model/`, a run with several in `initial_models/NAME/`
+and `models/NAME/`.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rllm.config.policies import PolicyConfig
+from rllm.config.schema import TrainConfig
+from rllm.errors import ConfigError
+from rllm.inference.local.client import LocalClient
+from rllm.models.builtin import create_model
+from rllm.models.devices import use_threads
+from rllm.models.directory import LoadedModel, load_model, parameters_sha256, save_model
+from rllm.rendering.chat import ChatRenderer
+from rllm.trainer.backends.torch import TorchBackend
+from rllm.trainer.warm_start import answer_end
+from rllm.types.draws import draw_seed
+from rllm.types.sample import TrainingSample
+
+Publish = Callable[[int], None]
+"""Tells a sampler that its weights are now those of a policy version."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Policy:
+    """One model of the run."""
+
+    name: str
+    loaded: LoadedModel
+    renderer: ChatRenderer
+    end_token_id: int
+    """What ends a demonstrated answer: the token that the model has to sample there."""
+    backend: TorchBackend | None
+    """None for a frozen policy."""
+    learning_rate: float
+    """Peak of its reinforcement learning."""
+
+    def parameters_sha256(self) -> str:
+        return parameters_sha256(self.loaded.model.state_dict_hf())
+
+
+class Policies(dict[str, Policy]):
+    """All of them by name, and which role is played by which."""
+
+    def __init__(self, config: TrainConfig, policies: Mapping[str, Policy]) -> None:
+        super().__init__(policies)
+        self._config = config
+
+    def trainable(self) -> Iterator[tuple[str, TorchBackend]]:
+        """(name, backend) of each policy that learns."""
+        for name, policy in self.items():
+            if policy.backend is not None:
+                yield name, policy.backend
+
+    def backends(self) -> dict[str, TorchBackend]:
+        """What a checkpoint holds, by its place in there: the only policy of a run lies at the top."""
+        return {name if len(self) > 1 else "": backend for name, backend in self.trainable()}
+
+    def is_trained(self, role: str) -> bool:
+        """Whether anything is learned from what `role` says."""
+        policy = self[self._config.policy_of(role)]
+        return policy.backend is not None and self._config.role(role).reward_weight > 0.0
+
+    def samples_of(self, name: str, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """Those that the policy's roles said."""
+        return [each for each in samples if self._config.policy_of(each.group_key[1]) == name]
+
+    def labelled(self, name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Metrics of one policy under names of their own, where there are several."""
+        if len(self) == 1:
+            return dict(metrics)
+        return {f"policy.{name}.{metric}": value for metric, value in metrics.items()}
+
+    def voice_of(self, role: str) -> tuple[ChatRenderer, int]:
+        """What renders the role's conversations, and the token that ends its answers."""
+        policy = self[self._config.policy_of(role)]
+        return policy.renderer, policy.end_token_id
+
+    def publish(self) -> None:
+        """All samplers serve the weights as they are."""
+        for _, backend in self.trainable():
+            backend.publish_weights()
+
+    def begin_phase(self) -> None:
+        """Forget the optimizers' moments: the next phase optimises another objective."""
+        for _, backend in self.trainable():
+            backend.reset_optimizer()
+
+    def save_models(self, run: Path) -> None:
+        for name, path in saved_model_paths(run, list(self)).items():
+            save_model(self[name].loaded, path)
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """What a summary says of each."""
+        return {
+            name: {
+                "trainable": policy.backend is not None,
+                "policy_version": policy.backend.policy_version if policy.backend is not None else 0,
+                "parameters_sha256": policy.parameters_sha256(),
+            }
+            for name, policy in self.items()
+        }
+
+
+def make_policies(
+    config: TrainConfig, models: Mapping[str, LoadedModel], publish: Mapping[str, Publish] | None = None
+) -> Policies:
+    """What learns on `models`. `publish`: what a policy's sampler is told after an update, by policy; without
+    it nobody samples."""
+    optimizer, policies = config.optimizer, dict[str, Policy]()
+    for name, policy in config.named_policies.items():
+        loaded, renderer = models[name], ChatRenderer(models[name].tokenizer)
+        backend = None
+        if policy.trainable:
+            backend = TorchBackend(
+                loaded.model,
+                publish=_nobody_samples if publish is None else publish[name],
+                optimizer=optimizer.name,
+                betas=(optimizer.beta1, optimizer.beta2),
+                weight_decay=optimizer.weight_decay,
+                max_grad_norm=optimizer.max_grad_norm,
+                micro_batch_tokens=optimizer.micro_batch_tokens,
+            )
+        policies[name] = Policy(
+            name=name,
+            loaded=loaded,
+            renderer=renderer,
+            end_token_id=answer_end(renderer, loaded.end_token_ids),
+            backend=backend,
+            learning_rate=policy.learning_rate or optimizer.learning_rate,
+        )
+    return Policies(config, policies)
+
+
+def _nobody_samples(policy_version: int) -> None:
+    pass
+
+
+def make_client(config: TrainConfig, loaded: LoadedModel) -> LocalClient:
+    """What samples from a policy."""
+    inference = config.inference
+    return LocalClient(
+        loaded,
+        num_slots=inference.num_slots,
+        max_context=inference.max_context,
+        max_prefill_tokens=inference.max_prefill_tokens,
+        lockstep=inference.lockstep,
+    )
+
+
+def create_initial_models(config: TrainConfig, run: Path) -> None:
+    """Built-in models are made inside the run, so that the run is all that is needed to repeat it."""
+    for name, policy in config.named_policies.items():
+        kind, separator, preset = policy.path.partition(":")
+        if not separator:
+            continue
+        if kind != "builtin":
+            key = f"policies.{name}.path" if config.policies and config.policies[name].path else "model.path"
+            raise ConfigError(
+                f"`{key}` is {policy.path!r}; write builtin:tiny, builtin:small or a directory."
+            )
+        path = _initial_path(config, name, policy, run)
+        shutil.rmtree(path, ignore_errors=True)  # of a start that was refused, perhaps with another seed
+        alone = len(config.named_policies) == 1
+        create_model(path, preset, config.seed if alone else draw_seed(config.seed, "model", name))
+
+
+def load_initial_models(config: TrainConfig, run: Path) -> dict[str, LoadedModel]:
+    """The models that the run starts from, on as many threads as the run works with."""
+    use_threads(config.threads)
+    return {
+        name: load_model(_initial_path(config, name, policy, run), device=config.model.device)
+        for name, policy in config.named_policies.items()
+    }
+
+
+def load_saved_models(config: TrainConfig, run: Path) -> dict[str, LoadedModel]:
+    """What a finished run has made, frozen models included."""
+    paths = saved_model_paths(run, list(config.named_policies))
+    return {name: load_model(path) for name, path in paths.items()}
+
+
+def saved_model_paths(run: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Where the models of a finished run are."""
+    return {name: run / "model" if len(names) == 1 else run / "models" / name for name in names}
+
+
+def combined_sha256(models: Mapping[str, LoadedModel]) -> str:
+    """One hash for all parameters of a run; of a run with one policy the one of its model."""
+    alone = len(models) == 1
+    return parameters_sha256(
+        {
+            parameter if alone else f"{name}/{parameter}": tensor
+            for name, loaded in models.items()
+            for parameter, tensor in loaded.model.state_dict_hf().items()
+        }
+    )
+
+
+def _initial_path(config: TrainConfig, name: str, policy: PolicyConfig, run: Path) -> Path:
+    if ":" not in policy.path:
+        return Path(policy.path)
+    return run / "initial_model" if len(config.named_policies) == 1 else run / "initial_models" / name

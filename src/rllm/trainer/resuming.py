@@ -1,0 +1,55 @@
+"""Going on with a run: is it the same one, and what was recorded beyond its checkpoint?"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rllm.config.loader import config_dict, load_config
+from rllm.config.schema import TrainConfig
+from rllm.errors import ConfigError
+from rllm.store.run_directory import RunDirectory
+from rllm.tracking.jsonl import read_metrics, truncate_after
+from rllm.trainer.checkpoint import RunState
+
+PHASES = ("untrained", "warm_start", "before", "train", "after")
+"""In the order of a run."""
+
+
+def require_same_config(directory: RunDirectory, config: TrainConfig) -> None:
+    """A run keeps its configuration for life: anything else would make its curve a mixture."""
+    recorded = directory.config()
+    if not recorded:
+        return
+    # Read as a configuration, so that one from before a key existed has its default.
+    if differing := sorted(_differences(config_dict(load_config(recorded)), config_dict(config))):
+        raise ConfigError(
+            f"{directory.path} holds a run with another configuration ({'; '.join(differing[:4])}); start a "
+            "new one with another output directory, or repeat the old values to go on."
+        )
+
+
+def take_back(directory: RunDirectory, state: RunState) -> None:
+    """Remove what was logged beyond the checkpoint that the run goes on from."""
+    done = [name for name in ("untrained", "before", "after") if name in state.reports]
+    if not directory.metrics_path.exists():
+        return
+    order = {name: index for index, name in enumerate(PHASES)}
+    last = {"warm_start": state.warm_steps - 1, "train": state.steps - 1, **dict.fromkeys(done, 0)}
+    reached = [
+        line for line in read_metrics(directory.metrics_path) if line["step"] <= last.get(line["phase"], -1)
+    ]
+    if reached:
+        end = max(reached, key=lambda line: (order[line["phase"]], line["step"]))
+        truncate_after(directory.metrics_path, PHASES, end["phase"], end["step"])
+    else:
+        directory.metrics_path.unlink()
+
+
+def _differences(recorded: Mapping[str, Any], mine: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found: list[str] = []
+    for key in recorded.keys() | mine.keys():
+        old, new = recorded.get(key), mine.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found.append(f"{prefix}{key}: {old!r} there, {new!r} here")
+    return found

@@ -1,0 +1,92 @@
+"""How workflows are trained: the same loop, with all roles of an attempt on the policies that play them.
+
+AgentWorkflowEngine ──► Workflow.run ──► RolloutEngine ──role──► LocalClient of its policy
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rllm.config.schema import TrainConfig
+from rllm.engine.agent_workflow import AgentWorkflowEngine
+from rllm.errors import ConfigError
+from rllm.inference.client import TokenClient
+from rllm.inference.rollout_engine import RoleSettings
+from rllm.trainer.programs import require_no_effect
+from rllm.workflows.workflow import Workflow
+
+WORKFLOW_DEFAULTS: dict[str, Any] = {
+    "inference": {"lockstep": False, "max_context": 2048},
+    "rollout": {"max_tokens_per_turn": 0},
+    "algorithm": {"old_logprobs": "trainer"},
+    "warm_start": {"steps": 0},
+}
+"""Where a run of a workflow differs from the defaults of `TrainConfig`. Its calls come from several places at
+once, so no batch of the engine is ever quite the same: what the trainer says of the tokens is."""
+
+_NOT_FOR_WORKFLOWS = {
+    "rollout.max_turns": "a workflow decides itself how often it asks the model",
+    "algorithm.gamma": "a workflow discounts itself: `gamma` of its `workflow_args`",
+    "task.environment_args": "a workflow gets its tasks as they are",
+    "task.train_args": "a workflow gets its tasks as they are",
+    "task.agent_args": "a workflow gets `workflow_args`",
+    "task.num_train_tasks": "a workflow's tasks are those of `train_dataset`",
+    "evaluation.split": "a workflow's held-out tasks are those of `val_dataset`",
+}
+
+
+def require_workflow_config(
+    config: TrainConfig,
+    workflow_class: Any,
+    agent_args: Mapping[str, Any] | None,
+    env_args: Mapping[str, Any] | None,
+) -> None:
+    """Raises ConfigError for what is no workflow, and for a key that a run of one would ignore."""
+    if not (isinstance(workflow_class, type) and issubclass(workflow_class, Workflow)):
+        raise ConfigError(
+            f"`workflow_class` is {workflow_class!r}; it must be a subclass of rllm.workflows.Workflow."
+        )
+    require_no_effect(config, _NOT_FOR_WORKFLOWS)
+    if config.inference.lockstep:
+        raise ConfigError(
+            "`inference.lockstep` is true, but a workflow may ask several things at a time and wait between "
+            "as long as it likes; set it to false."
+        )
+    for name, arguments in (("agent_args", agent_args), ("env_args", env_args)):
+        if arguments:
+            raise ConfigError(f"`{name}` is given, but `workflow_class` takes `workflow_args`.")
+
+
+def workflow_engine(
+    config: TrainConfig,
+    workflow_class: type[Workflow],
+    workflow_args: Mapping[str, Any],
+    clients: Mapping[str, TokenClient],
+) -> AgentWorkflowEngine:
+    """An engine for training: `clients` has what samples, by policy."""
+    rollout = config.rollout
+    return AgentWorkflowEngine(
+        workflow_class,
+        workflow_args,
+        n_parallel_tasks=rollout.num_parallel,
+        retry_limit=rollout.retry_limit,
+        raise_on_error=False,
+        clients=clients,
+        roles=_role_settings(config),
+        seed=config.seed,
+        step_timeout_s=rollout.step_timeout_s,
+        episode_timeout_s=rollout.episode_timeout_s,
+        max_workers=rollout.env_workers,
+    )
+
+
+def _role_settings(config: TrainConfig) -> dict[str, RoleSettings]:
+    """Of the roles that are configured, and of those that bear the name of a policy."""
+    settings: dict[str, RoleSettings] = {}
+    for name in {**config.roles, **config.policies}:
+        role = config.role(name)
+        settings[name] = RoleSettings(
+            policy=config.policy_of(name),
+            temperature=role.temperature or None,
+            max_tokens=role.max_tokens or None,
+        )
+    return settings

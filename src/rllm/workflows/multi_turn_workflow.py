@@ -1,0 +1,100 @@
+"""One agent in one environment, as a workflow.
+
+task ──► env_cls.from_dict ──► reset ──► agent ──► model ──► action ──► env.step ──► agent ──► …
+                                           ends: environment done, answer cut off, turns used up
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rllm.agents.base import BaseAgent
+from rllm.environments.base import BaseEnv, StepResult, reset_env, unpack_step
+from rllm.errors import AgentError, ConfigError, RewardError
+from rllm.types.episode import Action, Episode, TerminationEvent, TerminationReason
+from rllm.types.messages import FinishReason, ModelOutput
+from rllm.workflows.workflow import Workflow
+
+
+class EnvironmentFailure(OSError):
+    """An environment raised. That says nothing about the policy, so the attempt starts over."""
+
+
+class MultiTurnWorkflow(Workflow):
+    """Up to `max_steps` turns. The reward is the sum of what the environment pays."""
+
+    def __init__(
+        self,
+        rollout_engine: Any,
+        agent_cls: type[BaseAgent],
+        env_cls: type[BaseEnv],
+        agent_args: Mapping[str, Any] | None = None,
+        env_args: Mapping[str, Any] | None = None,
+        max_steps: int = 5,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(rollout_engine, **kwargs)
+        for name, given, base in (("agent_cls", agent_cls, BaseAgent), ("env_cls", env_cls, BaseEnv)):
+            if not (isinstance(given, type) and issubclass(given, base)):
+                raise AgentError(f"`{name}` is {given!r}; it must be a subclass of {base.__name__}.")
+        if max_steps < 1:
+            raise ConfigError(f"`max_steps` is {max_steps}; it must be at least 1.")
+        self.env_cls = env_cls
+        self.env_args = dict(env_args or {})
+        self.max_steps = max_steps
+        self.agent = agent_cls(**dict(agent_args or {}))
+
+    async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
+        self.reset(task, uid)
+        observation, info = await self.run_in_executor(self._open, task)
+        self.agent.update_from_env(observation, 0.0, False, info)
+        for _ in range(self.max_steps):
+            output = await self.ask()
+            action = self._take_in(output)
+            result = await self.run_in_executor(self._move, action)
+            step = self.agent.trajectory.steps[-1]
+            self.agent.update_from_env(result.observation, result.reward, result.done, result.info)
+            step.reward, step.done = result.reward, result.done
+            if output.finish_reason is FinishReason.LENGTH:
+                raise TerminationEvent(TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED)
+            if result.truncated:
+                break
+            if result.done:
+                raise TerminationEvent(TerminationReason.ENV_DONE)
+        raise TerminationEvent(TerminationReason.MAX_TURNS_EXCEEDED)
+
+    async def ask(self) -> ModelOutput:
+        """The model's answer to what the agent says."""
+        return await self.rollout_engine.get_model_response(self.agent.chat_completions)
+
+    def _take_in(self, output: ModelOutput) -> Any:
+        steps = self.agent.trajectory.steps
+        num_before = len(steps)
+        action = self.agent.update_from_model(output.text)
+        steps = self.agent.trajectory.steps
+        if len(steps) != num_before + 1:
+            raise AgentError(
+                f"{type(self.agent).__name__}.update_from_model added {len(steps) - num_before} steps to its "
+                "trajectory; it must append exactly one, because each model call is one step."
+            )
+        steps[-1].record_output(output)
+        return action.action if isinstance(action, Action) else action
+
+    # ---- in a worker thread ----------------------------------------------------------------------------
+
+    def _open(self, task: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        self.env = self._in_env("from_dict", lambda: self.env_cls.from_dict({**task, **self.env_args}))
+        seed = self.rollout_engine.draw("environment") % 2**31
+        return self._in_env("reset", lambda: reset_env(self.env, seed))
+
+    def _move(self, action: Any) -> StepResult:
+        return self._in_env("step", lambda: unpack_step(self.env, self.env.step(action)))
+
+    def _in_env(self, method: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (AgentError, RewardError, ConfigError):
+            raise
+        except Exception as error:
+            raise EnvironmentFailure(
+                f"{self.env_cls.__name__}.{method} failed with {type(error).__name__}: {error}"
+            ) from error

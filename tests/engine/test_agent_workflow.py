@@ -1,0 +1,623 @@
+"""The workflow engine: every exception an outcome, every call accounted for, everything closed."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
+
+import pytest
+
+from rllm.engine.agent_workflow import AgentWorkflowEngine
+from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
+from rllm.inference import ScriptedAnswer, ScriptedClient
+from rllm.inference.rollout_engine import RoleSettings
+from rllm.types.budget import TokenBudget
+from rllm.types.episode import Episode, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
+from rllm.types.messages import Message, ModelOutput, SamplingParams
+from rllm.types.task import Task
+from rllm.workflows import SimpleWorkflow, Workflow
+
+TASKS = [{"task_id": f"t{number}", "question": f"{number}+1?"} for number in range(4)]
+
+
+def four(messages: Sequence[Message]) -> str:
+    return "4"
+
+
+def engine_of(
+    workflow: type[Workflow], client: Any = None, args: dict[str, Any] | None = None, **options: Any
+) -> AgentWorkflowEngine:
+    return AgentWorkflowEngine(
+        workflow, args or {}, client or ScriptedClient(four), retry_wait_s=0.0, **options
+    )
+
+
+async def episodes_of(engine: AgentWorkflowEngine, tasks: Any = TASKS, **how: Any) -> list[Episode]:
+    async with aclosing(engine.run(tasks, **how)) as episodes:
+        return [episode async for episode in episodes]
+
+
+class Asks(Workflow):
+    """One call; `trouble` is done afterwards."""
+
+    def __init__(self, rollout_engine: Any, trouble: Any = None, **kwargs: Any) -> None:
+        super().__init__(rollout_engine, **kwargs)
+        self.trouble = trouble
+
+    async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
+        messages: list[Message] = [{"role": "user", "content": task["question"]}]
+        output = await self.rollout_engine.get_model_response(messages)
+        step = Step.from_model_output(output, messages, reward=1.0)
+        self.commit(name="solver", trajectory=Trajectory(steps=[step]))
+        if self.trouble is not None:
+            result = self.trouble(task)
+            if asyncio.iscoroutine(result):
+                await result
+        return None
+
+
+def raising(error: Exception) -> Callable[[Any], None]:
+    def trouble(task: Any) -> None:
+        raise error
+
+    return trouble
+
+
+# ---- outcomes --------------------------------------------------------------------------------------------
+
+
+async def test_what_was_committed_is_the_episode_with_its_tokens_and_its_reward() -> None:
+    engine = engine_of(Asks)
+    episodes = await episodes_of(engine, group_size=2)
+    assert sorted(episode.id for episode in episodes) == [f"t{n}:{k}" for n in range(4) for k in range(2)]
+    for episode in episodes:
+        (trajectory,) = episode.trajectories
+        (step,) = trajectory.steps
+        assert (episode.outcome, episode.termination_reason) == (Outcome.SCORED, TerminationReason.UNKNOWN)
+        assert (trajectory.name, trajectory.reward, trajectory.outcome) == ("solver", 1.0, Outcome.SCORED)
+        assert (episode.is_correct, episode.metrics["solver_acc"]) == (True, 1.0)
+        assert len(step.response_ids) == len(step.logprobs) == len(step.policy_versions) == 2
+        assert episode.metrics["unclaimed_calls"] == 0.0
+    assert engine.counts.by_outcome[Outcome.SCORED] == engine.counts.submitted == 8
+    engine.counts.check()
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "reason"),
+    [
+        (TerminationEvent(TerminationReason.ENV_DONE), Outcome.SCORED, TerminationReason.ENV_DONE),
+        (TerminationEvent(), Outcome.SCORED, TerminationReason.UNKNOWN),
+        *(
+            (TerminationEvent(reason), Outcome.TRUNCATED, reason)
+            for reason in (
+                TerminationReason.MAX_TURNS_EXCEEDED,
+                TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED,
+                TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED,
+                TerminationReason.TIMEOUT,
+            )
+        ),
+        (TerminationEvent(TerminationReason.ERROR), Outcome.POLICY_FAILURE, TerminationReason.ERROR),
+        (ValueError("no number"), Outcome.POLICY_FAILURE, TerminationReason.ERROR),
+        (OSError("disk"), Outcome.INFRASTRUCTURE_FAILURE, TerminationReason.ERROR),
+        (InferenceError("away"), Outcome.INFRASTRUCTURE_FAILURE, TerminationReason.ERROR),
+        (TimeoutError(), Outcome.INFRASTRUCTURE_FAILURE, TerminationReason.TIMEOUT),
+        (
+            ExceptionGroup("both", [ValueError("x"), ExceptionGroup("", [OSError("disk")])]),
+            Outcome.INFRASTRUCTURE_FAILURE,
+            TerminationReason.ERROR,
+        ),
+        (
+            ExceptionGroup("both", [TerminationEvent(TerminationReason.TIMEOUT)]),
+            Outcome.TRUNCATED,
+            TerminationReason.TIMEOUT,
+        ),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Exception) else None,
+)
+async def test_what_a_workflow_raises_is_an_outcome(
+    error: Exception, outcome: Outcome, reason: TerminationReason
+) -> None:
+    engine = engine_of(Asks, args={"trouble": raising(error)}, retry_limit=1)
+    (episode,) = await episodes_of(engine, TASKS[:1])
+    (trajectory,) = episode.trajectories  # what was sampled is on record, however it ended
+    assert (episode.outcome, episode.termination_reason) == (outcome, reason)
+    assert (trajectory.outcome, trajectory.termination_reason) == (outcome, reason)
+    assert len(trajectory.steps[0].response_ids) == 2
+    failed = outcome in (Outcome.POLICY_FAILURE, Outcome.INFRASTRUCTURE_FAILURE)
+    assert trajectory.reward == (None if failed else 1.0)  # a failure is never a zero
+    assert episode.is_correct is not failed
+    if failed:
+        assert set(episode.info["error"]) == {"type", "message", "traceback"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [AgentError("broken"), RewardError("nan"), ConfigError("no"), ExceptionGroup("", [AgentError("x")])],
+)
+async def test_what_is_wrong_for_every_attempt_ends_the_run(error: Exception) -> None:
+    engine = engine_of(Asks, args={"trouble": raising(error)})
+    with pytest.raises((AgentError, RewardError, ConfigError)):
+        await episodes_of(engine)
+    engine.counts.check()
+    assert engine.counts.in_flight == 0
+
+
+async def test_an_attempt_that_takes_too_long_is_cut_off() -> None:
+    async def hang(task: Any) -> None:
+        await asyncio.Event().wait()
+
+    for args, limits in [
+        ({"trouble": hang, "timeout": 0.5}, {}),
+        ({"trouble": hang}, {"episode_timeout_s": 0.5}),
+    ]:
+        (episode,) = await episodes_of(engine_of(Asks, args=args, **limits), TASKS[:1])
+        assert (episode.outcome, episode.termination_reason) == (Outcome.TRUNCATED, TerminationReason.TIMEOUT)
+        assert episode.trajectories[0].reward == 1.0
+
+
+async def test_a_prompt_beyond_the_budget_truncates_and_says_why() -> None:
+    engine = engine_of(Asks, budget=TokenBudget(max_prompt_tokens=3))
+    (episode,) = await episodes_of(engine, TASKS[:1])
+    assert episode.outcome is Outcome.TRUNCATED
+    assert episode.termination_reason is TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED
+    assert "`max_prompt_tokens` is 3" in episode.info["error"]["message"]
+
+
+async def test_a_returned_episode_keeps_what_it_says() -> None:
+    class Returns(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            paid, unpaid = Trajectory(name="a", reward=0.25), Trajectory(name="b", steps=[Step(reward=2.0)])
+            return Episode(
+                trajectories=[paid, unpaid],
+                is_correct=True,
+                termination_reason=TerminationReason.MAX_TURNS_EXCEEDED,
+                metrics={"found": 3},
+                artifacts={"plan": "x"},
+            )
+
+    (episode,) = await episodes_of(engine_of(Returns), TASKS[:1])
+    assert [trajectory.reward for trajectory in episode.trajectories] == [0.25, 2.0]
+    assert (episode.is_correct, episode.metrics["found"], episode.artifacts) == (True, 3.0, {"plan": "x"})
+    assert episode.outcome is Outcome.TRUNCATED
+    assert (episode.task_id, episode.rollout_idx, episode.task) == ("t0", 0, TASKS[0])
+
+
+async def test_junk_is_named_with_its_class() -> None:
+    class Junk(Workflow):
+        returned: Any = None
+
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Any:
+            return self.returned
+
+    for returned, error, words in [
+        (3, AgentError, r"Junk.run returned 3 \(a int\)"),
+        (Episode(trajectories=[Trajectory(name="a", reward=float("nan"))]), RewardError, "trajectory 'a'"),
+        (Episode(trajectories=[Trajectory(steps=[Step(reward=None)])]), RewardError, "step 0"),  # type: ignore[arg-type]
+        (Episode(metrics={"x": "y"}), RewardError, "the metric 'x'"),  # type: ignore[dict-item]
+    ]:
+        Junk.returned = returned
+        with pytest.raises(error, match=words):
+            await episodes_of(engine_of(Junk), TASKS[:1])
+
+
+async def test_a_hook_that_raises_is_named() -> None:
+    class BadMetrics(Asks):
+        def collect_metrics(self, episode: Episode) -> None:
+            raise KeyError("x")
+
+    with pytest.raises(AgentError, match=r"BadMetrics.postprocess_episode failed on t0:0 with KeyError"):
+        await episodes_of(engine_of(BadMetrics), TASKS[:1])
+
+
+# ---- tries -----------------------------------------------------------------------------------------------
+
+
+async def test_an_infrastructure_failure_starts_the_same_attempt_over() -> None:
+    left = {"t0": 2, "t1": 5}
+
+    def trouble(task: dict[str, Any]) -> None:
+        left[task["task_id"]] -= 1
+        if left[task["task_id"]] >= 0:
+            raise OSError("sandbox")
+
+    engine = engine_of(Asks, args={"trouble": trouble}, retry_limit=3)
+    episodes = {episode.task_id: episode for episode in await episodes_of(engine, TASKS[:2])}
+    assert (episodes["t0"].outcome, episodes["t0"].info["tries"]) == (Outcome.SCORED, 3)
+    assert (episodes["t1"].outcome, episodes["t1"].info["tries"]) == (Outcome.INFRASTRUCTURE_FAILURE, 3)
+    assert engine.counts.retries == 4
+    assert engine.counts.submitted == 2
+
+
+async def test_a_policy_failure_is_not_tried_again() -> None:
+    client = ScriptedClient(four)
+    engine = engine_of(Asks, client, {"trouble": raising(ValueError("x"))})
+    (episode,) = await episodes_of(engine, TASKS[:1])
+    assert (episode.info["tries"], len(client.prompts)) == (1, 1)
+
+
+async def test_retries_do_not_multiply() -> None:
+    """A call is asked again api_retries times; the attempt does not start over because of it."""
+    client = ScriptedClient(lambda messages: InferenceError("away"))
+    engine = engine_of(Asks, client, api_retries=2, retry_limit=3)
+    (episode,) = await episodes_of(engine, TASKS[:1])
+    assert episode.outcome is Outcome.INFRASTRUCTURE_FAILURE
+    assert (len(client.prompts), engine.counts.retries) == (3, 0)
+    assert episode.info["error"]["type"] == "InferenceError"
+
+
+async def test_a_failed_call_is_an_infrastructure_failure_also_where_the_workflow_goes_on() -> None:
+    class Swallows(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            with suppress(InferenceError):
+                await self.rollout_engine.get_model_response([{"role": "user", "content": "?"}])
+            return Episode(trajectories=[Trajectory(reward=0.0)])
+
+    client = ScriptedClient(lambda messages: InferenceError("away"))
+    (episode,) = await episodes_of(engine_of(Swallows, client, api_retries=0), TASKS[:1])
+    assert episode.outcome is Outcome.INFRASTRUCTURE_FAILURE
+    assert episode.trajectories[0].reward is None
+
+
+# ---- long tails ------------------------------------------------------------------------------------------
+
+
+async def test_with_oversampling_a_group_does_not_wait_for_its_slowest() -> None:
+    def script(messages: Sequence[Message]) -> ScriptedAnswer:
+        slow = messages[0]["content"].endswith(":1\nassistant:")
+        return ScriptedAnswer(text="4", wait_for=asyncio.Event().wait if slow else None)
+
+    class AsksByName(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
+            await self.rollout_engine.get_model_response([{"role": "user", "content": uid}])
+
+    client = ScriptedClient(script)
+    engine = engine_of(AsksByName, client, oversampling=1.5)
+    episodes = await episodes_of(engine, group_size=2)
+    assert sorted(episode.id for episode in episodes) == [f"t{n}:{k}" for n in range(4) for k in (0, 2)]
+    assert engine.counts.by_outcome[Outcome.CANCELLED] == 4
+    assert client.in_flight == 0
+
+
+async def test_a_deadline_truncates_what_runs_and_begins_nothing_more() -> None:
+    client = ScriptedClient(lambda messages: ScriptedAnswer(text="4", wait_for=asyncio.Event().wait))
+    engine = engine_of(Asks, client, deadline_s=0.2, n_parallel_tasks=2)
+    episodes = await episodes_of(engine)
+    assert [episode.termination_reason for episode in episodes] == [TerminationReason.TIMEOUT] * 2
+    assert engine.counts.by_outcome[Outcome.CANCELLED] == 2
+
+
+async def test_what_is_live_can_be_looked_at() -> None:
+    client = ScriptedClient(lambda messages: ScriptedAnswer(text="4", wait_for=asyncio.Event().wait))
+    engine = engine_of(Asks, client)
+    playing = asyncio.create_task(episodes_of(engine, TASKS[:2]))
+    while client.in_flight < 2:
+        await asyncio.sleep(0)
+    assert sorted((str(each.episode), each.turn, each.waits_for) for each in engine.live()) == [
+        ("t0:0", 0, "model"),
+        ("t1:0", 0, "model"),
+    ]
+    playing.cancel()
+    await asyncio.wait({playing})
+    assert engine.live() == []
+
+
+# ---- execute_tasks ---------------------------------------------------------------------------------------
+
+
+async def test_execute_tasks_gives_episodes_in_the_order_of_the_tasks() -> None:
+    gate = asyncio.Event()
+
+    def script(messages: Sequence[Message]) -> ScriptedAnswer:
+        first = "0+1?" in messages[0]["content"]
+        if not first:
+            gate.set()
+        return ScriptedAnswer(text="4", wait_for=gate.wait if first else None)
+
+    engine = engine_of(Asks, ScriptedClient(script))
+    tasks = [*TASKS[:2], Task(id="t9", metadata={"question": "9?"})]
+    assert [episode.id for episode in await engine.execute_tasks(tasks)] == ["t0:0", "t1:0", "t9:0"]
+    named = await engine.execute_tasks(TASKS[:3], task_ids=["x", "y", "x"])
+    assert [episode.id for episode in named] == ["x:0", "y:0", "x:1"]
+    with pytest.raises(ConfigError, match="`task_ids` has 1 ids for 4 tasks"):
+        await engine.execute_tasks(TASKS, task_ids=["x"])
+
+
+async def test_execute_tasks_raises_what_made_an_attempt_fail_or_returns_it() -> None:
+    trouble = raising(ValueError("no number"))
+    with pytest.raises(ValueError, match="no number") as raised:
+        await engine_of(Asks, args={"trouble": trouble}).execute_tasks(TASKS)
+    assert "raise_on_error=False" in raised.value.__notes__[0]
+    kept = await engine_of(Asks, args={"trouble": trouble}, raise_on_error=False).execute_tasks(TASKS)
+    assert [episode.info["error"]["message"] for episode in kept] == ["no number"] * 4
+
+
+async def test_every_episode_is_logged() -> None:
+    logged: list[str] = []
+    engine = engine_of(Asks, episode_logger=lambda episode: logged.append(episode.id))
+    await engine.execute_tasks(TASKS)
+    assert sorted(logged) == [f"t{number}:0" for number in range(4)]
+
+
+# ---- what is refused at construction ---------------------------------------------------------------------
+
+
+async def test_a_workflow_that_cannot_be_made_or_run_is_refused() -> None:
+    class NoRun(Workflow): ...
+
+    class PlainRun(Workflow):
+        def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Any: ...
+
+    class OtherRun(Workflow):
+        async def run(self, task: dict[str, Any]) -> Any: ...  # type: ignore[override]
+
+    class NoExecutor(Asks):
+        def __init__(self, rollout_engine: Any) -> None: ...
+
+    for workflow, args, words in [
+        (dict, {}, "must be a subclass of rllm.Workflow"),
+        (NoRun, {}, "NoRun does not define run"),
+        (PlainRun, {}, "PlainRun.run is no coroutine function"),
+        (OtherRun, {}, r"OtherRun.run cannot be called with \(task, uid\)"),
+        (NoExecutor, {}, "NoExecutor cannot be made with rollout_engine, executor"),
+        (SimpleWorkflow, {}, "reward_function"),
+    ]:
+        with pytest.raises(AgentError, match=words):
+            engine_of(workflow, args=args)  # type: ignore[arg-type]
+
+
+async def test_arguments_that_a_workflow_refuses_are_found_before_the_first_task() -> None:
+    class Picky(Asks):
+        def __init__(self, rollout_engine: Any, size: int, **kwargs: Any) -> None:
+            super().__init__(rollout_engine, **kwargs)
+            self.half = 10 / size
+
+    engine = engine_of(Picky, args={"size": 0})
+    with pytest.raises(AgentError, match="Picky cannot be made: ZeroDivisionError"):
+        await engine.initialize_pool()
+    with pytest.raises(ConfigError, match="passes `colour` on to Workflow"):
+        await engine_of(Picky, args={"size": 1, "colour": "red"}).initialize_pool()
+    await engine_of(Picky, args={"size": 1}).initialize_pool()
+
+    class Forgets(Asks):
+        def __init__(self, rollout_engine: Any, **kwargs: Any) -> None:
+            self.engine = rollout_engine
+
+    with pytest.raises(AgentError, match=r"Forgets\.__init__ does not call Workflow\.__init__"):
+        await engine_of(Forgets).initialize_pool()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_parallel_tasks": 0}, "`n_parallel_tasks` is 0"),
+        ({"retry_limit": 0}, "`retry_limit` is 0"),
+        ({"api_retries": -1}, "`api_retries` is -1"),
+        ({"episode_timeout_s": 0.0}, "`episode_timeout_s` is 0.0"),
+        ({"config": {"a": 1}}, "`config`"),
+        ({"oversampling": 0.5}, "`oversampling` is 0.5"),
+        ({"episode_logger": 3}, "`episode_logger` is 3"),
+        ({"clients": {"a": ScriptedClient(four)}}, "either `rollout_engine`"),
+        ({"roles": {"judge": RoleSettings(policy="b")}}, "Role `judge` is of policy `b`"),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        engine_of(Asks, **options)
+
+
+# ---- which step is which call ----------------------------------------------------------------------------
+
+
+async def test_calls_that_no_step_is_are_counted() -> None:
+    class Wasteful(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            messages: list[Message] = [{"role": "user", "content": "?"}]
+            outputs = [await self.rollout_engine.get_model_response(messages) for _ in range(3)]
+            return Episode(trajectories=[Trajectory(steps=[Step.from_model_output(outputs[1], messages)])])
+
+    (episode,) = await episodes_of(engine_of(Wasteful), TASKS[:1])
+    assert (episode.metrics["calls"], episode.metrics["unclaimed_calls"]) == (3.0, 2.0)
+    assert episode.metrics["unclaimed_tokens"] == 4.0
+
+
+async def test_one_call_in_two_steps_is_refused() -> None:
+    class Doubles(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            messages: list[Message] = [{"role": "user", "content": "?"}]
+            output = await self.rollout_engine.get_model_response(messages)
+            steps = [Step.from_model_output(output, messages) for _ in range(2)]
+            return Episode(trajectories=[Trajectory(steps=steps)])
+
+    with pytest.raises(AgentError, match=r"Doubles: step 1 .* and step 0 .* are the same model call"):
+        await episodes_of(engine_of(Doubles), TASKS[:1])
+
+
+async def test_steps_without_an_output_are_found_by_what_they_say() -> None:
+    class Plain(Workflow):
+        """Steps as published agents make them: messages and text, no output; in no particular order."""
+
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            steps: list[Step] = []
+            for number in range(3):
+                messages: list[Message] = [{"role": "user", "content": f"question {number}"}]
+                output = await self.rollout_engine.get_model_response(messages)
+                said = {"role": "assistant", "content": output.text, "reasoning": ""}
+                steps.append(Step(chat_completions=[*messages, said], model_response=output.text))
+            steps.append(Step(observation="what a person did", action="stop"))
+            return Episode(trajectories=[Trajectory(steps=steps[::-1])])
+
+    client = ScriptedClient(four)
+    (episode,) = await episodes_of(engine_of(Plain, client), TASKS[:1])
+    by_person, *answers = episode.trajectories[0].steps
+    assert by_person.response_ids == []
+    assert [client.tokenizer.decode(step.prompt_ids) for step in answers] == [
+        f"user:question {number}\nassistant:" for number in (2, 1, 0)
+    ]
+    assert episode.metrics["unclaimed_calls"] == 0.0
+
+
+async def test_a_rollout_engine_of_ones_own_needs_one_method() -> None:
+    class Own:
+        async def get_model_response(self, messages: list[Message], **sampling: Any) -> ModelOutput:
+            return ModelOutput(text=f"{sampling['max_tokens']}")
+
+    (episode,) = await episodes_of(engine_of(Asks, Own()), TASKS[:1])
+    (step,) = episode.trajectories[0].steps
+    assert (step.model_response, step.response_ids) == ("256", [])
+    assert (episode.outcome, episode.metrics["unclaimed_calls"]) == (Outcome.SCORED, 0.0)
+
+
+# ---- several policies ------------------------------------------------------------------------------------
+
+
+class Pair(Workflow):
+    async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
+        for name, role in (("solver", "solver"), ("judge", task.get("judge_asks_as", "judge"))):
+            messages: list[Message] = [{"role": "user", "content": f"{name}?"}]
+            output = await self.rollout_engine.get_model_response(messages, role=role)
+            step = Step.from_model_output(output, messages, reward=1.0)
+            self.commit(trajectory=Trajectory(name=name, steps=[step]))
+
+
+async def test_each_role_is_answered_by_its_policy_and_sampled_in_its_way() -> None:
+    clients = {
+        "small": ScriptedClient(four, policy_version=3),
+        "large": ScriptedClient(four, policy_version=8),
+    }
+    roles = {"judge": RoleSettings(policy="large", temperature=0.5, max_tokens=7)}
+    engine = AgentWorkflowEngine(Pair, {}, clients=clients, roles=roles)
+    (episode,) = await episodes_of(engine, TASKS[:1], sampling=SamplingParams(temperature=0.9, max_tokens=30))
+    versions = {each.name: each.steps[0].policy_version for each in episode.trajectories}
+    assert versions == {"solver": 3, "judge": 8}
+    assert [(each.temperature, each.max_tokens) for each in clients["small"].samplings] == [(0.9, 30)]
+    assert [(each.temperature, each.max_tokens) for each in clients["large"].samplings] == [(0.5, 7)]
+
+
+async def test_a_trajectory_whose_calls_another_policy_answered_is_refused() -> None:
+    clients = {"small": ScriptedClient(four), "large": ScriptedClient(four)}
+    engine = AgentWorkflowEngine(Pair, {}, clients=clients, roles={"judge": RoleSettings(policy="large")})
+    with pytest.raises(ConfigError, match="'judge' is of policy `large`, but policy `small` answered"):
+        await episodes_of(engine, [TASKS[0] | {"judge_asks_as": "nobody"}])
+
+
+# ---- everything at once ----------------------------------------------------------------------------------
+
+
+async def test_counts_conserve_whatever_goes_wrong() -> None:
+    dice = random.Random(3)
+    faults: list[Exception | None] = [
+        *(None, None, None),
+        ValueError("policy"),
+        OSError("infrastructure"),
+        TerminationEvent(TerminationReason.MAX_TURNS_EXCEEDED),
+        TerminationEvent(TerminationReason.ENV_DONE),
+    ]
+
+    def script(messages: Sequence[Message]) -> str | Exception:
+        return InferenceError("away") if dice.random() < 0.2 else "4"
+
+    def trouble(task: Any) -> None:
+        fault = dice.choice(faults)
+        if fault is not None:
+            raise fault
+
+    engine = engine_of(Asks, ScriptedClient(script), {"trouble": trouble}, api_retries=1, n_parallel_tasks=7)
+    episodes = await episodes_of(engine, [{"question": f"{number}?"} for number in range(60)], group_size=2)
+    assert len({episode.id for episode in episodes}) == len(episodes) == engine.counts.submitted == 120
+    assert engine.counts.in_flight == 0
+    assert sum(engine.counts.by_outcome.values()) == 120
+    for outcome in Outcome:
+        assert engine.counts.by_outcome[outcome] == sum(episode.outcome is outcome for episode in episodes)
+    seen = {episode.outcome for episode in episodes}
+    assert seen == set(Outcome) - {Outcome.CANCELLED}
+    for episode in episodes:
+        failed = episode.outcome in (Outcome.POLICY_FAILURE, Outcome.INFRASTRUCTURE_FAILURE)
+        assert all((each.reward is None) is failed for each in episode.trajectories)
+        assert failed is ("error" in episode.info)
+    assert len(asyncio.all_tasks()) == 1
+
+
+# ---- isolation and closing -------------------------------------------------------------------------------
+
+
+async def test_attempts_share_nothing() -> None:
+    class Leaky(Workflow):
+        def __init__(self, rollout_engine: Any, bag: list[str], **kwargs: Any) -> None:
+            super().__init__(rollout_engine, **kwargs)
+            self.bag = bag
+
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
+            assert "seen" not in task
+            assert self.bag == []
+            self.bag.append(uid)
+            task["seen"] = uid
+            task["list"].append(uid)
+            await self.rollout_engine.get_model_response([{"role": "user", "content": uid}])
+            assert task["list"] == [uid]
+            assert len(self.rollout_engine.calls) == 1
+
+    tasks = [{"task_id": str(number), "list": []} for number in range(10)]
+    episodes = await episodes_of(engine_of(Leaky, args={"bag": []}), tasks, group_size=2)
+    assert {episode.outcome for episode in episodes} == {Outcome.SCORED}
+    assert all(task["list"] == [] and "seen" not in task for task in tasks)
+
+
+async def test_breaking_out_ends_every_call_and_thread() -> None:
+    client = ScriptedClient(lambda messages: ScriptedAnswer(text="4", wait_for=asyncio.Event().wait))
+    first = ScriptedClient(four)
+
+    class Some(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
+            role = "quick" if uid == "t0:0" else "slow"
+            await asyncio.gather(
+                *(
+                    self.rollout_engine.get_model_response([{"role": "user", "content": str(k)}], role=role)
+                    for k in range(3)
+                )
+            )
+
+    engine = AgentWorkflowEngine(
+        Some, {}, clients={"a": client, "b": first}, roles={"quick": RoleSettings(policy="b")}
+    )
+    async with aclosing(engine.run(TASKS)) as episodes:
+        async for _ in episodes:
+            break
+    assert (client.in_flight, engine.counts.in_flight) == (0, 0)
+    assert engine.counts.by_outcome[Outcome.CANCELLED] == 3
+    engine.counts.check()
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_sibling_that_is_left_behind_ends_with_its_attempt() -> None:
+    client = ScriptedClient(lambda messages: ScriptedAnswer(text="4", wait_for=asyncio.Event().wait))
+
+    class LeavesOne(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
+            ask = self.rollout_engine.get_model_response([{"role": "user", "content": "?"}])
+            self.left = asyncio.create_task(ask)
+            await asyncio.sleep(0.01)
+            raise ValueError("x")
+
+    await episodes_of(engine_of(LeavesOne, client))
+    assert client.in_flight == 0
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_work_in_threads_does_not_hold_up_the_loop_and_has_a_limit() -> None:
+    release = threading.Event()
+
+    class Blocks(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
+            assert await self.run_in_executor(lambda a, *, b: a + b, 1, b=2) == 3
+            if task["task_id"] == "t0":
+                await self.run_in_executor(release.wait)
+
+    engine = engine_of(Blocks, step_timeout_s=0.1, retry_limit=1)
+    try:
+        episodes = {episode.task_id: episode for episode in await episodes_of(engine)}
+    finally:
+        release.set()
+    assert episodes["t0"].outcome is Outcome.INFRASTRUCTURE_FAILURE
+    assert {episodes[name].outcome for name in ("t1", "t2", "t3")} == {Outcome.SCORED}

@@ -1,0 +1,250 @@
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm.engine.agent_execution import AgentExecutionEngine
+from rllm.engine.supervision import LoopWatchdog, ProgressWatchdog
+from rllm.errors import ConfigError, StallError
+from rllm.inference.scripted import ScriptedAnswer, ScriptedClient
+from rllm.types.episode import Outcome
+
+Env = type[Any]
+Agent = type[Any]
+
+
+class Clock:
+    """Shows what it was set to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def _later(clock: Clock, happened: Callable[[], bool]) -> None:
+    """Hours pass until it has happened."""
+    while not happened():
+        clock.now_s += 3600.0
+        await asyncio.sleep(0.01)
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()
+
+
+async def _play(engine: AgentExecutionEngine, tasks: list[dict[str, Any]]) -> None:
+    async with aclosing(engine.run(tasks)) as episodes:
+        async for _ in episodes:
+            pass
+
+
+# ---- the loop ---------------------------------------------------------------------------------------------
+
+
+async def test_code_that_blocks_the_loop_is_named_once_by_file_and_line() -> None:
+    told: list[tuple[str, float]] = []
+    known = threading.Event()
+
+    def note(place: str, limit_s: float) -> None:
+        told.append((place, limit_s))
+        known.set()
+
+    with LoopWatchdog(limit_s=0.1, on_blocked=note):
+        for _ in range(2):
+            known.wait(20.0)  # blocks the loop until it has been seen
+            await asyncio.sleep(0.05)
+    ((place, limit_s),) = told
+    assert limit_s == 0.1
+    assert __file__ in place
+    assert "test_code_that_blocks_the_loop" in place
+
+
+async def test_a_busy_loop_of_short_callbacks_and_an_idle_one_are_no_places() -> None:
+    told: list[str] = []
+    with LoopWatchdog(limit_s=0.1, on_blocked=lambda place, limit_s: told.append(place)):
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.3)
+    assert told == []
+
+
+async def test_the_engine_warns_of_an_agent_that_blocks(
+    agent_class: Agent, env_class: Env, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient = {**(LoopWatchdog.__init__.__kwdefaults__ or {}), "limit_s": 0.1}
+    monkeypatch.setattr(LoopWatchdog.__init__, "__kwdefaults__", impatient)
+
+    class Blocking(agent_class):  # type: ignore[misc, valid-type]
+        def update_from_model(self, response: str, **kwargs: Any) -> Any:
+            end = time.monotonic() + 20.0
+            while not caplog.records and time.monotonic() < end:
+                time.sleep(0.01)
+            return super().update_from_model(response)
+
+    engine = AgentExecutionEngine(Blocking, env_class, rollout_engine=ScriptedClient(["a", "b"]))
+    await _play(engine, [{"task_id": "t"}])
+    (record,) = caplog.records
+    assert "update_from_model" in record.getMessage()
+    assert f"{__file__}:" in record.getMessage()
+    assert engine.counts.by_outcome[Outcome.SCORED] == 1
+
+
+# ---- progress ---------------------------------------------------------------------------------------------
+
+
+async def test_what_is_live_is_told_with_age_turn_and_what_it_waits_for(
+    agent_class: Agent, env_class: Env, settled: Any
+) -> None:
+    client = ScriptedClient(["a", ScriptedAnswer(text="b", wait_for=_never)])
+    engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=client, n_parallel_agents=2)
+    running = asyncio.create_task(_play(engine, [{"task_id": f"t{index}"} for index in range(3)]))
+    await settled(lambda: [each.turn for each in engine.live()] == [2, 2])
+    oldest, other = engine.live()
+    assert {oldest.episode.task_id, other.episode.task_id} == {"t0", "t1"}
+    assert oldest.age_s >= other.age_s >= 0.0
+    assert oldest.waits_for == "model"
+    assert engine.counts.in_flight == 3
+    running.cancel()
+    await asyncio.wait({running})
+    assert engine.live() == []
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+async def test_a_stall_saves_reports_and_ends_with_the_name_of_the_culprit(
+    agent_class: Agent, env_class: Env, world: Any, tmp_path: Path, clock: Clock, settled: Any
+) -> None:
+    client = ScriptedClient(lambda messages: "go")
+    engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=client, step_timeout_s=60.0)
+    saved: list[str] = []
+    report = tmp_path / "stall.txt"
+
+    async def guarded() -> None:
+        async with ProgressWatchdog(
+            engine,
+            limit_s=600.0,
+            on_stall=lambda: saved.append("checkpoint"),
+            report_path=report,
+            clock=clock,
+            check_every_s=0.01,
+        ):
+            await _play(engine, [{"task_id": "good"}, {"task_id": "bad", "trouble": {1: {"step:2": "hang"}}}])
+
+    running = asyncio.create_task(guarded())
+    await settled(lambda: engine.counts.settled == 1 and engine.live()[0].turn == 2)
+    async with asyncio.timeout(20.0):
+        await _later(clock, lambda: bool(saved))
+        world.release.set()
+        with pytest.raises(StallError) as stall:
+            await running
+    message = str(stall.value)
+    assert re.search(r"No rollout has moved for \d+ s: 1 episodes are in flight", message)
+    assert "bad:0" in message
+    assert "in turn 2, waits for environment.step" in message
+    assert "conftest.py" in message, "the line at which the environment hangs"
+    assert saved == ["checkpoint"]
+    text = report.read_text()
+    assert "Thread rllm-environment" in text
+    assert "Task " in text
+    assert "_meet" in text
+    assert (client.open_sessions, world.num_open) == (0, 0)
+
+
+async def test_a_model_that_never_answers_is_a_stall_too(
+    agent_class: Agent, env_class: Env, clock: Clock, settled: Any
+) -> None:
+    client = ScriptedClient([ScriptedAnswer(text="a", wait_for=_never)])
+    engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=client)
+
+    async def guarded() -> None:
+        async with ProgressWatchdog(engine, limit_s=10.0, clock=clock, check_every_s=0.01):
+            await _play(engine, [{"task_id": "t"}])
+
+    running = asyncio.create_task(guarded())
+    await settled(lambda: bool(client.requests))
+    async with asyncio.timeout(20.0):
+        await _later(clock, running.done)
+        with pytest.raises(StallError, match="waits for model"):
+            await running
+
+
+async def test_progress_and_idleness_are_no_stall(agent_class: Agent, env_class: Env, clock: Clock) -> None:
+    engine = AgentExecutionEngine(
+        agent_class, env_class, rollout_engine=ScriptedClient(lambda messages: "go")
+    )
+    async with ProgressWatchdog(engine, limit_s=10.0, clock=clock, check_every_s=0.005):
+        for _ in range(5):
+            await _play(engine, [{"task_id": "t"}])
+            clock.now_s += 100.0
+            await asyncio.sleep(0.05)
+    assert engine.counts.by_outcome[Outcome.SCORED] == 5
+
+
+async def test_a_loop_that_hangs_in_python_code_is_interrupted(
+    agent_class: Agent, env_class: Env, clock: Clock
+) -> None:
+    class Spinning(agent_class):  # type: ignore[misc, valid-type]
+        def update_from_model(self, response: str, **kwargs: Any) -> Any:
+            clock.now_s = 11.0
+            end = time.monotonic() + 20.0
+            while time.monotonic() < end:
+                pass
+            return super().update_from_model(response)
+
+    saved: list[str] = []
+    engine = AgentExecutionEngine(Spinning, env_class, rollout_engine=ScriptedClient(["a", "b"]))
+    watchdog = ProgressWatchdog(
+        engine,
+        limit_s=10.0,
+        on_stall=lambda: saved.append(threading.current_thread().name),
+        clock=clock,
+        check_every_s=0.01,
+        grace_s=0.2,
+    )
+    started = time.monotonic()
+    with pytest.raises(StallError, match="t:0"):
+        async with watchdog:
+            await _play(engine, [{"task_id": "t"}])
+    assert saved == ["rllm-progress-watchdog"]
+    assert time.monotonic() - started < 15.0
+
+
+async def test_what_fails_while_saving_does_not_hide_the_stall(
+    agent_class: Agent, env_class: Env, clock: Clock, settled: Any
+) -> None:
+    def full() -> None:
+        raise OSError("no space left")
+
+    client = ScriptedClient([ScriptedAnswer(text="a", wait_for=_never)])
+    engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=client)
+
+    async def guarded() -> None:
+        async with ProgressWatchdog(engine, limit_s=1.0, on_stall=full, clock=clock, check_every_s=0.01):
+            await _play(engine, [{"task_id": "t"}])
+
+    running = asyncio.create_task(guarded())
+    await settled(lambda: bool(client.requests))
+    async with asyncio.timeout(20.0):
+        await _later(clock, running.done)
+        with pytest.raises(StallError) as stall:
+            await running
+    assert any("no space left" in note for note in stall.value.__notes__)
+
+
+@pytest.mark.parametrize("kind", [LoopWatchdog, ProgressWatchdog])
+def test_a_limit_of_nothing_is_refused(kind: Any) -> None:
+    arguments = () if kind is LoopWatchdog else (None,)
+    with pytest.raises(ConfigError, match="`limit_s`"):
+        kind(*arguments, limit_s=0.0)

@@ -1,0 +1,239 @@
+"""Problems can be solved, are drawn by number alone, and no two splits share one."""
+
+import json
+from collections import Counter
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rllm.environments.checks import check_env
+from rllm.environments.countdown import (
+    SPLITS,
+    CountdownEnv,
+    Problem,
+    countdown_problem,
+    countdown_tasks,
+    demonstration,
+    problem_of,
+    random_answer,
+    solutions,
+    split_of,
+)
+from rllm.errors import AgentError, ConfigError
+from rllm.rewards.countdown import CountdownReason, grade_countdown
+from rllm.types.episode import Action
+
+
+def asked(problem: Problem) -> tuple[tuple[int, ...], int]:
+    """What makes two problems the same one."""
+    return tuple(sorted(problem.numbers)), problem.target
+
+
+@pytest.mark.parametrize("num_numbers", [2, 3])
+def test_no_problem_is_in_two_splits_over_thousands_of_draws(num_numbers: int) -> None:
+    drawn = {
+        split: {asked(countdown_problem(split, index, num_numbers=num_numbers)) for index in range(1000)}
+        for split in SPLITS
+    }
+    assert all(len(each) > 30 for each in drawn.values())
+    for split, problems in drawn.items():
+        assert not problems & set().union(*(drawn[other] for other in SPLITS if other != split))
+
+
+@given(numbers=st.lists(st.integers(0, 99), min_size=2, max_size=4), target=st.integers(0, 999))
+def test_the_split_does_not_depend_on_the_order_of_the_numbers(numbers: list[int], target: int) -> None:
+    splits = {split_of(Problem(numbers=order, target=target)) for order in permutations(numbers)}
+    assert len(splits) == 1
+    assert splits <= set(SPLITS)
+
+
+def test_half_of_all_problems_train_and_a_quarter_each_validates_and_tests() -> None:
+    counts = Counter(
+        split_of(Problem(numbers=(first, second, third), target=target))
+        for first, second, third in product(range(1, 10), repeat=3)
+        if first <= second <= third
+        for target in range(25)
+    )
+    total = counts.total()
+    assert 0.47 < counts["train"] / total < 0.53
+    assert 0.22 < counts["validation"] / total < 0.28
+    assert 0.22 < counts["test"] / total < 0.28
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    split=st.sampled_from(SPLITS),
+    index=st.integers(0, 2**63 - 1),
+    num_numbers=st.integers(2, 4),
+    max_number=st.integers(9, 30),
+    max_target=st.integers(30, 200),
+    operators=st.sampled_from(["+-", "+-*", "+-*/", "*+"]),
+)
+def test_every_drawn_problem_has_an_answer_and_the_grader_agrees(
+    split: str, index: int, num_numbers: int, max_number: int, max_target: int, operators: str
+) -> None:
+    problem = countdown_problem(
+        split,
+        index,
+        num_numbers=num_numbers,
+        max_number=max_number,
+        max_target=max_target,
+        operators=operators,
+    )
+    assert len(problem.numbers) == num_numbers
+    assert all(1 <= each <= max_number for each in problem.numbers)
+    assert 0 <= problem.target <= max_target
+    assert split_of(problem) == split
+    answer = solutions(problem, operators)[0]
+    assert grade_countdown(answer, problem.numbers, problem.target).is_correct
+    assert set(answer) <= set(f"{operators}()0123456789")
+
+
+def test_a_problem_is_a_function_of_its_number_alone() -> None:
+    alone = countdown_problem("test", 40, num_numbers=4)
+    assert [countdown_problem("test", index, num_numbers=4) for index in range(39, 42)][1] == alone
+    assert problem_of(countdown_tasks("test", 3, start=39, num_numbers=4)[1]) == alone
+
+
+def test_tasks_go_through_json_into_environments() -> None:
+    tasks = countdown_tasks("train", 5, start=7)
+    assert [task["task_id"] for task in tasks] == [f"countdown-train-{index}" for index in range(7, 12)]
+    for task in json.loads(json.dumps(tasks)):
+        env = CountdownEnv.from_dict(task)
+        observation, info = env.reset(seed=3)
+        numbers = " ".join(map(str, task["numbers"]))
+        assert (observation, info) == (f"{numbers} target {task['target']}", {})
+        assert env.step(demonstration(task, noise=0.0, rng=np.random.default_rng(0)))[1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("problem", "operators", "wanted"),
+    [
+        (Problem(numbers=(3, 7), target=10), "+-*/", {"3+7"}),
+        (Problem(numbers=(3, 7), target=4), "+-*/", {"7-3"}),
+        (Problem(numbers=(2, 2), target=4), "+-*/", {"2+2", "2*2"}),
+        (Problem(numbers=(8, 4, 2), target=4), "/", {"8/(4/2)", "2/(4/8)"}),
+        (Problem(numbers=(7, 3, 2), target=2), "+-", {"7-3-2", "7-2-3", "7-(3+2)"}),
+        (Problem(numbers=(1, 1), target=5), "+-*/", set[str]()),
+    ],
+)
+def test_all_ways_to_write_an_answer_are_found(problem: Problem, operators: str, wanted: set[str]) -> None:
+    assert set(solutions(problem, operators)) == wanted
+
+
+def test_the_plainest_answer_comes_first() -> None:
+    assert solutions(Problem(numbers=(3, 7, 2), target=12))[0] == "3+7+2"
+    assert solutions(Problem(numbers=(3, 7, 2), target=2), "+-")[0] == "7-3-2"
+
+
+@settings(deadline=None, max_examples=40)
+@given(numbers=st.lists(st.integers(0, 6), min_size=3, max_size=3), target=st.integers(0, 40))
+def test_the_search_finds_an_answer_exactly_where_there_is_one(numbers: list[int], target: int) -> None:
+    tried = (
+        grade_countdown(form.format(*order, *signs), numbers, target).is_correct
+        for order in permutations(numbers)
+        for signs in product("+-*/", repeat=2)
+        for form in ("({0}{3}{1}){4}{2}", "{0}{3}({1}{4}{2})")
+    )
+    found = solutions(Problem(numbers=tuple(numbers), target=target))
+    assert bool(found) == any(tried)
+    assert all(grade_countdown(each, numbers, target).is_correct for each in found)
+    assert len(set(found)) == len(found)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32), num_numbers=st.integers(2, 4))
+def test_a_mistake_on_purpose_is_a_proper_expression_of_the_numbers(seed: int, num_numbers: int) -> None:
+    problem = countdown_problem("train", seed, num_numbers=num_numbers)
+    answer = random_answer(problem, np.random.default_rng(seed))
+    reason = grade_countdown(answer, problem.numbers, problem.target).reason
+    assert reason in (CountdownReason.RIGHT, CountdownReason.WRONG_VALUE)
+
+
+def test_noise_is_the_share_of_answers_that_are_drawn() -> None:
+    tasks = countdown_tasks("train", 400)
+
+    def right(noise: float) -> float:
+        rng = np.random.default_rng(0)
+        answers = [demonstration(task, noise=noise, rng=rng) for task in tasks]
+        graded = [
+            grade_countdown(each, task["numbers"], task["target"])
+            for each, task in zip(answers, tasks, strict=True)
+        ]
+        return sum(grade.is_correct for grade in graded) / len(tasks)
+
+    assert right(0.0) == 1.0
+    assert right(1.0) < 0.2
+    assert 0.4 < right(0.5) < 0.65
+
+
+def test_the_environment_pays_one_for_a_right_answer_and_says_why_another_is_wrong() -> None:
+    env = CountdownEnv([3, 7, 2], 12)
+    check_env(env, "3+7+2")
+    for answer, paid, reason in (
+        ("3+7+2", 1.0, "right"),
+        (Action(action="(3+7)+2"), 1.0, "right"),
+        ("3*7-2", 0.0, "wrong_value"),
+        ("12", 0.0, "wrong_numbers"),
+        ("I think that 3+7+2", 0.0, "malformed"),
+        ("", 0.0, "empty"),
+    ):
+        env.reset()
+        _, reward, terminated, truncated, info = env.step(answer)
+        assert (reward, terminated, truncated, info) == (paid, True, False, {"reason": reason})
+    with pytest.raises(AgentError, match="reset"):
+        env.step("3+7+2")
+
+
+@pytest.mark.parametrize(
+    ("task", "named"),
+    [
+        ({"numbers": [3, 7], "goal": 10}, "goal"),
+        ({"numbers": [3, 7], "targets": 10}, "did you mean `target`"),
+        ({"numbers": [3], "target": 3}, "numbers"),
+        ({"numbers": [1, 2, 3, 4, 5], "target": 3}, "numbers"),
+        ({"numbers": "37", "target": 10}, "numbers"),
+        ({"numbers": [3, -7], "target": 10}, "numbers"),
+        ({"numbers": [3, 7.5], "target": 10}, "numbers"),
+        ({"numbers": [3, True], "target": 4}, "numbers"),
+        ({"numbers": [3, 7], "target": -4}, "target"),
+        ({"numbers": [3, 7], "target": "10"}, "target"),
+    ],
+)
+def test_what_is_no_problem_is_refused(task: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        CountdownEnv.from_dict(task)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"split": "dev"}, "split"),
+        ({"index": -1}, "index"),
+        ({"num_numbers": 1}, "num_numbers"),
+        ({"num_numbers": 5}, "num_numbers"),
+        ({"max_number": 1}, "max_number"),
+        ({"max_target": -1}, "max_target"),
+        ({"operators": ""}, "operators"),
+        ({"operators": "+^"}, "operators"),
+        ({"operators": "++"}, "operators"),
+        ({"max_number": 2, "max_target": 0, "operators": "*"}, "gave no problem"),
+    ],
+)
+def test_arguments_that_no_problem_can_be_drawn_with_are_refused(
+    arguments: dict[str, object], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        countdown_problem(**{"split": "train", "index": 0, **arguments})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_problem_that_nobody_can_solve_is_not_demonstrated() -> None:
+    with pytest.raises(ConfigError, match="1 1 target 5"):
+        demonstration({"numbers": [1, 1], "target": 5}, noise=0.0, rng=np.random.default_rng(0))
+    with pytest.raises(ConfigError, match="noise"):
+        demonstration({"numbers": [1, 1], "target": 2}, noise=1.5, rng=np.random.default_rng(0))
+    with pytest.raises(ConfigError, match="target"):
+        demonstration({"numbers": [1, 1]}, noise=0.0, rng=np.random.default_rng(0))

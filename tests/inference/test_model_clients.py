@@ -1,0 +1,108 @@
+"""What holds for every model client, on real objects: the scripted one, the built-in engine, and servers."""
+
+import importlib.util
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from rllm.inference.client import ModelClient
+from rllm.inference.local.client import LocalClient
+from rllm.inference.openai import OpenAIClient
+from rllm.inference.scripted import CodepointTokenizer, ScriptedClient
+from rllm.inference.vllm import VLLMClient
+from rllm.models.builtin import create_model
+from rllm.models.directory import load_model
+from rllm.types.messages import FinishReason, Message, SamplingParams
+
+_path = Path(__file__).parents[1] / "gateway" / "fake_upstream.py"
+_spec = importlib.util.spec_from_file_location("fake_upstream", _path)
+assert _spec is not None
+assert _spec.loader is not None
+fake: Any = sys.modules.setdefault("fake_upstream", importlib.util.module_from_spec(_spec))
+_spec.loader.exec_module(fake)
+
+SAMPLING = SamplingParams(max_tokens=4, seed=3)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    create_model(path, "tiny", 0)
+    return path
+
+
+async def by_ids(asked: Any) -> Any:
+    """Four ids for any prompt of ids."""
+    choice = {
+        "finish_reason": "length",
+        "prompt_token_ids": asked.body["prompt"],
+        "token_ids": [5, 6, 7, 8],
+        "logprobs": {"token_logprobs": [-1.0] * 4},
+    }
+    return await fake.body(orjson.dumps({"id": "c", "choices": [choice]}))(asked)
+
+
+@pytest.fixture(params=["scripted", "local", "vllm", "openai"])
+async def client(request: pytest.FixtureRequest, model_dir: Path) -> AsyncIterator[ModelClient]:
+    async with fake.FakeUpstream(answer="Up") as server:
+        made: ModelClient
+        match request.param:
+            case "scripted":
+                made = ScriptedClient(lambda messages: "Up")
+            case "local":
+                made = LocalClient(load_model(model_dir), num_slots=4, max_context=256)
+            case "vllm":
+                server.default = by_ids
+                made = VLLMClient(server.url, model_dir)
+            case _:
+                made = OpenAIClient(server.url, tokenizer=CodepointTokenizer())
+        yield made
+        await made.close()
+
+
+def more(messages: list[Message], answer: str) -> list[Message]:
+    return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": "and now?"}]
+
+
+async def test_a_session_answers_turn_by_turn(client: ModelClient) -> None:
+    messages: list[Message] = [{"role": "user", "content": "where to?"}]
+    async with client.session(("task", 0)) as session:
+        first = await session.respond(messages, SAMPLING)
+        second = await session.respond(more(messages, first.text), SAMPLING)
+    for output in (first, second):
+        assert len(output.completion_ids) == len(output.logprobs) == len(output.policy_versions) > 0
+        assert output.usage["completion_tokens"] == len(output.completion_ids)
+    sampled = first.prompt_ids + first.completion_ids
+    assert second.prompt_ids[: len(sampled)] == sampled, "nothing that was sampled is encoded again"
+
+
+async def test_prompt_tokens_is_the_length_of_what_is_sent_and_asking_changes_nothing(
+    client: ModelClient,
+) -> None:
+    messages: list[Message] = [{"role": "user", "content": "where to?"}]
+    async with client.session(("task", 0)) as session:
+        for _ in range(3):
+            session.prompt_tokens([{"role": "user", "content": "something else"}])
+            expected = session.prompt_tokens(messages)
+            assert session.prompt_tokens(messages) == expected
+            output = await session.respond(messages, SAMPLING)
+            # The fake server's own template is a few characters shorter than the tokenizer's here.
+            unlike = 2 * len(messages) if isinstance(client, OpenAIClient) else 0
+            assert 0 <= expected - len(output.prompt_ids) <= unlike
+            messages = more(messages, output.text)
+
+
+async def test_one_answer_outside_of_any_conversation(client: ModelClient) -> None:
+    output = await client.get_model_response([{"role": "user", "content": "where to?"}], SAMPLING)
+    assert output.prompt_ids
+    assert output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+async def test_every_sessions_end_can_be_said_twice(client: ModelClient) -> None:
+    session = client.session(("task", 0))
+    session.close()
+    session.close()

@@ -1,0 +1,322 @@
+"""Several roles, several models, one run: who learns from what, what is kept where, and what is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from rllm.build import model_directory
+from rllm.config.schema import TrainConfig
+from rllm.errors import ConfigError
+from rllm.models.directory import load_model, parameters_sha256
+from rllm.store.episodes import EpisodeStore
+from rllm.tracking.jsonl import read_metrics
+from rllm.trainer.learning import imitate, learn
+from rllm.trainer.policies import create_initial_models, load_initial_models
+from rllm.trainer.replay import replay
+from rllm.types.episode import Episode
+
+Make = Callable[..., Any]
+FROZEN_JUDGE = {"policies": {"judge": {"trainable": False}}}
+SMALL = {"steps": 2, "warm_start": {"steps": 2}, "checkpoint": {"every_steps": 1}}
+FINISHED = {**SMALL, **FROZEN_JUDGE, "roles": {"solver": {"temperature": 0.7, "max_tokens": 2}}}
+
+
+def _sha256(model: Path) -> str:
+    return parameters_sha256(load_model(model).model.state_dict_hf())
+
+
+@pytest.fixture(scope="module")
+def finished(letters: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Solvers that learn and sample in their own way, and a judge that is frozen."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    letters.make_pair_trainer(run, FINISHED).train()
+    return run
+
+
+def test_a_frozen_policy_plays_and_does_not_change_and_the_other_learns(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    for name, trainable in (("solver", True), ("judge", False)):
+        before, after = (_sha256(finished / place / name) for place in ("initial_models", "models"))
+        assert (before != after) == trainable
+        assert summary["policies"][name]["parameters_sha256"] == after
+        assert summary["policies"][name]["trainable"] == trainable
+    for line in read_metrics(finished / "metrics.jsonl"):
+        if line["phase"] == "train":
+            assert not any(name.startswith("policy.judge.") for name in line)
+            assert line["policy.solver.canary_gap"] < 1e-4
+            assert line["policy.solver.logprob_gap_sampler"] < 1e-4
+            dropped = line["tokens.dropped.untrained"]
+            assert dropped > 0
+            assert line["tokens.sampled"] == dropped + sum(
+                line[f"tokens.{name}"] for name in ("trained", "dropped.failed", "dropped.tied")
+            )
+    assert sorted(path.name for path in (finished / "checkpoints" / "step-000004").iterdir()) == [
+        "manifest.json",
+        "solver",
+        "state.json",
+    ]
+    assert not (finished / "model").exists()
+
+
+def test_every_token_carries_the_version_of_the_policy_that_plays_its_role(finished: Path) -> None:
+    version = 2  # updates of the solver's warm start
+    with EpisodeStore.open(finished / "store.sqlite", read_only=True) as store:
+        for line in read_metrics(finished / "metrics.jsonl"):
+            if line["phase"] != "train":
+                continue
+            seen: dict[str, set[int]] = {}
+            for episode in store.episodes("train", line["step"]):
+                for trajectory in episode.trajectories:
+                    for step in trajectory.steps:
+                        seen.setdefault(trajectory.name, set()).update(step.policy_versions)
+            assert seen == {"solver": {version}, "judge": {0}}
+            version = line["policy.solver.policy_version"]
+
+
+def test_a_role_samples_in_its_own_way_in_training_and_greedily_where_all_do(finished: Path) -> None:
+    with EpisodeStore.open(finished / "store.sqlite", read_only=True) as store:
+        for phase, temperatures in (
+            ("train", {"solver": 0.7, "judge": 1.0}),
+            ("after.greedy", {"solver": 0.0, "judge": 0.0}),
+        ):
+            steps = [
+                (trajectory.name, step)
+                for episode in store.episodes(phase)
+                for trajectory in episode.trajectories
+                for step in trajectory.steps
+            ]
+            assert {
+                (role, step.model_output.temperature) for role, step in steps if step.model_output
+            } == set(temperatures.items())
+            assert max(len(step.response_ids) for role, step in steps if role == "solver") == 2
+            assert max(len(step.response_ids) for role, step in steps if role == "judge") == 3
+
+
+def test_a_run_of_two_policies_replays_without_an_engine(letters: ModuleType, finished: Path) -> None:
+    result = replay(letters.make_pair_trainer(finished, FINISHED))
+    assert result.differences == []
+    assert result.is_identical
+
+
+def test_a_replay_finds_a_frozen_model_that_was_changed(
+    letters: ModuleType, finished: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(run / "models" / "judge")
+    shutil.copytree(run / "models" / "solver", run / "models" / "judge")
+    assert not replay(letters.make_pair_trainer(run, FINISHED)).is_identical
+
+
+def test_reports_and_steps_say_what_each_role_was_paid(finished: Path) -> None:
+    report = json.loads((finished / "summary.json").read_text())["after"]["sampled_report"]
+    assert {role: facts["trajectories"] for role, facts in report["roles"].items()} == {
+        "judge": 4,
+        "solver": 8,
+    }
+    line = [each for each in read_metrics(finished / "metrics.jsonl") if each["phase"] == "train"][-1]
+    with EpisodeStore.open(finished / "store.sqlite", read_only=True) as store:
+        paid = [
+            trajectory.reward
+            for episode in store.episodes("train", line["step"])
+            for trajectory in episode.trajectories
+            if trajectory.name == "solver"
+        ]
+    assert line["role.solver.trajectories"] == len(paid) == 12
+    assert line["role.solver.reward_mean"] == pytest.approx(sum(reward or 0.0 for reward in paid) / 12)
+
+
+def test_of_several_models_one_has_to_be_named(finished: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has the models judge, solver; give one of them"):
+        model_directory(finished)
+    assert model_directory(finished / "models" / "judge") == finished / "models" / "judge"
+
+
+# ---- one step of learning, from stored episodes ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def episodes(finished: Path) -> list[Episode]:
+    with EpisodeStore.open(finished / "store.sqlite", read_only=True) as store:
+        return list(store.episodes("train", 0))
+
+
+@pytest.fixture
+def learned(letters: ModuleType, tmp_path: Path) -> Make:
+    """Metrics, and the weights of each policy, after `learn` on some episodes from fresh weights."""
+
+    def learn_from(
+        episodes: list[Episode], changes: dict[str, Any] | None = None, **more: Any
+    ) -> tuple[dict[str, Any], dict[str, list[torch.Tensor]]]:
+        trainer = letters.make_pair_trainer(tmp_path, changes, **more)
+        create_initial_models(trainer.config, tmp_path)
+        learner = trainer.make_learner(load_initial_models(trainer.config, tmp_path))
+        _, metrics = learn(learner, episodes, 0)
+        return metrics, {
+            name: [each.detach() for each in policy.loaded.model.parameters()]
+            for name, policy in learner.policies.items()
+        }
+
+    return learn_from
+
+
+def _same(mine: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
+
+
+def test_a_policy_learns_from_its_own_roles_alone(episodes: list[Episode], learned: Make) -> None:
+    _, weights = learned(episodes)
+    for episode in episodes:
+        for trajectory in episode.trajectories:
+            if trajectory.name == "judge":
+                trajectory.reward = 1.0 - (trajectory.reward or 0.0)
+    _, others = learned(episodes)
+    assert _same(weights["solver"], others["solver"])
+    assert not _same(weights["judge"], others["judge"])
+
+
+def test_a_weight_of_nothing_is_as_frozen_and_half_a_weight_is_half_an_advantage(
+    episodes: list[Episode], learned: Make
+) -> None:
+    metrics, weights = learned(episodes, {"roles": {"judge": {"reward_weight": 0.0}}})
+    assert metrics["tokens.dropped.untrained"] > 0
+    assert "policy.judge.loss" not in metrics
+    _, frozen = learned(episodes, FROZEN_JUDGE)
+    assert _same(weights["judge"], frozen["judge"])
+    assert _same(weights["solver"], frozen["solver"])
+    once = {"algorithm": {"updates_per_step": 1}, "optimizer": {"max_grad_norm": 1e9}}
+    whole, _ = learned(episodes, once)
+    half, _ = learned(episodes, {**once, "roles": {"judge": {"reward_weight": 0.5}}})
+    assert half["policy.judge.grad_norm"] == pytest.approx(whole["policy.judge.grad_norm"] / 2, rel=1e-5)
+    assert half["policy.solver.grad_norm"] == whole["policy.solver.grad_norm"]
+
+
+def test_each_role_has_the_estimator_that_the_map_or_the_configuration_gives_it(
+    episodes: list[Episode], learned: Make
+) -> None:
+    plain, _ = learned(episodes)
+    mapped, weights = learned(
+        episodes, traj_group_adv_estimator_map={"solver": "grpo", "judge": "reinforce_plus_plus"}
+    )
+    configured, others = learned(episodes, {"roles": {"judge": {"estimator": "reinforce_plus_plus"}}})
+    assert mapped == configured
+    assert all(_same(weights[name], others[name]) for name in weights)
+    assert mapped["policy.solver.loss"] == plain["policy.solver.loss"]
+    assert mapped["policy.judge.loss"] != plain["policy.judge.loss"]
+
+
+def test_each_policy_has_a_learning_rate_of_its_own(episodes: list[Episode], learned: Make) -> None:
+    metrics, _ = learned(episodes, {"policies": {"judge": {"learning_rate": 5e-4}}})
+    assert metrics["policy.judge.learning_rate"] == 5e-4
+    assert metrics["policy.solver.learning_rate"] == TrainConfig().optimizer.learning_rate
+
+
+def test_the_trainers_own_logprobs_make_a_step_independent_of_the_samplers_last_bit(
+    episodes: list[Episode], learned: Make
+) -> None:
+    _, weights = learned(episodes)
+    for episode in episodes:
+        for trajectory in episode.trajectories:
+            for step in trajectory.steps:
+                step.logprobs = [logprob - 1e-6 for logprob in step.logprobs]
+    _, others = learned(episodes)
+    assert _same(weights["solver"], others["solver"])
+    _, sampled = learned(episodes, {"algorithm": {"old_logprobs": "sampler"}})
+    assert not _same(weights["solver"], sampled["solver"])
+
+
+def test_one_policy_may_play_all_roles(episodes: list[Episode], learned: Make) -> None:
+    metrics, weights = learned(episodes, {"policies": None, "model": {"path": "builtin:tiny"}})
+    assert list(weights) == ["policy"]
+    assert metrics["grad_norm"] > 0.0
+    assert metrics["role.judge.trajectories"] == 6
+
+
+def test_a_role_whose_name_was_mistyped_is_named(episodes: list[Episode], learned: Make) -> None:
+    with pytest.raises(ConfigError, match=r"`roles\.sovler` .* did you mean `roles\.solver`"):
+        learned(episodes, {"roles": {"sovler": {"policy": "solver", "temperature": 0.5}}})
+
+
+def test_a_role_that_no_policy_is_chosen_for_is_named_before_anything_is_learned(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    class WithCritic(letters.PairWorkflow):  # type: ignore[name-defined, misc]
+        async def say(self, role: str, question: str) -> Any:
+            return await super().say("critic" if role == "judge" else role, question)
+
+    changes = {**SMALL, "warm_start": {"steps": 0}}
+    trainer = letters.make_pair_trainer(tmp_path / "run", changes, workflow_class=WithCritic)
+    with pytest.raises(
+        ConfigError, match=r"none is chosen for the role `critic`; set `roles\.critic\.policy`"
+    ):
+        trainer.train()
+
+
+def test_demonstrations_go_to_the_policy_of_their_role(letters: ModuleType, tmp_path: Path) -> None:
+    trainer = letters.make_pair_trainer(tmp_path, FROZEN_JUDGE)
+    create_initial_models(trainer.config, tmp_path)
+    learner = trainer.make_learner(load_initial_models(trainer.config, tmp_path))
+    frozen = learner.policies["judge"].parameters_sha256()
+    losses = [imitate(learner, step) for step in range(3)]
+    assert all(set(each) == {"policy.solver.loss", "policy.solver.grad_norm"} for each in losses)
+    assert losses[2]["policy.solver.loss"] < losses[0]["policy.solver.loss"]
+    assert learner.policies["judge"].parameters_sha256() == frozen
+    assert learner.demonstrations is not None
+    rows = learner.demonstrations(letters.TASKS[:2], (0,))
+    assert [row.group_key for row in rows] == [
+        (task["task_id"], role) for task in letters.TASKS[:2] for role in ("solver", "solver", "judge")
+    ]
+    end = learner.policies["solver"].end_token_id
+    assert all(row.token_ids_T[-1] == end and row.trainable_T[-1] for row in rows)
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "named"),
+    [
+        ({"rollout": {"max_turns": 3}}, {}, r"`rollout\.max_turns` is 3, which does nothing here"),
+        ({"inference": {"lockstep": True}}, {}, r"`inference\.lockstep` is true"),
+        ({}, {"agent_args": {"a": 1}}, r"`agent_args` is given"),
+        ({}, {"workflow_class": dict}, r"`workflow_class` is <class 'dict'>"),
+        ({}, {"demonstrate": None}, "no expert to imitate"),
+        ({}, {"evaluator": print}, "Given evaluator, workflow_class"),
+        ({}, {"traj_group_adv_estimator_map": {"judge": "best"}}, r"`roles\.judge\.estimator` is 'best'"),
+        (
+            {"roles": {"judge": {"estimator": "grpo"}}},
+            {"traj_group_adv_estimator_map": {"judge": "dr_grpo"}},
+            "give one of them",
+        ),
+    ],
+)
+def test_what_a_workflow_cannot_honour_is_refused(
+    letters: ModuleType, tmp_path: Path, changes: dict[str, Any], more: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        letters.make_pair_trainer(tmp_path / "run", changes, **more)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"policies": {"a": {}, "b": {}}}, r"The policies are a, b, but `agent_class` is played by one"),
+        ({"roles": {"agent": {"temperature": 0.5}}}, r"`roles\.agent\.temperature` is 0\.5"),
+    ],
+)
+def test_what_only_workflows_have_is_refused_for_agents(
+    letters: ModuleType, tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        letters.make_trainer(tmp_path / "run", changes)
+
+
+def test_workflow_args_without_a_workflow_are_refused(letters: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="`workflow_args` is given"):
+        letters.make_trainer(tmp_path / "run", workflow_args={"n": 1})
