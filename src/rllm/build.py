@@ -178,11 +178,13 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
     world, agent_class = _world_named(config.task.environment), _agent_named(config.task.agent)
     task_args = config.task.environment_args
     evaluation = config.evaluation
+    train_tasks = _mixed_tasks(world, config.task.num_train_tasks, {**task_args, **config.task.train_args})
+    expert = world.expert(config.warm_start.expert_args)
+    if expert is not None:  # asked once, so that what it cannot honour is refused before work starts
+        expert(train_tasks[0], config.warm_start.noise, np.random.default_rng(0))
     return AgentTrainer(
         config,
-        train_dataset=_mixed_tasks(
-            world, config.task.num_train_tasks, {**task_args, **config.task.train_args}
-        ),
+        train_dataset=train_tasks,
         val_dataset=world.tasks(evaluation.split, evaluation.num_tasks, **task_args),
         validation_dataset=world.tasks(
             "validation", evaluation.every_num_tasks, start=VALIDATION_START, **task_args
@@ -190,7 +192,7 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
         agent_class=agent_class,
         env_class=world.env_class,
         agent_args=config.task.agent_args,
-        demonstrate=world.expert(config.warm_start.expert_args),
+        demonstrate=expert,
         output=output,
         tracker=tracker,
     )

@@ -244,6 +244,8 @@ def demonstration(
     """
     if not 0.0 <= noise <= 1.0:
         raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
+    if not isinstance(strolls, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"`strolls` is {strolls!r}; choose true or false.")
     if sight is not None and (not isinstance(sight, int) or isinstance(sight, bool) or sight < 0):
         raise ConfigError(f"`sight` is {sight!r}; it is a number of moves, so choose an integer from 0 up.")
     env = FrozenLakeEnv.from_dict(task)
