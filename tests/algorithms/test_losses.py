@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rllm.algorithms.losses import ImitationLoss, PolicyLoss, token_weights
+from rllm.algorithms.losses import ImitationLoss, PolicyLoss, TokenInputs, token_weights
 from rllm.errors import ConfigError
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
 
@@ -63,6 +63,19 @@ def test_an_unknown_aggregation_is_refused() -> None:
         token_weights([_sample([True])], "mean")
 
 
+def _inputs(new: Tensor, old: Tensor, advantages: Tensor) -> TokenInputs:
+    """One row of equally weighted tokens."""
+    row = torch.zeros(len(new), dtype=torch.int64)
+    return TokenInputs(
+        new_M=new,
+        old_M=old,
+        advantages_M=advantages,
+        weights_M=torch.ones_like(new),
+        row_M=row,
+        group_R=row[:1],
+    )
+
+
 def _columns(oracle: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mask = torch.tensor(oracle["mask"], dtype=torch.bool)
     new, old, advantages = (
@@ -89,7 +102,7 @@ def test_loss_and_gradient_are_verls_but_for_the_token_that_verl_clips_a_second_
     weights = torch.tensor(
         np.stack([w[1:] for w in token_weights([_sample(row) for row in mask.tolist()], aggregation)])
     )
-    terms = loss.terms(new[mask], old[mask], advantages[mask])
+    terms = loss.terms(_inputs(new[mask], old[mask], advantages[mask]))
     (terms * weights[mask]).sum().backward()
 
     theirs = oracle["loss"][AGGREGATIONS[aggregation]]
@@ -113,10 +126,10 @@ def test_the_gradient_is_the_slope_of_the_loss(rows: list[tuple[float, float, fl
     moved, old, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
     loss = PolicyLoss(clip_low=0.2, clip_high=0.28)
     new = (old + moved).requires_grad_()
-    loss.terms(new, old, advantages).sum().backward()
+    loss.terms(_inputs(new, old, advantages)).sum().backward()
     h = 1e-6
     with torch.no_grad():
-        above, below = (loss.terms(new + sign * h, old, advantages) for sign in (1, -1))
+        above, below = (loss.terms(_inputs(new + sign * h, old, advantages)) for sign in (1, -1))
     ratio = (new.detach() - old).exp()
     smooth = ((ratio - 0.8).abs() > 1e-4) & ((ratio - 1.28).abs() > 1e-4)  # at a bound there are two slopes
     slopes = (above - below) / (2 * h)
@@ -126,11 +139,11 @@ def test_the_gradient_is_the_slope_of_the_loss(rows: list[tuple[float, float, fl
 def test_a_token_past_the_clip_in_the_direction_of_its_advantage_has_no_gradient() -> None:
     old = torch.zeros(4, dtype=torch.float64)
     new = torch.tensor([0.5, -0.5, 0.5, -0.5], dtype=torch.float64, requires_grad=True)
-    PolicyLoss().terms(new, old, torch.tensor([1.0, -1.0, -1.0, 1.0])).sum().backward()
+    PolicyLoss().terms(_inputs(new, old, torch.tensor([1.0, -1.0, -1.0, 1.0]))).sum().backward()
     assert (new.grad == 0.0).tolist() == [True, True, False, False]
 
 
 def test_imitation_is_cross_entropy_whatever_was_sampled_and_paid() -> None:
     new = torch.tensor([-0.5, -2.0])
-    terms = ImitationLoss().terms(new, torch.tensor([9.0, 9.0]), torch.tensor([-1.0, 7.0]))
+    terms = ImitationLoss().terms(_inputs(new, torch.tensor([9.0, 9.0]), torch.tensor([-1.0, 7.0])))
     assert terms.tolist() == [0.5, 2.0]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rllm.algorithms.losses import ImitationLoss, Loss, PolicyLoss, token_weights
+from rllm.algorithms.losses import ImitationLoss, Loss, PolicyLoss, TokenInputs, token_weights
 from rllm.errors import CheckpointError, NumericsError
 from rllm.trainer.backends.torch import TorchBackend
 from rllm.types.sample import TrainingSample
@@ -34,8 +34,15 @@ def _reference(
     model.zero_grad(set_to_none=True)
     total = torch.zeros((), dtype=torch.float64)
     for sample, weights_T in zip(samples, token_weights(samples, loss.aggregation), strict=True):
-        columns = (torch.from_numpy(each) for each in (sample.logprobs_T, sample.advantages_T))
-        terms_T = loss.terms(plain_logprobs(model, sample), *columns)
+        tokens = TokenInputs(
+            new_M=plain_logprobs(model, sample),
+            old_M=torch.from_numpy(sample.logprobs_T),
+            advantages_M=torch.from_numpy(sample.advantages_T),
+            weights_M=torch.from_numpy(weights_T),
+            row_M=torch.zeros(sample.num_tokens, dtype=torch.int64),
+            group_R=torch.zeros(1, dtype=torch.int64),
+        )
+        terms_T = loss.terms(tokens)
         trained_T = torch.from_numpy(sample.trainable_T)
         total = total + (terms_T * torch.from_numpy(weights_T))[trained_T].sum()
     total.backward()

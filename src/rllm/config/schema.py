@@ -8,7 +8,9 @@ run it.
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from rllm.config.algorithm import AlgorithmConfig
 from rllm.config.limits import at_least, finite, one_of, positive
+from rllm.config.optimizer import OptimizerConfig
 from rllm.config.policies import (
     ESTIMATORS,
     ONLY_POLICY,
@@ -129,82 +131,6 @@ class RolloutConfig:
                 f"`rollout.top_p` is {self.top_p} and `rollout.top_k` is {self.top_k}; log-probabilities of "
                 "truncated sampling cannot be compared with the trained policy's, so training needs "
                 "top_p = 1 and top_k = 0."
-            )
-
-
-@dataclass(kw_only=True, slots=True)
-class AlgorithmConfig:
-    estimator: str = "grpo"
-    """Advantage estimator: `grpo`, `dr_grpo` (no division by the standard deviation),
-    `reinforce_plus_plus` (compared with all attempts of a step instead of those at one task), or `reinforce`
-    (the reward itself, compared with nothing)."""
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high] (PPO)."""
-    entropy_coef: float = 0.0
-    """Weight of an entropy bonus at the first step; it falls linearly to 0 at the last one."""
-    aggregation: str = "token_mean"
-    """`token_mean` over all trained tokens of an update, or `sequence_mean` of each sequence's token mean."""
-    updates_per_step: int = 2
-    """Optimizer updates on each rollout batch; each sees its own share of the groups."""
-    gamma: float = 1.0
-    """Discount of later rewards in a step's return."""
-    old_logprobs: str = "sampler"
-    """Who says how likely the sampled tokens were: `sampler`, when it sampled them, or `trainer`, in one more
-    forward pass before the first update. The two agree within rounding; where batches depend on timing, as
-    without lockstep, only the trainer's are the same to the last bit whenever the same tokens are."""
-
-    def validate(self) -> None:
-        if not 0.0 < self.clip_low < 1.0:
-            raise ConfigError(f"`algorithm.clip_low` is {self.clip_low}; it must lie between 0 and 1.")
-        positive("algorithm.clip_high", self.clip_high)
-        at_least("algorithm.entropy_coef", self.entropy_coef, 0.0)
-        at_least("algorithm.updates_per_step", self.updates_per_step, 1)
-        one_of("algorithm.estimator", self.estimator, tuple(ESTIMATORS))
-        one_of("algorithm.old_logprobs", self.old_logprobs, ("sampler", "trainer"))
-        one_of("algorithm.aggregation", self.aggregation, ("token_mean", "sequence_mean"))
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ConfigError(f"`algorithm.gamma` is {self.gamma}; it must lie between 0 and 1.")
-
-
-@dataclass(kw_only=True, slots=True)
-class OptimizerConfig:
-    name: str = "adamw"
-    """`adamw`, or `muon`: Muon (momentum 0.95) for the matrices of the layers, AdamW for everything else."""
-    learning_rate: float = 1e-3
-    warmup_steps: int = 0
-    final_lr_fraction: float = 0.1
-    """The rate falls linearly from its peak to this fraction of it at the last step."""
-    beta1: float = 0.9
-    """Of AdamW's mean of gradients."""
-    beta2: float = 0.95
-    """Of AdamW's mean of squared gradients."""
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm. A norm that is not finite stops the run before the weights
-    change."""
-    micro_batch_tokens: int = 16_384
-    """Tokens that one forward and backward pass holds; smaller needs less memory and gives the same
-    gradient."""
-
-    def validate(self) -> None:
-        one_of("optimizer.name", self.name, ("adamw", "muon"))
-        positive("optimizer.learning_rate", self.learning_rate)
-        at_least("optimizer.warmup_steps", self.warmup_steps, 0)
-        at_least("optimizer.micro_batch_tokens", self.micro_batch_tokens, 1)
-        positive("optimizer.max_grad_norm", self.max_grad_norm)
-        if not 0.0 <= self.final_lr_fraction <= 1.0:
-            raise ConfigError(
-                f"`optimizer.final_lr_fraction` is {self.final_lr_fraction}; it must lie between 0 and 1."
-            )
-        for name in ("beta1", "beta2"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(
-                    f"`optimizer.{name}` is {getattr(self, name)}; it must be 0 or more and below 1."
-                )
-        if not 0.0 <= self.weight_decay < float("inf"):
-            raise ConfigError(
-                f"`optimizer.weight_decay` is {self.weight_decay}; it must be a finite number, 0 or more."
             )
 
 

@@ -25,6 +25,9 @@ from torch import Tensor
 from rllm.models.decoder import take_rows
 from rllm.types.sample import TrainingSample
 
+OPTIONAL_COLUMNS = ("rollout_logprobs", "ref_logprobs", "values", "returns")
+"""Of a sample, where it has them."""
+
 
 @dataclass(kw_only=True, slots=True)
 class WeightedRow:
@@ -56,6 +59,12 @@ class PackedBatch:
     """[M] index of the sample that each trained token belongs to."""
     place_M: NDArray[np.int64]
     """[M] position of each trained token in its sample."""
+    rank_M: Tensor
+    """[M] which of the R rows of the micro-batch each trained token belongs to."""
+    group_R: Tensor
+    """[R] which group each row belongs to."""
+    optional: dict[str, Tensor]
+    """[M] columns that only some samples have, such as `ref_logprobs`."""
     attention: "PackedAttention"
 
 
@@ -307,10 +316,17 @@ class _TrainedTokens:
 
     def __init__(self) -> None:
         self.columns: dict[str, list[NDArray[np.generic]]] = {}
+        self.optional: dict[str, list[NDArray[np.generic]]] = {}
+        self.num_rows = 0
+        self.number_of: dict[tuple[str, str], int] = {}
+        self.groups: list[int] = []
 
     def add(self, row: WeightedRow, end: int, shift: int) -> None:
         place = np.flatnonzero(row.weights_T[:end])
         sample = row.sample
+        number = self.num_rows
+        self.num_rows += 1
+        self.groups.append(self.number_of.setdefault(sample.group_key, len(self.number_of)))
         for name, values in (
             ("predicted_by_M", place - 1 + shift),
             ("targets_M", sample.token_ids_T[place]),
@@ -320,8 +336,13 @@ class _TrainedTokens:
             ("temperature_M", np.full(len(place), sample.temperature, dtype=np.float32)),
             ("row_M", np.full(len(place), row.index, dtype=np.int64)),
             ("place_M", place),
+            ("rank_M", np.full(len(place), number, dtype=np.int64)),
         ):
             self.columns.setdefault(name, []).append(values)
+        for name in OPTIONAL_COLUMNS:
+            values_T = getattr(sample, f"{name}_T")
+            if values_T is not None:
+                self.optional.setdefault(name, []).append(values_T[place])
 
     def tensors(self, device: torch.device) -> dict[str, Any]:
         """The fields of a `PackedBatch` about its trained tokens, by name."""
@@ -330,4 +351,15 @@ class _TrainedTokens:
             name: values if name in ("row_M", "place_M") else torch.from_numpy(values).to(device)
             for name, values in joined.items()
         }
-        return {**tensors, "plain": bool((joined["temperature_M"] == 1.0).all())}
+        for name, parts in self.optional.items():
+            if len(parts) != self.num_rows:
+                raise ValueError(f"{len(parts)} of {self.num_rows} samples have {name}; all must, or none.")
+        return {
+            **tensors,
+            "plain": bool((joined["temperature_M"] == 1.0).all()),
+            "group_R": torch.tensor(self.groups, device=device),
+            "optional": {
+                name: torch.from_numpy(np.concatenate(parts)).to(device)
+                for name, parts in self.optional.items()
+            },
+        }

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 NOT_SAMPLED = -1
 """Version of a token that no policy wrote: templates, observations, tool output, forced end tokens."""
 
+_ALWAYS = ("token_ids_T", "policy_versions_T", "logprobs_T", "advantages_T")
+_SOMETIMES = ("rewards_T", "rollout_logprobs_T", "ref_logprobs_T", "values_T", "returns_T")
+
 
 @dataclass(kw_only=True, slots=True)
 class TrainingSample:
@@ -25,6 +28,16 @@ class TrainingSample:
     """Log-probability at sampling time, in nats; 0 where not sampled."""
     advantages_T: NDArray[np.float32]
     """0 where not sampled."""
+    rewards_T: NDArray[np.float32] | None = None
+    """What was paid for each turn, at the last token sampled in it; 0 elsewhere."""
+    rollout_logprobs_T: NDArray[np.float32] | None = None
+    """What the sampler said, where `logprobs_T` is now what the trainer said before the first update."""
+    ref_logprobs_T: NDArray[np.float32] | None = None
+    """Log-probability under the reference policy, or under the teacher; 0 where not sampled."""
+    values_T: NDArray[np.float32] | None = None
+    """The critic's expectation, before the token, of what was paid from there on; 0 where not sampled."""
+    returns_T: NDArray[np.float32] | None = None
+    """What the critic should have said; 0 where not sampled."""
     group_key: tuple[str, str]
     """(task_id, role): rows of one group may share a prompt, which is then computed once."""
     order_key: tuple[str, int, int, int]
@@ -33,10 +46,8 @@ class TrainingSample:
     """What the logits were divided by when the tokens were sampled."""
 
     def __post_init__(self) -> None:
-        lengths = {
-            name: len(getattr(self, name))
-            for name in ("token_ids_T", "policy_versions_T", "logprobs_T", "advantages_T")
-        }
+        columns = {name: getattr(self, name) for name in (*_ALWAYS, *_SOMETIMES)}
+        lengths = {name: len(values_T) for name, values_T in columns.items() if values_T is not None}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"TrainingSample: all rows must be equally long, got {lengths}.")
 

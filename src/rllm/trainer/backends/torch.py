@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rllm.algorithms.losses import ImitationLoss, Loss, token_weights
+from rllm.algorithms.losses import Loss, TokenInputs, token_weights
 from rllm.errors import CheckpointError, NumericsError
 from rllm.trainer.backends.torch_optimizer import Optimizers
 from rllm.trainer.batching import PackedBatch, WeightedRow, micro_batches
@@ -76,13 +76,13 @@ class TorchBackend:
         self._optimizer.zero_grad()
         metrics = _UpdateMetrics()
         for batch in self._micro_batches(rows):
-            logprobs_M, entropy_M = self._logprobs(batch, with_entropy=loss.needs_entropy)
-            terms_M = loss.terms(logprobs_M, batch.old_logprobs_M, batch.advantages_M, entropy_M)
+            tokens = self._inputs(batch, with_entropy=loss.needs_entropy)
+            terms_M = loss.terms(tokens)
             total = (terms_M * batch.weights_M).sum()
             if not torch.isfinite(total):
                 raise NumericsError(_name_tokens(batch, samples, terms_M))
             total.backward()
-            metrics.add(loss, batch, total, logprobs_M, entropy_M)
+            metrics.add(loss, tokens, total)
         return {**self._step(learning_rate), **metrics.means()}
 
     def publish_weights(self) -> int:
@@ -142,6 +142,22 @@ class TorchBackend:
             rows, self._micro_batch_tokens, self._device, share_prefixes=self._share_prefixes
         )
 
+    def _inputs(self, batch: PackedBatch, *, with_entropy: bool) -> TokenInputs:
+        logprobs_M, entropy_M = self._logprobs(batch, with_entropy=with_entropy)
+        return TokenInputs(
+            new_M=logprobs_M,
+            old_M=batch.old_logprobs_M,
+            advantages_M=batch.advantages_M,
+            weights_M=batch.weights_M,
+            row_M=batch.rank_M,
+            group_R=batch.group_R,
+            entropy_M=entropy_M,
+            rollout_M=batch.optional.get("rollout_logprobs"),
+            ref_M=batch.optional.get("ref_logprobs"),
+            values_M=batch.optional.get("values"),
+            returns_M=batch.optional.get("returns"),
+        )
+
     def _logprobs(self, batch: PackedBatch, *, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """[M] log-probability of every trained token at its sampling temperature, and [M] entropy there."""
         hidden_M_D = self.model.hidden(
@@ -176,38 +192,26 @@ class _UpdateMetrics:
     """Token means over the micro-batches of one update."""
 
     def __init__(self) -> None:
-        self.sums = {"loss": 0.0}
+        self.loss = 0.0
+        self.sums: dict[str, float] = {}
         self.num_tokens = 0
         self.largest_gap = 0.0
-        self.is_policy = False
 
-    def add(
-        self, loss: Loss, batch: PackedBatch, total: Tensor, logprobs_M: Tensor, entropy_M: Tensor | None
-    ) -> None:
-        self.sums["loss"] += float(total.detach())
-        if isinstance(loss, ImitationLoss):
-            return
-        self.is_policy = True
+    def add(self, loss: Loss, tokens: TokenInputs, total: Tensor) -> None:
+        self.loss += float(total.detach())
         with torch.no_grad():
-            log_ratio_M = logprobs_M - batch.old_logprobs_M
-            ratio_M = log_ratio_M.exp()
-            clipped_M = (ratio_M < 1.0 - loss.clip_low) | (ratio_M > 1.0 + loss.clip_high)
-            for name, values_M in (
-                ("ratio_mean", ratio_M),
-                ("clipped_frac", clipped_M.float()),
-                ("kl", ratio_M - 1.0 - log_ratio_M),
-            ):
+            if not (measures := loss.measures(tokens)):
+                return
+            for name, values_M in measures.items():
                 self.sums[name] = self.sums.get(name, 0.0) + float(values_M.sum())
-            if entropy_M is not None:
-                self.sums["entropy"] = self.sums.get("entropy", 0.0) + float(entropy_M.sum())
-            self.num_tokens += len(ratio_M)
-            self.largest_gap = max(self.largest_gap, float(log_ratio_M.abs().max()))
+            self.num_tokens += len(tokens.new_M)
+            self.largest_gap = max(self.largest_gap, float((tokens.new_M - tokens.old_M).abs().max()))
 
     def means(self) -> dict[str, float]:
-        if not self.is_policy:
-            return self.sums
-        means = {name: value / self.num_tokens for name, value in self.sums.items() if name != "loss"}
-        return {"loss": self.sums["loss"], **means, "logprob_gap_max": self.largest_gap}
+        if not self.sums:
+            return {"loss": self.loss}
+        means = {name: value / self.num_tokens for name, value in self.sums.items()}
+        return {"loss": self.loss, **means, "logprob_gap_max": self.largest_gap}
 
 
 def _name_tokens(batch: PackedBatch, samples: Sequence[TrainingSample], terms_M: Tensor) -> str:
