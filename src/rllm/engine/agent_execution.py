@@ -18,6 +18,7 @@ from rllm.engine.environment_pool import EnvironmentPool
 from rllm.engine.rollout import ENVIRONMENT, RolloutKey, run_trajectory
 from rllm.engine.settings import client_for, copied, limits_of, require_settings, sampling_of
 from rllm.engine.supervision import LoopWatchdog
+from rllm.engine.turnstile import Turnstile
 from rllm.engine.vitals import LiveRollout, Vitals, live_of
 from rllm.environments.base import BaseEnv
 from rllm.errors import ConfigError
@@ -209,6 +210,7 @@ class _Run:
         self.purpose = purpose
         self.sampling = sampling
         self.pool = EnvironmentPool(engine.env_workers)
+        self.turnstile = Turnstile()
         self.quota = Quota(wanted, self._stop) if wanted else None
         self._num_workers = 0
         self._loop = asyncio.get_running_loop()
@@ -238,6 +240,7 @@ class _Run:
                 vitals = Vitals(identity, self.engine.counts)
                 self.engine.rollouts[identity] = vitals
                 try:
+                    await self.turnstile.passed()
                     tries = 1
                     while True:
                         # A task of its own: what one rollout sets in its context is not seen by the next.
@@ -309,6 +312,7 @@ class _Run:
             vitals=vitals,
             deadline_at=self._deadline_at,
             slot=slot,
+            turnstile=self.turnstile,
         )
         if engine.requires_ids:
             _require_ids(engine.client, trajectory)

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from rllm.engine.collector import rare_full_collections
 from rllm.errors import ConfigError, CountError
 from rllm.types.episode import Episode, Outcome
 from rllm.types.messages import SamplingParams
@@ -159,34 +160,35 @@ async def played(
     unsettled = len(pending)
     counts.submitted += unsettled
     counts.in_flight += unsettled
-    workers = [asyncio.create_task(work(finished)) for _ in range(min(num_workers, unsettled))]
-    num_running = len(workers)
-    for worker in workers:
-        worker.add_done_callback(finished.put_nowait)
-    try:
-        while unsettled:
-            arrived = await finished.get()
-            if isinstance(arrived, asyncio.Task):
-                arrived.result()  # a broken contract ends the run
-                num_running -= 1
-                if not num_running and finished.empty():
-                    raise CountError(
-                        "Every worker of the engine has ended, but not every episode was handed over: "
-                        "one was lost."
-                    )
-                continue
-            unsettled -= 1
-            assert arrived.outcome is not None, "a played episode has an outcome"
-            if arrived.outcome is Outcome.CANCELLED:
-                counts.cancelled_tokens += sum(
-                    len(step.response_ids) for each in arrived.trajectories for step in each.steps
-                )
-                counts.settle(Outcome.CANCELLED)
-                continue
-            counts.settle(arrived.outcome)
-            yield arrived
-    finally:
+    with rare_full_collections():
+        workers = [asyncio.create_task(work(finished)) for _ in range(min(num_workers, unsettled))]
+        num_running = len(workers)
         for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-        counts.settle(Outcome.CANCELLED, unsettled)
+            worker.add_done_callback(finished.put_nowait)
+        try:
+            while unsettled:
+                arrived = await finished.get()
+                if isinstance(arrived, asyncio.Task):
+                    arrived.result()  # a broken contract ends the run
+                    num_running -= 1
+                    if not num_running and finished.empty():
+                        raise CountError(
+                            "Every worker of the engine has ended, but not every episode was handed over: "
+                            "one was lost."
+                        )
+                    continue
+                unsettled -= 1
+                assert arrived.outcome is not None, "a played episode has an outcome"
+                if arrived.outcome is Outcome.CANCELLED:
+                    counts.cancelled_tokens += sum(
+                        len(step.response_ids) for each in arrived.trajectories for step in each.steps
+                    )
+                    counts.settle(Outcome.CANCELLED)
+                    continue
+                counts.settle(arrived.outcome)
+                yield arrived
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            counts.settle(Outcome.CANCELLED, unsettled)

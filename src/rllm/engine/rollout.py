@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from rllm.agents.base import BaseAgent
 from rllm.engine.environment_pool import EnvironmentPool
 from rllm.engine.places import shown
+from rllm.engine.turnstile import Turnstile
 from rllm.engine.vitals import Vitals
 from rllm.engine.world import MakeEnv, World
 from rllm.environments.base import StepResult
@@ -110,19 +111,21 @@ async def run_trajectory(
     vitals: Vitals | None = None,
     deadline_at: float | None = None,
     slot: int = 0,
+    turnstile: Turnstile | None = None,
 ) -> Trajectory:
     """Play one rollout and say what it counts as. Always closes the environment, and the session unless it
     was handed in.
 
     The reward is the sum of the environment's rewards, and None when something failed: a failure is never a
-    zero. `deadline_at`, by the loop's clock, ends it as its own time limit would. Raises only what is wrong
-    for every rollout: AgentError, RewardError and ConfigError.
+    zero. `deadline_at`, by the loop's clock, ends it as its own time limit would. `turnstile` is shared by
+    rollouts that run together. Raises only what is wrong for every rollout: AgentError, RewardError and
+    ConfigError.
     """
     used_pool = EnvironmentPool(1) if pool is None else pool
     used_session = client.session((key.episode.task_id, key.episode.attempt)) if session is None else session
     world = World(make_env, used_pool, step_timeout_s=limits.step_timeout_s, slot=slot)
     vitals = Vitals(key.episode) if vitals is None else vitals
-    rollout = _Rollout(agent, used_session, world, limits, sampling, key, vitals)
+    rollout = _Rollout(agent, used_session, world, limits, sampling, key, vitals, turnstile)
     started = time.perf_counter()
     hurry = False
     try:
@@ -175,6 +178,7 @@ class _Rollout:
         sampling: SamplingParams,
         key: RolloutKey,
         vitals: Vitals,
+        turnstile: Turnstile | None,
     ) -> None:
         self.agent = agent
         self.session = session
@@ -184,6 +188,7 @@ class _Rollout:
         self.sampling_fields: dict[str, Any] = {name: getattr(sampling, name) for name in _SAMPLING_NAMES}
         self.key = key
         self.vitals = vitals
+        self.turnstile = turnstile
         self.meter = None if limits.budget.unlimited else BudgetMeter(limits.budget)
         self.trajectory = Trajectory()
         """The agent's own, as soon as it has one."""
@@ -224,6 +229,8 @@ class _Rollout:
             self.vitals.turn = turn + 1
             messages = self.messages()
             output = await self.ask(turn, messages)
+            if self.turnstile is not None:
+                await self.turnstile.passed()
             action = self.action_for(output, messages)
             result: StepResult = await self.in_world("environment.step", self.world.step(action))
             self.trajectory.steps[-1].timings["env_s"] = self.env_s
