@@ -86,12 +86,16 @@ class ContextLengthError(RllmError):
 class InferenceError(RllmError):
     """Raised by an inference client when the engine or server behind it failed.
 
-    Retried, then counted as failed. `retry_after_s` is how long the server asked to be left alone.
+    Retried, then counted as failed. `retry_after_s` is how long the server asked to be left alone;
+    `is_final` says that it would refuse the same request again.
     """
 
-    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str = "", *, retry_after_s: float | None = None, is_final: bool = False
+    ) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.is_final = is_final
 
 
 class RequestRefused(RllmError):

@@ -604,3 +604,20 @@ def test_what_cannot_be_run_is_refused_when_the_engine_is_made() -> None:
 async def test_two_tasks_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="same `task_id`"):
         await play(engine_for(lambda task, config: None, FakeGateway()), [{"id": "t"}, {"id": "t"}])
+
+
+async def test_whoever_looks_on_sees_which_programs_run_and_what_they_wait_for() -> None:
+    gateway, seen = FakeGateway(), list[str]()
+
+    async def solve(task: Task, config: AgentConfig) -> None:
+        gateway.ask(config, "hello")
+        seen.extend(f"{each.episode.task_id} {each.waits_for}" for each in engine.live())
+
+    def judge(task: dict[str, Any], episode: Episode) -> float:
+        seen.extend(f"{each.episode.task_id} {each.waits_for}" for each in engine.live())
+        return 1.0
+
+    engine = engine_for(solve, gateway, judge)
+    await play(engine, tasks(1))
+    assert seen == ["t0 its program, solve", "t0 its evaluator, judge"]
+    assert engine.live() == []

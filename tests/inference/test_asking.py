@@ -115,3 +115,10 @@ def test_waits_double_are_bounded_and_honour_what_the_server_asked(
     assert wait_s is not None
     own = min(60.0, 0.5 * 2**retry)
     assert max(wished or 0.0, own / 2) <= wait_s <= max(wished or 0.0, own)
+
+
+async def test_what_would_be_refused_again_is_not_asked_again() -> None:
+    ask, calls = _asker(InferenceError("refused", is_final=True), WHOLE)
+    with pytest.raises(InferenceError, match="refused"):
+        await answer_of(ask, QUICK)
+    assert calls == [0]

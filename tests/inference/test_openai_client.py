@@ -371,9 +371,10 @@ async def test_a_refusal_of_one_conversation_is_no_fault_of_the_fields(
     server: Any, client: OpenAIClient
 ) -> None:
     server.script = [fake.refuse(400, "the model stops: messages must not be empty", param="messages[0]")]
-    with pytest.raises(InferenceError, match="must not be empty"):
+    with pytest.raises(InferenceError, match="must not be empty") as refused:
         await client.get_model_response(ASK, SamplingParams(stop=("x",)))
     assert len(server.asked) == 1
+    assert refused.value.is_final, "the same conversation would be refused again"
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(grammar='start: "a"'), SamplingParams(top_logprobs=2)])

@@ -24,6 +24,7 @@ from rllm.engine.attempts import EpisodeCounts, Finished, attempts_at, played
 from rllm.engine.captured import BrokenOffCall, Captured, joined
 from rllm.engine.program_threads import OutOfTime, ProgramRunner
 from rllm.engine.rollout import CONTRACT_ERRORS
+from rllm.engine.vitals import LiveRollout, Vitals, live_of
 from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
 from rllm.gateway.wire import CallRecord
 from rllm.rewards.evaluator import Evaluator, as_evaluator, finite_number
@@ -106,6 +107,8 @@ class TracedEngine:
         self.sets_max_tokens = sets_max_tokens
         self.requires_ids = requires_ids
         self.counts = EpisodeCounts()
+        self.rollouts: dict[EpisodeId, Vitals] = {}
+        """Of the programs that run."""
         self._runner = ProgramRunner()
         self._number = 0
         self._name = uuid.uuid4().hex[:8]
@@ -114,6 +117,10 @@ class TracedEngine:
     def abandoned_threads(self) -> int:
         """Programs and evaluators that did not end when their time was up, and were left behind."""
         return self._runner.num_abandoned
+
+    def live(self) -> list[LiveRollout]:
+        """What is being played right now, the oldest first."""
+        return live_of(list(self.rollouts.values()))
 
     async def run(
         self,
@@ -173,15 +180,19 @@ class TracedEngine:
         while pending:
             identity, task = pending.pop()
             tries = 1
-            while True:
-                attempt = _Attempt(
-                    self, identity, task, purpose, sampling, self._session_id(identity, purpose)
-                )
-                episode = await attempt.play(self._runner)
-                if episode.outcome is not Outcome.INFRASTRUCTURE_FAILURE or tries >= self.retry_limit:
-                    break
-                tries += 1
-                self.counts.retries += 1
+            vitals = self.rollouts[identity] = Vitals(identity, self.counts)
+            try:
+                while True:
+                    attempt = _Attempt(
+                        self, identity, task, purpose, sampling, self._session_id(identity, purpose), vitals
+                    )
+                    episode = await attempt.play(self._runner)
+                    if episode.outcome is not Outcome.INFRASTRUCTURE_FAILURE or tries >= self.retry_limit:
+                        break
+                    tries += 1
+                    self.counts.retries += 1
+            finally:
+                del self.rollouts[identity]
             episode.info["tries"] = tries
             finished.put_nowait(episode)
 
@@ -203,8 +214,10 @@ class _Attempt:
         purpose: str,
         sampling: dict[str, Any],
         session_id: str,
+        vitals: Vitals,
     ) -> None:
         self.engine = engine
+        self.vitals = vitals
         self.identity = identity
         # Its own copy: what a program does to its task is nobody else's business.
         self.task = Task(
@@ -234,6 +247,7 @@ class _Attempt:
         engine, flow = self.engine, self.engine.flow
         started_at, started = time.time(), time.perf_counter()
         returned, error, abandoned = None, None, 0
+        self.vitals.waits_for = f"its program, {flow.name}"
         try:
             ended = await runner.run(
                 flow.run,
@@ -298,6 +312,7 @@ class _Attempt:
 
     async def _judged(self, episode: Episode, runner: ProgramRunner) -> EvalOutput:
         evaluator = self.engine.evaluator
+        self.vitals.waits_for = f"its evaluator, {evaluator.name}"
         ended = await runner.run(
             evaluator.evaluate,
             self.row,

@@ -1,6 +1,7 @@
 """The one layer that asks a model again: clients, gateways' clients and agents never do.
 
     ask() ──► whole answer                                      ──► returned
+         ├──► a refusal in the protocol's own form (400)        ──► raised: it would be refused again
          └──► InferenceError, OSError, no answer in time, half an answer
                    └──► wait (twice as long each time, or what the server asked for) ──► ask() again
 
@@ -43,11 +44,12 @@ class Patience:
             raise ConfigError(f"`retry_wait_s` is {self.first_wait_s}; it must be 0 or more.")
 
     def wait_s(self, retry: int, error: BaseException, spread: float) -> float | None:
-        """Seconds to wait before the retry of this number, counted from 0; None when there is none left.
+        """Seconds to wait before the retry of this number, counted from 0; None when there is none left, or
+        none that could help.
 
         `spread`, in [0, 1), keeps thousands of rollouts that failed in one moment from coming back in one.
         """
-        if retry >= self.retries:
+        if retry >= self.retries or getattr(error, "is_final", False):
             return None
         wished_s = getattr(error, "retry_after_s", None) or 0.0
         if wished_s > self.longest_wait_s:

@@ -285,7 +285,10 @@ class OpenAIClient:
                 f"The server at {self.base_url} has no such model or address ({error}); set `model` to what "
                 "GET /v1/models lists, and `base_url` to the address that ends in /v1."
             )
-        return InferenceError(f"The server at {self.base_url} refused the request: {error}")
+        is_final = error.is_json and error.status in (400, 413, 422)
+        return InferenceError(
+            f"The server at {self.base_url} refused the request: {error}", is_final=is_final
+        )
 
     def _logprob_meaning(self, server: _Server, sampling: SamplingParams) -> LogprobMeaning:
         """Known where all meanings are the same, and otherwise of vLLM and SGLang."""
