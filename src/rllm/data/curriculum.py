@@ -1,0 +1,99 @@
+"""Which tasks a step plays: new ones, and again some of those that were not solved every time.
+
+    tasks, in their order ──► new ones ─────────────────┐
+    pool: task ──► share of attempts that solved it ────┴──► a step ──► episodes ──► pool
+
+A task that every attempt solves teaches nothing, and late in training most new ones are such; those in the
+pool are drawn again the likelier, the nearer to one half their share is, where attempts differ most. After
+the idea of prioritised level replay (Jiang et al. 2021, arXiv:2010.03934); what a comparison within a group
+learns from, the variance of success, stands in the place of their regret.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic
+
+import numpy as np
+
+from rllm.data.sampler import AnyTask, TaskSampler
+from rllm.types.draws import draw_seed
+from rllm.types.episode import Episode, Outcome
+from rllm.types.task import task_id_of
+
+CAPACITY = 256
+"""Tasks that the pool holds; the one that was played longest ago leaves first."""
+FLOOR = 0.05
+"""Added to share * (1 - share): tasks that nobody has solved yet are tried again as well."""
+
+
+class Curriculum(Generic[AnyTask]):
+    """A function of the seed and of what was observed; `state` is all that a resumed run needs."""
+
+    def __init__(
+        self,
+        tasks: TaskSampler[AnyTask],
+        *,
+        seed: int,
+        replay_fraction: float = 0.0,
+        capacity: int = CAPACITY,
+    ) -> None:
+        """`replay_fraction`: the part of a step's tasks that comes from the pool, as far as it holds them; 0
+        plays all tasks in their order."""
+        self._tasks = tasks
+        self._seed = seed
+        self._replay_fraction = replay_fraction
+        self._capacity = capacity
+        self._cursor = 0
+        """New tasks that have been played."""
+        self._pool: dict[int, float] = {}
+        """Position of a task in the order of all ──► share of its attempts that solved it; the one that was
+        played last stands last."""
+        self._played: dict[str, int] = {}
+        """Task id ──► position, of the step that is being played."""
+
+    @property
+    def num_pooled(self) -> int:
+        return len(self._pool)
+
+    def batch(self, step: int, count: int) -> list[AnyTask]:
+        """The tasks of a step, no two alike."""
+        again = self._drawn(step, min(round(self._replay_fraction * count), len(self._pool)))
+        num_new = count - len(again)
+        positions = [*range(self._cursor, self._cursor + num_new), *again]
+        self._cursor += num_new
+        tasks = [task for position in positions for task in self._tasks.batch(position, 1)]
+        named = (task_id_of(task, place) for place, task in enumerate(tasks))
+        self._played = dict(zip(named, positions, strict=True))
+        return tasks
+
+    def observe(self, episodes: Sequence[Episode]) -> None:
+        """What became of the step's tasks. Failures say nothing about how hard a task is."""
+        solved: dict[int, list[bool]] = {}
+        for episode in episodes:
+            if episode.outcome in (Outcome.SCORED, Outcome.TRUNCATED) and episode.task_id in self._played:
+                solved.setdefault(self._played[episode.task_id], []).append(episode.is_correct)
+        for position in sorted(solved):
+            share = sum(solved[position]) / len(solved[position])
+            self._pool.pop(position, None)
+            if share < 1.0 and self._replay_fraction > 0.0:
+                self._pool[position] = share
+        for position in list(self._pool)[: max(0, len(self._pool) - self._capacity)]:
+            del self._pool[position]
+
+    def state(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"cursor": self._cursor, "pool": [[*each] for each in self._pool.items()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self._cursor = state["cursor"]
+        self._pool = dict(state["pool"])
+
+    def _drawn(self, step: int, count: int) -> list[int]:
+        if not count:
+            return []
+        positions = list(self._pool)
+        shares = np.array([self._pool[position] for position in positions])
+        weights = shares * (1.0 - shares) + FLOOR
+        rng = np.random.default_rng(draw_seed(self._seed, "curriculum", step))
+        places = rng.choice(len(positions), size=count, replace=False, p=weights / weights.sum())
+        return [positions[place] for place in sorted(places)]
