@@ -137,6 +137,8 @@ class Baton:
     _wall: float = 0.0
     _cpu: float = 0.0
 
+    def advance(self, done: int, total: int) -> None: ...
+
     def begin(self, phase: str) -> None: ...
 
     def log(self, step: int, phase: str, metrics: Mapping[str, float | int | str]) -> None:

@@ -41,6 +41,19 @@ def test_without_a_terminal_one_plain_line_is_printed_every_few_steps() -> None:
     assert lines[2].endswith("elapsed 20 s  left 30 s")
 
 
+def test_a_phase_that_measures_shows_how_far_it_is_and_then_its_numbers() -> None:
+    console, clock = _console(terminal=False), _Clock()
+    view = LiveView(25, console=console, clock=clock)
+    view.begin("before")
+    view.advance(0, 512)
+    clock.now_s = 4.0
+    view.advance(128, 512)
+    assert "step 128/512" in view.line()
+    assert view.line().endswith("left 12 s")
+    view.log(0, "before", {"success": 0.5})
+    assert _text(console).startswith("before  success 50.0%  elapsed 4 s")
+
+
 def test_failures_are_added_up_by_kind() -> None:
     view = LiveView(10, console=_console(terminal=False), clock=_Clock())
     view.log(1, "train", {"failed": 3, "failed.timeout": 2})

@@ -9,6 +9,9 @@ class _Recorder:
         self.closed = False
         self._fails = fails
 
+    def advance(self, done: int, total: int) -> None:
+        self.logged.append((done, "advance", {"total": total}))
+
     def begin(self, phase: str) -> None:
         self.logged.append((-1, phase, {}))
 
@@ -23,8 +26,11 @@ class _Recorder:
 
 def test_every_tracker_gets_every_step() -> None:
     recorders = [_Recorder(), _Recorder()]
-    Trackers(recorders).log(1, "train", {"loss": 0.5})
-    assert [each.logged for each in recorders] == [[(1, "train", {"loss": 0.5})]] * 2
+    trackers = Trackers(recorders)
+    trackers.advance(3, 8)
+    trackers.log(1, "train", {"loss": 0.5})
+    expected = [(3, "advance", {"total": 8}), (1, "train", {"loss": 0.5})]
+    assert [each.logged for each in recorders] == [expected] * 2
 
 
 def test_all_trackers_are_closed_also_when_one_fails() -> None:

@@ -18,6 +18,10 @@ class Tracker(Protocol):
         """A phase begins; its first numbers may take a while."""
         ...
 
+    def advance(self, done: int, total: int) -> None:
+        """So much of the phase is done, whose numbers come at its end: for whoever watches."""
+        ...
+
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
         """Take the numbers of one finished step; `step` counts within `phase`, from 0."""
         ...
@@ -36,6 +40,10 @@ class Trackers:
     def begin(self, phase: str) -> None:
         for tracker in self._trackers:
             tracker.begin(phase)
+
+    def advance(self, done: int, total: int) -> None:
+        for tracker in self._trackers:
+            tracker.advance(done, total)
 
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
         for tracker in self._trackers:

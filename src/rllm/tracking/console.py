@@ -61,6 +61,8 @@ class LiveView:
         self._total_train_steps = total_steps
         self._pace_from: tuple[float, int] | None = None
         """(time, steps done) at the first log of this phase: a resumed run does not start at step 1."""
+        self._advanced = False
+        """Progress of a phase that logs once, at its end."""
         self._metrics: dict[str, Metric] = {}
         self._success: list[float] = []
         self._failed: Counter[str] = Counter()
@@ -86,12 +88,20 @@ class LiveView:
         self._step = 0
         self._metrics = {}
         self._pace_from = None
+        self._advanced = False
         self._total_steps = self._total_train_steps if phase == _CURVE_PHASE else 0
 
+    def advance(self, done: int, total: int) -> None:
+        if self._pace_from is None:
+            self._pace_from = (self._clock(), done)
+        self._step, self._total_steps, self._advanced = done, total, True
+
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
-        new_phase = phase != self._phase or self._pace_from is None
+        new_phase = phase != self._phase or self._pace_from is None or self._advanced
         if phase != self._phase:
             self.begin(phase)
+        if self._advanced:
+            self._advanced, self._total_steps = False, 0
         self._step = step + 1
         if self._pace_from is None:
             self._pace_from = (self._clock(), self._step)

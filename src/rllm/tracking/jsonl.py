@@ -38,6 +38,9 @@ class JsonlTracker:
     def begin(self, phase: str) -> None:
         """Nothing to record: lines say what was measured."""
 
+    def advance(self, done: int, total: int) -> None:
+        """Nothing to record: the numbers are not there yet."""
+
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
         fields: dict[str, Any] = {
             "phase": phase,
