@@ -51,6 +51,30 @@ class MessagesOnly:
 # ---- prompts ---------------------------------------------------------------------------------------------
 
 
+async def test_where_thoughts_are_stripped_each_prompt_is_what_was_really_sent() -> None:
+    said = ["<think>two and two</think>\n\n4", "<think>sure</think>\n\nYes", "No"]
+    client = ScriptedClient(list(said))
+    engine = RolloutEngine(client, roles={"thinker": RoleSettings(history="strip")})
+    messages = QUESTION
+    for text in said:
+        output = await engine.get_model_response(messages, role="thinker")
+        call = engine.calls[-1]
+        assert "think" not in str(call.messages)
+        assert output.prompt_ids == RENDERER.render(call.messages)
+        assert output.text == text
+        messages = after(messages, text)
+    assert [message["content"] for message in call.messages] == ["2+2?", "4", "Sure?", "Yes", "Sure?"]
+
+
+async def test_where_thoughts_are_kept_the_next_prompt_goes_on_behind_them() -> None:
+    thought = "<think>two and two</think>\n\n4"
+    engine = RolloutEngine(ScriptedClient([thought, "Yes"]))
+    first = await engine.get_model_response(QUESTION)
+    second = await engine.get_model_response(after(QUESTION, thought))
+    whole = first.prompt_ids + first.completion_ids
+    assert second.prompt_ids[: len(whole)] == whole
+
+
 async def test_the_next_prompt_of_a_conversation_is_the_ids_so_far_and_what_is_new() -> None:
     odd = ScriptedAnswer(text="4", token_ids=[777, 5, 0])  # no tokenizer would encode "4" like this
     client = ScriptedClient([odd, "Yes"])

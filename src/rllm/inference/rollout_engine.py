@@ -23,6 +23,7 @@ from rllm.errors import AgentError, ConfigError, ContextLengthError, InferenceEr
 from rllm.inference.asking import Patience, answer_of
 from rllm.inference.branches import Branches, Conversation
 from rllm.inference.client import ModelClient, ModelSession, TokenClient
+from rllm.rendering.answers import without_thoughts
 from rllm.rendering.conversations import ConversationTree
 from rllm.rendering.tools import ParsedAnswer
 from rllm.types.budget import BudgetExceeded, BudgetMeter, TokenBudget
@@ -48,6 +49,8 @@ class RoleSettings:
     temperature: float | None = None
     """Not for greedy runs, such as evaluations at temperature 0: they stay greedy."""
     max_tokens: int | None = None
+    history: str = "keep"
+    """`strip` sends earlier answers without their thoughts: every prompt is made anew."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -135,6 +138,9 @@ class RolloutEngine:
         asked = self._branches.ask(policy, role or "", said, offered)
         chosen = self._chosen(settings, sampling, asked.seed(*self.key))
         conversation = self._branches.conversation(asked, said)
+        sent = said
+        if settings.history == "strip":
+            sent, conversation.tree = [without_thoughts(message) for message in said], None
         meter = BudgetMeter(
             budget or self.budget, conversation.first_prompt_tokens, conversation.known_tokens
         )
@@ -143,7 +149,7 @@ class RolloutEngine:
         self._asking.add(asking)
         self.waits_for = "model"
         try:
-            output = await self._answer(self.clients[policy], conversation, meter, said, offered, chosen)
+            output = await self._answer(self.clients[policy], conversation, meter, sent, offered, chosen)
         except ContextLengthError as error:
             raise BudgetExceeded(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED, str(error)) from error
         except (AgentError, ConfigError, RewardError, TerminationEvent):
@@ -157,7 +163,7 @@ class RolloutEngine:
         self._failed.pop(asked.digest, None)
         self._branches.record(asked, conversation, _as_it_may_come_back(output))
         output.completion_id = output.completion_id or f"call-{len(self.calls) + 1}"
-        call = RecordedCall(role=role or "", policy=policy, messages=said, output=output)
+        call = RecordedCall(role=role or "", policy=policy, messages=sent, output=output)
         self.calls.append(call)
         self._on_answer(call)
         # Not `cut_off`: the workflow gets the answer, sees its finish reason, and cannot ask another time.

@@ -14,8 +14,25 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from rllm.types.messages import Message
+
 OPEN_THINK = "<think>"
 CLOSE_THINK = "</think>"
+
+
+def without_thoughts(message: Message) -> Message:
+    """An assistant's message as it is when what it thought first is forgotten; any other as it is."""
+    content = message.get("content")
+    if message.get("role") != "assistant":
+        return message
+    kept = {name: value for name, value in message.items() if name not in _THOUGHTS}
+    if isinstance(content, str) and CLOSE_THINK in content:
+        kept["content"] = content.rpartition(CLOSE_THINK)[2].lstrip("\n")
+    return kept
+
+
+_THOUGHTS = ("reasoning", "reasoning_content")
+"""Fields in which servers tell a thought apart from its answer."""
 
 
 @dataclass(kw_only=True, slots=True)

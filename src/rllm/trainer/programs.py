@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rllm.agents.flow import AgentFlow
+from rllm.config.policies import RoleConfig
 from rllm.config.schema import TrainConfig
 from rllm.engine.traced import TracedEngine
 from rllm.errors import ConfigError, MissingExtraError
@@ -74,10 +75,10 @@ def require_one_policy(config: TrainConfig, what: str) -> None:
             "`workflow_class`, or one policy."
         )
     for role, settings in config.roles.items():
-        for name in ("temperature", "max_tokens"):
-            if value := getattr(settings, name):
+        for name in ("temperature", "max_tokens", "history"):
+            if (value := getattr(settings, name)) != getattr(RoleConfig(), name):
                 raise ConfigError(
-                    f"`roles.{role}.{name}` is {value}, but with `{what}` nobody asks the model by role; "
+                    f"`roles.{role}.{name}` is {value!r}, but with `{what}` nobody asks the model by role; "
                     "leave it out, or give a `workflow_class`."
                 )
 

@@ -88,5 +88,6 @@ def _role_settings(config: TrainConfig) -> dict[str, RoleSettings]:
             policy=config.policy_of(name),
             temperature=role.temperature or None,
             max_tokens=role.max_tokens or None,
+            history=role.history,
         )
     return settings
