@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from rllm.errors import ContextLengthError, InferenceError
+from rllm.errors import ConfigError, ContextLengthError, InferenceError
 from rllm.gateway.local import LocalPolicy
 from rllm.inference.client import TokenPiece
 from rllm.inference.vllm import VLLMClient
@@ -248,3 +248,103 @@ async def test_the_gateway_renders_and_the_server_samples(server: Any, client: V
     sampled_so_far = [*first.prompt_ids, *first.completion_ids]
     assert second.prompt_ids[: len(sampled_so_far)] == sampled_so_far
     assert server.bodies[1]["prompt"] == second.prompt_ids
+
+
+# ---- new weights -----------------------------------------------------------------------------------------
+
+
+class Managed:
+    """What vLLM does when it is told to take new weights: calls by path, and which weights answer."""
+
+    def __init__(self, client: VLLMClient, *, lacks: str = "", keeps_cache: bool = False) -> None:
+        self.client = client
+        self.lacks = lacks
+        self.keeps_cache = keeps_cache
+        self.told: list[str] = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+
+    async def __call__(self, asked: Any) -> Any:
+        if asked.path == "/v1/completions":
+            self.told.append(f"asked with {len(asked.body['prompt'])}")
+            await self.hold.wait()
+            self.told.append("answered")
+            return await sampled(self.client, "a", prompt_token_ids=asked.body["prompt"])(asked)
+        self.told.append(asked.path)
+        if asked.path == self.lacks:
+            return await fake.refuse(404, "Not Found")(asked)
+        if asked.path == "/collective_rpc":
+            self.told.append(f"{asked.body['method']} {asked.body['kwargs']['weights_path']}")
+        return await fake.body(orjson.dumps({"success": not self.keeps_cache}))(asked)
+
+
+async def test_new_weights_wait_for_what_is_being_answered_and_later_calls_wait_for_them(
+    server: Any, client: VLLMClient, model_dir: Path
+) -> None:
+    server.default = managed = Managed(client)
+    managed.hold.clear()
+    before = asyncio.create_task(client.generate_ids([5], SamplingParams()))
+    while not managed.told:
+        await asyncio.sleep(0.001)
+    update = asyncio.create_task(client.update_weights(model_dir, 7))
+    await asyncio.sleep(0.01)
+    after = asyncio.create_task(client.generate_ids([5, 6], SamplingParams()))
+    await asyncio.sleep(0.01)
+    assert managed.told == ["asked with 1"]
+    managed.hold.set()
+    await update
+    assert set((await before).policy_versions) == {0}
+    assert set((await after).policy_versions) == {7}
+    assert managed.told == [
+        "asked with 1",
+        "answered",
+        "/pause",
+        "/collective_rpc",
+        f"reload_weights {model_dir.resolve()}",
+        "/reset_prefix_cache",
+        "/update_weight_version",
+        "/resume",
+        "asked with 2",
+        "answered",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error", "words"),
+    [
+        ({"lacks": "/pause"}, ConfigError, "VLLM_SERVER_DEV_MODE=1"),
+        ({"lacks": "/collective_rpc"}, ConfigError, "VLLM_SERVER_DEV_MODE=1"),
+        ({"keeps_cache": True}, InferenceError, "keeps what the old ones have read"),
+    ],
+)
+async def test_weights_that_did_not_arrive_are_an_error_and_the_server_goes_on(
+    server: Any,
+    client: VLLMClient,
+    model_dir: Path,
+    trouble: dict[str, Any],
+    error: type[Exception],
+    words: str,
+) -> None:
+    server.default = managed = Managed(client, **trouble)
+    with pytest.raises(error, match=words):
+        await client.update_weights(model_dir, 7)
+    assert client.policy_version == 0
+    assert managed.told[-1] in ("/resume", "/pause")
+    assert set((await client.generate_ids([5], SamplingParams())).policy_versions) == {0}
+
+
+async def test_a_directory_without_weights_never_reaches_the_server(
+    server: Any, client: VLLMClient, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors"):
+        await client.update_weights(tmp_path, 7)
+    assert server.asked == []
+
+
+async def test_seeds_can_be_left_to_the_server(server: Any, model_dir: Path) -> None:
+    client = await VLLMClient.connect(server.url, model_dir, sends_seeds=False)
+    server.script = [sampled(client, "a")]
+    await client.generate_ids(PROMPT, SamplingParams(seed=3))
+    assert "seed" not in server.bodies[0]
+    await client.close()

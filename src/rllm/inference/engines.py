@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SERVER_ARGS = ("base_url", "model", "api_key", "processed_logprobs", "timeout_s", "connect_timeout_s")
 _ARGS = {
     "openai": (*_SERVER_ARGS, "return_token_ids", "extra_body", "max_connections"),
-    "vllm": (*_SERVER_ARGS, "max_connections"),
+    "vllm": (*_SERVER_ARGS, "max_connections", "sends_seeds"),
     "local": ("model", "device", "num_slots", "max_context", "max_prefill_tokens", "lockstep"),
 }
 OPENAI_URL = "https://api.openai.com/v1"

@@ -111,7 +111,7 @@ class ServerHttp:
     async def get(self, url: str) -> Any:
         """JSON; None where there is none."""
         with self.failures():
-            async with self.session.get(url, trace_request_ctx=_Connection()) as response:
+            async with self.session.get(url, trace_request_ctx=WhichConnection()) as response:
                 body = await response.read()
         return json_or_none(body) if response.status == 200 else None
 
@@ -141,7 +141,7 @@ class ServerHttp:
         self, path: str, headers: Mapping[str, str], data: Callable[[], bytes | io.BytesIO]
     ) -> Response:
         """Once more where a kept connection turns out to have been closed meanwhile: nothing was asked."""
-        connection = _Connection()
+        connection = WhichConnection()
         while True:
             try:
                 return await self.session.post(
@@ -219,7 +219,7 @@ class _Connector(aiohttp.TCPConnector):
             return await super()._create_connection(*args, **kwargs)
 
 
-class _Connection:
+class WhichConnection:
     """What a call learns of the connection that it goes over."""
 
     was_kept = False

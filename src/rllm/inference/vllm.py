@@ -19,8 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rllm.errors import ContextLengthError, InferenceError
+from rllm.errors import ConfigError, ContextLengthError, InferenceError
 from rllm.inference.client import TokenPiece, prompt_tokens
+from rllm.inference.gate import Gate
 from rllm.inference.local.text import StopTexts, TextStream
 from rllm.inference.openai_http import AskedOnce, error_text
 from rllm.inference.vllm_http import ServerFacts, VLLMHttp
@@ -47,6 +48,8 @@ class VLLMClient:
 
     What the server serves is asked with the first call; `connect` asks at once. `base_url` ends in `/v1`;
     `tokenizer` is the model's own, or its directory; `model` may be left out where one is served.
+    `sends_seeds=False` leaves the draws to the server, so that they cannot be repeated: the engine of vLLM
+    0.32 ends with the first seed it is sent on a CPU.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class VLLMClient:
         *,
         model: str = "",
         processed_logprobs: bool = False,
+        sends_seeds: bool = True,
         api_key: str | None = None,
         timeout_s: float = 600.0,
         connect_timeout_s: float = 30.0,
@@ -64,10 +68,12 @@ class VLLMClient:
         self.base_url = base_url.rstrip("/")
         self.model = model
         self._processed_logprobs = processed_logprobs
+        self._sends_seeds = sends_seeds
         self._facts = AskedOnce(self._find_out)
         self.tokenizer = HuggingFaceTokenizer(tokenizer) if isinstance(tokenizer, Path) else tokenizer
         self.renderer = ChatRenderer(self.tokenizer)
         self._policy_version = 0
+        self._gate = Gate()
         self._http = VLLMHttp(
             self.base_url,
             api_key=api_key,
@@ -85,6 +91,7 @@ class VLLMClient:
         *,
         model: str = "",
         processed_logprobs: bool = False,
+        sends_seeds: bool = True,
         api_key: str | None = None,
         timeout_s: float = 600.0,
         connect_timeout_s: float = 30.0,
@@ -96,6 +103,7 @@ class VLLMClient:
             tokenizer,
             model=model,
             processed_logprobs=processed_logprobs,
+            sends_seeds=sends_seeds,
             api_key=api_key,
             timeout_s=timeout_s,
             connect_timeout_s=connect_timeout_s,
@@ -136,6 +144,33 @@ class VLLMClient:
         """Of the weights that answer calls from now on."""
         self._policy_version = policy_version
 
+    async def update_weights(self, directory: Path, policy_version: int) -> None:
+        """Let the server read the weights of a model directory, in a place that it can see itself.
+
+        No call is lost: what is being answered is answered to its end by the old weights, what comes
+        meanwhile waits for the new ones. Needs vLLM with VLLM_SERVER_DEV_MODE=1 in its environment. Raises
+        ConfigError where it is not, or where the directory holds no weights (an engine of vLLM that is
+        told to read such a one ends), and InferenceError when the server could not read them.
+        """
+        for wanted in ("config.json", "*.safetensors"):
+            if not any(directory.glob(wanted)):
+                raise ConfigError(f"{directory} is no model directory: it has no {wanted}.")
+        async with self._gate.closed():
+            await self._http.tell("/pause?mode=wait", {})  # for whoever else asks this server
+            try:
+                where = {"weights_path": str(directory.resolve())}
+                await self._http.tell("/collective_rpc", {"method": "reload_weights", "kwargs": where})
+                forgotten = await self._http.tell("/reset_prefix_cache", {})
+                if not (isinstance(forgotten, dict) and forgotten.get("success")):
+                    raise InferenceError(
+                        f"The server at {self.base_url} has new weights, but keeps what the old ones have "
+                        f"read ({forgotten}); publish again."
+                    )
+                await self._http.tell("/update_weight_version", {"new_version": str(policy_version)})
+            finally:
+                await self._http.tell("/resume", {})
+            self._policy_version = policy_version
+
     @property
     def max_context(self) -> int:
         """Before the server was asked, a number that limits nothing; `generate_ids` knows better."""
@@ -152,6 +187,17 @@ class VLLMClient:
                 f"The prompt has {len(prompt_ids)} tokens and the context of {facts.model} holds "
                 f"{facts.max_context}, so no token fits behind it."
             )
+        async with self._gate.passing():
+            return await self._generate(facts, room, prompt_ids, sampling, on_piece)
+
+    async def _generate(
+        self,
+        facts: ServerFacts,
+        room: int,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        on_piece: OnPiece | None,
+    ) -> ModelOutput:
         started = time.perf_counter()
         version = self._policy_version
         body = self._body(prompt_ids, sampling, room, stream=on_piece is not None)
@@ -218,6 +264,8 @@ class VLLMClient:
             # Text that ends an answer may be markup that is a special token.
             "skip_special_tokens": not sampling.stop,
         }
+        if not self._sends_seeds:
+            del body["seed"]
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         if sampling.top_logprobs and self.facts.engine != "vllm":

@@ -7,13 +7,13 @@ what the server did not do.
 """
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from rllm.errors import InferenceError
-from rllm.inference.openai_http import Refused, Response, ServerHttp, json_or_none
+from rllm.errors import ConfigError, InferenceError
+from rllm.inference.openai_http import Refused, Response, ServerHttp, WhichConnection, json_or_none
 from rllm.inference.sse import EventSplitter
 from rllm.types.messages import LogprobMeaning, SamplingParams
 
@@ -88,6 +88,24 @@ class VLLMHttp(ServerHttp):
             yield reply
         finally:
             response.release()
+
+    async def tell(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The reply to one of the calls that manage a server, which live beside `/v1`."""
+        root = self.base_url.removesuffix("/v1")
+        with self.failures():
+            async with self.session.post(
+                root + path, json=dict(body), trace_request_ctx=WhichConnection()
+            ) as response:
+                said = await response.read()
+        if response.status == 404:
+            raise ConfigError(
+                f"The server at {root} has no {path}; start vLLM with VLLM_SERVER_DEV_MODE=1 in its "
+                "environment, without which it takes no new weights."
+            )
+        if response.status != 200:
+            shown = said[:500].decode(errors="replace")
+            raise InferenceError(f"The server at {root} answered {response.status} to {path}: {shown}")
+        return json_or_none(said)
 
     async def _open(self, body: dict[str, Any]) -> Response:
         try:
