@@ -159,11 +159,11 @@ class Baton:
 
 
 class TrlSide:
-    """The process of `trl_side.py`."""
+    """The process of `trl_side.py`, or of another script that is spoken to in the same way."""
 
-    def __init__(self, python: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, python: Path, settings: dict[str, Any], script: str = "trl_side.py") -> None:
         self.process = subprocess.Popen(
-            [python, Path(__file__).with_name("trl_side.py")],
+            [python, Path(__file__).with_name(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -191,9 +191,10 @@ class TrlSide:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
+            command = " ".join(map(str, self.process.args))
             raise RuntimeError(
-                f"The TRL process ended with exit code {self.process.wait()}; run `{self.process.args[0]} "
-                "benchmarks/trl_side.py` by hand with the same settings to see why."
+                f"The TRL process ended with exit code {self.process.wait()}; run `{command}` by hand "
+                "with the same settings to see why."
             )
         return json.loads(line)
 

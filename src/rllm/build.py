@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rllm.agents.base import BaseAgent
+from rllm.agents.conversation import ConversationAgent
 from rllm.agents.flow import load_flow
 from rllm.agents.frozenlake import FrozenLakeAgent
-from rllm.config.loader import load_config
+from rllm.config.distill import PROMPTS
+from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
 from rllm.data.jsonl import read_jsonl
 from rllm.data.tasks import tasks_of
 from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.engine.traced import TracedEngine
+from rllm.environments import countdown
 from rllm.environments.base import BaseEnv
 from rllm.environments.frozenlake import FrozenLakeEnv, demonstration, lake_tasks
 from rllm.errors import ConfigError, MissingExtraError
@@ -30,6 +33,7 @@ from rllm.rewards.evaluator import load_evaluator
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.trainer.distill import DISTILL_DEFAULTS, PROMPT_DEFAULTS, AgentDistillTrainer, over
 from rllm.trainer.programs import PROGRAM_DEFAULTS, gateway_before, local_policy, upstream_policy
 from rllm.trainer.warm_start import Demonstrate
 from rllm.types.episode import Episode
@@ -74,15 +78,28 @@ def _lake_expert(
     return demonstration(task, noise=noise, rng=rng, **arguments)
 
 
+def _countdown_expert(
+    task: dict[str, Any], noise: float, rng: np.random.Generator, **arguments: Any
+) -> list[tuple[str, str]]:
+    answer = countdown.demonstration(task, noise=noise, rng=rng, **arguments)
+    return [(countdown.problem_of(task).text, answer)]
+
+
 WORLDS = {
+    "countdown": World(
+        env_class=countdown.CountdownEnv,
+        tasks=countdown.countdown_tasks,
+        demonstrate=_countdown_expert,
+        expert_args=("operators",),
+    ),
     "frozenlake": World(
         env_class=FrozenLakeEnv,
         tasks=lake_tasks,
         demonstrate=_lake_expert,
         expert_args=("strolls", "sight"),
-    )
+    ),
 }
-AGENTS: dict[str, type[BaseAgent]] = {"frozenlake": FrozenLakeAgent}
+AGENTS: dict[str, type[BaseAgent]] = {"conversation": ConversationAgent, "frozenlake": FrozenLakeAgent}
 
 
 def training_config(
@@ -101,6 +118,24 @@ def training_config(
     }
     extra = () if seed is None else (f"seed={seed}",)
     return load_config(path, (*extra, *assignments), base={**spec.train, **named})
+
+
+def distill_config(
+    name: str, teacher: str = "", path: Path | None = None, assignments: tuple[str, ...] = ()
+) -> TrainConfig:
+    """The tasks of a benchmark, or the prompts of a JSONL file; then the file, then the assignments.
+
+    What a benchmark says of experts, estimators and losses is for other runs.
+    """
+    taught = over(DISTILL_DEFAULTS, {"distill": {"teacher": teacher}})
+    if name.endswith(".jsonl"):
+        return load_config(
+            path, assignments, base=over(over(PROMPT_DEFAULTS, {"task": {"dataset": name}}), taught)
+        )
+    own = config_dict(training_config(name))
+    for section in ("algorithm", "warm_start"):
+        del own[section]
+    return load_config(path, assignments, base=over(own, taught))
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -166,6 +201,21 @@ def _program_trainer(config: TrainConfig, output: Path, tracker: Tracker | None)
     )
 
 
+def _prompt_trainer(config: TrainConfig, output: Path, tracker: Tracker | None) -> AgentTrainer:
+    task = config.task
+    if not task.dataset:
+        raise ConfigError("`task.dataset` is empty; set it to a JSONL file of prompts.")
+    return AgentDistillTrainer(
+        config,
+        train_dataset=read_jsonl(Path(task.dataset)),
+        val_dataset=read_jsonl(Path(task.val_dataset)) if task.val_dataset else None,
+        agent_class=_agent_named(task.agent),
+        agent_args=task.agent_args,
+        output=output,
+        tracker=tracker,
+    )
+
+
 def _rows(dataset: str) -> list[Any]:
     path = Path(dataset)
     return tasks_of(read_jsonl(path), dataset=dataset)
@@ -175,6 +225,8 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
     """A trainer for the environment and agent, or the program, that the configuration names."""
     if config.task.program:
         return _program_trainer(config, output, tracker)
+    if config.task.environment == PROMPTS:
+        return _prompt_trainer(config, output, tracker)
     world, agent_class = _world_named(config.task.environment), _agent_named(config.task.agent)
     task_args = config.task.environment_args
     evaluation = config.evaluation
@@ -182,7 +234,8 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
     expert = world.expert(config.warm_start.expert_args)
     if expert is not None:  # asked once, so that what it cannot honour is refused before work starts
         expert(train_tasks[0], config.warm_start.noise, np.random.default_rng(0))
-    return AgentTrainer(
+    trainer_class = AgentDistillTrainer if config.distill.teacher else AgentTrainer
+    return trainer_class(
         config,
         train_dataset=train_tasks,
         val_dataset=world.tasks(evaluation.split, evaluation.num_tasks, **task_args),
@@ -239,7 +292,7 @@ async def evaluate_model(
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
     config = training_config(benchmark)
-    if is_run(model):
+    if is_run(model) and "kind" not in RunDirectory.read(model).config():  # else it learned from rows
         trained_with = load_config(RunDirectory.read(model).config())
         if trained_with.task.environment == config.task.environment:
             config = trained_with

@@ -1,23 +1,45 @@
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllm.algorithms.grouping import GroupingCounts, group_advantages, group_episodes
-from rllm.errors import AgentError, RewardError
-from rllm.types.episode import Episode, Outcome, Trajectory
+from rllm.algorithms.advantages import ESTIMATORS
+from rllm.algorithms.grouping import (
+    GroupingCounts,
+    group_advantages,
+    group_episodes,
+    state_of,
+    turn_rewards,
+)
+from rllm.errors import AgentError, ConfigError, RewardError
+from rllm.types.episode import Episode, Outcome, Step, Trajectory
+from rllm.types.sample import NOT_SAMPLED
 
 FAILURES = (Outcome.POLICY_FAILURE, Outcome.INFRASTRUCTURE_FAILURE, Outcome.CANCELLED)
 
 
-def _advantages(episodes: list[Episode], estimator: str = "grpo") -> tuple[dict[str, float], GroupingCounts]:
+def _turns(episodes: list[Episode], estimator: str = "grpo", **options: Any) -> dict[str, list[float]]:
     groups, counts = group_episodes(episodes)
-    return group_advantages(groups, lambda role: estimator, counts), counts
+    found = group_advantages(groups, lambda role: estimator, counts, **options)
+    return {uid: advantages_K.tolist() for uid, advantages_K in found.items()}
+
+
+def _advantages(episodes: list[Episode], estimator: str = "grpo") -> tuple[dict[str, float], GroupingCounts]:
+    """One advantage per trajectory, which has one turn or several that get the same."""
+    groups, counts = group_episodes(episodes)
+    found = group_advantages(groups, lambda role: estimator, counts)
+    return {uid: _same(advantages_K.tolist()) for uid, advantages_K in found.items()}, counts
+
+
+def _same(values: list[float]) -> float:
+    assert len(set(values)) == 1
+    return values[0]
 
 
 @st.composite
@@ -40,6 +62,7 @@ def batches(draw: st.DrawFn) -> list[Episode]:
                             uid=f"{task}/{attempt}/{role}",
                             name=role,
                             reward=None if outcome in FAILURES else draw(st.integers(-2, 4)) / 4,
+                            steps=[Step(response_ids=[1, 2])] * draw(st.integers(1, 3)),
                         )
                         for role in roles
                     ],
@@ -62,7 +85,8 @@ def _oracle(episodes: list[Episode], estimator: str) -> dict[str, float]:
             Fraction(other.reward)
             for task, other in judged
             if other.name == mine.name and (task == task_id or estimator == "reinforce_plus_plus")
-        ]
+            for _ in (other.steps if estimator == "reinforce_plus_plus" else other.steps[:1])
+        ]  # a rival counts as often as it has tokens where all tokens of a step are compared
         mean = sum(rivals) / len(rivals)
         variance = sum((reward - mean) ** 2 for reward in rivals) / len(rivals)
         distance = float(Fraction(mine.reward) - mean)
@@ -136,7 +160,7 @@ def test_a_third_of_failures_changes_no_advantage_of_the_rest(
             task_id=rng.choice(["task-0", "task-1", "task-2"]),
             rollout_idx=100 + index,
             outcome=rng.choice(FAILURES),
-            trajectories=[Trajectory(name="solver", reward=None)],
+            trajectories=[Trajectory(name="solver", reward=None, steps=[Step(response_ids=[1])])],
         )
         for index in range(1 + len(learnable) // 2)
     ]
@@ -180,9 +204,6 @@ def test_a_reward_that_is_no_finite_number_is_named_with_its_trajectory(
 def test_whole_numbers_are_rewards(episode: Callable[..., Episode]) -> None:
     advantages, _ = _advantages([episode("a", 0, {"agent": 1}), episode("a", 1, {"agent": 0})], "dr_grpo")
     assert list(advantages.values()) == [0.5, -0.5]
-    assert all(
-        isinstance(value, float) and not isinstance(value, np.generic) for value in advantages.values()
-    )
 
 
 @given(batches())
@@ -197,7 +218,31 @@ def test_each_role_has_its_own_estimator_and_weight_and_the_others_do_not_matter
         expected = _oracle(episodes, rule)
         for uid, advantage in advantages.items():
             if uid.endswith(role):
-                assert advantage == pytest.approx(weights[role] * expected[uid], abs=1e-6)
+                assert _same(advantage.tolist()) == pytest.approx(weights[role] * expected[uid], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "estimator", sorted(name for name, each in ESTIMATORS.items() if not each.token_level)
+)
+@settings(max_examples=15)
+@given(episodes=batches(), rng=st.randoms(use_true_random=False))
+def test_with_every_estimator_a_role_learns_as_if_alone_and_in_whatever_order(
+    estimator: str, episodes: list[Episode], rng: random.Random
+) -> None:
+    for episode in episodes:
+        for trajectory in episode.trajectories:
+            trajectory.reward = abs(trajectory.reward or 0.0)  # MaxRL takes no less than 0
+    mixed = [*episodes]
+    rng.shuffle(mixed)
+    baselines = {(f"task-{task}", role): 0.25 for task in range(4) for role in ("solver", "judge", "critic")}
+    together = _turns(mixed, estimator, baselines=baselines)
+    for role in ("solver", "judge", "critic"):
+        alone = [
+            replace(episode, trajectories=[each for each in episode.trajectories if each.name == role])
+            for episode in episodes
+        ]
+        found = _turns(alone, estimator, baselines=baselines)
+        assert found == {uid: each for uid, each in together.items() if uid.endswith(role)}
 
 
 def test_reinforce_pays_what_was_earned_and_compares_it_with_nothing(episode: Callable[..., Episode]) -> None:
@@ -211,7 +256,10 @@ def test_masked_trajectories_are_in_no_group_and_others_may_be_paid_otherwise(
     episodes = [episode("a", attempt, {"agent": float(attempt)}) for attempt in range(3)]
     groups, counts = group_episodes(episodes, masked={"a/2/agent"})
     advantages = group_advantages(groups, lambda role: "dr_grpo", counts, rewards={"a/1/agent": -1.0})
-    assert advantages == {"a/0/agent": 0.5, "a/1/agent": -0.5}
+    assert {uid: each.tolist() for uid, each in advantages.items()} == {
+        "a/0/agent": [0.5],
+        "a/1/agent": [-0.5],
+    }
     assert (counts.masked, counts.learnable, counts.compared) == (1, 3, 1)
 
 
@@ -220,3 +268,162 @@ def test_two_trajectories_that_cannot_be_told_apart_are_named(episode: Callable[
     twice.trajectories.append(Trajectory(uid="a/0/solver", name="solver", reward=0.0))
     with pytest.raises(AgentError, match=r"Episode a:0 .* role solver with the uid of another, a/0/solver"):
         group_episodes([twice])
+
+
+# Turns
+
+
+def _played(
+    attempt: int, paid: list[float], reward: float | None = None, task: str = "t", **steps: Any
+) -> Episode:
+    """An attempt whose turns were paid so; `reward` where the whole was judged otherwise."""
+    trajectory = Trajectory(
+        uid=f"{task}/{attempt}",
+        reward=sum(paid) if reward is None else reward,
+        steps=[Step(reward=each, response_ids=[1], **steps) for each in paid],
+    )
+    return Episode(task_id=task, rollout_idx=attempt, trajectories=[trajectory], outcome=Outcome.SCORED)
+
+
+def test_three_steps_by_hand() -> None:
+    """Two attempts of three turns, paid 0, 1, 1 and 2, 0, -1; returns with γ = 1/2 below.
+
+    |         | paid    | returns       | all turns: RLOO | each turn: RLOO       |
+    |---------|---------|---------------|-----------------|-----------------------|
+    | first   | 0 1 1   | 0.75 1.5  1   | 2 - 1 = 1       | -1  2  2              |
+    | second  | 2 0 -1  | 1.75 -0.5 -1  | 1 - 2 = -1      |  1 -2 -2              |
+    """
+    episodes = [_played(0, [0.0, 1.0, 1.0]), _played(1, [2.0, 0.0, -1.0])]
+    assert _turns(episodes, "reinforce") == {"t/0": [2.0] * 3, "t/1": [1.0] * 3}
+    assert _turns(episodes, "reinforce", credit="turn", gamma=0.5) == {
+        "t/0": [0.75, 1.5, 1.0],
+        "t/1": [1.75, -0.5, -1.0],
+    }
+    assert _turns(episodes, "rloo", gamma=0.5) == {"t/0": [1.0] * 3, "t/1": [-1.0] * 3}
+    assert _turns(episodes, "rloo", credit="turn", gamma=0.5) == {
+        "t/0": [-1.0, 2.0, 2.0],
+        "t/1": [1.0, -2.0, -2.0],
+    }
+    assert _turns(episodes, "rloo", credit="discounted", gamma=0.5) == {
+        "t/0": [0.25, 0.5, 1.0],
+        "t/1": [-0.25, -0.5, -1.0],
+    }
+
+
+def test_a_turn_that_only_one_attempt_came_to_is_compared_with_nothing() -> None:
+    episodes = [_played(0, [1.0, 0.0, 5.0]), _played(1, [0.0, 2.0]), _played(2, [3.0])]
+    found = _turns(episodes, "dr_grpo", credit="turn")  # returns 6 5 5, 2 2 and 3
+    assert found["t/0"] == pytest.approx([6 - 11 / 3, 1.5, 0.0])
+    assert found["t/1"] == pytest.approx([2 - 11 / 3, -1.5])
+    assert found["t/2"] == pytest.approx([3 - 11 / 3])
+
+
+def test_whoever_compares_the_whole_step_compares_all_turns_of_it() -> None:
+    episodes = [_played(0, [0.0, 4.0]), _played(0, [1.0], task="u")]
+    assert _turns(episodes, "reinforce_baseline", credit="turn") == {"t/0": [1.0, 1.0], "u/0": [-2.0]}
+
+
+def test_within_a_step_turns_are_centred_on_those_at_their_place_of_their_task() -> None:
+    """GPG: two tasks, and the second turns of the first one tie."""
+    episodes = [
+        _played(0, [0.0, 1.0]),
+        _played(1, [1.0, 1.0]),
+        _played(0, [0.0], task="u"),
+        _played(1, [3.0], task="u"),
+    ]
+    found = _turns(episodes, "gpg", credit="turn")
+    alpha = 6 / 4  # six turns, of which two tie
+    assert found == {
+        "t/0": [-0.5 * alpha, 0.0],
+        "t/1": [0.5 * alpha, 0.0],
+        "u/0": [-1.5 * alpha],
+        "u/1": [1.5 * alpha],
+    }
+
+
+@given(st.lists(st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_without_discount_to_discount_is_to_give_every_turn_the_same(paid: list[list[float]]) -> None:
+    episodes = [_played(attempt, each) for attempt, each in enumerate(paid)]
+    assert _turns(episodes, "rloo", credit="discounted") == _turns(episodes, "rloo")
+
+
+@given(
+    st.lists(st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=4), min_size=2, max_size=5),
+    st.sampled_from(["rloo", "dr_grpo", "grpo", "gigpo"]),
+    st.randoms(use_true_random=False),
+)
+def test_losing_and_shuffling_attempts_changes_turns_only_by_who_is_left(
+    paid: list[list[float]], estimator: str, rng: random.Random
+) -> None:
+    credit = "trajectory" if estimator == "gigpo" else "turn"
+    episodes = [_played(attempt, each, observation="here") for attempt, each in enumerate(paid)]
+    kept = [each for each in episodes if rng.random() < 0.7] or episodes[:1]
+    shuffled = [*kept]
+    rng.shuffle(shuffled)
+    failed = Episode(task_id="t", rollout_idx=99, outcome=Outcome.POLICY_FAILURE)
+    assert _turns([*shuffled, failed], estimator, credit=credit) == _turns(kept, estimator, credit=credit)
+
+
+def test_what_a_trajectory_was_paid_beyond_its_steps_was_paid_at_its_last_turn() -> None:
+    judged = _played(0, [0.0, 0.0, 0.0], reward=1.0).trajectories[0]
+    assert turn_rewards(judged, 1.0).tolist() == [0.0, 0.0, 1.0]
+    shaped = _played(0, [0.1, 0.2, 0.3]).trajectories[0]
+    assert turn_rewards(shaped, sum([0.1, 0.2, 0.3])).tolist() == [0.1, 0.2, 0.3]
+    assert turn_rewards(shaped, 0.0) == pytest.approx([0.1, 0.2, -0.3])
+    assert turn_rewards(Trajectory(reward=1.0), 1.0).tolist() == []
+
+
+def test_a_turn_that_was_paid_no_finite_number_is_named() -> None:
+    with pytest.raises(RewardError, match=r"t/0 of task t .* was paid \[nan nan\] turn by turn"):
+        _turns([_played(0, [float("nan"), 1.0], reward=1.0), _played(1, [1.0])])
+
+
+def test_a_reward_too_large_to_be_compared_is_named() -> None:
+    episodes = [_played(0, [1e308]), _played(1, [-1e308])]
+    with (
+        np.errstate(over="ignore", invalid="ignore"),
+        pytest.raises(RewardError, match=r"reward 1e\+308 of trajec"),
+    ):
+        _turns(episodes, "rloo")
+
+
+def test_forced_tokens_do_not_count_where_tokens_are_weighed() -> None:
+    long = _played(0, [1.0])
+    long.trajectories[0].steps = [
+        Step(response_ids=[1] * 4, logprobs=[0.0] * 4, policy_versions=[0, 0, 0, NOT_SAMPLED])
+    ]
+    found = _turns([long, _played(1, [0.0])], "opo")  # three tokens of reward 1, one of reward 0
+    assert found == {"t/0": [0.25], "t/1": [-0.75]}
+
+
+def test_remax_compares_with_the_greedy_attempt_at_the_same_task_by_the_same_role() -> None:
+    episodes = [_played(0, [1.0]), _played(1, [1.0]), _played(0, [1.0], task="u")]
+    found = _turns(episodes, "remax", baselines={("t", "agent"): 0.25, ("u", "agent"): 1.0})
+    assert found == {"t/0": [0.75], "t/1": [0.75], "u/0": [0.0]}
+    with pytest.raises(RewardError, match="1 of 1 attempts have no greedy attempt"):
+        _turns(episodes, "remax", baselines={("t", "agent"): 0.25, ("u", "judge"): 1.0})
+
+
+@pytest.mark.parametrize("estimator", ["gigpo", "gae"])
+def test_who_credits_turns_itself_takes_no_other_credit(estimator: str) -> None:
+    with pytest.raises(ConfigError, match=f"`algorithm.credit` is 'turn', but {estimator} credits the turns"):
+        _turns([_played(0, [1.0])], estimator, credit="turn")
+
+
+def test_an_unknown_credit_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="is 'step'; choose one of trajectory, turn, discounted"):
+        _turns([_played(0, [1.0])], credit="step")
+
+
+def test_equal_states_have_equal_keys_however_they_are_written() -> None:
+    assert state_of(Step(observation="a lake")) == "a lake"
+    one, other = {"x": 1, "board": np.zeros((40, 40))}, {"board": np.zeros((40, 40)), "x": 1}
+    assert state_of(Step(observation=one)) == state_of(Step(observation=other))
+    other["board"][20, 20] = 1.0
+    assert state_of(Step(observation=one)) != state_of(Step(observation=other))
+
+
+def test_where_no_environment_is_known_the_state_is_what_the_model_was_last_told() -> None:
+    said: list[Any] = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    assert state_of(Step(chat_completions=said)) == state_of(Step(chat_completions=[{}, *said]))
+    assert state_of(Step(prompt_ids=[1, 2])) == "[1, 2]"

@@ -1,149 +1,334 @@
+"""What is added to a surrogate, the value loss, and the loss that a configuration describes."""
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
-from rllm.algorithms.losses import ImitationLoss, PolicyLoss, TokenInputs, token_weights
+from rllm.algorithms.aggregation import FixedLength
+from rllm.algorithms.correction import Correction
+from rllm.algorithms.losses import (
+    ActorCriticLoss,
+    ImitationLoss,
+    PolicyLoss,
+    TokenInputs,
+    ValueLoss,
+    policy_loss,
+)
+from rllm.algorithms.surrogates import (
+    SURROGATES,
+    ClippedRatio,
+    ClippedWeight,
+    DivergenceMask,
+    GeometricMean,
+    OwnFunction,
+    SequenceRatio,
+    SoftGate,
+)
+from rllm.config import algorithm as config_algorithm
+from rllm.config.algorithm import AlgorithmConfig
 from rllm.errors import ConfigError
-from rllm.types.sample import NOT_SAMPLED, TrainingSample
-
-AGGREGATIONS = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean"}
-"""Ours, and what verl calls it."""
 
 
-def _sample(trainable: list[bool]) -> TrainingSample:
-    """A row with a prompt token in front, so that every flag may be set."""
-    size = len(trainable) + 1
-    return TrainingSample(
-        token_ids_T=np.zeros(size, dtype=np.int64),
-        policy_versions_T=np.array([NOT_SAMPLED, *[0 if flag else NOT_SAMPLED for flag in trainable]]),
-        logprobs_T=np.zeros(size, dtype=np.float32),
-        advantages_T=np.zeros(size, dtype=np.float32),
-        group_key=("t", "agent"),
-        order_key=("t", 0, 0, 0),
-    )
-
-
-masks = st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=7)
-
-
-@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
-@given(flags=masks)
-def test_the_weights_of_an_update_sum_to_one_and_leave_untrained_tokens_out(
-    aggregation: str, flags: list[list[bool]]
-) -> None:
-    samples = [_sample(row) for row in flags]
-    weights = token_weights(samples, aggregation)
-    for sample, weights_T in zip(samples, weights, strict=True):
-        assert ((weights_T > 0) == sample.trainable_T).all()
-    total = sum(weights_T.sum() for weights_T in weights)
-    assert total == pytest.approx(1.0 if any(map(any, flags)) else 0.0, abs=1e-12)
-
-
-def test_a_token_mean_counts_tokens_and_a_sequence_mean_counts_sequences() -> None:
-    samples = [_sample([True, True, True]), _sample([False, True]), _sample([False])]
-    assert [row.tolist() for row in token_weights(samples, "token_mean")] == [
-        [0.0, 0.25, 0.25, 0.25],
-        [0.0, 0.0, 0.25],
-        [0.0, 0.0],
-    ]
-    assert [row.tolist() for row in token_weights(samples, "sequence_mean")] == [
-        [0.0, *[pytest.approx(1 / 6)] * 3],
-        [0.0, 0.0, 0.5],
-        [0.0, 0.0],
-    ]
-
-
-def test_an_unknown_aggregation_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no aggregation `mean`; choose token_mean or sequence_mean"):
-        token_weights([_sample([True])], "mean")
-
-
-def _inputs(new: Tensor, old: Tensor, advantages: Tensor) -> TokenInputs:
-    """One row of equally weighted tokens."""
-    row = torch.zeros(len(new), dtype=torch.int64)
+def tokens(**changes: Any) -> TokenInputs:
+    """Six tokens of two rows; each column may be another."""
+    columns: dict[str, Any] = {
+        "new_M": [-1.0, -0.2, -2.0, -0.5, -0.9, -1.4],
+        "old_M": [-1.1, -0.3, -1.2, -0.5, -1.4, -1.3],
+        "advantages_M": [1.0, 1.0, 1.0, -2.0, -2.0, -2.0],
+        "weights_M": [1 / 6] * 6,
+    } | changes
     return TokenInputs(
-        new_M=new,
-        old_M=old,
-        advantages_M=advantages,
-        weights_M=torch.ones_like(new),
-        row_M=row,
-        group_R=row[:1],
+        row_M=torch.tensor([0, 0, 0, 1, 1, 1]),
+        group_R=torch.tensor([0, 0]),
+        **{
+            name: torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
+            for name, value in columns.items()
+        },
     )
 
 
-def _columns(oracle: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    mask = torch.tensor(oracle["mask"], dtype=torch.bool)
-    new, old, advantages = (
-        torch.tensor(oracle[name], dtype=torch.float64) for name in ("new", "old", "grpo")
+def _gradient(loss: Any, name: str, given: TokenInputs) -> Tensor:
+    """Of the sum of the terms with respect to the column of that name."""
+    leaf = getattr(given, name).clone().requires_grad_()
+    loss.terms(replace(given, **{name: leaf})).sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+ENTROPY = [0.3, 0.1, 1.2, 0.7, 0.9, 0.2]
+REF = [-1.3, -0.1, -2.5, -0.6, -0.7, -1.1]
+ROLLOUT = [-1.0, -0.9, -1.2, -0.4, -2.6, -1.3]
+
+
+def test_entropy_and_divergence_are_added_to_every_term() -> None:
+    plain = PolicyLoss()
+    both = PolicyLoss(entropy_coef=0.1, kl_coef=0.5, kl_kind="k2")
+    given = tokens(entropy_M=ENTROPY, ref_M=REF)
+    expected = [
+        term - 0.1 * entropy + 0.25 * (new - ref) ** 2
+        for term, entropy, new, ref in zip(
+            plain.terms(given).tolist(), ENTROPY, given.new_M.tolist(), REF, strict=True
+        )
+    ]
+    assert both.terms(given).tolist() == pytest.approx(expected, abs=1e-12)
+    assert _gradient(both, "entropy_M", given).tolist() == pytest.approx([-0.1] * 6)
+    added = _gradient(both, "new_M", given) - _gradient(plain, "new_M", given)
+    assert added.tolist() == pytest.approx((0.5 * (given.new_M - torch.tensor(REF))).tolist(), abs=1e-6)
+
+
+def test_a_column_that_is_there_but_not_asked_for_changes_nothing() -> None:
+    assert PolicyLoss().terms(tokens(entropy_M=ENTROPY, ref_M=REF, rollout_M=ROLLOUT)).tolist() == (
+        PolicyLoss().terms(tokens()).tolist()
     )
-    return mask, new, old, advantages
 
 
-def _dual_clipped(oracle: dict[str, Any]) -> Tensor:
-    """Where verl also bounds the loss of a bad token by 3 |A|; we have the clip of the ratio alone."""
-    mask, new, old, advantages = _columns(oracle)
-    return mask & (advantages < 0) & ((new - old).exp() > oracle["dual_clip"])
-
-
-@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
-def test_loss_and_gradient_are_verls_but_for_the_token_that_verl_clips_a_second_time(
-    oracle: dict[str, Any], aggregation: str
-) -> None:
-    mask, new, old, advantages = _columns(oracle)
-    second = _dual_clipped(oracle)
-    assert int(second.sum()) == 1
-    new.requires_grad_()
-    loss = PolicyLoss(clip_low=oracle["clip_low"], clip_high=oracle["clip_high"], aggregation=aggregation)
-    weights = torch.tensor(
-        np.stack([w[1:] for w in token_weights([_sample(row) for row in mask.tolist()], aggregation)])
+def test_a_correction_weighs_the_surrogate_alone() -> None:
+    correction = Correction(mode="mask", high=2.0)
+    given = tokens(entropy_M=ENTROPY, ref_M=REF, rollout_M=ROLLOUT)
+    surrogate = ClippedRatio().terms(given)
+    weights = correction.weights_M(torch.tensor(ROLLOUT).double(), given.old_M, given.row_M)
+    assert (weights == 0.0).any()
+    corrected = PolicyLoss(correction=correction, entropy_coef=0.1, kl_coef=0.5)
+    others = PolicyLoss(entropy_coef=0.1, kl_coef=0.5).terms(given) - surrogate
+    assert corrected.terms(given).tolist() == pytest.approx((surrogate * weights + others).tolist())
+    assert _gradient(PolicyLoss(correction=correction), "new_M", given).tolist() == pytest.approx(
+        (_gradient(PolicyLoss(), "new_M", given) * weights).tolist()
     )
-    terms = loss.terms(_inputs(new[mask], old[mask], advantages[mask]))
-    (terms * weights[mask]).sum().backward()
 
-    theirs = oracle["loss"][AGGREGATIONS[aggregation]]
-    their_grad = torch.tensor(theirs["grad"], dtype=torch.float64)
-    assert (new.grad - their_grad)[mask & ~second].abs().max() < 1e-7
-    assert new.grad[~mask].abs().max() == 0.0
 
-    ratio = (new.detach() - old).exp()[second]
-    ours, bounded = -ratio * advantages[second], -oracle["dual_clip"] * advantages[second]
-    difference = float((weights[second] * (bounded - ours)).sum())
-    assert difference < 0.0
-    assert float((terms * weights[mask]).sum().detach()) + difference == pytest.approx(
-        theirs["loss"], abs=2e-7
+OWN = PolicyLoss(surrogate=OwnFunction(name="mine", function=lambda tokens: tokens.new_M))
+
+
+@pytest.mark.parametrize(
+    ("loss", "every_row", "entropy", "whole_groups"),
+    [
+        (PolicyLoss(), False, False, False),
+        (PolicyLoss(entropy_coef=0.1), True, True, False),
+        (PolicyLoss(kl_coef=0.1), True, False, False),
+        (PolicyLoss(correction=Correction(mode="mask")), False, False, False),
+        (OWN, True, False, True),
+        (ValueLoss(), True, False, False),
+        (ActorCriticLoss(policy=PolicyLoss(entropy_coef=0.1), value=ValueLoss()), True, True, False),
+        (ActorCriticLoss(policy=OWN, value=ValueLoss()), True, False, True),
+        (ImitationLoss(), True, False, False),
+    ],
+)
+def test_a_loss_says_what_it_needs(loss: Any, every_row: bool, entropy: bool, whole_groups: bool) -> None:
+    found = (loss.needs_every_row, loss.needs_entropy, loss.needs_whole_groups)
+    assert found == (every_row, entropy, whole_groups)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (PolicyLoss(entropy_coef=0.1), "`algorithm.entropy_coef` is set, but the samples have no entropy"),
+        (PolicyLoss(kl_coef=0.1), "`algorithm.kl_coef` is set, but the samples have no reference log-prob"),
+        (PolicyLoss(correction=Correction(mode="mask")), '`algorithm.old_logprobs` to "trainer"'),
+        (ValueLoss(), "needs a critic's values and the returns; choose the estimator `gae`"),
+    ],
+)
+def test_what_is_asked_for_and_missing_is_named(loss: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loss.terms(tokens())
+
+
+def test_measures_are_of_each_token() -> None:
+    given = tokens(entropy_M=ENTROPY, ref_M=REF, rollout_M=ROLLOUT)
+    measures = PolicyLoss(correction=Correction(mode="mask")).measures(given)
+    gaps = (given.new_M - given.old_M).tolist()
+    assert measures["ratio_mean"].tolist() == pytest.approx([math.exp(gap) for gap in gaps])
+    assert measures["kl"].tolist() == pytest.approx([math.exp(gap) - 1 - gap for gap in gaps])
+    assert measures["clipped_frac"].tolist() == [0, 0, 1, 0, 1, 0]
+    assert measures["entropy"].tolist() == ENTROPY
+    to_ref = [new - ref for new, ref in zip(given.new_M.tolist(), REF, strict=True)]
+    assert measures["kl_ref"].tolist() == pytest.approx([math.exp(-gap) - 1 + gap for gap in to_ref])
+    assert measures["correction_mean"].tolist() == pytest.approx(
+        [math.exp(-0.1), math.exp(0.6), 1.0, math.exp(-0.1), 0.0, 1.0]
     )
-    assert their_grad[second].item() == 0.0
-    assert new.grad[second].item() == pytest.approx(float((weights[second] * ours).sum()), abs=1e-12)
+    assert measures["corrected_frac"].tolist() == [0, 0, 0, 0, 1, 0]
+    assert set(PolicyLoss().measures(tokens())) == {"ratio_mean", "clipped_frac", "kl"}
+    assert ImitationLoss().measures(given) == {}
 
 
-@given(st.lists(st.tuples(st.floats(-1.5, 1.5), st.floats(-3, 0), st.floats(-2, 2)), min_size=1, max_size=8))
-def test_the_gradient_is_the_slope_of_the_loss(rows: list[tuple[float, float, float]]) -> None:
-    moved, old, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
-    loss = PolicyLoss(clip_low=0.2, clip_high=0.28)
-    new = (old + moved).requires_grad_()
-    loss.terms(_inputs(new, old, advantages)).sum().backward()
-    h = 1e-6
-    with torch.no_grad():
-        above, below = (loss.terms(_inputs(new + sign * h, old, advantages)) for sign in (1, -1))
-    ratio = (new.detach() - old).exp()
-    smooth = ((ratio - 0.8).abs() > 1e-4) & ((ratio - 1.28).abs() > 1e-4)  # at a bound there are two slopes
-    slopes = (above - below) / (2 * h)
-    assert torch.allclose(slopes[smooth], new.grad[smooth], atol=1e-7)
+def test_imitation_is_the_negative_log_likelihood() -> None:
+    assert ImitationLoss().terms(tokens()).tolist() == [1.0, 0.2, 2.0, 0.5, 0.9, 1.4]
 
 
-def test_a_token_past_the_clip_in_the_direction_of_its_advantage_has_no_gradient() -> None:
-    old = torch.zeros(4, dtype=torch.float64)
-    new = torch.tensor([0.5, -0.5, 0.5, -0.5], dtype=torch.float64, requires_grad=True)
-    PolicyLoss().terms(_inputs(new, old, torch.tensor([1.0, -1.0, -1.0, 1.0]))).sum().backward()
-    assert (new.grad == 0.0).tolist() == [True, True, False, False]
+VALUES = {
+    "new_values_M": [0.5, 1.0, -0.3, 0.2, 0.9, 0.0],
+    "values_M": [0.4, 0.2, 0.4, 0.2, 1.0, 0.5],
+    "returns_M": [1.0, 1.0, 1.0, -1.0, 0.0, 0.6],
+}
 
 
-def test_imitation_is_cross_entropy_whatever_was_sampled_and_paid() -> None:
-    new = torch.tensor([-0.5, -2.0])
-    terms = ImitationLoss().terms(_inputs(new, torch.tensor([9.0, 9.0]), torch.tensor([-1.0, 7.0])))
-    assert terms.tolist() == [0.5, 2.0]
+def _scalar_value(new: float, old: float, ret: float, clip: float) -> tuple[float, float]:
+    """(term, slope)."""
+    held = min(max(new, old - clip), old + clip)
+    if clip and (held - ret) ** 2 > (new - ret) ** 2:
+        return (held - ret) ** 2 / 2, 0.0
+    return (new - ret) ** 2 / 2, new - ret
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.2, 0.55])
+def test_a_value_is_drawn_to_the_return_but_not_far_from_where_it_was(clip: float) -> None:
+    given, loss = tokens(**VALUES), ValueLoss(clip=clip)
+    new, old, returns = VALUES.values()
+    expected = [_scalar_value(*row, clip) for row in zip(new, old, returns, strict=True)]
+    assert loss.terms(given).tolist() == pytest.approx([term for term, _ in expected], abs=1e-10)
+    gradient = _gradient(loss, "new_values_M", given)
+    assert gradient.tolist() == pytest.approx([slope for _, slope in expected], abs=1e-10)
+    for step, slope in zip(1e-5 * torch.eye(6, dtype=torch.float64), gradient.tolist(), strict=True):
+        moved = [torch.tensor(new, dtype=torch.float64) + sign * step for sign in (1, -1)]
+        above, below = (float(loss.terms(replace(given, new_values_M=each)).sum()) for each in moved)
+        assert slope == pytest.approx((above - below) / 2e-5, rel=1e-6, abs=1e-9)
+
+
+def test_value_measures_are_of_each_token() -> None:
+    measures = ValueLoss(clip=0.2).measures(tokens(**VALUES))
+    assert measures["value_error"].tolist() == pytest.approx([0.25, 0.0, 1.69, 1.44, 0.81, 0.36])
+    assert measures["value_clipped_frac"].tolist() == [0, 1, 1, 0, 0, 1]
+    assert "value_clipped_frac" not in ValueLoss(clip=0.0).measures(tokens(**VALUES))
+
+
+def test_the_value_loss_is_verls(verl_losses: dict[str, Any]) -> None:
+    oracle = verl_losses["value"]
+    mask = torch.tensor(verl_losses["mask"], dtype=torch.bool)
+    values, returns = (
+        torch.tensor(oracle[name], dtype=torch.float64)[mask] for name in ("values", "returns")
+    )
+    zeros = torch.zeros_like(values)
+    given = TokenInputs(
+        new_M=zeros,
+        old_M=zeros,
+        advantages_M=zeros,
+        weights_M=zeros,
+        row_M=zeros.long(),
+        group_R=torch.zeros(1, dtype=torch.int64),
+        new_values_M=values + 0.3,
+        values_M=values,
+        returns_M=returns,
+    )
+    terms = ValueLoss(clip=oracle["clip"]).terms(given)
+    assert float(terms.mean()) == pytest.approx(oracle["loss"], abs=1e-7)
+    held = terms > 0.5 * (values + 0.3 - returns).square()
+    assert float(held.double().mean()) == pytest.approx(oracle["clipped"])
+
+
+def test_on_one_trunk_the_terms_of_both_are_added() -> None:
+    policy, value = PolicyLoss(aggregation="sequence_mean"), ValueLoss(aggregation="sequence_mean")
+    both, given = ActorCriticLoss(policy=policy, value=value, coef=0.3), tokens(**VALUES)
+    assert both.terms(given).tolist() == pytest.approx(
+        (policy.terms(given) + 0.3 * value.terms(given)).tolist()
+    )
+    assert set(both.measures(given)) == {*policy.measures(given), *value.measures(given)}
+    assert both.aggregation == "sequence_mean"
+    with pytest.raises(ConfigError, match="aggregated by `token_mean` and the value loss by `sequence_mean`"):
+        ActorCriticLoss(policy=PolicyLoss(), value=value)
+
+
+def test_every_loss_of_the_configuration_is_made_with_the_bounds_of_its_paper() -> None:
+    assert set(SURROGATES) == set(config_algorithm.LOSSES)
+    made = {name: policy_loss(AlgorithmConfig(loss=name)).surrogate for name in SURROGATES}
+    assert made.pop("policy_gradient").terms(tokens()).tolist() == [1.0, 0.2, 2.0, -1.0, -1.8, -2.8]
+    assert made == {
+        "ppo": ClippedRatio(clip_low=0.2, clip_high=0.2, dual_clip=0.0),
+        "gspo": SequenceRatio(clip_low=3e-4, clip_high=4e-4),
+        "cispo": ClippedWeight(clip_low=1.0, clip_high=4.0),
+        "gmpo": GeometricMean(clip_low=0.4, clip_high=0.4),
+        "sapo": SoftGate(positive=1.0, negative=1.05),
+        "dppo_tv": DivergenceMask(clip_low=0.15, clip_high=0.15, kl=False),
+        "dppo_kl": DivergenceMask(clip_low=0.05, clip_high=0.05, kl=True),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(SURROGATES))
+def test_every_key_that_a_loss_looks_at_changes_it(name: str) -> None:
+    keys = config_algorithm.LOSSES[name]
+    plain = policy_loss(AlgorithmConfig(loss=name))
+    for key in keys:
+        changed = AlgorithmConfig(loss=name)
+        setattr(changed, key, 3.0 if key == "dual_clip" else 0.37)
+        changed.validate()
+        assert policy_loss(changed) != plain
+    surrogate: Any = plain.surrogate
+    has = {each.name for each in fields(surrogate)} - {"kl"}
+    assert {key.removeprefix("sapo_") for key in keys} == has
+
+
+def test_the_rest_of_the_section_is_taken_as_it_stands() -> None:
+    config = AlgorithmConfig(
+        aggregation="constant",
+        aggregation_constant=512,
+        entropy_coef=0.01,
+        kl_coef=0.1,
+        kl_kind="k3+",
+        correction="mask",
+        correction_level="geometric",
+        correction_low=0.5,
+        correction_high=3.0,
+        old_logprobs="trainer",
+    )
+    config.validate()
+    loss = policy_loss(config, kl_coef=0.2, entropy_coef=0.0)
+    assert loss == PolicyLoss(
+        aggregation=FixedLength(num_tokens=512),
+        kl_coef=0.2,
+        kl_kind="k3+",
+        correction=Correction(mode="mask", level="geometric", low=0.5, high=3.0),
+    )
+    paid = policy_loss(replace(config, kl_in="reward", kl_kind="k1"))
+    assert (paid.kl_coef, paid.entropy_coef) == (0.0, 0.01)
+
+
+def test_a_loss_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no loss `ppo2`; choose one of ppo, policy_gradient, gspo"):
+        policy_loss(AlgorithmConfig(loss="ppo2"))
+
+
+def _written(path: Path, body: str) -> str:
+    path.write_text(f"import torch\n\ndef mine(tokens):\n    {body}\n\ndef nothing():\n    return 0\n")
+    return str(path)
+
+
+def test_a_function_in_a_file_is_a_loss(tmp_path: Path) -> None:
+    path = _written(tmp_path / "own_loss.py", "return -tokens.advantages_M * tokens.new_M ** 3")
+    loss = policy_loss(AlgorithmConfig(loss=f"{path}:mine", kl_coef=0.5))
+    given = tokens(ref_M=REF)
+    own = -given.advantages_M * given.new_M**3
+    added = PolicyLoss(kl_coef=0.5).terms(given) - PolicyLoss().terms(given)
+    assert loss.terms(given).tolist() == pytest.approx((own + added).tolist())
+    assert loss.needs_every_row
+    assert loss.needs_whole_groups
+    assert not loss.measures(given)["clipped_frac"].any()
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("return tokens.new_M.sum()", r"a tensor \(\)"),
+        ("return tokens.new_M[:2]", r"a tensor \(2,\)"),
+        ("return 0.5", r"0\.5"),
+    ],
+)
+def test_what_is_not_one_term_a_token_is_refused(tmp_path: Path, body: str, found: str) -> None:
+    path = _written(tmp_path / "wrong_loss.py", body)
+    loss = policy_loss(AlgorithmConfig(loss=f"{path}:mine"))
+    with pytest.raises(
+        ConfigError, match=f"wrong_loss.py:mine returned {found} for 6 tokens; it must return one"
+    ):
+        loss.terms(tokens())
+
+
+def test_a_function_that_cannot_be_called_with_tokens_is_refused_before_any_work(tmp_path: Path) -> None:
+    path = _written(tmp_path / "odd_loss.py", "return tokens.new_M")
+    with pytest.raises(ConfigError, match=r"nothing cannot be called with \(tokens\)"):
+        policy_loss(AlgorithmConfig(loss=f"{path}:nothing"))
+    with pytest.raises(ConfigError, match="has no loss `other`"):
+        policy_loss(AlgorithmConfig(loss=f"{path}:other"))
+    with pytest.raises(ConfigError, match="There is no file"):
+        policy_loss(AlgorithmConfig(loss=f"{tmp_path}/absent.py:mine"))

@@ -59,7 +59,7 @@ def test_the_model_of_a_run_is_its_trained_one(finished_run: Any, rllm: Rllm) ->
     ("words", "message"),
     [
         (("create", "full"), "is not an empty directory"),
-        (("create", "new", "--preset", "huge"), "choose one of tiny, small"),
+        (("create", "new", "--preset", "huge"), "choose one of tiny, deep, small"),
         (("info", "full"), "neither a run nor a model directory"),
     ],
     ids=["full", "preset", "no model"],

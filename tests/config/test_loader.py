@@ -30,6 +30,7 @@ REFUSED_BY = {
     float: ['"fast"', "true", "[0.5]", "{a = 1}"],
     str: ["true", "[1]", "{a = 1}"],
     dict: ["1", '"text"', "[1]"],
+    list: ["1", '"text"', "{a = 1}"],
     bool: ["1", '"yes"', "0.0"],
 }
 

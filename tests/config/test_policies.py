@@ -43,7 +43,14 @@ def test_sections_with_names_of_the_users_are_filled_key_by_key_and_the_rest_has
 def test_what_a_run_writes_down_is_what_it_loads_again() -> None:
     config = load_config([*TWO, "roles.solver.max_tokens=9"])
     written = config_dict(config)
-    assert written["policies"]["judge"] == {"path": "", "trainable": False, "learning_rate": 0.0}
+    assert written["policies"]["judge"] == {
+        "path": "",
+        "trainable": False,
+        "learning_rate": 0.0,
+        "lora_rank": -1,
+        "lora_alpha": 0.0,
+        "lora_targets": [],
+    }
     assert load_config(written) == config
     assert load_config(config, ["roles.solver.max_tokens=3"]).role("solver").max_tokens == 3
     assert config.role("solver").max_tokens == 9

@@ -2,7 +2,17 @@ import math
 
 import pytest
 
+from rllm.algorithms.advantages import ESTIMATORS
+from rllm.algorithms.aggregation import AGGREGATIONS
+from rllm.algorithms.grouping import CREDITS
+from rllm.algorithms.kl import KL_KINDS
+from rllm.algorithms.surrogates import SURROGATES
 from rllm.config import TrainConfig, load_config
+from rllm.config.algorithm import AGGREGATIONS as CONFIGURED_AGGREGATIONS
+from rllm.config.algorithm import CREDITS as CONFIGURED_CREDITS
+from rllm.config.algorithm import KL_KINDS as CONFIGURED_KL_KINDS
+from rllm.config.algorithm import LOSSES
+from rllm.config.learning import WITH_CRITIC, WITH_GREEDY, WITH_OWN_CREDIT
 from rllm.errors import ConfigError
 
 AT_LEAST = {
@@ -34,7 +44,6 @@ ABOVE_ZERO = [
     "rollout.step_timeout_s",
     "rollout.episode_timeout_s",
     "rollout.temperature",
-    "algorithm.clip_high",
     "optimizer.learning_rate",
     "optimizer.max_grad_norm",
     "warm_start.learning_rate",
@@ -47,11 +56,12 @@ BETWEEN = {
     "optimizer.beta2": (0.0, math.nextafter(1.0, 0.0)),
     "optimizer.weight_decay": (0.0, 1e9),
     "rollout.truncation.penalty": (0.0, 1e9),
-    "algorithm.clip_low": (math.nextafter(0.0, 1.0), math.nextafter(1.0, 0.0)),
+    "algorithm.clip_low": (0.0, 1.0),
+    "algorithm.clip_high": (0.0, 1e9),
+    "algorithm.kl_coef": (0.0, 1e9),
 }
 CHOICES = {
-    "algorithm.estimator": ["grpo", "dr_grpo"],
-    "algorithm.aggregation": ["token_mean", "sequence_mean"],
+    "algorithm.loss": ["ppo"],
     "algorithm.old_logprobs": ["sampler", "trainer"],
     "rollout.truncation.max_turns": ["mask", "zero", "penalise", "keep"],
     "rollout.truncation.prompt_length": ["mask", "zero", "penalise", "keep"],
@@ -81,8 +91,9 @@ def test_what_must_be_positive_is_neither_zero_nor_negative_nor_infinite_nor_nan
 @pytest.mark.parametrize("key", BETWEEN)
 def test_what_has_two_limits_keeps_to_both(key: str) -> None:
     low, high = BETWEEN[key]
-    load_config([f"{key}={low!r}"])
-    load_config([f"{key}={high!r}"])
+    looked_at = ["rollout.truncation.timeout=penalise"] if key == "rollout.truncation.penalty" else []
+    load_config([*looked_at, f"{key}={low!r}"])
+    load_config([*looked_at, f"{key}={high!r}"])
     too_much = "inf" if high == 1e9 else repr(math.nextafter(high, 2.0))
     for value in (repr(math.nextafter(low, -1.0)), too_much, "nan"):
         with pytest.raises(ConfigError, match=f"`{key}` is"):
@@ -122,6 +133,152 @@ def test_tasks_per_step_has_a_floor() -> None:
         load_config(["rollout.tasks_per_step=0"])
 
 
+GAE = ["algorithm.estimator=gae", "critic.trunk=separate"]
+KL = ["algorithm.kl_coef=0.1"]
+CORRECTED = ["algorithm.old_logprobs=trainer", "algorithm.correction=truncate"]
+REFUSED = {
+    "`algorithm.estimator` is 'gae', which asks a critic": ["algorithm.estimator=gae"],
+    "`roles.solver.estimator` is 'gae', which asks a critic": ["roles.solver.estimator=gae"],
+    "`critic.trunk` is 'separate', which does nothing here": ["critic.trunk=separate"],
+    "`critic.trunk` is \"shared\", but `roles.judge.estimator` is 'rloo'": [
+        "algorithm.estimator=gae",
+        "critic.trunk=shared",
+        "roles.judge.estimator=rloo",
+    ],
+    "`critic.clip` is 0.1, which does nothing here": ["critic.clip=0.1"],
+    "`critic.coef` is 0.1, which does nothing here": [*GAE, "critic.coef=0.1"],
+    "`critic.coef` is 0.0": ["algorithm.estimator=gae", "critic.trunk=shared", "critic.coef=0.0"],
+    "`critic.learning_rate` is 0.1, which does nothing here": [
+        "algorithm.estimator=gae",
+        "critic.trunk=shared",
+        "critic.learning_rate=0.1",
+    ],
+    "`critic.warmup_steps` is 9 and `steps` is 9": [*GAE, "critic.warmup_steps=9", "steps=9"],
+    "`algorithm.gae_lambda` is 0.5, which does nothing here": ["algorithm.gae_lambda=0.5"],
+    "`algorithm.credit` is 'turn', but `algorithm.estimator` is 'gae'": [*GAE, "algorithm.credit=turn"],
+    '`algorithm.credit` is "discounted" but `algorithm.gamma` is 1.0': ["algorithm.credit=discounted"],
+    "`algorithm.clip_low` is 0.1, which does nothing here": [
+        "algorithm.loss=policy_gradient",
+        "algorithm.clip_low=0.1",
+    ],
+    "`algorithm.dual_clip` is 3.0, which does nothing here.*choose ppo": [
+        "algorithm.loss=gspo",
+        "algorithm.dual_clip=3.0",
+    ],
+    "`algorithm.dual_clip` is 0.5; it must be above 1": ["algorithm.dual_clip=0.5"],
+    "`algorithm.sapo_negative` is 2.0, which does nothing here.*choose sapo": ["algorithm.sapo_negative=2.0"],
+    "`algorithm.aggregation_constant` is 9, which does nothing here": ["algorithm.aggregation_constant=9"],
+    "`algorithm.aggregation_constant` is 0; `constant` divides by it": ["algorithm.aggregation=constant"],
+    "`algorithm.kl_target` is 0.1, which does nothing here": ["algorithm.kl_target=0.1"],
+    "`algorithm.kl_kind` is 'k1', which does nothing here": ["algorithm.kl_kind=k1"],
+    "`algorithm.kl_in` is 'reward', which does nothing here": ["algorithm.kl_in=reward"],
+    "`algorithm.kl_horizon` is 7, which does nothing here": [*KL, "algorithm.kl_horizon=7"],
+    "`algorithm.kl_kind` is 'k3\\+', which differs from 'k3' in its gradient": [
+        *KL,
+        "algorithm.kl_in=reward",
+        "algorithm.kl_kind=k3+",
+    ],
+    '`algorithm.kl_in` is "reward" and `algorithm.credit` is "turn"': [
+        *KL,
+        "algorithm.kl_in=reward",
+        "algorithm.credit=turn",
+    ],
+    "`algorithm.correction` is 'mask', but `algorithm.old_logprobs` is 'sampler'": [
+        "algorithm.correction=mask"
+    ],
+    "`algorithm.correction_level` is 'sequence', which does nothing here": [
+        "algorithm.correction_level=sequence"
+    ],
+    "`algorithm.correction_low` is 1.5 and `correction_high` is 2.0": [
+        *CORRECTED,
+        "algorithm.correction_low=1.5",
+    ],
+    "`filters.max_rounds` is 3, which does nothing here": ["filters.max_rounds=3"],
+    "`filters.max_rounds` is 1; it must be at least 2": ["filters.dynamic=true", "filters.max_rounds=1"],
+    "`rollout.group_size` is 1, and with `filters.dynamic` groups are rejected": [
+        "filters.dynamic=true",
+        "rollout.group_size=1",
+        "algorithm.estimator=reinforce",
+    ],
+    "`rollout.group_size` is 1, and with `filters.min_reward_std` groups are rejected": [
+        "filters.min_reward_std=0.1",
+        "rollout.group_size=1",
+        "algorithm.estimator=reinforce",
+    ],
+    "`filters.overlong_penalty` is 0.5, which does nothing here": ["filters.overlong_penalty=0.5"],
+    "`filters.overlong_buffer` is 4 and `rollout.max_tokens_per_turn` is 4": ["filters.overlong_buffer=4"],
+    "`filters.overlong_buffer` is 2 and `roles.solver.max_tokens` is 2": [
+        "filters.overlong_buffer=2",
+        "roles.solver.max_tokens=2",
+    ],
+    "`filters.overlong_buffer` is 2 but `filters.overlong_penalty` is 0.0": [
+        "filters.overlong_buffer=2",
+        "filters.overlong_penalty=0.0",
+    ],
+    "`rollout.group_size` is 1; rloo compares attempts": ["rollout.group_size=1", "algorithm.estimator=rloo"],
+    "`rollout.group_size` is 1; grpo compares attempts": [
+        "rollout.group_size=1",
+        "algorithm.estimator=reinforce",
+        "roles.judge.estimator=grpo",
+    ],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_would_do_nothing_or_cannot_be_done_is_refused_with_what_to_do(message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(REFUSED[message])
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        GAE,
+        [
+            *GAE,
+            "algorithm.gae_lambda=1.0",
+            "critic.warmup_steps=5",
+            "critic.learning_rate=0.1",
+            "critic.clip=0",
+        ],
+        ["algorithm.estimator=gae", "critic.trunk=shared", "critic.coef=1"],
+        ["algorithm.estimator=remax", "rollout.group_size=1", "algorithm.credit=turn"],
+        ["algorithm.credit=discounted", "algorithm.gamma=0.9"],
+        ["algorithm.loss=gspo", "algorithm.clip_high=0.0004"],
+        ["algorithm.loss=sapo", "algorithm.sapo_positive=2"],
+        ["algorithm.loss=my_file.py:my_loss", "algorithm.estimator=my_file.py:my_estimator"],
+        ["algorithm.aggregation=constant", "algorithm.aggregation_constant=64"],
+        [*KL, "algorithm.kl_in=reward", "algorithm.kl_kind=k1", "algorithm.kl_target=0.1"],
+        [*KL, "algorithm.kl_kind=k3+", "algorithm.kl_target=0.1", "algorithm.kl_horizon=3"],
+        [*CORRECTED, "algorithm.correction_level=geometric", "algorithm.correction_high=5"],
+        ["filters.dynamic=true", "filters.max_rounds=9", "filters.min_reward_std=0.1"],
+        ["filters.overlong_buffer=2", "filters.overlong_penalty=0.5"],
+    ],
+    ids=lambda assignments: assignments[-1],
+)
+def test_what_belongs_together_is_taken(assignments: list[str]) -> None:
+    config = load_config(assignments)
+    assert load_config(config) == config
+
+
+def test_a_policy_needs_a_critic_where_one_of_its_roles_asks_it() -> None:
+    pair = ["policies.solver.path=builtin:tiny", "policies.judge.path=builtin:tiny", "critic.trunk=separate"]
+    config = load_config([*pair, "roles.solver.estimator=gae"])
+    assert [config.needs_critic(name) for name in ("solver", "judge")] == [True, False]
+    config = load_config([*pair, "algorithm.estimator=gae"])
+    assert [config.needs_critic(name) for name in ("solver", "judge")] == [True, True]
+
+
+def test_the_names_of_the_configuration_are_those_of_the_algorithms() -> None:
+    assert set(LOSSES) == set(SURROGATES)
+    assert set(CONFIGURED_AGGREGATIONS) == {*AGGREGATIONS, "constant"}
+    assert CONFIGURED_KL_KINDS == KL_KINDS
+    assert set(CONFIGURED_CREDITS) == set(CREDITS)
+    assert set(WITH_CRITIC) == {name for name, rule in ESTIMATORS.items() if rule.needs_critic}
+    assert set(WITH_GREEDY) == {name for name, rule in ESTIMATORS.items() if rule.needs_greedy}
+    assert set(WITH_OWN_CREDIT) == {name for name, rule in ESTIMATORS.items() if rule.tells_turns_apart}
+
+
 def test_the_defaults_are_a_configuration_that_can_be_run() -> None:
     TrainConfig().validate()
 
@@ -140,9 +297,29 @@ def test_what_follows_from_the_keys_is_counted() -> None:
         ]
     )
     assert config.derived() == {
+        "groups_per_step": 3,
         "episodes_per_step": 12,
+        "greedy_episodes_per_step": 0,
+        "most_episodes_per_step": 12,
         "episodes_in_total": 120,
+        "most_episodes_in_total": 120,
+        "optimizer_updates_per_step": 2,
         "optimizer_updates": 27,
         "most_sampled_tokens_per_step": 120,
         "demonstrations": 42,
     }
+
+
+def test_rounds_and_greedy_attempts_are_among_what_a_step_may_sample() -> None:
+    config = load_config(
+        [
+            "algorithm.estimator=remax",
+            "filters.dynamic=true",
+            "filters.max_rounds=3",
+            "rollout.tasks_per_step=3",
+            "rollout.group_size=4",
+        ]
+    )
+    derived = config.derived()
+    assert (derived["episodes_per_step"], derived["greedy_episodes_per_step"]) == (12, 3)
+    assert derived["most_episodes_per_step"] == 39

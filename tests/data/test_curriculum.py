@@ -110,3 +110,23 @@ def test_the_order_in_which_episodes_end_changes_nothing(order: int) -> None:
     expected = _curriculum()
     _play(expected, 0)
     assert curriculum.state() == expected.state()
+
+
+def test_a_step_that_asks_for_more_gets_other_tasks() -> None:
+    curriculum = _curriculum()
+    _play(curriculum, 0, count=12)
+    rounds = [curriculum.batch(1, 6), curriculum.batch(1, 4)]
+    names = [task["task_id"] for tasks in rounds for task in tasks]
+    assert len(set(names)) == 10
+    curriculum.observe([each for tasks in rounds for task in tasks for each in _episodes(task, 4)])
+    assert curriculum.num_pooled == 12 - 5, "three and two of them were played again, and solved"
+
+
+def test_tasks_without_a_name_are_told_apart_by_their_place_in_the_step() -> None:
+    sampler = TaskSampler([{"question": number} for number in range(20)], seed=0, purpose="tasks")
+    curriculum = Curriculum(sampler, seed=0, replay_fraction=0.5)
+    curriculum.batch(0, 4)
+    named = [{"task_id": str(place)} for place in range(4)]  # as an engine names them
+    solved = [0, 4, 2, 4]
+    curriculum.observe([each for task, n in zip(named, solved, strict=True) for each in _episodes(task, n)])
+    assert [share for _, share in curriculum.state()["pool"]] == [0.0, 0.5]

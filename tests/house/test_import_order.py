@@ -25,13 +25,15 @@ ROOMS = (
 
 HOMES_OF_LIBRARY = {
     "torch": (
-        "algorithms/losses*",
-        "algorithms/kl*",
+        *(f"algorithms/{name}*" for name in ("losses", "kl", "correction", "surrogates", "tokens")),
+        *(f"algorithms/{name}*" for name in ("preference", "loss_checks")),
         "models/*",
         "inference/local*",
-        "trainer/backends/torch*",
+        *(f"trainer/backends/{name}*" for name in ("torch", "packed", "critic", "guard")),
+        *(f"trainer/backends/{name}*" for name in ("logprobs", "measured", "scoring")),
         "trainer/batching*",
     ),
+    "peft": ("models/lora*",),
     "matplotlib": ("tracking/picture*",),
     "gymnasium": ("environments/*",),
     "aiohttp": ("gateway/*", "inference/openai*"),

@@ -68,6 +68,6 @@ def test_an_empty_directory_is_as_good_as_none(tmp_path: Path) -> None:
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="`huge` is no built-in model; choose one of tiny, small"):
+    with pytest.raises(ConfigError, match="`huge` is no built-in model; choose one of tiny, deep, small"):
         create_model(tmp_path / "model", "huge")
     assert not (tmp_path / "model").exists()

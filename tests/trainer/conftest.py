@@ -1,5 +1,6 @@
 import importlib.util
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rllm.config.optimizer import OptimizerConfig
 from rllm.models.builtin import create_model
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.models.directory import LoadedModel, load_model
@@ -63,8 +65,13 @@ def decoder() -> Callable[..., Decoder]:
 
 @pytest.fixture
 def backend() -> Callable[..., TorchBackend]:
+    """A learner on a model; keywords are keys of `[optimizer]`, or arguments of the backend."""
+    keys = {each.name for each in fields(OptimizerConfig)}
+
     def make(model: Any, **changes: Any) -> TorchBackend:
-        return TorchBackend(model, **{"publish": lambda version: None, **changes})
+        config = OptimizerConfig(**{key: value for key, value in changes.items() if key in keys})
+        others = {key: value for key, value in changes.items() if key not in keys}
+        return TorchBackend(model, **{"publish": lambda version: None, "config": config, **others})
 
     return make
 

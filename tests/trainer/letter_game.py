@@ -197,6 +197,9 @@ class EndAtLine:
         self._place = place
         self._how = how
 
+    def advance(self, done: int, total: int) -> None:
+        pass
+
     def begin(self, phase: str) -> None:
         pass
 

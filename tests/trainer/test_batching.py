@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rllm.algorithms.losses import PolicyLoss, token_weights
+from rllm.config.optimizer import OptimizerConfig
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.trainer.backends.torch import TorchBackend
-from rllm.trainer.batching import PackedBatch, WeightedRow, micro_batches
+from rllm.trainer.batching import PackedBatch, micro_batches
+from rllm.trainer.packing import WeightedRow
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
 
 Make = Callable[..., Any]
@@ -70,8 +72,7 @@ def test_every_trained_token_is_in_exactly_one_micro_batch_of_bounded_size(
         assert predicted_by == [samples[row].token_ids_T[place - 1] for row, place in places]
         positions = batch.positions_N[batch.predicted_by_M].tolist()
         assert positions == [place - 1 for _, place in places]
-        num_rows, longest = len({row for row, _ in places}), max(place for _, place in places) + 1
-        assert share_prefixes or num_rows == 1 or num_rows * longest <= max_tokens
+        assert len(set(batch.row_M.tolist())) == 1 or len(batch.tokens_N) <= max_tokens
     expected = [
         (row, place)
         for row, each in enumerate(samples)
@@ -133,7 +134,9 @@ def test_packing_order_and_sharing_change_neither_loss_nor_gradient(
     samples: list[TrainingSample], max_tokens: int, rng: Any
 ) -> None:
     def learned(rows: list[TrainingSample], **how: Any) -> tuple[float, list[Tensor]]:
-        learner = TorchBackend(MODEL, publish=lambda version: None, max_grad_norm=1e12, **how)
+        share = how.pop("share_prefixes", True)
+        config = OptimizerConfig(max_grad_norm=1e12, **how)
+        learner = TorchBackend(MODEL, publish=lambda version: None, config=config, share_prefixes=share)
         loss = learner.update(rows, PolicyLoss(), 0.0)["loss"]
         grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in MODEL.parameters()]
         return loss, [grad.clone() for grad in grads]

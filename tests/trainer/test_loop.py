@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from rllm.config.loader import load_config
+from rllm.data.sampler import TaskSampler
+from rllm.errors import ConfigError
 from rllm.models.directory import load_model
 from rllm.store.episodes import EpisodeStore
+from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.learning import learn
 from rllm.trainer.schedules import learning_rate
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
@@ -94,3 +97,101 @@ def test_a_step_in_which_everything_failed_learns_nothing_and_says_so(learned: M
     assert (metrics["episodes"], metrics["failed"], metrics["groups"]) == (4, 4, 0)
     assert "loss" not in metrics
     assert metrics["success"] == 0.0
+
+
+# ---- which tasks a step takes, and what is sampled at them -----------------------------------------------
+
+
+def _tied_letters(letters: ModuleType, alike: str) -> type[Any]:
+    """The game with some letters whose tasks pay every attempt the same."""
+
+    class Tied(letters.LetterEnv):
+        def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+            observation, reward, over, info = super().step(action)
+            return observation, 0.5 if over and self.letter in alike else reward, over, info
+
+        @staticmethod
+        def from_dict(info: dict[str, Any]) -> "Tied":
+            return Tied(info["letter"])
+
+    return Tied
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    return [line for line in read_metrics(run / "metrics.jsonl") if line["phase"] == "train"]
+
+
+def _tasks_by_step(run: Path, steps: int) -> list[set[str]]:
+    with EpisodeStore.open(run / "store.sqlite", read_only=True) as store:
+        return [{each.task_id for each in store.episodes("train", step)} for step in range(steps)]
+
+
+DYNAMIC: dict[str, Any] = {
+    "steps": 3,
+    "warm_start": {"steps": 0},
+    "rollout": {"group_size": 8, "tasks_per_step": 2, "num_parallel": 32},
+    "inference": {"num_slots": 32},
+    "evaluation": {"num_tasks": 1, "every_steps": 0},
+    "filters": {"dynamic": True, "max_rounds": 4},
+}
+
+
+def test_tied_groups_are_replaced_by_groups_at_the_next_tasks_and_no_task_is_lost(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    trainer = letters.make_trainer(tmp_path, DYNAMIC, env_class=_tied_letters(letters, "ACEG"))
+    trainer.train()
+    lines, tasks = _lines(tmp_path), _tasks_by_step(tmp_path, 3)
+    for line, taken in zip(lines, tasks, strict=True):
+        assert line["tasks"] == len(taken) == line["groups"] + line["groups_rejected"]
+        assert line["groups"] == 2 or line["rounds"] == 4
+        assert line["groups_tied"] == 0
+        counts = {name: line[name] for name in line if name.startswith("tokens.")}
+        assert counts.pop("tokens.sampled") == sum(counts.values())
+        assert (counts.get("tokens.dropped.no_signal", 0) > 0) == (line["groups_rejected"] > 0)
+    assert sum(line["groups_rejected"] for line in lines) > 0
+    order = TaskSampler(letters.TASKS, seed=5, purpose="tasks").batch(0, sum(map(len, tasks)))
+    issued = iter(task["task_id"] for task in order)
+    assert tasks == [{next(issued) for _ in taken} for taken in tasks]
+
+
+def test_a_step_in_which_everything_ties_makes_do_after_its_last_round(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    changes = letters.merged(DYNAMIC, {"steps": 1, "filters": {"max_rounds": 2}})
+    trainer = letters.make_trainer(tmp_path, changes, env_class=_tied_letters(letters, "ABCDEFGH"))
+    trainer.train()
+    (line,) = _lines(tmp_path)
+    assert (line["rounds"], line["tasks"], line["groups"], line["groups_rejected"]) == (2, 4, 0, 4)
+    assert line["tokens.trained"] == 0
+    assert "loss" not in line
+
+
+def test_tasks_without_an_id_are_told_apart_over_several_rounds(letters: ModuleType, tmp_path: Path) -> None:
+    nameless = [{"letter": task["letter"]} for task in letters.TASKS]
+    changes = letters.merged(DYNAMIC, {"steps": 1})
+    trainer = letters.make_trainer(
+        tmp_path, changes, env_class=_tied_letters(letters, "ABCDEFGH"), train_dataset=nameless
+    )
+    trainer.train()
+    assert _tasks_by_step(tmp_path, 1) == [set(map(str, range(8)))]
+
+
+def test_a_loss_or_an_estimator_that_is_not_there_is_refused_before_a_run_begins(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "def loss(tokens):\n    return -tokens.advantages_M * tokens.new_M\n"
+        "def centred(rewards_G):\n    return rewards_G - rewards_G.mean()\n"
+    )
+    for key in ("loss", "estimator"):
+        trainer = letters.make_trainer(tmp_path / "run", {"algorithm": {key: f"{own}:missing"}})
+        with pytest.raises(ConfigError, match="missing"):
+            trainer.train()
+        assert not (tmp_path / "run" / "config.json").exists()
+    mine = {"algorithm": {"loss": f"{own}:loss", "estimator": f"{own}:centred"}}
+    changes = letters.merged(mine, {"steps": 1, "warm_start": {"steps": 0}, "evaluation": {"num_tasks": 1}})
+    letters.make_trainer(tmp_path / "run", changes).train()
+    (line,) = _lines(tmp_path / "run")
+    assert line["grad_norm"] > 0.0

@@ -263,7 +263,7 @@ def test_demonstrations_go_to_the_policy_of_their_role(letters: ModuleType, tmp_
     learner = trainer.make_learner(load_initial_models(trainer.config, tmp_path))
     frozen = learner.policies["judge"].parameters_sha256()
     losses = [imitate(learner, step) for step in range(3)]
-    assert all(set(each) == {"policy.solver.loss", "policy.solver.grad_norm"} for each in losses)
+    assert all(name.startswith("policy.solver.") for each in losses for name in each)
     assert losses[2]["policy.solver.loss"] < losses[0]["policy.solver.loss"]
     assert learner.policies["judge"].parameters_sha256() == frozen
     assert learner.demonstrations is not None

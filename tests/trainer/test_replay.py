@@ -62,6 +62,61 @@ def test_a_stored_run_replays_without_an_engine_to_the_same_losses_and_parameter
     assert _contents(run) == before
 
 
+PPO: dict[str, Any] = {
+    "algorithm": {
+        "estimator": "gae",
+        "kl_coef": 0.05,
+        "kl_in": "reward",
+        "kl_kind": "k1",
+        "kl_target": 0.01,
+        "old_logprobs": "trainer",
+        "correction": "truncate",
+    },
+    "critic": {"trunk": "separate", "warmup_steps": 1},
+    "filters": {"dynamic": True, "max_rounds": 3},
+}
+REMAX: dict[str, Any] = {
+    "algorithm": {"estimator": "remax", "kl_coef": 0.05, "kl_target": 0.01, "credit": "turn"},
+    "filters": {"min_reward_std": 0.1, "overlong_buffer": 1},
+}
+
+
+@pytest.mark.parametrize("changes", [PPO, REMAX], ids=["ppo", "remax"])
+def test_critics_references_rounds_and_greedy_attempts_come_to_the_same_again(
+    letters: ModuleType, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    short = letters.merged(changes, {"evaluation": {"num_tasks": 1, "every_steps": 0}})
+    letters.make_trainer(tmp_path / "run", short).train()
+    result = replay(letters.make_trainer(tmp_path / "run", short))
+    assert result.differences == []
+    assert result.is_identical
+    compared = {name for line in read_metrics(tmp_path / "run" / "metrics.jsonl") for name in line}
+    wanted = {"divergence", "kl_coef", "groups_rejected"}
+    wanted |= {"critic.loss", "corrected_frac"} if changes is PPO else {"tokens.dropped.greedy"}
+    assert wanted <= compared
+
+
+def test_policies_with_a_critic_and_a_reference_of_their_own_come_to_the_same_again(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    changes = {
+        "steps": 2,
+        "algorithm": {"estimator": "gae", "kl_coef": 0.05, "kl_target": 0.01},
+        "critic": {"trunk": "separate"},
+        "evaluation": {"num_tasks": 1, "every_steps": 0},
+    }
+    letters.make_pair_trainer(tmp_path / "run", changes).train()
+    result = replay(letters.make_pair_trainer(tmp_path / "run", changes))
+    assert result.differences == []
+    assert result.is_identical
+    (newest,) = (tmp_path / "run" / "checkpoints").glob("step-000006")
+    for policy in ("solver", "judge"):
+        assert (newest / policy / "critic" / "weights.safetensors").is_file()
+    state = json.loads((newest / "state.json").read_text())
+    assert set(state["kl_coefs"]) == {"solver", "judge"}
+    assert state["curriculum"]["cursor"] == 4
+
+
 def _edit_metrics(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path = run / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]

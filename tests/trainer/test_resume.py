@@ -254,6 +254,63 @@ def test_two_policies_killed_at_any_step_boundary_end_the_same(
     assert _result(run, PAIR) == uninterrupted_pair[0]
 
 
+# ---- a critic, a coefficient that adapts, a step that takes as many tasks as it needs ---------------------
+
+PPO: dict[str, Any] = {
+    "algorithm": {"estimator": "gae", "kl_coef": 0.05, "kl_target": 0.01},
+    "critic": {"trunk": "separate"},
+    "filters": {"dynamic": True, "max_rounds": 3, "min_reward_std": 0.21},
+}
+REMAX: dict[str, Any] = {"algorithm": {"estimator": "remax"}}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted_ppo(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[str]]:
+    run = tmp_path_factory.mktemp("uninterrupted") / "ppo"
+    ended = ask(run, changes=PPO)
+    assert ended["signal"] == 0
+    return _result(run), ended["events"]
+
+
+def test_ppo_killed_between_steps_and_in_the_middle_of_a_save_ends_the_same(
+    ask: Ask, uninterrupted_ppo: tuple[dict[str, Any], list[str]], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    expected, events = uninterrupted_ppo
+    lines = [line for line in expected["metrics"] if line["phase"] == "train"]
+    assert sum(line["tasks"] for line in lines) > 8, "a step of the game takes more tasks than it trains on"
+    assert len({line["kl_coef"] for line in lines}) == 4
+    saving = [number for number, event in enumerate(events, start=1) if "step-000006.tmp" in event]
+    assert any("critic" in events[number - 1] for number in saving)
+    assert ask(run, changes=PPO, die_at_event=saving[len(saving) // 2])["signal"] == 9
+    assert ask(run, changes=PPO, die_at_line=["train", 2])["signal"] == 9
+    assert ask(run, changes=PPO)["signal"] == 0
+    assert _result(run) == expected
+
+
+def test_greedy_attempts_of_a_step_that_is_repeated_are_there_once(ask: Ask, tmp_path: Path) -> None:
+    assert ask(tmp_path / "whole", changes=REMAX)["signal"] == 0
+    assert ask(tmp_path / "run", changes=REMAX, die_at_line=["train", 2])["signal"] == 9
+    assert ask(tmp_path / "run", changes=REMAX)["signal"] == 0
+    resumed = _result(tmp_path / "run")
+    assert resumed == _result(tmp_path / "whole")
+    assert [len(resumed["episodes"]["train.greedy", step]) for step in range(4)] == [2] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line[0]} {line[1]}")
+def test_ppo_killed_at_any_step_boundary_ends_the_same(
+    ask: Ask,
+    uninterrupted_ppo: tuple[dict[str, Any], list[str]],
+    tmp_path: Path,
+    line: tuple[str, int],
+) -> None:
+    run = tmp_path / "run"
+    assert ask(run, changes=PPO, die_at_line=line)["signal"] == 9
+    assert ask(run, changes=PPO)["signal"] == 0
+    assert _result(run) == uninterrupted_ppo[0]
+
+
 def test_a_finished_run_is_not_worked_on_again(ask: Ask, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert ask(run)["signal"] == 0

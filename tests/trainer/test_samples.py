@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from rllm.algorithms.grouping import group_advantages, group_episodes
+from rllm.algorithms.returns import gae
 from rllm.errors import ConfigError, CountError
 from rllm.trainer import samples
 from rllm.trainer.samples import group_shares, training_batch, trajectory_rows
@@ -44,7 +46,7 @@ def _episode(
     return Episode(task_id=task, rollout_idx=attempt, trajectories=[trajectory], outcome=outcome)
 
 
-def _advantages(episodes: list[Episode]) -> dict[str, float]:
+def _advantages(episodes: list[Episode]) -> dict[str, NDArray[np.float64]]:
     groups, counts = group_episodes(episodes)
     return group_advantages(groups, lambda role: "grpo", counts)
 
@@ -305,8 +307,10 @@ def test_updates_share_out_whole_tasks_with_all_their_roles_and_forget_none(
 def test_tokens_of_roles_that_nobody_learns_from_and_of_masked_ones_are_counted_apart() -> None:
     episodes = [_episode([([1], [2, 3])], float(attempt), attempt) for attempt in range(3)]
     episodes[2].trajectories[0].name = "judge"
-    advantages = {"t/0": -1.0, "t/1": 1.0, "t/2": 1.0}
-    batch = training_batch(episodes, advantages, masked={"t/1"}, is_trained=lambda role: role != "judge")
+    advantages = {f"t/{attempt}": np.array([value]) for attempt, value in enumerate((-1.0, 1.0, 1.0))}
+    batch = training_batch(
+        episodes, advantages, masked={"t/1": "truncated"}, is_trained=lambda role: role != "judge"
+    )
     assert [sample.order_key[1] for sample in batch.samples] == [0]
     assert batch.token_counts == {
         "sampled": 6,
@@ -317,3 +321,87 @@ def test_tokens_of_roles_that_nobody_learns_from_and_of_masked_ones_are_counted_
         "dropped.truncated": 2,
         "dropped.untrained": 2,
     }
+
+
+# Turns
+
+
+def test_every_turn_has_its_own_advantage_and_is_paid_at_its_last_sampled_token() -> None:
+    turns: Turns = [([1, 2], [3, 4]), ([5], [6]), ([7, 8], [9, 10, 11])]
+    (row,) = trajectory_rows(
+        Trajectory(steps=_steps(turns)), "t", 0, 0, np.array([1.0, 2.0, 3.0]), np.array([0.5, 0.0, -1.0])
+    )
+    assert row.advantages_T.tolist() == [0, 0, 1, 1, 0, 2, 0, 0, 3, 3, 3]
+    assert row.rewards_T is not None
+    assert row.rewards_T.tolist() == [0, 0, 0, 0.5, 0, 0, 0, 0, 0, 0, -1]
+
+
+def test_rewards_are_in_the_rows_of_a_batch_as_they_are_paid() -> None:
+    episodes = [_episode([([1], [2]), ([3], [4])], float(attempt), attempt) for attempt in range(2)]
+    batch = training_batch(episodes, _advantages(episodes), rewards={"t/0": 5.0})
+    paid = [row.rewards_T.tolist() for row in batch.samples if row.rewards_T is not None]
+    assert paid == [[0, 0, 0, 5], [0, 0, 0, 1]]
+
+
+def test_demonstrations_are_paid_nothing() -> None:
+    (row,) = trajectory_rows(Trajectory(steps=_steps([([1], [2])])), "t", 0, 0, 1.0)
+    assert row.rewards_T is None
+
+
+def test_a_turn_that_sampled_nothing_hands_what_it_was_paid_to_the_one_before() -> None:
+    """Nothing, or nothing but tokens that a grammar forced; what no token can have earned is left out."""
+    steps = _steps([([1], []), ([2], [3, 4]), ([5], []), ([6], [7])])
+    steps[1].policy_versions = [3, NOT_SAMPLED]
+    steps[3].policy_versions = [NOT_SAMPLED]
+    paid_K = np.array([9.0, 1.0, 2.0, 4.0])
+    (row,) = trajectory_rows(Trajectory(steps=steps), "t", 0, 0, np.ones(4), paid_K)
+    assert row.rewards_T is not None
+    assert row.token_ids_T.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert row.rewards_T.tolist() == [0, 0, 7, 0, 0, 0, 0]
+
+
+def test_a_row_is_dropped_as_tied_only_where_no_turn_of_its_attempt_teaches() -> None:
+    episodes = [_episode([([1], [2]), ([3], [4])], 1.0, attempt) for attempt in range(3)]
+    advantages = {"t/0": np.zeros(2), "t/1": np.array([0.0, 1.0]), "t/2": np.array([np.nan, np.nan])}
+    batch = training_batch(episodes, advantages)
+    assert batch.token_counts["dropped.tied"] == 2
+    assert [row.order_key[1] for row in batch.samples] == [1, 2]  # NaN is to be filled in, not left out
+
+
+@pytest.mark.parametrize("given", [np.ones(1), np.ones(3)])
+def test_advantages_that_are_not_one_for_each_turn_are_an_error(given: NDArray[np.float64]) -> None:
+    with pytest.raises(ValueError, match="zip"):
+        trajectory_rows(Trajectory(steps=_steps([([1], [2]), ([3], [4])])), "t", 0, 0, given)
+
+
+@given(st.lists(turn_lists, min_size=2, max_size=4), st.data())
+def test_observation_tokens_inserted_anywhere_change_no_return_and_no_credit_of_a_turn(
+    conversations: list[Turns], data: st.DataObject
+) -> None:
+    def columns(talks: list[Turns]) -> list[tuple[list[float], list[float], list[float]]]:
+        """Of the trained tokens: advantages by turn, GAE of a critic that knows the token ids, returns."""
+        episodes = [_episode(turns, 0.0, attempt) for attempt, turns in enumerate(talks)]
+        for episode, rewards in zip(episodes, paid, strict=True):
+            (trajectory,) = episode.trajectories
+            for step, reward in zip(trajectory.steps, rewards, strict=True):
+                step.reward = reward
+            trajectory.reward = sum(rewards)
+        groups, counts = group_episodes(episodes)
+        advantages = group_advantages(groups, lambda role: "rloo", counts, gamma=0.9, credit="turn")
+        found = []
+        for row in training_batch(episodes, advantages, drop_tied=False).samples:
+            trained = row.trainable_T
+            assert row.rewards_T is not None
+            gained_T, returns_T = gae(
+                row.rewards_T[trained], row.token_ids_T[trained] / 100, gamma=0.9, lam=0.8
+            )
+            found.append((row.advantages_T[trained].tolist(), gained_T.tolist(), returns_T.tolist()))
+        return found
+
+    def longer(turns: Turns) -> Turns:
+        return [
+            (new + data.draw(st.lists(st.integers(0, 99), max_size=3)), sampled) for new, sampled in turns
+        ]
+
+    paid = [[data.draw(st.integers(-2, 2)) / 2 for _ in turns] for turns in conversations]
+    assert columns(conversations) == columns([longer(turns) for turns in conversations])

@@ -1,5 +1,6 @@
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,40 @@ import pytest
 import torch
 from torch import Tensor
 
-from rllm.algorithms.losses import ImitationLoss, Loss, PolicyLoss, TokenInputs, token_weights
+from rllm.algorithms.aggregation import FixedLength, token_weights
+from rllm.algorithms.correction import Correction
+from rllm.algorithms.losses import ImitationLoss, Loss, PolicyLoss, TokenInputs
+from rllm.algorithms.surrogates import ClippedRatio, GeometricMean, SequenceRatio
 from rllm.errors import CheckpointError, NumericsError
 from rllm.trainer.backends.torch import TorchBackend
 from rllm.types.sample import TrainingSample
 
 Make = Callable[..., Any]
-LOSSES: list[Loss] = [PolicyLoss(), PolicyLoss(aggregation="sequence_mean"), ImitationLoss()]
+LOSSES: dict[str, Loss] = {
+    "clip": PolicyLoss(),
+    "sequence mean": PolicyLoss(aggregation="sequence_mean"),
+    "imitation": ImitationLoss(),
+    "of rows": PolicyLoss(
+        surrogate=SequenceRatio(clip_low=0.1, clip_high=0.1),
+        aggregation="group_mean",
+        kl_coef=0.3,
+        correction=Correction(mode="truncate", level="sequence", high=1.1),
+    ),
+    "geometric": PolicyLoss(surrogate=GeometricMean(), aggregation=FixedLength(num_tokens=9)),
+}
+
+
+def _with_references(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """The same rows with what a sampler and a reference policy might have said of them."""
+    rng = np.random.default_rng(4)
+
+    def near(sample: TrainingSample) -> np.ndarray:
+        gaps_T = rng.normal(0.0, 0.2, sample.num_tokens)
+        return np.where(sample.trainable_T, sample.logprobs_T + gaps_T, 0.0).astype(np.float32)
+
+    return [
+        replace(sample, rollout_logprobs_T=near(sample), ref_logprobs_T=near(sample)) for sample in samples
+    ]
 
 
 def _gradient(
@@ -34,17 +62,24 @@ def _reference(
     model.zero_grad(set_to_none=True)
     total = torch.zeros((), dtype=torch.float64)
     for sample, weights_T in zip(samples, token_weights(samples, loss.aggregation), strict=True):
-        tokens = TokenInputs(
-            new_M=plain_logprobs(model, sample),
-            old_M=torch.from_numpy(sample.logprobs_T),
-            advantages_M=torch.from_numpy(sample.advantages_T),
-            weights_M=torch.from_numpy(weights_T),
-            row_M=torch.zeros(sample.num_tokens, dtype=torch.int64),
-            group_R=torch.zeros(1, dtype=torch.int64),
-        )
-        terms_T = loss.terms(tokens)
+        if not sample.num_trainable:
+            continue
         trained_T = torch.from_numpy(sample.trainable_T)
-        total = total + (terms_T * torch.from_numpy(weights_T))[trained_T].sum()
+
+        def column(values_T: np.ndarray | None, trained_T: Tensor = trained_T) -> Any:
+            return None if values_T is None else torch.from_numpy(values_T)[trained_T]
+
+        tokens = TokenInputs(
+            new_M=plain_logprobs(model, sample)[trained_T],
+            old_M=column(sample.logprobs_T),
+            advantages_M=column(sample.advantages_T),
+            weights_M=column(weights_T),
+            row_M=torch.zeros(sample.num_trainable, dtype=torch.int64),
+            group_R=torch.zeros(1, dtype=torch.int64),
+            rollout_M=column(sample.rollout_logprobs_T),
+            ref_M=column(sample.ref_logprobs_T),
+        )
+        total = total + (loss.terms(tokens) * tokens.weights_M).sum()
     total.backward()
     return float(total.detach()), {
         name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None
@@ -65,7 +100,7 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{type(loss).__name__} {loss.aggregation}")
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
 def test_every_plan_gives_the_loss_and_gradient_of_rows_computed_alone_to_the_tenth_digit(
     decoder: Make,
@@ -78,6 +113,7 @@ def test_every_plan_gives_the_loss_and_gradient_of_rows_computed_alone_to_the_te
     model = decoder(
         num_kv_heads, qk_norm=num_kv_heads == 2, tied=num_kv_heads != 1, qkv_bias=num_kv_heads == 1
     ).double()
+    batch = _with_references(batch)
     expected_loss, expected = _reference(model, batch, loss, plain_logprobs)
     for plan in PLANS.values():
         for rows in (batch, batch[::-1], random.Random(3).sample(batch, len(batch))):
@@ -256,7 +292,7 @@ def test_metrics_are_token_means_over_the_whole_update(
 ) -> None:
     model = decoder()
     metrics = backend(model, micro_batch_tokens=40).update(
-        batch, PolicyLoss(clip_low=0.1, clip_high=0.1), 0.0
+        batch, PolicyLoss(surrogate=ClippedRatio(clip_low=0.1, clip_high=0.1)), 0.0
     )
     with torch.no_grad():
         gaps = torch.cat(

@@ -31,11 +31,11 @@ def test_muon_moves_matrices_of_layers_and_adamw_the_rest(
 ) -> None:
     model = decoder(tied=tied)
     start = {name: each.detach().clone() for name, each in model.named_parameters()}
-    learner = backend(model, optimizer="muon")
+    learner = backend(model, name="muon")
     learner.update(batch, PolicyLoss(), RATE)
     with_muon = _weights(learner)
     model.load_state_dict(start, strict=False)
-    other = backend(model, optimizer="adamw")
+    other = backend(model, name="adamw")
     other.update(batch, PolicyLoss(), RATE)
     with_adamw = _weights(other)
     matrices = [name for name, each in start.items() if _is_matrix_of_a_layer(name, each)]
@@ -55,11 +55,11 @@ def test_muon_moves_matrices_of_layers_and_adamw_the_rest(
 def test_a_loaded_checkpoint_goes_on_to_the_same_weights(
     decoder: Make, backend: Make, batch: list[TrainingSample], tmp_path: Path, name: str
 ) -> None:
-    learner = backend(decoder(), optimizer=name, weight_decay=0.1)
+    learner = backend(decoder(), name=name, weight_decay=0.1)
     for _ in range(3):
         learner.update(batch, PolicyLoss(), RATE)
     learner.save(tmp_path)
-    other = backend(decoder(), optimizer=name, weight_decay=0.1)
+    other = backend(decoder(), name=name, weight_decay=0.1)
     other.load(tmp_path)
     for each in (learner, other):
         each.update(batch, PolicyLoss(), RATE)
@@ -69,7 +69,7 @@ def test_a_loaded_checkpoint_goes_on_to_the_same_weights(
 
 
 def test_a_new_phase_forgets_the_moments(decoder: Make, backend: Make, batch: list[TrainingSample]) -> None:
-    learner = backend(decoder(), optimizer="muon")
+    learner = backend(decoder(), name="muon")
     start = _weights(learner)
     learner.update(batch, PolicyLoss(), RATE)
     first = _weights(learner)

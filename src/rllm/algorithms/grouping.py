@@ -1,18 +1,24 @@
-"""Episodes in, keyed groups with one advantage per trajectory out.
+"""Episodes in, keyed groups with advantages of every turn of every trajectory out.
 
 Groups are keyed by (task, role), never by position: shuffling or losing attempts changes no other attempt's
 comparison.
 """
 
+import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rllm.algorithms.advantages import Estimator, estimator_named
-from rllm.errors import AgentError, RewardError
-from rllm.types.episode import Episode, Outcome, TrajectoryGroup
+from rllm.algorithms.advantages import Attempt, Estimator, FloatArray, estimator_named
+from rllm.algorithms.returns import returns_to_go
+from rllm.config.algorithm import CREDITS
+from rllm.errors import AgentError, ConfigError, RewardError
+from rllm.types.episode import Episode, Outcome, Step, Trajectory, TrajectoryGroup
+from rllm.types.sample import NOT_SAMPLED
 
 LEARNABLE = frozenset({Outcome.SCORED, Outcome.TRUNCATED})
 """Outcomes whose reward says something about the policy. A failure is removed and counted: it is never a
@@ -32,7 +38,7 @@ class GroupingCounts:
     tied: int = 0
     """All rewards equal: nothing to learn from by comparing attempts at one task."""
     alone: int = 0
-    """One attempt left: no baseline, so advantage 0."""
+    """One attempt left: nothing to compare it with at its task, so advantage 0 where that is the rule."""
     masked: int = 0
     """Trajectories of learnable episodes that are in no group."""
 
@@ -77,50 +83,213 @@ def group_advantages(
     *,
     rewards: Mapping[str, float] = {},
     weight_of: Callable[[str], float] = lambda role: 1.0,
-) -> dict[str, float]:
-    """Trajectory uid -> advantage.
+    baselines: Mapping[tuple[str, str], float] = {},
+    gamma: float = 1.0,
+    credit: str = "trajectory",
+) -> dict[str, FloatArray]:
+    """Trajectory uid -> [K] advantage of each of its turns.
 
     `estimator_of` names the estimator of a role, `weight_of` says what its advantages are multiplied by.
-    `rewards`: uid -> reward of trajectories that are paid otherwise than they say. Raises RewardError for a
-    trajectory whose reward is not a finite number.
+    `rewards`: uid -> reward of trajectories that are paid otherwise than they say. `baselines`: (task, role)
+    -> reward of the greedy attempt. `gamma` discounts by turns.
+
+    `credit` says how the turns of a trajectory share what it earned:
+
+    - `trajectory`: all of them get what the whole trajectory gets.
+    - `discounted`: the last turn gets that, and each turn before `gamma` times what the next one gets.
+    - `turn`: every turn is an attempt of its own, paid its return (what was paid from it on, discounted). It
+      is compared with the turns at the same place of the other attempts at the task (the third with the
+      third), or, by an estimator that compares the whole step, with all turns of the step. A turn that only
+      one attempt came to is alone, so it gets 0 where attempts are compared.
+
+    Raises RewardError for a trajectory whose reward, what one of its turns was paid, or its advantage is not
+    a finite number; ConfigError for another `credit` than `trajectory` with an estimator that credits turns
+    itself.
     """
-    advantages: dict[str, float] = {}
-    rewards_of_role: dict[str, dict[str, float]] = {}
-    for group in groups.values():
-        rule = estimator_named(estimator_of(group.role))
-        paid = {each.uid: rewards.get(each.uid, each.reward) for each in group.trajectories}
-        paid = {uid: _finite(group, uid, reward) for uid, reward in paid.items()}
-        counts.groups += 1
-        if len(paid) < 2:
-            counts.alone += 1
-        elif len(set(paid.values())) == 1:
-            counts.tied += 1
-        else:
-            counts.compared += 1
-        if rule.within_groups:
-            advantages |= _compared(paid, rule, weight_of(group.role))
-        else:
-            rewards_of_role.setdefault(group.role, {}).update(paid)
-    for role, paid in rewards_of_role.items():
-        advantages |= _compared(paid, estimator_named(estimator_of(role)), weight_of(role))
+    if credit not in CREDITS:
+        raise ConfigError(f"`algorithm.credit` is {credit!r}; choose one of {', '.join(CREDITS)}.")
+    rules = {role: _rule_of(estimator_of(role), credit) for role in dict.fromkeys(role for _, role in groups)}
+    compared: dict[tuple[str, ...], list[_Member]] = {}
+    for number, (key, group) in enumerate(groups.items()):
+        rule = rules[group.role]
+        members = [
+            _Member(
+                trajectory=each,
+                attempt=_attempt(
+                    each, _paid(group, each, rewards), number, rule, gamma, baseline=baselines.get(key)
+                ),
+            )
+            for each in group.trajectories
+        ]
+        _count(counts, [member.attempt.reward for member in members])
+        compared.setdefault(key if rule.within_groups else (group.role,), []).extend(members)
+    advantages: dict[str, FloatArray] = {}
+    for (*_, role), members in compared.items():
+        found = _credited(members, rules[role], credit, gamma)
+        weight = weight_of(role)
+        for member, advantages_K in zip(members, found, strict=True):
+            if not (np.isfinite(advantages_K).all() or rules[role].token_level):
+                raise RewardError(
+                    f"{estimator_of(role)} makes the advantages {advantages_K} of the reward "
+                    f"{member.attempt.reward:g} of trajectory {member.trajectory.uid} (role {role}); pay "
+                    "smaller rewards, or mend the estimator."
+                )
+            advantages[member.trajectory.uid] = weight * advantages_K
     return advantages
 
 
-def _compared(rewards: Mapping[str, float], rule: Estimator, weight: float) -> dict[str, float]:
-    """Advantages of what is compared with each other.
+def turn_rewards(trajectory: Trajectory, reward: float) -> FloatArray:
+    """[K] what each turn was paid: as its step says; what the trajectory was paid beyond that, at the last.
 
-    Zeros are written out for ties, so that rounding of the mean cannot turn "nothing to learn" into noise.
+    So they add up to `reward`, also where an evaluator judged the end or a limit changed what is paid.
     """
-    if rule.has_baseline and len(set(rewards.values())) < 2:
-        return dict.fromkeys(rewards, 0.0)
-    values = weight * rule.estimate(np.array(list(rewards.values()), dtype=np.float64))
-    return dict(zip(rewards, values.tolist(), strict=True))
+    paid = [step.reward for step in trajectory.steps]
+    rewards_K = np.array(paid, dtype=np.float64)
+    if paid:
+        rewards_K[-1] += reward - sum(paid)
+    return rewards_K
 
 
-def _finite(group: TrajectoryGroup, uid: str, reward: object) -> float:
+def num_forced(step: Step) -> int:
+    """Tokens of an answer that no policy chose: a grammar left no choice."""
+    versions = step.policy_versions
+    # To count a number that is there is ten times as fast as to find that one is not.
+    if versions and versions.count(versions[0]) == len(versions):
+        return len(versions) if versions[0] == NOT_SAMPLED else 0
+    return versions.count(NOT_SAMPLED)
+
+
+def state_of(step: Step) -> str:
+    """What the agent saw before a turn, as a key: equal for equal states.
+
+    It is what the environment showed; for a program, of which no environment is known, the last message
+    before the answer.
+    """
+    if isinstance(step.observation, str):
+        return step.observation
+    shown: object = step.observation
+    if shown is None:
+        shown = step.chat_completions[-2] if len(step.chat_completions) > 1 else step.prompt_ids
+    return json.dumps(shown, sort_keys=True, default=_plain)
+
+
+def _plain(value: object) -> object:
+    """What JSON has no form for: arrays as lists, anything else as it shows itself."""
+    if isinstance(value, np.ndarray):
+        return cast("NDArray[Any]", value).tolist()  # its repr leaves out the middle
+    return repr(value)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _Member:
+    """An attempt, and the trajectory that its advantages are for."""
+
+    trajectory: Trajectory
+    attempt: Attempt
+
+
+def _attempt(
+    trajectory: Trajectory,
+    paid: tuple[float, FloatArray],
+    group: int,
+    rule: Estimator,
+    gamma: float,
+    *,
+    baseline: float | None,
+) -> Attempt:
+    reward, turn_rewards_K = paid
+    return Attempt(
+        reward=reward,
+        num_tokens=sum(map(_num_trained, trajectory.steps)),
+        turn_rewards_K=turn_rewards_K,
+        returns_K=returns_to_go(turn_rewards_K, gamma),
+        states_K=tuple(map(state_of, trajectory.steps)) if rule.needs_states else (),
+        baseline=baseline,
+        group=group,
+    )
+
+
+def _paid(
+    group: TrajectoryGroup, trajectory: Trajectory, rewards: Mapping[str, float]
+) -> tuple[float, FloatArray]:
+    """What a trajectory, and each of its turns, was paid, if these are finite numbers."""
+    where = f"Trajectory {trajectory.uid} of task {group.task_id} (role {group.role})"
+    reward: object = rewards.get(trajectory.uid, trajectory.reward)
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise RewardError(
-            f"Trajectory {uid} of task {group.task_id} (role {group.role}) has reward {reward!r}; "
-            "a reward must be a finite number. Mend the environment, workflow or evaluator that set it."
+            f"{where} has reward {reward!r}; a reward must be a finite number. Mend the environment, "
+            "workflow or evaluator that set it."
         )
-    return float(reward)
+    turn_rewards_K = turn_rewards(trajectory, float(reward))
+    if not np.isfinite(turn_rewards_K).all():
+        raise RewardError(
+            f"{where} was paid {turn_rewards_K} turn by turn; each must be a finite number. Mend what set "
+            "`step.reward`."
+        )
+    return float(reward), turn_rewards_K
+
+
+def _num_trained(step: Step) -> int:
+    return len(step.response_ids) - num_forced(step)
+
+
+def _rule_of(name: str, credit: str) -> Estimator:
+    rule = estimator_named(name)
+    if rule.tells_turns_apart and credit != "trajectory":
+        raise ConfigError(
+            f"`algorithm.credit` is {credit!r}, but {name} credits the turns of an attempt in its own way; "
+            'set `credit = "trajectory"`.'
+        )
+    return rule
+
+
+def _count(counts: GroupingCounts, paid: Sequence[float]) -> None:
+    counts.groups += 1
+    if len(paid) < 2:
+        counts.alone += 1
+    elif len(set(paid)) == 1:
+        counts.tied += 1
+    else:
+        counts.compared += 1
+
+
+def _credited(members: Sequence[_Member], rule: Estimator, credit: str, gamma: float) -> list[FloatArray]:
+    """[K] advantages of each of the members, which are compared with each other."""
+    attempts = [member.attempt for member in members]
+    if credit == "trajectory":
+        return _estimated(attempts, rule)
+    if credit == "discounted":
+        return [
+            advantages_K * gamma ** np.arange(len(advantages_K))[::-1]
+            for advantages_K in _estimated(attempts, rule)
+        ]
+    turns: dict[int, list[tuple[int, int]]] = {}
+    for number, attempt in enumerate(attempts):
+        for turn in range(len(attempt.returns_K)):
+            turns.setdefault(turn if rule.within_groups else 0, []).append((number, turn))
+    advantages = [np.empty(len(attempt.returns_K)) for attempt in attempts]
+    for places in turns.values():
+        found = _estimated([_turn_of(members[number], turn) for number, turn in places], rule)
+        for (number, turn), advantages_1 in zip(places, found, strict=True):
+            advantages[number][turn] = advantages_1[0]
+    return advantages
+
+
+def _turn_of(member: _Member, turn: int) -> Attempt:
+    """A turn as an attempt of its own, paid its return; one of the turns at its place of its task."""
+    returns_1 = member.attempt.returns_K[turn : turn + 1]
+    return replace(
+        member.attempt,
+        reward=float(returns_1[0]),
+        num_tokens=_num_trained(member.trajectory.steps[turn]),
+        turn_rewards_K=returns_1,
+        returns_K=returns_1,
+        states_K=member.attempt.states_K[turn : turn + 1],
+        group=(member.attempt.group << 32) + turn,
+    )
+
+
+def _estimated(attempts: Sequence[Attempt], rule: Estimator) -> list[FloatArray]:
+    if rule.within_groups and len(attempts) < rule.min_group:
+        return [np.zeros(len(each.returns_K)) for each in attempts]
+    return rule.estimate(attempts)

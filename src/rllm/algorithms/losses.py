@@ -1,127 +1,183 @@
-"""Per-token losses of one update, as sums with weights that were fixed before the batch was split.
+"""Losses of an update: terms per token, whose weights were fixed before the update was split.
 
-loss = Σ_tokens weight_T · term_T, where the weights of an update sum to 1. Because the weights know the whole
-update, the sum over micro-batches, in any split and order, is the loss of the whole; there is no mean of
-means.
+    PolicyLoss   correction · surrogate  -  entropy_coef · entropy  +  kl_coef · KL(policy, reference)
+    ValueLoss    the critic's squared error, clipped
+    ActorCriticLoss   both, where policy and critic share a trunk
+    ImitationLoss     cross-entropy of demonstrated tokens
+
+loss = Σ_tokens weight · term; see `rllm.algorithms.aggregation` for the weights.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from rllm.algorithms.aggregation import Aggregation, FixedLength, aggregation_named, token_weights
+from rllm.algorithms.correction import Correction, out_of_bounds_M
+from rllm.algorithms.kl import kl_terms
+from rllm.algorithms.surrogates import ClippedRatio, Surrogate, surrogate_named
+from rllm.algorithms.tokens import Loss, TokenInputs
+from rllm.config.algorithm import AlgorithmConfig
 from rllm.errors import ConfigError
-from rllm.types.sample import TrainingSample
 
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class TokenInputs:
-    """The M trained tokens of a micro-batch, row after row, as a loss sees them.
-
-    All tokens of a row, and all rows of a group, are in one micro-batch.
-    """
-
-    new_M: Tensor
-    """Log-probability under the weights that are updated, in nats; carries the gradient."""
-    old_M: Tensor
-    """Under the weights before the first update of the step."""
-    advantages_M: Tensor
-    weights_M: Tensor
-    """What the term of each token is multiplied by; see `token_weights`."""
-    row_M: Tensor
-    """Which of the R rows each token belongs to, in ascending order."""
-    group_R: Tensor
-    """Which group (attempts at one task by one role, or the two sides of a preference) each row belongs
-    to."""
-    entropy_M: Tensor | None = None
-    """Entropy of the policy where the token was sampled; carries the gradient. Only if the loss needs it."""
-    rollout_M: Tensor | None = None
-    """What the sampler said when it sampled; None where `old_M` is just that."""
-    ref_M: Tensor | None = None
-    """Under the reference policy, or the teacher."""
-    new_values_M: Tensor | None = None
-    """The critic's values; carries the gradient."""
-    values_M: Tensor | None = None
-    """The critic's values before the first update of the step."""
-    returns_M: Tensor | None = None
-
-
-class Loss(Protocol):
-    """One term for each trained token."""
-
-    @property
-    def aggregation(self) -> str: ...
-
-    @property
-    def needs_every_row(self) -> bool:
-        """False: rows with advantage 0 have gradient 0 and need not be computed."""
-        ...
-
-    @property
-    def needs_entropy(self) -> bool: ...
-
-    def terms(self, tokens: TokenInputs) -> Tensor:
-        """[M] loss of each token, not weighted yet."""
-        ...
-
-    def measures(self, tokens: TokenInputs) -> dict[str, Tensor]:
-        """[M] what to report of each token; its mean over the tokens of an update becomes a metric."""
-        ...
+__all__ = (
+    "ActorCriticLoss",
+    "FixedLength",
+    "ImitationLoss",
+    "Loss",
+    "PolicyLoss",
+    "TokenInputs",
+    "ValueLoss",
+    "policy_loss",
+    "token_weights",
+)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class PolicyLoss:
-    """Clipped policy gradient: -min(ρ A, clip(ρ, 1 - low, 1 + high) A), with ρ = exp(new - old).
+    """A surrogate of the policy's expected reward, and what is added to it.
 
-    Schulman et al. 2017 (arXiv:1707.06347), equation 7; different bounds are DAPO's clip-higher
-    (arXiv:2503.14476).
+    The correction weighs the surrogate alone: entropy and KL are of the policy, whoever sampled.
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    aggregation: str = "token_mean"
+    surrogate: Surrogate = field(default_factory=ClippedRatio)
+    aggregation: Aggregation = "token_mean"
     entropy_coef: float = 0.0
     """Weight of the policy's entropy, in nats, in what is maximised (Mnih et al. 2016, arXiv:1602.01783)."""
+    kl_coef: float = 0.0
+    """Weight of the KL from the reference (Shao et al. 2024, arXiv:2402.03300, equation 3)."""
+    kl_kind: str = "k3"
+    """See `kl_terms`."""
+    correction: Correction | None = None
+    """For samplers that are not quite the policy."""
 
     @property
     def needs_every_row(self) -> bool:
-        """Without entropy, rows with advantage 0 have gradient 0 and need not be computed."""
-        return self.entropy_coef > 0.0
+        """Without entropy and KL, rows with advantage 0 have gradient 0 and need not be computed."""
+        return self.entropy_coef > 0.0 or self.kl_coef > 0.0 or self.surrogate.needs_every_row
 
     @property
     def needs_entropy(self) -> bool:
         return self.entropy_coef > 0.0
 
+    @property
+    def needs_whole_groups(self) -> bool:
+        return self.surrogate.needs_whole_groups
+
     def terms(self, tokens: TokenInputs) -> Tensor:
-        ratio_M = torch.exp(tokens.new_M - tokens.old_M)
-        clipped_M = ratio_M.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
-        terms_M = -torch.minimum(ratio_M * tokens.advantages_M, clipped_M * tokens.advantages_M)
-        return terms_M if tokens.entropy_M is None else terms_M - self.entropy_coef * tokens.entropy_M
+        terms_M = self.surrogate.terms(tokens)
+        if self.correction is not None:
+            terms_M = terms_M * self.correction.weights_M(_rollout(tokens), tokens.old_M, tokens.row_M)
+        if self.entropy_coef:
+            terms_M = terms_M - self.entropy_coef * _given(tokens.entropy_M, "entropy", "entropy_coef")
+        if self.kl_coef:
+            ref_M = _given(tokens.ref_M, "reference log-probability", "kl_coef")
+            terms_M = terms_M + self.kl_coef * kl_terms(tokens.new_M, ref_M, self.kl_kind)
+        return terms_M
 
     def measures(self, tokens: TokenInputs) -> dict[str, Tensor]:
         log_ratio_M = tokens.new_M - tokens.old_M
-        ratio_M = log_ratio_M.exp()
-        clipped_M = (ratio_M < 1.0 - self.clip_low) | (ratio_M > 1.0 + self.clip_high)
         measures = {
-            "ratio_mean": ratio_M,
-            "clipped_frac": clipped_M.float(),
-            "kl": ratio_M - 1.0 - log_ratio_M,
+            "ratio_mean": log_ratio_M.exp(),
+            "clipped_frac": self.surrogate.clipped_M(tokens).float(),
+            "kl": kl_terms(tokens.old_M, tokens.new_M, "k3"),
         }
-        return measures if tokens.entropy_M is None else measures | {"entropy": tokens.entropy_M}
+        if tokens.entropy_M is not None:
+            measures["entropy"] = tokens.entropy_M
+        if tokens.ref_M is not None:
+            measures["kl_ref"] = kl_terms(tokens.new_M, tokens.ref_M, "k3")
+        if self.correction is not None:
+            columns = (_rollout(tokens), tokens.old_M, tokens.row_M)
+            measures["correction_mean"] = self.correction.weights_M(*columns)
+            measures["corrected_frac"] = out_of_bounds_M(*columns, self.correction).float()
+        return measures
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ValueLoss:
+    """½ max((v - R)², (clip(v, v_old - clip, v_old + clip) - R)²).
+
+    Schulman et al. 2016 (arXiv:1506.02438), section 5, clipped as in the code of PPO; `clip` = 0 is the plain
+    squared error.
+    """
+
+    clip: float = 0.2
+    aggregation: Aggregation = "token_mean"
+
+    needs_every_row = True
+    needs_entropy = False
+    needs_whole_groups = False
+
+    def terms(self, tokens: TokenInputs) -> Tensor:
+        """[M] error of each token's value; raises ConfigError where there is no critic."""
+        new_M, old_M, returns_M = _values(tokens)
+        terms_M = 0.5 * (new_M - returns_M).square()
+        if not self.clip:
+            return terms_M
+        held_M = old_M + (new_M - old_M).clamp(-self.clip, self.clip)
+        return torch.maximum(terms_M, 0.5 * (held_M - returns_M).square())
+
+    def measures(self, tokens: TokenInputs) -> dict[str, Tensor]:
+        new_M, old_M, returns_M = _values(tokens)
+        measures = {
+            "value_mean": new_M,
+            "return_mean": returns_M,
+            "value_error": (new_M - returns_M).square(),
+        }
+        if self.clip:
+            measures["value_clipped_frac"] = ((new_M - old_M).abs() > self.clip).float()
+        return measures
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ActorCriticLoss:
+    """Policy terms + `coef` · value terms, for a policy and a critic on one trunk.
+
+    Schulman et al. 2017 (arXiv:1707.06347), equation 9.
+    """
+
+    policy: PolicyLoss
+    value: ValueLoss
+    coef: float = 0.5
+
+    needs_every_row = True
+
+    def __post_init__(self) -> None:
+        if self.policy.aggregation != self.value.aggregation:
+            raise ConfigError(
+                f"The policy loss is aggregated by `{self.policy.aggregation}` and the value loss by "
+                f"`{self.value.aggregation}`; one update has one aggregation."
+            )
+
+    @property
+    def aggregation(self) -> Aggregation:
+        return self.policy.aggregation
+
+    @property
+    def needs_entropy(self) -> bool:
+        return self.policy.needs_entropy
+
+    @property
+    def needs_whole_groups(self) -> bool:
+        return self.policy.needs_whole_groups
+
+    def terms(self, tokens: TokenInputs) -> Tensor:
+        return self.policy.terms(tokens) + self.coef * self.value.terms(tokens)
+
+    def measures(self, tokens: TokenInputs) -> dict[str, Tensor]:
+        return self.policy.measures(tokens) | self.value.measures(tokens)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ImitationLoss:
     """Cross-entropy of the demonstrated tokens: -log π(token)."""
 
-    aggregation: str = "token_mean"
+    aggregation: Aggregation = "token_mean"
 
     needs_every_row = True
     needs_entropy = False
+    needs_whole_groups = False
 
     def terms(self, tokens: TokenInputs) -> Tensor:
         """[M] negative log-likelihood of each demonstrated token; nothing else plays a part."""
@@ -131,21 +187,49 @@ class ImitationLoss:
         return {}
 
 
-def token_weights(samples: Sequence[TrainingSample], aggregation: str) -> list[NDArray[np.float64]]:
-    """One [T] array per sample, 0 at untrained tokens, summing to 1 over the update.
+def policy_loss(config: AlgorithmConfig, **overrides: float) -> PolicyLoss:
+    """The loss that `[algorithm]` describes.
 
-    `token_mean`: every trained token counts the same. `sequence_mean`: every sequence with a trained token
-    counts the same.
+    `overrides`: keys of the section that change from step to step, such as `entropy_coef` and `kl_coef`.
+    Raises ConfigError for a loss that does not exist.
     """
-    trainable = [sample.trainable_T for sample in samples]
-    counts = [int(mask_T.sum()) for mask_T in trainable]
-    if aggregation == "token_mean":
-        scale = 1.0 / max(1, sum(counts))
-        return [mask_T.astype(np.float64) * scale for mask_T in trainable]
-    if aggregation == "sequence_mean":
-        share = 1.0 / max(1, sum(count > 0 for count in counts))
-        return [
-            mask_T.astype(np.float64) * (share / max(1, count))
-            for mask_T, count in zip(trainable, counts, strict=True)
-        ]
-    raise ConfigError(f"There is no aggregation `{aggregation}`; choose token_mean or sequence_mean.")
+    config = replace(config, **overrides)
+    return PolicyLoss(
+        surrogate=surrogate_named(config),
+        aggregation=aggregation_named(config.aggregation, config.aggregation_constant),
+        entropy_coef=config.entropy_coef,
+        kl_coef=config.kl_coef if config.kl_in == "loss" else 0.0,
+        kl_kind=config.kl_kind,
+        correction=None if config.correction == "none" else _correction(config),
+    )
+
+
+def _correction(config: AlgorithmConfig) -> Correction:
+    return Correction(
+        mode=config.correction,
+        level=config.correction_level,
+        low=config.correction_low,
+        high=config.correction_high,
+    )
+
+
+def _rollout(tokens: TokenInputs) -> Tensor:
+    if tokens.rollout_M is None:
+        raise ConfigError(
+            "A correction compares what the trainer said of the sampled tokens with what the sampler said, "
+            'and there is only one of the two; set `algorithm.old_logprobs` to "trainer".'
+        )
+    return tokens.rollout_M
+
+
+def _given(column_M: Tensor | None, what: str, key: str) -> Tensor:
+    if column_M is None:
+        raise ConfigError(f"`algorithm.{key}` is set, but the samples have no {what}; set it to 0.")
+    return column_M
+
+
+def _values(tokens: TokenInputs) -> tuple[Tensor, Tensor, Tensor]:
+    columns = (tokens.new_values_M, tokens.values_M, tokens.returns_M)
+    if columns[0] is None or columns[1] is None or columns[2] is None:
+        raise ConfigError("A value loss needs a critic's values and the returns; choose the estimator `gae`.")
+    return columns[0], columns[1], columns[2]

@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 import click
 from rich.text import Text
 
-from rllm.cli.command import example, json_option, print_json
+from rllm.cli import doctor_algorithm
+from rllm.cli.command import Group, example, json_option, print_json
 from rllm.cli.installed import EXTRAS, REQUIRED, is_older, rllm_version, version_of
 from rllm.cli.terminal import facts, out, print_next
 from rllm.errors import RllmError
@@ -46,7 +47,14 @@ class Finding:
     """False for what only the gateway needs."""
 
 
-@click.command("doctor", epilog=example("rllm doctor", "rllm doctor --json"))
+@click.group(
+    "doctor",
+    cls=Group,
+    invoke_without_command=True,
+    epilog=example(
+        "rllm doctor", "rllm doctor --json", "rllm doctor algorithm my_file.py:my_loss    check an algorithm"
+    ),
+)
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
@@ -55,6 +63,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     Looks at Python, packages, devices and disk, then lets a tiny model sample a few tokens and compares their
     log-probabilities with a plain forward pass. Exit code 1 when something that is needed is broken.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     findings = examine()
     if as_json:
         print_json({"findings": [asdict(each) for each in findings], "ready": _is_ready(findings)})
@@ -62,6 +72,9 @@ def command(ctx: click.Context, as_json: bool) -> None:
         _print_findings(findings)
     if any(each.status is Status.BROKEN for each in findings):
         ctx.exit(1)
+
+
+command.add_command(doctor_algorithm.command)
 
 
 def examine() -> list[Finding]:

@@ -10,6 +10,7 @@ EXTRAS = {
     "train": {
         "jinja2": "3.1",
         "matplotlib": "3.9",
+        "peft": "0.21",
         "safetensors": "0.5",
         "tokenizers": "0.21",
         "torch": "2.13",

@@ -25,6 +25,9 @@ INTERRUPTION = "Interrupted"
 
 COMMANDS = {
     "train": ("rllm.cli.train", "Train an agent on a benchmark, or go on with a run that was stopped."),
+    "sft": ("rllm.cli.sft", "Fine-tune a model on conversations, or on what a stored run did well."),
+    "dpo": ("rllm.cli.dpo", "Train a model to prefer better answers to worse ones, by DPO or a variant."),
+    "distill": ("rllm.cli.distill", "Make a student like its teacher, on what the student itself says."),
     "eval": ("rllm.cli.eval", "Measure a model on a benchmark's held-out tasks."),
     "serve": ("rllm.cli.serve", "Serve a model, or capture the calls of any program to other servers."),
     "runs": ("rllm.cli.runs", "List, show, compare and replay runs, down to single episodes."),

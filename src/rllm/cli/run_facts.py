@@ -13,6 +13,9 @@ from rllm.tracking.jsonl import read_metrics
 REPORTS = ("untrained", "before", "after")
 LABELS = {"untrained": "untrained", "before": "warm start", "after": "trained"}
 
+_OWN_TO_LINES = ("phase", "step", "time_s", "run_s")
+"""Keys of a line of metrics.jsonl that are no measurement."""
+
 
 class RunState(StrEnum):
     RUNNING = "running"
@@ -28,7 +31,10 @@ class RunFacts:
     run: str
     """Its directory."""
     name: str
+    kind: str
+    """The command that made it: `train`, `sft`, …"""
     environment: str
+    """Empty for a run that learns from rows."""
     seed: int
     state: RunState
     pid: int | None
@@ -41,7 +47,8 @@ class RunFacts:
     """Finished steps of reinforcement learning."""
     total_steps: int
     reports: dict[str, dict[str, Any]]
-    """`untrained`, `before`, `after`, as far as measured: `success`, `greedy`; intervals once finished."""
+    """`untrained`, `before`, `after`, as far as measured: `success`, `greedy`; intervals once finished. Of a
+    run that learns from rows `loss`, and what else it measures."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,11 +62,15 @@ def facts_of(run: RunDirectory) -> RunFacts:
     config, summary, metrics = run.config(), run.summary(), read_metrics(run.metrics_path)
     pid = run.writer_pid
     reports = {line["phase"]: line for line in metrics if line["phase"] in REPORTS} | (summary or {})
+    kind = config.get("kind", "train")
     measured = ("success", "success_interval", "greedy", "greedy_interval")
+    if kind != "train":
+        measured = tuple(name for name in reports.get("before", {}) if name not in _OWN_TO_LINES)
     last = metrics[-1] if metrics else {"phase": "", "step": -1}
     return RunFacts(
         run=str(run.path),
         name=run.name,
+        kind=kind,
         environment=config.get("task", {}).get("environment", ""),
         seed=config.get("seed", 0),
         state=RunState.FINISHED if summary else RunState.RUNNING if pid else RunState.STOPPED,
@@ -67,7 +78,7 @@ def facts_of(run: RunDirectory) -> RunFacts:
         phase=last["phase"],
         phase_steps=last["step"] + 1,
         steps=sum(line["phase"] == "train" for line in metrics),
-        total_steps=config.get("steps", 0),
+        total_steps=config.get("steps", max((line.get("total_steps", 0) for line in metrics), default=0)),
         reports={
             name: {key: reports[name][key] for key in measured if key in reports[name]}
             for name in REPORTS

@@ -18,6 +18,7 @@ from rllm.cli.compare import command as compare
 from rllm.cli.episode_view import TokenText, episode_view
 from rllm.cli.replay import command as replay
 from rllm.cli.run_facts import REPORTS, RunFacts, RunState, facts_of, report_labels
+from rllm.cli.supervised_view import show_supervised
 from rllm.cli.terminal import (
     err,
     facts,
@@ -94,6 +95,8 @@ def show(run: Path, row_id: int | None, phase: str | None, step: int | None, as_
         _show_episode(directory, row_id, as_json)
     elif phase is not None or step is not None:
         _show_phase(directory, phase or TRAIN_PHASE, step, as_json)
+    elif (found := facts_of(directory)).kind != "train":
+        show_supervised(directory, found, _state(found), as_json)
     else:
         _show_run(directory, as_json)
 
@@ -107,7 +110,7 @@ def _list_table(found: list[RunFacts]) -> Any:
     for each in found:
         made.add_row(
             each.name,
-            each.environment,
+            each.environment or f"rllm {each.kind}",
             str(each.seed),
             f"{each.steps}/{each.total_steps}",
             rate(each.report("before", "success")),

@@ -3,18 +3,16 @@
 words ──► Wanted.config ──► build_trainer ──► train, seen through LiveView ──► before and after
 """
 
-import itertools
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.text import Text
-from rich.tree import Tree
 
 from rllm.build import ProgramNames, build_trainer, program_config, training_config
 from rllm.cli.command import example, json_option, print_json
+from rllm.cli.plan import print_plan, unused_directory
 from rllm.cli.programs import is_program
 from rllm.cli.run_facts import REPORTS, report_labels
 from rllm.cli.terminal import err, out, print_next, success_table
@@ -96,12 +94,20 @@ def command(
     config = wanted.config()
     directory = output or Path("runs") / f"{wanted.label}-seed{config.seed}"
     if fresh:
-        directory = _unused(directory)
+        directory = unused_directory(directory)
     if dry_run:
         trainer = build_trainer(config, directory)  # refuses what a run would refuse
         if is_run(directory):
             trainer.require_same_config(RunDirectory.read(directory))
-        _print_plan(wanted.label, config, directory, as_json)
+        print_plan(
+            f"rllm train {wanted.label}",
+            directory,
+            config=config_dict(config),
+            defaults=config_dict(TrainConfig()),
+            derived=config.derived(),
+            as_json=as_json,
+            benchmark=wanted.label,
+        )
         return
     was_finished = is_run(directory) and RunDirectory.read(directory).summary() is not None
     if is_run(directory):
@@ -159,37 +165,6 @@ class Wanted:
         if self.program is None:
             return []
         return ["--evaluator", self.program.evaluator, "--dataset", self.program.dataset]
-
-
-def _unused(directory: Path) -> Path:
-    """`directory`, or with the first number behind it that is free."""
-    numbered = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
-    return next(path for path in itertools.chain([directory], numbered) if not path.exists())
-
-
-def _print_plan(benchmark: str, config: TrainConfig, directory: Path, as_json: bool) -> None:
-    resolved, derived = config_dict(config), config.derived()
-    if as_json:
-        print_json({"benchmark": benchmark, "run": str(directory), "config": resolved, "derived": derived})
-        return
-    tree = Tree(Text.assemble((f"rllm train {benchmark}", "bold"), f" into {directory}"), guide_style="dim")
-    _add_branches(tree, resolved, config_dict(TrainConfig()))
-    branch = tree.add(Text("derived", style="bold"))
-    for name, value in derived.items():
-        branch.add(Text(f"{name} = {value:,}"))
-    console = out()
-    console.print(tree)
-    console.print("Bold values differ from the defaults. Nothing was written.", style="dim")
-
-
-def _add_branches(tree: Tree, values: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Plain keys first, then sections; bold where a value is not the default."""
-    for key, value in sorted(values.items(), key=lambda item: isinstance(item[1], dict)):
-        default = defaults.get(key)
-        if isinstance(value, dict) and value:
-            _add_branches(tree.add(Text(key)), value, default if isinstance(default, dict) else {})
-        else:
-            tree.add(Text.assemble(f"{key} = ", (str(value), "" if value == default else "bold green")))
 
 
 def _print_result(wanted: Wanted, config: TrainConfig, result: TrainResult) -> None:

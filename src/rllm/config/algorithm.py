@@ -1,42 +1,181 @@
-"""`[algorithm]`: from rewards to the loss of an update."""
+"""`[algorithm]`: from rewards to the loss of an update.
+
+    rewards ──estimator, credit──► advantages ──loss, aggregation──► loss
+       └── kl_in = "reward"            correction ──┘    └── kl_in = "loss", entropy_coef
+
+A key that the chosen estimator or loss does not look at is refused unless it is at its default.
+"""
 
 from dataclasses import dataclass
 
-from rllm.config.limits import at_least, one_of, positive
+from rllm.config.limits import at_least, finite, one_of, positive, unused
 from rllm.config.policies import ESTIMATORS
 from rllm.errors import ConfigError
+
+LOSSES: dict[str, tuple[str, ...]] = {
+    "ppo": ("clip_low", "clip_high", "dual_clip"),
+    "policy_gradient": (),
+    "gspo": ("clip_low", "clip_high"),
+    "cispo": ("clip_low", "clip_high"),
+    "gmpo": ("clip_low", "clip_high"),
+    "sapo": ("sapo_positive", "sapo_negative"),
+    "dppo_tv": ("clip_low", "clip_high"),
+    "dppo_kl": ("clip_low", "clip_high"),
+}
+"""Name -> the keys of `[algorithm]` that only some losses look at, and this one does."""
+AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "group_mean", "constant")
+KL_KINDS = ("k1", "k2", "k3", "abs", "mse", "k1+", "k3+", "abs+")
+CREDITS = ("trajectory", "turn", "discounted")
 
 
 @dataclass(kw_only=True, slots=True)
 class AlgorithmConfig:
     estimator: str = "grpo"
-    """Advantage estimator: `grpo`, `dr_grpo` (no division by the standard deviation),
-    `reinforce_plus_plus` (compared with all attempts of a step instead of those at one task), or `reinforce`
-    (the reward itself, compared with nothing)."""
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high] (PPO)."""
+    """Advantage estimator; see docs/algorithms.md. `gae` needs a critic, `remax` samples one greedy attempt
+    more at each task. `file.py:function` names one of your own, from the rewards of a group to advantages."""
+    credit: str = "trajectory"
+    """What the turns of a trajectory share: `trajectory` gives all of them its advantage, `discounted` the
+    earlier ones less of it (times `gamma` for each turn to the end), `turn` compares each turn by what was
+    paid from there on."""
+    gamma: float = 1.0
+    """Discount of what is paid later: by turn in a step's return and in `credit`, by token in `gae`."""
+    gae_lambda: float = 0.95
+    """λ of `gae`: 1 waits for what is really paid, 0 believes the critic at the next token."""
+    loss: str = "ppo"
+    """Policy loss; see docs/algorithms.md. `file.py:function` names one of your own, from `TokenInputs` to
+    [M] terms."""
+    clip_low: float = 0.0
+    clip_high: float = 0.0
+    """Bounds of the loss: `ppo` clips the importance ratio to [1 - clip_low, 1 + clip_high]. 0 takes those of
+    its paper: 0.2 and 0.2 of `ppo`, 0.0003 and 0.0004 of `gspo`."""
+    dual_clip: float = 0.0
+    """For negative advantages the `ppo` loss stops at this multiple of the advantage; 0 lets it grow."""
+    sapo_positive: float = 1.0
+    """Temperature of `sapo` where the advantage is positive."""
+    sapo_negative: float = 1.05
+    """Temperature of `sapo` where it is negative."""
+    aggregation: str = "token_mean"
+    """`token_mean` over all trained tokens of an update, `sequence_mean` of each sequence's token mean,
+    `sequence_sum` of each sequence's token sum, `group_mean` of each group's token mean, or `constant`: token
+    sums over `aggregation_constant`."""
+    aggregation_constant: int = 0
+    """Tokens that a sequence counts as having under `constant`, such as the longest there can be."""
     entropy_coef: float = 0.0
     """Weight of an entropy bonus at the first step; it falls linearly to 0 at the last one."""
-    aggregation: str = "token_mean"
-    """`token_mean` over all trained tokens of an update, or `sequence_mean` of each sequence's token mean."""
+    kl_coef: float = 0.0
+    """Weight of the divergence from the reference, the policy as its run began (before a warm start); 0 has
+    no reference."""
+    kl_kind: str = "k3"
+    """How it is estimated from the sampled tokens (`k1`, `k2`, `k3`, `abs`, `mse`); with `+`, in the loss,
+    the gradient is that of `k2`."""
+    kl_in: str = "loss"
+    """`loss` adds it to the loss, `reward` subtracts it from what each token is paid."""
+    kl_target: float = 0.0
+    """`kl_coef` is adapted after each step so that the divergence, in nats per token, comes to this; 0 keeps
+    it as it is."""
+    kl_horizon: int = 10
+    """Steps in which an adaptive `kl_coef` moves by a fifth, at most."""
+    correction: str = "none"
+    """What is done where sampler and trainer disagree about the sampled tokens: `truncate` weighs them by how
+    much, within bounds, `mask` leaves out those beyond the bounds."""
+    correction_level: str = "token"
+    """Whose ratio counts: of each `token`, of the `sequence` (product), or its `geometric` mean."""
+    correction_low: float = 0.0
+    correction_high: float = 2.0
+    """Bounds of the ratio of probabilities, trainer by sampler."""
     updates_per_step: int = 2
     """Optimizer updates on each rollout batch; each sees its own share of the groups."""
-    gamma: float = 1.0
-    """Discount of later rewards in a step's return."""
     old_logprobs: str = "sampler"
     """Who says how likely the sampled tokens were: `sampler`, when it sampled them, or `trainer`, in one more
     forward pass before the first update. The two agree within rounding; where batches depend on timing, as
     without lockstep, only the trainer's are the same to the last bit whenever the same tokens are."""
 
     def validate(self) -> None:
-        if not 0.0 < self.clip_low < 1.0:
-            raise ConfigError(f"`algorithm.clip_low` is {self.clip_low}; it must lie between 0 and 1.")
-        positive("algorithm.clip_high", self.clip_high)
+        self._validate_estimator()
+        self._validate_loss()
+        self._validate_kl()
+        self._validate_correction()
         at_least("algorithm.entropy_coef", self.entropy_coef, 0.0)
         at_least("algorithm.updates_per_step", self.updates_per_step, 1)
-        one_of("algorithm.estimator", self.estimator, tuple(ESTIMATORS))
         one_of("algorithm.old_logprobs", self.old_logprobs, ("sampler", "trainer"))
-        one_of("algorithm.aggregation", self.aggregation, ("token_mean", "sequence_mean"))
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ConfigError(f"`algorithm.gamma` is {self.gamma}; it must lie between 0 and 1.")
+
+    def _validate_estimator(self) -> None:
+        if not is_own(self.estimator):
+            one_of("algorithm.estimator", self.estimator, tuple(ESTIMATORS))
+        one_of("algorithm.credit", self.credit, CREDITS)
+        _between_0_and_1("algorithm.gamma", self.gamma)
+        _between_0_and_1("algorithm.gae_lambda", self.gae_lambda)
+
+    def _validate_loss(self) -> None:
+        if not is_own(self.loss):
+            one_of("algorithm.loss", self.loss, tuple(LOSSES))
+        _between_0_and_1("algorithm.clip_low", self.clip_low)
+        finite("algorithm.clip_high", self.clip_high)
+        for name in ("sapo_positive", "sapo_negative"):
+            positive(f"algorithm.{name}", getattr(self, name))
+        if self.dual_clip != 0.0 and not 1.0 < self.dual_clip < float("inf"):
+            raise ConfigError(
+                f"`algorithm.dual_clip` is {self.dual_clip}; it must be above 1, such as 3, or 0 for none."
+            )
+        for name in {key for keys in LOSSES.values() for key in keys} - set(LOSSES.get(self.loss, ())):
+            losses = " or ".join(loss for loss, keys in LOSSES.items() if name in keys)
+            unused("algorithm", self, name, f"the loss is `{self.loss}`; choose {losses}")
+        one_of("algorithm.aggregation", self.aggregation, AGGREGATIONS)
+        at_least("algorithm.aggregation_constant", self.aggregation_constant, 0)
+        if self.aggregation != "constant":
+            why = f"the aggregation is `{self.aggregation}`; choose `constant`"
+            unused("algorithm", self, "aggregation_constant", why)
+        elif not self.aggregation_constant:
+            raise ConfigError(
+                "`algorithm.aggregation_constant` is 0; `constant` divides by it, so set it to a number of "
+                "tokens, such as the longest sequence there can be."
+            )
+
+    def _validate_kl(self) -> None:
+        for name in ("kl_coef", "kl_target"):
+            finite(f"algorithm.{name}", getattr(self, name))
+        one_of("algorithm.kl_kind", self.kl_kind, KL_KINDS)
+        one_of("algorithm.kl_in", self.kl_in, ("loss", "reward"))
+        if not self.kl_coef:
+            for name in ("kl_kind", "kl_in", "kl_target"):
+                unused(
+                    "algorithm", self, name, "nothing is compared with a reference; set `algorithm.kl_coef`"
+                )
+        at_least("algorithm.kl_horizon", self.kl_horizon, 1)
+        if not self.kl_target:
+            unused("algorithm", self, "kl_horizon", "`kl_coef` is constant; set `algorithm.kl_target`")
+        if self.kl_in == "reward" and self.kl_kind.endswith("+"):
+            raise ConfigError(
+                f"`algorithm.kl_kind` is {self.kl_kind!r}, which differs from {self.kl_kind[:-1]!r} in its "
+                f'gradient, and a reward has none; set it to {self.kl_kind[:-1]!r}, or `kl_in` to "loss".'
+            )
+
+    def _validate_correction(self) -> None:
+        one_of("algorithm.correction", self.correction, ("none", "truncate", "mask"))
+        one_of("algorithm.correction_level", self.correction_level, ("token", "sequence", "geometric"))
+        finite("algorithm.correction_low", self.correction_low)
+        positive("algorithm.correction_high", self.correction_high)
+        if self.correction == "none":
+            for name in ("correction_level", "correction_low", "correction_high"):
+                unused("algorithm", self, name, "nothing is corrected; set `algorithm.correction`")
+        elif self.old_logprobs == "sampler":
+            raise ConfigError(
+                f"`algorithm.correction` is {self.correction!r}, but `algorithm.old_logprobs` is 'sampler': "
+                "the update begins from what the sampler said, so there is nothing to correct. Set "
+                '`algorithm.old_logprobs` to "trainer", or the correction to "none".'
+            )
+        elif not self.correction_low < 1.0 <= self.correction_high:
+            raise ConfigError(
+                f"`algorithm.correction_low` is {self.correction_low} and `correction_high` is "
+                f"{self.correction_high}; the ratio of two that agree is 1: set low below it, and high not."
+            )
+
+
+def is_own(name: str) -> bool:
+    """Whether it is a function of the user's, `file.py:function` or `package.module:function`."""
+    return ":" in name
+
+
+def _between_0_and_1(key: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"`{key}` is {value}; it must lie between 0 and 1.")

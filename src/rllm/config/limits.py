@@ -22,3 +22,12 @@ def positive(key: str, value: float) -> None:
 def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"`{key}` is {value!r}; choose one of {', '.join(choices)}.")
+
+
+def unused(section: str, values: object, name: str, why: str) -> None:
+    """Raises ConfigError for a key that is not at its default although nothing looks at it, and says why."""
+    value, default = getattr(values, name), getattr(type(values)(), name)
+    if value != default:
+        raise ConfigError(
+            f"`{section}.{name}` is {value!r}, which does nothing here: {why}, or leave it at {default!r}."
+        )

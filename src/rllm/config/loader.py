@@ -1,4 +1,4 @@
-"""A TOML file, `--set a.b=c` assignments or a mapping ──► a validated TrainConfig.
+"""A TOML file, `--set a.b=c` assignments or a mapping ──► a validated configuration of a run.
 
 An unknown key is an error that suggests the nearest known one; so is a value of the wrong type. Later sources
 win: defaults, then the file, then assignments in their order.
@@ -9,10 +9,21 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeGuard, get_args, get_type_hints
+from typing import Any, Protocol, TypeGuard, TypeVar, cast, get_args, get_type_hints
 
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
+
+
+class RunConfig(Protocol):
+    """A dataclass of sections and keys, each with its default."""
+
+    def validate(self) -> None:
+        """Raises ConfigError for the first value that cannot be honoured."""
+        ...
+
+
+AnyConfig = TypeVar("AnyConfig", bound=RunConfig)
 
 
 def load_config(
@@ -26,20 +37,31 @@ def load_config(
     `source`: a TrainConfig, a mapping (an OmegaConf config counts), the path of a TOML file, a list of
     "a.b=c", or None. Raises ConfigError naming the key, the value and the mend.
     """
+    return load_as(TrainConfig, source, assignments, base=base)
+
+
+def load_as(
+    kind: type[AnyConfig],
+    source: "AnyConfig | Mapping[str, Any] | str | Path | Iterable[str] | None" = None,
+    assignments: Iterable[str] = (),
+    *,
+    base: Mapping[str, Any] | None = None,
+) -> AnyConfig:
+    """The same for a run of any kind, such as `SftConfig`."""
     tree: dict[str, Any] = {}
     _merge(tree, base or {})
-    if isinstance(source, TrainConfig):
+    if isinstance(source, kind):
         _merge(tree, config_dict(source))
     elif isinstance(source, str | Path):
         _merge(tree, read_toml(Path(source)))
     elif _is_mapping(source):
         _merge(tree, _plain(source))
     elif source is not None:
-        for assignment in source:
+        for assignment in cast("Iterable[str]", source):
             _merge(tree, parse_assignment(assignment))
     for assignment in assignments:
         _merge(tree, parse_assignment(assignment))
-    config = TrainConfig()
+    config = kind()
     _fill(config, tree, "")
     config.validate()
     return config

@@ -5,33 +5,58 @@ from dataclasses import dataclass
 from rllm.config.limits import at_least, one_of, positive
 from rllm.errors import ConfigError
 
+SCHEDULES = ("constant", "linear", "cosine")
+
 
 @dataclass(kw_only=True, slots=True)
 class OptimizerConfig:
     name: str = "adamw"
     """`adamw`, or `muon`: Muon (momentum 0.95) for the matrices of the layers, AdamW for everything else."""
     learning_rate: float = 1e-3
+    schedule: str = "linear"
+    """How the rate goes from its peak, behind the warm-up, to its end at the last step: `linear`, `cosine`,
+    or `constant`, which stays at the peak."""
     warmup_steps: int = 0
+    """Steps in which the rate rises linearly to its peak."""
     final_lr_fraction: float = 0.1
-    """The rate falls linearly from its peak to this fraction of it at the last step."""
+    """The fraction of its peak that the rate has at the last step, `constant` excepted."""
     beta1: float = 0.9
     """Of AdamW's mean of gradients."""
     beta2: float = 0.95
     """Of AdamW's mean of squared gradients."""
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm. A norm that is not finite stops the run before the weights
-    change."""
+    """Gradients are scaled down to this norm."""
+    max_norm_factor: float = 0.0
+    """A gradient whose norm is more than so many times the running mean of those before it is a bad update; 0
+    lets `max_grad_norm` scale down whatever comes. A loss or norm that is not finite is always a bad one."""
+    on_bad_update: str = "stop"
+    """`stop` ends the run with the tokens to blame, before the weights change; `skip` leaves the update out,
+    says so, and counts it."""
     micro_batch_tokens: int = 16_384
-    """Tokens that one forward and backward pass holds; smaller needs less memory and gives the same
-    gradient."""
+    """Tokens that one forward and backward pass holds, shared prompts once; smaller needs less memory and
+    gives the same gradient. A row that is longer has a pass of its own."""
+    gradient_checkpointing: bool = False
+    """Keep only what enters each layer and compute the rest again in the backward pass: less memory, a third
+    more work."""
+    logprob_chunk: int = 2048
+    """Tokens whose logits exist at the same time. More trained tokens than that in a pass are computed in
+    chunks, and once more in the backward pass, so that memory does not grow with tokens × vocabulary."""
 
     def validate(self) -> None:
         one_of("optimizer.name", self.name, ("adamw", "muon"))
+        one_of("optimizer.schedule", self.schedule, SCHEDULES)
+        one_of("optimizer.on_bad_update", self.on_bad_update, ("stop", "skip"))
         positive("optimizer.learning_rate", self.learning_rate)
         at_least("optimizer.warmup_steps", self.warmup_steps, 0)
         at_least("optimizer.micro_batch_tokens", self.micro_batch_tokens, 1)
+        at_least("optimizer.logprob_chunk", self.logprob_chunk, 1)
         positive("optimizer.max_grad_norm", self.max_grad_norm)
+        if self.max_norm_factor != 0.0 and not 1.0 < self.max_norm_factor < float("inf"):
+            raise ConfigError(
+                f"`optimizer.max_norm_factor` is {self.max_norm_factor}; it must be more than 1, or 0 for no "
+                "limit."
+            )
         if not 0.0 <= self.final_lr_fraction <= 1.0:
             raise ConfigError(
                 f"`optimizer.final_lr_fraction` is {self.final_lr_fraction}; it must lie between 0 and 1."

@@ -8,12 +8,29 @@ Without `[policies]` there is one policy, named `policy`, made from `[model]`, a
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from rllm.config.limits import at_least, finite, one_of
+from rllm.config.limits import at_least, finite, one_of, unused
+from rllm.config.lora import LoraConfig, require_scale_and_targets
 from rllm.errors import ConfigError
 
-ESTIMATORS = {"grpo": True, "dr_grpo": True, "reinforce_plus_plus": False, "reinforce": False}
+ESTIMATORS = {
+    "grpo": True,
+    "dr_grpo": True,
+    "rloo": True,
+    "opo": True,
+    "maxrl": True,
+    "pass_at_k": True,
+    "gigpo": True,
+    "gpg": True,
+    "reinforce_plus_plus_baseline": True,
+    "reinforce_plus_plus": False,
+    "reinforce_baseline": False,
+    "reinforce": False,
+    "remax": False,
+    "gae": False,
+    "teacher": False,
+}
 """Name -> whether it compares the attempts at one task with each other, and so needs two of them."""
 ONLY_POLICY = "policy"
 """Name of the policy of a run that names none."""
@@ -26,11 +43,18 @@ class PolicyConfig:
     """One model of the run."""
 
     path: str = ""
-    """As `model.path`, which it is where empty. Each policy has weights of its own, also of the same path."""
+    """As `model.path`, which it is where empty. Each policy has weights of its own, also of the same path;
+    policies that train adapters share what these stand beside."""
     trainable: bool = True
     """False: it plays its roles and is never updated."""
     learning_rate: float = 0.0
     """Peak of its reinforcement learning; 0 takes `optimizer.learning_rate`."""
+    lora_rank: int = -1
+    """As `lora.rank`, which -1 takes: 0 trains the weights themselves."""
+    lora_alpha: float = 0.0
+    """As `lora.alpha`, which 0 takes."""
+    lora_targets: list[str] = field(default_factory=list[str])
+    """As `lora.targets`, which it is where empty."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,9 +73,10 @@ class RoleConfig:
     """What its advantages are multiplied by: how much it counts beside other roles of the same policy. It is
     applied behind the estimator, which would divide it out again. 0: nothing is learned from it."""
     history: str = "keep"
-    """`keep`, the only one there is: the next prompt of a conversation goes on behind the ids of all that it
-    has said, thoughts included, as long as the model's chat template keeps them; a segment begins where it
-    does not."""
+    """`keep`: the next prompt of a conversation goes on behind the ids of all that it has said, thoughts
+    included, as long as the model's chat template keeps them; a segment begins where it does not. `strip`:
+    the thoughts of earlier answers are not sent again, so each turn is a segment of its own, with the prompt
+    that was really sent."""
 
 
 def validate_policies(policies: Mapping[str, PolicyConfig], roles: Mapping[str, RoleConfig]) -> None:
@@ -68,9 +93,9 @@ def validate_policies(policies: Mapping[str, PolicyConfig], roles: Mapping[str, 
                 "it out, or set `trainable = true`."
             )
     for name, role in roles.items():
-        if role.estimator:
+        if role.estimator and ":" not in role.estimator:  # `file.py:function` is one of the user's own
             one_of(f"roles.{name}.estimator", role.estimator, tuple(ESTIMATORS))
-        one_of(f"roles.{name}.history", role.history, ("keep",))
+        one_of(f"roles.{name}.history", role.history, ("keep", "strip"))
         finite(f"roles.{name}.temperature", role.temperature)
         finite(f"roles.{name}.reward_weight", role.reward_weight)
         at_least(f"roles.{name}.max_tokens", role.max_tokens, 0)
@@ -79,6 +104,38 @@ def validate_policies(policies: Mapping[str, PolicyConfig], roles: Mapping[str, 
         raise ConfigError(
             f"No policy is trainable ({', '.join(policies)}); set `trainable = true` for one of them, or "
             "measure them with `rllm eval`."
+        )
+
+
+def adapter_of(policy: PolicyConfig, lora: LoraConfig) -> LoraConfig:
+    """The adapter that is trained instead of the policy's weights; of rank 0 where none is."""
+    if not policy.trainable:
+        return LoraConfig()
+    return LoraConfig(
+        rank=lora.rank if policy.lora_rank < 0 else policy.lora_rank,
+        alpha=policy.lora_alpha or lora.alpha,
+        dropout=lora.dropout,
+        targets=policy.lora_targets or lora.targets,
+    )
+
+
+def validate_adapters(policies: Mapping[str, PolicyConfig], lora: LoraConfig) -> None:
+    """Raises ConfigError for an adapter that cannot be, and for a key of one that nobody trains."""
+    for name, policy in policies.items():
+        at_least(f"policies.{name}.lora_rank", policy.lora_rank, -1)
+        finite(f"policies.{name}.lora_alpha", policy.lora_alpha)
+        adapter = adapter_of(policy, lora)
+        require_scale_and_targets(f"policies.{name}.lora_", adapter.alpha, adapter.targets)
+        why = "it has no adapter; set its `lora_rank`" if policy.trainable else "the policy is frozen"
+        for key in ("rank", "alpha", "targets"):
+            value = getattr(policy, f"lora_{key}")
+            if not adapter.rank and value not in (-1, 0, []):
+                raise ConfigError(f"`policies.{name}.lora_{key}` is {value!r}, but {why}, or leave it out.")
+    own = [policy.lora_rank >= 0 for policy in policies.values() if policy.trainable]
+    if lora.rank and own and all(own):
+        raise ConfigError(
+            f"`lora.rank` is {lora.rank}, but every policy that learns has a `lora_rank` of its own; "
+            "leave it out."
         )
 
 
@@ -125,3 +182,5 @@ class TruncationConfig:
             treatment = getattr(self, limit)
             one_of(f"rollout.truncation.{limit}", treatment, ("mask", "zero", "penalise", "keep"))
         finite("rollout.truncation.penalty", self.penalty)
+        if "penalise" not in (self.max_turns, self.prompt_length, self.response_length, self.timeout):
+            unused("rollout.truncation", self, "penalty", 'no limit is treated by it; set one to "penalise"')

@@ -9,15 +9,30 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from rllm.config.algorithm import AlgorithmConfig
-from rllm.config.limits import at_least, finite, one_of, positive
+from rllm.config.critic import CriticConfig
+from rllm.config.curriculum import CurriculumConfig
+from rllm.config.distill import PROMPTS, DistillConfig, validate_distillation
+from rllm.config.filters import FiltersConfig
+from rllm.config.learning import (
+    WITH_CRITIC,
+    WITH_GAMMA,
+    WITH_GREEDY,
+    estimator_keys,
+    validate_estimators,
+    validate_groups,
+    validate_overlong,
+)
+from rllm.config.limits import at_least, finite, one_of, positive, unused
+from rllm.config.lora import LoraConfig
 from rllm.config.optimizer import OptimizerConfig
 from rllm.config.policies import (
-    ESTIMATORS,
     ONLY_POLICY,
     PolicyConfig,
     RoleConfig,
     TruncationConfig,
+    adapter_of,
     policy_of_role,
+    validate_adapters,
     validate_policies,
 )
 from rllm.errors import ConfigError
@@ -26,9 +41,16 @@ from rllm.errors import ConfigError
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
     path: str = "builtin:tiny"
-    """`builtin:tiny`, `builtin:small`, or a directory in Hugging Face format."""
+    """`builtin:tiny`, `builtin:deep`, `builtin:small`, or a directory in Hugging Face format."""
     device: str = "cpu"
     """A torch device: `cpu`, `cuda`, `cuda:1`."""
+    dtype: str = "float32"
+    """What weights, activations and the sampler's cache are in: `float32` or `bfloat16`. The optimizer keeps
+    float32 copies of bfloat16 weights. For accelerators: CPUs without such instructions are ten times
+    slower."""
+
+    def validate(self) -> None:
+        one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -59,6 +81,12 @@ class TaskConfig:
 
     def validate(self) -> None:
         at_least("task.num_train_tasks", self.num_train_tasks, 1)
+        if self.program:
+            return
+        unused("task", self, "evaluator", "nobody is judged by it; set `task.program`")
+        if self.environment != PROMPTS:
+            for name in ("dataset", "val_dataset"):
+                unused("task", self, name, "only programs and prompts come from files; set `task.program`")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -200,7 +228,12 @@ class TrainConfig:
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    filters: FiltersConfig = field(default_factory=FiltersConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -219,18 +252,29 @@ class TrainConfig:
             if is_dataclass(value) and hasattr(value, "validate"):
                 value.validate()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         validate_policies(self.policies, self.roles)
-        estimators = (self.algorithm.estimator, *map(self.estimator_of, self.roles))
-        comparing = [name for name in estimators if ESTIMATORS[name]]
-        if self.steps > 0 and comparing and self.rollout.group_size < 2:
-            raise ConfigError(
-                f"`rollout.group_size` is {self.rollout.group_size}; {comparing[0]} compares attempts "
-                "at one task with each other, so set it to 2 or more."
+        validate_adapters(self.policies, self.lora)
+        rollout = self.rollout
+        validate_estimators(self.algorithm, self.critic, self.roles)
+        if self.steps > 0:
+            validate_groups(
+                self.algorithm,
+                self.filters,
+                self.roles,
+                group_size=rollout.group_size,
+                tasks_per_step=rollout.tasks_per_step,
             )
-        if self.algorithm.updates_per_step > self.rollout.tasks_per_step:
+        validate_distillation(
+            self.distill,
+            self.algorithm,
+            self.estimators(),
+            warm_start=(self.warm_start.steps, self.warm_start.noise, self.warm_start.expert_args),
+            temperatures=self._training_temperatures(),
+        )
+        validate_overlong(self.filters, self.roles, max_tokens_per_turn=rollout.max_tokens_per_turn)
+        if 0 < self.steps <= self.critic.warmup_steps:
             raise ConfigError(
-                f"`algorithm.updates_per_step` is {self.algorithm.updates_per_step} but a step has only "
-                f"{self.rollout.tasks_per_step} groups to share out; "
-                "raise `rollout.tasks_per_step` or lower it."
+                f"`critic.warmup_steps` is {self.critic.warmup_steps} and `steps` is {self.steps}, so the "
+                "policy would never learn; set it below."
             )
 
     @property
@@ -238,6 +282,10 @@ class TrainConfig:
         """Every policy of the run with its path, the one of a run that names none included."""
         named = self.policies or {ONLY_POLICY: PolicyConfig()}
         return {name: replace(policy, path=policy.path or self.model.path) for name, policy in named.items()}
+
+    def adapter_of(self, policy: str) -> LoraConfig:
+        """The adapter that is trained instead of the policy's weights; of rank 0 where none is."""
+        return adapter_of(self.named_policies[policy], self.lora)
 
     def policy_of(self, role: str) -> str:
         """Name of the policy that plays `role`. Raises ConfigError where several could."""
@@ -247,18 +295,50 @@ class TrainConfig:
         """Name of the role's advantage estimator."""
         return self.role(role).estimator or self.algorithm.estimator
 
+    def estimators(self) -> set[str]:
+        """Names of all estimators that the run may use."""
+        return set(estimator_keys(self.algorithm, self.roles).values())
+
+    def _training_temperatures(self) -> set[float]:
+        """All that may be sampled at in training."""
+        rollout, roles = self.rollout, self.roles.values()
+        return {
+            rollout.temperature,
+            rollout.final_temperature or rollout.temperature,
+            *(role.temperature for role in roles if role.temperature),
+        }
+
+    def discounts(self) -> bool:
+        """Whether an advantage depends on `algorithm.gamma`."""
+        return self.algorithm.credit != "trajectory" or bool(self.estimators() & set(WITH_GAMMA))
+
+    def needs_critic(self, policy: str) -> bool:
+        """Whether a role of the policy asks a critic; a role that is not configured may be of any policy."""
+        if self.algorithm.estimator in WITH_CRITIC:
+            return True
+        return any(
+            role.estimator in WITH_CRITIC and self.policy_of(name) == policy
+            for name, role in self.roles.items()
+        )
+
     def role(self, name: str) -> RoleConfig:
         return self.roles.get(name, RoleConfig())
 
     def derived(self) -> dict[str, int]:
         """Quantities that follow from the keys; `--dry-run` prints them."""
-        episodes = self.rollout.tasks_per_step * self.rollout.group_size
+        rollout, filters, updates = self.rollout, self.filters, self.algorithm.updates_per_step
+        episodes = rollout.tasks_per_step * rollout.group_size
+        greedy = rollout.tasks_per_step if self.estimators() & set(WITH_GREEDY) else 0
+        most = episodes * (filters.max_rounds if filters.dynamic else 1) + greedy
         return {
+            "groups_per_step": rollout.tasks_per_step,
             "episodes_per_step": episodes,
+            "greedy_episodes_per_step": greedy,
+            "most_episodes_per_step": most,
             "episodes_in_total": episodes * self.steps,
-            "optimizer_updates": self.warm_start.steps + self.steps * self.algorithm.updates_per_step,
-            "most_sampled_tokens_per_step": episodes
-            * self.rollout.max_turns
-            * self.rollout.max_tokens_per_turn,
+            "most_episodes_in_total": most * self.steps,
+            "optimizer_updates_per_step": updates,
+            "optimizer_updates": self.warm_start.steps + self.steps * updates,
+            "most_sampled_tokens_per_step": most * rollout.max_turns * rollout.max_tokens_per_turn,
             "demonstrations": self.warm_start.steps * self.warm_start.episodes_per_step,
         }

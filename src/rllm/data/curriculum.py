@@ -19,8 +19,6 @@ from rllm.types.draws import draw_seed
 from rllm.types.episode import Episode, Outcome
 from rllm.types.task import task_id_of
 
-CAPACITY = 256
-"""Tasks that the pool holds; the one that was played longest ago leaves first."""
 FLOOR = 0.05
 """Added to share * (1 - share): tasks that nobody has solved yet are tried again as well."""
 
@@ -34,10 +32,11 @@ class Curriculum(Generic[AnyTask]):
         *,
         seed: int,
         replay_fraction: float = 0.0,
-        capacity: int = CAPACITY,
+        capacity: int = 256,
     ) -> None:
         """`replay_fraction`: the part of a step's tasks that comes from the pool, as far as it holds them; 0
-        plays all tasks in their order."""
+        plays all tasks in their order. `capacity`: tasks that the pool holds; the one that was played longest
+        ago leaves first."""
         self._tasks = tasks
         self._seed = seed
         self._replay_fraction = replay_fraction
@@ -55,14 +54,14 @@ class Curriculum(Generic[AnyTask]):
         return len(self._pool)
 
     def batch(self, step: int, count: int) -> list[AnyTask]:
-        """The tasks of a step, no two alike."""
-        again = self._drawn(step, min(round(self._replay_fraction * count), len(self._pool)))
+        """`count` tasks of a step; asked again before `observe`, further ones. No two are alike."""
+        again = self._drawn(step, round(self._replay_fraction * count))
         num_new = count - len(again)
         positions = [*range(self._cursor, self._cursor + num_new), *again]
         self._cursor += num_new
         tasks = [task for position in positions for task in self._tasks.batch(position, 1)]
-        named = (task_id_of(task, place) for place, task in enumerate(tasks))
-        self._played = dict(zip(named, positions, strict=True))
+        named = [task_id_of(task, place) for place, task in enumerate(tasks, start=len(self._played))]
+        self._played |= dict(zip(named, positions, strict=True))
         return tasks
 
     def observe(self, episodes: Sequence[Episode]) -> None:
@@ -76,6 +75,7 @@ class Curriculum(Generic[AnyTask]):
             self._pool.pop(position, None)
             if share < 1.0 and self._replay_fraction > 0.0:
                 self._pool[position] = share
+        self._played = {}
         for position in list(self._pool)[: max(0, len(self._pool) - self._capacity)]:
             del self._pool[position]
 
@@ -84,16 +84,16 @@ class Curriculum(Generic[AnyTask]):
         return {"cursor": self._cursor, "pool": [[*each] for each in self._pool.items()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
-        self._cursor = state["cursor"]
-        self._pool = dict(state["pool"])
+        """Go on where `state` was taken, between two steps."""
+        self._cursor, self._pool, self._played = state["cursor"], dict(state["pool"]), {}
 
     def _drawn(self, step: int, count: int) -> list[int]:
-        if not count:
+        played = set(self._played.values())
+        positions = [position for position in self._pool if position not in played]
+        if not (count := min(count, len(positions))):
             return []
-        positions = list(self._pool)
         shares = np.array([self._pool[position] for position in positions])
         weights = shares * (1.0 - shares) + FLOOR
-        rng = np.random.default_rng(draw_seed(self._seed, "curriculum", step))
+        rng = np.random.default_rng(draw_seed(self._seed, "curriculum", step, len(played)))
         places = rng.choice(len(positions), size=count, replace=False, p=weights / weights.sum())
         return [positions[place] for place in sorted(places)]

@@ -12,13 +12,18 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
     Raises ConfigError that names the file and the line.
     """
+    return [row for _, row in read_jsonl_lines(path)]
+
+
+def read_jsonl_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The same with the number of each line, counted from 1."""
     if not path.is_file():
         raise ConfigError(f"There is no dataset {path}; give a file with one JSON object a line.")
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple[int, dict[str, Any]]] = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                rows.append(_row(line, f"{path}:{number}"))
+                rows.append((number, _row(line, f"{path}:{number}")))
     if not rows:
         raise ConfigError(f"{path} is empty; give a file with one JSON object a line.")
     return rows

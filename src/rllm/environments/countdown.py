@@ -30,6 +30,8 @@ OPERATORS = "+-*/"
 _NUM_NUMBERS = range(2, 5)
 _MAX_DRAWS = 10_000
 _ENV_KEYS = ("numbers", "target")
+_DRAWING_KEYS = ("num_numbers", "max_number", "max_target", "operators")
+"""What problems are drawn with: a problem that is drawn is not changed by it."""
 _NAMING_KEYS = ("task_id", "uid", "index")
 """What data sets call a row; it says nothing about the problem."""
 _HOLDS = {"+": 1, "-": 1, "*": 2, "/": 2}
@@ -104,7 +106,7 @@ class CountdownEnv(BaseEnv):
     def from_dict(info: dict[str, Any]) -> "CountdownEnv":
         """The environment of a task made by `countdown_tasks`, or of any dict with `numbers` and `target`."""
         for key in info:
-            if key not in _ENV_KEYS and key not in _NAMING_KEYS:
+            if key not in (*_ENV_KEYS, *_DRAWING_KEYS, *_NAMING_KEYS):
                 close = difflib.get_close_matches(key, _ENV_KEYS, n=1)
                 mend = f"did you mean `{close[0]}`?" if close else f"it takes {' and '.join(_ENV_KEYS)}."
                 raise ConfigError(f"CountdownEnv does not know `{key}`; {mend}")

@@ -91,6 +91,7 @@ class TinyModel:
 
 PRESETS = {
     "tiny": TinyModel(hidden_size=96, num_layers=2, num_heads=4, intermediate_size=288),
+    "deep": TinyModel(hidden_size=96, num_layers=3, num_heads=4, intermediate_size=288),
     "small": TinyModel(hidden_size=128, num_layers=4, num_heads=4, intermediate_size=384),
 }
 

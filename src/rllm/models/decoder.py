@@ -8,18 +8,21 @@ Tokens are one flat row without padding, whatever sequences they belong to: line
 Only attention needs to know who may see whom, so the caller supplies it: the inference engine one that reads
 and writes its KV cache, the trainer one that knows packed rows and shared prompts. Both run these very
 parameters, so publishing weights to the sampler is a no-op in memory. Query, key and value (and gate and up)
-are stored as one matrix each; `load` and `state_dict_hf` translate from and to Hugging Face names.
+are stored as one matrix each; `load` and `state_dict_hf` translate from and to Hugging Face names. An adapter
+(`rllm.models.lora`) adds to what the four matrices of a layer give.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rllm.errors import ModelDirectoryError
 
@@ -28,6 +31,15 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 M is N, except in the last layer of a pass that keeps fewer states.
 """
+
+Adapt = Callable[[Tensor, Tensor], Tensor]
+"""(input of a matrix [N, in], its output [N, out]) -> that output with what an adapter adds to it."""
+
+Change = Callable[[], Tensor]
+"""What an adapter adds to a weight, of the weight's shape."""
+
+ONLY_WHAT_ENTERS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+"""How layers are checkpointed: they draw no random numbers."""
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -86,6 +98,9 @@ class DecoderShape:
 class Block(nn.Module):
     """Parameters of one layer; the arithmetic is in `Decoder.hidden`, where one can read it in one go."""
 
+    adapts: tuple[Adapt, Adapt, Adapt, Adapt] | None = None
+    """Of an adapter, for `qkv`, `out`, `gate_up` and `down`."""
+
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         width, head = shape.hidden_size, shape.head_dim
@@ -125,6 +140,10 @@ class Decoder(nn.Module):
 
     blocks: Iterable[Block]
     rotation_P_2d: Tensor
+    changes: Mapping[str, Change] = MappingProxyType({})
+    """What an adapter adds, by the Hugging Face name of the weight."""
+    recomputes = False
+    """Whether a backward pass computes each layer again; see `recompute_layers`."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
@@ -144,29 +163,67 @@ class Decoder(nn.Module):
         queries and MLP for them alone: everything behind its keys and values serves nobody else. `attend`
         then gets M queries there.
         """
-        shape, eps, head = self.shape, self.shape.norm_eps, self.shape.head_dim
-        num_heads, num_rotated = shape.num_heads, shape.num_heads + shape.num_kv_heads
-        cos_N1d, sin_N1d = F.embedding(positions_N, self.rotation_P_2d).unsqueeze(1).chunk(2, dim=-1)
+        cosines_and_sines = F.embedding(positions_N, self.rotation_P_2d).unsqueeze(1).chunk(2, dim=-1)
         x = F.embedding(tokens_N, self.embed.weight)
         for layer, block in enumerate(self.blocks):
-            input_norm, qkv_weight, qkv_bias, out_weight, out_bias, post_norm, gate_up, down = block.parts
-            qkv = F.linear(rms_norm(x, input_norm, eps), qkv_weight, qkv_bias)
-            qk, v = qkv.view(len(x), -1, head).split((num_rotated, shape.num_kv_heads), dim=1)
-            if shape.qk_norm:
-                q = rms_norm(qk[:, :num_heads], block.q_norm, eps)
-                k = rms_norm(qk[:, num_heads:], block.k_norm, eps)
-                qk = torch.cat((q, k), dim=1)
-            # x·cos + swap_halves(x)·(±sin) is the usual rotation, in three kernels instead of seven.
-            qk = torch.addcmul(qk * cos_N1d, qk.roll(head // 2, dims=-1), sin_N1d)
-            q, k = qk.split((num_heads, shape.num_kv_heads), dim=1)
-            if keep_M is not None and layer == shape.num_layers - 1:
-                q, x = take_rows(q, keep_M), take_rows(x, keep_M)
-            x = torch.addmm(x, attend(layer, q, k, v).reshape(len(x), -1), out_weight.t())
-            if out_bias is not None:
-                x = x + out_bias
-            gate, up = F.linear(rms_norm(x, post_norm, eps), gate_up).chunk(2, dim=-1)
-            x = torch.addmm(x, F.silu(gate) * up, down.t())
-        return rms_norm(x, self.norm, eps)
+            keep = keep_M if layer == self.shape.num_layers - 1 else None
+            if self.recomputes and torch.is_grad_enabled():
+                x = checkpoint(
+                    self._layer, x, layer, block, cosines_and_sines, attend, keep, **ONLY_WHAT_ENTERS
+                )
+            else:
+                x = self._layer(x, layer, block, cosines_and_sines, attend, keep)
+        return rms_norm(x, self.norm, self.shape.norm_eps)
+
+    def recompute_layers(self) -> None:
+        """From now on a backward pass computes each layer again from what entered it (Chen et al. 2016,
+        arXiv:1604.06174), so that nothing else has to be kept."""
+        self.recomputes = True
+
+    def _layer(
+        self,
+        x: Tensor,
+        layer: int,
+        block: Block,
+        cosines_and_sines: tuple[Tensor, ...],
+        attend: Attend,
+        keep_M: Tensor | None,
+    ) -> Tensor:
+        shape, eps, head = self.shape, self.shape.norm_eps, self.shape.head_dim
+        num_heads, num_rotated = shape.num_heads, shape.num_heads + shape.num_kv_heads
+        cos_N1d, sin_N1d = cosines_and_sines
+        input_norm, qkv_weight, qkv_bias, out_weight, out_bias, post_norm, gate_up, down = block.parts
+        adapts = block.adapts
+        normed = rms_norm(x, input_norm, eps)
+        qkv = F.linear(normed, qkv_weight, qkv_bias)
+        if adapts is not None:
+            qkv = adapts[0](normed, qkv)
+        qk, v = qkv.view(len(x), -1, head).split((num_rotated, shape.num_kv_heads), dim=1)
+        if shape.qk_norm:
+            q = rms_norm(qk[:, :num_heads], block.q_norm, eps)
+            k = rms_norm(qk[:, num_heads:], block.k_norm, eps)
+            qk = torch.cat((q, k), dim=1)
+        # x·cos + swap_halves(x)·(±sin) is the usual rotation, in three kernels instead of seven.
+        qk = torch.addcmul(qk * cos_N1d, qk.roll(head // 2, dims=-1), sin_N1d)
+        q, k = qk.split((num_heads, shape.num_kv_heads), dim=1)
+        if keep_M is not None:
+            q, x = take_rows(q, keep_M), take_rows(x, keep_M)
+        seen = attend(layer, q, k, v).reshape(len(x), -1)
+        x = torch.addmm(x, seen, out_weight.t())
+        if out_bias is not None:
+            x = x + out_bias
+        if adapts is not None:
+            x = adapts[1](seen, x)
+        normed = rms_norm(x, post_norm, eps)
+        gated = F.linear(normed, gate_up)
+        if adapts is not None:
+            gated = adapts[2](normed, gated)
+        gate, up = gated.chunk(2, dim=-1)
+        gated = F.silu(gate) * up
+        x = torch.addmm(x, gated, down.t())
+        if adapts is not None:
+            x = adapts[3](gated, x)
+        return x
 
     def logits(self, hidden_N_D: Tensor) -> Tensor:
         """[N, V] next-token logits."""
@@ -196,7 +253,7 @@ class Decoder(nn.Module):
 
         Raises ModelDirectoryError on a missing, misshapen or unknown name.
         """
-        expected = self.state_dict_hf()
+        expected = self._views_hf()
         missing = sorted(expected.keys() - weights.keys())
         unknown = sorted(
             name
@@ -218,10 +275,13 @@ class Decoder(nn.Module):
                 target.copy_(weights[name])
 
     def state_dict_hf(self) -> dict[str, Tensor]:
-        """Hugging Face name -> a view into these parameters (not a copy).
+        """Hugging Face name -> a view into these parameters (not a copy), or what an adapter makes of it (a
+        copy)."""
+        named = self._views_hf()
+        return named | {name: changed(named[name], change) for name, change in self.changes.items()}
 
-        Views are detached, not `.data`: then torch counts a write to one as a write to the parameter.
-        """
+    def _views_hf(self) -> dict[str, Tensor]:
+        """Views are detached, not `.data`: then torch counts a write to one as a write to the parameter."""
         shape = self.shape
         q_rows, kv_rows = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         named: dict[str, Tensor] = {"model.embed_tokens.weight": self.embed.weight.detach()}
@@ -251,6 +311,13 @@ class Decoder(nn.Module):
         if self.head is not None:
             named["lm_head.weight"] = self.head.weight.detach()
         return named
+
+
+@torch.no_grad()
+def changed(weight: Tensor, change: Change) -> Tensor:
+    """The sum, in the type of the weight."""
+    added = change()
+    return (weight.to(added.dtype) + added).to(weight.dtype)
 
 
 def take_rows(x: Tensor, distinct: Tensor) -> Tensor:
@@ -305,14 +372,15 @@ class _RMSNorm(torch.autograd.Function):
         return (x * inverse).mul_(weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (grad,) = grads
         x, weight, inverse = ctx.saved_tensors
         normed = x * inverse
         grad_normed = grad * normed
         shrink = torch.matmul(grad_normed, weight).mul_(-1.0 / x.shape[-1]).unsqueeze(-1)
         grad_x = torch.addcmul(grad * weight, normed, shrink).mul_(inverse)
-        return grad_x, grad_normed.flatten(0, -2).sum(0), None
+        grad_weight = grad_normed.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight, None
 
 
 def _rotation_table(shape: DecoderShape) -> Tensor:

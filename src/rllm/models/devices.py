@@ -10,6 +10,11 @@ def use_threads(num_threads: int) -> None:
     torch.set_num_threads(num_threads or os.cpu_count() or 1)
 
 
+def dtype_named(name: str) -> torch.dtype:
+    """What `model.dtype` says."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
 def num_threads() -> int:
     """Threads of one torch operation on the CPU."""
     return torch.get_num_threads()

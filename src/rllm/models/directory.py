@@ -30,6 +30,7 @@ class CausalModel(Protocol):
         self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, keep_M: Tensor | None = None
     ) -> Tensor: ...
     def logits(self, hidden_N_D: Tensor) -> Tensor: ...
+    def recompute_layers(self) -> None: ...
     def state_dict_hf(self) -> dict[str, Tensor]: ...
     def attention_sizes(self) -> tuple[int, int, int]: ...
     @property
@@ -50,6 +51,8 @@ class LoadedModel:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    base: "LoadedModel | None" = None
+    """The model without its adapter, of one that has an adapter; the two share all other weights."""
 
     @property
     def num_parameters(self) -> int:

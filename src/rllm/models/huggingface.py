@@ -6,20 +6,25 @@ Whether one does is measured when it is loaded: an architecture that would sampl
 transformers' own forward pass is refused.
 """
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from rllm.errors import ModelDirectoryError
-from rllm.models.decoder import Attend
+from rllm.errors import ConfigError, ModelDirectoryError
+from rllm.models.decoder import ONLY_WHAT_ENTERS, Attend, Change, changed
 
 ATTENTION_NAME = "rllm_attend"
 
@@ -56,6 +61,9 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _attention)
 
 class HuggingFaceDecoder(nn.Module):
     """Wraps `AutoModelForCausalLM`. Slower than the built-in decoder, and as exact."""
+
+    changes: Mapping[str, Change] = MappingProxyType({})
+    """What an adapter adds, by the name of the weight; its layers stand in place of those they add to."""
 
     def __init__(self, directory: Path, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
         """`weights` are named as in the files; transformers translates them.
@@ -118,6 +126,31 @@ class HuggingFaceDecoder(nn.Module):
         hidden_N_D = output.last_hidden_state[0]
         return hidden_N_D if keep_M is None else hidden_N_D.index_select(0, keep_M)
 
+    def recompute_layers(self) -> None:
+        """See `Decoder.recompute_layers`. Raises ConfigError for an architecture that transformers cannot do
+        it for, or that would then drop out states."""
+        name = type(self.inner).__name__
+        layers: list[Any] = [
+            each for each in self.inner.modules() if isinstance(each, GradientCheckpointingLayer)
+        ]
+        # Modules that drop out stay as they are; a layer that does it by itself would ask whether it trains.
+        own = [vars(layer).items() for layer in layers]
+        dropped = [
+            key
+            for items in own
+            for key, value in items
+            if "drop" in key and isinstance(value, float) and value
+        ]
+        if dropped or not layers:
+            reason = f"has `{dropped[0]}` above 0" if dropped else "has no layers that can be recomputed"
+            raise ConfigError(
+                f"`optimizer.gradient_checkpointing` is on but {name} {reason}; set it to false."
+            )
+        for layer in layers:
+            layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = partial(checkpoint, **ONLY_WHAT_ENTERS)
+            layer.training = True  # what it is recomputed for; the modules inside it stay as they are
+
     def logits(self, hidden_N_D: Tensor) -> Tensor:
         return self.inner.get_output_embeddings()(hidden_N_D)
 
@@ -166,4 +199,8 @@ class HuggingFaceDecoder(nn.Module):
         named = dict(self.inner.state_dict())
         for name in self.inner.all_tied_weights_keys:
             named.pop(name, None)
+        named = {
+            name.replace(".base_layer.", "."): each for name, each in named.items() if ".lora_" not in name
+        }
+        named |= {name: changed(named[name], change) for name, change in self.changes.items()}
         return dict(revert_weight_conversion(self.inner, named))

@@ -93,5 +93,14 @@ class HuggingFaceTokenizer:
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
     @property
+    def begin_token_id(self) -> int | None:
+        """What the tokenizer says that every text begins with; a chat template prints it, or does without."""
+        return self._tokenizer.bos_token_id
+
+    def vocabulary(self) -> dict[int, str]:
+        """Id -> token as the tokenizer spells it, added ones included."""
+        return {token_id: token for token, token_id in self._tokenizer.get_vocab().items()}
+
+    @property
     def end_token_id(self) -> int | None:
         return self._tokenizer.eos_token_id

@@ -133,14 +133,25 @@ class ChatRenderer:
 
     # ---- text ------------------------------------------------------------------------------------------
 
-    def _say(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+    def text(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+        """A whole conversation as the template prints it, without asking for another answer.
+
+        Raises ConfigError where the template refuses it.
+        """
+        return self._say(messages, tools, asks=False)
+
+    def text_that_asks(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+        """The text of `render`."""
+        return self._say(messages, tools)
+
+    def _say(self, messages: Sequence[Message], tools: Tools = (), *, asks: bool = True) -> str:
         with_calls = any("tool_calls" in message or "tool_call_id" in message for message in messages)
         short_ids = with_calls and self._short_ids
         seen = [as_template_sees(message, short_ids=short_ids) for message in messages]
         if not tools:
-            return self.tokenizer.apply_template(seen, add_generation_prompt=True)
+            return self.tokenizer.apply_template(seen, add_generation_prompt=asks)
         return self.tokenizer.apply_template(
-            seen, add_generation_prompt=True, tools=[dict(tool) for tool in tools]
+            seen, add_generation_prompt=asks, tools=[dict(tool) for tool in tools]
         )
 
     def _new_text(self, new_messages: Sequence[Message], tools: Tools = ()) -> str:

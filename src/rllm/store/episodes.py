@@ -25,7 +25,9 @@ from rllm.store.migrations import migrate, require_readable
 from rllm.types.episode import Episode
 
 TRAIN_PHASE = "train"
-"""The phase whose steps are policy updates; the only one that `rollback_to` shortens."""
+"""The phase whose steps are policy updates; it and the next are those that `rollback_to` shortens."""
+GREEDY_PHASE = "train.greedy"
+"""Attempts at the tasks of those steps by the likeliest tokens, which some estimators compare with."""
 
 _BUSY_TIMEOUT_S = 30.0
 _EPISODE_COLUMNS = ", ".join(EpisodeRow._fields)
@@ -133,8 +135,9 @@ class EpisodeStore:
         """Forget the training steps after `step`: a run that resumes there will sample them again."""
         with self._transaction() as connection:
             connection.execute(
-                "DELETE FROM episodes WHERE step > ? AND phase_id = (SELECT id FROM phases WHERE name = ?)",
-                (int(step), TRAIN_PHASE),
+                "DELETE FROM episodes WHERE step > ? AND phase_id IN "
+                "(SELECT id FROM phases WHERE name IN (?, ?))",
+                (int(step), TRAIN_PHASE, GREEDY_PHASE),
             )
 
     def forget(self, phase: str) -> None:

@@ -196,6 +196,7 @@ class LiveView:
 _SHOWN = (
     ("success", "success", "{:.1%}"),
     ("reward_mean", "reward", "{:.3f}"),
+    ("reverse_kl", "reverse KL", "{:.4f}"),
     ("loss", "loss", "{:.4f}"),
     ("tokens_per_s", "tokens/s", "{:,.0f}"),
     ("step_s", "step takes", "{:.1f} s"),

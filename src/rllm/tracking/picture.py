@@ -2,6 +2,7 @@
 
     metrics lines + summary ──► draw_learning_curve ──► curve.png         one run
     {name: metrics lines}   ──► draw_comparison     ──► comparison.png    several seeds or settings
+    metrics lines           ──► draw_loss_curve     ──► curve.png         a supervised run
 
 The only file that imports matplotlib, and only while it draws.
 """
@@ -120,7 +121,58 @@ def draw_comparison(
     _save(figure, axes, path)
 
 
-def _new_figure(title: str, x_axis: XAxis) -> tuple["Figure", "Axes"]:
+def draw_loss_curve(
+    metrics: Sequence[Mapping[str, Any]],
+    path: Path,
+    *,
+    x_axis: XAxis = "steps",
+    title: str = "Loss",
+    unit: str = "loss",
+) -> None:
+    """Loss of one supervised run: each update as a thin line, held-out measurements as points.
+
+    Lines of phase `train` carry `loss` and may carry `heldout_loss`; those of `before` and `after` carry
+    `loss`.
+    """
+    figure, axes = _new_figure(title, x_axis, unit=unit)
+    train = [line for line in metrics if line["phase"] == "train"]
+    if updates := [line for line in train if "loss" in line]:
+        axes.plot(
+            [_x(line, x_axis) for line in updates],
+            [line["loss"] for line in updates],
+            color=_SAMPLED,
+            alpha=0.5,
+            linewidth=1.0,
+            label="each update",
+        )
+    first_x, last_x = _span(metrics, x_axis)
+    places = {"before": first_x, "after": last_x}
+    heldout = [
+        (places.get(line["phase"], _x(line, x_axis)), line[key])
+        for line in metrics
+        for key in ("heldout_loss" if line["phase"] == "train" else "loss",)
+        if key in line
+    ]
+    if heldout:
+        xs, losses = zip(*heldout, strict=True)
+        axes.plot(  # dotted: between two measurements nothing is known
+            xs, losses, color=_GREEDY, marker="s", markersize=6, linestyle=":", label="held-out rows"
+        )
+        axes.annotate(
+            f"{losses[-1]:.3f}",
+            (xs[-1], losses[-1]),
+            xytext=(9, 0),
+            textcoords="offset points",
+            va="center",
+            color=_GREEDY,
+            fontsize=12,
+            fontweight="bold",
+            annotation_clip=False,
+        )
+    _save(figure, axes, path)
+
+
+def _new_figure(title: str, x_axis: XAxis, *, unit: str = "success rate") -> tuple["Figure", "Axes"]:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -132,9 +184,10 @@ def _new_figure(title: str, x_axis: XAxis) -> tuple["Figure", "Axes"]:
     axes = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize=15, color=_INK, pad=12)
     axes.set_xlabel("seconds" if x_axis == "seconds" else "training step", fontsize=12, color=_INK)
-    axes.set_ylabel("success rate", fontsize=12, color=_INK)
-    axes.set_ylim(-0.02, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
+    axes.set_ylabel(unit, fontsize=12, color=_INK)
+    if unit == "success rate":
+        axes.set_ylim(-0.02, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
     axes.grid(axis="y", color="#e4e4e4", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_INK, labelsize=11, length=0, pad=6)

@@ -1,5 +1,8 @@
-"""Training: `AgentTrainer` for programs, `rllm.trainer.loop` for readers."""
+"""Training: one class a way to learn, for programs; `rllm.trainer.loop` for readers."""
 
 from rllm.trainer.agent_trainer import AgentTrainer, TrainResult
+from rllm.trainer.distill import AgentDistillTrainer
+from rllm.trainer.dpo import AgentDPOTrainer
+from rllm.trainer.sft import AgentSFTTrainer
 
-__all__ = ["AgentTrainer", "TrainResult"]
+__all__ = ["AgentDPOTrainer", "AgentDistillTrainer", "AgentSFTTrainer", "AgentTrainer", "TrainResult"]

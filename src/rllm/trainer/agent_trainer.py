@@ -23,6 +23,7 @@ from rllm.agents.flow import as_flow
 from rllm.config.callables import name_of
 from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
+from rllm.data.curriculum import Curriculum
 from rllm.data.sampler import TaskSampler
 from rllm.data.tasks import tasks_of
 from rllm.environments.base import BaseEnv, reset_env
@@ -54,8 +55,10 @@ if TYPE_CHECKING:
     from rllm.engine.attempts import EpisodeEngine
     from rllm.inference.local.client import LocalClient
     from rllm.models.directory import LoadedModel
+    from rllm.trainer.checkpoint import RunState
     from rllm.trainer.learning import Demonstrations, Learner
     from rllm.trainer.policies import Policies, Publish
+    from rllm.trainer.teacher import Teacher
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -165,7 +168,9 @@ class AgentTrainer:
         self.demonstrate: Any = demonstrate
         """DemonstrateRoles for a workflow, otherwise Demonstrate."""
         self.tracker = tracker
-        if self.config.warm_start.steps and demonstrate is None:
+        self.teacher: Teacher | None = None
+        """What `distill.teacher` names, once a run has loaded it."""
+        if self.config.warm_start.steps and demonstrate is None and not self.config.distill.teacher:
             raise ConfigError(
                 f"`warm_start.steps` is {self.config.warm_start.steps} but there is no expert to imitate; "
                 "set it to 0, or give `demonstrate`."
@@ -186,8 +191,14 @@ class AgentTrainer:
                 summary = await self._run(directory)
                 directory.write_summary(summary)
             if not directory.curve_path.exists():
-                _draw_curve(directory, summary)
+                self.draw_curve(directory, summary)
             return TrainResult(directory=self.output, summary=summary)
+
+    def draw_curve(self, directory: RunDirectory, summary: dict[str, Any]) -> None:
+        """The picture of a finished run."""
+        from rllm.tracking.picture import draw_learning_curve
+
+        draw_learning_curve(read_metrics(directory.metrics_path), summary, directory.curve_path)
 
     def require_same_config(self, directory: RunDirectory) -> None:
         """Raises ConfigError for a run with another configuration."""
@@ -195,20 +206,25 @@ class AgentTrainer:
 
     async def _run(self, directory: RunDirectory) -> dict[str, Any]:
         try:
+            from rllm.trainer.learning import require_algorithm
             from rllm.trainer.policies import create_initial_models, load_initial_models, make_client
+            from rllm.trainer.teacher import teacher_of
         except ModuleNotFoundError as error:
             raise MissingExtraError(error.name or "torch", "train") from error
         if importlib.util.find_spec("matplotlib") is None:  # wanted at the very end: better missed now
             raise MissingExtraError("matplotlib", "train")
         config = self.config
+        require_algorithm(config)
         if not directory.config():
             create_initial_models(config, directory.path)
         models = load_initial_models(config, directory.path)
-        bytes_each = 4 * sum(each.num_parameters for each in models.values())
+        self.teacher = await asyncio.to_thread(teacher_of, config, models)  # it may have to be asked
+        critics = 1 if config.critic.trunk == "separate" else 0
+        bytes_each = 4 * (1 + critics) * sum(each.num_parameters for each in models.values())
         require_free_space(
             directory.path,
             bytes_each * (3 * (config.checkpoint.keep + 1) + 2)
-            + 2_000 * config.derived()["episodes_in_total"],
+            + 2_000 * config.derived()["most_episodes_in_total"],
             "checkpoints, model and recorded episodes",
         )
         async with AsyncExitStack() as open_until_done:
@@ -273,7 +289,8 @@ class AgentTrainer:
         from rllm.trainer.loop import TrainingRun, train
 
         learner = self.make_learner(models, {name: client.publish for name, client in clients.items()})
-        state = load_latest(directory.checkpoints_path, learner.policies.backends()) or RunState()
+        state = load_latest(directory.checkpoints_path, learner.backends()) or RunState()
+        learner.kl_coefs = state.kl_coefs
         learner.policies.publish()
         take_back(directory, state)
         with EpisodeStore.open(directory.store_path) as store:
@@ -291,6 +308,7 @@ class AgentTrainer:
                 engine=engine,
                 heldout_tasks=self.heldout_tasks,
                 validation_tasks=self.validation_tasks,
+                curriculum=self._curriculum(learner.tasks, state),
                 state=state,
             )
             gc.collect()
@@ -302,17 +320,35 @@ class AgentTrainer:
                 tracker.close()
                 run.learner_thread.shutdown()
 
+    def _curriculum(self, tasks: TaskSampler[Any], state: "RunState") -> Curriculum[Any]:
+        chosen = self.config.curriculum
+        curriculum = Curriculum(
+            tasks,
+            seed=self.config.seed,
+            replay_fraction=chosen.replay_fraction,
+            capacity=chosen.capacity,
+        )
+        if state.curriculum:
+            curriculum.restore(state.curriculum)
+        return curriculum
+
     def make_learner(
         self, models: "Mapping[str, LoadedModel]", publish: "Mapping[str, Publish] | None" = None
     ) -> "Learner":
         """What learns on `models`; `publish` tells the sampler of a policy that its weights have changed."""
+        from rllm.trainer.critic import make_critics
         from rllm.trainer.learning import Learner
         from rllm.trainer.policies import make_policies
+        from rllm.trainer.scored import make_references
+        from rllm.trainer.teacher import teacher_of
 
         policies = make_policies(self.config, models, publish)
         return Learner(
             config=self.config,
             policies=policies,
+            references=make_references(self.config, policies),
+            critics=make_critics(self.config, policies),
+            teacher=self.teacher or teacher_of(self.config, models),
             tasks=TaskSampler(self.train_tasks, seed=self.config.seed, purpose="tasks"),
             demonstrations=self._demonstrations(policies),
         )
@@ -383,9 +419,3 @@ def _with_estimators(config: TrainConfig, estimators: Mapping[str, str]) -> Trai
                 f"{estimator!r}; give one of them."
             )
     return load_config(config, (f"roles.{role}.estimator={name}" for role, name in estimators.items()))
-
-
-def _draw_curve(directory: RunDirectory, summary: dict[str, Any]) -> None:
-    from rllm.tracking.picture import draw_learning_curve
-
-    draw_learning_curve(read_metrics(directory.metrics_path), summary, directory.curve_path)

@@ -19,7 +19,7 @@ from rllm.store.files import (
     verify_manifest,
     write_directory_atomic,
 )
-from rllm.trainer.backends.base import TrainingBackend
+from rllm.trainer.backends.base import Critic, TrainingBackend
 
 
 @dataclass(kw_only=True, slots=True)
@@ -30,6 +30,10 @@ class RunState:
     """Finished steps of the warm start."""
     steps: int = 0
     """Finished steps of reinforcement learning."""
+    curriculum: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What decides about the tasks of the next one; see `Curriculum.state`."""
+    kl_coefs: dict[str, float] = field(default_factory=dict[str, float])
+    """What an adaptive `kl_coef` has come to, by policy."""
     reports: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """`untrained`, `before` and `after`, as far as they have been measured."""
     phase_s: dict[str, float] = field(default_factory=dict[str, float])
@@ -41,7 +45,7 @@ class RunState:
         return self.warm_steps + self.steps
 
 
-Backends = Mapping[str, TrainingBackend]
+Backends = Mapping[str, TrainingBackend | Critic]
 """What is saved, by its place in the checkpoint: the name of a directory, or "" for the checkpoint itself."""
 
 

@@ -1,27 +1,49 @@
 """Demonstrations and episodes in, optimizer updates out. Needs no engine: a stored run is replayed by it.
 
-episodes ──► groups (task, role) ──► advantages ──► samples ──► each policy updates on its roles' samples
+episodes ──► judge: rewards, groups, who is left out ──► advantages ──► rows
+    rows of each policy ──► what trainer, reference and critic say of them ──► shares ──► updates
+
+`learn` is a step of reinforcement learning; each of its stages is a function of its own.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from rllm.algorithms.grouping import group_advantages, group_episodes
-from rllm.algorithms.losses import ImitationLoss, PolicyLoss
-from rllm.algorithms.truncation import treat_truncated
+from rllm.algorithms.advantages import FloatArray, estimator_named
+from rllm.algorithms.filters import is_reward
+from rllm.algorithms.grouping import group_advantages
+from rllm.algorithms.losses import ActorCriticLoss, ImitationLoss, PolicyLoss, ValueLoss, policy_loss
+from rllm.config.distill import TEACHER
+from rllm.config.learning import WITH_CRITIC
 from rllm.config.schema import TrainConfig
 from rllm.data.sampler import TaskSampler
-from rllm.trainer.backends.base import TrainingBackend
-from rllm.trainer.outcomes import require_known_roles, step_metrics
+from rllm.errors import ConfigError
+from rllm.trainer.backends.base import Critic, TrainingBackend
+from rllm.trainer.backends.critic import CriticBackend
+from rllm.trainer.critic import explained_variance, with_gae
+from rllm.trainer.judging import Judged, judge
+from rllm.trainer.outcomes import num_sampled, require_known_roles, step_metrics
 from rllm.trainer.policies import Policies
+from rllm.trainer.reference import Scorer
 from rllm.trainer.samples import group_shares, training_batch
 from rllm.trainer.schedules import learning_rate, linear
+from rllm.trainer.scored import (
+    adapted_kl_coef,
+    kl_of,
+    mean_kl,
+    with_kl_paid,
+    with_old_logprobs,
+    with_reference,
+)
+from rllm.trainer.teacher import Teacher
 from rllm.types.episode import Episode
 from rllm.types.sample import TrainingBatch, TrainingSample
 
+OrderKey = tuple[str, int, int, int]
+"""(task_id, attempt, trajectory, segment) of a row."""
 Demonstrations = Callable[[Sequence[Any], tuple[str | int, ...]], list[TrainingSample]]
 """(tasks, key of every draw) -> rows of one demonstration of each task."""
 
@@ -35,74 +57,279 @@ class Learner:
     tasks: TaskSampler[Any]
     demonstrations: Demonstrations | None
     """None without an expert."""
+    references: Mapping[str, Scorer] = field(default_factory=dict[str, Scorer])
+    """What each policy is held against, where `kl_coef` is set."""
+    critics: Mapping[str, CriticBackend] = field(default_factory=dict[str, CriticBackend])
+    """The critics with a trunk of their own, by policy."""
+    teacher: Teacher | None = None
+    """What pays the tokens of roles with the estimator `teacher`."""
+    kl_coefs: dict[str, float] = field(default_factory=dict[str, float])
+    """What an adaptive `kl_coef` has come to, by policy; the configured one where it has not moved yet."""
+
+    def backends(self) -> dict[str, TrainingBackend | Critic]:
+        """What a checkpoint holds, by its place in there."""
+        alone = len(self.policies) == 1
+        critics = {"critic" if alone else f"{name}/critic": each for name, each in self.critics.items()}
+        return {**self.policies.backends(), **critics}
+
+    def begin_reinforcement(self) -> None:
+        """After a warm start: optimizers without moments, and critics that know as much as their policies."""
+        self.policies.begin_phase()
+        for name, critic in self.critics.items():
+            critic.begin_with(self.policies[name].loaded.model)
+
+    def critic(self, policy: str) -> Critic:
+        """What expects the policy's rewards; a shared trunk has both."""
+        backend = self.policies[policy].backend
+        assert backend is not None, "a frozen policy has no critic"
+        return self.critics.get(policy, backend)
+
+    def kl_coef(self, policy: str) -> float:
+        """What the policy's divergence from its reference counts at this step."""
+        return self.kl_coefs.get(policy, self.config.algorithm.kl_coef)
+
+    def loss(self, policy: str, step: int) -> PolicyLoss:
+        """The loss of a policy at a step of reinforcement learning."""
+        algorithm = self.config.algorithm
+        return policy_loss(
+            algorithm,
+            entropy_coef=linear(algorithm.entropy_coef, step, self.config.steps, 0.0),
+            kl_coef=self.kl_coef(policy),
+        )
 
 
-def learn(learner: Learner, episodes: Sequence[Episode], step: int) -> tuple[TrainingBatch, dict[str, Any]]:
-    """One step of reinforcement learning: the batch that was trained on, and what there is to say of it."""
+def require_algorithm(config: TrainConfig) -> None:
+    """Raises ConfigError for an estimator or a loss of the user's that cannot be found or used."""
+    for name in config.estimators():
+        rule = estimator_named(name)
+        if (rule.needs_critic or rule.token_level) and name not in (*WITH_CRITIC, TEACHER):
+            raise ConfigError(
+                f"The estimator `{name}` asks a critic, which only {', '.join(WITH_CRITIC)} can; make its "
+                "advantages of rewards."
+            )
+    policy_loss(config.algorithm)
+
+
+def learn(
+    learner: Learner, episodes: Sequence[Episode], step: int, greedy: Sequence[Episode] = ()
+) -> tuple[TrainingBatch, dict[str, Any]]:
+    """One step of reinforcement learning: the batch that was trained on, and what there is to say of it.
+
+    `greedy`: one attempt more at each task, by the likeliest tokens, where an estimator compares with it.
+    """
     config, policies = learner.config, learner.policies
-    algorithm = config.algorithm
     require_known_roles(episodes, config)
-    treated = treat_truncated(episodes, config.rollout.truncation)
-    groups, counts = group_episodes(episodes, treated.masked)
-    advantages = group_advantages(
-        groups,
-        config.estimator_of,
-        counts,
-        rewards=treated.rewards,
-        weight_of=lambda role: config.role(role).reward_weight,
-    )
-    loss = PolicyLoss(
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        aggregation=algorithm.aggregation,
-        entropy_coef=linear(algorithm.entropy_coef, step, config.steps, 0.0),
-    )
-    batch = training_batch(
-        episodes,
-        advantages,
-        drop_tied=not loss.needs_every_row,
-        masked=treated.masked,
-        is_trained=policies.is_trained,
-    )
-    metrics = step_metrics(episodes, counts, batch)
+    judged = judge(config, episodes, greedy)
+    heard = pay_for_divergence(learner, episodes, judged) if config.algorithm.kl_in == "reward" else None
+    batch = rows(learner, episodes, judged, greedy, step)
+    metrics = step_metrics(episodes, judged, batch)
+    trained: list[TrainingSample] = []
     for name, backend in policies.trainable():
-        samples = policies.samples_of(name, batch.samples)
-        rate = learning_rate(config, step, policies[name].learning_rate)
-        metrics |= policies.labelled(name, _updated(backend, samples, loss, rate, config))
+        ready = prepare(learner, name, backend, policies.samples_of(name, batch.samples), heard)
+        trained += ready.samples
+        ready.facts |= update(learner, name, backend, ready, step)
+        if config.algorithm.kl_target and "divergence" in ready.facts:
+            coef, kl = learner.kl_coef(name), ready.facts["divergence"]
+            learner.kl_coefs[name] = adapted_kl_coef(config.algorithm, coef, kl)
+        metrics |= policies.labelled(name, ready.facts)
+    batch.samples = sorted(trained, key=lambda each: each.order_key)
     return batch, metrics
 
 
-def _updated(
+def rows(
+    learner: Learner, episodes: Sequence[Episode], judged: Judged, greedy: Sequence[Episode], step: int
+) -> TrainingBatch:
+    """The rows that are trained on, with their advantages; every token that was sampled is counted, those of
+    `greedy` as dropped."""
+    policies = learner.policies
+    losses = [learner.loss(name, step) for name, _ in policies.trainable()]
+    batch = training_batch(
+        episodes,
+        advantages(learner.config, judged),
+        rewards=judged.rewards,
+        drop_tied=not any(loss.needs_every_row for loss in losses),
+        masked=judged.left_out,
+        is_trained=policies.is_trained,
+    )
+    if greedy:
+        batch.token_counts["dropped.greedy"] = num_sampled(greedy)
+        batch.token_counts["sampled"] += num_sampled(greedy)
+    return batch
+
+
+def advantages(config: TrainConfig, judged: Judged) -> dict[str, FloatArray]:
+    """Uid -> [K] advantage of each turn. Where advantages are made token by token, in `prepare`, it is the
+    number of the turn until then."""
+    found = group_advantages(
+        judged.groups,
+        config.estimator_of,
+        judged.counts,
+        rewards=judged.rewards,
+        weight_of=lambda role: config.role(role).reward_weight,
+        baselines=judged.baselines,
+        gamma=config.algorithm.gamma,
+        credit=config.algorithm.credit,
+    )
+    for (_, role), group in judged.groups.items():
+        if is_token_level(config, role):
+            found |= {each.uid: np.arange(1.0, len(each.steps) + 1.0) for each in group.trajectories}
+    return found
+
+
+@dataclass(kw_only=True, slots=True)
+class Heard:
+    """What trainer and reference said of all rows of a step, before there were advantages."""
+
+    rows: dict[OrderKey, TrainingSample] = field(default_factory=dict[OrderKey, TrainingSample])
+    facts: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    """By policy."""
+
+
+def pay_for_divergence(learner: Learner, episodes: Sequence[Episode], judged: Judged) -> Heard:
+    """Subtract a trajectory's divergence from the reference, summed over its tokens, from what it is paid.
+
+    Where tokens are paid one by one, `prepare` does that.
+    """
+    config, policies = learner.config, learner.policies
+    trajectories = {
+        (episode.task_id, episode.rollout_idx, index): trajectory
+        for episode in episodes
+        for index, trajectory in enumerate(episode.trajectories)
+    }
+    everything = training_batch(
+        episodes,
+        {each.uid: np.zeros(len(each.steps)) for each in trajectories.values()},
+        rewards=judged.rewards,
+        drop_tied=False,
+        masked=judged.left_out,
+        is_trained=policies.is_trained,
+    )
+    heard = Heard()
+    for name, backend in policies.trainable():
+        coef = learner.kl_coef(name)
+        mine = policies.samples_of(name, everything.samples)
+        mine, heard.facts[name] = asked(learner, name, backend, mine)
+        for sample in mine:
+            heard.rows[sample.order_key] = sample
+            trajectory = trajectories[sample.order_key[:3]]
+            paid = judged.rewards.get(trajectory.uid, trajectory.reward)
+            if is_reward(paid) and not is_token_level(config, trajectory.name):
+                cost = coef * float(kl_of(sample, config.algorithm.kl_kind).sum())
+                judged.rewards[trajectory.uid] = paid - cost
+    return heard
+
+
+def asked(
+    learner: Learner, name: str, backend: TrainingBackend, samples: list[TrainingSample]
+) -> tuple[list[TrainingSample], dict[str, float]]:
+    """Samples with what the trainer and the reference say of them, as far as the configuration wants it."""
+    algorithm, facts = learner.config.algorithm, dict[str, float]()
+    if not samples:
+        return samples, facts
+    if algorithm.old_logprobs == "trainer":
+        samples, facts["logprob_gap_sampler"] = with_old_logprobs(samples, backend)
+    if name in learner.references:
+        samples = with_reference(samples, learner.references[name])
+        facts |= {"kl_coef": learner.kl_coef(name), "divergence": mean_kl(samples, algorithm.kl_kind)}
+    return samples, facts
+
+
+@dataclass(kw_only=True, slots=True)
+class Ready:
+    """What one policy learns from in a step."""
+
+    samples: list[TrainingSample]
+    valued: list[TrainingSample] = field(default_factory=list[TrainingSample])
+    """What its critic learns from: those whose advantages it made."""
+    facts: dict[str, float]
+
+
+def prepare(
+    learner: Learner,
+    name: str,
     backend: TrainingBackend,
-    samples: Sequence[TrainingSample],
-    loss: PolicyLoss,
-    rate: float,
-    config: TrainConfig,
+    samples: list[TrainingSample],
+    heard: Heard | None,
+) -> Ready:
+    """Rows with all that the updates of a policy need; its critic is asked here."""
+    config, algorithm = learner.config, learner.config.algorithm
+    if heard is None:
+        samples, facts = asked(learner, name, backend, samples)
+    else:
+        facts = heard.facts[name]
+        samples = [replace(heard.rows[each.order_key], advantages_T=each.advantages_T) for each in samples]
+    if learner.teacher is not None:
+        samples, seen = learner.teacher.teach(samples)
+        facts |= seen
+    expected = [each for each in samples if asks_critic(config, each.group_key[1])]
+    if not expected:
+        return Ready(samples=samples, facts=facts)
+    if heard is not None:
+        coef = learner.kl_coef(name)
+        expected = [with_kl_paid(each, coef, algorithm.kl_kind) for each in expected]
+    valued = with_gae(
+        expected,
+        learner.critic(name).values(expected),
+        gamma=algorithm.gamma,
+        lam=algorithm.gae_lambda,
+        weight_of=lambda role: config.role(role).reward_weight,
+    )
+    facts["explained_variance"] = explained_variance(valued)
+    others = [each for each in samples if not asks_critic(config, each.group_key[1])]
+    if name in learner.critics:  # what it said is no concern of the policy
+        mine = [replace(each, values_T=None, returns_T=None) for each in valued]
+    else:
+        mine = valued
+    return Ready(
+        samples=sorted([*mine, *others], key=lambda each: each.order_key), valued=valued, facts=facts
+    )
+
+
+def update(
+    learner: Learner, name: str, backend: TrainingBackend, ready: Ready, step: int
 ) -> dict[str, float]:
-    """The updates of one policy in one step; means of their metrics."""
-    metrics = {"learning_rate": rate}
-    if config.algorithm.old_logprobs == "trainer" and samples:
-        samples, metrics["logprob_gap_sampler"] = _scored_again(backend, samples)
-    shares = group_shares(samples, config.algorithm.updates_per_step)
-    updates = [backend.update(share, loss, rate) for share in shares]
-    if updates:
-        metrics |= {name: sum(each[name] for each in updates) / len(updates) for name in updates[0]}
+    """The updates of a policy and its critic in one step, each on a share of the tasks; means of their
+    metrics."""
+    config, critic = learner.config, learner.critics.get(name)
+    rate = learning_rate(config, step, learner.policies[name].learning_rate)
+    loss = learner.loss(name, step)
+    value_loss = ValueLoss(clip=config.critic.clip, aggregation=loss.aggregation)
+    on_one_trunk = critic is None and ready.valued
+    both = ActorCriticLoss(policy=loss, value=value_loss, coef=config.critic.coef) if on_one_trunk else loss
+    of_policy: list[dict[str, float]] = []
+    of_critic: list[dict[str, float]] = []
+    for share in group_shares(ready.samples, config.algorithm.updates_per_step):
+        if step >= config.critic.warmup_steps:
+            of_policy.append(backend.update(share, both, rate))
+        task_ids = {each.group_key[0] for each in share}
+        valued = [each for each in ready.valued if each.group_key[0] in task_ids]
+        if critic is not None and valued:
+            of_critic.append(critic.update(valued, value_loss, config.critic.learning_rate or rate))
+    metrics = {"learning_rate": rate, **means(of_policy)}
+    if of_policy and "logprob_gap_max" in of_policy[0]:
         # The first update still has the weights that sampled: any gap is a mismatch of the two passes.
-        metrics["logprob_gap_first"] = updates[0]["logprob_gap_max"]
-    return metrics
+        metrics["logprob_gap_first"] = of_policy[0]["logprob_gap_max"]
+    theirs = {f"critic.{each}": value for each, value in means(of_critic).items() if "logprob" not in each}
+    return metrics | theirs
 
 
-def _scored_again(
-    backend: TrainingBackend, samples: Sequence[TrainingSample]
-) -> tuple[list[TrainingSample], float]:
-    """Samples with the trainer's own log-probabilities, and how far the sampler's were from them, in nats."""
-    scores = backend.score(samples)
-    gaps = [
-        float(np.abs(mine_T - sample.logprobs_T)[sample.trainable_T].max(initial=0.0))
-        for mine_T, sample in zip(scores, samples, strict=True)
-    ]
-    again = [replace(sample, logprobs_T=mine_T) for mine_T, sample in zip(scores, samples, strict=True)]
-    return again, max(gaps)
+def means(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each metric over the updates that have it; updates that were left out are added up."""
+    names = dict.fromkeys(name for each in updates for name in each)
+    found = {name: [each[name] for each in updates if name in each] for name in names}
+    return {
+        name: sum(values) if name == "skipped_updates" else sum(values) / len(values)
+        for name, values in found.items()
+    }
+
+
+def is_token_level(config: TrainConfig, role: str) -> bool:
+    """Whether the role's advantages are made token by token, by a critic or a teacher."""
+    return estimator_named(config.estimator_of(role)).token_level
+
+
+def asks_critic(config: TrainConfig, role: str) -> bool:
+    return estimator_named(config.estimator_of(role)).needs_critic
 
 
 def imitate(learner: Learner, step: int) -> dict[str, Any]:

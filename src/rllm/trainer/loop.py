@@ -11,21 +11,23 @@ functions of the seed and the step, and what was recorded beyond the checkpoint 
 """
 
 import asyncio
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from rllm.config.schema import TrainConfig
+from rllm.data.curriculum import Curriculum
 from rllm.engine.attempts import EpisodeEngine
 from rllm.errors import ConfigError
 from rllm.eval.evaluate import EvaluationReport, evaluate
 from rllm.inference.local.client import LocalClient
-from rllm.store.episodes import EpisodeStore
+from rllm.store.episodes import GREEDY_PHASE, TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker
 from rllm.trainer.canary import Canary
@@ -33,10 +35,9 @@ from rllm.trainer.checkpoint import RunState, save_checkpoint
 from rllm.trainer.learning import Learner, imitate, learn
 from rllm.trainer.outcomes import require_known_roles, require_one_that_did_not_fail, role_facts
 from rllm.trainer.policies import Policies
-from rllm.trainer.schedules import temperature
+from rllm.trainer.rollouts import Rollouts, sample_step, sampling_of
 from rllm.trainer.stopping import saved_when_stopped, stall_limit_s
 from rllm.types.episode import Episode
-from rllm.types.messages import SamplingParams
 from rllm.types.sample import TrainingSample
 
 Result = TypeVar("Result")
@@ -57,6 +58,8 @@ class TrainingRun:
     """Reported before and after."""
     validation_tasks: Sequence[Any]
     """Evaluated while training; may be watched and tuned on."""
+    curriculum: Curriculum[Any]
+    """Which tasks come next."""
     state: RunState
     learner_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "rllm-learner"))
     canaries: defaultdict[str, Canary] = field(default_factory=lambda: defaultdict(Canary))
@@ -74,7 +77,7 @@ class TrainingRun:
 
     def save(self) -> None:
         """Checkpoint the run as it stands."""
-        backends = self.policies.backends()
+        backends = self.learner.backends()
         save_checkpoint(self.directory.checkpoints_path, self.state, backends, self.config.checkpoint.keep)
 
     def save_if_whole(self) -> None:
@@ -103,17 +106,21 @@ async def reinforce(run: TrainingRun) -> None:
     for step in range(state.steps, config.steps):
         with _timed(state, "train"):
             started = time.perf_counter()
-            episodes = await sample_episodes(run, step)
+            rollouts = await sample_step(run.engine, run.learner, run.curriculum, step)
             sampled_s = time.perf_counter() - started
-            run.store.save_episodes("train", step, episodes)
             run.is_whole = False
-            batch, metrics = await _in_learner(run, partial(learn, run.learner, episodes, step))
+            learned = partial(learn, run.learner, rollouts.episodes, step, rollouts.greedy)
+            (batch, metrics), _ = await asyncio.gather(
+                _in_learner(run, learned), asyncio.to_thread(record, run.store, rollouts, step)
+            )
             metrics |= await publish(run, batch.samples)
             state.steps = step + 1
+            state.curriculum = run.curriculum.state()
             state.sampled_tokens += batch.token_counts["sampled"]
             metrics |= await validate(run, step)
         elapsed_s = time.perf_counter() - started
         metrics |= {
+            **rollouts.metrics(),
             "total_steps": config.steps,
             "tokens_per_s": batch.token_counts["sampled"] / sampled_s,
             "rollout_s": sampled_s,
@@ -126,21 +133,11 @@ async def reinforce(run: TrainingRun) -> None:
             run.save()
 
 
-async def sample_episodes(run: TrainingRun, step: int) -> list[Episode]:
-    """`tasks_per_step` × `group_size` episodes of one step, in the order of tasks and attempts."""
-    rollout = run.config.rollout
-    tasks = run.learner.tasks.batch(step * rollout.tasks_per_step, rollout.tasks_per_step)
-    async with aclosing(
-        run.engine.run(
-            tasks,
-            group_size=rollout.group_size,
-            purpose=f"train/{step}",
-            sampling=_sampling(run, temperature(run.config, step)),
-        )
-    ) as running:
-        episodes = [episode async for episode in running]
-    require_one_that_did_not_fail(episodes, run.config.inference.max_context)
-    return sorted(episodes, key=lambda each: (each.task_id, each.rollout_idx))
+def record(store: EpisodeStore, rollouts: Rollouts, step: int) -> None:
+    """Every episode of a step; a step that is on no checkpoint yet is sampled and recorded again."""
+    store.save_episodes(TRAIN_PHASE, step, rollouts.episodes)
+    if rollouts.greedy:
+        store.save_episodes(GREEDY_PHASE, step, rollouts.greedy)
 
 
 async def warm_start(run: TrainingRun) -> None:
@@ -161,7 +158,7 @@ async def warm_start(run: TrainingRun) -> None:
             state.warm_steps = step + 1
         run.tracker.log(step, "warm_start", {**metrics, "total_steps": warm.steps, "run_s": wall_s(state)})
         if state.warm_steps == warm.steps:
-            run.policies.begin_phase()
+            run.learner.begin_reinforcement()
             run.policies.publish()
         run.is_whole = True
         if state.warm_steps % config.checkpoint.every_steps == 0 or state.warm_steps == warm.steps:
@@ -183,19 +180,23 @@ async def publish(run: TrainingRun, samples: Sequence[TrainingSample]) -> dict[s
 async def report(run: TrainingRun, name: str) -> None:
     """Sampled and greedy success on the held-out tasks, unless it was measured before the run was
     interrupted."""
-    state = run.state
+    config, state = run.config, run.state
     if name in state.reports:
         return
     run.tracker.begin(name)
     with _timed(state, f"report_{name}"):
         run.policies.publish()
-        sampled, episodes = await evaluate(run.engine, run.heldout_tasks, _sampling(run), f"report/{name}")
-        if name != "untrained" or not run.config.warm_start.steps:  # else it may still learn not to fail
-            require_one_that_did_not_fail(episodes, run.config.inference.max_context)
-        require_known_roles(episodes, run.config)
-        greedy, greedy_episodes = await evaluate(
-            run.engine, run.heldout_tasks, _sampling(run, 0.0), f"report/{name}"
+        heard = _progress(run.tracker, 2 * len(run.heldout_tasks))
+        sampled, episodes = await evaluate(
+            run.engine, run.heldout_tasks, sampling_of(config), f"report/{name}", heard
         )
+        if name != "untrained" or not config.warm_start.steps:  # else it may still learn not to fail
+            require_one_that_did_not_fail(episodes, config.inference.max_context)
+        require_known_roles(episodes, config)
+        greedy, greedy_episodes = await evaluate(
+            run.engine, run.heldout_tasks, sampling_of(config, 0.0), f"report/{name}", heard
+        )
+        measured = await _taught(run, episodes)
         run.store.save_episodes(name, 0, episodes)
         run.store.save_episodes(f"{name}.greedy", 0, greedy_episodes)
     state.reports[name] = {
@@ -205,6 +206,7 @@ async def report(run: TrainingRun, name: str) -> None:
         "greedy_interval": list(greedy.success_interval),
         "sampled_report": _report_dict(sampled, episodes),
         "greedy_report": _report_dict(greedy, greedy_episodes),
+        **measured,
     }
     run.tracker.log(
         0,
@@ -213,10 +215,18 @@ async def report(run: TrainingRun, name: str) -> None:
             "success": sampled.success,
             "greedy": greedy.success,
             "failed": sampled.failed,
+            **measured,
             "run_s": wall_s(state),
         },
     )
     run.save()
+
+
+def _progress(tracker: Tracker, total: int) -> Callable[[Episode], None]:
+    """Tells whoever watches of each episode."""
+    tracker.advance(0, total)
+    done = itertools.count(1)
+    return lambda episode: tracker.advance(next(done), total)
 
 
 def _report_dict(report: EvaluationReport, episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -225,19 +235,29 @@ def _report_dict(report: EvaluationReport, episodes: Sequence[Episode]) -> dict[
     return report.to_dict() | ({"roles": roles} if roles else {})
 
 
+async def _taught(run: TrainingRun, episodes: Sequence[Episode]) -> dict[str, float]:
+    """How far the student is from its teacher on sampled episodes, where it has one."""
+    if run.learner.teacher is None:
+        return {}
+    return await _in_learner(run, partial(run.learner.teacher.measure, episodes))
+
+
 async def validate(run: TrainingRun, step: int) -> dict[str, float]:
     """Both curves, sampled and greedy, on the validation split, every so many steps."""
-    every = run.config.evaluation.every_steps
+    config, every = run.config, run.config.evaluation.every_steps
     if not every or (step + 1) % every:
         return {}
     metrics: dict[str, float] = {}
-    for name, sampling in (("success", _sampling(run)), ("greedy", _sampling(run, 0.0))):
+    for name, sampling in (("success", sampling_of(config)), ("greedy", sampling_of(config, 0.0))):
         seen, episodes = await evaluate(run.engine, run.validation_tasks, sampling, "validation")
         metrics |= {
             f"heldout_{name}": seen.success,
             f"heldout_{name}_low": seen.success_interval[0],
             f"heldout_{name}_high": seen.success_interval[1],
         }
+        if name == "success":
+            taught = await _taught(run, episodes)
+            metrics |= {f"heldout_{measure}": value for measure, value in taught.items()}
         for role, facts in role_facts(episodes).items():
             metrics[f"role.{role}.heldout_{'reward' if name == 'success' else name}"] = facts["reward_mean"]
     return metrics
@@ -258,14 +278,6 @@ def summary_of(run: TrainingRun) -> dict[str, Any]:
         "sampled_tokens": state.sampled_tokens,
         **({"policies": run.policies.facts()} if len(run.policies) > 1 else {}),
     }
-
-
-def _sampling(run: TrainingRun, temperature: float = 1.0) -> SamplingParams:
-    config = run.config
-    return SamplingParams(
-        temperature=temperature,
-        max_tokens=config.rollout.max_tokens_per_turn or config.inference.max_context,
-    )
 
 
 async def _in_learner(run: TrainingRun, work: Callable[[], Result]) -> Result:

@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rllm.algorithms.grouping import LEARNABLE, GroupingCounts
+from rllm.algorithms.grouping import LEARNABLE
 from rllm.config.schema import TrainConfig
 from rllm.errors import AgentError, ConfigError, InferenceError
+from rllm.trainer.judging import Judged
 from rllm.types.episode import Episode, Outcome, TerminationReason, Trajectory
 from rllm.types.sample import TrainingBatch
 
@@ -67,8 +68,16 @@ def require_known_roles(episodes: Sequence[Episode], config: TrainConfig) -> Non
             )
 
 
-def step_metrics(episodes: Sequence[Episode], counts: GroupingCounts, batch: TrainingBatch) -> dict[str, Any]:
+def num_sampled(episodes: Sequence[Episode]) -> int:
+    """Tokens that were sampled in them."""
+    return sum(
+        len(step.response_ids) for each in episodes for trail in each.trajectories for step in trail.steps
+    )
+
+
+def step_metrics(episodes: Sequence[Episode], judged: Judged, batch: TrainingBatch) -> dict[str, Any]:
     """What the episodes of a training step came to."""
+    counts = judged.counts
     rewards = [episode.reward for episode in episodes if episode.outcome in LEARNABLE]
     turns = sum(len(each.steps) for episode in episodes for each in episode.trajectories)
     return {
@@ -79,6 +88,8 @@ def step_metrics(episodes: Sequence[Episode], counts: GroupingCounts, batch: Tra
         "groups": counts.groups,
         "groups_tied": counts.tied,
         "groups_alone": counts.alone,
+        "groups_rejected": len(judged.rejected),
+        "groups_without_baseline": len(judged.without_baseline),
         "turns_mean": turns / max(1, len(episodes)),
         **call_counts(episodes),
         **{f"tokens.{name}": count for name, count in batch.token_counts.items()},

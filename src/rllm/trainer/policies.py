@@ -5,27 +5,31 @@
                                                         (a frozen policy has none, so nothing can update it)
 
 A run with one policy keeps it in `initial_model/` and `model/`, a run with several in `initial_models/NAME/`
-and `models/NAME/`.
+and `models/NAME/`. Adapters to one initial model share it: the first of their policies has it, and what each
+made is in `models/NAME/` as well, merged, and in `adapter/` or `adapters/NAME/` by itself.
 """
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm.config.policies import PolicyConfig
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
 from rllm.inference.local.client import LocalClient
 from rllm.models.builtin import create_model
-from rllm.models.devices import use_threads
+from rllm.models.devices import dtype_named, use_threads
 from rllm.models.directory import LoadedModel, load_model, parameters_sha256, save_model
+from rllm.models.lora import save_adapter, with_adapter
 from rllm.rendering.chat import ChatRenderer
 from rllm.trainer.backends.torch import TorchBackend
 from rllm.trainer.warm_start import answer_end
 from rllm.types.draws import draw_seed
 from rllm.types.sample import TrainingSample
+
+log = logging.getLogger(__name__)
 
 Publish = Callable[[int], None]
 """Tells a sampler that its weights are now those of a policy version."""
@@ -97,8 +101,12 @@ class Policies(dict[str, Policy]):
             backend.reset_optimizer()
 
     def save_models(self, run: Path) -> None:
+        """Every model with its adapter merged into it, and the adapter beside."""
         for name, path in saved_model_paths(run, list(self)).items():
             save_model(self[name].loaded, path)
+        for name, path in saved_adapter_paths(run, list(self)).items():
+            if self[name].loaded.base is not None:
+                save_adapter(self[name].loaded, path)
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """What a summary says of each."""
@@ -125,11 +133,8 @@ def make_policies(
             backend = TorchBackend(
                 loaded.model,
                 publish=_nobody_samples if publish is None else publish[name],
-                optimizer=optimizer.name,
-                betas=(optimizer.beta1, optimizer.beta2),
-                weight_decay=optimizer.weight_decay,
-                max_grad_norm=optimizer.max_grad_norm,
-                micro_batch_tokens=optimizer.micro_batch_tokens,
+                config=optimizer,
+                value_head=config.critic.trunk == "shared" and config.needs_critic(name),
             )
         policies[name] = Policy(
             name=name,
@@ -167,32 +172,60 @@ def create_initial_models(config: TrainConfig, run: Path) -> None:
         if kind != "builtin":
             key = f"policies.{name}.path" if config.policies and config.policies[name].path else "model.path"
             raise ConfigError(
-                f"`{key}` is {policy.path!r}; write builtin:tiny, builtin:small or a directory."
+                f"`{key}` is {policy.path!r}; write builtin:tiny, builtin:deep, builtin:small or a directory."
             )
-        path = _initial_path(config, name, policy, run)
+        if _home(config, name) != name:
+            continue
+        path = _initial_path(config, name, run)
         shutil.rmtree(path, ignore_errors=True)  # of a start that was refused, perhaps with another seed
         alone = len(config.named_policies) == 1
         create_model(path, preset, config.seed if alone else draw_seed(config.seed, "model", name))
+        if config.adapter_of(name).rank:
+            log.warning(
+                "%s has random weights, and an adapter leaves them as they are: expect less than from "
+                "training them (`lora.rank` 0), or give the directory of a model that can do something.",
+                policy.path,
+            )
 
 
 def load_initial_models(config: TrainConfig, run: Path) -> dict[str, LoadedModel]:
-    """The models that the run starts from, on as many threads as the run works with."""
+    """The models that the run starts from, on as many threads as the run works with.
+
+    Weights that nobody changes are in memory once, whichever policies they are of.
+    """
     use_threads(config.threads)
-    return {
-        name: load_model(_initial_path(config, name, policy, run), device=config.model.device)
-        for name, policy in config.named_policies.items()
-    }
+    dtype = dtype_named(config.model.dtype)
+    constant: dict[Path, LoadedModel] = {}
+    models: dict[str, LoadedModel] = {}
+    for name, policy in config.named_policies.items():
+        path, adapter = _initial_path(config, name, run), config.adapter_of(name)
+        changes = policy.trainable and not adapter.rank
+        loaded = None if changes else constant.get(path)
+        if loaded is None:
+            loaded = load_model(path, device=config.model.device, dtype=dtype)
+        if not changes:
+            constant[path] = loaded
+        if adapter.rank:
+            loaded = with_adapter(loaded, adapter, draw_seed(config.seed, "adapter", name))
+        models[name] = loaded
+    return models
 
 
 def load_saved_models(config: TrainConfig, run: Path) -> dict[str, LoadedModel]:
     """What a finished run has made, frozen models included."""
     paths = saved_model_paths(run, list(config.named_policies))
-    return {name: load_model(path) for name, path in paths.items()}
+    dtype = dtype_named(config.model.dtype)
+    return {name: load_model(path, dtype=dtype) for name, path in paths.items()}
 
 
 def saved_model_paths(run: Path, names: Sequence[str]) -> dict[str, Path]:
     """Where the models of a finished run are."""
     return {name: run / "model" if len(names) == 1 else run / "models" / name for name in names}
+
+
+def saved_adapter_paths(run: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Where the adapters of a finished run are, of the policies that train one."""
+    return {name: run / "adapter" if len(names) == 1 else run / "adapters" / name for name in names}
 
 
 def combined_sha256(models: Mapping[str, LoadedModel]) -> str:
@@ -207,7 +240,20 @@ def combined_sha256(models: Mapping[str, LoadedModel]) -> str:
     )
 
 
-def _initial_path(config: TrainConfig, name: str, policy: PolicyConfig, run: Path) -> Path:
-    if ":" not in policy.path:
-        return Path(policy.path)
-    return run / "initial_model" if len(config.named_policies) == 1 else run / "initial_models" / name
+def _initial_path(config: TrainConfig, name: str, run: Path) -> Path:
+    named = config.named_policies
+    if ":" not in named[name].path:
+        return Path(named[name].path)
+    return run / "initial_model" if len(named) == 1 else run / "initial_models" / _home(config, name)
+
+
+def _home(config: TrainConfig, name: str) -> str:
+    """Whose initial model the policy has: its own, or, of adapters to one built-in model, the first one's."""
+    named = config.named_policies
+    if not config.adapter_of(name).rank:
+        return name
+    return next(
+        other
+        for other, policy in named.items()
+        if policy.path == named[name].path and config.adapter_of(other).rank
+    )

@@ -32,7 +32,7 @@ PROGRAM_DEFAULTS: dict[str, Any] = {
 _NOT_FOR_PROGRAMS = {
     "rollout.max_turns": "a program decides itself how often it asks the model",
     "rollout.env_workers": "programs have threads of their own",
-    "algorithm.gamma": "a program is paid by trajectory, not by step",
+    "algorithm.gamma": "no advantage is discounted; set `algorithm.credit`",
     "task.environment_args": "a program's tasks are rows of its dataset",
     "task.train_args": "a program's tasks are rows of its dataset",
     "task.agent_args": "a program gets its task and nothing else",
@@ -61,6 +61,8 @@ def require_no_effect(config: TrainConfig, ignored: Mapping[str, str]) -> None:
     """Raises ConfigError for a key that is not at its default and does nothing; `ignored`: key -> why."""
     default = TrainConfig()
     for key, why in ignored.items():
+        if key == "algorithm.gamma" and config.discounts():
+            continue
         section, name = key.split(".")
         value = getattr(getattr(config, section), name)
         if value != getattr(getattr(default, section), name):

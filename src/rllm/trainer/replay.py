@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm.errors import ConfigError
-from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
+from rllm.store.episodes import GREEDY_PHASE, TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.agent_trainer import AgentTrainer
@@ -107,9 +107,9 @@ def _updates(
         metrics["warm_start", step] = imitate(learner, step)
         on_step("warm_start", step)
     if config.warm_start.steps:
-        learner.policies.begin_phase()
+        learner.begin_reinforcement()
     for step in range(config.steps):
-        episodes = list(store.episodes(TRAIN_PHASE, step))
-        _, metrics[TRAIN_PHASE, step] = learn(learner, episodes, step)
+        episodes, greedy = (list(store.episodes(phase, step)) for phase in (TRAIN_PHASE, GREEDY_PHASE))
+        _, metrics[TRAIN_PHASE, step] = learn(learner, episodes, step, greedy)
         on_step(TRAIN_PHASE, step)
     return metrics

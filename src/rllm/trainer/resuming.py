@@ -20,7 +20,12 @@ def require_same_config(directory: RunDirectory, config: TrainConfig) -> None:
     if not recorded:
         return
     # Read as a configuration, so that one from before a key existed has its default.
-    if differing := sorted(_differences(config_dict(load_config(recorded)), config_dict(config))):
+    require_same(directory, config_dict(load_config(recorded)), config_dict(config))
+
+
+def require_same(directory: RunDirectory, recorded: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Raises ConfigError that lists the keys in which the two differ."""
+    if differing := sorted(_differences(recorded, mine)):
         raise ConfigError(
             f"{directory.path} holds a run with another configuration ({'; '.join(differing[:4])}); start a "
             "new one with another output directory, or repeat the old values to go on."

@@ -6,11 +6,12 @@ again.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from rllm.algorithms.grouping import LEARNABLE
+from rllm.algorithms.advantages import FloatArray
+from rllm.algorithms.grouping import LEARNABLE, num_forced, turn_rewards
 from rllm.errors import ConfigError, CountError
 from rllm.types.episode import Episode, Step, Trajectory
 from rllm.types.messages import LogprobMeaning
@@ -19,19 +20,21 @@ from rllm.types.sample import NOT_SAMPLED, TrainingBatch, TrainingSample
 
 def training_batch(
     episodes: Iterable[Episode],
-    advantages: Mapping[str, float],
+    advantages: Mapping[str, FloatArray],
     *,
+    rewards: Mapping[str, float] = {},
     drop_tied: bool = True,
-    masked: Collection[str] = frozenset(),
+    masked: Mapping[str, str] = {},
     is_trained: Callable[[str], bool] = lambda role: True,
 ) -> TrainingBatch:
     """Rows of all learnable episodes, ordered by (task, attempt, trajectory, segment).
 
-    `advantages`: trajectory uid -> advantage, given to every token the trajectory sampled. `drop_tied` leaves
-    out trajectories with advantage 0, which have no gradient. `masked`: uids of trajectories that were cut
-    off and are left out. `is_trained`: whether a role is learned from. Tokens that a grammar left no choice
-    about are read but not trained on. Raises CountError unless sampled = trained + masked.forced +
-    dropped.failed + dropped.tied + dropped.truncated + dropped.untrained.
+    `advantages`: trajectory uid -> [K] advantage of each turn, given to every token sampled in it. `rewards`:
+    uid -> reward of trajectories that are paid otherwise than they say. `drop_tied` leaves out trajectories
+    whose advantages are all 0, which have no gradient. `masked`: uid -> why, such as `truncated`, of
+    trajectories that are left out. `is_trained`: whether a role is learned from. Tokens that a grammar left
+    no choice about are read but not trained on. Raises CountError unless sampled = trained + masked.forced +
+    dropped.failed + dropped.tied + dropped.untrained + dropped.REASON of each reason in `masked`.
     """
     samples: list[TrainingSample] = []
     always = ("sampled", "trained", "masked.forced", "dropped.failed", "dropped.tied")
@@ -43,18 +46,23 @@ def training_batch(
             if episode.outcome not in LEARNABLE:
                 counts["dropped.failed"] += num_sampled
             elif trajectory.uid in masked:
-                counts["dropped.truncated"] += num_sampled
+                counts[f"dropped.{masked[trajectory.uid]}"] += num_sampled
             elif not is_trained(trajectory.name):
                 counts["dropped.untrained"] += num_sampled
-            elif drop_tied and advantages[trajectory.uid] == 0.0:
+            elif drop_tied and not advantages[trajectory.uid].any():
                 counts["dropped.tied"] += num_sampled
             else:
-                advantage = advantages[trajectory.uid]
-                rows = trajectory_rows(trajectory, episode.task_id, episode.rollout_idx, index, advantage)
-                counts["trained"] += sum(row.num_trainable for row in rows)
-                counts["masked.forced"] += sum(
-                    step.policy_versions.count(NOT_SAMPLED) for step in trajectory.steps
+                paid = rewards.get(trajectory.uid, trajectory.reward)
+                rows = trajectory_rows(
+                    trajectory,
+                    episode.task_id,
+                    episode.rollout_idx,
+                    index,
+                    advantages[trajectory.uid],
+                    None if paid is None else turn_rewards(trajectory, paid),
                 )
+                counts["trained"] += sum(row.num_trainable for row in rows)
+                counts["masked.forced"] += sum(map(num_forced, trajectory.steps))
                 samples.extend(rows)
     if 2 * counts["sampled"] != counts.total():
         raise CountError(f"Tokens do not add up: {dict(counts)}; sampled must be the sum of the others.")
@@ -62,44 +70,72 @@ def training_batch(
 
 
 def trajectory_rows(
-    trajectory: Trajectory, task_id: str, attempt: int, index: int, advantage: float
+    trajectory: Trajectory,
+    task_id: str,
+    attempt: int,
+    index: int,
+    advantages: FloatArray | float,
+    turn_rewards_K: FloatArray | None = None,
 ) -> list[TrainingSample]:
-    """One row per segment of each conversation of the trajectory."""
+    """One row per segment of each conversation of the trajectory.
+
+    `advantages`: [K] one for each turn, or one for all of them. `turn_rewards_K`: what each turn was paid,
+    which goes to the last token sampled in it; a turn that sampled none hands it to the one before.
+    """
     builders: list[_RowBuilder] = []  # the one that grew last comes last: it is the likeliest to grow again
     begun: list[_RowBuilder] = []
-    for step in trajectory.steps:
+    num_turns = len(trajectory.steps)
+    given_K = advantages.tolist() if isinstance(advantages, np.ndarray) else [advantages] * num_turns
+    paid_K = [0.0] * num_turns if turn_rewards_K is None else _paid_to_samplers(trajectory, turn_rewards_K)
+    for step, advantage, reward in zip(trajectory.steps, given_K, paid_K, strict=True):
         _require_trainable(step, task_id)
-        builder = next((each for each in reversed(builders) if each.continues_in(step.prompt_ids)), None)
-        if builder is None:
-            builder = _RowBuilder()
-            begun.append(builder)
+        for place in range(len(builders) - 1, -1, -1):
+            if builders[place].continues_in(step.prompt_ids):
+                builders.append(builders.pop(place))
+                break
         else:
-            builders.remove(builder)
-        builders.append(builder)
-        builder.append(step)
+            builders.append(_RowBuilder())
+            begun.append(builders[-1])
+        builders[-1].append(step, advantage, reward)
     return [
-        builder.row(task_id, trajectory.name, (task_id, attempt, index, segment), advantage)
+        builder.row(
+            (task_id, trajectory.name), (task_id, attempt, index, segment), paid=turn_rewards_K is not None
+        )
         for segment, builder in enumerate(begun)
     ]
+
+
+def _paid_to_samplers(trajectory: Trajectory, turn_rewards_K: FloatArray) -> list[float]:
+    """What each turn was paid, moved back to the nearest turn that sampled a token.
+
+    What was paid before anything was sampled belongs to no token.
+    """
+    paid_K = turn_rewards_K.tolist()
+    for turn in range(len(paid_K) - 1, -1, -1):
+        versions = trajectory.steps[turn].policy_versions
+        if not versions or (versions[0] == NOT_SAMPLED and versions.count(NOT_SAMPLED) == len(versions)):
+            if turn:
+                paid_K[turn - 1] += paid_K[turn]
+            paid_K[turn] = 0.0
+    return paid_K
 
 
 class _RowBuilder:
     """A row that grows by a prompt's new part and the answer to it."""
 
     def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.versions: list[int] = []
-        self.logprobs: list[float] = []
+        self.turns: list[tuple[Step, float, float]] = []
+        """(step, its advantage, what it was paid); the prompt of each begins with all turns before it."""
         self.temperature: float | None = None
 
     def continues_in(self, prompt_ids: list[int]) -> bool:
-        return prompt_ids[: len(self.ids)] == self.ids
+        last = self.turns[-1][0]
+        start = len(last.prompt_ids)
+        end = start + len(last.response_ids)
+        return prompt_ids[start:end] == last.response_ids and prompt_ids[:start] == last.prompt_ids
 
-    def append(self, step: Step) -> None:
-        num_new = len(step.prompt_ids) - len(self.ids)
-        self.ids = step.prompt_ids + step.response_ids
-        self.versions += [NOT_SAMPLED] * num_new + step.policy_versions
-        self.logprobs += [0.0] * num_new + step.logprobs
+    def append(self, step: Step, advantage: float, reward: float) -> None:
+        self.turns.append((step, advantage, reward))
         temperature = _temperature_of(step)
         if self.temperature is not None and temperature != self.temperature:
             raise ConfigError(
@@ -109,15 +145,38 @@ class _RowBuilder:
         self.temperature = temperature
 
     def row(
-        self, task_id: str, role: str, order_key: tuple[str, int, int, int], advantage: float
+        self, group_key: tuple[str, str], order_key: tuple[str, int, int, int], *, paid: bool
     ) -> TrainingSample:
-        versions_T = np.array(self.versions, dtype=np.int64)
+        ids = self.turns[-1][0].prompt_ids + self.turns[-1][0].response_ids
+        versions_T = np.full(len(ids), NOT_SAMPLED, dtype=np.int64)
+        logprobs_T, advantages_T, rewards_T = np.zeros((3, len(ids)), dtype=np.float32)
+        some_forced = False
+        for step, advantage, reward in self.turns:
+            versions = step.policy_versions
+            start = len(step.prompt_ids)
+            end = start + len(versions)
+            if not versions or versions.count(versions[0]) == len(versions):  # as good as always
+                if not versions or versions[0] == NOT_SAMPLED:
+                    continue
+                versions_T[start:end] = versions[0]
+                last = end - 1
+            else:
+                versions_T[start:end] = versions
+                last = start + int(np.flatnonzero(versions_T[start:end] != NOT_SAMPLED)[-1])
+                some_forced = True
+            logprobs_T[start:end] = step.logprobs
+            advantages_T[start:end] = advantage
+            rewards_T[last] = reward
+        if some_forced:
+            forced = versions_T == NOT_SAMPLED
+            logprobs_T[forced] = advantages_T[forced] = 0.0
         return TrainingSample(
-            token_ids_T=np.array(self.ids, dtype=np.int64),
+            token_ids_T=np.fromiter(ids, np.int64, len(ids)),
             policy_versions_T=versions_T,
-            logprobs_T=np.where(versions_T != NOT_SAMPLED, self.logprobs, 0.0).astype(np.float32),
-            advantages_T=np.where(versions_T != NOT_SAMPLED, advantage, 0.0).astype(np.float32),
-            group_key=(task_id, role),
+            logprobs_T=logprobs_T,
+            advantages_T=advantages_T,
+            rewards_T=rewards_T if paid else None,
+            group_key=group_key,
             order_key=order_key,
             temperature=1.0 if self.temperature is None else self.temperature,
         )
@@ -134,24 +193,25 @@ def _temperature_of(step: Step) -> float:
 
 def _require_trainable(step: Step, task_id: str) -> None:
     """Raises ConfigError for a step whose tokens cannot be trained on, naming what is missing."""
-    if not step.prompt_ids or len(step.logprobs) != len(step.response_ids):
+    num_sampled = len(step.response_ids)
+    if not step.prompt_ids or len(step.logprobs) != num_sampled:
         raise ConfigError(
-            f"A step of task {task_id} has {len(step.prompt_ids)} prompt ids, {len(step.response_ids)} "
+            f"A step of task {task_id} has {len(step.prompt_ids)} prompt ids, {num_sampled} "
             f"response ids and {len(step.logprobs)} log-probabilities; training needs all of them. Sample "
             "from an engine that returns them."
         )
-    if len(step.policy_versions) != len(step.response_ids):
+    if len(step.policy_versions) != num_sampled:
         raise ConfigError(
             f"A step of task {task_id} has {len(step.policy_versions)} policy versions for "
-            f"{len(step.response_ids)} sampled tokens; the inference client must say which weights wrote "
-            "each token."
+            f"{num_sampled} sampled tokens; the inference client must say which weights wrote each token."
         )
-    if step.model_output is not None and step.model_output.logprob_meaning is LogprobMeaning.TRUNCATED:
+    meaning = None if step.model_output is None else step.model_output.logprob_meaning
+    if meaning is LogprobMeaning.TRUNCATED:
         raise ConfigError(
             f"A step of task {task_id} was sampled with top-k or top-p; its log-probabilities belong to a "
             "truncated distribution. Train with top_p = 1 and top_k = 0."
         )
-    if step.model_output is not None and step.model_output.logprob_meaning is LogprobMeaning.UNKNOWN:
+    if meaning is LogprobMeaning.UNKNOWN:
         raise ConfigError(
             f"A step of task {task_id} was sampled by a server that does not tell how: nobody knows which "
             "distribution its log-probabilities belong to. Serve the model with vLLM or SGLang, and set "

@@ -1,16 +1,26 @@
 """What changes from step to step, as functions of the step: a resumed run needs no state of theirs."""
 
+import math
+
+from rllm.config.optimizer import OptimizerConfig
 from rllm.config.schema import TrainConfig
 
 
 def learning_rate(config: TrainConfig, step: int, peak: float = 0.0) -> float:
-    """The rate of a reinforcement-learning step: linear warm-up to `peak` (0: `optimizer.learning_rate`),
-    then linear decay to `final_lr_fraction` of it."""
-    optimizer = config.optimizer
+    """The rate of a reinforcement-learning step; `peak` 0 is `optimizer.learning_rate`."""
+    return scheduled(config.optimizer, step, config.steps, peak)
+
+
+def scheduled(optimizer: OptimizerConfig, step: int, total: int, peak: float = 0.0) -> float:
+    """Linear warm-up towards `peak`; behind it `optimizer.schedule`, which falls from the first of `total`
+    steps to the last."""
     peak = peak or optimizer.learning_rate
     if step < optimizer.warmup_steps:
         return peak * (step + 1) / (optimizer.warmup_steps + 1)
-    return linear(peak, step, config.steps, optimizer.final_lr_fraction)
+    if optimizer.schedule == "constant":
+        return peak
+    fall = linear if optimizer.schedule == "linear" else cosine
+    return fall(peak, step, total, optimizer.final_lr_fraction)
 
 
 def temperature(config: TrainConfig, step: int) -> float:
@@ -22,3 +32,9 @@ def temperature(config: TrainConfig, step: int) -> float:
 def linear(peak: float, step: int, total: int, final_fraction: float) -> float:
     """From `peak` at the first of `total` steps to `final_fraction` of it at the last."""
     return peak * (1.0 - (1.0 - final_fraction) * step / max(1, total - 1))
+
+
+def cosine(peak: float, step: int, total: int, final_fraction: float) -> float:
+    """The same along half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, one cycle)."""
+    fallen = 0.5 * (1.0 - math.cos(math.pi * step / max(1, total - 1)))
+    return peak * (1.0 - (1.0 - final_fraction) * fallen)

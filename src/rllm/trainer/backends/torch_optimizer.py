@@ -1,17 +1,63 @@
-"""The optimizers of the torch backend, by name.
+"""The optimizers of the torch backend, by name, and the precision that they work in.
 
 `adamw` moves every parameter by AdamW (Loshchilov and Hutter 2019). `muon` moves the matrices of the layers
 by Muon (Jordan 2024): momentum whose singular values are set to about one, scaled so that a step is as long
 as one of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so one learning rate serves both;
 embeddings, the output layer, norms and biases stay with AdamW: they are no maps between hidden states.
+
+A model in float32 or float64 is moved itself. Of one in bfloat16 every parameter has a master copy in
+float32, which gathers the gradients of all micro-batches and is what the optimizer moves; the model's
+parameter is the master rounded. Moments are in float32 too: 16 bytes a parameter in all, 2 of which the
+sampler shares.
 """
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 MUON_MOMENTUM = 0.95
+HALF = (torch.bfloat16, torch.float16)
+
+
+class MasterWeights:
+    """What an optimizer moves, by the names of the parameters that follow."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.named: dict[str, Tensor] = {}
+        self._copies: list[tuple[nn.Parameter, Tensor]] = []
+        self._hooks: list[RemovableHandle] = []
+        for name, parameter in parameters.items():
+            self.named[name] = parameter
+            if parameter.dtype in HALF:
+                master = parameter.detach().float().requires_grad_()
+                self.named[name] = master
+                self._copies.append((parameter, master))
+                self._hooks.append(_gather_gradients(parameter, master))
+
+    def with_gradient(self) -> list[Tensor]:
+        return [each for each in self.named.values() if each.grad is not None]
+
+    @torch.no_grad()
+    def copy_to_parameters(self) -> None:
+        """Round the masters, where there are any, to what the model computes with."""
+        for parameter, master in self._copies:
+            parameter.copy_(master)
+
+
+def _gather_gradients(parameter: nn.Parameter, master: Tensor) -> RemovableHandle:
+    """Micro-batches add up in float32: in bfloat16 a sum forgets what is 256 times smaller than it."""
+
+    def gather(parameter: Tensor) -> None:
+        assert parameter.grad is not None, "the hook runs behind a gradient"
+        if master.grad is None:
+            master.grad = parameter.grad.float()
+        else:
+            master.grad.add_(parameter.grad)
+        parameter.grad = None
+
+    return parameter.register_post_accumulate_grad_hook(gather)
 
 
 class Optimizers:
@@ -19,17 +65,18 @@ class Optimizers:
 
     def __init__(
         self,
-        model: nn.Module,
-        parameters: Mapping[str, nn.Parameter],
+        weights: Mapping[str, Tensor],
+        matrices: frozenset[str],
         *,
         name: str,
         betas: tuple[float, float],
         weight_decay: float,
     ) -> None:
-        self._parameters = parameters
-        matrices = _matrices(model) if name == "muon" else set[int]()
-        with_adamw = [each for each in parameters.values() if id(each) not in matrices]
-        with_muon = [each for each in parameters.values() if id(each) in matrices]
+        """`weights` are moved; `matrices` are the names of those that Muon may move."""
+        self._weights = weights
+        of_muon = matrices if name == "muon" else frozenset[str]()
+        with_adamw = [each for key, each in weights.items() if key not in of_muon]
+        with_muon = [each for key, each in weights.items() if key in of_muon]
         self._parts: list[torch.optim.Optimizer] = []
         if with_adamw:
             self._parts.append(
@@ -60,29 +107,32 @@ class Optimizers:
         """Moments and step counts as `parameter.key`."""
         return {
             f"{name}.{key}": value.detach().cpu().contiguous()
-            for name, parameter in self._parameters.items()
+            for name, weight in self._weights.items()
             for part in self._parts
-            for key, value in part.state.get(parameter, {}).items()
+            for key, value in part.state.get(weight, {}).items()
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what `tensors` of the same kind of optimizers gave."""
+        state_of: dict[str, dict[str, Tensor]] = {}
+        for full_key, value in tensors.items():
+            name, _, key = full_key.rpartition(".")
+            state_of.setdefault(name, {})[key] = value
         for part in self._parts:
-            for group in part.param_groups:
-                for parameter in group["params"]:
-                    name = next(name for name, each in self._parameters.items() if each is parameter)
-                    part.state[parameter] = {
-                        key.rpartition(".")[2]: value.to("cpu" if key.endswith(".step") else parameter.device)
-                        for key, value in tensors.items()
-                        if key.rpartition(".")[0] == name
+            owned = {id(each) for group in part.param_groups for each in group["params"]}
+            for name, weight in self._weights.items():
+                if id(weight) in owned:
+                    part.state[weight] = {
+                        key: value.to(weight.device) for key, value in state_of.get(name, {}).items()
                     }
 
 
-def _matrices(model: nn.Module) -> set[int]:
-    """The weights of linear layers between hidden states, by identity."""
+def matrices_of_layers(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> frozenset[str]:
+    """Names of the weights of linear layers between hidden states."""
     vocabulary = {each.num_embeddings for each in model.modules() if isinstance(each, nn.Embedding)}
-    return {
+    matrices = {
         id(each.weight)
         for each in model.modules()
         if isinstance(each, nn.Linear) and each.out_features not in vocabulary
     }
+    return frozenset(name for name, each in parameters.items() if id(each) in matrices)

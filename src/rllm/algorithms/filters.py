@@ -1,0 +1,86 @@
+"""Which groups are learned from, and what long answers cost. Pure functions.
+
+groups ──► rejected(min_reward_std) ──► left out, counted; replaced by further tasks where sampling is
+                                        dynamic
+answer of L tokens ──► overlong_cost(L) ──► less reward
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeGuard
+
+import numpy as np
+
+from rllm.algorithms.grouping import LEARNABLE
+from rllm.types.episode import Episode, TrajectoryGroup
+
+GroupKey = tuple[str, str]
+"""(task_id, role)."""
+
+
+def has_signal(rewards_G: Sequence[float], min_reward_std: float = 0.0) -> bool:
+    """Whether attempts at one task were paid so differently that comparing them teaches something.
+
+    Yu et al. 2025 (arXiv:2503.14476), section 3.2, equation 11: a group whose attempts are all right, or all
+    wrong, has no gradient. Here: two different rewards at least, and a standard deviation (ddof = 0) above
+    `min_reward_std`. One attempt is compared with nothing, so it has none.
+    """
+    return len(set(rewards_G)) > 1 and float(np.std(rewards_G)) > min_reward_std
+
+
+def rejected(
+    groups: Mapping[GroupKey, TrajectoryGroup], rewards: Mapping[str, float], min_reward_std: float
+) -> list[GroupKey]:
+    """Keys of the groups without signal, in their order.
+
+    `rewards`: uid -> reward of trajectories that are paid otherwise than they say. A group with a reward that
+    is no finite number stays: whoever compares it names it.
+    """
+    found: list[GroupKey] = []
+    for key, group in groups.items():
+        paid = [rewards.get(each.uid, each.reward) for each in group.trajectories]
+        numbers = [float(each) for each in paid if is_reward(each)]
+        if len(numbers) == len(paid) and not has_signal(numbers, min_reward_std):
+            found.append(key)
+    return found
+
+
+def is_reward(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number, as a reward must be."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def overlong_cost(num_tokens: int, limit: int, buffer: int, penalty: float) -> float:
+    """What an answer of `num_tokens` tokens costs: 0 up to `limit - buffer`, then in a line up to `penalty`
+    at `limit`.
+
+    Yu et al. 2025 (arXiv:2503.14476), section 3.4, equation 13 (soft overlong punishment), there with a
+    penalty of 1. Beyond `limit` there are no answers here; the cost would stay at `penalty`.
+    """
+    return penalty * min(1.0, max(0.0, (num_tokens - (limit - buffer)) / buffer))
+
+
+def overlong_rewards(
+    episodes: Iterable[Episode],
+    rewards: Mapping[str, float],
+    *,
+    limit_of: Callable[[str], int],
+    buffer: int,
+    penalty: float,
+) -> dict[str, float]:
+    """Uid -> reward of every trajectory of the learnable episodes that an overlong answer costs something.
+
+    Of several answers the longest counts. `limit_of`: role -> most tokens of an answer. `rewards`: uid ->
+    reward of trajectories that are paid otherwise than they say.
+    """
+    less: dict[str, float] = {}
+    for episode in episodes:
+        if episode.outcome not in LEARNABLE:
+            continue
+        for trajectory in episode.trajectories:
+            longest = max((len(step.response_ids) for step in trajectory.steps), default=0)
+            cost = overlong_cost(longest, limit_of(trajectory.name), buffer, penalty)
+            paid = rewards.get(trajectory.uid, trajectory.reward)
+            if cost and is_reward(paid):
+                less[trajectory.uid] = paid - cost
+    return less

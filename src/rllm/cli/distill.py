@@ -1,0 +1,123 @@
+"""`rllm distill`: tasks and a teacher in, a run directory with a student like its teacher out.
+
+words ──► distill_config ──► build_trainer ──► train, seen through LiveView ──► reverse KL before and after
+"""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.text import Text
+
+from rllm.build import build_trainer, distill_config
+from rllm.cli.command import example, print_json
+from rllm.cli.plan import print_plan, unused_directory
+from rllm.cli.supervised import Flags, supervised_options
+from rllm.cli.terminal import err, out, print_next, rate_with_interval, table
+from rllm.config.distill import PROMPTS
+from rllm.config.loader import config_dict
+from rllm.config.schema import TrainConfig
+from rllm.store.run_directory import RunDirectory, is_run
+from rllm.tracking.console import LiveView, readable_seconds
+from rllm.trainer.agent_trainer import TrainResult
+
+
+@click.command(
+    "distill",
+    epilog=example(
+        "rllm distill frozenlake --teacher runs/frozenlake-seed0    into runs/distill-frozenlake-seed0",
+        "rllm distill prompts.jsonl --teacher Qwen3-4B --model Qwen3-0.6B",
+        "rllm distill prompts.jsonl --teacher http://127.0.0.1:8000/v1 --model Qwen3-0.6B",
+        "rllm distill frozenlake --teacher RUN --set warm_start.steps=50    first the teacher shows how",
+    ),
+)
+@click.argument("tasks", metavar="BENCHMARK|PROMPTS.jsonl")
+@click.option(
+    "--teacher",
+    default="",
+    metavar="DIR|URL",
+    help="A run, a model directory, or a server that returns prompt log-probabilities, such as vLLM.",
+)
+@click.option("--val-dataset", default="", metavar="FILE", help="Held-out prompts.  [default: the prompts]")
+@supervised_options
+def command(tasks: str, teacher: str, val_dataset: str, flags: Flags) -> None:
+    """Make a student like its teacher, on what the student itself says.
+
+    The student answers; the teacher says, token by token, how likely it finds the answer; what it finds more
+    likely than the student becomes more likely. That brings down the reverse divergence KL(student, teacher).
+    The two must have one vocabulary. A line of PROMPTS.jsonl is {"messages": [...]} or {"prompt": "..."}.
+
+    The same command again resumes a run that was interrupted, and shows the result of one that is finished.
+    """
+    named = flags.all_assignments(task__val_dataset=val_dataset)
+    config = distill_config(tasks, teacher, flags.config_file, tuple(named))
+    label = Path(tasks).stem
+    directory = flags.output or Path("runs") / f"distill-{label}-seed{config.seed}"
+    if flags.fresh:
+        directory = unused_directory(directory)
+    if flags.dry_run:
+        trainer = build_trainer(config, directory)  # refuses what a run would refuse
+        if is_run(directory):
+            trainer.require_same_config(RunDirectory.read(directory))
+        print_plan(
+            f"rllm distill {label}",
+            directory,
+            config=config_dict(config),
+            defaults=config_dict(TrainConfig()),
+            derived=config.derived(),
+            as_json=flags.as_json,
+            tasks=tasks,
+        )
+        return
+    was_finished = is_run(directory) and RunDirectory.read(directory).summary() is not None
+    if is_run(directory):
+        remark = "is finished; --fresh starts another run" if was_finished else "was stopped; it goes on"
+        err().print(f"{directory} {remark}.", style="dim", soft_wrap=True)
+    try:
+        with LiveView(config.steps, title=f"rllm distill {label}") as view:
+            result = build_trainer(config, directory, None if was_finished else view).train()
+    except KeyboardInterrupt as interrupt:
+        words = ["rllm", "distill", tasks, "--teacher", teacher, *flags.words(), "--output", str(directory)]
+        words += ["--val-dataset", val_dataset] if val_dataset else []
+        again = shlex.join(words)
+        raise click.Abort(f"Interrupted. Go on from the last checkpoint with: {again}") from interrupt
+    if flags.as_json:
+        print_json({**result.summary, "run": str(directory)})
+    else:
+        _print_result(tasks, config, result)
+
+
+def _print_result(tasks: str, config: TrainConfig, result: TrainResult) -> None:
+    summary, directory = result.summary, RunDirectory.read(result.directory)
+    has_rewards = config.task.environment != PROMPTS
+    num_tasks = summary["after"]["sampled_report"]["attempted"]
+    console = out()
+    console.print(f"\nDistance from the teacher on {num_tasks} held-out tasks", style="bold")
+    made = table("", "reverse KL, nats per token", *(["sampled success", "greedy"] if has_rewards else []))
+    names = {"before": "before", "after": "after"}
+    if config.warm_start.steps:
+        names = {"untrained": "before", "before": "after the teacher's play", "after": "after"}
+    for name, label in names.items():
+        made.add_row(label, *_cells(summary[name], has_rewards))
+    console.print(made)
+    phases = ", ".join(f"{name} {readable_seconds(spent_s)}" for name, spent_s in summary["phase_s"].items())
+    console.print(
+        Text.assemble(f"Took {readable_seconds(summary['wall_s'])}", (f" ({phases})", "dim")), soft_wrap=True
+    )
+    console.print(f"\nRun      {directory.path}", soft_wrap=True)
+    console.print(f"Model    {directory.model_path}", soft_wrap=True)
+    if directory.curve_path.is_file():
+        console.print(f"Picture  {directory.curve_path}", soft_wrap=True)
+    run, model = str(directory.path), str(directory.model_path)
+    following = [(["rllm", "serve", "--model", model], "talk to it")]
+    if has_rewards:
+        following.insert(0, (["rllm", "eval", tasks, "--model", run], "measure it on its own"))
+    print_next(console, following)
+
+
+def _cells(report: dict[str, Any], has_rewards: bool) -> list[str | Text]:
+    cells: list[str | Text] = [f"{report['reverse_kl']:.4f} ± {1.96 * report['reverse_kl_error']:.4f}"]
+    if has_rewards:
+        cells += [rate_with_interval(report[way], report[f"{way}_interval"]) for way in ("success", "greedy")]
+    return cells

@@ -1,0 +1,142 @@
+"""`rllm doctor algorithm`: a loss or an estimator by name in, a table of verdicts out.
+
+NAME ──► a loss, or an estimator ──► rllm.algorithms.checks ──► passed, failed or noted
+"""
+
+import difflib
+import inspect
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.text import Text
+
+from rllm.cli.command import example, json_option, print_json
+from rllm.cli.terminal import out, print_next, table
+from rllm.config.algorithm import LOSSES, AlgorithmConfig
+from rllm.config.callables import made_from, name_of
+from rllm.config.names import object_named
+from rllm.errors import ConfigError
+
+ENTRY_POINTS = "rllm.algorithms"
+KINDS = ("loss", "estimator")
+_WANTED = (
+    "write a loss as `def my_loss(tokens: TokenInputs) -> Tensor` and an estimator as "
+    "`def my_advantages(rewards_G)`"
+)
+_STYLES = {"passed": "green", "failed": "bold red", "noted": "yellow"}
+
+
+@click.command(
+    "algorithm",
+    epilog=example(
+        "rllm doctor algorithm my_file.py:my_loss          a loss: (tokens: TokenInputs) -> Tensor [M]",
+        "rllm doctor algorithm my_file.py:my_advantages    an estimator: rewards_G -> advantages_G",
+        "rllm doctor algorithm gspo --json                 a built-in one",
+    ),
+)
+@click.argument("name")
+@click.option(
+    "--kind", type=click.Choice(KINDS), help="Which of the two it is, where its signature does not tell."
+)
+@json_option
+@click.pass_context
+def command(ctx: click.Context, name: str, kind: str | None, as_json: bool) -> None:
+    """Check an algorithm of your own: is it what the trainer counts on?
+
+    A loss: its gradient against finite differences, its direction, and that neither the order of rows, nor
+    the split into micro-batches, nor untrained tokens change it. An estimator: that the order of attempts
+    changes nothing, and what shifting, scaling and equal rewards do. Exit code 1 when a check fails.
+    """
+    from rllm.algorithms.advantages import Estimator
+    from rllm.algorithms.checks import Verdict, check_estimator, group_form
+    from rllm.algorithms.loss_checks import check_loss
+
+    found = _algorithm_named(name)
+    kind = kind or _kind_of(found, name)
+    if kind == "loss":
+        terms = getattr(found, "terms", found)
+        checks = check_loss(
+            terms,
+            needs_every_row=getattr(found, "needs_every_row", True),
+            needs_whole_groups=getattr(found, "needs_whole_groups", True),
+        )
+    else:
+        checks = check_estimator(group_form(found) if isinstance(found, Estimator) else found)
+    failed = [each for each in checks if each.verdict is Verdict.FAILED]
+    if as_json:
+        print_json(
+            {
+                "algorithm": name,
+                "kind": kind,
+                "sound": not failed,
+                "checks": [asdict(each) for each in checks],
+            }
+        )
+    else:
+        made = table("check", "", "")
+        for each in checks:
+            made.add_row(each.name, Text(each.verdict, style=_STYLES[each.verdict]), Text(each.detail))
+        made.columns[-1].no_wrap = False
+        console = out()
+        console.print(f"\n{name}, a{'n' if kind == 'estimator' else ''} {kind}", style="bold", soft_wrap=True)
+        console.print(made)
+        if failed:
+            console.print(f"{len(failed)} of {len(checks)} checks failed: mend those first.", style="red")
+        else:
+            choice = f"algorithm.{kind}={name}"
+            print_next(console, [(["rllm", "train", "frozenlake", "--set", choice], "train with it")])
+    if failed:
+        ctx.exit(1)
+
+
+def _algorithm_named(name: str) -> Any:
+    """The function or object; of a class an instance of it."""
+    if ":" in name or name.endswith(".py"):
+        found = object_named(name, group=ENTRY_POINTS, what="algorithm")
+        return made_from(found) if inspect.isclass(found) else found
+    return _built_in(name)
+
+
+def _built_in(name: str) -> Any:
+    from rllm.algorithms.advantages import ESTIMATORS
+    from rllm.algorithms.losses import policy_loss
+
+    if name in LOSSES:
+        return policy_loss(AlgorithmConfig(loss=name))
+    if name not in ESTIMATORS:
+        known = (*ESTIMATORS, *LOSSES)
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are {', '.join(known)}."
+        raise ConfigError(
+            f"There is no algorithm `{name}`; {hint} One of your own is named file.py:function."
+        )
+    if ESTIMATORS[name].token_level:
+        raise ConfigError(
+            f"`{name}` makes its advantages token by token, from more than the rewards of a group; "
+            "there is nothing of it to check here."
+        )
+    return ESTIMATORS[name]
+
+
+def _kind_of(found: Any, name: str) -> str:
+    if callable(getattr(found, "terms", None)):
+        return "loss"
+    from rllm.algorithms.advantages import Estimator
+
+    if isinstance(found, Estimator):
+        return "estimator"
+    if not callable(found):
+        raise ConfigError(f"`{name}` is {found!r:.80} (a {type(found).__name__}), no algorithm; {_WANTED}.")
+    parameters = list(inspect.signature(found).parameters.values())
+    first = parameters[0] if parameters else None
+    if first is not None:
+        annotation = getattr(first.annotation, "__name__", str(first.annotation))
+        if "TokenInputs" in annotation or first.name == "tokens":
+            return "loss"
+        if first.name.startswith("reward"):
+            return "estimator"
+    raise ConfigError(
+        f"`{name}` does not tell whether {name_of(found)} is a loss or an estimator; say it with --kind, or "
+        f"{_WANTED}."
+    )

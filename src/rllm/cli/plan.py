@@ -1,0 +1,51 @@
+"""What `--dry-run` prints, and where `--fresh` puts a new run: the same for every command that trains."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+from rich.tree import Tree
+
+from rllm.cli.command import print_json
+from rllm.cli.terminal import out
+
+
+def unused_directory(directory: Path) -> Path:
+    """`directory`, or with the first number behind it that is free."""
+    numbered = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([directory], numbered) if not path.exists())
+
+
+def print_plan(
+    title: str,
+    directory: Path,
+    *,
+    config: dict[str, Any],
+    defaults: dict[str, Any],
+    derived: dict[str, Any],
+    as_json: bool,
+    **facts: str,
+) -> None:
+    """The resolved configuration and what follows from it. `facts` lead the JSON."""
+    if as_json:
+        print_json({**facts, "run": str(directory), "config": config, "derived": derived})
+        return
+    tree = Tree(Text.assemble((title, "bold"), f" into {directory}"), guide_style="dim")
+    _add_branches(tree, config, defaults)
+    branch = tree.add(Text("derived", style="bold"))
+    for name, value in derived.items():
+        branch.add(Text(f"{name} = {value:,}" if isinstance(value, int | float) else f"{name} = {value}"))
+    console = out()
+    console.print(tree)
+    console.print("Bold values differ from the defaults. Nothing was written.", style="dim")
+
+
+def _add_branches(tree: Tree, values: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Plain keys first, then sections; bold where a value is not the default."""
+    for key, value in sorted(values.items(), key=lambda item: isinstance(item[1], dict)):
+        default = defaults.get(key)
+        if isinstance(value, dict) and value:
+            _add_branches(tree.add(Text(key)), value, default if isinstance(default, dict) else {})
+        else:
+            tree.add(Text.assemble(f"{key} = ", (str(value), "" if value == default else "bold green")))

@@ -1,0 +1,159 @@
+"""What the commands have in common that train on rows: `rllm sft`, `rllm dpo`, `rllm distill`.
+
+@supervised_options            the options that all of them have ──► Flags
+run_supervised(flags, make)    plan, or train with a live view; before and after; what to type next
+"""
+
+import functools
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.text import Text
+
+from rllm.cli.command import json_option, print_json
+from rllm.cli.plan import print_plan, unused_directory
+from rllm.cli.supervised_view import measured_on, reports_table
+from rllm.cli.terminal import err, out, print_next
+from rllm.config.loader import config_dict
+from rllm.store.run_directory import RunDirectory, is_run
+from rllm.tracking.base import Tracker
+from rllm.tracking.console import LiveView, readable_seconds
+from rllm.trainer.agent_trainer import TrainResult
+from rllm.trainer.supervised import SupervisedTrainer
+
+MakeTrainer = Callable[[Path, Tracker | None], SupervisedTrainer[Any]]
+"""(run directory, what shows the progress) -> the trainer."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Flags:
+    """What the user typed of the options that all these commands have."""
+
+    model: str
+    output: Path | None
+    config_file: Path | None
+    assignments: tuple[str, ...]
+    seed: int | None
+    dry_run: bool
+    fresh: bool
+    as_json: bool
+
+    def all_assignments(self, **named: str) -> list[str]:
+        """`named` keys that were typed as options (`data__run` is data.run), then --set, which wins."""
+        options = {"model__path": self.model, **named}
+        seed = [] if self.seed is None else [f"seed={self.seed}"]
+        typed = [f"{key.replace('__', '.')}={value}" for key, value in options.items() if value]
+        return [*seed, *typed, *self.assignments]
+
+    def words(self) -> list[str]:
+        """These options again, without the output."""
+        words = ["--model", self.model] if self.model else []
+        words += ["--config", str(self.config_file)] if self.config_file is not None else []
+        for assignment in self.assignments:
+            words += ["--set", assignment]
+        return words + ([] if self.seed is None else ["--seed", str(self.seed)])
+
+
+def supervised_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options; the command gets them as one argument `flags`."""
+
+    @functools.wraps(command)
+    def with_flags(**options: Any) -> None:
+        typed = {name: options.pop(name) for name in Flags.__dataclass_fields__}
+        command(flags=Flags(**typed), **options)
+
+    for option in reversed(_OPTIONS):
+        with_flags = option(with_flags)
+    return with_flags
+
+
+_OPTIONS = (
+    click.option(
+        "--model", default="", metavar="DIR", help="What to start from: a directory or builtin:tiny."
+    ),
+    click.option(
+        "--output",
+        type=click.Path(path_type=Path),
+        help="Run directory; a run that is there goes on.  [default: runs/COMMAND-NAME-seedN]",
+    ),
+    click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file of settings."),
+    click.option(
+        "--set",
+        "assignments",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set one key, such as optimizer.learning_rate=3e-4; may be repeated and wins over the file.",
+    ),
+    click.option("--seed", type=int, help="Seed of every random draw of the run.  [default: 0]"),
+    click.option("--dry-run", is_flag=True, help="Check everything, print the plan and do nothing."),
+    click.option(
+        "--fresh", is_flag=True, help="Start a new run beside one that is there, which stays as it is."
+    ),
+    json_option,
+)
+
+
+def run_supervised(flags: Flags, make: MakeTrainer, label: str, words: Sequence[str]) -> None:
+    """Plan or train. `label` names the data, for titles and directories; `words` are the command as typed,
+    without the common options."""
+    trainer = make(Path("unused"), None)  # refuses what a run would refuse, before anything is written
+    kind, seed = trainer.kind, trainer.config.seed
+    directory = flags.output or Path("runs") / f"{kind}-{label}-seed{seed}"
+    if flags.fresh:
+        directory = unused_directory(directory)
+    if flags.dry_run:
+        if is_run(directory):
+            trainer.require_same_config(RunDirectory.read(directory))
+        print_plan(
+            f"rllm {kind} {label}",
+            directory,
+            config=config_dict(trainer.config),
+            defaults=config_dict(trainer.config_class()),
+            derived=trainer.plan(),
+            as_json=flags.as_json,
+            data=label,
+        )
+        return
+    was_finished = is_run(directory) and RunDirectory.read(directory).summary() is not None
+    if is_run(directory):
+        remark = "is finished; --fresh starts another run" if was_finished else "was stopped; it goes on"
+        err().print(f"{directory} {remark}.", style="dim", soft_wrap=True)
+    try:
+        with LiveView(0, title=f"rllm {kind} {label}") as view:
+            result = make(directory, None if was_finished else view).train()
+    except KeyboardInterrupt as interrupt:
+        again = shlex.join(["rllm", kind, *words, *flags.words(), "--output", str(directory)])
+        raise click.Abort(f"Interrupted. Go on from the last checkpoint with: {again}") from interrupt
+    if flags.as_json:
+        print_json({**result.summary, "run": str(directory)})
+    else:
+        _print_result(result)
+
+
+def _print_result(result: TrainResult) -> None:
+    summary, directory = result.summary, RunDirectory.read(result.directory)
+    console = out()
+    console.print(f"\nBefore and after{measured_on(summary)}", style="bold")
+    console.print(reports_table(summary))
+    console.print(
+        Text.assemble(
+            f"Took {readable_seconds(summary['wall_s'])}",
+            (f" ({summary['steps']:,} updates, {summary['trained_tokens']:,} labelled tokens)", "dim"),
+        )
+    )
+    console.print(f"\nRun      {directory.path}", soft_wrap=True)
+    console.print(f"Model    {directory.model_path}", soft_wrap=True)
+    if directory.curve_path.is_file():
+        console.print(f"Picture  {directory.curve_path}", soft_wrap=True)
+    model = str(directory.model_path)
+    print_next(
+        console,
+        [
+            (["rllm", "serve", "--model", model], "talk to it"),
+            (["rllm", "runs", "show", str(directory.path)], "look at the run again"),
+        ],
+    )

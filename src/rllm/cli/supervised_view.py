@@ -1,0 +1,58 @@
+"""How a run that learns from rows looks: what it measured before and after, and how far it has got."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from rllm.cli.command import print_json
+from rllm.cli.run_facts import RunFacts
+from rllm.cli.terminal import facts, out, table
+from rllm.store.run_directory import RunDirectory
+from rllm.tracking.console import readable_seconds
+
+
+def show_supervised(directory: RunDirectory, found: RunFacts, state: Text, as_json: bool) -> None:
+    """What `rllm runs show` prints of such a run."""
+    config, summary = directory.config(), directory.summary()
+    if as_json:
+        print_json({**found.to_dict(), "summary": summary, "config": config})
+        return
+    console = out()
+    console.print(Text.assemble((str(directory.path), "bold"), "  ", state), soft_wrap=True)
+    data = config.get("data", {})
+    rows: list[tuple[str, str | Text]] = [
+        ("kind", f"rllm {found.kind}"),
+        ("data", str(data.get("dataset") or data.get("run") or "from Python")),
+        ("model", f"{config['model']['path']} on {config['model']['device']}"),
+        ("training", f"{found.steps:,} of {found.total_steps:,} updates"),
+        ("seed", str(found.seed)),
+    ]
+    if summary is not None:
+        rows.append(("took", readable_seconds(summary["wall_s"])))
+    console.print(facts(rows))
+    if found.reports:
+        console.print(f"\nBefore and after{measured_on(summary or {})}", style="bold")
+        console.print(reports_table(found.reports))
+
+
+def measured_on(summary: Mapping[str, Any]) -> str:
+    return f", on {summary['measured_on']}" if "measured_on" in summary else ""
+
+
+def reports_table(reports: Mapping[str, Any]) -> Table:
+    """What was measured before and, where the run has got so far, after."""
+    names = [name for name, value in reports["before"].items() if isinstance(value, int | float)]
+    made = table(
+        "", *(name.replace("_", " ") for name in names), right=[each.replace("_", " ") for each in names]
+    )
+    for label in ("before", "after"):
+        if label in reports:
+            made.add_row(label, *(_number(name, reports[label][name]) for name in names))
+    return made
+
+
+def _number(name: str, value: float) -> str:
+    share = name.endswith(("accuracy", "frac", "success"))
+    return f"{value:.1%}" if share else f"{value:,.4f}"

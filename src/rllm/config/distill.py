@@ -1,0 +1,100 @@
+"""`[distill]`: a teacher that says, token by token, how likely it finds what the student wrote."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from rllm.config.algorithm import AlgorithmConfig
+from rllm.config.limits import finite, one_of, unused
+from rllm.errors import ConfigError
+
+TEACHER = "teacher"
+"""The estimator that makes advantages of what the teacher says."""
+PROMPTS = "prompts"
+"""`task.environment` of a run whose tasks are the prompts in `task.dataset`, answered once and never paid."""
+
+
+@dataclass(kw_only=True, slots=True)
+class DistillConfig:
+    teacher: str = ""
+    """A model directory or a finished run, or the address of a server that returns the log-probabilities of a
+    prompt, such as vLLM's `http://HOST:8000/v1`. Its vocabulary must be the student's. Empty: no teacher."""
+    teacher_model: str = ""
+    """The name that a server knows it by; empty takes the first that it serves."""
+    gamma: float = 0.0
+    """How far a token is held responsible for those behind it in its trajectory: 0 pays each for itself
+    alone, 1 pays it all that follows, which is the exact gradient and varies far more."""
+    baseline: str = "mean"
+    """`mean`: what tokens are credited with is compared with the mean over all tokens of the step; the
+    gradient is the same on average, and varies less while the student is far from its teacher. `none`: with
+    nothing."""
+    clip: float = 0.0
+    """What a token is paid, log π_teacher - log π_student, is kept within ± this many nats, so that one token
+    that the teacher finds impossible does not outweigh all others; 0 keeps it as it is."""
+
+    @property
+    def is_server(self) -> bool:
+        return self.teacher.startswith(("http://", "https://"))
+
+    def validate(self) -> None:
+        finite("distill.clip", self.clip)
+        one_of("distill.baseline", self.baseline, ("mean", "none"))
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ConfigError(f"`distill.gamma` is {self.gamma}; it must lie between 0 and 1.")
+        if not self.teacher:
+            for name in ("teacher_model", "gamma", "baseline", "clip"):
+                unused("distill", self, name, "there is no teacher; set `distill.teacher`")
+        elif not self.is_server:
+            unused("distill", self, "teacher_model", "the teacher is no server, but a directory")
+
+
+def validate_distillation(
+    distill: DistillConfig,
+    algorithm: AlgorithmConfig,
+    estimators: Collection[str],
+    *,
+    warm_start: tuple[int, float, Collection[str]],
+    temperatures: Collection[float],
+) -> None:
+    """Raises ConfigError unless the teacher is asked, and can be.
+
+    `warm_start`: its steps, its noise, and the names of its `expert_args`. `temperatures`: all that may be
+    sampled at in training.
+    """
+    asks = TEACHER in estimators
+    if asks and algorithm.kl_in == "reward":
+        raise ConfigError(
+            '`algorithm.kl_in` is "reward", but a teacher pays token by token; set it to "loss".'
+        )
+    if asks and not distill.teacher:
+        raise ConfigError(
+            "`algorithm.estimator` is 'teacher', but there is none; set `distill.teacher` to a model "
+            "directory or the address of a server, or choose another estimator."
+        )
+    if not distill.teacher:
+        return
+    warm_steps, noise, expert_args = warm_start
+    if expert_args:
+        raise ConfigError(
+            f"`warm_start.expert_args` has {', '.join(expert_args)}, but the expert is the teacher, and that "
+            "is told nothing; leave them out."
+        )
+    if warm_steps and noise:
+        raise ConfigError(
+            f"`warm_start.noise` is {noise}, but the warm start learns from what the teacher samples, and "
+            "that is never replaced; set it to 0."
+        )
+    if not asks:
+        why = 'no token is paid by the teacher; set `algorithm.estimator` to "teacher"'
+        for name in ("gamma", "baseline", "clip"):
+            unused("distill", distill, name, why)
+    if not asks and not warm_steps:
+        raise ConfigError(
+            f"`distill.teacher` is {distill.teacher!r}, but nobody asks it: set `algorithm.estimator` to "
+            '"teacher", or `warm_start.steps` above 0 to learn from what it writes.'
+        )
+    if distill.is_server and set(temperatures) != {1.0}:
+        raise ConfigError(
+            f"The training temperatures are {sorted(set(temperatures))}, but a server scores prompts at "
+            "temperature 1, so the teacher would be compared with another policy; sample at 1, or give the "
+            "teacher as a directory."
+        )

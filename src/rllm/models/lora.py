@@ -1,0 +1,221 @@
+"""An adapter beside the weights of a model: only its small matrices are trained (LoRA, arXiv:2106.09685).
+
+    LoadedModel ──with_adapter──► LoadedModel ──┬─► sampled from and trained, as any other
+        │  └── the same weights, not copied ──┘ └─► save_model: merged; save_adapter: peft's own format
+        └─► without the adapter: a reference, a frozen policy, the base of the next adapter
+
+Which adapter a forward pass uses is a matter of which model object it is called on, never of a switch: so
+samplers and trainers of several policies run at the same time on one copy of the weights. Matrices, their
+names, their start and the files are peft's. The built-in decoder, which stores several layers as one matrix,
+adds up their parts itself.
+"""
+
+import copy
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from rllm.config.lora import LoraConfig
+from rllm.errors import ConfigError, MissingExtraError
+from rllm.models.decoder import Adapt, Decoder
+from rllm.models.directory import LoadedModel
+from rllm.store.files import write_directory_atomic
+
+NAME = "default"
+"""What peft calls the one adapter of a model object."""
+
+STORED = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
+"""Which layers the four matrices of a decoder's block hold."""
+
+
+def with_adapter(base: LoadedModel, config: LoraConfig, seed: int) -> LoadedModel:
+    """A model that shares the weights of `base`, which never change again, and has an adapter of its own.
+
+    The adapter begins as nothing: B is 0, A is drawn from `seed`. Both are float32, whatever the weights are.
+    Raises ConfigError for a target that the model has no linear layer of.
+    """
+    peft = _peft()
+    base.model.requires_grad_(False)
+    model = _sharing(base.model)
+    layers: Any = _projections(model) if isinstance(model, Decoder) else model.inner
+    linear = _linear_layers(layers)
+    targets = _targets(config, linear, base)
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=targets,
+        fan_in_fan_out=any(not isinstance(linear[name], nn.Linear) for name in targets),
+        base_model_name_or_path=str(base.directory),
+        task_type="CAUSAL_LM",
+    )
+    peft.inject_adapter_in_model(settings, layers, NAME)
+    adapted: dict[str, Any] = {name: each for name, each in layers.named_modules() if hasattr(each, "lora_A")}
+    _begin_as_nothing(adapted, seed)
+    if isinstance(model, Decoder):
+        _hand_over(model, layers, adapted)
+    model.changes = {
+        f"{name}.weight": partial(layer.get_delta_weight, NAME) for name, layer in adapted.items()
+    }
+    model.eval()
+    return replace(base, model=model, base=base)
+
+
+def save_adapter(loaded: LoadedModel, directory: Path) -> None:
+    """Write the adapter of `loaded` so that `peft.PeftModel.from_pretrained` puts it on the base model."""
+    layers: Any = loaded.model.adapter if isinstance(loaded.model, Decoder) else loaded.model.inner
+    end = f".{NAME}.weight"
+    tensors = {
+        f"base_model.model.{name.removesuffix(end)}.weight": each.detach().cpu().contiguous()
+        for name, each in layers.named_parameters()
+        if name.endswith(end)
+    }
+    settings = layers.peft_config[NAME].to_dict() | {"inference_mode": True}
+
+    def fill(target: Path) -> None:
+        listed = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
+        (target / "adapter_config.json").write_text(json.dumps(listed, indent=2, sort_keys=True) + "\n")
+        save_file(tensors, target / "adapter_model.safetensors", metadata={"format": "pt"})
+
+    write_directory_atomic(directory, fill)
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "peft", "train") from error
+    return peft
+
+
+def _sharing(model: nn.Module) -> Any:
+    """A model of the same tensors in modules of its own, so that an adapter can be put into these alone."""
+    tensors = chain(model.parameters(), model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+
+
+def _projections(model: Decoder) -> nn.Module:
+    """The linear layers of all blocks by their Hugging Face names; their weights are views into its own."""
+    root, weights = nn.Module(), model.state_dict_hf()
+    for index, _ in enumerate(model.blocks):
+        for name in chain(*STORED):
+            path, _, leaf = f"model.layers.{index}.{name}".rpartition(".")
+            weight = weights[f"{path}.{leaf}.weight"]
+            with torch.device("meta"):
+                layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+            layer.weight = nn.Parameter(weight, requires_grad=False)
+            _submodule(root, path).add_module(leaf, layer)
+    return root
+
+
+def _submodule(root: nn.Module, path: str) -> nn.Module:
+    """What stands at a dotted path; made where nothing does."""
+    for name in path.split("."):
+        if not hasattr(root, name):
+            root.add_module(name, nn.Module())
+        root = getattr(root, name)
+    return root
+
+
+def _linear_layers(layers: Any) -> dict[str, nn.Module]:
+    """A linear layer of each name that no module of another kind bears; the output layer is none of them."""
+    output = layers.get_output_embeddings() if hasattr(layers, "get_output_embeddings") else None
+    linear: dict[str, nn.Module] = {}
+    others = set[str]()
+    for path, module in layers.named_modules():
+        name = path.rpartition(".")[2]
+        if isinstance(module, nn.Linear | Conv1D) and module is not output:
+            linear[name] = module
+        else:
+            others.add(name)
+    return {name: module for name, module in linear.items() if name not in others}
+
+
+def _targets(config: LoraConfig, linear: Mapping[str, nn.Module], base: LoadedModel) -> list[str]:
+    if not linear:
+        raise ConfigError(
+            f"`lora.rank` is {config.rank}, but {base.directory} has no linear layer that an adapter can "
+            "stand beside; set it to 0 to train the weights themselves."
+        )
+    if unknown := [name for name in config.targets if name not in linear]:
+        raise ConfigError(
+            f"`lora.targets` has {unknown[0]!r}, but {base.directory} has no linear layer of that name; "
+            f"choose from {', '.join(sorted(linear))}."
+        )
+    return config.targets or sorted(linear)
+
+
+def _begin_as_nothing(adapted: Mapping[str, Any], seed: int) -> None:
+    """A is uniform within ±1/sqrt(width), as peft has it, but from a seed; B is 0."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in adapted.values():
+        a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+        a.data, b.data = a.data.float(), torch.zeros_like(b.data, dtype=torch.float32)
+        uniform = torch.rand(a.shape, generator=generator)
+        a.data.copy_((2.0 * uniform - 1.0) / math.sqrt(a.shape[1]))
+
+
+def _hand_over(model: Decoder, layers: Any, adapted: Mapping[str, Any]) -> None:
+    """Let the blocks of the decoder use an adapter whose layers stand apart from it."""
+    for index, block in enumerate(model.blocks):
+        paths = [[f"model.layers.{index}.{name}" for name in names] for names in STORED]
+        qkv, out, gate_up, down = (
+            _adapt([(layers.get_submodule(path).out_features, adapted.get(path)) for path in stored])
+            for stored in paths
+        )
+        block.adapts = (qkv, out, gate_up, down)
+    for path, module in list(layers.named_modules()):
+        parent, _, name = path.rpartition(".")
+        if isinstance(module, nn.Linear) and not _is_of_adapter(path):
+            layers.get_submodule(parent).add_module(name, nn.Identity())  # the decoder has its weights
+    model.adapter = layers
+
+
+def _is_of_adapter(path: str) -> bool:
+    return ".lora_" in path
+
+
+def _adapt(parts: Sequence[tuple[int, Any]]) -> Adapt:
+    """What an adapter adds to the output of one matrix: `parts` are the rows of each layer in it, and the
+    adapter's layer, if it has one."""
+    rows = [num_rows for num_rows, _ in parts]
+    factors = [
+        None if layer is None else (layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, layer.scaling[NAME])
+        for _, layer in parts
+    ]
+    if not any(factors):
+        return _unchanged
+
+    def adapt(x: Tensor, output: Tensor) -> Tensor:
+        pieces = [
+            piece if each is None else _added(x, piece, *each)
+            for piece, each in zip(output.split(rows, dim=-1), factors, strict=True)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+
+    return adapt
+
+
+def _added(x: Tensor, output: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+    if output.dtype == a.dtype:
+        return torch.addmm(output, F.linear(x, a), b.t(), alpha=scaling)
+    return output + (F.linear(F.linear(x.to(a.dtype), a), b) * scaling).to(output.dtype)
+
+
+def _unchanged(x: Tensor, output: Tensor) -> Tensor:
+    return output

@@ -1,0 +1,88 @@
+"""What stands between a bad gradient and the weights.
+
+    micro-batch ─► loss finite?  ──no──┐
+    all of them ─► norm finite? not too far above the running one? ──no──┴─► bad: stop, or skip the update
+
+Either way the message names tokens: those whose terms are no numbers, else those that pull hardest.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rllm.trainer.batching import PackedBatch
+from rllm.types.sample import TrainingSample
+
+NUM_NAMED = 3
+MEMORY = 0.9
+"""Share of the running norm that stays at each update: it looks back about ten."""
+MIN_UPDATES = 5
+"""Norms that the running one needs before anything is compared with it."""
+
+
+@dataclass(slots=True)
+class RunningNorm:
+    """Mean of the gradient norms so far, the latest counting most."""
+
+    mean: float = 0.0
+    count: int = 0
+
+    def limit(self, factor: float) -> float:
+        """The norm that the next gradient may have."""
+        known = self.count >= MIN_UPDATES and self.mean > 0.0
+        return factor * self.mean if factor > 0.0 and known else math.inf
+
+    def add(self, norm: float, factor: float) -> None:
+        """A norm above the limit counts as the limit: a single one moves little, a lasting rise is
+        followed."""
+        norm = min(norm, self.limit(factor))
+        keep = min(MEMORY, self.count / (self.count + 1))
+        self.mean = keep * self.mean + (1.0 - keep) * norm
+        self.count += 1
+
+
+@dataclass(slots=True)
+class Blame:
+    """How hard each token of an update pulls: remembered until its norm is known."""
+
+    samples: Sequence[TrainingSample]
+    parts: list[tuple[NDArray[np.int64], NDArray[np.int64], Tensor]] = field(
+        default_factory=list[tuple[NDArray[np.int64], NDArray[np.int64], Tensor]]
+    )
+
+    def add(self, batch: PackedBatch, *outputs_M: Tensor | None) -> None:
+        """After the backward pass through `outputs_M`, which kept their gradients."""
+        pulls = [each.grad.abs() for each in outputs_M if each is not None and each.grad is not None]
+        if pulls:
+            self.parts.append((batch.row_M, batch.place_M, torch.stack(pulls).amax(dim=0)))
+
+    def hardest(self) -> str:
+        """The tokens with the largest gradients, those that are no numbers first."""
+        pulls = torch.cat([pulls_M for _, _, pulls_M in self.parts]).float().cpu().numpy()
+        rows = np.concatenate([row_M for row_M, _, _ in self.parts])
+        places = np.concatenate([place_M for _, place_M, _ in self.parts])
+        order = np.argsort(np.where(np.isfinite(pulls), -pulls, -np.inf), kind="stable")[:NUM_NAMED]
+        return named_tokens(self.samples, rows[order], places[order])
+
+
+def tokens_that_are_no_numbers(batch: PackedBatch, samples: Sequence[TrainingSample], terms_M: Tensor) -> str:
+    """The first few trained tokens of a micro-batch with such terms."""
+    bad = torch.nonzero(~torch.isfinite(terms_M.detach())).flatten().cpu().numpy()[:NUM_NAMED]
+    if not len(bad):
+        return "no single token: the weighted sum overflowed"
+    return named_tokens(samples, batch.row_M[bad], batch.place_M[bad])
+
+
+def named_tokens(
+    samples: Sequence[TrainingSample], rows: NDArray[np.int64], places: NDArray[np.int64]
+) -> str:
+    """`token 7 (id 31) of (task, attempt, trajectory, segment); …`."""
+    return "; ".join(
+        f"token {place} (id {int(samples[row].token_ids_T[place])}) of {samples[row].order_key}"
+        for row, place in zip(rows.tolist(), places.tolist(), strict=True)
+    )

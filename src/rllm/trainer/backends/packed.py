@@ -1,0 +1,299 @@
+"""One optimizer step on any number of rows, whatever is computed of each micro-batch.
+
+samples ─► weights of the update ─► micro-batches ─► forward, Σ weight · term, backward ─► guard ─► optimizer
+                                                      └─ the subclass: what a loss sees
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rllm.algorithms.losses import Loss, TokenInputs, token_weights
+from rllm.config.optimizer import OptimizerConfig
+from rllm.errors import CheckpointError, NumericsError
+from rllm.models.decoder import Attend
+from rllm.trainer.backends.guard import Blame, RunningNorm, tokens_that_are_no_numbers
+from rllm.trainer.backends.scoring import value_rows
+from rllm.trainer.backends.torch_optimizer import MasterWeights, Optimizers, matrices_of_layers
+from rllm.trainer.batching import PackedBatch, micro_batches
+from rllm.trainer.packing import WeightedRow
+from rllm.types.sample import TrainingSample
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+WEIGHTS_FILE = "weights.safetensors"
+
+log = logging.getLogger(__name__)
+
+
+class PackedUpdates:
+    """Parameters with their optimizer; `update`, `save` and `load` of every learner on torch."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        config: OptimizerConfig,
+        share_prefixes: bool = True,
+        value_head: "ValueHead | None" = None,
+    ) -> None:
+        """`model` is a `CausalModel`; those of its parameters that require a gradient are trained."""
+        self.model = model
+        self.policy_version = 0
+        self.value_head = value_head
+        self.config = config
+        self._share_prefixes = share_prefixes
+        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self._device = next(model.parameters()).device
+        if config.gradient_checkpointing:
+            model.recompute_layers()
+        if value_head is not None:
+            value_head.to(self._device)
+            self._parameters |= {f"value_head.{name}": each for name, each in value_head.named_parameters()}
+        self._weights = MasterWeights(self._parameters)
+        self._optimizer = self._new_optimizer()
+        self._running_norm = RunningNorm()
+
+    def update(self, samples: Sequence[TrainingSample], loss: Loss, learning_rate: float) -> dict[str, float]:
+        """One optimizer step on all samples; see `TrainingBackend.update`.
+
+        `skipped_updates` is 1 where the update was bad and left out: weights and version stay.
+        """
+        rows = self._rows(samples, token_weights(samples, loss.aggregation))
+        if not loss.needs_every_row:  # their weight stays in the denominator
+            rows = [row for row in rows if row.sample.advantages_T.any()]
+        self._optimizer.zero_grad()
+        metrics, blame = _UpdateMetrics(), Blame(samples)
+        trouble = ""
+        for batch in self._micro_batches(rows, loss):
+            tokens = self._inputs(batch, loss)
+            terms_M = loss.terms(tokens)
+            total = (terms_M * batch.weights_M).sum()
+            if not trouble and not torch.isfinite(total):
+                trouble = f"the loss is not finite ({tokens_that_are_no_numbers(batch, samples, terms_M)})"
+                self._stop_on(trouble)
+            if not trouble:
+                outputs = (tokens.new_M, tokens.new_values_M)
+                for each in outputs:
+                    if each is not None and each.requires_grad:
+                        each.retain_grad()
+                total.backward()
+                blame.add(batch, *outputs)
+            metrics.add(loss, tokens, total, only_finite=bool(trouble))
+        return {**self._step(learning_rate, blame, trouble), **metrics.means()}
+
+    def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
+        """One [T] array per sample: what the value head expects before each trainable token, 0 elsewhere."""
+        assert self.value_head is not None, "only a learner with a value head has values"
+        return value_rows(
+            self.model,
+            self.value_head,
+            samples,
+            micro_batch_tokens=self.config.micro_batch_tokens,
+            share_prefixes=self._share_prefixes,
+        )
+
+    def save(self, directory: Path) -> None:
+        weights = self._weights.named
+        save_file(
+            {name: each.detach().cpu().contiguous() for name, each in weights.items()},
+            directory / WEIGHTS_FILE,
+        )
+        counters = {
+            "policy_version": torch.tensor(self.policy_version),
+            "running_norm": torch.tensor(self._running_norm.mean, dtype=torch.float64),
+            "num_norms": torch.tensor(self._running_norm.count),
+        }
+        save_file(
+            counters | self._optimizer.tensors(),
+            directory / OPTIMIZER_FILE,
+            metadata={"version": str(self.policy_version)},
+        )
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote. Raises CheckpointError, and changes nothing, when it does not fit."""
+        try:
+            weights = load_file(directory / WEIGHTS_FILE)
+            state = load_file(directory / OPTIMIZER_FILE)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{directory} cannot be read: {error}; delete it to use the one before."
+            ) from error
+        shapes = {name: each.shape for name, each in self._parameters.items()}
+        if shapes != {name: each.shape for name, each in weights.items()}:
+            raise CheckpointError(f"{directory} holds the weights of another model than this run's.")
+        with torch.no_grad():
+            for name, weight in self._weights.named.items():
+                weight.copy_(weights[name])
+        self._weights.copy_to_parameters()
+        self._optimizer = self._new_optimizer()
+        self.policy_version = int(state.pop("policy_version"))
+        self._running_norm = RunningNorm(float(state.pop("running_norm")), int(state.pop("num_norms")))
+        self._optimizer.load(state)
+
+    def reset_optimizer(self) -> None:
+        """Forget the moments: the next phase optimises another objective."""
+        self._optimizer = self._new_optimizer()
+        self._running_norm = RunningNorm()
+
+    def _inputs(self, batch: PackedBatch, loss: Loss) -> TokenInputs:
+        """What the loss sees of a micro-batch."""
+        raise NotImplementedError
+
+    def _new_optimizer(self) -> Optimizers:
+        config = self.config
+        return Optimizers(
+            self._weights.named,
+            matrices_of_layers(self.model, self._parameters),
+            name=config.name,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+        )
+
+    def _rows(
+        self, samples: Sequence[TrainingSample], weights: Sequence[NDArray[np.float64]]
+    ) -> list[WeightedRow]:
+        return [
+            WeightedRow(index=index, sample=sample, weights_T=weights_T)
+            for index, (sample, weights_T) in enumerate(zip(samples, weights, strict=True))
+        ]
+
+    def _micro_batches(self, rows: Sequence[WeightedRow], loss: Loss) -> Iterator[PackedBatch]:
+        return micro_batches(
+            rows,
+            self.config.micro_batch_tokens,
+            self._device,
+            share_prefixes=self._share_prefixes,
+            whole_groups=loss.needs_whole_groups,
+        )
+
+    def _stop_on(self, trouble: str) -> None:
+        if self.config.on_bad_update == "stop":
+            raise NumericsError(
+                f"{trouble[0].upper()}{trouble[1:]}; the weights were not changed. Lower "
+                "`optimizer.learning_rate`, look at the rewards of this step, or set "
+                "`optimizer.on_bad_update` to skip to leave such updates out."
+            )
+
+    def _step(self, learning_rate: float, blame: Blame, trouble: str) -> dict[str, float]:
+        weights = self._weights.with_gradient()
+        if not weights and not trouble:  # nothing was trained on: the weights stay, and so does the version
+            return {"grad_norm": 0.0, "skipped_updates": 0.0}
+        config = self.config
+        norm = 0.0
+        if not trouble:
+            norm = float(torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm))
+            trouble = self._trouble_with(norm, blame)
+        if trouble:
+            self._stop_on(trouble)
+            log.warning("Update after policy version %d was left out: %s.", self.policy_version, trouble)
+            self._optimizer.zero_grad()
+            return {"grad_norm": norm if math.isfinite(norm) else 0.0, "skipped_updates": 1.0}
+        self._running_norm.add(norm, config.max_norm_factor)
+        self._optimizer.step(learning_rate)
+        self._weights.copy_to_parameters()
+        self.policy_version += 1
+        return {"grad_norm": norm, "skipped_updates": 0.0}
+
+    def _trouble_with(self, norm: float, blame: Blame) -> str:
+        """Why an update with such a gradient is a bad one; empty where it is not."""
+        if math.isfinite(norm) and norm <= self._running_norm.limit(self.config.max_norm_factor):
+            return ""
+        where = f"at policy version {self.policy_version} (hardest pulled {blame.hardest()})"
+        if not math.isfinite(norm):
+            return f"the gradient's norm is {norm} {where}"
+        running, factor = self._running_norm.mean, self.config.max_norm_factor
+        return (
+            f"the gradient's norm is {norm:.3g} {where}, {norm / running:.3g} times the running norm "
+            f"{running:.3g} where `optimizer.max_norm_factor` allows {factor:g}"
+        )
+
+
+class ValueHead(nn.Linear):
+    """[M, D] states ─► [M] values, float32 at least; zero at first: an untrained critic expects nothing."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size, 1)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    @classmethod
+    def on(cls, model: Any) -> "ValueHead":
+        """One that fits the hidden states of `model`, and their precision where that is above float32."""
+        states_1_D = _first_states(model)
+        return cls(states_1_D.shape[1]).to(torch.promote_types(states_1_D.dtype, torch.float32))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.to(self.weight.dtype)).squeeze(1)
+
+
+@torch.no_grad()
+def _first_states(model: Any) -> Tensor:
+    """[1, D] of token 0 alone: the only thing that every model says about its width."""
+    zero_1 = torch.zeros(1, dtype=torch.int64, device=next(model.parameters()).device)
+    alone: Attend = lambda layer, q, k, v: v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # noqa: E731
+    return model.hidden(zero_1, zero_1, alone)
+
+
+class _UpdateMetrics:
+    """Token means over the micro-batches of one update."""
+
+    def __init__(self) -> None:
+        self.loss = 0.0
+        self.sums: dict[str, float] = {}
+        self.num_tokens = 0
+        self.largest_gap = 0.0
+
+    @torch.no_grad()
+    def add(self, loss: Loss, tokens: TokenInputs, total: Tensor, *, only_finite: bool) -> None:
+        """`only_finite` leaves out what is no number, of an update that is skipped."""
+        measures = loss.measures(tokens)
+        if only_finite:
+            total = total.nan_to_num(0.0, 0.0, 0.0)
+            measures = {name: each.nan_to_num(0.0, 0.0, 0.0) for name, each in measures.items()}
+        self.loss += float(total)
+        if not measures:
+            return
+        for name, values_M in measures.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(values_M.sum())
+        self.num_tokens += len(tokens.new_M)
+        gap_M = (tokens.new_M - tokens.old_M).abs()
+        self.largest_gap = max(
+            self.largest_gap, float((gap_M.nan_to_num(0.0) if only_finite else gap_M).max())
+        )
+
+    def means(self) -> dict[str, float]:
+        if not self.sums:
+            return {"loss": self.loss}
+        means = {name: value / self.num_tokens for name, value in self.sums.items()}
+        return {"loss": self.loss, **means, "logprob_gap_max": self.largest_gap}
+
+
+def optional_inputs(batch: PackedBatch) -> dict[str, Tensor | None]:
+    """The columns of `TokenInputs` that only some samples have."""
+    return {
+        "rollout_M": batch.optional.get("rollout_logprobs"),
+        "ref_M": batch.optional.get("ref_logprobs"),
+        "values_M": batch.optional.get("values"),
+        "returns_M": batch.optional.get("returns"),
+    }
+
+
+def trained_tokens(batch: PackedBatch) -> Mapping[str, Any]:
+    """The columns of `TokenInputs` that every micro-batch has, the model's own words excepted."""
+    return {
+        "old_M": batch.old_logprobs_M,
+        "advantages_M": batch.advantages_M,
+        "weights_M": batch.weights_M,
+        "row_M": batch.rank_M,
+        "group_R": batch.group_R,
+        **optional_inputs(batch),
+    }

@@ -1,0 +1,76 @@
+"""What a model says of token rows, without changing it: log-probabilities, and values of a critic."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rllm.trainer.backends.logprobs import selected_logprobs
+from rllm.trainer.batching import PackedBatch, micro_batches
+from rllm.trainer.packing import WeightedRow
+from rllm.types.sample import TrainingSample
+
+
+def score_rows(
+    model: Any,
+    samples: Sequence[TrainingSample],
+    *,
+    micro_batch_tokens: int = 16_384,
+    logprob_chunk: int = 2048,
+    share_prefixes: bool = True,
+) -> list[NDArray[np.float32]]:
+    """One [T] array per sample: log-probability of each trainable token at its sampling temperature, 0
+    elsewhere. `model` is a `CausalModel`, of a policy, a reference or a teacher."""
+
+    def logprobs(batch: PackedBatch) -> Tensor:
+        temperature_M = None if batch.plain else batch.temperature_M
+        return selected_logprobs(
+            model, hidden_states(model, batch), batch.targets_M, temperature_M, chunk=logprob_chunk
+        )[0]
+
+    return _per_row(model, samples, logprobs, micro_batch_tokens, share_prefixes)
+
+
+def value_rows(
+    model: Any,
+    value_head: nn.Module,
+    samples: Sequence[TrainingSample],
+    *,
+    micro_batch_tokens: int = 16_384,
+    share_prefixes: bool = True,
+) -> list[NDArray[np.float32]]:
+    """One [T] array per sample: the critic's expectation before each trainable token, 0 elsewhere."""
+
+    def values(batch: PackedBatch) -> Tensor:
+        return value_head(hidden_states(model, batch))
+
+    return _per_row(model, samples, values, micro_batch_tokens, share_prefixes)
+
+
+def hidden_states(model: Any, batch: PackedBatch) -> Tensor:
+    """[M, D] the states that predict the trained tokens."""
+    return model.hidden(batch.tokens_N, batch.positions_N, batch.attention, batch.predicted_by_M)
+
+
+def _per_row(
+    model: Any,
+    samples: Sequence[TrainingSample],
+    of_batch: Callable[[PackedBatch], Tensor],
+    micro_batch_tokens: int,
+    share_prefixes: bool,
+) -> list[NDArray[np.float32]]:
+    found = [np.zeros(sample.num_tokens, dtype=np.float32) for sample in samples]
+    rows = [
+        WeightedRow(index=index, sample=sample, weights_T=sample.trainable_T.astype(np.float64))
+        for index, sample in enumerate(samples)
+    ]
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        for batch in micro_batches(rows, micro_batch_tokens, device, share_prefixes=share_prefixes):
+            values_M = of_batch(batch).float().cpu().numpy()
+            for row, place, value in zip(batch.row_M, batch.place_M, values_M, strict=True):
+                found[row][place] = value
+    return found

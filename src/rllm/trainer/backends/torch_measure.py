@@ -1,0 +1,60 @@
+"""How well a model foretells rows that it is not trained on: one forward pass, without gradients.
+
+rows ──► micro-batches ──► hidden states ──► logits of `chunk` tokens at a time ──► loss, token accuracy
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from rllm.trainer.batching import WeightedRow, micro_batches
+from rllm.types.sample import TrainingSample
+
+CHUNK = 2_048
+"""Tokens whose logits exist at the same time."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RowMeasures:
+    """Means over the labelled tokens of all rows."""
+
+    loss: float
+    """-log π(token), in nats."""
+    token_accuracy: float
+    """Share of the tokens that are the most likely ones."""
+    num_tokens: int
+
+
+def measure_rows(
+    model: Any, samples: Sequence[TrainingSample], *, micro_batch_tokens: int, chunk: int = CHUNK
+) -> RowMeasures:
+    """Raises ValueError where no row has a labelled token."""
+    device = next(model.parameters()).device
+    rows = [
+        WeightedRow(index=index, sample=sample, weights_T=sample.trainable_T.astype(np.float64))
+        for index, sample in enumerate(samples)
+    ]
+    total_loss, num_right, num_tokens = 0.0, 0, 0
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for batch in micro_batches(rows, micro_batch_tokens, device):
+            hidden_M_D = model.hidden(
+                batch.tokens_N, batch.positions_N, batch.attention, batch.predicted_by_M
+            )
+            for start in range(0, len(hidden_M_D), chunk):
+                targets_C = batch.targets_M[start : start + chunk]
+                logits_C_V = model.logits(hidden_M_D[start : start + chunk]).float()
+                total_loss += float(F.cross_entropy(logits_C_V, targets_C, reduction="sum"))
+                num_right += int((logits_C_V.argmax(dim=-1) == targets_C).sum())
+                num_tokens += len(targets_C)
+    model.train(was_training)
+    if not num_tokens:
+        raise ValueError(f"None of {len(samples)} rows has a labelled token; there is nothing to measure.")
+    return RowMeasures(
+        loss=total_loss / num_tokens, token_accuracy=num_right / num_tokens, num_tokens=num_tokens
+    )

@@ -1,0 +1,246 @@
+"""Attention of a micro-batch: flat rows of tokens in, padded buckets inside, flat rows out.
+
+    tokens_N =  prefix 1, prefix 2, …   suffix 1, suffix 2, suffix 3, …
+                └ bucket ┘ └ bucket ┘   └─ bucket ─────┘ └─ bucket ─┘
+
+Prefixes see themselves; a suffix sees the prefix of its group and itself. Buckets hold rows of like length,
+so that little is padded, and are neighbours in the flat row: taking them apart and putting them together
+again is one `split` and one `cat`, forward and backward.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rllm.models.decoder import take_rows
+from rllm.trainer.packing import IntArray, buckets
+
+OVERHEAD_ON_CPU = 6_000
+"""What a bucket costs beyond its arithmetic, in products of a query and a key."""
+OVERHEAD_ELSEWHERE = 1 << 20
+"""An accelerator is done with a million of them while it starts the kernels."""
+
+
+class PackedAttention:
+    """Attention over prefixes and the suffixes that share them. Callable as a decoder's `attend`.
+
+    In the last layer only the states that predict a trained token are wanted: `kept_S` has their offsets in
+    each suffix.
+    """
+
+    def __init__(
+        self,
+        prefix_lengths: Sequence[int],
+        suffix_lengths: Sequence[int],
+        group_of_suffix: Sequence[int],
+        kept_S: Sequence[IntArray],
+        device: torch.device,
+    ) -> None:
+        """Prefixes and suffixes in the order of `bucket_order`."""
+        overhead = OVERHEAD_ON_CPU if device.type == "cpu" else OVERHEAD_ELSEWHERE
+        prefixes, suffixes = np.array(prefix_lengths, dtype=np.int64), np.array(suffix_lengths)
+        group_S = np.array(group_of_suffix)
+        shared_S = prefixes[group_S]
+        prefixes = prefixes[prefixes > 0]  # they come first
+        self.num_prefix = int(prefixes.sum())
+        self.prefixes: list[_Padding] = []
+        if len(prefixes):
+            ends = np.cumsum(buckets(np.zeros_like(prefixes), prefixes, overhead))[:-1]
+            self.prefixes = [_Padding(part, device) for part in np.split(prefixes, ends)]
+        self.suffixes: list[_Suffixes] = []
+        first = 0
+        for size in buckets(shared_S, suffixes, overhead):
+            part = slice(first, first + size)
+            self.suffixes.append(
+                _Suffixes(prefixes, suffixes[part], shared_S[part], group_S[part], kept_S[part], device)
+            )
+            first += size
+        self.sizes = [each.num_tokens for each in (*self.prefixes, *(each.own for each in self.suffixes))]
+        self.kept_sizes = [each.kept.num_tokens for each in self.suffixes]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        num_prefixes = len(self.prefixes)
+        keys, values = k.split(self.sizes), v.split(self.sizes)
+        shared = (k[: self.num_prefix], v[: self.num_prefix]) if num_prefixes else None
+        own = zip(self.suffixes, keys[num_prefixes:], values[num_prefixes:], strict=True)
+        if len(q) != len(k):  # the last layer; were all states kept, the full masks would do the same
+            kept = zip(q.split(self.kept_sizes), own, strict=True)
+            return _joined([part.attend_kept(q, k, v, shared) for q, (part, k, v) in kept])
+        queries = q.split(self.sizes)
+        heads = zip(self.prefixes, queries, keys, values, strict=False)
+        seen = [_attended(part.pad(q), part.pad(k), part.pad(v), None, part) for part, q, k, v in heads]
+        tails = zip(queries[num_prefixes:], own, strict=True)
+        return _joined([*seen, *(part.attend(q, k, v, shared) for q, (part, k, v) in tails)])
+
+    @property
+    def num_products(self) -> int:
+        """Products of a query and a key in a full layer, those with padding included."""
+        prefixes = sum(each.rows * each.longest**2 for each in self.prefixes)
+        return prefixes + sum(each.num_products for each in self.suffixes)
+
+
+Shared = tuple[Tensor, Tensor] | None
+"""Keys and values of all prefixes."""
+
+
+class _Suffixes:
+    """Suffixes of like length, and the prefixes that they see."""
+
+    def __init__(
+        self,
+        prefixes: IntArray,
+        lengths: IntArray,
+        shared: IntArray,
+        group: IntArray,
+        kept: Sequence[IntArray],
+        device: torch.device,
+    ) -> None:
+        self.own = _Padding(lengths, device)
+        self.kept = _Padding(np.array([len(offsets) for offsets in kept]), device)
+        self.prefix: _Padding | None = None
+        self.prefix_tokens: Tensor | None = None
+        """Where the tokens of its prefixes are among those of all; None if it has all of them."""
+        self.longest_prefix = int(shared.max())
+        self._share: tuple[Tensor, Tensor] | None = None
+        if self.longest_prefix:
+            # A suffix without a prefix, among others with one, names any and sees nothing of it.
+            seen = np.unique(group[shared > 0])
+            self.prefix = _Padding(prefixes[seen], device)
+            if len(seen) < len(prefixes):
+                group_N = np.repeat(np.arange(len(prefixes)), prefixes)
+                self.prefix_tokens = torch.from_numpy(np.flatnonzero(np.isin(group_N, seen))).to(device)
+            place_S = torch.from_numpy(np.searchsorted(seen, np.where(shared > 0, group, seen[0]))).to(device)
+            if not torch.equal(place_S, torch.arange(len(seen), device=device)):
+                self._share = place_S, F.one_hot(place_S, len(seen)).t()
+        self._shared = shared
+        self._kept_offsets = np.concatenate(kept)
+        self._masks: dict[str, Tensor] = {}
+        self._device = device
+
+    @property
+    def num_products(self) -> int:
+        return self.own.rows * self.own.longest * (self.longest_prefix + self.own.longest)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared) -> Tensor:
+        q_all, k_all, v_all = self.own.pad(q), *self._seen(k, v, shared)
+        mask = self._mask("full", q.dtype) if self.prefix is not None else None
+        return _attended(q_all, k_all, v_all, mask, self.own)
+
+    def attend_kept(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared) -> Tensor:
+        k_all, v_all = self._seen(k, v, shared)
+        return _attended(self.kept.pad(q), k_all, v_all, self._mask("kept", q.dtype), self.kept)
+
+    def _seen(self, k: Tensor, v: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
+        """[S, K, P + C, d] keys and values."""
+        if self.prefix is None:
+            return self.own.pad(k), self.own.pad(v)
+        assert shared is not None, "a suffix with a prefix is in a micro-batch with prefixes"
+        k_all, v_all = (
+            torch.cat((self._of_each(whole), self.own.pad(part)), dim=2)
+            for whole, part in zip(shared, (k, v), strict=True)
+        )
+        return k_all, v_all
+
+    def _of_each(self, prefixes: Tensor) -> Tensor:
+        """[S, K, P, d] the prefix of each suffix's group."""
+        assert self.prefix is not None, "the caller asked"
+        if self.prefix_tokens is not None:
+            prefixes = take_rows(prefixes, self.prefix_tokens)
+        padded = self.prefix.pad(prefixes)
+        return padded if self._share is None else _Share.apply(padded, *self._share)
+
+    def _mask(self, which: str, dtype: torch.dtype) -> Tensor:
+        """[S, 1, Q, P + C], 0 where a query may look and -inf elsewhere: it sees its group's prefix, and its
+        own suffix up to its offset. Made once, for all layers."""
+        if which not in self._masks:
+            offsets = np.arange(self.own.longest)[None, :]
+            if which == "kept":
+                offsets = self.kept.pad_ids(self._kept_offsets)
+            own = np.arange(self.own.longest) <= offsets[:, :, None]
+            prefix = (np.arange(self.longest_prefix) < self._shared[:, None])[:, None, :]
+            size = (self.own.rows, offsets.shape[1])
+            both = (np.broadcast_to(part, (*size, part.shape[2])) for part in (prefix, own))
+            seen = torch.from_numpy(np.concatenate(tuple(both), axis=2)).to(self._device).unsqueeze(1)
+            mask = torch.zeros(seen.shape, dtype=dtype, device=self._device)
+            self._masks[which] = mask.masked_fill_(~seen, float("-inf"))
+        return self._masks[which]
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, padding: "_Padding") -> Tensor:
+    grouped = q.shape[1] != k.shape[1]
+    if grouped and mask is not None and q.device.type != "cpu":  # the kernels that take a mask take no groups
+        repeat = q.shape[1] // k.shape[1]
+        k, v, grouped = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1), False
+    seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+    return padding.unpad(seen)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+
+
+class _Padding:
+    """[sum of lengths, H, d] ⇄ [rows, H, longest, d]; lengths are above 0, and the padding is never seen by a
+    real token."""
+
+    def __init__(self, lengths: IntArray, device: torch.device) -> None:
+        self.rows, self.longest = len(lengths), int(lengths.max())
+        self.num_tokens = int(lengths.sum())
+        firsts = np.cumsum(lengths) - lengths
+        # Padding repeats the row's last token: any finite value does, because nobody looks at it.
+        column = np.minimum(np.arange(self.longest), lengths[:, None] - 1)
+        self._source: NDArray[np.int64] = firsts[:, None] + column
+        self.full = self.num_tokens == self.rows * self.longest
+        if not self.full:
+            row_N = np.repeat(np.arange(self.rows), lengths)
+            places = row_N * self.longest + np.arange(self.num_tokens) - firsts[row_N]
+            self.place_N = torch.from_numpy(places).to(device)
+            self.source = torch.from_numpy(self._source.ravel()).to(device)
+
+    def pad(self, flat: Tensor) -> Tensor:
+        num_heads, head_dim = flat.shape[1], flat.shape[2]
+        padded = flat if self.full else _Spread.apply(flat, self.source, self.place_N)
+        return padded.reshape(self.rows, self.longest, num_heads, head_dim).transpose(1, 2)
+
+    def pad_ids(self, flat: IntArray) -> IntArray:
+        """[rows, longest] for numbers instead of vectors."""
+        return flat[self._source]
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        rows = padded.transpose(1, 2).flatten(0, 1)
+        return rows if self.full else take_rows(rows, self.place_N)
+
+
+class _Share(torch.autograd.Function):
+    """index_select whose backward sums over each group in one matrix product, not row by row."""
+
+    @staticmethod
+    def forward(ctx: Any, prefix: Tensor, group_S: Tensor, belongs_G_S: Tensor) -> Tensor:
+        ctx.save_for_backward(belongs_G_S)
+        return prefix.index_select(0, group_S)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,), (belongs_G_S,) = grads, ctx.saved_tensors
+        summed = belongs_G_S.to(grad.dtype) @ grad.flatten(1)
+        return summed.view(-1, *grad.shape[1:]), None, None
+
+
+class _Spread(torch.autograd.Function):
+    """index_select whose backward gathers: padding repeats tokens that nobody reads, so only one place has a
+    gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, source: Tensor, place_N: Tensor) -> Tensor:
+        ctx.save_for_backward(place_N)
+        return flat.index_select(0, source)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,), (place_N,) = grads, ctx.saved_tensors
+        return grad.index_select(0, place_N), None, None

@@ -1,0 +1,113 @@
+"""What each trajectory of a step is paid, what it is compared with, and what is left out, and why.
+
+episodes ──► truncation ──► overlong answers ──► groups (task, role) ──► groups without signal are rejected
+greedy attempts ──► the same payments ──► one baseline for each (task, role)
+
+A pure function of the episodes, so that the loop can ask which tasks are worth a further round, and a stored
+run comes to the same.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rllm.algorithms.advantages import estimator_named
+from rllm.algorithms.filters import GroupKey, is_reward, overlong_rewards, rejected
+from rllm.algorithms.grouping import GroupingCounts, group_episodes
+from rllm.algorithms.truncation import treat_truncated
+from rllm.config.schema import TrainConfig
+from rllm.errors import RewardError
+from rllm.types.episode import Episode, TrajectoryGroup
+
+TRUNCATED, NO_SIGNAL, NO_BASELINE = "truncated", "no_signal", "no_baseline"
+"""Why a trajectory is left out: a limit cut it off, its group teaches nothing, or the greedy attempt that it
+would be compared with failed."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Judged:
+    """The trajectories of a step."""
+
+    groups: dict[GroupKey, TrajectoryGroup]
+    """What is learned from."""
+    counts: GroupingCounts
+    rewards: dict[str, float]
+    """Uid -> reward of trajectories that are paid otherwise than they say."""
+    left_out: dict[str, str]
+    """Uid -> why it is left out."""
+    rejected: list[GroupKey] = field(default_factory=list[GroupKey])
+    """Groups without signal, where they are filtered."""
+    without_baseline: list[GroupKey] = field(default_factory=list[GroupKey])
+    baselines: dict[GroupKey, float] = field(default_factory=dict[GroupKey, float])
+    """Mean reward of the greedy attempt's trajectories."""
+
+    def leave_out(self, keys: Sequence[GroupKey], reason: str) -> None:
+        """Neither compare nor learn from these groups."""
+        for key in keys:
+            for trajectory in self.groups.pop(key).trajectories:
+                self.left_out[trajectory.uid] = reason
+
+
+def judge(
+    config: TrainConfig, episodes: Sequence[Episode], greedy: Sequence[Episode] | None = None
+) -> Judged:
+    """`greedy`: one more attempt at each task by the likeliest tokens, where an estimator compares with it;
+    None where that is not asked yet."""
+    cut_off, rewards = _paid(config, episodes)
+    groups, counts = group_episodes(episodes, cut_off)
+    judged = Judged(groups=groups, counts=counts, rewards=rewards, left_out=dict.fromkeys(cut_off, TRUNCATED))
+    if config.filters.rejects:
+        judged.rejected = rejected(groups, rewards, config.filters.min_reward_std)
+        judged.leave_out(judged.rejected, NO_SIGNAL)
+    if greedy is not None:
+        judged.baselines = _baselines(config, greedy)
+        judged.without_baseline = [
+            key
+            for key in judged.groups
+            if estimator_named(config.estimator_of(key[1])).needs_greedy and key not in judged.baselines
+        ]
+        judged.leave_out(judged.without_baseline, NO_BASELINE)
+    return judged
+
+
+def needs_greedy(config: TrainConfig) -> bool:
+    """Whether an estimator of the run compares with a greedy attempt."""
+    return any(estimator_named(name).needs_greedy for name in config.estimators())
+
+
+def tasks_with_signal(
+    config: TrainConfig, episodes: Sequence[Episode], is_trained: Callable[[str], bool]
+) -> set[str]:
+    """Ids of the tasks at which a role that learns has a group that is not rejected."""
+    return {task_id for task_id, role in judge(config, episodes).groups if is_trained(role)}
+
+
+def _paid(config: TrainConfig, episodes: Iterable[Episode]) -> tuple[set[str], dict[str, float]]:
+    """Uids that a limit cut off and that are left out; uid -> reward of those that are paid otherwise."""
+    episodes, filters = list(episodes), config.filters
+    treated = treat_truncated(episodes, config.rollout.truncation)
+    rewards = treated.rewards
+    if filters.overlong_buffer:
+        rewards |= overlong_rewards(
+            episodes,
+            rewards,
+            limit_of=lambda role: config.role(role).max_tokens or config.rollout.max_tokens_per_turn,
+            buffer=filters.overlong_buffer,
+            penalty=filters.overlong_penalty,
+        )
+    return treated.masked, rewards
+
+
+def _baselines(config: TrainConfig, greedy: Sequence[Episode]) -> dict[GroupKey, float]:
+    """Mean over the trajectories of a role: a workflow may have several of it in one attempt."""
+    cut_off, rewards = _paid(config, greedy)
+    baselines: dict[GroupKey, float] = {}
+    for key, group in group_episodes(greedy, cut_off)[0].items():
+        paid = [rewards.get(each.uid, each.reward) for each in group.trajectories]
+        numbers = [each for each in paid if is_reward(each)]
+        if len(numbers) != len(paid):
+            raise RewardError(
+                f"The greedy attempt at task {key[0]} (role {key[1]}) was paid {paid}; a reward must be a "
+                "finite number. Mend the environment, workflow or evaluator that set it."
+            )
+        baselines[key] = sum(numbers) / len(numbers)
+    return baselines

@@ -1,0 +1,106 @@
+"""The episodes of a step, round by round until there is enough to compare.
+
+    next tasks ──► group_size attempts each ──► tasks with signal < tasks_per_step? ──yes, dynamic──┐
+        ▲                                                │ no, or that was the last round           │
+        └────────────────────────────────────────────────┼──────────────────────────────────────────┘
+                                                         └──► one greedy attempt each, where an estimator asks
+
+Which tasks come next is the curriculum's to say; what it knows is part of the run's state.
+"""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllm.config.schema import TrainConfig
+from rllm.data.curriculum import Curriculum
+from rllm.engine.attempts import EpisodeEngine
+from rllm.trainer.judging import needs_greedy, tasks_with_signal
+from rllm.trainer.learning import Learner
+from rllm.trainer.outcomes import require_one_that_did_not_fail
+from rllm.trainer.schedules import temperature
+from rllm.types.episode import Episode
+from rllm.types.messages import SamplingParams
+from rllm.types.task import Task, task_id_of
+
+
+@dataclass(kw_only=True, slots=True)
+class Rollouts:
+    """What was sampled in one step, in the order of tasks and attempts."""
+
+    tasks: list[Any] = field(default_factory=list[Any])
+    episodes: list[Episode] = field(default_factory=list[Episode])
+    greedy: list[Episode] = field(default_factory=list[Episode])
+    """One attempt at each task by the likeliest tokens: compared with, never trained on."""
+    rounds: int = 0
+    pooled: int = 0
+    """Tasks that may be played again."""
+
+    def metrics(self) -> dict[str, int]:
+        return {"tasks": len(self.tasks), "rounds": self.rounds, "tasks_pooled": self.pooled}
+
+
+async def sample_step(
+    engine: EpisodeEngine, learner: Learner, curriculum: Curriculum[Any], step: int
+) -> Rollouts:
+    """`group_size` attempts at each of `tasks_per_step` tasks and, with `filters.dynamic`, at as many further
+    tasks as there were without signal, round after round."""
+    config, rollouts = learner.config, Rollouts()
+    # What canary and validation left in the sampler's caches would change the batches, and with them the last
+    # bit of log-probabilities; a run that was resumed has not seen them.
+    learner.policies.publish()
+    sampling = sampling_of(config, temperature(config, step))
+    telling = set[str]()
+    while len(telling) < config.rollout.tasks_per_step and rollouts.rounds < max_rounds(config):
+        missing = config.rollout.tasks_per_step - len(telling)
+        tasks = curriculum.batch(step, missing)
+        if config.filters.rejects:
+            tasks = [_named(task, number) for number, task in enumerate(tasks, start=len(rollouts.tasks))]
+        rollouts.episodes += await _sampled(
+            engine, tasks, f"train/{step}", sampling, config.rollout.group_size
+        )
+        rollouts.tasks += tasks
+        rollouts.rounds += 1
+        require_one_that_did_not_fail(rollouts.episodes, config.inference.max_context)
+        if config.filters.rejects:
+            telling = tasks_with_signal(config, rollouts.episodes, learner.policies.is_trained)
+    if needs_greedy(config):
+        compared = [
+            task
+            for number, task in enumerate(rollouts.tasks)
+            if not config.filters.rejects or task_id_of(task, number) in telling
+        ]
+        purpose = f"train/{step}/greedy"
+        rollouts.greedy = await _sampled(engine, compared, purpose, sampling_of(config, 0.0), 1)
+    curriculum.observe(rollouts.episodes)
+    rollouts.pooled = curriculum.num_pooled
+    rollouts.episodes.sort(key=lambda each: (each.task_id, each.rollout_idx))
+    return rollouts
+
+
+def max_rounds(config: TrainConfig) -> int:
+    """Rounds that a step may take at most."""
+    return config.filters.max_rounds if config.filters.dynamic else 1
+
+
+def sampling_of(config: TrainConfig, temperature: float = 1.0) -> SamplingParams:
+    """How answers are sampled; at temperature 0 the likeliest tokens."""
+    return SamplingParams(
+        temperature=temperature,
+        max_tokens=config.rollout.max_tokens_per_turn or config.inference.max_context,
+    )
+
+
+def _named(task: Any, number: int) -> Any:
+    """A task without an id is named by its place in the step: rounds, and what is left of them, must
+    agree."""
+    return task if isinstance(task, Task) else {**task, "task_id": task_id_of(task, number)}
+
+
+async def _sampled(
+    engine: EpisodeEngine, tasks: Sequence[Any], purpose: str, sampling: SamplingParams, group_size: int
+) -> list[Episode]:
+    run = engine.run(tasks, group_size=group_size, purpose=purpose, sampling=sampling)
+    async with aclosing(run) as running:
+        return sorted([each async for each in running], key=lambda each: (each.task_id, each.rollout_idx))

@@ -1,0 +1,87 @@
+"""What others say of sampled tokens: the trainer before its first update, and the reference.
+
+rows ──► old_logprobs = "trainer": score ──► kl_coef > 0: reference.score ──► rows with more columns
+                                                   │
+                                                   └─► divergence in nats per token ──► adaptive kl_coef
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rllm.algorithms.kl import AdaptiveKL, kl_rewards
+from rllm.config.algorithm import AlgorithmConfig
+from rllm.config.schema import TrainConfig
+from rllm.trainer.backends.base import TrainingBackend
+from rllm.trainer.policies import Policies
+from rllm.trainer.reference import Scorer, reference_of
+from rllm.types.sample import TrainingSample
+
+
+def make_references(config: TrainConfig, policies: Policies) -> dict[str, Scorer]:
+    """What each policy that learns is held against; nothing where `kl_coef` is 0."""
+    if not config.algorithm.kl_coef:
+        return {}
+    optimizer = config.optimizer
+    return {
+        name: reference_of(
+            policies[name],
+            micro_batch_tokens=optimizer.micro_batch_tokens,
+            logprob_chunk=optimizer.logprob_chunk,
+        )
+        for name, _ in policies.trainable()
+    }
+
+
+def with_old_logprobs(
+    samples: Sequence[TrainingSample], backend: TrainingBackend
+) -> tuple[list[TrainingSample], float]:
+    """Samples with the trainer's own log-probabilities, the sampler's beside them, and how far the two were
+    apart at most, in nats."""
+    again = [
+        replace(sample, logprobs_T=mine_T, rollout_logprobs_T=sample.logprobs_T)
+        for sample, mine_T in zip(samples, backend.score(samples), strict=True)
+    ]
+    gaps = [
+        float(np.abs(mine.logprobs_T - theirs.logprobs_T)[theirs.trainable_T].max(initial=0.0))
+        for mine, theirs in zip(again, samples, strict=True)
+    ]
+    return again, max(gaps, default=0.0)
+
+
+def with_reference(samples: Sequence[TrainingSample], reference: Scorer) -> list[TrainingSample]:
+    """Samples with the reference's log-probabilities."""
+    return [
+        replace(sample, ref_logprobs_T=theirs_T)
+        for sample, theirs_T in zip(samples, reference.score(samples), strict=True)
+    ]
+
+
+def kl_of(sample: TrainingSample, kind: str) -> NDArray[np.float64]:
+    """[T] divergence from the reference at each trained token before the first update, in nats; 0
+    elsewhere."""
+    assert sample.ref_logprobs_T is not None, "the reference was asked"
+    kl_T = kl_rewards(sample.logprobs_T, sample.ref_logprobs_T, kind.removesuffix("+"))
+    return np.where(sample.trainable_T, kl_T, 0.0)
+
+
+def mean_kl(samples: Sequence[TrainingSample], kind: str) -> float:
+    """Mean over the trained tokens; 0 of none."""
+    num_tokens = sum(sample.num_trainable for sample in samples)
+    return sum(float(kl_of(sample, kind).sum()) for sample in samples) / max(1, num_tokens)
+
+
+def with_kl_paid(sample: TrainingSample, coef: float, kind: str) -> TrainingSample:
+    """The sample with each token's divergence subtracted from what it is paid."""
+    assert sample.rewards_T is not None, "a trajectory that is learned from was paid"
+    rewards_T = (sample.rewards_T - coef * kl_of(sample, kind)).astype(np.float32)
+    return replace(sample, rewards_T=rewards_T)
+
+
+def adapted_kl_coef(algorithm: AlgorithmConfig, coef: float, kl: float) -> float:
+    """What the next step's divergence counts, after a step in which it came to `kl` nats per token."""
+    controller = AdaptiveKL(coef=coef, target=algorithm.kl_target, horizon=float(algorithm.kl_horizon))
+    controller.update(kl)
+    return controller.coef

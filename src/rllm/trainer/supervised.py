@@ -1,0 +1,381 @@
+"""Supervised runs: rows in, a run directory with a better model out. What SFT, DPO and distillation share.
+
+    class MyJob(SupervisedJob):                          # trainer/sft.py is the shortest whole example
+        steps = 100                                      # optimizer updates in all
+        loss = ImitationLoss()                           # any Loss of rllm.algorithms.losses
+        def samples(self, step): ...                     # the rows of one update, from (seed, step) alone
+        def evaluate(self): return {"loss": 0.5}         # held-out numbers under the weights as they are
+
+    class AgentMyTrainer(SupervisedTrainer[MyConfig]):   # MyConfig is a SupervisedConfig
+        kind, config_class = "my", MyConfig
+        def make_job(self, policy): return MyJob(policy, …)
+
+    AgentMyTrainer(config, output="runs/mine").train() ──► TrainResult
+
+The loop, and everything that a run owes its user, is here:
+
+    report before ──► samples(step) ──► update ──► metrics, checkpoint ──► … ──► report after ──► model/
+
+A run that was killed goes on from its last checkpoint and ends with the same parameters as one that never
+stopped, because rows are a function of the step. What must be the same as well is the job's `identity`.
+"""
+
+import importlib.util
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from rllm.config.loader import config_dict, load_as
+from rllm.config.policies import ONLY_POLICY
+from rllm.config.supervised import SupervisedConfig
+from rllm.errors import ConfigError, MissingExtraError
+from rllm.store.files import require_free_space
+from rllm.store.run_directory import RunDirectory
+from rllm.tracking.base import Tracker, Trackers
+from rllm.tracking.jsonl import JsonlTracker, read_metrics
+from rllm.trainer.agent_trainer import TrainResult
+from rllm.trainer.resuming import require_same, take_back
+from rllm.trainer.schedules import scheduled
+from rllm.types.sample import TrainingSample
+
+if TYPE_CHECKING:
+    from rllm.algorithms.losses import Loss
+    from rllm.models.directory import LoadedModel
+    from rllm.trainer.backends.torch import TorchBackend
+    from rllm.trainer.checkpoint import RunState
+    from rllm.trainer.policies import Policies, Policy
+
+AnySupervised = TypeVar("AnySupervised", bound=SupervisedConfig)
+
+
+class SupervisedJob(ABC):
+    """What one kind of supervised run adds to the loop."""
+
+    steps: int
+    """Optimizer updates in all."""
+    loss: "Loss"
+
+    def __init__(self, policy: "Policy") -> None:
+        self.policy = policy
+
+    @property
+    def backend(self) -> "TorchBackend":
+        """What is trained."""
+        assert self.policy.backend is not None, "the only policy of a supervised run learns"
+        return self.policy.backend
+
+    @abstractmethod
+    def samples(self, step: int) -> Sequence[TrainingSample]:
+        """The rows of one update. Nothing but the seed, the step and the weights may play a part in them."""
+
+    @abstractmethod
+    def evaluate(self) -> dict[str, float]:
+        """Held-out numbers under the weights as they are, `loss` among them; the same whenever asked."""
+
+    def update(self, step: int, learning_rate: float) -> dict[str, Any]:
+        """One optimizer update; returns its metrics. Raises NumericsError before weights are spoilt."""
+        samples = self.samples(step)
+        return {
+            **self.backend.update(samples, self.loss, learning_rate),
+            "rows": len(samples),
+            "trained_tokens": sum(each.num_trainable for each in samples),
+            "tokens": sum(each.num_tokens for each in samples),
+        }
+
+    def plan(self) -> dict[str, int | float | str]:
+        """What follows from configuration and data, such as tokens per update; `--dry-run` prints it."""
+        return {"optimizer_updates": self.steps}
+
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a run to go on, beside its configuration: a digest of its rows."""
+        return {}
+
+    def prepare(self, directory: RunDirectory) -> None:  # noqa: B027  most jobs need none of the three
+        """Before the first report, and again after every restart: what is computed once and kept in the run,
+        such as log-probabilities of a reference."""
+
+    def published(self, policy_version: int) -> None:  # noqa: B027
+        """The weights have changed; a job that samples from them tells its sampler."""
+
+    def facts(self) -> dict[str, Any]:
+        """What the summary says beside the reports."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027
+        """The run has ended, well or not."""
+
+
+class SupervisedTrainer(ABC, Generic[AnySupervised]):
+    """A configuration and a job in, a finished run out. Made anew, it goes on with the run in `output`."""
+
+    kind: ClassVar[str]
+    """Name of the command, and what the run directory says it is."""
+    config_class: type[AnySupervised]
+
+    def __init__(
+        self,
+        config: Any = None,
+        *,
+        output: str | Path = "runs/latest",
+        tracker: Tracker | None = None,
+        base: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`config`: whatever `load_as` takes, on top of `base`. `output`: the run directory; a run that is
+        already there goes on."""
+        self.config = load_as(self.config_class, config, base=base)
+        if not self.config.model.path:
+            self.config.model.path = self.default_model()
+        self.output = Path(output)
+        self.tracker = tracker
+
+    @abstractmethod
+    def make_job(self, policy: "Policy") -> SupervisedJob:
+        """What is to be done with the model. Raises ConfigError for data that cannot be trained on."""
+
+    def default_model(self) -> str:
+        """`model.path` of a run whose configuration has none."""
+        return "builtin:tiny"
+
+    def train(self) -> TrainResult:
+        """Run, or resume, to the end."""
+        with RunDirectory.create_or_open(self.output) as directory:
+            self.require_same_config(directory)
+            summary = directory.summary()
+            if summary is None:
+                summary = self._run(directory)
+                directory.write_summary(summary)
+            if not directory.curve_path.exists():
+                _draw_curve(directory, self.kind)
+            return TrainResult(directory=self.output, summary=summary)
+
+    def plan(self) -> dict[str, Any]:
+        """What a run would do, with everything checked that a run would check; nothing is written."""
+        with TemporaryDirectory(prefix="rllm-plan-") as place:
+            policies, _ = self._policies(Path(place), {})
+            job = self.make_job(policies[ONLY_POLICY])
+            try:
+                return dict(job.plan())
+            finally:
+                job.close()
+
+    def require_same_config(self, directory: RunDirectory) -> None:
+        """Raises ConfigError for a run with another configuration, or of another kind."""
+        recorded = directory.config()
+        if not recorded:
+            return
+        if (kind := recorded.pop("kind", "train")) != self.kind:
+            raise ConfigError(
+                f"{directory.path} holds a run of `rllm {kind}`; choose another --output for this one."
+            )
+        recorded.pop("identity", None)  # compared once the job is made
+        require_same(directory, config_dict(load_as(self.config_class, recorded)), config_dict(self.config))
+
+    def _run(self, directory: RunDirectory) -> dict[str, Any]:
+        if importlib.util.find_spec("matplotlib") is None:  # wanted at the very end: better missed now
+            raise MissingExtraError("matplotlib", "train")
+        listeners: dict[str, SupervisedJob] = {}
+        policies, models = self._policies(directory.path, listeners)
+        job = listeners[ONLY_POLICY] = self.make_job(policies[ONLY_POLICY])
+        try:
+            num_bytes = 4 * sum(each.num_parameters for each in models.values())
+            keep = self.config.checkpoint.keep
+            require_free_space(
+                directory.path, num_bytes * (3 * (keep + 1) + 2), "checkpoints and the trained model"
+            )
+            _keep_identity(directory, self.kind, job.identity(), config_dict(self.config))
+            return self._supervise(directory, policies, job)
+        finally:
+            job.close()
+
+    def _policies(
+        self, run: Path, listeners: Mapping[str, SupervisedJob]
+    ) -> "tuple[Policies, dict[str, LoadedModel]]":
+        try:
+            from rllm.trainer.policies import create_initial_models, load_initial_models, make_policies
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(error.name or "torch", "train") from error
+        config = self.config.train_config()
+        if not (run / "config.json").exists():
+            create_initial_models(config, run)
+        models = load_initial_models(config, run)
+
+        def publish(policy_version: int) -> None:
+            if ONLY_POLICY in listeners:
+                listeners[ONLY_POLICY].published(policy_version)
+
+        return make_policies(config, models, {ONLY_POLICY: publish}), models
+
+    def _supervise(self, directory: RunDirectory, policies: "Policies", job: SupervisedJob) -> dict[str, Any]:
+        from rllm.trainer.checkpoint import RunState, load_latest
+
+        state = load_latest(directory.checkpoints_path, policies.backends()) or RunState()
+        take_back(directory, state)
+        job.backend.publish_weights()
+        trackers: list[Tracker] = [JsonlTracker(directory.metrics_path)]
+        if self.tracker is not None:
+            trackers.append(self.tracker)
+        with closing(Trackers(trackers)) as tracker, Stopping() as stopping:
+            run = SupervisedRun(
+                config=self.config,
+                job=job,
+                policies=policies,
+                directory=directory,
+                tracker=tracker,
+                state=state,
+                stopping=stopping,
+            )
+            return supervise(run)
+
+
+@dataclass(kw_only=True, slots=True)
+class SupervisedRun:
+    """Everything a supervised run works with."""
+
+    config: SupervisedConfig
+    job: SupervisedJob
+    policies: "Policies"
+    directory: RunDirectory
+    tracker: Tracker
+    state: "RunState"
+    stopping: "Stopping"
+
+    def save(self) -> None:
+        """Checkpoint the run as it stands."""
+        from rllm.trainer.checkpoint import save_checkpoint
+
+        root, keep = self.directory.checkpoints_path, self.config.checkpoint.keep
+        save_checkpoint(root, self.state, self.policies.backends(), keep)
+
+
+def supervise(run: SupervisedRun) -> dict[str, Any]:
+    """The whole run; returns the summary that `summary.json` holds."""
+    run.job.prepare(run.directory)
+    report(run, "before")
+    fit(run)
+    report(run, "after")
+    run.policies.save_models(run.directory.path)
+    return summary_of(run)
+
+
+def fit(run: SupervisedRun) -> None:
+    """One update after the other, until all steps are done."""
+    job, state, config = run.job, run.state, run.config
+    run.tracker.begin("train")
+    for step in range(state.steps, job.steps):
+        with _timed(state, "train"):
+            started = time.perf_counter()
+            rate = scheduled(config.optimizer, step, job.steps)
+            metrics = {"learning_rate": rate, **job.update(step, rate)}
+            job.backend.publish_weights()
+            elapsed_s = time.perf_counter() - started
+            state.steps = step + 1
+            every = config.evaluation.every_steps
+            if every and state.steps % every == 0 and state.steps < job.steps:  # then comes the report
+                metrics |= {f"heldout_{name}": value for name, value in job.evaluate().items()}
+        if "tokens" in metrics:
+            metrics["tokens_per_s"] = metrics["tokens"] / elapsed_s
+        metrics |= {"total_steps": job.steps, "step_s": elapsed_s, "run_s": _wall_s(state)}
+        run.tracker.log(step, "train", metrics)
+        is_last = state.steps == job.steps
+        if state.steps % config.checkpoint.every_steps == 0 or is_last or run.stopping.is_asked:
+            run.save()
+        run.stopping.raise_if_asked()
+
+
+def report(run: SupervisedRun, name: str) -> None:
+    """Held-out numbers, unless they were measured before the run was interrupted."""
+    state = run.state
+    if name in state.reports:
+        return
+    run.tracker.begin(name)
+    with _timed(state, f"report_{name}"):
+        measured = run.job.evaluate()
+    run.tracker.log(0, name, {**measured, "run_s": _wall_s(state)})
+    state.reports[name] = dict(measured)
+    run.save()
+    run.stopping.raise_if_asked()
+
+
+class Stopping:
+    """Ctrl-C takes effect where a run is whole: when its step is done and saved. Pressed again, it takes
+    effect at once, and the step is repeated when the run goes on.
+
+    Outside the main thread, where Python has no signals, nothing is held back.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._before: Any = None
+
+    def raise_if_asked(self) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> "Stopping":
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.raise_if_asked()
+        self.is_asked = True
+
+
+def summary_of(run: SupervisedRun) -> dict[str, Any]:
+    """What `summary.json` holds."""
+    state = run.state
+    lines = [line for line in read_metrics(run.directory.metrics_path) if line["phase"] == "train"]
+    return {
+        "kind": run.directory.config()["kind"],
+        **state.reports,
+        "steps": state.steps,
+        "trained_tokens": sum(line.get("trained_tokens", 0) for line in lines),
+        "wall_s": _wall_s(state),
+        "phase_s": state.phase_s,
+        "parameters_sha256": run.job.policy.parameters_sha256(),
+        **run.job.facts(),
+    }
+
+
+def _keep_identity(
+    directory: RunDirectory, kind: str, identity: dict[str, Any], config: dict[str, Any]
+) -> None:
+    """Written once all checks have passed: what was refused can be mended and started again in the same
+    directory."""
+    recorded = directory.config()
+    if recorded:
+        require_same(directory, recorded["identity"], identity)
+    else:
+        directory.write_config({"kind": kind, "identity": identity, **config})
+
+
+def _draw_curve(directory: RunDirectory, kind: str) -> None:
+    from rllm.tracking.picture import draw_loss_curve
+
+    draw_loss_curve(read_metrics(directory.metrics_path), directory.curve_path, title=f"rllm {kind}")
+
+
+def _wall_s(state: "RunState") -> float:
+    """Seconds of work on the run so far."""
+    return sum(state.phase_s.values())
+
+
+@contextmanager
+def _timed(state: "RunState", phase: str) -> Iterator[None]:
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        state.phase_s[phase] = state.phase_s.get(phase, 0.0) + time.perf_counter() - started

@@ -1,0 +1,196 @@
+"""The doctor of algorithms: what is sound passes, and each way of being wrong has a check that finds it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rllm.algorithms.advantages import ESTIMATORS
+from rllm.algorithms.checks import Check, Verdict, check_estimator, group_form
+from rllm.algorithms.loss_checks import check_loss
+from rllm.algorithms.losses import TokenInputs, policy_loss
+from rllm.algorithms.surrogates import SURROGATES
+from rllm.config.algorithm import AlgorithmConfig
+
+
+def _failed(checks: list[Check]) -> set[str]:
+    return {each.name for each in checks if each.verdict is Verdict.FAILED}
+
+
+def _detail(checks: list[Check], name: str) -> str:
+    (found,) = [each for each in checks if each.name == name]
+    return found.detail
+
+
+def _ratio(tokens: TokenInputs) -> Tensor:
+    return (tokens.new_M - tokens.old_M).exp()
+
+
+def _clipped(tokens: TokenInputs) -> Tensor:
+    ratio_M = _ratio(tokens)
+    return -torch.minimum(ratio_M * tokens.advantages_M, ratio_M.clamp(0.8, 1.2) * tokens.advantages_M)
+
+
+def _held(tokens: TokenInputs) -> Tensor:
+    """A stopped factor: the gradient is not that of the value."""
+    return -_ratio(tokens).clamp(max=1.2).detach() * tokens.advantages_M * tokens.new_M
+
+
+def _held_without_grad(tokens: TokenInputs) -> Tensor:
+    with torch.no_grad():
+        weight_M = _ratio(tokens).clamp(max=1.2)
+    return -weight_M * tokens.advantages_M * tokens.new_M
+
+
+def _of_groups(tokens: TokenInputs) -> Tensor:
+    """Advantages less their mean over the group's tokens."""
+    group_M = tokens.group_R[tokens.row_M]
+    size = int(group_M.max()) + 1
+    sums = torch.zeros(size, dtype=torch.float64).index_add(0, group_M, tokens.advantages_M)
+    means = sums / torch.bincount(group_M, minlength=size)
+    return -_ratio(tokens) * (tokens.advantages_M - means[group_M])
+
+
+@pytest.mark.parametrize("loss", [_clipped, _held, _held_without_grad, _of_groups])
+def test_a_sound_loss_passes_every_check(loss: Callable[[TokenInputs], Tensor]) -> None:
+    assert _failed(check_loss(loss)) == set()
+
+
+def test_what_is_detached_is_held_still_while_slopes_are_measured() -> None:
+    assert "1 detached values held still" in _detail(check_loss(_held), "gradient")
+    assert "held" not in _detail(check_loss(_clipped), "gradient")
+
+
+def test_the_policy_gradient_is_recognised() -> None:
+    assert "is -advantage" in _detail(check_loss(_held), "policy gradient")
+    assert "differs" in _detail(check_loss(lambda tokens: 2.0 * _clipped(tokens)), "policy gradient")
+
+
+class _WrongBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.square()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return 3.0 * grads[0]
+
+
+def _over_the_batch(tokens: TokenInputs) -> Tensor:
+    return -_ratio(tokens) * (tokens.advantages_M - tokens.advantages_M.mean())
+
+
+def _by_position(tokens: TokenInputs) -> Tensor:
+    return -_ratio(tokens) * tokens.advantages_M * torch.arange(len(tokens.new_M)).double()
+
+
+def _in_place(tokens: TokenInputs) -> Tensor:
+    tokens.advantages_M.clamp_(-1.0, 1.0)
+    return -_ratio(tokens) * tokens.advantages_M
+
+
+@pytest.mark.parametrize(
+    ("loss", "broken"),
+    [
+        (lambda tokens: _ratio(tokens) * tokens.advantages_M, {"direction"}),
+        (_over_the_batch, {"micro-batches"}),
+        (_by_position, {"order of rows", "micro-batches"}),
+        (lambda tokens: -_WrongBackward.apply(_ratio(tokens)) * tokens.advantages_M, {"gradient"}),
+        (lambda tokens: (-_ratio(tokens) * tokens.advantages_M).mean(), {"contract"}),
+        (lambda tokens: -tokens.new_M.detach() * tokens.advantages_M, {"contract"}),
+        (lambda tokens: tokens.nothing, {"contract"}),
+        (lambda tokens: None, {"contract"}),
+        (lambda tokens: -_ratio(tokens).float() * tokens.advantages_M.float(), {"contract"}),
+        (lambda tokens: -_ratio(tokens) * tokens.advantages_M / 0.0, {"contract"}),
+        (lambda tokens: -((40 * (tokens.new_M - tokens.old_M)).exp()) * tokens.advantages_M, {"far ratios"}),
+        (_in_place, {"repeatable"}),
+    ],
+)
+def test_each_way_of_being_wrong_has_its_check(loss: Any, broken: set[str]) -> None:
+    assert broken <= _failed(check_loss(loss))
+
+
+def test_a_random_loss_is_not_repeatable() -> None:
+    def loss(tokens: TokenInputs) -> Tensor:
+        return -_ratio(tokens) * tokens.advantages_M * torch.rand(len(tokens.new_M), dtype=torch.float64)
+
+    assert "repeatable" in _failed(check_loss(loss))
+
+
+def test_the_claims_of_a_loss_are_held_against_it() -> None:
+    def entropic(tokens: TokenInputs) -> Tensor:
+        assert tokens.entropy_M is not None
+        return _clipped(tokens) - 0.1 * tokens.entropy_M
+
+    assert _failed(check_loss(entropic)) == set()
+    assert _failed(check_loss(entropic, needs_every_row=False)) == {"rows without advantage"}
+    assert _failed(check_loss(_clipped, needs_every_row=False)) == set()
+    assert _failed(check_loss(_of_groups, needs_whole_groups=False)) == {"micro-batches"}
+    assert _failed(check_loss(_clipped, needs_whole_groups=False)) == set()
+
+
+def test_columns_that_are_not_always_there_are_named() -> None:
+    def loss(tokens: TokenInputs) -> Tensor:
+        assert tokens.entropy_M is not None
+        assert tokens.ref_M is not None
+        return _clipped(tokens) - 0.1 * tokens.entropy_M * tokens.ref_M
+
+    checks = check_loss(loss)
+    assert "`entropy_M` is None without `algorithm.entropy_coef`" in _detail(checks, "columns")
+    assert "`ref_M` is None without `algorithm.kl_coef`" in _detail(checks, "columns")
+
+
+@pytest.mark.parametrize("name", sorted(SURROGATES))
+def test_every_built_in_loss_is_sound_and_begins_as_the_policy_gradient(name: str) -> None:
+    loss = policy_loss(AlgorithmConfig(loss=name))
+    checks = check_loss(loss.terms, needs_every_row=False, needs_whole_groups=False)
+    assert _failed(checks) == set()
+    assert "is -advantage" in _detail(checks, "policy gradient")
+
+
+@pytest.mark.parametrize("name", sorted(name for name, each in ESTIMATORS.items() if not each.token_level))
+def test_every_built_in_estimator_is_sound(name: str) -> None:
+    assert _failed(check_estimator(group_form(ESTIMATORS[name]))) == set()
+
+
+def test_what_an_estimator_does_to_shifts_scales_and_ties_is_said() -> None:
+    grpo = check_estimator(group_form(ESTIMATORS["grpo"]))
+    assert _detail(grpo, "shift") == "adding 3 to every reward changes nothing"
+    assert "(almost) nothing" in _detail(grpo, "scale")
+    assert "give zeros" in _detail(grpo, "ties")
+    plain = check_estimator(group_form(ESTIMATORS["reinforce"]))
+    assert _detail(plain, "shift") == "adding 3 to every reward changes advantages by up to 3"
+    assert "5 times as large" in _detail(plain, "scale")
+    assert "rewards of 1 give 1, of 0 0" in _detail(plain, "ties")
+    assert "RewardError" in _detail(check_estimator(group_form(ESTIMATORS["maxrl"])), "negative rewards")
+
+
+def _sorting(rewards_G: Any) -> Any:
+    rewards_G.sort()
+    return rewards_G
+
+
+@pytest.mark.parametrize(
+    ("estimate", "broken"),
+    [
+        (lambda rewards_G: rewards_G - rewards_G[0], {"order of attempts"}),
+        (lambda rewards_G: rewards_G.mean() - rewards_G, {"direction"}),
+        (lambda rewards_G: (rewards_G - rewards_G.mean()) / rewards_G.std(), {"ties"}),
+        (lambda rewards_G: rewards_G.mean(), {"contract"}),
+        (lambda rewards_G: rewards_G / 0.0, {"contract"}),
+        (lambda rewards_G: rewards_G["reward"], {"contract"}),
+        (_sorting, {"contract"}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_each_way_an_estimator_is_wrong_has_its_check(estimate: Any, broken: set[str]) -> None:
+    assert _failed(check_estimator(estimate)) == broken
+
+
+def test_a_random_estimator_is_refused() -> None:
+    rng = np.random.default_rng(0)
+    checks = check_estimator(lambda rewards_G: rewards_G + rng.normal(size=len(rewards_G)))
+    assert "leave out random draws" in _detail(checks, "contract")

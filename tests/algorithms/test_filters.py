@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm.algorithms.filters import has_signal, overlong_cost, overlong_rewards, rejected
+from rllm.types.episode import Episode, Outcome, Step, Trajectory, TrajectoryGroup
+
+REWARDS = st.lists(st.floats(-3.0, 3.0).map(lambda value: round(value, 3)), min_size=1, max_size=6)
+
+
+def _group(task_id: str, rewards: list[float | None]) -> tuple[tuple[str, str], TrajectoryGroup]:
+    trajectories = [
+        Trajectory(uid=f"{task_id}/{number}", reward=reward) for number, reward in enumerate(rewards)
+    ]
+    return (task_id, "agent"), TrajectoryGroup(task_id=task_id, role="agent", trajectories=trajectories)
+
+
+@given(REWARDS, st.floats(-5.0, 5.0), st.permutations(range(6)))
+def test_a_group_has_signal_exactly_where_two_attempts_were_paid_differently(
+    rewards: list[float], shift: float, order: list[int]
+) -> None:
+    assert has_signal(rewards) == (max(rewards) > min(rewards))
+    shuffled = [rewards[place] for place in order if place < len(rewards)]
+    assert has_signal(shuffled) == has_signal(rewards)
+    assert not has_signal([shift] * len(rewards))
+
+
+@given(REWARDS)
+def test_rewards_that_deviate_by_no_more_than_the_limit_have_none(rewards: list[float]) -> None:
+    spread = float(np.std(rewards))
+    assert not has_signal(rewards, spread)
+    if spread > 1e-6:
+        assert has_signal(rewards, spread * 0.99)
+
+
+def test_groups_that_tie_or_stand_alone_are_rejected_and_those_with_a_broken_reward_are_not() -> None:
+    groups = dict(
+        [
+            _group("differ", [0.0, 1.0]),
+            _group("tie", [1.0, 1.0]),
+            _group("alone", [1.0]),
+            _group("nearly", [0.5, 0.6]),
+            _group("broken", [float("nan"), 1.0]),
+            _group("unpaid", [None, None]),
+            _group("paid otherwise", [1.0, 1.0]),
+        ]
+    )
+    otherwise = {"paid otherwise/0": 0.0}
+    assert [key[0] for key in rejected(groups, otherwise, 0.0)] == ["tie", "alone"]
+    assert [key[0] for key in rejected(groups, otherwise, 0.1)] == ["tie", "alone", "nearly"]
+    assert [key[0] for key in rejected(groups, {}, 0.0)] == ["tie", "alone", "paid otherwise"]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "cost"), [(0, 0.0), (12, 0.0), (13, 0.25), (14, 0.5), (16, 1.0), (99, 1.0)]
+)
+def test_an_overlong_answer_costs_more_the_further_it_goes_into_the_buffer(
+    num_tokens: int, cost: float
+) -> None:
+    # DAPO, equation 13, with L_max = 16 and L_cache = 4.
+    assert overlong_cost(num_tokens, limit=16, buffer=4, penalty=1.0) == cost
+    assert overlong_cost(num_tokens, limit=16, buffer=4, penalty=0.5) == cost / 2
+
+
+def test_the_longest_answer_of_a_trajectory_counts_and_failures_are_left_as_they_are() -> None:
+    def episode(name: str, lengths: list[int], reward: float | None, outcome: Outcome) -> Episode:
+        steps = [Step(response_ids=[7] * length) for length in lengths]
+        trajectory = Trajectory(uid=name, name=name, steps=steps, reward=reward)
+        return Episode(task_id=name, trajectories=[trajectory], outcome=outcome)
+
+    episodes = [
+        episode("short", [3, 2], 1.0, Outcome.SCORED),
+        episode("long", [3, 8, 1], 1.0, Outcome.TRUNCATED),
+        episode("half", [6], 0.25, Outcome.SCORED),
+        episode("roomy", [8], 1.0, Outcome.SCORED),
+        episode("failed", [8], 1.0, Outcome.POLICY_FAILURE),
+        episode("unpaid", [8], None, Outcome.SCORED),
+        episode("silent", [], 1.0, Outcome.SCORED),
+    ]
+    less = overlong_rewards(
+        episodes,
+        {"half": 0.5},
+        limit_of=lambda role: 100 if role == "roomy" else 8,
+        buffer=4,
+        penalty=2.0,
+    )
+    assert less == {"long": -1.0, "half": -0.5}

@@ -1,0 +1,172 @@
+"""Which rows go together: full micro-batches, whole groups where asked, little padding, whatever the
+order."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm.algorithms.losses import ImitationLoss, PolicyLoss
+from rllm.trainer.backends.torch import TorchBackend
+from rllm.trainer.batching import micro_batches
+from rllm.trainer.packing import PrefixGroup, WeightedRow, best_fit, bucket_order, buckets, packed_groups
+from rllm.types.sample import NOT_SAMPLED, TrainingSample
+
+Make = Callable[..., Any]
+CPU = torch.device("cpu")
+
+
+def _row(length: int, group: str, attempt: int = 0, prompt: int = 4) -> TrainingSample:
+    sampled_T = np.arange(length) >= prompt
+    return TrainingSample(
+        token_ids_T=np.where(
+            sampled_T, np.random.default_rng((length, attempt)).integers(40, size=length), 1
+        ),
+        policy_versions_T=np.where(sampled_T, 0, NOT_SAMPLED),
+        logprobs_T=np.where(sampled_T, -3.7, 0.0).astype(np.float32),
+        advantages_T=np.where(sampled_T, 1.0, 0.0).astype(np.float32),
+        group_key=(group, "agent"),
+        order_key=(group, attempt, 0, 0),
+    )
+
+
+def _weighted(samples: list[TrainingSample]) -> list[WeightedRow]:
+    return [
+        WeightedRow(index=index, sample=each, weights_T=each.trainable_T.astype(np.float64))
+        for index, each in enumerate(samples)
+    ]
+
+
+def _long_tail(num: int, seed: int, group_size: int = 1) -> list[TrainingSample]:
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(5.5, 1.0, num), 16, 4000).astype(int)
+    return [_row(length, f"g{i // group_size}", i % group_size, 12) for i, length in enumerate(lengths)]
+
+
+def _prefix_groups_of(samples: list[TrainingSample]) -> list[PrefixGroup]:
+    return [
+        group for groups in packed_groups(_weighted(samples), 10**9, whole_groups=True) for group in groups
+    ]
+
+
+@pytest.mark.parametrize("group_size", [1, 8])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_long_tail_of_lengths_fills_micro_batches_to_99_percent_of_the_bound(
+    seed: int, group_size: int
+) -> None:
+    samples = _long_tail(2048, seed, group_size)
+    packed = packed_groups(_weighted(samples), 16_384)
+    tokens = [sum(group.num_tokens for group in groups) for groups in packed]
+    assert max(tokens) <= 16_384
+    assert sum(tokens[:-1]) >= 0.99 * 16_384 * (len(tokens) - 1)
+    bound = sum(group.num_tokens for group in _prefix_groups_of(samples))
+    assert sum(tokens) <= 1.01 * bound
+
+
+@pytest.mark.parametrize("group_size", [1, 8])
+def test_attention_pads_little_of_a_long_tail(group_size: int) -> None:
+    samples = _long_tail(256, 3, group_size)
+    batches = list(micro_batches(_weighted(samples), 16_384, CPU))
+    padded = sum(batch.attention.num_products for batch in batches)
+    bare = sum(len(each.token_ids_T) ** 2 for each in samples)
+    assert padded < 1.25 * bare
+    alone = sum(len({*batch.row_M}) * max(batch.place_M) ** 2 for batch in batches)
+    assert padded < 0.6 * alone  # what padding to the longest row of each micro-batch would take
+
+
+@given(st.lists(st.integers(1, 60)), st.integers(1, 50))
+def test_best_fit_holds_everything_once_and_overfills_nothing(sizes: list[int], capacity: int) -> None:
+    sizes = sorted(sizes, reverse=True)
+    bins = best_fit(sizes, capacity)
+    assert sorted(index for each in bins for index in each) == list(range(len(sizes)))
+    for each in bins:
+        assert len(each) == 1 or sum(sizes[index] for index in each) <= capacity
+    fewest = -(-sum(min(size, capacity) for size in sizes) // capacity)
+    assert len(bins) <= 2 * max(1, fewest)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=9), st.integers(0, 40))
+def test_buckets_are_the_cheapest_runs(shapes: list[tuple[int, int]], overhead: int) -> None:
+    prefixes, lengths = (np.array(column) for column in zip(*shapes, strict=True))
+    order = bucket_order(prefixes, lengths)
+    prefixes, lengths = prefixes[order], lengths[order]
+
+    def cost(runs: list[int]) -> float:
+        total, first = 0.0, 0
+        for size in runs:
+            part = slice(first, first + size)
+            wide = lengths[part].max()
+            total += overhead + size * wide * (prefixes[part].max() + wide)
+            first += size
+        return total
+
+    def all_runs(num: int) -> list[list[int]]:
+        return [[num]] + [[*head, num - cut] for cut in range(1, num) for head in all_runs(cut)]
+
+    runs = buckets(prefixes, lengths, overhead)
+    assert sum(runs) == len(lengths)
+    # Rows of one kind and length are never torn apart, which may cost where a smaller prompt is among them.
+    together = min(cost(each) for each in all_runs(len(lengths)) if _keeps_shapes(each, prefixes, lengths))
+    assert cost(runs) == together
+
+
+def _keeps_shapes(runs: list[int], prefixes: Any, lengths: Any) -> bool:
+    kinds = np.frexp(prefixes.astype(float))[1]
+    return all(
+        (kinds[end - 1], lengths[end - 1]) != (kinds[end], lengths[end]) for end in np.cumsum(runs)[:-1]
+    )
+
+
+def test_a_group_larger_than_the_budget_is_split_and_its_prompt_is_in_every_part() -> None:
+    rows = _weighted([_row(30, "g", attempt, 20) for attempt in range(8)])
+    packed = packed_groups(rows, 60)
+    assert [[len(group.rows) for group in groups] for groups in packed] == [[4], [4]]
+    assert {group.prefix_length for groups in packed for group in groups} == {19}
+
+
+def test_a_group_that_a_loss_needs_whole_is_not_split() -> None:
+    rows = _weighted([*(_row(30, "g", attempt, 20) for attempt in range(8)), _row(9, "h")])
+    packed = packed_groups(rows, 40, whole_groups=True)
+    assert sorted(len(group.rows) for groups in packed for group in groups) == [1, 8]
+    unshared = packed_groups(rows, 40, whole_groups=True, share_prefixes=False)
+    assert sorted(len(group.rows) for groups in unshared for group in groups) == [1, 8]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 50, 120, 10_000])
+def test_the_same_rows_in_another_order_are_the_same_update_to_the_last_bit(
+    decoder: Make, backend: Make, batch: list[TrainingSample], max_tokens: int
+) -> None:
+    def weights(rows: list[TrainingSample]) -> list[torch.Tensor]:
+        learner: TorchBackend = backend(decoder(2), micro_batch_tokens=max_tokens)
+        learner.update(rows, PolicyLoss(), 1e-2)
+        return [each.detach() for each in learner.model.parameters()]
+
+    expected = weights(batch)
+    for seed in range(3):
+        found = weights(random.Random(seed).sample(batch, len(batch)))
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("max_tokens", [64, 600, 10_000])
+def test_buckets_change_no_gradient(decoder: Make, backend: Make, max_tokens: int) -> None:
+    rng = np.random.default_rng(0)
+    lengths = [*rng.integers(5, 20, 30), 90, 95, 120]
+    samples = [_row(int(length), f"g{i // 3}", i % 3, 4 + i % 3 // 2) for i, length in enumerate(lengths)]
+
+    def gradient(**how: Any) -> list[torch.Tensor]:
+        model = decoder(2).double()
+        backend(model, max_grad_norm=1e12, **how).update(samples, ImitationLoss(), 0.0)
+        return [each.grad for each in model.parameters()]
+
+    one_by_one = gradient(micro_batch_tokens=1, share_prefixes=False)
+    for how in (
+        {"micro_batch_tokens": max_tokens},
+        {"share_prefixes": False, "micro_batch_tokens": max_tokens},
+    ):
+        for one, other in zip(gradient(**how), one_by_one, strict=True):
+            assert (one - other).abs().max() <= 1e-10
