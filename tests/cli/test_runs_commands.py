@@ -53,7 +53,7 @@ def test_where_there_are_no_runs_it_says_how_to_make_one(rllm: Rllm) -> None:
 def test_a_run_is_shown_with_its_settings_result_and_ids(finished_run: Any, rllm: Rllm) -> None:
     result = rllm("runs", "show", finished_run.path)
     assert result.exit_code == 0
-    for word in ("finished", "builtin:deep", "2 tasks × 2 attempts", "warm start", "trained", "after.greedy"):
+    for word in ("finished", "builtin:tiny", "2 tasks × 2 attempts", "warm start", "trained", "after.greedy"):
         assert word in result.stdout
     shown = json.loads(rllm("runs", "show", finished_run.path, "--json").stdout)
     assert shown["summary"] == json.loads((finished_run.path / "summary.json").read_text())
