@@ -5,6 +5,7 @@ rows ──► old_logprobs = "trainer": score ──► kl_coef > 0: reference.
                                                    └─► divergence in nats per token ──► adaptive kl_coef
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,12 +20,22 @@ from rllm.trainer.policies import Policies
 from rllm.trainer.reference import Scorer, reference_of
 from rllm.types.sample import TrainingSample
 
+_LOG = logging.getLogger("rllm.trainer")
+
 
 def make_references(config: TrainConfig, policies: Policies) -> dict[str, Scorer]:
     """What each policy that learns is held against; nothing where `kl_coef` is 0."""
     if not config.algorithm.kl_coef:
         return {}
     optimizer = config.optimizer
+    if config.warm_start.steps and config.model.path.startswith("builtin:"):
+        _LOG.warning(
+            "`algorithm.kl_coef` is %g and the reference is %s as it was made, at random: the run is pulled "
+            "towards what it knew before its warm start. Make the warm start a run of its own (`steps = 0`) "
+            "and begin with its model.",
+            config.algorithm.kl_coef,
+            config.model.path,
+        )
     return {
         name: reference_of(
             policies[name],
