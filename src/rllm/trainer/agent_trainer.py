@@ -40,7 +40,7 @@ from rllm.trainer.programs import (
     require_one_policy,
     require_program_config,
 )
-from rllm.trainer.resuming import require_same_config, take_back
+from rllm.trainer.resuming import require_same_config, require_same_tasks, take_back
 from rllm.trainer.warm_start import (
     Demonstrate,
     DemonstrateRoles,
@@ -294,6 +294,7 @@ class AgentTrainer:
         learner.policies.publish()
         take_back(directory, state)
         with EpisodeStore.open(directory.store_path) as store:
+            require_same_tasks(store, {"training": self.train_tasks, "held-out": self.heldout_tasks})
             store.rollback_to(state.steps - 1)
             trackers: list[Tracker] = [JsonlTracker(directory.metrics_path)]
             if self.tracker is not None:

@@ -1,14 +1,18 @@
 """Going on with a run: is it the same one, and what was recorded beyond its checkpoint?"""
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
+from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics, truncate_after
 from rllm.trainer.checkpoint import RunState
+from rllm.types.task import Task
 
 PHASES = ("untrained", "warm_start", "before", "train", "after")
 """In the order of a run."""
@@ -30,6 +34,35 @@ def require_same(directory: RunDirectory, recorded: Mapping[str, Any], mine: Map
             f"{directory.path} holds a run with another configuration ({'; '.join(differing[:4])}); start a "
             "new one with another output directory, or repeat the old values to go on."
         )
+
+
+def require_same_tasks(store: EpisodeStore, tasks: Mapping[str, Sequence[Task | Mapping[str, Any]]]) -> None:
+    """Raises ConfigError when the tasks, by what they are for, are not those that the run began with."""
+    mine = {name: _fingerprint(some) for name, some in tasks.items()}
+    recorded = store.value("tasks")
+    if recorded is None:
+        store.set_value("tasks", mine)
+        return
+    if differing := [name for name, found in mine.items() if recorded.get(name, found) != found]:
+        raise ConfigError(
+            f"{store.path} belongs to a run with other {' and '.join(differing)} tasks; its curve would be a "
+            "mixture. Give the tasks that it began with, or another output directory."
+        )
+
+
+def _fingerprint(tasks: Sequence[Task | Mapping[str, Any]]) -> str:
+    """Of their number and of up to a thousand of them: a hundred thousand would take seconds."""
+    every = max(1, len(tasks) // 1_000)
+    digest = hashlib.sha256(str(len(tasks)).encode())
+    for task in tasks[::every]:
+        row = task.to_row() if isinstance(task, Task) else dict(task)
+        digest.update(json.dumps(row, sort_keys=True, default=_kind).encode())
+    return digest.hexdigest()
+
+
+def _kind(value: object) -> str:
+    """What JSON does not hold counts by its kind alone."""
+    return type(value).__name__
 
 
 def take_back(directory: RunDirectory, state: RunState) -> None:
