@@ -2,7 +2,7 @@
 
     imitator ──► a few steps of RL, stored ──┬─► SFT on what succeeded ──► DPO: success against failure
                                              └─► (the same episodes: nothing is sampled anew)
-    teacher: `rllm train frozenlake` ──► student of a fifth of its parameters, from random weights
+    teacher: `rllm train frozenlake` ──► student with 29 % of its parameters, from random weights
 
     python benchmarks/post_training.py [--seeds 0 1 2] [--root runs/post_training] [--teacher RUN]
 
