@@ -20,21 +20,21 @@ from rllm.rewards.countdown_reward import compute_score
 from rllm.workflows import SolverJudgeWorkflow
 
 OPERATORS = "+-"
-PROBLEMS: dict[str, Any] = {"num_numbers": 2, "operators": OPERATORS}
+PROBLEMS: dict[str, Any] = {"num_numbers": 3, "operators": OPERATORS}
 LETTERS = "AB"
 CONFIG: dict[str, Any] = {
-    "steps": 120,
+    "steps": 80,
     "policies": {
         "solver": {"path": "builtin:tiny"},
         "judge": {"path": "builtin:tiny", "learning_rate": 1e-3},
     },
     "roles": {"solver": {"max_tokens": 8}, "judge": {"max_tokens": 2, "estimator": "reinforce"}},
-    "warm_start": {"steps": 60, "episodes_per_step": 64, "learning_rate": 1e-2, "noise": 0.5},
+    "warm_start": {"steps": 300, "episodes_per_step": 64, "learning_rate": 1e-2, "noise": 0.5},
     "rollout": {"tasks_per_step": 32, "group_size": 8},
     "algorithm": {"clip_high": 0.28},
     "optimizer": {"name": "muon", "learning_rate": 5e-4},
     "inference": {"max_context": 64},
-    "evaluation": {"num_tasks": 1024},
+    "evaluation": {"num_tasks": 512},
     "checkpoint": {"every_steps": 20},
 }
 

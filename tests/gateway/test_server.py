@@ -207,7 +207,7 @@ async def test_a_closed_session_refuses_later_requests_and_cancels_those_on_thei
     session = gateway.open_session("s")
     async with of_openai(session.base_url) as client:
         waiting = asyncio.create_task(client.chat.completions.create(model="m", messages=HI))
-        await eventually(lambda: gateway.num_in_flight)
+        await eventually(lambda: gateway.policy.in_flight)
         await session.close()
         with pytest.raises(openai.APIStatusError, match="closed"):
             await waiting
