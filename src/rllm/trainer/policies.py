@@ -24,7 +24,8 @@ from rllm.models.devices import dtype_named, use_threads
 from rllm.models.directory import LoadedModel, load_model, parameters_sha256, save_model
 from rllm.models.lora import save_adapter, with_adapter
 from rllm.rendering.chat import ChatRenderer
-from rllm.trainer.backends.torch import TorchBackend
+from rllm.trainer.backends.base import refuse_unsupported
+from rllm.trainer.backends.torch import SUPPORTS, TorchBackend
 from rllm.trainer.warm_start import answer_end
 from rllm.types.draws import draw_seed
 from rllm.types.sample import TrainingSample
@@ -124,7 +125,9 @@ def make_policies(
     config: TrainConfig, models: Mapping[str, LoadedModel], publish: Mapping[str, Publish] | None = None
 ) -> Policies:
     """What learns on `models`. `publish`: what a policy's sampler is told after an update, by policy; without
-    it nobody samples."""
+    it nobody samples. Raises ConfigError for a key that the backend would ignore."""
+    refuse_unsupported("model", config.model, SUPPORTS, "torch")
+    refuse_unsupported("optimizer", config.optimizer, SUPPORTS, "torch")
     optimizer, policies = config.optimizer, dict[str, Policy]()
     for name, policy in config.named_policies.items():
         loaded, renderer = models[name], ChatRenderer(models[name].tokenizer)
