@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rllm.environments.customer import CONFIRMED, PUZZLED
 from rllm.environments.shop_desk import WORLD, ShopDeskEnvironment, demonstration, shop_desk_tasks
 from rllm.errors import ConfigError
 
@@ -49,9 +50,37 @@ def test_who_breaks_a_rule_is_not_paid_where_one_forbids_it() -> None:
         assert played(task, expert(task, noise=1.0)) == float(task["verdict"] == "done")
 
 
+def test_a_customer_tells_what_it_is_asked_for_and_the_expert_asks() -> None:
+    tasks = shop_desk_tasks("test", 40, user="scripted")
+    assert [task["verdict"] for task in tasks] == [task["verdict"] for task in shop_desk_tasks("test", 40)]
+    assert not any(task["order"] in task["question"] for task in tasks)
+    assert [played(task, expert(task)) for task in tasks] == [1.0] * 40
+    for task in tasks[:10]:
+        environment = ShopDeskEnvironment.from_dict(task)
+        shown: Any = environment.reset()[0]
+        for observation, answer in demonstration(task, noise=0.0, rng=np.random.default_rng(0)):
+            assert observation == shown
+            shown = environment.step(answer["tool_calls"] if isinstance(answer, dict) else answer)[0]
+
+
+def test_a_customer_who_is_asked_for_nothing_leaves_and_nothing_is_paid() -> None:
+    (task,) = shop_desk_tasks("test", 1, user="scripted")
+    environment = ShopDeskEnvironment.from_dict(task)
+    environment.reset()
+    assert environment.step("Which order?")[0] == f"It is order {task['order']}."
+    assert environment.step("Shall I go on?")[0] == CONFIRMED
+    assert environment.step("Hm.")[0] == PUZZLED
+    assert [environment.step("Hm.")[2] for _ in range(3)] == [False, False, True]
+    environment.reset()
+    assert environment.step("Hm.")[0] == PUZZLED, "a new episode has a patient customer"
+    with pytest.raises(ConfigError, match="`user` is 'nobody'; there are letter, scripted"):
+        shop_desk_tasks("test", 1, user="nobody")
+
+
 @pytest.mark.parametrize("junk", ["", "done", "xyzzy", "<answer>maybe</answer>"])
 def test_saying_nothing_is_never_paid(junk: str) -> None:
     assert not any(played(task, [junk]) for task in shop_desk_tasks("test", 20))
+    assert not any(played(task, [junk] * 10) for task in shop_desk_tasks("test", 20, user="scripted"))
 
 
 def test_the_right_verdict_alone_is_not_paid_where_something_had_to_be_done() -> None:

@@ -1,11 +1,13 @@
 """A customer's request at a shop's desk: tools that change the books, and rules that the tools do not know.
 
     (split, index) ──► books, request ──► ToolEnvironment ──calls──► books changed ──answer──► compared
+                              └ user = "scripted": a customer who tells what is asked for ◄──words──┘
 
-In the manner of tau-bench (Yao et al. 2024, arXiv:2406.12045), with one request in place of a simulated
-customer: what is judged is the state of the books at the end, and whether the answer says `done` or `refused`
-as it should. Books that are as they should be do not suffice: saying nothing would solve every request that
-must be refused.
+In the manner of tau-bench (Yao et al. 2024, arXiv:2406.12045): what is judged is the state of the books at
+the end, and whether the answer says `done` or `refused` as it should. Books that are as they should be do not
+suffice: saying nothing would solve every request that must be refused. With `user = "scripted"` the customer
+says no more than the wish at first, and whatever is written without a call goes to the customer; with
+"letter" everything stands in one letter.
 """
 
 import copy
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rllm.environments.customer import Customer
 from rllm.environments.sums import SPLITS, split_of_text
 from rllm.environments.tool import ToolEnvironment
 from rllm.environments.world import Turns, World
@@ -21,6 +24,8 @@ from rllm.errors import ConfigError
 from rllm.rewards.extraction import Marked, marked_answer
 from rllm.types.messages import Message
 
+USERS = ("letter", "scripted")
+TALK = "What you write without a call or an answer goes to the customer: ask for what you need to know.\n"
 RULES = """\
 You work at the desk of a shop. The rules:
 - An order is changed only for the customer who placed it.
@@ -43,8 +48,9 @@ Books = dict[str, dict[str, str]]
 class ShopDeskEnvironment(ToolEnvironment):
     """One request. 1 when the books and the answer are as the rules want them, else 0."""
 
-    def __init__(self, task: dict[str, Any], max_steps: int = 6) -> None:
+    def __init__(self, task: dict[str, Any], max_steps: int = 10) -> None:
         self.books: Books = copy.deepcopy(task["books"])
+        self.customer: Customer | None = None
         super().__init__(
             task,
             tools=[self.get_order, self.cancel_order, self.return_order, self.change_address],
@@ -75,8 +81,24 @@ class ShopDeskEnvironment(ToolEnvironment):
         """The request, with the books as they were at first. Nothing is drawn."""
         self.books.clear()
         self.books.update(copy.deepcopy(self.task["books"]))
+        said = self.task.get("customer")
+        self.customer = Customer(wish=said["wish"], facts=said["facts"]) if said else None
         _, info = super().reset(seed)
         return self.task["question"], info
+
+    def _judged(self, answer: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """What has no <answer> in it is said to the customer, where there is one."""
+        if self.customer is None or "<answer>" in answer:
+            return super()._judged(answer)
+        info = {"response": answer, "metadata": {}}
+        if self.num_steps >= self.max_steps:
+            self._over = True
+            return {}, 0.0, False, True, {**info, "is_correct": False}
+        reply = self.customer.answer(answer)
+        if self.customer.has_left:
+            self._over = True
+            return reply, 0.0, True, False, {**info, "is_correct": False, "reason": "the customer left"}
+        return reply, 0.0, False, False, info
 
     def _order(self, order_id: str) -> dict[str, str]:
         if order_id not in self.books:
@@ -96,24 +118,34 @@ class ShopDeskEnvironment(ToolEnvironment):
         return ShopDeskEnvironment(dict(info))
 
 
-def shop_desk_tasks(split: str, count: int, *, start: int = 0, num_orders: int = 4) -> list[dict[str, Any]]:
-    """Requests `start` to `start + count - 1` of a split; splits share none."""
+def shop_desk_tasks(
+    split: str, count: int, *, start: int = 0, num_orders: int = 4, user: str = "letter"
+) -> list[dict[str, Any]]:
+    """Requests `start` to `start + count - 1` of a split; splits share none. `user`: one of USERS."""
+    if user not in USERS:
+        raise ConfigError(f"`user` is {user!r}; there are {', '.join(USERS)}.")
     if split not in SPLITS:
         raise ConfigError(f"`split` is {split!r}; there are {', '.join(SPLITS)}.")
     if not 1 <= num_orders <= 100:
         raise ConfigError(f"`num_orders` is {num_orders}; the books hold 1 to 100.")
-    return [_task(split, index, num_orders) for index in range(start, start + count)]
+    tasks = [_task(split, index, num_orders) for index in range(start, start + count)]
+    return tasks if user == "letter" else [_talked_over(task) for task in tasks]
 
 
 def demonstration(task: dict[str, Any], *, noise: float, rng: np.random.Generator) -> Turns:
-    """Look, act where the rules allow it, say what was done. With probability `noise` without looking: as if
-    every request were allowed."""
+    """Ask where there is somebody to ask, look, act where the rules allow it, say what was done. With
+    probability `noise` without looking: as if every request were allowed."""
     act, order = task["act"], task["order"]
     obeys = rng.random() >= noise
     verdict = task["verdict"] if obeys else "done"
-    turns: list[tuple[Any, str | Message]] = [
-        (task["question"], _call("get_order", {"order_id": order})),
-    ]
+    turns: list[tuple[Any, str | Message]] = []
+    shown = task["question"]
+    if "customer" in task:
+        facts = task["customer"]["facts"]
+        question = f"What is your {' and your '.join(facts)}?"
+        turns.append((shown, question))
+        shown = Customer(wish=task["customer"]["wish"], facts=facts).answer(question)
+    turns.append((shown, _call("get_order", {"order_id": order})))
     seen: Any = {"tool_outputs": {"call_0": json.dumps(task["books"][order])}}
     if verdict == "done":
         turns.append((seen, _call(act["name"], act["arguments"])))
@@ -128,6 +160,16 @@ def _task(split: str, index: int, num_orders: int) -> dict[str, Any]:
         if split_of_text(made["question"] + json.dumps(made["books"])) == split:
             return {"task_id": f"shop-desk-{split}-{index}", **made}
     raise ConfigError(f"{_MAX_DRAWS} draws gave no request of the {split} split; raise `num_orders`.")
+
+
+def _talked_over(task: dict[str, Any]) -> dict[str, Any]:
+    """The same request of a customer who has to be asked."""
+    asked = {"name": task["from"], "order": task["order"]}
+    if address := task["act"]["arguments"].get("address"):
+        asked["address"] = address
+    customer = {"wish": task["wish"], "facts": asked}
+    opening = Customer(wish=task["wish"], facts=asked).opening
+    return {**task, "question": f"{RULES}\n{TALK}\nA customer writes: {opening}", "customer": customer}
 
 
 def _drawn(rng: np.random.Generator, num_orders: int) -> dict[str, Any]:
@@ -173,6 +215,8 @@ def _drawn(rng: np.random.Generator, num_orders: int) -> dict[str, Any]:
         "expected": expected,
         "verdict": "done" if is_allowed else "refused",
         "order": order,
+        "from": customer,
+        "wish": kind,
         "act": {"name": name, "arguments": {"order_id": order, **arguments}, "says": says},
         "category": f"{kind}, {'allowed' if is_allowed else 'refused'}",
     }
@@ -187,4 +231,4 @@ def _call(name: str, arguments: dict[str, str]) -> Message:
     }
 
 
-WORLD = World(env_class=ShopDeskEnvironment, tasks=shop_desk_tasks, demonstrate=demonstration)
+WORLD = World(env_class=ShopDeskEnvironment, tasks=shop_desk_tasks, demonstrate=demonstration, draws=True)

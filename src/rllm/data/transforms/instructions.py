@@ -24,19 +24,21 @@ def instructions(row: Row, options: Mapping[str, Any]) -> Question:
 
 
 def multi_if(row: Row, options: Mapping[str, Any]) -> Question:
-    """The last turn of Multi-IF, after the turns before it with answers that the row does not hold.
-
-    Earlier turns are shown as what the user asked for; the answer is held to the instructions of all of them.
-    """
-    turns = [turn for turn in range(1, _TURNS + 1) if row.optional(f"turn_{turn}_prompt")]
-    last = max(turns, default=1)
-    asked = [_content(row, row.value(f"turn_{turn}_prompt")) for turn in range(1, last + 1)]
-    ids = _parsed(row, row.value(f"turn_{last}_instruction_id_list"))
-    arguments = [_parsed(row, each) for each in _parsed(row, row.value(f"turn_{last}_kwargs"))]
+    """A conversation of up to three questions. Each answer is held to the instructions of its turn, which the
+    published rows repeat from the turns before it."""
+    last = max((turn for turn in range(1, _TURNS + 1) if row.optional(f"turn_{turn}_prompt")), default=1)
+    asked: list[str] = []
+    gradings: list[dict[str, Any]] = []
+    for turn in range(1, last + 1):
+        asked.append(_content(row.value(f"turn_{turn}_prompt")))
+        ids = _parsed(row, row.value(f"turn_{turn}_instruction_id_list"))
+        arguments = [_parsed(row, each) for each in _parsed(row, row.value(f"turn_{turn}_kwargs"))]
+        gradings.append({"instructions": _asked(ids, arguments)})
     return Question(
-        shown={"question": "\n\nThen: ".join(asked)},
-        grading={"instructions": _asked(ids, arguments)},
+        shown={"question": asked[0]},
+        grading={**gradings[-1], "turns": gradings},
         category=row.optional_text("language"),
+        extra={"follow_ups": asked[1:]},
     )
 
 
@@ -47,7 +49,7 @@ def _asked(ids: list[str], arguments: list[Mapping[str, Any]]) -> list[dict[str,
     ]
 
 
-def _content(row: Row, message: Any) -> str:
+def _content(message: Any) -> str:
     """A message as JSON text, or the text itself."""
     try:
         found = json.loads(message)
