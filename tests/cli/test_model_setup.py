@@ -200,6 +200,18 @@ def test_the_wizard_asks_and_keeps_the_key_in_the_keyring(answering: Any, rllm: 
     assert keyring.get_password("rllm", "mine") is None
 
 
+def test_a_wrong_answer_is_asked_for_again_and_a_key_in_the_wrong_place_is_not_kept(
+    answering: Any, server: Server, home: Path
+) -> None:
+    lines = ["11", "server", "ftp://x", server.url, "y", SECRET, SECRET, "only", SECRET, "a b", "mine"]
+    said = answering("model", "setup", lines=lines)
+    assert said.exit_code == 0, said.output
+    for words in ("It is 1 to 10", "'ftp://x'; it must be such as", "That looks like a key", "use letters"):
+        assert words in said.stderr
+    assert ModelSettings.load().entries["mine"].model == "only"
+    assert SECRET not in (home / "models.json").read_text()
+
+
 def test_a_key_is_read_from_stdin_and_from_no_flag(answering: Any, server: Server) -> None:
     words = ("model", "setup", "--provider", "deepseek", "--model", "chat", "--base-url", server.url)
     kept = answering(*words, "--keyring", "--json", lines=[SECRET])
@@ -250,7 +262,11 @@ def test_nothing_is_kept_of_a_model_that_does_not_answer(
         (("setup", "--provider", "opnai"), "did you mean `openai`?"),
         (("setup", "--provider", "openai", "--model", "m"), "OPENAI_API_KEY is not set; export it"),
         (("setup", "--provider", "azure", "--model", "m"), "needs --base-url, such as https://RESOURCE"),
-        (("setup", "--provider", "server", "--base-url", "here", "--model", "m", "--no-test"), "begins with"),
+        (("setup", "--provider", "server", "--base-url", "here", "--model", "m"), "must be such as"),
+        (("setup", "--base-url", "http://a:b@x/v1", "--model", "m", "--no-test"), "a name or password in it"),
+        (("setup", "--base-url", "http://x/v1", "--model", SECRET, "--no-test"), "--model looks like a key"),
+        (("setup", SECRET, "--base-url", "http://x/v1", "--model", "m"), "NAME looks like a key"),
+        (("setup", "--provider", "openai", "--key-variable", SECRET), "--key-variable looks like a key"),
         (("setup", "a b", "--base-url", "http://x", "--model", "m", "--no-test"), "use letters, digits"),
         (("setup", "--provider", "openai", "--no-key", "--keyring"), "one of --key-variable, --keyring"),
         (("setup", "--json"), "--json asks nothing"),
@@ -270,6 +286,7 @@ def test_bad_words_are_refused_and_nothing_is_kept(
     result = rllm("model", *words)
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.stderr.split())
+    assert SECRET not in result.output
     assert not home.exists()
 
 

@@ -5,8 +5,6 @@ questions or flags ──► ModelEntry ──► one tiny request ──► RLL
 
 import asyncio
 import os
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +12,8 @@ import click
 from rich.text import Text
 
 from rllm.cli.command import example, json_option, print_json
-from rllm.cli.terminal import err, facts, out, print_next, table
+from rllm.cli.model_wizard import Wizard, require_address, require_no_key
+from rllm.cli.terminal import facts, out, print_next, table
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.model_settings import (
     ENVIRONMENT,
@@ -29,13 +28,10 @@ from rllm.inference.model_settings import (
 from rllm.inference.providers import (
     PROVIDERS,
     ModelPlace,
-    Provider,
     provider_named,
     resolve_model,
 )
-from rllm.inference.trial import Trial, served_models, try_model
-
-_SHOWN_MODELS = 12
+from rllm.inference.trial import Trial, try_model
 
 
 @click.command(
@@ -80,10 +76,13 @@ def setup(
     """
     if sum(map(bool, (key_variable, in_keyring, no_key))) > 1:
         raise click.UsageError("Give one of --key-variable, --keyring and --no-key.")
+    for flag, value in (("NAME", name), ("--model", model), ("--key-variable", key_variable)):
+        require_no_key(flag, value)
+    require_address("--base-url", base_url)
     asks = not provider and not base_url
     if asks and as_json:
         raise click.UsageError("--json asks nothing: give --provider or --base-url, and --model.")
-    wizard = _Wizard(asks=asks)
+    wizard = Wizard(asks=asks)
     provider = provider or wizard.provider(base_url)
     facts_of = provider_named(provider)
     base_url = base_url or wizard.base_url(facts_of, provider)
@@ -205,117 +204,7 @@ def remove(name: str, as_json: bool) -> None:
     out().print(f"`{name}` is forgotten.")
 
 
-class _Wizard:
-    """Answers what the flags left open: by questions, or where nobody is asked by what can be known."""
-
-    def __init__(self, *, asks: bool) -> None:
-        self.asks = asks
-
-    def provider(self, base_url: str) -> str:
-        if base_url:
-            return "server"
-        names = list(PROVIDERS)
-        for number, each in enumerate(names, 1):
-            click.echo(f"  {number:>2}  {each:<12}{PROVIDERS[each].title}", err=True)
-        while True:
-            said = click.prompt("Who serves the model? (number or name)", default="1", err=True)
-            if said.isdecimal() and 1 <= int(said) <= len(names):
-                return names[int(said) - 1]
-            try:
-                provider_named(said)
-            except ConfigError as error:
-                click.echo(f"{error}" if not said.isdecimal() else f"It is 1 to {len(names)}.", err=True)
-                continue
-            return said
-
-    def base_url(self, provider: Provider, name: str) -> str:
-        """Empty takes the provider's own."""
-        if provider.base_url and provider.needs_key:
-            return ""
-        if not self.asks:
-            if not provider.base_url:
-                raise ConfigError(f"`{name}` needs --base-url, such as {provider.url_example}.")
-            return ""
-        default = provider.base_url or None
-        said = click.prompt(
-            f"Base URL (such as {provider.url_example or provider.base_url})", default=default, err=True
-        )
-        return "" if said == provider.base_url else said
-
-    def key(
-        self, provider: Provider, variable: str, in_keyring: bool, no_key: bool
-    ) -> tuple[str, str | None]:
-        """(what the entry says, the key itself). Raises ConfigError for a key that is not there."""
-        if no_key:
-            return "", None
-        if in_keyring:
-            return KEYRING, self._secret()
-        given = variable or provider.key_variable
-        if given and os.environ.get(given):
-            if not variable:
-                err().print(f"The key is taken from {given}.", style="dim")
-            return f"{ENVIRONMENT}{given}", os.environ[given]
-        if variable or (provider.needs_key and not self.asks):
-            raise ConfigError(
-                f"{given} is not set; export it, or keep the key in the keyring with --keyring"
-                f"{f' (keys are made at {provider.keys_at})' if provider.keys_at else ''}."
-            )
-        if not self.asks:
-            return "", None
-        if not provider.needs_key and not click.confirm("Does it need a key?", default=False, err=True):
-            return "", None
-        click.echo(
-            f"{given} is not set, so the key goes to the system's keyring, and to no file."
-            if given
-            else "The key goes to the system's keyring, and to no file.",
-            err=True,
-        )
-        return KEYRING, self._secret()
-
-    def _secret(self) -> str:
-        """Typed without being shown, or a line of stdin; never a flag, which others could see."""
-        if sys.stdin.isatty() or self.asks:
-            secret = click.prompt("Key (it is not shown)", hide_input=True, err=True)
-        else:
-            secret = sys.stdin.readline()
-        if not secret.strip():
-            raise ConfigError("The key is empty; nothing was kept.")
-        return secret.strip()
-
-    def model(self, place: ModelPlace) -> str:
-        """What the one model of a server is called, or what somebody says."""
-        try:
-            served = asyncio.run(served_models(place))
-        except InferenceError as error:
-            if not self.asks:
-                raise
-            click.echo(str(error), err=True)
-            served = []
-        if not self.asks:
-            if len(served) == 1:
-                return served[0]
-            if served:
-                raise ConfigError(f"Give --model; {place.base_url} serves {_listed(served)}.")
-            wants = "" if place.api_key else " If it wants a key, give --key-variable or --keyring."
-            raise ConfigError(f"Give --model; {place.base_url} does not say what it serves.{wants}")
-        if served:
-            click.echo(f"It serves {_listed(served)}.", err=True)
-        return click.prompt("Model", default=served[0] if len(served) == 1 else None, err=True)
-
-    def name(self, provider: str, settings: ModelSettings) -> str:
-        default = provider if provider not in settings.entries else None
-        if self.asks:
-            return click.prompt("What shall it be called here?", default=default, err=True)
-        return provider
-
-    def keeps_anyway(self, error: Exception) -> bool:
-        if not self.asks:
-            return False
-        click.echo(f"It does not answer: {error}", err=True)
-        return click.confirm("Keep it anyway?", default=False, err=True)
-
-
-def _tried_before_keeping(entry: ModelEntry, probe: ModelPlace, wizard: _Wizard) -> Trial | None:
+def _tried_before_keeping(entry: ModelEntry, probe: ModelPlace, wizard: Wizard) -> Trial | None:
     place = ModelPlace(
         name=entry.model,
         base_url=probe.base_url,
@@ -358,9 +247,3 @@ def _print_trial(trial: Trial) -> None:
             ]
         )
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN_MODELS
-    shown = ", ".join(names[:_SHOWN_MODELS])
-    return f"{shown} and {more} more" if more > 0 else shown

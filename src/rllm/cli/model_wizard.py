@@ -1,0 +1,178 @@
+"""What `rllm model setup` asks: who serves a model, where, with which key, and what it is called.
+
+flags that were left open ──► Wizard: a question, again until the answer will do ──► an answer
+                                └ what looks like a key is taken nowhere but where a key is asked for
+"""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+import click
+
+from rllm.cli.terminal import err
+from rllm.errors import ConfigError, InferenceError
+from rllm.inference.model_settings import ENVIRONMENT, KEYRING, ModelEntry, ModelSettings, keyring_key
+from rllm.inference.providers import PROVIDERS, ModelPlace, Provider, provider_named
+from rllm.inference.trial import served_models
+
+_SHOWN_MODELS = 12
+_LIKE_A_KEY = re.compile(r"(?:sk|pk|gsk|xai|fw|hf|tgp|key|r8)[-_][\w-]{12,}|[0-9a-fA-F]{32,}|AIza[\w-]{20,}")
+
+
+def require_no_key(what: str, value: str) -> None:
+    """Raises ConfigError for what looks like a key where none belongs: it would be written to a file. The
+    value is not repeated."""
+    if _LIKE_A_KEY.fullmatch(value):
+        raise ConfigError(
+            f"{what} looks like a key, which would end in a file in clear text. Nothing was kept: put it "
+            "into an environment variable, or give it where the key is asked for (--keyring)."
+        )
+
+
+def require_address(what: str, value: str) -> None:
+    """Raises ConfigError for a base URL that is none, and for one with a password in it."""
+    if not value:
+        return
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{what} is {value!r}; it must be such as http://127.0.0.1:8000/v1.")
+    if parts.password or parts.username:
+        raise ConfigError(f"{what} has a name or password in it, which would end in a file in clear text.")
+    require_no_key(what, parts.query.rpartition("=")[2])
+
+
+class Wizard:
+    """Answers what the flags left open: by questions, or where nobody is asked by what can be known."""
+
+    def __init__(self, *, asks: bool) -> None:
+        self.asks = asks
+
+    def provider(self, base_url: str) -> str:
+        if base_url:
+            return "server"
+        names = list(PROVIDERS)
+        for number, each in enumerate(names, 1):
+            click.echo(f"  {number:>2}  {each:<12}{PROVIDERS[each].title}", err=True)
+        while True:
+            said = click.prompt("Who serves the model? (number or name)", default="1", err=True)
+            if said.isdecimal() and 1 <= int(said) <= len(names):
+                return names[int(said) - 1]
+            try:
+                provider_named(said)
+            except ConfigError as error:
+                click.echo(f"{error}" if not said.isdecimal() else f"It is 1 to {len(names)}.", err=True)
+                continue
+            return said
+
+    def base_url(self, provider: Provider, name: str) -> str:
+        """Empty takes the provider's own."""
+        if provider.base_url and provider.needs_key:
+            return ""
+        if not self.asks:
+            if not provider.base_url:
+                raise ConfigError(f"`{name}` needs --base-url, such as {provider.url_example}.")
+            return ""
+        said = self._said(
+            f"Base URL (such as {provider.url_example or provider.base_url})",
+            provider.base_url,
+            lambda said: require_address("That", said),
+        )
+        return "" if said == provider.base_url else said
+
+    def key(
+        self, provider: Provider, variable: str, in_keyring: bool, no_key: bool
+    ) -> tuple[str, str | None]:
+        """(what the entry says, the key itself). Raises ConfigError for a key that is not there."""
+        if no_key:
+            return "", None
+        if in_keyring:
+            return KEYRING, self._secret()
+        given = variable or provider.key_variable
+        if given and os.environ.get(given):
+            if not variable:
+                err().print(f"The key is taken from {given}.", style="dim")
+            return f"{ENVIRONMENT}{given}", os.environ[given]
+        if variable or (provider.needs_key and not self.asks):
+            raise ConfigError(
+                f"{given} is not set; export it, or keep the key in the keyring with --keyring"
+                f"{f' (keys are made at {provider.keys_at})' if provider.keys_at else ''}."
+            )
+        if not self.asks:
+            return "", None
+        if not provider.needs_key and not click.confirm("Does it need a key?", default=False, err=True):
+            return "", None
+        click.echo(
+            f"{given} is not set, so the key goes to the system's keyring, and to no file."
+            if given
+            else "The key goes to the system's keyring, and to no file.",
+            err=True,
+        )
+        return KEYRING, self._secret()
+
+    def _secret(self) -> str:
+        """Typed without being shown, or a line of stdin; never a flag, which others could see."""
+        keyring_key("rllm")  # a machine without a keyring says so before somebody looks for the key
+        if sys.stdin.isatty() or self.asks:
+            secret = click.prompt("Key (it is not shown)", hide_input=True, err=True)
+        else:
+            secret = sys.stdin.readline()
+        if not secret.strip():
+            raise ConfigError("The key is empty; nothing was kept.")
+        return secret.strip()
+
+    def model(self, place: ModelPlace) -> str:
+        """What the one model of a server is called, or what somebody says."""
+        try:
+            served = asyncio.run(served_models(place))
+        except InferenceError as error:
+            if not self.asks:
+                raise
+            click.echo(str(error), err=True)
+            served = []
+        if not self.asks:
+            if len(served) == 1:
+                return served[0]
+            if served:
+                raise ConfigError(f"Give --model; {place.base_url} serves {_listed(served)}.")
+            wants = "" if place.api_key else " If it wants a key, give --key-variable or --keyring."
+            raise ConfigError(f"Give --model; {place.base_url} does not say what it serves.{wants}")
+        if served:
+            click.echo(f"It serves {_listed(served)}.", err=True)
+        default = served[0] if len(served) == 1 else ""
+        return self._said("Model", default, lambda said: require_no_key("That", said))
+
+    def name(self, provider: str, settings: ModelSettings) -> str:
+        default = provider if provider not in settings.entries else ""
+        return self._said("What shall it be called here?", default, _require_name) if self.asks else provider
+
+    def _said(self, question: str, default: str, require: Callable[[str], None]) -> str:
+        """What is said to a question that is asked until the answer will do."""
+        while True:
+            said: str = click.prompt(question, default=default or None, err=True).strip()
+            try:
+                require(said)
+            except ConfigError as error:
+                click.echo(str(error), err=True)
+                continue
+            return said
+
+    def keeps_anyway(self, error: Exception) -> bool:
+        if not self.asks:
+            return False
+        click.echo(f"It does not answer: {error}", err=True)
+        return click.confirm("Keep it anyway?", default=False, err=True)
+
+
+def _require_name(name: str) -> None:
+    require_no_key("That", name)
+    ModelEntry(name=name, provider="server", model="any")  # which says what is wrong with it
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN_MODELS
+    shown = ", ".join(names[:_SHOWN_MODELS])
+    return f"{shown} and {more} more" if more > 0 else shown
