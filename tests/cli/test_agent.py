@@ -37,6 +37,9 @@ def test_ones_own_program_and_agent_are_described(rllm: Rllm, tmp_path: Path) ->
     row = json.loads(rllm("agent", "info", "mine.py:solve", "--json").stdout)
     assert row["kind"].startswith("program")
     assert row["description"] == "Asks once."
+    workflow = "class Work(Workflow):\n    async def run(self, task, uid): ...\n"
+    (tmp_path / "work.py").write_text(f"from rllm.workflows import Workflow\n{workflow}")
+    assert json.loads(rllm("agent", "info", "work.py:Work", "--json").stdout)["kind"].startswith("workflow")
     refused = rllm("agent", "info", "mine.py:number")
     assert refused.exit_code == 2
     assert "an agent is a class derived from BaseAgent" in " ".join(refused.stderr.split())

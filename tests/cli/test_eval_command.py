@@ -74,9 +74,17 @@ def test_a_run_without_a_trained_model_is_refused(rllm: Rllm, tmp_path: Path) ->
         (("--compare", "only-one"), "two stored evaluations"),
         (("--rescore",), "one stored evaluation"),
         (("frozenlake", "--model", "absent", "--num-tasks", "0"), "--num-tasks"),
+        (("frozenlake", "--model", "builtin:tiny", "--output", "/proc/x/y"), "/proc/x/y cannot be made"),
+        (("half", "--model", "builtin:tiny"), "it has instruction.md, and lacks task.toml, tests/test.sh"),
+        (("nowhere/tasks", "--model", "builtin:tiny"), "nor is there such a directory"),
+        (("empty", "--model", "builtin:tiny"), "empty holds no task"),
+        (("./half/instruction.md", "--model", "builtin:tiny"), "is a file; a task is a directory"),
     ],
 )
-def test_bad_words_are_refused(words: tuple[str, ...], message: str, rllm: Rllm) -> None:
+def test_bad_words_are_refused(words: tuple[str, ...], message: str, rllm: Rllm, tmp_path: Path) -> None:
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "instruction.md").write_text("Do.")
+    (tmp_path / "empty").mkdir()
     result = rllm("eval", *words)
     assert result.exit_code == 2
     assert message in result.stderr

@@ -7,6 +7,7 @@ import pytest
 from click.testing import Result
 
 from rllm.models.builtin import create_model
+from rllm.store.episodes import EpisodeStore
 
 Rllm = Callable[..., Result]
 
@@ -34,6 +35,31 @@ def score(task, episode):
 
 def fails(task, config):
     raise ValueError("a bug")
+"""
+WORKFLOW = """
+from rllm.types.episode import Step, Trajectory
+from rllm.workflows import Workflow
+
+
+class Once(Workflow):
+    async def run(self, task, uid, **kwargs):
+        asked = [{"role": "user", "content": task["question"]}]
+        said = await self.rollout_engine.get_model_response(asked, role="solver", max_tokens=2)
+        right = said.text == task["grading"]["answer"]
+        step = Step.from_model_output(said, asked)
+        self.commit(trajectory=Trajectory(name="solver", steps=[step], reward=float(right)))
+"""
+OWN_AGENT = """
+from rllm.agents.conversation import ConversationAgent
+
+
+class Polite(ConversationAgent):
+    pass
+
+
+def score(task, episode):
+    assert task["grading"]["answer"]
+    return 0.25
 """
 ROWS = [{"id": "up", "question": "Up", "answer": "Down"}, {"id": "down", "question": "Down", "answer": "Up"}]
 PROGRAM = ("my_flow.py:solve", "--evaluator", "my_flow.py:score", "--dataset", "my.jsonl")
@@ -80,6 +106,82 @@ def test_a_program_is_trained_measured_and_replayed_by_its_name(program: Path, r
     assert rllm("runs", "replay", "runs/solve-seed0", "--json").exit_code == 0
 
 
+def test_a_program_learns_from_a_registered_data_set_and_is_measured_on_what_it_holds_out(
+    program: Path, rllm: Rllm
+) -> None:
+    (program / "rows.csv").write_text("question,answer\nUp,Down\nDown,Up\n")
+    for split in ("train", "test"):
+        made = rllm("dataset", "register", "turns", "rows.csv", "--split", split)
+        assert made.exit_code == 0, made.stderr
+    words = ("train", "my_flow.py:solve", "--evaluator", "my_flow.py:score", "--dataset")
+    plan = json.loads(rllm(*words, "turns", *TINY, "--dry-run", "--json").stdout)
+    assert (plan["config"]["task"]["dataset"], plan["config"]["task"]["val_dataset"]) == ("turns", "turns")
+    trained = rllm(*words, "rows.csv", "--val-dataset", "turns", *TINY)
+    assert trained.exit_code == 0, trained.stderr
+    following = (
+        "rllm eval my_flow.py:solve --evaluator my_flow.py:score --dataset turns --model runs/solve-seed0"
+    )
+    assert following in trained.stdout
+    assert rllm(*following.split()[1:], "--threads", "1").exit_code == 0
+
+
+def test_programs_and_workflows_are_trained_on_a_benchmark_by_its_own_grader(
+    program: Path, rllm: Rllm
+) -> None:
+    rows = [{"question": f"{number} + 1 = ?", "answer": number + 1} for number in range(40)]
+    (program / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert rllm("dataset", "register", "sums", "sums.jsonl", "--split", "train").exit_code == 0
+    (program / "work.py").write_text(WORKFLOW)
+    for agent, label in (("my_flow.py:solve", "solve"), ("work.py:Once", "Once")):
+        trained = rllm("train", "sums", "--agent", agent, *TINY)
+        assert trained.exit_code == 0, trained.stderr
+        assert f"rllm eval sums --agent {agent} --model runs/{label}-seed0" in trained.stdout
+        config = json.loads((program / f"runs/{label}-seed0/config.json").read_text())
+        assert (config["task"]["program"], config["task"]["dataset"]) == (agent, "benchmark:sums")
+        assert "is finished" in rllm("train", "sums", "--agent", agent, *TINY, "--resume").stderr
+    ignored = rllm("train", "sums", "--agent", "work.py:Once", "--evaluator", "math")
+    assert "pays its own trajectories" in said(ignored)
+    world = rllm("train", "frozenlake", "--agent", "my_flow.py:solve")
+    assert "say who judges with --evaluator" in said(world)
+
+
+def test_an_agent_and_an_evaluator_of_files_are_trained_on_a_benchmark(program: Path, rllm: Rllm) -> None:
+    rows = [{"question": f"{number} + 1 = ?", "answer": number + 1} for number in range(40)]
+    (program / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert rllm("dataset", "register", "sums", "sums.jsonl", "--split", "train").exit_code == 0
+    (program / "mine.py").write_text(OWN_AGENT)
+    words = ("train", "sums", "--agent", "mine.py:Polite", "--evaluator", "mine.py:score", *TINY)
+    trained = rllm(*words, "--set", "rollout.max_tokens_per_turn=2")
+    assert trained.exit_code == 0, trained.stderr
+    assert "rllm eval sums --agent mine.py:Polite --evaluator mine.py:score --model runs/sums-seed0" in (
+        trained.stdout
+    )
+    with EpisodeStore.open(program / "runs/sums-seed0/store.sqlite", read_only=True) as store:
+        assert {each.trajectories[0].reward for each in store.episodes("train")} == {0.25}
+    other = rllm(*words, "--set", "rollout.max_tokens_per_turn=2", "--evaluator", "exact")
+    assert "task.environment_args.evaluator" in said(other)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("gsm8k", "--base-url", "http://127.0.0.1:9/v1", "--model", "m"),
+            "rllm distill BENCHMARK --teacher",
+        ),
+        (("gsm8k", "--model", "ollama:qwen3"), "training changes weights, which have to be here"),
+        (("frozenlake", "--evaluator", "math"), "would be ignored; leave it out"),
+        (("arithmetic", "--agent", "maht"), "did you mean `math`?"),
+        (("frozenlake", "--output", "/proc/x/y"), "/proc/x/y cannot be made"),
+        (("frozenlake", "--resume", "--fresh"), "give one of them"),
+    ],
+)
+def test_bad_words_that_eval_would_take_are_refused(rllm: Rllm, words: tuple[str, ...], message: str) -> None:
+    result = rllm("train", *words)
+    assert result.exit_code == 2, result.output
+    assert message in said(result)
+
+
 def test_a_dry_run_of_a_program_shows_what_it_would_do(program: Path, rllm: Rllm) -> None:
     words = ("train", *PROGRAM, "--model", "builtin:small", "--seed", "3", "--dry-run", "--json")
     plan = json.loads(rllm(*words).stdout)
@@ -121,14 +223,18 @@ def test_a_program_in_which_every_episode_fails_is_a_failure(program: Path, rllm
         (("my_flow.py:slove", *PROGRAM[1:]), "did you mean `solve`?"),
         (("my_flow.py", *PROGRAM[1:]), "It holds solve, score, fails."),
         ((*PROGRAM[:2], "my_flow.py:scroe", *PROGRAM[3:]), "has no evaluator `scroe`; did you mean `score`?"),
-        ((*PROGRAM[:4], "absent.jsonl"), "There is no dataset absent.jsonl"),
+        ((*PROGRAM[:4], "absent.jsonl"), "There is no file absent.jsonl"),
+        ((*PROGRAM[:4], "absent"), "There is no data set `absent` here"),
         ((*PROGRAM[:4], "broken.jsonl"), "broken.jsonl:2 is not valid JSON"),
         ((*PROGRAM[:4], "list.jsonl"), "list.jsonl:1 holds a list; each line must be a JSON object"),
         ((*PROGRAM[:4], "twice.jsonl"), "twice.jsonl has the task id 'a' in row 0 and in row 1"),
         ((*PROGRAM[:4], "empty.jsonl"), "empty.jsonl is empty"),
-        ((*PROGRAM, "--val-dataset", "absent.jsonl"), "There is no dataset absent.jsonl"),
+        ((*PROGRAM, "--val-dataset", "absent.jsonl"), "There is no file absent.jsonl"),
         ((*PROGRAM, "--set", "rollout.max_turns=3"), "`rollout.max_turns` is 3, which does nothing here"),
-        (("frozenlake", "--dataset", "my.jsonl"), "The program `frozenlake` needs --evaluator"),
+        (("frozenlake", "--dataset", "my.jsonl"), "`frozenlake` is a benchmark, which brings"),
+        ((*PROGRAM, "--judge-model", "openai:gpt-5"), "--judge-model openai:gpt-5 would be ignored"),
+        ((*PROGRAM, "--agent", "math"), "is what acts; leave --agent math out"),
+        ((*PROGRAM, "--resume"), "There is no run in run to go on with"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

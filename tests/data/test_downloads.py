@@ -124,6 +124,18 @@ def test_without_a_known_checksum_the_first_download_counts(server: FileServer) 
         download(server.url)
 
 
+def test_a_file_that_was_deleted_is_held_to_its_first_download(server: FileServer) -> None:
+    got = download(server.url)
+    got.path.unlink()
+    assert download(server.url) == got
+    got.path.unlink()
+    server.content = b"another file"
+    with pytest.raises(ConfigError, match=f"and {SHA256} when it was first fetched here") as caught:
+        download(server.url)
+    (got.path.parent / str(caught.value).rstrip(".").rpartition("/")[2]).unlink()
+    assert download(server.url).path.read_bytes() == b"another file"
+
+
 @pytest.mark.parametrize("status", [404, 500])
 def test_a_server_that_refuses_is_quoted(server: FileServer, status: int) -> None:
     server.status = status

@@ -10,7 +10,6 @@ from rllm.data.transforms.registry import TRANSFORMS
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import (
     ENVIRONMENT,
-    SINGLE_TURN,
     benchmark_named,
     benchmark_names,
     benchmark_of,
@@ -50,7 +49,7 @@ def test_every_benchmark_of_the_catalogue_is_whole(name: str) -> None:
     assert benchmark.category == benchmark.category.lower()
     assert benchmark.agent in AGENTS
     load_config(benchmark.train)
-    if benchmark.environment == SINGLE_TURN:
+    if benchmark.asks_questions:
         assert benchmark.evaluator in GRADERS
         assert benchmark.transform in TRANSFORMS
         assert "{{" in benchmark.prompt

@@ -14,14 +14,14 @@ import pytest
 from rllm.data.rows import read_rows
 from rllm.environments.single_turn import SingleTurnEnvironment
 from rllm.errors import ConfigError
-from rllm.eval.catalogue import SINGLE_TURN, Benchmark, benchmark_named, benchmarks
-from rllm.eval.tasks import task_of_row
+from rllm.eval.catalogue import Benchmark, benchmark_named, benchmarks
+from rllm.eval.tasks import benchmark_world, task_of_row
 from rllm.rewards.grade import Grader
 from rllm.rewards.graders import grader_named
 from rllm.sandbox.backends import BACKENDS, require_backend
 
 ROWS = Path(__file__).parent / "rows"
-HOSTED = [each.name for each in benchmarks() if not each.offline and each.environment == SINGLE_TURN]
+HOSTED = [each.name for each in benchmarks() if not each.offline and each.asks_questions]
 ELSEWHERE = ("judge", "swebench")
 """Graders whose verdict is a model's or a container's; tests/rewards has their judgements."""
 JUNK = ("", "I do not know.", "<answer>nonsense</answer>", "\\boxed{nonsense}", "<think>\\boxed{1}")
@@ -102,6 +102,15 @@ def test_the_environment_pays_what_the_grader_says(name: str) -> None:
     observation, _ = environment.reset()
     assert observation == task["question"]
     assert environment.step(task["oracle"])[1] == 1.0
+
+
+def test_the_turns_of_a_conversation_are_asked_one_after_the_other() -> None:
+    benchmark = benchmark_named("multi-if")
+    environment = benchmark_world(benchmark).env_class.from_dict(tasks(benchmark)[0])
+    assert environment.reset()[0] == "Write about the sea."
+    assert environment.step("The sea, and more of it.")[:3] == ("Use no commas.", 0.5, False)
+    observation, reward, done, info = environment.step("The sea.")
+    assert (observation, reward, done, info["is_correct"]) == ({}, 0.5, True, True)
 
 
 @pytest.mark.parametrize("name", HOSTED)

@@ -300,7 +300,9 @@ async def test_an_answer_that_the_second_judge_cannot_judge_has_failed_and_is_no
     assert (report["attempted"], report["scored"], report["failed"], report["successes"]) == (24, 22, 2, 22)
     assert report["success_without_failed"] == 1.0
     assert report["pass_at_k"]["2"]["value"] == pytest.approx(11 / 12)
-    assert list(report["failures"]) == ["infrastructure_failure: not this one"]
+    assert list(report["failures"]) == [
+        "infrastructure_failure: picky could not judge: ValueError: not this one"
+    ]
     assert (again.report["stamp"]["evaluator"], again.report["stamp"]["evaluator_hash"]) == ("picky", "h")
     assert again.judged == 24
 

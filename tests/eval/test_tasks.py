@@ -1,6 +1,7 @@
 """Tasks of a benchmark: of published rows, of rows of one's own, of worlds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,24 @@ import numpy as np
 import pytest
 
 from rllm.build.configs import training_config
+from rllm.build.training import DrawnTasks
 from rllm.data import DatasetRegistry
 from rllm.data.rows import read_rows
+from rllm.data.sources import Pulled
 from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.environments.single_turn import SingleTurnEnvironment
 from rllm.errors import ConfigError
 from rllm.eval import tasks as module
 from rllm.eval.catalogue import benchmark_named
-from rllm.eval.tasks import benchmark_tasks, benchmark_world, dataset_hash, world_name, world_of
+from rllm.eval.tasks import (
+    benchmark_tasks,
+    benchmark_world,
+    dataset_hash,
+    pull_benchmark,
+    source_facts,
+    world_name,
+    world_of,
+)
 
 SPLITS = ("train", "validation", "test")
 ROWS = [{"question": f"{number} + 1?", "answer": f"#### {number + 1}"} for number in range(100)]
@@ -175,3 +186,55 @@ def test_pictures_travel_as_data_urls() -> None:
     image, text = task["messages"][0]["content"]
     assert image["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
     assert text["text"].startswith("Find x.")
+
+
+def test_a_file_without_a_checksum_in_the_catalogue_is_held_to_the_first_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finqa = benchmark_named("finqa")
+    rows = [each["row"] for each in read_rows(Path(__file__).parent / "rows" / "finqa.jsonl")]
+    digest = "a" * 64
+    facts = {"address": "https://example.org/test.json", "file_sha256": digest}
+    monkeypatch.setattr(module, "pull", lambda *given, **options: Pulled(rows=rows, facts=facts))
+    assert len(pull_benchmark(finqa, "test")) == len(rows)
+    assert source_facts(finqa, "test") | {"sha256": ""} == {**facts, "sha256": ""}
+    pull_benchmark(finqa, "test")
+    facts["file_sha256"] = "b" * 64
+    with pytest.raises(ConfigError, match="another file than the one that `finqa` was pulled from first"):
+        pull_benchmark(finqa, "test")
+    assert source_facts(finqa, "test")["file_sha256"] == digest
+    DatasetRegistry.remove_dataset("finqa")
+    pull_benchmark(finqa, "test")
+    assert source_facts(finqa, "test")["file_sha256"] == "b" * 64
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("word-problems", {"max_number": [20, 50, 99]}),
+        ("arithmetic", {}),
+        ("shop-desk", {"num_orders": [2, 4]}),
+    ],
+)
+def test_tasks_that_are_drawn_when_they_are_played_are_those_drawn_at_once(
+    name: str, args: dict[str, Any]
+) -> None:
+    world = world_of(name)
+    assert world.draws
+    drawn = DrawnTasks(world, 11, args)
+    assert list(drawn) == drawn.whole() == drawn[:]
+    assert (len(drawn), drawn[-1], drawn[2:9:3]) == (11, drawn[10], [drawn[2], drawn[5], drawn[8]])
+    with pytest.raises(IndexError):
+        drawn[11]
+
+
+def test_a_million_tasks_cost_nothing_before_they_are_played() -> None:
+    world, made = world_of("word-problems"), list[int]()
+
+    def counted(split: str, count: int, *, start: int = 0) -> list[dict[str, Any]]:
+        made.append(count)
+        return world.tasks(split, count, start=start)
+
+    drawn = DrawnTasks(replace(world, tasks=counted), 1_000_000, {})
+    assert drawn[999_999]["task_id"] == "word-problems-train-999999"
+    assert made == [1, 1]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rllm.build.actors import program_named
+from rllm.build.rows import BENCHMARK, held_out_name
 from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
@@ -14,18 +16,26 @@ from rllm.eval.catalogue import benchmark_named
 from rllm.eval.tasks import world_name
 from rllm.trainer.distill import DISTILL_DEFAULTS, PROMPT_DEFAULTS, over
 from rllm.trainer.programs import PROGRAM_DEFAULTS
+from rllm.trainer.workflows import WORKFLOW_DEFAULTS
 
 
 def training_config(
-    benchmark: str, path: Path | None = None, assignments: tuple[str, ...] = (), seed: int | None = None
+    benchmark: str,
+    path: Path | None = None,
+    assignments: tuple[str, ...] = (),
+    seed: int | None = None,
+    *,
+    agent: str = "",
 ) -> TrainConfig:
-    """The benchmark's own configuration, then the file, then `seed`, then the assignments."""
+    """The benchmark's own configuration, then the file, then `seed`, then the assignments; with another
+    `agent` than its own, which gets none of its arguments."""
     spec = benchmark_named(benchmark)
+    own = agent in ("", spec.agent)
     named = {
         "task": {
             "environment": world_name(spec),
-            "agent": spec.agent,
-            "agent_args": spec.agent_args,
+            "agent": agent or spec.agent,
+            "agent_args": spec.agent_args if own else {},
             "environment_args": spec.task,
             "train_args": spec.train_task,
         }
@@ -54,13 +64,14 @@ def distill_config(
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ProgramNames:
-    """A program, what judges it and its tasks, as a command names them."""
+    """A program or workflow, what judges it and its tasks, as a command names them."""
 
     program: str
     """An entry point, `package.module:name` or `file.py:name`."""
     evaluator: str
+    """Empty where each task of a benchmark names its grader, or a workflow pays itself."""
     dataset: str
-    """A JSONL file."""
+    """A file of rows, a registered data set, or `benchmark:NAME`."""
     val_dataset: str = ""
 
     @property
@@ -68,14 +79,28 @@ class ProgramNames:
         """For titles and directories: the last part of the program's name."""
         return self.program.rpartition(":")[2]
 
-    def require_all(self) -> None:
-        for option, value in (("--evaluator", self.evaluator), ("--dataset", self.dataset)):
+    def require_all(self, *, pays_itself: bool = False) -> None:
+        """Raises ConfigError for what is missing."""
+        judged = pays_itself or self._is_asked()
+        for option, value in (("--evaluator", judged or self.evaluator), ("--dataset", self.dataset)):
             if not value:
                 example = "my_flow.py:score" if option == "--evaluator" else "my.jsonl"
                 raise ConfigError(
                     f"The program `{self.program}` needs {option}, such as {option} {example}; "
                     "a benchmark brings its own."
                 )
+
+    def _is_asked(self) -> bool:
+        """Whether each task names its grader: those of a benchmark of questions do."""
+        if not self.dataset.startswith(BENCHMARK):
+            return False
+        spec = benchmark_named(self.dataset.removeprefix(BENCHMARK))
+        if not spec.asks_questions and not self.evaluator:
+            raise ConfigError(
+                f"`{spec.name}` pays for what is done in its world, but {self.label} does not play it: say "
+                "who judges with --evaluator."
+            )
+        return True
 
 
 def program_config(
@@ -85,8 +110,12 @@ def program_config(
     assignments: tuple[str, ...] = (),
     seed: int | None = None,
 ) -> TrainConfig:
-    """Defaults of programs, then the file, then `seed` and `model`, then the assignments."""
-    names.require_all()
+    """Defaults of programs or workflows, then the file, then `seed` and `model`, then the assignments.
+
+    A data set that holds tasks out is measured on those.
+    """
+    actor = program_named(names.program)
+    names.require_all(pays_itself=actor.workflow is not None)
     named: dict[str, Any] = {
         "task": {
             "environment": names.label,
@@ -94,9 +123,10 @@ def program_config(
             "program": names.program,
             "evaluator": names.evaluator,
             "dataset": names.dataset,
-            "val_dataset": names.val_dataset,
+            "val_dataset": names.val_dataset or held_out_name(names.dataset),
         }
     }
     extra = [] if seed is None else [f"seed={seed}"]
     extra += [f"model.path={model}"] if model else []
-    return load_config(path, (*extra, *assignments), base={**PROGRAM_DEFAULTS, **named})
+    defaults = PROGRAM_DEFAULTS if actor.workflow is None else WORKFLOW_DEFAULTS
+    return load_config(path, (*extra, *assignments), base={**defaults, **named})

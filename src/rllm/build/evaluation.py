@@ -5,37 +5,34 @@ Asked ──prepared──► plan (all that a score depends on), tasks ──�
 Whatever cannot be honoured is refused while preparing: nothing is sampled, loaded or written yet.
 """
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rllm.agents.base import BaseAgent
-from rllm.agents.flow import AgentFlow, as_flow, load_flow
-from rllm.agents.named import AGENTS, agent_named
+from rllm.build.actors import Actor, actor_named, program_named
 from rllm.build.asked import Asked
 from rllm.build.configs import training_config
-from rllm.build.evaluation_engines import agent_engine, program_engine
+from rllm.build.evaluation_engines import agent_engine, program_engine, workflow_engine
 from rllm.build.judges import ChosenJudge, judge_named, judge_of_benchmark
 from rllm.build.models import model_directory
+from rllm.build.rows import for_programs, rows_of
 from rllm.build.sampling import sampling_of
 from rllm.build.sources import source_hash, version
 from rllm.config.loader import load_config
-from rllm.config.names import object_named
 from rllm.config.schema import TrainConfig
-from rllm.data.registry import require_dataset
-from rllm.data.rows import FORMATS, read_rows
 from rllm.data.tasks import tasks_of
 from rllm.errors import ConfigError
-from rllm.eval.catalogue import SINGLE_TURN, Benchmark, benchmark_named
+from rllm.eval.catalogue import Benchmark, benchmark_named
 from rllm.eval.evaluation import Evaluation
 from rllm.eval.judging import require_gradable, row_by_row, task_evaluator
 from rllm.eval.plan import EvaluationPlan, hash_of, model_hash
 from rllm.eval.report import NO_PRICES, Prices, require_ks
 from rllm.eval.results import Result
-from rllm.eval.tasks import benchmark_tasks, benchmark_world
+from rllm.eval.tasks import benchmark_tasks, benchmark_world, source_facts
+from rllm.rewards.evaluator import Evaluator
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.types.messages import SamplingParams
 
@@ -67,9 +64,10 @@ class Prepared:
         prices: Prices = NO_PRICES,
         on_begin: Callable[[int], None] = lambda num_done: None,
         on_result: Callable[[str, Result], None] = lambda way, result: None,
+        on_report: Callable[[dict[str, Any]], object] = lambda report: None,
     ) -> dict[str, Any]:
         """Make what is missing in `directory`, and give the report. `on_begin` hears how many attempts are
-        there already."""
+        there already, `on_report` the report while the directory is still held."""
         require_ks(ks, self.plan.attempts)
         with Evaluation(directory, self.plan) as evaluation:
             on_begin(evaluation.num_done)
@@ -78,6 +76,7 @@ class Prepared:
                     await evaluation.run_ways(engine, self.tasks, on_result)
             report = evaluation.report(ks=ks, prices=prices)
             evaluation.finish(report)
+            on_report(report)
         return report
 
 
@@ -108,12 +107,12 @@ async def evaluated(
 def _prepared_benchmark(asked: Asked) -> Prepared:
     spec = benchmark_named(asked.benchmark)
     config = _config_for(asked, spec)
-    agent_class, flow = _agent_of(asked.agent or spec.agent)
+    actor = actor_named(asked.agent or spec.agent)
     judge = judge_of_benchmark(spec, asked.evaluator, asked.judge)
-    asks_questions = spec.environment == SINGLE_TURN
+    asks_questions = spec.asks_questions
     split = asked.split or spec.eval_split
     if not asks_questions:
-        _require_judge_of_world(spec, judge, flow)
+        _require_judge_of_world(spec, judge, actor)
     tasks = _benchmark_tasks(asked, spec, split, config)
     agent_args = {} if asked.agent and asked.agent != spec.agent else config.task.agent_args
     # A turn of a world is as long as a tiny model needs; a model on a server may think first.
@@ -123,50 +122,63 @@ def _prepared_benchmark(asked: Asked) -> Prepared:
         agent=asked.agent or spec.agent,
         ways=_ways(asked, config.rollout.max_tokens_per_turn if plays_as_trained else QUESTION_TOKENS),
         split=split,
-        agent_hash=source_hash(flow.function if flow else agent_class, agent_args),
-        max_turns=0 if flow else config.rollout.max_turns,
+        agent_hash=source_hash(actor.source, agent_args),
+        max_turns=config.rollout.max_turns if actor.agent is not None else 0,
+        source=source_facts(spec, split) if asks_questions else {},
         **_common(asked, judge, tasks),
     )
-    if flow is not None:
-        evaluator = row_by_row(judge.evaluator or task_evaluator())
-        require_gradable(judge.evaluator or evaluator, tasks, spec.name)
-        rows = tasks_of([_with_instruction(task) for task in tasks])
-        return Prepared(plan=plan, tasks=rows, open_engine=lambda: program_engine(asked, flow, evaluator))
+    if actor.agent is None:
+        evaluator = judge.evaluator or task_evaluator()
+        require_gradable(evaluator, tasks, spec.name)
+        return Prepared(
+            plan=plan,
+            tasks=for_programs(tasks),
+            open_engine=partial(_program_or_workflow, asked, actor, evaluator),
+        )
     if judge.evaluator is not None:
         require_gradable(judge.evaluator, tasks, spec.name)
     elif tasks:  # a grader that is not there, or not installed, is not found out task by task
         benchmark_world(spec).env_class.from_dict(dict(tasks[0])).close()
-    assert agent_class is not None, "an agent that is no program is a class"
-    made, pays = agent_class, judge.evaluator
     return Prepared(
         plan=plan,
         tasks=tasks,
-        open_engine=lambda: agent_engine(asked, spec, config, made, agent_args, pays),
+        open_engine=partial(agent_engine, asked, spec, config, actor.agent, agent_args, judge.evaluator),
     )
 
 
 def _prepared_program(asked: Asked) -> Prepared:
     assert asked.program is not None, "a program is evaluated"
-    asked.program.require_all()
     if asked.agent:
         raise ConfigError(f"`{asked.program.program}` is what acts; leave --agent {asked.agent} out.")
-    flow = load_flow(asked.program.program)
+    actor = program_named(asked.program.program)
+    asked.program.require_all()
     judge = judge_named(asked.program.evaluator, asked.judge)
     assert judge.evaluator is not None, "it was asked for by name"
-    rows = _rows_of(asked.program.dataset, asked.split)[: asked.num_tasks]
+    rows = rows_of(asked.program.dataset, asked.split)[: asked.num_tasks]
     tasks = tasks_of(rows, dataset=asked.program.dataset)
     require_gradable(judge.evaluator, [task.to_row() for task in tasks], asked.program.dataset)
-    says_itself = asked.place.is_server and not asked.sampling
+    says_itself = asked.place.is_server and not asked.sampling and actor.flow is not None
     plan = EvaluationPlan(
         name=asked.program.label,
         agent=asked.program.program,
         ways={"as asked": None} if says_itself else _ways(asked, SamplingParams().max_tokens),
         split=asked.split,
-        agent_hash=source_hash(flow.function),
+        agent_hash=source_hash(actor.source),
         **_common(asked, judge, rows),
     )
-    evaluator = row_by_row(judge.evaluator)
-    return Prepared(plan=plan, tasks=tasks, open_engine=lambda: program_engine(asked, flow, evaluator))
+    return Prepared(
+        plan=plan,
+        tasks=tasks,
+        open_engine=partial(_program_or_workflow, asked, actor, judge.evaluator),
+    )
+
+
+def _program_or_workflow(asked: Asked, actor: Actor, evaluator: Evaluator) -> Any:
+    """Its engine, not yet open."""
+    if actor.workflow is not None:
+        return workflow_engine(asked, actor.workflow, evaluator)
+    assert actor.flow is not None, "it is no agent of an environment"
+    return program_engine(asked, actor.flow, row_by_row(evaluator))
 
 
 def _common(asked: Asked, judge: ChosenJudge, rows: Sequence[Any]) -> dict[str, Any]:
@@ -202,57 +214,27 @@ def _config_for(asked: Asked, spec: Benchmark) -> TrainConfig:
     return trained_with if trained_with.task.environment == config.task.environment else config
 
 
-def _agent_of(name: str) -> tuple[type[BaseAgent] | None, AgentFlow | None]:
-    """A built-in agent, or a class or program: an entry point, `package.module:name`, `file.py:name`."""
-    if name in AGENTS:
-        return agent_named(name), None
-    try:
-        found = object_named(name, group="rllm.agents", what="agent")
-    except ConfigError:
-        if ":" in name or name.endswith(".py"):
-            raise
-        return agent_named(name), None  # which names the nearest of the built-in ones
-    if inspect.isclass(found) and issubclass(found, BaseAgent):
-        return found, None
-    return None, as_flow(found)
-
-
-def _require_judge_of_world(spec: Benchmark, judge: ChosenJudge, flow: AgentFlow | None) -> None:
+def _require_judge_of_world(spec: Benchmark, judge: ChosenJudge, actor: Actor) -> None:
     """A world pays whoever plays it, and nobody else."""
-    if judge.evaluator is not None and flow is None:
+    if judge.evaluator is not None and actor.agent is not None:
         raise ConfigError(
             f"`{spec.name}` pays for what is done in its world, so --evaluator {judge.name} would be "
             "ignored; leave it out."
         )
-    if judge.evaluator is None and flow is not None:
+    if judge.evaluator is None and actor.agent is None:
         raise ConfigError(
-            f"`{spec.name}` pays for what is done in its world, but {flow.name} does not play it: "
+            f"`{spec.name}` pays for what is done in its world, but {actor.name} does not play it: "
             "say who judges its episodes with --evaluator."
         )
 
 
 def _benchmark_tasks(asked: Asked, spec: Benchmark, split: str, config: TrainConfig) -> list[dict[str, Any]]:
-    if spec.environment == SINGLE_TURN:
+    if spec.asks_questions:
         return benchmark_tasks(spec, split, asked.num_tasks)
     if split not in spec.splits:
         raise ConfigError(f"`{spec.name}` has no split `{split}`; it has {', '.join(spec.splits)}.")
     count = _DEFAULT_TASKS if asked.num_tasks is None else asked.num_tasks
     return benchmark_world(spec).tasks(split, count, **config.task.environment_args)
-
-
-def _with_instruction(task: Mapping[str, Any]) -> dict[str, Any]:
-    """A program is told what is asked last; where that comes after other messages, `messages` has all."""
-    messages = task.get("messages")
-    return {"instruction": messages[-1]["content"], **task} if messages else dict(task)
-
-
-def _rows_of(dataset: str, split: str) -> list[dict[str, Any]]:
-    """The rows of a file, or of a registered data set."""
-    if not (dataset.endswith(FORMATS) or Path(dataset).exists()):
-        return list(require_dataset(dataset, split))
-    if split:
-        raise ConfigError(f"{dataset} is a file and has no splits; leave --split {split} out.")
-    return read_rows(Path(dataset))
 
 
 def _ways(asked: Asked, max_tokens: int) -> dict[str, SamplingParams | None]:

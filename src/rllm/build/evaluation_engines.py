@@ -15,11 +15,12 @@ from rllm.build.models import model_directory
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
 from rllm.engine.agent_execution import AgentExecutionEngine
+from rllm.engine.agent_workflow import AgentWorkflowEngine
 from rllm.engine.attempts import EpisodeEngine
 from rllm.engine.traced import TracedEngine
 from rllm.errors import ConfigError, InferenceError, MissingExtraError
 from rllm.eval.catalogue import SINGLE_TURN, Benchmark
-from rllm.eval.judging import as_reward_fn
+from rllm.eval.judging import JudgedEngine, as_reward_fn
 from rllm.eval.tasks import benchmark_world
 from rllm.inference.client import ModelClient
 from rllm.inference.providers import ModelPlace
@@ -27,6 +28,7 @@ from rllm.inference.trial import try_model
 from rllm.rewards.evaluator import Evaluator
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.trainer.programs import PROGRAM_DEFAULTS, gateway_before, local_policy, upstream_policy
+from rllm.workflows.workflow import Workflow
 
 if TYPE_CHECKING:
     from rllm.gateway.wire import Policy
@@ -47,11 +49,12 @@ async def agent_engine(
     judge: Evaluator | None,
 ) -> AsyncIterator[EpisodeEngine]:
     """`judge` pays for answers to questions instead of the tasks' own graders."""
-    rollout, asks_questions = config.rollout, spec.environment == SINGLE_TURN
+    rollout, asks_questions = config.rollout, spec.asks_questions
     parallel = _SERVER_PARALLEL if asked.place.is_server else rollout.num_parallel
-    asks_once = asks_questions and agent_class is agent_named("conversation")
+    await _require_judge_answers(asked)
+    asks_once = spec.environment == SINGLE_TURN and agent_class is agent_named("conversation")
     if asked.place.is_server:
-        client = (await _answering(asked.place)).client(connect_timeout_s=10.0)
+        client = (await answering(asked.place)).client(connect_timeout_s=10.0)
     else:
         client = _local(asked, config, asks_questions)
     try:
@@ -84,9 +87,10 @@ async def program_engine(asked: Asked, flow: AgentFlow, evaluator: Evaluator) ->
             f"`stop` cannot be set from outside of a program; let {flow.name} ask with it, and leave "
             "--sampling stop out."
         )
+    await _require_judge_answers(asked)
     async with AsyncExitStack() as open_until_done:
         if asked.place.is_server:
-            policy: Policy = upstream_policy(await _answering(asked.place))
+            policy: Policy = upstream_policy(await answering(asked.place))
             model_name = asked.place.name
         else:
             client = _program_client(Path(asked.place.path), asked.threads)
@@ -95,7 +99,7 @@ async def program_engine(asked: Asked, flow: AgentFlow, evaluator: Evaluator) ->
             policy = local_policy(client, model_name)
         ledger = open_until_done.enter_context(TemporaryDirectory(prefix="rllm-eval-"))
         gateway = await open_until_done.enter_async_context(gateway_before(policy, Path(ledger) / "gateway"))
-        yield await open_until_done.enter_async_context(
+        engine = await open_until_done.enter_async_context(
             TracedEngine(
                 flow,
                 evaluator,
@@ -106,9 +110,34 @@ async def program_engine(asked: Asked, flow: AgentFlow, evaluator: Evaluator) ->
                 n_parallel_tasks=asked.concurrency or _SERVER_PARALLEL,
             )
         )
+        yield JudgedEngine(engine, None)
 
 
-async def _answering(place: ModelPlace) -> ModelPlace:
+@asynccontextmanager
+async def workflow_engine(
+    asked: Asked, workflow: type[Workflow], evaluator: Evaluator
+) -> AsyncIterator[EpisodeEngine]:
+    """Whatever the workflow pays itself, `evaluator` judges what its episode ends with. Every role asks the
+    one model."""
+    await _require_judge_answers(asked)
+    if asked.place.is_server:
+        client = (await answering(asked.place)).client(connect_timeout_s=10.0)
+    else:
+        client = _program_client(Path(asked.place.path), asked.threads)
+    try:
+        engine = AgentWorkflowEngine(
+            workflow,
+            rollout_engine=client,
+            n_parallel_tasks=asked.concurrency or _SERVER_PARALLEL,
+            raise_on_error=False,
+            seed=asked.seed,
+        )
+        yield JudgedEngine(engine, evaluator)
+    finally:
+        await client.close()
+
+
+async def answering(place: ModelPlace) -> ModelPlace:
     """The place, once it has given one answer: a dead server, a wrong key or name end the evaluation here."""
     try:
         await try_model(place)
@@ -116,6 +145,12 @@ async def _answering(place: ModelPlace) -> ModelPlace:
         said = f"Nothing was evaluated: a first question to {place.title} failed: {error}"
         raise type(error)(said) from error
     return place
+
+
+async def _require_judge_answers(asked: Asked) -> None:
+    """The same of the model that a judge asks: it is not found out ten thousand answers later."""
+    if asked.judge is not None:
+        await answering(asked.judge)
 
 
 def _local(asked: Asked, config: TrainConfig, asks_questions: bool) -> ModelClient:

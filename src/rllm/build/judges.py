@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm.build.sources import source_hash, version
+from rllm.data.registry import DatasetRegistry
 from rllm.errors import ConfigError
-from rllm.eval.catalogue import ENVIRONMENT, Benchmark
+from rllm.eval.catalogue import ENVIRONMENT, Benchmark, benchmark_named, benchmark_names
 from rllm.eval.judging import task_evaluator
 from rllm.eval.plan import hash_of
-from rllm.inference.providers import ModelPlace, Protocol
+from rllm.inference.providers import ModelPlace, Protocol, resolve_model
 from rllm.rewards.evaluator import Evaluator, as_evaluator, load_evaluator
 from rllm.rewards.graders import GRADERS, grader_named, option_names
 
@@ -72,6 +73,40 @@ def judge_of_benchmark(spec: Benchmark, name: str, place: ModelPlace | None) -> 
         told = hash_of({"grader": wanted, "arguments": arguments, "rllm": version()})
         return ChosenJudge(name=wanted, evaluator=None, hash=told)
     return judge_named(wanted, place, arguments)
+
+
+JUDGING = ("evaluator", "judge_model", "judge_base_url")
+"""Entries of `task.environment_args` that say who judges answers while training."""
+
+
+def split_judging(arguments: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """(who judges, what the tasks are made with) of `task.environment_args`."""
+    judging = {name: str(value) for name, value in arguments.items() if name in JUDGING}
+    return judging, {name: value for name, value in arguments.items() if name not in JUDGING}
+
+
+def judge_while_training(benchmark: str, judging: Mapping[str, str]) -> Evaluator | None:
+    """Who pays for answers instead of the tasks' own graders; None where those do, or a world.
+
+    Raises ConfigError for a judge that would be ignored, and for questions that want a judge's model.
+    """
+    is_known = benchmark in benchmark_names() or DatasetRegistry.dataset_exists(benchmark)
+    if is_known and (spec := benchmark_named(benchmark)).asks_questions:
+        place = judge_place(judging.get("judge_model", ""), judging.get("judge_base_url", ""))
+        return judge_of_benchmark(spec, judging.get("evaluator", ""), place).evaluator
+    for name, value in judging.items():
+        raise ConfigError(
+            f"`{benchmark}` pays for what is done in its world, so --{name.replace('_', '-')} {value} would "
+            "be ignored; leave it out."
+        )
+    return None
+
+
+def judge_place(name: str, base_url: str) -> ModelPlace | None:
+    """What `--judge-model` and `--judge-base-url` mean."""
+    if base_url and not name:
+        raise ConfigError(f"Say with --judge-model by which name {base_url} knows the judge.")
+    return resolve_model(name, base_url=base_url) if name else None
 
 
 def judge_of_stored(config: Mapping[str, Any], name: str, place: ModelPlace | None) -> ChosenJudge:

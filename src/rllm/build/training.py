@@ -1,18 +1,22 @@
 """A configuration in, a trainer out."""
 
 import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from rllm.agents.named import agent_named
+from rllm.build.actors import agent_class_named, program_named
+from rllm.build.judges import judge_while_training, split_judging
+from rllm.build.rows import held_out_rows, training_rows
 from rllm.config.distill import PROMPTS
 from rllm.config.schema import TrainConfig
 from rllm.data.jsonl import read_jsonl
-from rllm.data.tasks import tasks_of
 from rllm.environments.world import World
 from rllm.errors import ConfigError
+from rllm.eval.judging import as_reward_fn, failing_alone, task_evaluator
 from rllm.eval.tasks import world_of
 from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer
@@ -23,14 +27,63 @@ VALIDATION_START = 1_000_000
 `evaluation.split = "validation"`."""
 
 
+def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = None) -> AgentTrainer:
+    """A trainer for the environment and agent, or the program, that the configuration names."""
+    if config.task.program:
+        return _program_trainer(config, output, tracker)
+    if config.task.environment == PROMPTS:
+        return _prompt_trainer(config, output, tracker)
+    world, agent_class = world_of(config.task.environment), agent_class_named(config.task.agent)
+    judging, task_args = split_judging(config.task.environment_args)
+    pays = judge_while_training(config.task.environment, judging)
+    evaluation = config.evaluation
+    drawn = DrawnTasks(world, config.task.num_train_tasks, {**task_args, **config.task.train_args})
+    train_tasks = drawn if world.draws else drawn.whole()
+    expert = world.expert(config.warm_start.expert_args)
+    if expert is not None and config.warm_start.steps:  # asked once: what it cannot honour is refused now
+        expert(train_tasks[0], config.warm_start.noise, np.random.default_rng(0))
+    trainer_class = AgentDistillTrainer if config.distill.teacher else AgentTrainer
+    return trainer_class(
+        config,
+        train_dataset=train_tasks,
+        val_dataset=world.tasks(evaluation.split, evaluation.num_tasks, **task_args),
+        validation_dataset=world.tasks(
+            "validation", evaluation.every_num_tasks, start=VALIDATION_START, **task_args
+        ),
+        agent_class=agent_class,
+        env_class=world.env_class,
+        agent_args=config.task.agent_args,
+        env_args={} if pays is None else {"reward_fn": as_reward_fn(pays)},
+        demonstrate=expert,
+        output=output,
+        tracker=tracker,
+    )
+
+
 def _program_trainer(config: TrainConfig, output: Path, tracker: Tracker | None) -> AgentTrainer:
-    task = config.task
+    task, actor = config.task, program_named(config.task.program)
+    train = training_rows(task.dataset)
+    held_out = held_out_rows(task.val_dataset, config.evaluation.num_tasks) if task.val_dataset else None
+    if actor.workflow is not None:
+        if task.evaluator:
+            raise ConfigError(
+                f"The workflow `{task.program}` pays its own trajectories, so --evaluator {task.evaluator} "
+                "would be ignored; leave it out, or call it in the workflow."
+            )
+        return AgentTrainer(
+            config,
+            train_dataset=train,
+            val_dataset=held_out,
+            workflow_class=actor.workflow,
+            output=output,
+            tracker=tracker,
+        )
     return AgentTrainer(
         config,
-        train_dataset=_rows(task.dataset),
-        val_dataset=_rows(task.val_dataset) if task.val_dataset else None,
-        agent_flow=task.program,
-        evaluator=task.evaluator,
+        train_dataset=train,
+        val_dataset=held_out,
+        agent_flow=actor.flow,
+        evaluator=task.evaluator or failing_alone(task_evaluator()),
         output=output,
         tracker=tracker,
     )
@@ -51,47 +104,37 @@ def _prompt_trainer(config: TrainConfig, output: Path, tracker: Tracker | None) 
     )
 
 
-def _rows(dataset: str) -> list[Any]:
-    path = Path(dataset)
-    return tasks_of(read_jsonl(path), dataset=dataset)
+class DrawnTasks(Sequence[dict[str, Any]]):
+    """`count` training tasks of a world, each made when somebody looks at it. Arguments that are lists are
+    gone through in turn, one value per task."""
 
+    def __init__(self, world: World, count: int, task_args: Mapping[str, Any]) -> None:
+        choices = [value if isinstance(value, list) else [value] for value in task_args.values()]
+        self._world = world
+        self._count = count
+        self._mixtures = [dict(zip(task_args, values, strict=True)) for values in itertools.product(*choices)]
+        self._each = -(-count // len(self._mixtures))
+        for mixture in self._mixtures:  # what cannot be made is refused now
+            world.tasks("train", 1, **mixture)
 
-def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = None) -> AgentTrainer:
-    """A trainer for the environment and agent, or the program, that the configuration names."""
-    if config.task.program:
-        return _program_trainer(config, output, tracker)
-    if config.task.environment == PROMPTS:
-        return _prompt_trainer(config, output, tracker)
-    world, agent_class = world_of(config.task.environment), agent_named(config.task.agent)
-    task_args = config.task.environment_args
-    evaluation = config.evaluation
-    train_tasks = _mixed_tasks(world, config.task.num_train_tasks, {**task_args, **config.task.train_args})
-    expert = world.expert(config.warm_start.expert_args)
-    if expert is not None and config.warm_start.steps:  # asked once: what it cannot honour is refused now
-        expert(train_tasks[0], config.warm_start.noise, np.random.default_rng(0))
-    trainer_class = AgentDistillTrainer if config.distill.teacher else AgentTrainer
-    return trainer_class(
-        config,
-        train_dataset=train_tasks,
-        val_dataset=world.tasks(evaluation.split, evaluation.num_tasks, **task_args),
-        validation_dataset=world.tasks(
-            "validation", evaluation.every_num_tasks, start=VALIDATION_START, **task_args
-        ),
-        agent_class=agent_class,
-        env_class=world.env_class,
-        agent_args=config.task.agent_args,
-        demonstrate=expert,
-        output=output,
-        tracker=tracker,
-    )
+    def __len__(self) -> int:
+        return self._count
 
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(self._count))]
+        place, family = divmod(range(self._count)[index], len(self._mixtures))
+        start = family * self._each + place
+        return self._world.tasks("train", 1, start=start, **self._mixtures[family])[0]
 
-def _mixed_tasks(world: World, count: int, task_args: dict[str, Any]) -> list[dict[str, Any]]:
-    """`count` training tasks; arguments that are lists are gone through in turn, one value per task."""
-    choices = [value if isinstance(value, list) else [value] for value in task_args.values()]
-    mixtures = [dict(zip(task_args, values, strict=True)) for values in itertools.product(*choices)]
-    each = -(-count // len(mixtures))
-    families = [
-        world.tasks("train", each, start=number * each, **mixture) for number, mixture in enumerate(mixtures)
-    ]
-    return [task for turn in zip(*families, strict=True) for task in turn][:count]
+    def whole(self) -> list[dict[str, Any]]:
+        """All at once: quicker where one asks for all, and shorter where there are no more rows."""
+        families = [
+            self._world.tasks("train", self._each, start=number * self._each, **mixture)
+            for number, mixture in enumerate(self._mixtures)
+        ]
+        return [task for turn in zip(*families, strict=True) for task in turn][: self._count]

@@ -10,14 +10,17 @@ import click
 from rllm.agents.base import BaseAgent
 from rllm.agents.flow import ENTRY_POINTS, AgentFlow
 from rllm.agents.named import AGENTS, agent_named
+from rllm.build.actors import is_place
 from rllm.cli.command import Group, example, json_option, print_json
 from rllm.cli.terminal import facts, out, print_next, table
 from rllm.config.names import object_named
 from rllm.errors import ConfigError
+from rllm.workflows.workflow import Workflow
 
 BUILT_IN = "built in"
 AGENT = "agent: plays in an environment"
 PROGRAM = "program: a function of a task and a configuration"
+WORKFLOW = "workflow: the agents of one attempt, and the order in which they speak"
 
 
 @click.group("agent", cls=Group)
@@ -101,11 +104,14 @@ def _described(name: str, found: Any) -> dict[str, Any]:
         raise ConfigError(
             f"`{name}` is {found!r:.80}; an agent is a class derived from BaseAgent, or a function."
         )
+    is_workflow = inspect.isclass(found) and issubclass(found, Workflow)
     what = found.function if isinstance(found, AgentFlow) else found
     return {
         "name": name,
-        "kind": AGENT if is_agent else PROGRAM,
-        "defined_in": f"{what.__module__}:{getattr(what, '__qualname__', type(what).__name__)}",
+        "kind": AGENT if is_agent else WORKFLOW if is_workflow else PROGRAM,
+        "defined_in": name
+        if is_place(name)
+        else f"{what.__module__}:{getattr(what, '__qualname__', type(what).__name__)}",
         "arguments": _arguments(found) if is_agent else {},
         "description": inspect.getdoc(what) or "",
     }

@@ -8,6 +8,7 @@ rllm eval --rescore A      ──► the same answers, judged again
 import asyncio
 import re
 import shlex
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rllm.build.asked import Asked
 from rllm.build.configs import ProgramNames
 from rllm.build.evaluation import prepared
-from rllm.build.judges import judge_of_stored
+from rllm.build.evaluation_engines import answering
+from rllm.build.judges import judge_of_stored, judge_place
 from rllm.build.sampling import assignments_of
 from rllm.cli.command import example, json_option, print_json
-from rllm.cli.eval_view import print_comparison, print_reports, print_rescored, write_page
-from rllm.cli.plan import unused_directory
+from rllm.cli.eval_view import PAGE, print_comparison, print_reports, print_rescored, write_page
+from rllm.cli.plan import require_place, unused_directory
 from rllm.cli.programs import is_program
 from rllm.cli.terminal import err
 from rllm.errors import ConfigError
@@ -36,8 +38,11 @@ from rllm.eval.rescoring import rescore
 from rllm.eval.results import Result
 from rllm.inference.providers import ModelPlace, resolve_model
 from rllm.store.run_directory import RunDirectory, is_run
+from rllm.tracking.console import readable_seconds
 
 ROOT = Path("evals")
+LINE_EVERY_S = 10.0
+"""How often progress is told where there is no terminal."""
 
 
 @click.command(
@@ -160,7 +165,7 @@ def command(
     if comparing:
         _compare([benchmark, *others], way, as_json, ctx)
         return
-    judge = _judge_place(judge_model, judge_base_url)
+    judge = judge_place(judge_model, judge_base_url)
     if rescoring:
         if not benchmark or others:
             raise click.UsageError("Give one stored evaluation to judge again: rllm eval --rescore DIR.", ctx)
@@ -189,13 +194,13 @@ def command(
     )
     ks = _ks(ks, attempts)
     directory = _directory(asked, output, resume=resume, fresh=fresh)
+    require_place(directory)
     report = _run(asked, directory, ks, prices, as_json)
     summary = {**_head(asked, report, directory), **report["reports"], "stamp": report["stamp"]}
-    page = write_page(directory, report)
     if as_json:
         print_json(summary)
     else:
-        print_reports(asked, report, directory, page)
+        print_reports(asked, report, directory, directory / PAGE)
     ctx.exit(_exit_code(report))
 
 
@@ -221,7 +226,12 @@ def _run(asked: Asked, directory: Path, ks: tuple[int, ...], prices: Prices, as_
         try:
             return asyncio.run(
                 ready.run(
-                    directory, ks=ks, prices=prices, on_begin=begin, on_result=_watch(progress, bar, prices)
+                    directory,
+                    ks=ks,
+                    prices=prices,
+                    on_begin=begin,
+                    on_result=_watch(progress, bar, prices, lines=not (as_json or progress.live.is_started)),
+                    on_report=lambda report: write_page(directory, report),
                 )
             )
         except KeyboardInterrupt as interrupt:
@@ -236,11 +246,15 @@ def _left_by(directory: Path) -> str:
     return f"Interrupted. What was finished is in {directory}; the same command with {words} goes on."
 
 
-def _watch(progress: Progress, bar: Any, prices: Prices) -> Callable[[str, Result], None]:
-    """Running score, tokens, cost and failures beside the bar."""
+def _watch(progress: Progress, bar: Any, prices: Prices, *, lines: bool) -> Callable[[str, Result], None]:
+    """Running score, tokens, cost and failures beside the bar; as `lines` where nobody sees one."""
     counts: Counter[str] = Counter()
+    began_at = told_at = time.monotonic()
 
     def on_result(way: str, result: Result) -> None:
+        nonlocal began_at, told_at
+        if not counts["all"]:  # until then a model may have been loaded
+            began_at = told_at = time.monotonic()
         counts.update(
             all=1,
             right=int(result.is_correct),
@@ -254,14 +268,13 @@ def _watch(progress: Progress, bar: Any, prices: Prices) -> Callable[[str, Resul
         if counts["failed"]:
             told += f", {counts['failed']} failed"
         progress.update(bar, advance=1, told=told)
+        if lines and (now := time.monotonic()) - told_at >= LINE_EVERY_S:
+            told_at, task = now, progress.tasks[0]
+            left_s = (now - began_at) / max(1, counts["all"] - 1) * ((task.total or 0) - task.completed)
+            done = f"{task.completed:.0f} of {task.total:.0f}"
+            err().print(f"{done}  {told}, {readable_seconds(left_s)} left", markup=False, soft_wrap=True)
 
     return on_result
-
-
-def _judge_place(name: str, base_url: str) -> ModelPlace | None:
-    if base_url and not name:
-        raise ConfigError(f"Say with --judge-model by which name {base_url} knows the judge.")
-    return resolve_model(name, base_url=base_url) if name else None
 
 
 def _progress() -> Progress:
@@ -357,6 +370,8 @@ def _rescore(
     require_evaluation(config, source)
     judge = judge_of_stored(config, evaluator, place)
     assert judge.evaluator is not None, "a stored evaluation is judged by somebody"
+    if place is not None:
+        asyncio.run(answering(place))
     target = output or unused_directory(source.with_name(f"{source.name}-rescored"))
     found = rescore(
         source,

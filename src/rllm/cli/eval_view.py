@@ -1,5 +1,6 @@
 """How evaluations look: tables in the terminal, and a page that can be sent to somebody."""
 
+import json
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from rllm.eval.catalogue import benchmark_named
 from rllm.eval.comparison import Change, Comparison
 from rllm.eval.page import INTERVAL_METHODS, Example, page
 from rllm.eval.rescoring import Rescored
-from rllm.eval.results import answer_of, newest_episodes, prompt_of, result_of
+from rllm.eval.results import answer_of, asked_before_answer, newest_episodes, result_of
 from rllm.store.episodes import EpisodeStore
 from rllm.store.files import write_atomic
 from rllm.store.run_directory import RunDirectory, is_run
@@ -23,6 +24,8 @@ from rllm.types.episode import Outcome
 PAGE = "report.html"
 _EXAMPLES_SHOWN = 200
 _CHANGES_SHOWN = 10
+_CONVERSATION_CHARS = 8_000
+"""Of what was said before the last answer, on the page."""
 _COUNTS = ("attempted", "scored", "truncated", "failed")
 _MADE_AGAIN = str(Outcome.INFRASTRUCTURE_FAILURE)
 
@@ -58,9 +61,7 @@ def _examples(directory: Path, report: Mapping[str, Any]) -> list[Example]:
                         task_id=episode.task_id,
                         attempt=episode.rollout_idx,
                         verdict=verdict,
-                        prompt="\n\n".join(
-                            f"{each['role']}: {each.get('content')}" for each in prompt_of(episode)
-                        ),
+                        prompt=_shortened("\n\n".join(map(_told, asked_before_answer(episode)))),
                         answer=answer_of(episode),
                         extracted=result.extracted,
                         reason=result.reason,
@@ -68,6 +69,21 @@ def _examples(directory: Path, report: Mapping[str, Any]) -> list[Example]:
                 )
     order = ("wrong", "failed", "right")
     return sorted(found, key=lambda each: (ways.index(each.way), order.index(each.verdict)))
+
+
+def _told(message: Mapping[str, Any]) -> str:
+    """A message in words, with the calls that it makes."""
+    said = [message.get("content") or "", *(json.dumps(each) for each in message.get("tool_calls") or ())]
+    return f"{message['role']}: " + "\n".join(str(each) for each in said if each)
+
+
+def _shortened(text: str) -> str:
+    """A long conversation without its middle."""
+    left_out = len(text) - _CONVERSATION_CHARS
+    if left_out <= 0:
+        return text
+    half = _CONVERSATION_CHARS // 2
+    return f"{text[:half]}\n\n… {left_out:,} characters are left out …\n\n{text[-half:]}"
 
 
 def print_reports(asked: Asked, report: Mapping[str, Any], directory: Path, written: Path) -> None:
@@ -101,6 +117,10 @@ def print_reports(asked: Asked, report: Mapping[str, Any], directory: Path, writ
     costs = [each["cost"] for each in reports.values() if each["cost"] is not None]
     told = f"{tokens['prompt']:,} prompt and {tokens['completion']:,} sampled tokens"
     console.print(told + (f", cost {sum(costs):,.4f}" if costs else ""), style="dim")
+    for way, each in reports.items():
+        if (p50 := each["latency_s"]["p50"]) is not None:
+            waited = f"half of the attempts waited up to {p50:.3g} s for the model"
+            console.print(f"{way}: {waited}, 95 % up to {each['latency_s']['p95']:.3g} s", style="dim")
     console.print(f"\nEpisodes {directory}", soft_wrap=True)
     console.print(f"Page     {written}", soft_wrap=True)
     print_next(console, [_following(asked, directory)])
@@ -230,23 +250,13 @@ def _following(asked: Asked, directory: Path) -> tuple[list[str], str]:
     """What to type next, and what it does."""
     if not asked.place.is_server and is_run(Path(asked.place.path)):
         return ["rllm", "runs", "show", asked.place.path], "look at how it got there"
-    start = "builtin:tiny" if asked.place.is_server else asked.place.path
     if asked.program is None and "train" not in benchmark_named(asked.benchmark).splits:
         return ["rllm", "runs", "show", str(directory)], "look at the episodes"
-    if asked.program is None:
-        return [
-            "rllm",
-            "train",
-            asked.benchmark,
-            "--set",
-            f"model.path={start}",
-            "--fresh",
-        ], "train it further"
-    words = [
-        asked.program.program,
-        "--evaluator",
-        asked.program.evaluator,
-        "--dataset",
-        asked.program.dataset,
-    ]
-    return ["rllm", "train", *words, "--set", f"model.path={start}", "--fresh"], "train it further"
+    name = asked.program.program if asked.program else asked.benchmark
+    told = {"--agent": asked.agent, "--evaluator": asked.evaluator}
+    if asked.program is not None:
+        told["--dataset"] = asked.program.dataset
+    told["--model"] = "builtin:tiny" if asked.place.is_server else asked.place.path
+    words = [word for flag, value in told.items() if value for word in (flag, value)]
+    purpose = "train a model that is here on it" if asked.place.is_server else "train it further"
+    return ["rllm", "train", name, *words, "--fresh"], purpose

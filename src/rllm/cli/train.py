@@ -5,30 +5,35 @@ words ──► Wanted.config ──► build_trainer ──► train, seen thro
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 from rich.text import Text
 
+from rllm.build.actors import actor_named
 from rllm.build.configs import ProgramNames, program_config, training_config
+from rllm.build.judges import JUDGING
+from rllm.build.models import model_directory
+from rllm.build.rows import BENCHMARK
 from rllm.build.sampling import assignments_of
 from rllm.build.training import build_trainer
 from rllm.cli.command import example, json_option, print_json
-from rllm.cli.plan import print_plan, unused_directory
+from rllm.cli.plan import print_plan, require_place, unused_directory
 from rllm.cli.programs import is_program
 from rllm.cli.run_facts import REPORTS, report_labels
 from rllm.cli.terminal import err, out, print_next, success_table
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
+from rllm.eval.catalogue import benchmark_named
+from rllm.inference.providers import BUILTIN, resolve_model
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.tracking.console import LiveView, readable_seconds
 from rllm.trainer.agent_trainer import TrainResult
 
 KEY_OF_FLAG = {
-    "agent": "task.agent",
     "split": "evaluation.split",
     "max_examples": "task.num_train_tasks",
     "attempts": "rollout.group_size",
@@ -49,16 +54,46 @@ KEY_OF_SAMPLING = {
         "rllm train frozenlake                                  into runs/frozenlake-seed0",
         "rllm train frozenlake --seed 1 --output lake --json    for a script",
         "rllm train frozenlake --set steps=50 --set rollout.group_size=16 --dry-run",
+        "rllm train gsm8k --model DIR --agent my_agent.py:MyAgent --evaluator my_agent.py:score",
         "rllm train my_flow.py:solve --evaluator my_flow.py:score --dataset my.jsonl     your own program",
     ),
 )
 @click.argument("benchmark", metavar="BENCHMARK|PROGRAM")
-@click.option("--evaluator", default="", metavar="NAME", help="What judges a program, as my_flow.py:score.")
-@click.option("--dataset", default="", metavar="FILE", help="A program's training tasks, as JSONL.")
 @click.option(
-    "--val-dataset", default="", metavar="FILE", help="Its held-out tasks.  [default: the training tasks]"
+    "--model",
+    default="",
+    metavar="DIR",
+    help="What to start from: a run, for its trained model, a model directory, or builtin:tiny.",
 )
-@click.option("--model", default="", metavar="DIR", help="What to start from: a directory or builtin:tiny.")
+@click.option("--base-url", default="", metavar="URL", hidden=True)
+@click.option(
+    "--agent",
+    default="",
+    metavar="NAME",
+    help="Who acts, as of `rllm eval`: a built-in agent, or file.py:Class, :function or :Workflow.",
+)
+@click.option(
+    "--evaluator",
+    default="",
+    metavar="NAME",
+    help="What judges: a built-in grader, or my_flow.py:score.  [default: the benchmark's own]",
+)
+@click.option(
+    "--judge-model", default="", metavar="NAME", help="The model that an LLM judge asks, as for `rllm eval`."
+)
+@click.option("--judge-base-url", default="", metavar="URL", help="The server of --judge-model.")
+@click.option(
+    "--dataset",
+    default="",
+    metavar="FILE|NAME",
+    help="A program's training tasks: a file (JSONL, CSV, Parquet), or a registered data set.",
+)
+@click.option(
+    "--val-dataset",
+    default="",
+    metavar="FILE|NAME",
+    help="Its held-out tasks.  [default: the data set's test split, or the training tasks]",
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -74,9 +109,14 @@ KEY_OF_SAMPLING = {
     metavar="KEY=VALUE",
     help="Set one key, such as optimizer.learning_rate=3e-4; may be repeated and wins over the file.",
 )
-@click.option("--agent", help="As of `rllm eval`: who acts, instead of `--set task.agent=NAME`.")
 @click.option("--split", help="Which held-out tasks are measured on: `--set evaluation.split=…`.")
-@click.option("--max-examples", type=int, help="Training tasks at most: `--set task.num_train_tasks=…`.")
+@click.option(
+    "--max-examples",
+    "--num-tasks",
+    "max_examples",
+    type=int,
+    help="Training tasks at most: `--set task.num_train_tasks=…`.",
+)
 @click.option("--attempts", type=int, help="Tries at each task that are compared: `rollout.group_size`.")
 @click.option("--concurrency", type=int, help="Episodes at the same time: `rollout.num_parallel`.")
 @click.option("--threads", type=int, help="Threads of torch: `--set threads=…`.")
@@ -85,19 +125,25 @@ KEY_OF_SAMPLING = {
 )
 @click.option("--seed", type=int, help="Seed of every random draw of the run.  [default: 0]")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration and do nothing.")
+@click.option("--resume", is_flag=True, help="Go on with a run that is there; refuse to begin another.")
 @click.option("--fresh", is_flag=True, help="Start a new run beside one that is there, which stays as it is.")
 @json_option
 def command(
     benchmark: str,
+    model: str,
+    base_url: str,
+    agent: str,
     evaluator: str,
+    judge_model: str,
+    judge_base_url: str,
     dataset: str,
     val_dataset: str,
-    model: str,
     output: Path | None,
     config_file: Path | None,
     assignments: tuple[str, ...],
     seed: int | None,
     dry_run: bool,
+    resume: bool,
     fresh: bool,
     as_json: bool,
     sampling: tuple[str, ...],
@@ -108,23 +154,33 @@ def command(
     The run directory holds everything: configuration, episodes, metrics, checkpoints, the model, a picture.
     The same command again resumes a run that was interrupted, and shows the result of one that is finished.
 
-    A PROGRAM is a function made with @rllm.rollout, or any other that takes (task, config): the name of an
-    installed one, package.module:name, or file.py:name. It needs --evaluator and --dataset.
+    A PROGRAM is a function made with @rllm.rollout, or any other that takes (task, config), or a Workflow:
+    the name of an installed one, package.module:name, or file.py:name. It needs --dataset, and but for a
+    workflow --evaluator. With --agent PROGRAM it works on a benchmark's tasks.
     """
+    model = start_of(model, base_url)
     wanted = Wanted(
         name=benchmark,
-        program=ProgramNames(program=benchmark, evaluator=evaluator, dataset=dataset, val_dataset=val_dataset)
-        if is_program(benchmark, evaluator, dataset, val_dataset)
-        else None,
+        dataset=dataset,
+        val_dataset=val_dataset,
         model=model,
+        agent=agent,
+        evaluator=evaluator,
+        judge_model=judge_model,
+        judge_base_url=judge_base_url,
         config_file=config_file,
         assignments=(*_as_assignments(flags, sampling), *assignments),
         seed=seed,
     )
     config = wanted.config()
     directory = output or Path("runs") / f"{wanted.label}-seed{config.seed}"
+    if resume and fresh:
+        raise ConfigError("--resume goes on and --fresh begins anew; give one of them.")
+    if resume and not is_run(directory):
+        raise ConfigError(f"There is no run in {directory} to go on with; leave --resume out to begin one.")
     if fresh:
         directory = unused_directory(directory)
+    require_place(directory)
     if dry_run:
         trainer = build_trainer(config, directory)  # refuses what a run would refuse
         if is_run(directory):
@@ -172,29 +228,58 @@ class Wanted:
     """What the user typed."""
 
     name: str
-    program: ProgramNames | None
+    dataset: str
+    val_dataset: str
     model: str
+    agent: str
+    evaluator: str
+    judge_model: str
+    judge_base_url: str
     config_file: Path | None
     assignments: tuple[str, ...]
     seed: int | None
+
+    @property
+    def program(self) -> ProgramNames | None:
+        """What is trained instead of an agent in a world: named itself, or as the benchmark's --agent."""
+        if is_program(self.name, self.dataset, self.val_dataset):
+            if self.agent:
+                raise ConfigError(f"`{self.name}` is what acts; leave --agent {self.agent} out.")
+            return ProgramNames(
+                program=self.name,
+                evaluator=self.evaluator,
+                dataset=self.dataset,
+                val_dataset=self.val_dataset,
+            )
+        benchmark_named(self.name)  # a misspelt name is told before anything is said of the agent
+        if not self.agent or actor_named(self.agent).agent is not None:
+            return None
+        return ProgramNames(program=self.agent, evaluator=self.evaluator, dataset=f"{BENCHMARK}{self.name}")
 
     @property
     def label(self) -> str:
         return self.name if self.program is None else self.program.label
 
     def config(self) -> TrainConfig:
-        if self.program is not None:
-            return program_config(self.program, self.model, self.config_file, self.assignments, self.seed)
-        assignments = (*([f"model.path={self.model}"] if self.model else []), *self.assignments)
-        return training_config(self.name, self.config_file, assignments, self.seed)
+        program = self.program
+        if program is not None:
+            if self.judge_model:
+                raise ConfigError(
+                    f"--judge-model {self.judge_model} would be ignored: what judges a program asks its "
+                    "model itself. Write --evaluator my_flow.py:score, which may use rllm.rewards."
+                )
+            return program_config(program, self.model, self.config_file, self.assignments, self.seed)
+        judging = {name: getattr(self, name) for name in JUDGING}
+        said = {"model.path": self.model}
+        said |= {f"task.environment_args.{name}": value for name, value in judging.items()}
+        assignments = (f"{key}={value}" for key, value in said.items() if value)
+        assignments = (*assignments, *self.assignments)
+        return training_config(self.name, self.config_file, assignments, self.seed, agent=self.agent)
 
     def words(self, directory: Path) -> list[str]:
         """The command that goes on with the run."""
-        words = ["rllm", "train", self.name, *self.program_words(), "--output", str(directory)]
-        if self.program is not None and self.program.val_dataset:
-            words += ["--val-dataset", self.program.val_dataset]
-        if self.model:
-            words += ["--model", self.model]
+        words = ["rllm", "train", self.name, *self.flags("val_dataset", "model", "judge_base_url")]
+        words += ["--output", str(directory)]
         if self.config_file is not None:
             words += ["--config", str(self.config_file)]
         for assignment in self.assignments:
@@ -203,10 +288,33 @@ class Wanted:
             words += ["--seed", str(self.seed)]
         return words
 
-    def program_words(self) -> list[str]:
-        if self.program is None:
-            return []
-        return ["--evaluator", self.program.evaluator, "--dataset", self.program.dataset]
+    def flags(self, *more: str) -> list[str]:
+        """What was typed of the flags that `rllm eval` has too, and of `more`."""
+        told: list[str] = []
+        for name in ("agent", "evaluator", "judge_model", "dataset", *more):
+            if value := getattr(self, name):
+                told += [f"--{name.replace('_', '-')}", value]
+        return told
+
+    def eval_words(self, run: Path) -> list[str]:
+        """The command that measures the result: on the held-out tasks, where a program has some."""
+        flags = replace(self, dataset=self.val_dataset or self.dataset).flags("judge_base_url")
+        return ["rllm", "eval", self.name, *flags, "--model", str(run)]
+
+
+def start_of(model: str, base_url: str) -> str:
+    """`--model` as `model.path`: of a run its trained model. Raises ConfigError for one on a server."""
+    if not model and not base_url:
+        return ""
+    place = resolve_model(model, base_url=base_url)
+    if place.is_server:
+        raise ConfigError(
+            f"{place.name or 'The model'} at {place.base_url} is on a server, and training changes weights, "
+            "which have to be here: give its directory in Hugging Face format as --model DIR. A server can "
+            "teach a model that is here: rllm distill BENCHMARK --teacher URL --model DIR."
+        )
+    path = Path(place.path)
+    return str(model_directory(path)) if not place.path.startswith(BUILTIN) and is_run(path) else place.path
 
 
 def _print_result(wanted: Wanted, config: TrainConfig, result: TrainResult) -> None:
@@ -241,7 +349,7 @@ def _print_result(wanted: Wanted, config: TrainConfig, result: TrainResult) -> N
     print_next(
         console,
         [
-            (["rllm", "eval", wanted.name, *wanted.program_words(), "--model", run], "measure it on its own"),
+            (wanted.eval_words(directory.path), "measure it on its own"),
             (["rllm", "runs", "show", run, "--episode", str(_episode_to_show(directory))], "watch it play"),
         ],
     )

@@ -74,6 +74,12 @@ def download(
             "It was "
             "thrown away; try again, or update rllm."
         )
+    if wanted and found != wanted:  # it was fetched before, and deleted since
+        part.unlink()
+        raise ConfigError(
+            f"{url} has the sha256 {found}, and {wanted} when it was first fetched here: it is another file "
+            f"now. To take it as it is, delete {_facts(target)}."
+        )
     os.replace(part, target)
     _facts(part).unlink(missing_ok=True)
     facts = {"url": url, "sha256": found, "etag": etag, "bytes": target.stat().st_size}

@@ -93,6 +93,21 @@ def is_task_collection(path: Path) -> bool:
     return is_task_directory(path) or any(is_task_directory(each) for each in path.iterdir())
 
 
+def what_is_missing(path: Path) -> str:
+    """Why there is no task at `path`, in a sentence."""
+    if not path.is_dir():
+        return f"{path} is a file; a task is a directory with {SETTINGS}, {INSTRUCTION} and tests/test.sh."
+    wanted = (SETTINGS, INSTRUCTION, "tests/test.sh", "environment")
+    there = [each for each in wanted if (path / each).exists()]
+    if there:
+        missing = [each for each in wanted[:3] if each not in there]
+        return f"{path} is no task yet: it has {', '.join(there)}, and lacks {', '.join(missing)}."
+    return (
+        f"{path} holds no task: neither it nor a directory in it has a {SETTINGS}. A task is a directory "
+        f"with {SETTINGS}, {INSTRUCTION} and tests/test.sh."
+    )
+
+
 def task_directories(path: Path) -> list[Path]:
     """The task directories of a collection by name. Raises ConfigError where there are none."""
     if is_task_directory(path):

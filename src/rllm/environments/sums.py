@@ -114,4 +114,4 @@ def _check(split: str, index: int, num_terms: int, max_number: int, operators: s
         raise ConfigError(f"`operators` is {operators!r}; choose some of {OPERATORS}.")
 
 
-WORLD = World(env_class=SingleTurnEnvironment, tasks=arithmetic_tasks, demonstrate=answered)
+WORLD = World(env_class=SingleTurnEnvironment, tasks=arithmetic_tasks, demonstrate=answered, draws=True)

@@ -230,4 +230,4 @@ def word_problem_tasks(
     return tasks
 
 
-WORLD = World(env_class=SingleTurnEnvironment, tasks=word_problem_tasks, demonstrate=answered)
+WORLD = World(env_class=SingleTurnEnvironment, tasks=word_problem_tasks, demonstrate=answered, draws=True)

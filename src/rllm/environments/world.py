@@ -28,6 +28,9 @@ class World:
     demonstrate: Callable[..., Turns] | None = None
     """(task, *, noise, rng, **expert_args) -> (observation, answer) turn by turn; it succeeds without
     noise."""
+    draws: bool = False
+    """Whether task number n is the same however many are asked for, and takes long enough to make that it is
+    made when it is played."""
     expert_args: tuple[str, ...] = ()
     """What its expert can be told."""
 

@@ -20,13 +20,16 @@ from typing import Any
 
 from rllm.data.registry import DatasetRegistry
 from rllm.data.sources import PackageSource, Source, Split, source_of
-from rllm.data.task_directory import is_task_collection
+from rllm.data.task_directory import is_task_collection, what_is_missing
 from rllm.errors import ConfigError
 
 ENVIRONMENT = "environment"
 """The evaluator of a benchmark whose world says itself what an episode was worth."""
 SINGLE_TURN = "single_turn"
 """The environment of a benchmark of questions."""
+FOLLOW_UPS = "follow-ups"
+"""That of questions which are followed by others, whatever the answer."""
+QUESTIONS = (SINGLE_TURN, FOLLOW_UPS)
 TASK_DIRECTORY = "task-directory"
 """The environment of tasks that are directories."""
 QUESTION_TRAINING: dict[str, Any] = {
@@ -91,6 +94,11 @@ class Benchmark:
         return self.source is None or isinstance(self.source, PackageSource)
 
     @property
+    def asks_questions(self) -> bool:
+        """Whether its tasks are rows that somebody published, each with its grader; else a world pays."""
+        return self.environment in QUESTIONS
+
+    @property
     def eval_split(self) -> str:
         """What is measured on unless a command says otherwise."""
         return "test" if "test" in self.splits else next(iter(self.splits))
@@ -147,9 +155,12 @@ def benchmark_named(name: str) -> Benchmark:
         return _registered(name)
     if is_task_collection(Path(name)):
         return _directory(name)
+    if ("/" in name and Path(name).exists()) or Path(name).is_dir():
+        raise ConfigError(what_is_missing(Path(name)))
     names = [*benchmark_names(), *DatasetRegistry.get_dataset_names()]
     nearest = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are: {', '.join(_short(names))}."
+    there = "nor is there such a directory." if "/" in name else f"there are: {', '.join(_short(names))}."
+    hint = f"did you mean `{nearest[0]}`?" if nearest else there
     raise ConfigError(f"There is no benchmark `{name}`; {hint}")
 
 
@@ -201,7 +212,7 @@ def benchmark_of(table: Mapping[str, Any], where: str) -> Benchmark:
     given = dict(table)
     if "source" in given:
         given["source"] = source_of(given["source"], where)
-    if given.get("environment", SINGLE_TURN) == SINGLE_TURN:
+    if given.get("environment", SINGLE_TURN) in QUESTIONS:
         given.setdefault("train", QUESTION_TRAINING)
     elif given["environment"] == TASK_DIRECTORY:
         given.setdefault("train", TASK_TRAINING)
@@ -212,8 +223,7 @@ def benchmark_of(table: Mapping[str, Any], where: str) -> Benchmark:
         raise ConfigError(f"{where} is incomplete: {error}.") from error
     if not made.splits:
         raise ConfigError(f"{where} has no `splits`; name at least one.")
-    asks = made.source is not None and made.environment == SINGLE_TURN
-    if asks and not (made.transform and made.prompt):
+    if made.source is not None and made.asks_questions and not (made.transform and made.prompt):
         raise ConfigError(f"{where} has rows but no `transform` or no `prompt`; say what is asked of them.")
     return made
 

@@ -28,6 +28,8 @@ _BATCH_S = 2.0
 """Episodes are saved so many at a time, or so often: what a kill can cost."""
 HOPELESS = 100
 """Attempts in a row that the infrastructure failed: a server that is gone is not asked for ever."""
+NEVER_JUDGED = 8
+"""Attempts from the first on that nobody could judge: a judge with a mistake in it is not asked for ever."""
 _PROMPTS_HASHED = 64
 """Tasks whose first prompts, as they were really sent, enter the stamp."""
 _STATE = "evaluation"
@@ -85,7 +87,7 @@ class Evaluation:
                 skip=self.done(way),
             )
             batch: list[Episode] = []
-            saved_at, failed_in_a_row = time.monotonic(), 0
+            saved_at, failed_in_a_row, never_judged = time.monotonic(), 0, 0
             try:
                 async with aclosing(running) as episodes:
                     async for episode in episodes:
@@ -96,7 +98,9 @@ class Evaluation:
                             self._prompts.setdefault(episode.task_id, hash_of(prompt))
                         on_result(way, result)
                         failed_in_a_row = failed_in_a_row + 1 if result.outcome in AGAIN else 0
-                        if failed_in_a_row >= HOPELESS:
+                        if never_judged >= 0:
+                            never_judged = never_judged + 1 if result.is_unjudged else -1
+                        if failed_in_a_row >= HOPELESS or never_judged >= NEVER_JUDGED:
                             raise _given_up(failed_in_a_row, result)
                         if len(batch) >= _BATCH or time.monotonic() - saved_at >= _BATCH_S:
                             self._save(way, batch)

@@ -14,21 +14,45 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem;
   color: #1c2430; background: #fff }
 h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+h1 { overflow-wrap: anywhere }
 table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .3rem .7rem .3rem 0;
   border-bottom: 1px solid #e3e7ee; vertical-align: top } th { font-weight: 500; color: #66707f }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
+th:last-child, td:last-child { padding-right: 0 } td:first-child { overflow-wrap: anywhere }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } .k td:first-child { white-space: nowrap }
 .facts td:first-child { width: 14rem; color: #66707f } .facts td { overflow-wrap: anywhere }
-.bar { position: relative; height: .8rem; background: #e9edf3; border-radius: .2rem; min-width: 12rem }
+.bar { position: relative; height: .8rem; background: #e9edf3; border-radius: .2rem; min-width: 9rem }
 .bar b { position: absolute; inset: 0 auto 0 0; background: #2f7d4f; border-radius: .2rem }
 .bar i { position: absolute; top: .3rem; height: .2rem; background: #1c2430; opacity: .55 }
+td small { white-space: nowrap }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f7fa; padding: .6rem;
-  border-radius: .3rem }
-details { border-bottom: 1px solid #e3e7ee; padding: .3rem 0 } summary { cursor: pointer }
+  border-radius: .3rem; margin: .2rem 0 .6rem }
+details { border-bottom: 1px solid #e3e7ee; padding: .3rem 0 }
+summary { cursor: pointer; overflow-wrap: anywhere }
 .right { color: #2f7d4f } .wrong { color: #b3402f } .failed { color: #9a6b00 } small { color: #66707f }
-@media (prefers-color-scheme: dark) { body { background: #14181f; color: #dfe5ee }
-  pre, .bar { background: #202733 } th, td, details { border-color: #2b3442 } .bar i { background: #dfe5ee } }
+@media (max-width: 44rem) { body { margin: 1rem auto } .scores th { display: none }
+  .scores td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .15rem 0 }
+  .scores tr { display: block; border-bottom: 1px solid #e3e7ee; padding: .4rem 0 }
+  .scores td[data-name]::before { content: attr(data-name); color: #66707f }
+  .scores td:first-child { font-weight: 600 } .scores td:nth-child(2) { display: block }
+  .scores td:nth-child(2)::before { display: block }
+  .facts td, .facts td:first-child { display: block; width: auto; padding: .2rem 0 }
+  .facts td:first-child { border: 0; padding-bottom: 0 } .bar { min-width: 6rem } }
+@media (prefers-color-scheme: dark) { body { background: #14181f; color: #dfe5ee; color-scheme: dark }
+  pre, .bar { background: #202733 } th, td, details, .scores tr { border-color: #2b3442 }
+  th, small, .facts td:first-child, .scores td[data-name]::before { color: #97a3b4 }
+  .bar b { background: #3f9a66 } .bar i { background: #fff; opacity: .8 }
+  .right { color: #5fc48a } .wrong { color: #ee8676 } .failed { color: #e0b25a } }
 """
 _COUNTS = ("attempted", "scored", "truncated", "failed")
+_SUCCESS, _WITHOUT = "success, failures as zero [95 %]", "without failures"
+_USED = {
+    "tokens": "tokens",
+    "latency_s": "seconds of the model",
+    "cost": "cost",
+    "cut_off": "ran into max_tokens",
+    "mean_turns": "turns, on average",
+    "mean_reward": "reward, on average",
+}
 INTERVAL_METHODS = {
     "wilson": "Wilson's score interval over tasks",
     "bootstrap": "bootstrap over tasks, because attempts at one task are not independent",
@@ -62,7 +86,7 @@ def page(title: str, report: Mapping[str, Any], examples: Sequence[Example]) -> 
         _scores(reports),
         *(_categories(way, each["categories"]) for way, each in reports.items() if "categories" in each),
         *(_by_k(way, each) for way, each in reports.items() if "pass_at_k" in each),
-        _facts("What was used", {way: _used(each) for way, each in reports.items()}),
+        _facts("What was used", {_prefix(way, reports): _used(each) for way, each in reports.items()}),
         _examples(examples),
         _facts("To repeat it", {"": report["stamp"]}),
         "</body></html>",
@@ -73,13 +97,14 @@ def page(title: str, report: Mapping[str, Any], examples: Sequence[Example]) -> 
 def _scores(reports: Mapping[str, Any]) -> str:
     head = "".join(f'<th class="n">{name}</th>' for name in _COUNTS)
     rows = "".join(
-        f"<tr><td>{escape(way)}</td><td>{_score(each)}</td><td>{_percent(each['success_without_failed'])}</td>"
-        + "".join(f'<td class="n">{each[name]:,}</td>' for name in _COUNTS)
+        f'<tr><td>{escape(way)}</td><td data-name="{_SUCCESS}">{_score(each)}</td>'
+        f'<td data-name="{_WITHOUT}">{_percent(each["success_without_failed"])}</td>'
+        + "".join(f'<td class="n" data-name="{name}">{each[name]:,}</td>' for name in _COUNTS)
         + "</tr>"
         for way, each in reports.items()
     )
     return (
-        "<table><tr><th></th><th>success, failures as zero [95 %]</th><th>without failures</th>"
+        f'<table class="scores"><tr><th></th><th>{_SUCCESS}</th><th>{_WITHOUT}</th>'
         f"{head}</tr>{rows}</table><p><small>attempted = scored + truncated + failed. {_methods(reports)}"
         "</small></p>"
     )
@@ -117,7 +142,7 @@ def _by_k(way: str, report: Mapping[str, Any]) -> str:
         + "</tr>"
         for k in report["pass_at_k"]
     )
-    return f"<h2>Several attempts, {escape(way)}</h2><table><tr><th></th>{head}</tr>{rows}</table>"
+    return f'<h2>Several attempts, {escape(way)}</h2><table class="k"><tr><th></th>{head}</tr>{rows}</table>'
 
 
 def _value(told: Mapping[str, Any] | None) -> str:
@@ -126,9 +151,14 @@ def _value(told: Mapping[str, Any] | None) -> str:
     return f"{told['value']:.3f} <small>[{told['interval'][0]:.3f}, {told['interval'][1]:.3f}]</small>"
 
 
+def _prefix(way: str, reports: Mapping[str, Any]) -> str:
+    """What tells facts of several ways apart."""
+    return f"{way}:" if len(reports) > 1 else ""
+
+
 def _used(report: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("tokens", "latency_s", "cost", "failures", "cut_off", "mean_turns", "mean_reward")
-    return {name: report[name] for name in names if report.get(name) not in (None, {})}
+    told = {title: report[name] for name, title in _USED.items() if report.get(name) not in (None, {})}
+    return told | {f"failed, {count:,} ×": kind for kind, count in report.get("failures", {}).items()}
 
 
 def _facts(title: str, groups: Mapping[str, Mapping[str, Any]]) -> str:

@@ -6,7 +6,7 @@ plan ──► config.json ──► the same plan again goes on; another one is
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rllm.errors import ConfigError
 from rllm.types.messages import SamplingParams
 
 KIND = "eval"
-_MAY_DIFFER = ("rllm",)
+_MAY_DIFFER = ("rllm", "source")
 """Said in the stamp, and no reason to begin anew."""
 
 
@@ -47,6 +47,8 @@ class EvaluationPlan:
     """What an LLM judge asks."""
     max_turns: int = 0
     """0 where a program decides."""
+    source: dict[str, str] = field(default_factory=dict[str, str])
+    """Where the rows were published, and which state of them they are: commit or checksum."""
     rllm: str = ""
 
     def to_dict(self) -> dict[str, Any]:

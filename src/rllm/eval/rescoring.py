@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from rllm.errors import ConfigError
-from rllm.eval.judging import judged
+from rllm.eval.judging import pay, verdict
 from rllm.eval.plan import require_evaluation
 from rllm.eval.report import NO_PRICES, Prices, details_of, report_of, require_ks
-from rllm.eval.results import GRADE, Result, newest_episodes, result_of
+from rllm.eval.results import Result, newest_episodes, result_of
 from rllm.rewards.evaluator import Evaluator
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
-from rllm.types.episode import Episode, Outcome
-from rllm.types.evaluation import EvalOutput
+from rllm.types.episode import Episode
 
 _BATCH = 64
 """Episodes that are in memory, and judged side by side."""
@@ -96,39 +95,12 @@ def _judged_again(
 ) -> list[Result]:
     before = [result_of(episode) for episode in batch]
     again = [episode for episode, result in zip(batch, before, strict=True) if not result.has_failed]
-    outputs = list(threads.map(partial(_output, evaluator), again))
+    outputs = list(threads.map(partial(verdict, evaluator), again))
     for episode, output in zip(again, outputs, strict=True):
-        _pay(episode, output)
+        pay(episode, output)
     found.judged += len(again)
     results = [result_of(episode) for episode in batch]
     for result, old in zip(results, before, strict=True):
         if result.is_correct != old.is_correct:
             found.changed.setdefault(way, []).append(str(result.episode))
     return results
-
-
-def _output(evaluator: Evaluator, episode: Episode) -> EvalOutput | Exception:
-    try:
-        return judged(evaluator, episode)
-    except ConfigError:  # of every task alike
-        raise
-    except Exception as error:  # noqa: BLE001  whatever a judge raises is a failure of its row
-        return error
-
-
-def _pay(episode: Episode, output: EvalOutput | Exception) -> None:
-    if isinstance(output, Exception):
-        episode.is_correct, episode.outcome = False, Outcome.INFRASTRUCTURE_FAILURE
-        for trajectory in episode.trajectories:
-            trajectory.reward, trajectory.outcome = None, episode.outcome
-            trajectory.info.pop(GRADE, None)
-            trajectory.info["error"] = {"type": type(output).__name__, "message": str(output)}
-        episode.info.pop("evaluation", None)
-        return
-    for trajectory in episode.trajectories:
-        trajectory.reward = output.reward
-        trajectory.signals |= {signal.name: signal.value for signal in output.signals}
-        trajectory.info[GRADE] = {
-            name: output.metadata[name] for name in ("extracted", "reason") if output.metadata.get(name)
-        } | {"is_correct": output.is_correct}
-    episode.is_correct = output.is_correct

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm.engine.rollout import GRADE
-from rllm.environments.judging import GRADER_KEYS
+from rllm.environments.judging import GRADER_KEYS, GraderFailure
 from rllm.store.episodes import EpisodeStore
 from rllm.types.episode import Episode, Outcome, Step
 from rllm.types.messages import FinishReason, Message
@@ -44,6 +44,8 @@ class Result:
     """What the grader said, or what failed."""
     is_cut_off: bool = False
     """Whether an answer ran into `max_tokens`."""
+    is_unjudged: bool = False
+    """Whether it failed because its judge could not judge it."""
     asked: str = ""
     """Hash of what was asked, where two evaluations are to be compared: equal ids may be other tasks."""
 
@@ -76,6 +78,7 @@ def result_of(episode: Episode) -> Result:
             step.model_output is not None and step.model_output.finish_reason is FinishReason.LENGTH
             for step in steps
         ),
+        is_unjudged=error.get("type") == GraderFailure.__name__,
     )
 
 
@@ -108,6 +111,13 @@ def answer_of(episode: Episode) -> str:
     """What the model said last; empty where it said nothing."""
     said = [step.model_response for trajectory in episode.trajectories for step in trajectory.steps]
     return said[-1] if said else ""
+
+
+def asked_before_answer(episode: Episode) -> list[Message]:
+    """The whole conversation up to what the model said last."""
+    steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
+    messages = steps[-1].chat_completions if steps else []
+    return messages[:-1] if messages and messages[-1].get("role") == "assistant" else messages
 
 
 def prompt_of(episode: Episode) -> list[Message]:

@@ -19,14 +19,15 @@ from rllm.data.dataset import Dataset
 from rllm.data.downloads import download, unpacked
 from rllm.data.questions import Row, question_task
 from rllm.data.registry import DatasetRegistry
-from rllm.data.sources import ArchiveSource, PackageSource, pull
+from rllm.data.sources import ArchiveSource, PackageSource, Split, pull
 from rllm.data.transforms.registry import transform_named
+from rllm.environments.follow_ups import FollowUpEnvironment
 from rllm.environments.single_turn import SingleTurnEnvironment
 from rllm.environments.stray import strayed
 from rllm.environments.world import World
 from rllm.environments.worlds import world_named
 from rllm.errors import ConfigError
-from rllm.eval.catalogue import SINGLE_TURN, TASK_DIRECTORY, Benchmark, benchmark_named, benchmark_names
+from rllm.eval.catalogue import FOLLOW_UPS, TASK_DIRECTORY, Benchmark, benchmark_named, benchmark_names
 from rllm.types.draws import draw_seed
 
 _SEED_STRIDE = 10_000_000
@@ -53,7 +54,7 @@ def benchmark_tasks(
     of the rows. Rows that are not here yet are pulled. Raises ConfigError for a split that there is not.
     """
     split = split or benchmark.eval_split
-    if benchmark.environment != SINGLE_TURN:
+    if not benchmark.asks_questions:
         _require_split(benchmark, split)
         world = benchmark_world(benchmark)
         if benchmark.environment == TASK_DIRECTORY:  # as many as there are, the same for every seed
@@ -99,6 +100,7 @@ def pull_benchmark(
         endpoint=endpoint,
         on_progress=on_progress,
     )
+    _require_same_file(benchmark, split, pulled.facts)
     return DatasetRegistry.register_dataset(
         benchmark.name,
         pulled.rows,
@@ -108,6 +110,30 @@ def pull_benchmark(
         category=benchmark.category,
         details=pulled.facts,
     )
+
+
+def source_facts(benchmark: Benchmark, split: str) -> dict[str, str]:
+    """What the rows of a split are of, as it was written down when they were pulled or registered: address,
+    commit or checksum of the file, and checksum of the rows. Nothing of worlds."""
+    info = DatasetRegistry.get_dataset_info(benchmark.name) or {}
+    if isinstance(benchmark.source, PackageSource):
+        return {name: str(value) for name, value in pull(benchmark.source, Split()).facts.items()}
+    entry = info.get("splits", {}).get(split, {})
+    return {name: str(entry[name]) for name in _SOURCE_FACTS if entry.get(name)}
+
+
+_SOURCE_FACTS = ("address", "revision", "file_sha256", "sha256")
+
+
+def _require_same_file(benchmark: Benchmark, split: str, facts: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a file without a checksum in the catalogue that is another one than at first."""
+    first = source_facts(benchmark, split).get("file_sha256")
+    if first and facts.get("file_sha256", first) != first:
+        raise ConfigError(
+            f"{facts['address']} is another file than the one that `{benchmark.name}` was pulled from first "
+            f"(sha256 {facts['file_sha256'][:16]}… instead of {first[:16]}…), so scores would not be "
+            f"comparable. What is here was kept; to take the new one: rllm dataset remove {benchmark.name}"
+        )
 
 
 def task_of_row(benchmark: Benchmark, split: str, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,10 +170,10 @@ def benchmark_world(benchmark: Benchmark) -> World:
     if benchmark.environment == TASK_DIRECTORY and benchmark.source is not None:
         world = world_named(TASK_DIRECTORY)
         return replace(world, tasks=partial(_unpacked_tasks, world, benchmark))
-    if benchmark.environment != SINGLE_TURN:
+    if not benchmark.asks_questions:
         return world_named(benchmark.environment)
     return World(
-        env_class=SingleTurnEnvironment,
+        env_class=FollowUpEnvironment if benchmark.environment == FOLLOW_UPS else SingleTurnEnvironment,
         tasks=partial(_question_tasks, benchmark),
         demonstrate=_demonstrated,
     )
@@ -155,7 +181,7 @@ def benchmark_world(benchmark: Benchmark) -> World:
 
 def world_name(benchmark: Benchmark) -> str:
     """What a configuration calls its world: `world_of` finds it again."""
-    return benchmark.name if benchmark.environment == SINGLE_TURN else benchmark.environment
+    return benchmark.name if benchmark.asks_questions else benchmark.environment
 
 
 def _question_tasks(benchmark: Benchmark, split: str, count: int, *, start: int = 0) -> list[dict[str, Any]]:

@@ -1,0 +1,84 @@
+"""`--agent` and programs by name ──► who acts.
+
+math, frozenlake, …        ──► a built-in agent            file.py:MyAgent     ──► an agent's class
+file.py:solve, an entry point ──► a program                file.py:MyWorkflow  ──► a workflow
+"""
+
+import inspect
+from dataclasses import dataclass
+
+from rllm.agents.base import BaseAgent
+from rllm.agents.flow import ENTRY_POINTS, AgentFlow, as_flow
+from rllm.agents.named import AGENTS, agent_named
+from rllm.config.names import object_named
+from rllm.errors import ConfigError
+from rllm.eval.catalogue import benchmark_names
+from rllm.workflows.workflow import Workflow
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Actor:
+    """Exactly one of the three is there."""
+
+    name: str
+    """Of the class or program itself, without where it is."""
+    agent: type[BaseAgent] | None = None
+    flow: AgentFlow | None = None
+    workflow: type[Workflow] | None = None
+
+    @property
+    def source(self) -> object:
+        """What its hash is of."""
+        return self.flow.function if self.flow is not None else self.agent or self.workflow
+
+
+def actor_named(name: str) -> Actor:
+    """Raises ConfigError with the nearest name for one that is not there."""
+    if name in AGENTS:
+        return Actor(name=name, agent=agent_named(name))
+    try:
+        return _actor(object_named(name, group=ENTRY_POINTS, what="agent"))
+    except ConfigError:
+        if is_place(name):
+            raise
+        return Actor(name=name, agent=agent_named(name))  # which names the nearest of the built-in ones
+
+
+def agent_class_named(name: str) -> type[BaseAgent]:
+    """An agent that plays in an environment. Raises ConfigError for a program or workflow."""
+    found = actor_named(name)
+    if found.agent is None:
+        raise ConfigError(
+            f"`{name}` is no agent of an environment but a program or workflow; train it with "
+            f"rllm train BENCHMARK --agent {name}."
+        )
+    return found.agent
+
+
+def program_named(name: str) -> Actor:
+    """A program or workflow that brings its own tasks. Raises ConfigError for an agent: it needs a world."""
+    if not is_place(name) and name in benchmark_names():
+        raise ConfigError(
+            f"`{name}` is a benchmark, which brings its own tasks; leave --dataset out, or name a program, "
+            "such as my_flow.py:solve."
+        )
+    found = _actor(object_named(name, group=ENTRY_POINTS, what="program"))
+    if found.agent is not None:
+        raise ConfigError(
+            f"`{name}` is an agent, which acts in a world: name a benchmark, and it with --agent {name}."
+        )
+    return found
+
+
+def is_place(name: str) -> bool:
+    """Whether it says where something is, as `package.module:name` and `file.py` do."""
+    return ":" in name or name.endswith(".py")
+
+
+def _actor(found: object) -> Actor:
+    if inspect.isclass(found) and issubclass(found, BaseAgent):
+        return Actor(name=found.__name__, agent=found)
+    if inspect.isclass(found) and issubclass(found, Workflow):
+        return Actor(name=found.__name__, workflow=found)
+    flow = as_flow(found)
+    return Actor(name=flow.name, flow=flow)
