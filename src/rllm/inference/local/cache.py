@@ -159,26 +159,33 @@ class KVCache:
         self.bias.view(-1).index_fill_(0, rows, 0.0)
 
     def copy_prefix(self, source: Slot, targets: Sequence[Slot], length: int) -> None:
-        """Give every target the first `length` tokens of `source`."""
-        index = torch.tensor([target.index for target in targets], device=self.keys.device)
-        for tensor in (self.keys, self.values):
-            tensor[:, index, :, :length] = tensor[:, source.index, :, :length].unsqueeze(1)
+        """Give every target the first `length` tokens of `source`, and nothing else."""
+        for run in _runs(sorted(target.index for target in targets)):
+            for tensor in (self.keys, self.values):
+                tensor[:, run, :, :length] = tensor[:, source.index, None, :, :length]
+            self.bias[run, :, :length] = 0.0
+            self.bias[run, :, length:] = float("-inf")
         for target in targets:
-            self.truncate(target, 0)
+            self._forget_blocks(target, 0)
             target.ids = source.ids[:length]
+            target.block_hashes = source.block_hashes[: length // BLOCK]
+            for block_hash in target.block_hashes:
+                self._slot_of_block.setdefault(block_hash, target.index)
             self.register(target)
-        self.bias[index, :, :length] = 0.0
 
     def truncate(self, slot: Slot, length: int) -> None:
         """Keep only the first `length` tokens."""
-        keep = length // BLOCK
+        self._forget_blocks(slot, length // BLOCK)
+        if len(slot.ids) > length:
+            self.bias[slot.index, :, length : len(slot.ids)] = float("-inf")
+            del slot.ids[length:]
+
+    def _forget_blocks(self, slot: Slot, keep: int) -> None:
+        """Take all but the first `keep` blocks of `slot` out of the index."""
         for block_hash in slot.block_hashes[keep:]:
             if self._slot_of_block.get(block_hash) == slot.index:
                 del self._slot_of_block[block_hash]
         del slot.block_hashes[keep:]
-        if len(slot.ids) > length:
-            self.bias[slot.index, :, length : len(slot.ids)] = float("-inf")
-            del slot.ids[length:]
 
     def register(self, slot: Slot) -> None:
         """Enter the full blocks of `slot` that are not in the index yet."""
@@ -210,6 +217,18 @@ class KVCache:
             if index is not None and index != asking:
                 return self.slots[index], count * BLOCK
         return None, 0
+
+
+def _runs(indices: Sequence[int]) -> list[slice]:
+    """Ascending indices as slices: what stands in a row is written several times faster than what is picked
+    out."""
+    runs: list[slice] = []
+    for index in indices:
+        if runs and runs[-1].stop == index:
+            runs[-1] = slice(runs[-1].start, index + 1)
+        else:
+            runs.append(slice(index, index + 1))
+    return runs
 
 
 def _is_prefix(ids: Sequence[int], prompt_ids: Sequence[int], limit: int) -> bool:

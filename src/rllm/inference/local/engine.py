@@ -127,7 +127,7 @@ class LocalEngine:
             self.counts.accepted += 1
             self._outside -= 1
             self._inbox.append(request)
-            self._condition.notify()
+            self._notify_if_due()
 
     def cancel(self, request: Request) -> None:
         """Stop a request that is still in flight; it is delivered as cancelled with what was sampled so
@@ -148,7 +148,7 @@ class LocalEngine:
             else:
                 self._outside -= 1
             self._releases.append(holder)
-            self._condition.notify()
+            self._notify_if_due()
 
     def publish(self, policy_version: int) -> None:
         """The weights are now those of `policy_version`.
@@ -197,6 +197,12 @@ class LocalEngine:
             except Exception as error:  # noqa: BLE001  whatever it is, every waiting request must hear of it
                 self._fail_all(error)
         self._fail_all(InferenceError("The engine was closed while requests were in flight."))
+
+    def _notify_if_due(self) -> None:
+        """Wake the engine's thread where it finds something to do: under lockstep that is the last of many
+        requests, and waking it for each would cost more than taking them in."""
+        if self._has_work():
+            self._condition.notify()
 
     def _has_work(self) -> bool:
         if self._cancels:

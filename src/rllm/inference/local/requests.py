@@ -32,7 +32,9 @@ _COLUMNS = np.dtype(
         ("left", np.int64),  # tokens that may still be sampled
         ("seed", np.uint64),
         ("temperature", np.float64),
-    ]
+        ("truncated", np.bool_),  # sampled with top-k or top-p
+    ],
+    align=True,
 )
 
 
@@ -115,17 +117,13 @@ class LiveRequests:
     def join(self, requests: Sequence[Request]) -> None:
         """Add requests whose prompts have been read; they stand at the end until their first token is
         sampled."""
-        joining = np.zeros(len(requests), dtype=_COLUMNS)
-        for row, request in enumerate(requests):
-            sampling, num_prompt = request.sampling, len(request.prompt_ids)
-            left = max(1, min(sampling.max_tokens, self._cache.max_context - num_prompt))
-            slot, position = request.slot.index, num_prompt - 1
-            joining[row] = (slot, position, 0, 0, left, sampling.seed, sampling.temperature)
-            if not request.end_token_ids <= self._end_ids:
-                self._end_ids |= request.end_token_ids
+        for end_token_ids in {request.end_token_ids for request in requests}:
+            if not end_token_ids <= self._end_ids:
+                self._end_ids |= end_token_ids
                 self._may_end_V = None
         self.requests = [*self.requests, *requests]
-        self._rows = np.concatenate((self._rows, joining))
+        joining = [self._columns(request) for request in requests]
+        self._rows = np.concatenate((self._rows, np.array(joining, dtype=_COLUMNS)))
         self._sampling = self._sampling_rows()
         if self._watched or any(request.watch is not None for request in requests):
             self._watched = WatchedRows([request.watch for request in self.requests])
@@ -165,30 +163,47 @@ class LiveRequests:
         ]
         return self._remove(cancelled, policy_version) if cancelled else []
 
+    def _columns(self, request: Request) -> tuple[float, ...]:
+        sampling, num_prompt = request.sampling, len(request.prompt_ids)
+        left = max(1, min(sampling.max_tokens, self._cache.max_context - num_prompt))
+        truncated = bool(sampling.top_k or sampling.top_p < 1.0)
+        return (
+            request.slot.index,
+            num_prompt - 1,
+            0,
+            0,
+            left,
+            sampling.seed,
+            sampling.temperature,
+            truncated,
+        )
+
     def collect(self, policy_version: int) -> None:
         """Hand every request the tokens that were sampled since the last time, which `policy_version`
         wrote."""
-        for row in range(len(self.requests)):
-            self._collect(row, policy_version)
+        self._collect(range(len(self.requests)), policy_version)
 
-    def _collect(self, row: int, policy_version: int) -> None:
-        request, slot, count = self.requests[row], self._rows["slot"][row], int(self._rows["count"][row])
-        known = len(request.completion_ids)
-        request.completion_ids += self._tokens_S_T[slot, known:count].tolist()
-        request.logprobs += self._logprobs_S_T[slot, known:count].tolist()
-        request.policy_versions += [policy_version] * (count - known)
-        if request.watch is not None:
-            for place in request.watch.forced:
-                request.policy_versions[place] = NOT_SAMPLED
+    def _collect(self, rows: Sequence[int], policy_version: int) -> None:
+        slots, counts = self._rows["slot"][rows].tolist(), self._rows["count"][rows].tolist()
+        for row, slot, count in zip(rows, slots, counts, strict=True):
+            request = self.requests[row]
+            known = len(request.completion_ids)
+            request.completion_ids += self._tokens_S_T[slot, known:count].tolist()
+            request.logprobs += self._logprobs_S_T[slot, known:count].tolist()
+            request.policy_versions += [policy_version] * (count - known)
+            if request.watch is not None:
+                for place in request.watch.forced:
+                    request.policy_versions[place] = NOT_SAMPLED
 
     def _remove(self, leaving: Sequence[int], policy_version: int) -> list[Request]:
         """Take rows out, their answers filled in, and put the others in order."""
         removed = [self.requests[row] for row in leaving]
-        for row, request in zip(leaving, removed, strict=True):
-            self._collect(row, policy_version)
-            request.slot.ids = (request.prompt_ids + request.completion_ids)[:-1]
+        self._collect(leaving, policy_version)
+        for request in removed:
+            slot = request.slot
+            slot.ids = (request.prompt_ids + request.completion_ids)[:-1]
             if request.holder.one_shot:
-                self._cache.register(request.slot)
+                self._cache.register(slot)
         staying_B = np.ones(len(self._rows), dtype=np.bool_)
         staying_B[leaving] = False
         order = np.argsort(self._rows["slot"], kind="stable")
@@ -221,6 +236,7 @@ class LiveRequests:
             seeds_B=self._rows["seed"],
             positions_B=self._rows["count"],
             temperatures_B=self._rows["temperature"],
+            truncated_B=self._rows["truncated"],
             params=[request.sampling for request in self.requests],
         )
 

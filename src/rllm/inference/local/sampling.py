@@ -50,13 +50,15 @@ class SamplingRows:
     positions_B: NDArray[np.uint64]
     """Index of the token to be drawn within each answer."""
     temperatures_B: NDArray[np.float64]
+    truncated_B: NDArray[np.bool_]
+    """Whether `params` of the row has top-k or top-p."""
     params: Sequence[SamplingParams]
     temperature_B1: Tensor | None = field(init=False)
     """What logits are divided by; None when that is 1 everywhere."""
     greedy: list[int] = field(init=False)
     """Rows that take the best token."""
     truncated: list[int] = field(init=False)
-    """Rows with top-k or top-p."""
+    """Rows whose distribution is cut: greedy ones are scored by the raw model."""
 
     def __post_init__(self) -> None:
         self.greedy = np.flatnonzero(self.temperatures_B == 0.0).tolist()
@@ -64,11 +66,7 @@ class SamplingRows:
         if (self.temperatures_B != 1.0).any():
             divisors_B = np.where(self.temperatures_B == 0.0, 1.0, self.temperatures_B).astype(np.float32)
             self.temperature_B1 = torch.from_numpy(divisors_B).unsqueeze(1)
-        self.truncated = [
-            row
-            for row, each in enumerate(self.params)
-            if (each.top_k or each.top_p < 1.0) and each.temperature
-        ]
+        self.truncated = np.flatnonzero(self.truncated_B & (self.temperatures_B != 0.0)).tolist()
 
     def part(self, rows: Sequence[int]) -> "SamplingRows":
         """The columns of some of the rows, as they are now."""
@@ -76,6 +74,7 @@ class SamplingRows:
             seeds_B=self.seeds_B[rows],
             positions_B=self.positions_B[rows],
             temperatures_B=self.temperatures_B[rows],
+            truncated_B=self.truncated_B[rows],
             params=[self.params[row] for row in rows],
         )
 

@@ -1,0 +1,80 @@
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rllm.inference.local.cache import BLOCK, KVCache, Slot
+
+NUM_SLOTS, MAX_CONTEXT = 9, 96
+
+
+def _filled_cache(lengths: list[int]) -> KVCache:
+    """Every slot holds so many tokens of its own, all of them in the index."""
+    cache = KVCache(
+        num_layers=2,
+        num_slots=NUM_SLOTS,
+        num_kv_heads=2,
+        max_context=MAX_CONTEXT,
+        head_dim=4,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+    cache.reserve(MAX_CONTEXT)
+    generator = torch.Generator().manual_seed(1)
+    cache.keys.normal_(generator=generator)
+    cache.values.normal_(generator=generator)
+    for slot, length in zip(cache.slots, lengths, strict=True):
+        slot.ids = [100 * slot.index + place for place in range(length)]
+        cache.bias[slot.index, :, :length] = 0.0
+        cache.register(slot)
+    return cache
+
+
+def _seen(cache: KVCache, slot: Slot) -> tuple[Tensor, Tensor]:
+    """What attention sees of a slot."""
+    shown = cache.bias[slot.index, 0] == 0.0
+    assert torch.equal(cache.bias[slot.index, 0], cache.bias[slot.index, 1]), "all heads see the same tokens"
+    return cache.keys[:, slot.index][:, :, shown], cache.values[:, slot.index][:, :, shown]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), lengths=st.lists(st.integers(0, MAX_CONTEXT), min_size=NUM_SLOTS, max_size=NUM_SLOTS))
+def test_slots_that_take_over_a_prefix_hold_it_and_nothing_else(
+    data: st.DataObject, lengths: list[int]
+) -> None:
+    cache = _filled_cache(lengths)
+    source, *others = data.draw(st.permutations(cache.slots))
+    targets = others[: data.draw(st.integers(0, NUM_SLOTS - 1))]
+    length = data.draw(st.integers(0, lengths[source.index]))
+    bystanders = [slot for slot in cache.slots if slot not in targets]
+    before = {slot.index: _seen(cache, slot) for slot in cache.slots}
+
+    cache.copy_prefix(source, targets, length)
+
+    for target in targets:
+        assert target.ids == source.ids[:length]
+        for mine, theirs in zip(_seen(cache, target), before[source.index], strict=True):
+            assert torch.equal(mine, theirs[:, :, :length])
+    for slot in bystanders:
+        assert len(slot.ids) == lengths[slot.index]
+        for now, then in zip(_seen(cache, slot), before[slot.index], strict=True):
+            assert torch.equal(now, then)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), lengths=st.lists(st.integers(0, MAX_CONTEXT), min_size=NUM_SLOTS, max_size=NUM_SLOTS))
+def test_a_prompt_finds_what_was_handed_on_also_when_its_first_holder_has_let_go(
+    data: st.DataObject, lengths: list[int]
+) -> None:
+    cache = _filled_cache(lengths)
+    source, target, asking = data.draw(st.permutations(cache.slots))[:3]
+    length = data.draw(st.integers(0, lengths[source.index]))
+    wanted = [*source.ids[:length], 7]
+    cache.copy_prefix(source, [target], length)
+    cache.truncate(source, 0)
+    cache.truncate(asking, 0)
+    cache.copy_prefix(target, [source], length)
+    cache.truncate(target, 0)
+
+    assert cache.begin(asking, wanted) == length // BLOCK * BLOCK
+    assert asking.ids == wanted[: len(asking.ids)]
