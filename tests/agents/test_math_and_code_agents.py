@@ -163,3 +163,16 @@ async def test_a_program_is_really_run_and_the_test_that_it_failed_is_shown() ->
     feedback = client.requests[1][-1]["content"]
     assert "Expected: 8" in feedback
     assert "Actual: 5" in feedback
+
+
+@pytest.mark.parametrize("kind", [MathAgent, CompetitionCodingAgent])
+def test_where_the_prompt_opened_the_thought_one_that_is_not_ended_is_no_answer(kind: Any) -> None:
+    agent = kind(thinks_first=True)
+    for response, thought, action in (
+        ("6 times 7 is 42", "6 times 7 is 42", ""),
+        ("6 times 7</think>\n42", "6 times 7", "42"),
+    ):
+        agent.reset()
+        agent.update_from_env({"question": "?"}, 0.0, False, {})
+        assert agent.update_from_model(response).action == action
+        assert agent.trajectory.steps[-1].thought == thought

@@ -116,3 +116,12 @@ def test_the_list_says_what_works_here(rllm: Rllm) -> None:
     assert found["subprocess"]["works"] == "yes"
     assert "UNSAFE" in found["subprocess"]["walls"]
     assert json.loads(rllm("sandbox", "reap", "--json").stdout)["removed"] >= 0
+
+
+def test_a_program_may_be_given_packages_that_are_installed(rllm: Rllm, tmp_path: Path) -> None:
+    program = _program(tmp_path, "import numpy; print(numpy.arange(4).sum())")
+    words = ["--backend", "unshare", "--package", "numpy", "--json"]
+    assert json.loads(rllm("sandbox", "run", program, *words).stdout)["stdout"] == "6\n"
+    ended = rllm("sandbox", "run", program, "--package", "nothing-here")
+    assert ended.exit_code == 2
+    assert "pip install nothing-here" in ended.stderr

@@ -127,7 +127,7 @@ async def test_that_the_tools_are_broken_is_a_failure_of_the_infrastructure_and_
     broken = ToolEnvironment({"question": "?"}, tools=[Gone()])
     trajectory = await run_trajectory(ToolAgent(""), broken, ScriptedClient([call(a=1, b=2)]))
     assert (trajectory.outcome, trajectory.reward) == (Outcome.INFRASTRUCTURE_FAILURE, None)
-    assert trajectory.info["error"]["message"] == "the server is gone"
+    assert trajectory.info["error"]["message"].startswith("the server is gone (")
     assert trajectory.steps[0].response_ids, "what was sampled is on record"
 
 

@@ -154,3 +154,11 @@ def test_a_task_that_writes_where_the_sandbox_does_not_is_refused(task: Path) ->
 def test_an_unknown_argument_is_refused(task: Path) -> None:
     with pytest.raises(ConfigError, match="does not know `speed`"):
         TaskDirectoryEnv.from_dict({"path": str(task), "speed": 3})
+
+
+def test_a_task_that_is_solved_with_the_last_turn_is_solved_and_not_cut_off(task: Path) -> None:
+    environment = TaskDirectoryEnv(task, backend=usable_backend(), max_turns=1)
+    environment.reset()
+    _, reward, done, late, info = environment.step("```sh\nsort words.txt > sorted.txt\n```")
+    assert (reward, done, late, info["is_correct"]) == (1.0, True, False, True)
+    environment.close()

@@ -67,7 +67,9 @@ def test_there_are_many_ways_to_cheat() -> None:
 
 @pytest.mark.parametrize("task", [ADD, ASSERTS, EXAM], ids=["calls", "asserts", "exam"])
 def test_honest_work_is_paid_in_full(grader: CodeGrader, task: dict[str, Any]) -> None:
-    grade = grader.grade(answer(RIGHT), task)
+    patient = CodeGrader(sandbox=grader.sandbox, timeout_s=10.0, memory_mb=128)
+    grade = patient.grade(answer(RIGHT), task)
+    patient.close()
     assert (grade.score, grade.metadata["weak"]) == (1.0, False), grade.reason
 
 

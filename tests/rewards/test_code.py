@@ -324,8 +324,9 @@ def test_a_completion_goes_on_from_the_prompt(grader: CodeGrader) -> None:
     ],
 )
 def test_a_zero_says_why(grader: CodeGrader, program: str, said: str) -> None:
-    impatient = CodeGrader(sandbox=grader.sandbox, timeout_s=1.0, memory_mb=256)
-    grade = impatient.grade(fenced(program), PLAIN)
+    timeout_s = 1.0 if said.startswith("took longer") else 10.0
+    made = CodeGrader(sandbox=grader.sandbox, timeout_s=timeout_s, memory_mb=256)
+    grade = made.grade(fenced(program), PLAIN)
     assert (grade.score, grade.is_correct) == (0.0, False)
     assert said in grade.reason
 
@@ -736,3 +737,74 @@ def test_every_solution_of_humaneval_is_right_and_mutants_are_not(grader: CodeGr
         whole = mutants(row["prompt"] + row["canonical_solution"])
         caught = [grader.grade(fenced(each), row).score == 0.0 for each in whole]
         assert any(caught), row["task_id"]
+
+
+@pytest.mark.parametrize("name", ["1st", "def", "two words", "f(", "None", "", 3, "f; import os", "\0"])
+def test_a_name_that_no_function_can_have_is_the_row_s_mistake(grader: CodeGrader, name: Any) -> None:
+    rows: list[dict[str, Any]] = [
+        {"function": name, "tests": [{"args": [1], "expected": 1}]},
+        {"entry_point": name, "test": "def check(f):\n    assert f(1) == 1\n"},
+        {
+            "private_test_cases": [{"testtype": "functional", "input": "1", "output": "1"}],
+            "metadata": {"func_name": name},
+        },
+    ]
+    if name:  # with none, a row of APPS is one with programs to run
+        rows.append({"input_output": {"inputs": [[1]], "outputs": [1], "fn_name": name}})
+    for row in rows:
+        with pytest.raises(RewardError, match=r"no name that|no `func_name`"):
+            grader.grade(fenced("def f(x): return x"), row)
+
+
+NUMPY_ROWS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "plain": (
+        {"function": "f", "tests": [{"args": [[1, 2]], "expected": [2, 4]}]},
+        "import numpy as np\ndef f(x): return 2 * np.array(x)",
+        "import numpy as np\ndef f(x): return 3 * np.array(x)",
+    ),
+    "apps": (
+        {"input_output": {"inputs": ["1 2 3\n"], "outputs": ["6\n"]}},
+        "import numpy as np\nprint(np.array(input().split(), dtype=int).sum())",
+        "import numpy as np\nprint(np.array(input().split(), dtype=int).max())",
+    ),
+    "bigcodebench": (
+        {
+            "entry_point": "f",
+            "test": "import unittest\nimport numpy as np\nclass TestCases(unittest.TestCase):\n"
+            "    def test_it(self):\n        self.assertIsInstance(f([1]), np.ndarray)\n"
+            "        np.testing.assert_allclose(f([1, 2]), np.array([2.0, 4.0]))\n"
+            "def check(candidate):\n    import io\n"
+            "    tests = unittest.defaultTestLoader.loadTestsFromTestCase(TestCases)\n"
+            "    assert unittest.TextTestRunner(stream=io.StringIO()).run(tests).wasSuccessful()\n",
+        },
+        "import numpy as np\ndef f(x): return 2.0 * np.array(x)",
+        "def f(x): return [2.0 * each for each in x]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NUMPY_ROWS)
+def test_a_row_that_names_packages_has_them_and_no_other_row_does(grader: CodeGrader, name: str) -> None:
+    row, right, wrong = NUMPY_ROWS[name]
+    with_numpy = {**row, "packages": ["numpy"]}
+    assert grader.grade(fenced(right), with_numpy).score == 1.0
+    assert grader.grade(fenced(wrong), with_numpy).score == 0.0
+    if name != "bigcodebench":  # its tests import numpy themselves: without it they are broken
+        assert "No module named 'numpy'" in grader.grade(fenced(right), row).reason
+
+
+def test_a_package_that_is_not_installed_is_a_mistake_of_who_asked_for_it(grader: CodeGrader) -> None:
+    row = {**NUMPY_ROWS["plain"][0], "packages": ["nothing-here"]}
+    with pytest.raises(RewardError, match=r"`packages` cannot be had.*pip install nothing-here"):
+        grader.grade(fenced(ADD), row)
+    with pytest.raises(RewardError, match="write a list of names"):
+        grader.grade(fenced(ADD), {**row, "packages": "numpy"})
+    with pytest.raises(ConfigError, match="pip install nothing-here"):
+        CodeGrader(sandbox=backend_here(), packages=["nothing-here"])
+
+
+def test_the_grader_may_give_packages_to_every_row() -> None:
+    if not backend_here():
+        pytest.skip("neither bubblewrap nor unshare can isolate anything here")
+    row, right, _ = NUMPY_ROWS["plain"]
+    assert CodeGrader(sandbox=backend_here(), packages=["numpy"]).grade(fenced(right), row).score == 1.0

@@ -303,3 +303,18 @@ def test_every_name_of_the_room_leads_somewhere() -> None:
 def test_every_grader_is_where_the_table_says(home: str) -> None:
     module, _, attribute = home.partition(":")
     assert callable(getattr(importlib.import_module(module), attribute))
+
+
+def test_a_number_that_python_does_not_write_out_is_the_row_s_mistake() -> None:
+    huge = 10**5000
+    for row in (
+        {"answer": huge, "choices": ["a", "b"]},
+        {"answer": huge},
+        {"answer": "A", "choices": [huge, 1]},
+        {"answer": "A", "choices": huge},
+        {"answer": {"is": huge}, "choices": ["a", "b"]},
+    ):
+        with pytest.raises(RewardError, match="choice grader"):
+            grader_named("choice").grade("A", row)
+    with pytest.raises(RewardError, match="exact grader"):
+        grader_named("exact").grade("A", {"answer": [{"is": huge}]})

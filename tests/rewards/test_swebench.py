@@ -1,6 +1,7 @@
 """The rules of SWE-bench on logs of our own, and the grader on a real repository in a sandbox without a
 container."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,8 @@ def git(*words: str, cwd: Path) -> str:
 @pytest.fixture
 def issue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], LocalRepository]:
     """A project with a bug, and its row."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
     project = tmp_path / "testbed"
     project.mkdir()
     (project / "calc.py").write_text("def double(x):\n    return x + x + 1\n")
@@ -186,7 +189,19 @@ def test_a_patch_that_resolves_the_issue_scores_one(issue: tuple[dict[str, Any],
     row, repository = issue
     grade = SweBenchGrader().grade(fix("return 2 * x"), row)
     assert (grade.score, grade.reason) == (1.0, "resolved: full")
-    assert repository.commands[0] == APPLY[0].format(patch="/tmp/model.patch")
+    assert repository.commands[1] == APPLY[0].format(patch="/tmp/model.patch")
+
+
+def test_a_project_that_nobody_can_write_to_is_no_fault_of_the_patch(
+    issue: tuple[dict[str, Any], LocalRepository], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, repository = issue
+    run = repository.exec
+    monkeypatch.setattr(
+        repository, "exec", lambda command, **how: run("false" if command == "test -w ." else command, **how)
+    )
+    with pytest.raises(RewardError, match="cannot write to /testbed"):
+        SweBenchGrader().grade(fix("return 2 * x"), row)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Runs every hostile program over one backend and says what came of it, as JSON; run as any user.
 
-python attack.py bubblewrap runner|exec ──► {"programs": count, "wrong": {name: its end}, "damage": […]}
+python attack.py bubblewrap runner|exec [numpy] ──► {"programs": …, "wrong": {name: its end}, "damage": […]}
 """
 
 import glob
@@ -26,7 +26,9 @@ LIMITS = Limits(wall_s=1.0, cpu_s=0.7, memory_mb=128, output_kb=64, disk_mb=4, p
 SIDE_BY_SIDE = 3
 LATE_S = 1.5
 """What a machine with much else to do may add to a limit."""
-ATTACKS = attacks()
+PACKAGES = sys.argv[3:]
+"""What the programs may import; with some, those that make use of it attack too."""
+ATTACKS = attacks(with_packages=bool(PACKAGES))
 
 
 class Attacked:
@@ -97,7 +99,7 @@ def require_walls(backend: str) -> None:
         raise SystemExit(f"{backend} has a hole; nothing is attacked: {seen}")
 
 
-def main(backend: str, way: str) -> None:
+def main(backend: str, way: str, *_: str) -> None:
     require_walls(backend)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     attacked = Attacked()
@@ -116,7 +118,7 @@ def main(backend: str, way: str) -> None:
 
 def run_all(attacked: Attacked, backend: str) -> dict[str, ExecResult]:
     with (
-        PythonRunner(backend, limits=LIMITS, workers=SIDE_BY_SIDE) as runner,
+        PythonRunner(backend, limits=LIMITS, workers=SIDE_BY_SIDE, packages=PACKAGES) as runner,
         ThreadPoolExecutor(SIDE_BY_SIDE) as threads,
     ):
         ended = threads.map(lambda name: runner.run(attacked.source(name), wants_result=True), ATTACKS)
@@ -130,12 +132,13 @@ def exec_all(attacked: Attacked, backend: str) -> dict[str, ExecResult]:
 
     def run(name: str) -> ExecResult:
         if not hasattr(mine, "sandbox"):
-            mine.sandbox = open_sandbox(backend, limits=LIMITS)
+            mine.sandbox = open_sandbox(backend, limits=LIMITS, packages=PACKAGES)
             opened.append(mine.sandbox)
         box = mine.sandbox
         box.exec("chmod -R u+rwx . 2>/dev/null; rm -rf ./* /tmp/* /dev/shm/*")
         box.write("program.py", attacked.source(name))
-        ended = box.exec(["/usr/bin/python3", "-I", "program.py"])
+        alone = [] if PACKAGES else ["-I"]  # that would hide the packages
+        ended = box.exec(["/usr/bin/python3", *alone, "program.py"])
         target = attacked.folder / f"out-{len(os.listdir(attacked.folder))}-{threading.get_ident()}"
         box.download(".", target)
         for path in target.rglob("*"):

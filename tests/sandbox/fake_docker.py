@@ -43,6 +43,8 @@ class FakeDocker:
     execs: dict[str, dict[str, Any]] = field(default_factory=dict)
     stdin: dict[str, bytes] = field(default_factory=dict)
     """Command -> what it was sent."""
+    holds_limits: bool = True
+    """Whether a container sees its limits in its cgroup."""
 
     def on(self, part: str, **answer: Any) -> None:
         """What a command with `part` in it comes to: ExecAnswer's fields. The first that fits counts."""
@@ -53,7 +55,11 @@ class FakeDocker:
 
     def answer_to(self, command: list[str]) -> ExecAnswer:
         whole = "\n".join(command)
-        return next((answer for part, answer in self.answers if part in whole), ExecAnswer())
+        found = next((answer for part, answer in self.answers if part in whole), None)
+        if found is None and "pids.max" in whole and self.holds_limits:
+            host = list(self.containers.values())[-1].body["HostConfig"]
+            return ExecAnswer(stdout=f"{host['Memory']}\n{host['PidsLimit']}\n".encode())
+        return found or ExecAnswer()
 
     def serve(self) -> "Server":
         server = Server(str(self.path), Handler)
@@ -136,9 +142,9 @@ class Handler(BaseHTTPRequestHandler):
             case "POST", ["exec", made, "start"]:
                 self._run(fake.execs[made]["Cmd"])
             case "GET", ["exec", made, "json"]:
-                self._say(
-                    200, {"Running": False, "ExitCode": fake.answer_to(fake.execs[made]["Cmd"]).exit_code}
-                )
+                asked = sum(path == f"/exec/{made}/json" for _, path, _ in fake.calls)
+                ended = {"Running": False, "ExitCode": fake.answer_to(fake.execs[made]["Cmd"]).exit_code}
+                self._say(200, {"Running": True, "ExitCode": None} if asked == 1 else ended)
             case _:
                 self._say(400, {"message": f"the fake does not know {method} {path}"})
 

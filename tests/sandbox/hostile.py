@@ -27,9 +27,10 @@ class Attack:
     ends: set[Status]
 
 
-def attacks() -> dict[str, Attack]:
-    """By name, in the order of the file."""
-    text = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+def attacks(*, with_packages: bool = False) -> dict[str, Attack]:
+    """By name, in the order of the file; `with_packages` also those of hostile_numpy.txt."""
+    names = ["hostile.txt", "hostile_numpy.txt"] if with_packages else ["hostile.txt"]
+    text = "\n".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in names)
     found: dict[str, Attack] = {}
     for section in ("\n" + text).split("\n#### ")[1:]:
         head, _, rest = section.partition("\n")

@@ -44,11 +44,12 @@ def test_a_command_is_not_root_and_its_streams_are_told_apart(box: Sandbox, fake
     ended = box.exec(["echo", "hello"], stdin="typed", env={"A": "b"})
     assert (ended.status, ended.exit_code, ended.stderr) == (Status.ERROR, 3, "err")
     assert ended.stdout == "out" * 500 + "typed"
-    asked = next(body for _, path, body in fake.calls if path.endswith("/exec"))
+    asked = [body for _, path, body in fake.calls if path.endswith("/exec")][-2]  # the last ends what is left
     assert (asked["User"], asked["WorkingDir"]) == ("1000:1000", "/box")
     assert "A=b" in asked["Env"]
     assert asked["Cmd"][-2:] == ["echo", "hello"]
-    assert "ulimit -c 0 -t 4" in asked["Cmd"][2]
+    assert "ulimit -t 4;" in asked["Cmd"][2]
+    assert "ulimit -d 131072;" in asked["Cmd"][2]
 
 
 def test_every_program_is_followed_by_the_end_of_what_it_left(box: Sandbox, fake: Any) -> None:
@@ -118,6 +119,19 @@ def test_what_a_file_script_refuses_is_an_os_error(box: Sandbox, fake: Any) -> N
         box.read("link")
     with pytest.raises(FileNotFoundError):
         box.read("gone")
+
+
+def test_an_engine_that_does_not_hold_a_container_to_its_limits_is_refused(fake: Any) -> None:
+    fake.holds_limits = False
+    with pytest.raises(SandboxError, match="does not hold a container to its limits"):
+        open_sandbox("docker")
+    assert fake.containers == {}
+
+
+def test_an_image_whose_shell_sets_no_limits_is_refused(fake: Any) -> None:
+    fake.on("ulimit", stderr=b"ulimit: too many arguments")
+    with pytest.raises(SandboxError, match="shell cannot set limits: ulimit: too many arguments"):
+        open_sandbox("docker")
 
 
 def test_a_missing_image_says_how_to_get_it(fake: Any) -> None:

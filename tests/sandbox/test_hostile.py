@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +28,7 @@ def readable_code() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="rllm-code-"))
     unwanted = shutil.ignore_patterns("__pycache__")
     shutil.copytree(REPOSITORY / "src" / "rllm", folder / "rllm", ignore=unwanted)
-    for name in ("attack.py", "hostile.py", "hostile.txt"):
+    for name in ("attack.py", "hostile.py", "hostile.txt", "hostile_numpy.txt"):
         shutil.copy(Path(__file__).with_name(name), folder / name)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -48,6 +50,34 @@ def _command_as(user: str) -> list[str]:
     return ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", SYSTEM_PYTHON]
 
 
+def _install_numpy(folder: Path) -> None:
+    """numpy where the attacked process finds it, for every user to read."""
+    site = Path(str(distribution("numpy").locate_file("")))
+    for entry in {
+        Path(str(each)).parts[0] for each in distribution("numpy").files or () if ".." not in str(each)
+    }:
+        if not (folder / entry).exists():
+            shutil.copytree(site / entry, folder / entry)
+    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "way", "user"),
+    [("bubblewrap", "runner", "own"), ("bubblewrap", "exec", "nobody"), ("unshare", "runner", "nobody")],
+)
+def test_nor_does_any_that_was_given_packages(
+    backend: str, way: str, user: str, readable_code: Path, need: Callable[[str], str]
+) -> None:
+    need(backend)
+    command = _command_as(user)
+    _install_numpy(readable_code)
+    report = _attacked([*command, "-B", "attack.py", backend, way, "numpy"], readable_code)
+    assert report["damage"] == []
+    assert report["wrong"] == {}
+    assert report["programs"] >= AT_LEAST + 10
+
+
 @pytest.mark.parametrize(
     ("backend", "way", "user"),
     [
@@ -65,17 +95,22 @@ def test_no_program_gets_out_stays_or_learns(
     backend: str, way: str, user: str, readable_code: Path, need: Callable[[str], str]
 ) -> None:
     need(backend)
+    report = _attacked([*_command_as(user), "-B", "attack.py", backend, way], readable_code)
+    assert report["damage"] == []
+    assert report["wrong"] == {}
+    assert report["programs"] >= AT_LEAST
+
+
+def _attacked(command: list[str], folder: Path) -> dict[str, Any]:
+    """The report of attack.py."""
     done = subprocess.run(
-        [*_command_as(user), "-B", "attack.py", backend, way],
-        env={"PYTHONPATH": str(readable_code), "PATH": os.environ["PATH"]},
-        cwd=readable_code,
+        command,
+        env={"PYTHONPATH": str(folder), "PATH": os.environ["PATH"]},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["damage"] == []
-    assert report["wrong"] == {}
-    assert report["programs"] >= AT_LEAST
+    return json.loads(done.stdout)

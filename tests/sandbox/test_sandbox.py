@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -182,7 +183,7 @@ def test_closing_ends_a_program_that_runs(sandbox: Sandbox) -> None:
     timer = threading.Timer(0.3, other.close)
     timer.start()
     with pytest.raises(SandboxError):
-        other.exec("sleep 60", limits=Limits(wall_s=60))
+        other.exec("sleep 60", limits=replace(SMALL, wall_s=60))
     timer.join()
 
 

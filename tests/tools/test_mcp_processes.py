@@ -76,19 +76,19 @@ def test_a_server_killed_with_nine_while_idle_is_replaced_before_the_next_call()
 
 
 def test_a_call_that_hangs_is_an_error_for_the_model_and_the_session_goes_on() -> None:
-    with MCPPool(odd(call_timeout_s=0.5)) as pool, pool.lease() as lease:
+    with MCPPool(odd(call_timeout_s=1.5)) as pool, pool.lease() as lease:
         tools = named(mcp_tools(lease))
         tools["remember"](word="before")
-        assert tools["sleep"](seconds=0.7).error == "No answer within 0.5 s."
+        assert tools["sleep"](seconds=1.7).error == "No answer within 1.5 s."
         time.sleep(0.3)
         assert tools["remember"](word="after").output == "before after"
 
 
 def test_a_shared_session_that_hangs_gets_no_new_calls() -> None:
-    with MCPPool(odd(shared=True, call_timeout_s=0.5, max_sessions=2)) as pool, pool.lease() as lease:
+    with MCPPool(odd(shared=True, call_timeout_s=1.5, max_sessions=2)) as pool, pool.lease() as lease:
         tools = named(mcp_tools(lease))
         first = lease.pid
-        assert tools["sleep"](seconds=0.8).error
+        assert tools["sleep"](seconds=2.5).error
         assert tools["remember"](word="moved").output == "moved"
         assert lease.pid != first
 
@@ -149,7 +149,7 @@ def test_a_server_that_floods_stderr_is_heard_without_blocking_it() -> None:
 
 
 def test_more_leases_than_sessions_wait_and_then_say_so() -> None:
-    with MCPPool(odd(max_sessions=1, lease_timeout_s=0.2)) as pool:
+    with MCPPool(odd(max_sessions=1, lease_timeout_s=1.0)) as pool:
         with (
             pool.lease(),
             pytest.raises(MCPServerError, match=r"None of the 1 sessions .* raise `max_sessions`"),

@@ -234,3 +234,19 @@ def test_a_tool_that_leaves_the_program_is_told_to_the_model(error: BaseExceptio
     output = MultiTool([leaves]).call(ToolCall(name="leaves"))
     assert output.error is not None
     assert type(error).__name__ in output.error
+
+
+async def test_an_exception_that_cannot_say_what_it_is_is_an_output_too() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise TypeError("no words")
+
+    @tool
+    def mute() -> str:
+        raise Mute
+
+    tools = MultiTool([mute, double])
+    calls = [ToolCall(name="mute", arguments={}, id="a"), ToolCall(name="double", arguments={"n": 2}, id="b")]
+    for outputs in (tools.call_many(calls), await tools.async_call_many(calls)):
+        assert outputs[0].error == "Mute: (and its text could not be had: TypeError)"
+        assert outputs[1].text == "4"

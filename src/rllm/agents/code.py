@@ -34,10 +34,12 @@ class CompetitionCodingAgent(MathAgent):
         max_tests: int = 2,
         public_test_only: bool = False,
         system_prompt: str | None = "",
+        *,
+        thinks_first: bool = False,
     ) -> None:
         self.max_tests = max_tests
         self.public_test_only = public_test_only
-        super().__init__(accumulate_thinking, system_prompt)
+        super().__init__(accumulate_thinking, system_prompt, thinks_first=thinks_first)
 
     def built_in_prompt(self) -> str:
         return prompt_named("code")

@@ -25,11 +25,19 @@ class MathAgent(BaseAgent):
 
     Without `accumulate_thinking` the thoughts of earlier turns are left out of what the model reads: each
     turn begins a new segment then. `system_prompt`: "" is none, None the built-in one, which asks for
-    \\boxed{}.
+    \\boxed{}. `thinks_first`: the model's chat template ends with <think>, so what comes before </think> is a
+    thought, and all of an answer without it.
     """
 
-    def __init__(self, accumulate_thinking: bool = True, system_prompt: str | None = "") -> None:
+    def __init__(
+        self,
+        accumulate_thinking: bool = True,
+        system_prompt: str | None = "",
+        *,
+        thinks_first: bool = False,
+    ) -> None:
         self.accumulate_thinking = accumulate_thinking
+        self.thinks_first = thinks_first
         self._system_prompt = self.built_in_prompt() if system_prompt is None else system_prompt
         self.reset()
 
@@ -72,7 +80,7 @@ class MathAgent(BaseAgent):
         return [{"role": "user", "content": text_shown(observation, type(self).__name__)}]
 
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
-        thought, action = split_thought(response)
+        thought, action = split_thought(response, thinks_first=self.thinks_first)
         self._messages.append({"role": "assistant", "content": response})
         self._unpaid_step = Step(
             chat_completions=[*self.chat_completions[:-1], self._messages[-1]],
@@ -85,12 +93,13 @@ class MathAgent(BaseAgent):
         return Action(action)
 
 
-def split_thought(response: str) -> tuple[str, str]:
-    """(thought, answer). A thought that was begun and not ended is all there is: no answer follows it."""
+def split_thought(response: str, *, thinks_first: bool = False) -> tuple[str, str]:
+    """(thought, answer). A thought that was begun, here or by the prompt, and not ended is all there is: no
+    answer follows it."""
     thought, tag, answer = response.rpartition(CLOSE_THINK)
     if tag:
         return thought.strip().removeprefix(OPEN_THINK).strip(), answer.strip()
-    if response.lstrip().startswith(OPEN_THINK):
+    if thinks_first or response.lstrip().startswith(OPEN_THINK):
         return response.strip().removeprefix(OPEN_THINK).strip(), ""
     return "", response.strip()
 

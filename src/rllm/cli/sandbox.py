@@ -85,12 +85,20 @@ def command() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file to read from; nothing by default.",
 )
+@click.option(
+    "--package",
+    "packages",
+    multiple=True,
+    metavar="NAME",
+    help="A package installed here that the program may import, with what it requires. Repeatable.",
+)
 @click.option("--image", help="Docker image; it must have python3.")
 @json_option
 def run(
     file: Path,
     backend: str,
     stdin_file: Path | None,
+    packages: tuple[str, ...],
     image: str | None,
     as_json: bool,
     **limits: Any,
@@ -109,22 +117,19 @@ def run(
         raise ConfigError(f"`--image` is for docker; `{backend}` shows this machine's own system, read-only.")
     if backend == "subprocess" and not as_json:
         err().print("UNSAFE: `subprocess` has no walls; the program can do whatever you can.", style="yellow")
-    ended = _ended(source, stdin, backend, chosen, image)
+    if backend != "docker":
+        with PythonRunner(backend, chosen, workers=1, packages=packages) as runner:
+            ended = runner.run(source, stdin=stdin)
+    else:
+        with open_sandbox(backend, limits=chosen, image=image, packages=packages) as sandbox:
+            sandbox.write("main.py", source)
+            ended = sandbox.exec(["python3", "-s", "-B", "main.py"], stdin=stdin)
     if as_json:
         described = asdict(ended)
         del described["result"]  # a channel that programs of a person do not have
         print_json(described)
         return
     _print_ended(ended)
-
-
-def _ended(source: str, stdin: str, backend: str, limits: Limits, image: str | None) -> ExecResult:
-    if backend != "docker":
-        with PythonRunner(backend, limits, workers=1) as runner:
-            return runner.run(source, stdin=stdin)
-    with open_sandbox(backend, limits=limits, image=image) as sandbox:
-        sandbox.write("main.py", source)
-        return sandbox.exec(["python3", "-s", "-B", "main.py"], stdin=stdin)
 
 
 def _text_of(path: Path) -> str:

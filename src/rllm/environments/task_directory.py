@@ -1,7 +1,8 @@
 """A task directory as a world: a machine to work on, commands to run, tests that come afterwards.
 
     TASK/ ──► sandbox: files of environment/ ──► instruction
-    ```sh block ──► run in the sandbox ──► its output      … until an answer without a block, or `max_turns`
+    ```sh block ──► run in the sandbox ──► its output      … until an answer without a block, or `max_turns`:
+                                                             truncated then, unless the tests say solved
     tests/ ──► into the sandbox only now ──► test.sh ──► reward.json, else reward.txt ──► reward
 
 The sandbox lets programs write below its working directory alone, so the places of a task (/app, /tests,
@@ -96,7 +97,9 @@ class TaskDirectoryEnv(BaseEnv):
         rewards, reason = self.verify()
         self.close()
         reward = rewards.get("reward", sum(rewards.values()) / len(rewards)) if rewards else 0.0
-        info = {"rewards": rewards, "reason": reason, "is_correct": reward >= 1.0}
+        is_correct = reward >= 1.0
+        is_done = is_done or is_correct  # solved with the last turn is solved: nothing was cut off
+        info = {"rewards": rewards, "reason": reason, "is_correct": is_correct}
         return shown, reward, is_done, not is_done, info
 
     def verify(self) -> tuple[dict[str, float], str]:

@@ -22,6 +22,7 @@ from rllm.rendering.answers import (
     ParsedCall,
     StreamEvent,
 )
+from rllm.rendering.dsml_format import DsmlFormat
 from rllm.rendering.formats import (
     DeepSeekFencedFormat,
     DeepSeekFormat,
@@ -48,6 +49,7 @@ __all__ = [
     "AnswerStream",
     "DeepSeekFencedFormat",
     "DeepSeekFormat",
+    "DsmlFormat",
     "GlmFormat",
     "HarmonyFormat",
     "HarmonyPlainFormat",
@@ -122,6 +124,7 @@ _FORMATS: tuple[type[TagFormat], ...] = (
     MistralArgsFormat,
     DeepSeekFormat,
     DeepSeekFencedFormat,
+    DsmlFormat,
     HarmonyFormat,
     LlamaFormat,
 )

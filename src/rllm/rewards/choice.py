@@ -12,7 +12,7 @@ from typing import Any
 
 from rllm.errors import RewardError
 from rllm.rewards.extraction import MAX_ANSWER_CHARS, Mark, Marked, NoAnswer, marked_answer
-from rllm.rewards.grade import Grade, require_answer, right, task_field, task_has, wrong
+from rllm.rewards.grade import Grade, require_answer, right, shown_value, task_field, task_has, wrong
 
 MAX_CHOICES = 26
 MAX_LINE_CHARS = 200
@@ -102,10 +102,13 @@ def _choices(task: Mapping[str, Any]) -> list[str]:
         choices = list(choices.values())
     if not isinstance(choices, list | tuple) or not 2 <= len(choices) <= MAX_CHOICES:
         raise RewardError(
-            f"The choice grader was given {choices!r:.200} as the task field `choices`; it must be a list of "
-            f"2 to {MAX_CHOICES} texts."
+            f"The choice grader was given {shown_value(choices)} as the task field `choices`; it must be a "
+            f"list of 2 to {MAX_CHOICES} texts."
         )
-    return [str(choice) for choice in choices]
+    try:
+        return [str(choice) for choice in choices]
+    except ValueError as error:  # a number with more digits than Python writes out
+        raise RewardError(f"The choice grader cannot read the task's `choices`: {error}") from error
 
 
 def _gold_place(answer: Any, choices: Sequence[str]) -> int:
@@ -121,6 +124,7 @@ def _gold_place(answer: Any, choices: Sequence[str]) -> int:
     if place is None or not 0 <= place < (len(choices) or MAX_CHOICES):
         have = f"one of the {len(choices)} `choices`" if choices else "a letter (the row has no `choices`)"
         raise RewardError(
-            f"The choice grader was given {answer!r:.200} as the task field `answer`; it must name {have}."
+            f"The choice grader was given {shown_value(answer)} as the task field `answer`; it must "
+            f"name {have}."
         )
     return place

@@ -11,8 +11,8 @@ fails raises. Tests that cannot be taken apart run inside the program's own proc
 
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rllm.errors import ConfigError, RewardError
@@ -23,6 +23,8 @@ from rllm.rewards.code_runs import Outcome, ProgramRunner
 from rllm.rewards.code_tasks import Problem, problem_of
 from rllm.rewards.code_values import MalformedError, as_node, same, same_output, shown, truth_of
 from rllm.rewards.grade import Grade, require_answer, wrong
+from rllm.sandbox.interpreter import interpreter
+from rllm.sandbox.packages import normalized
 from rllm.sandbox.python_runner import shared_runner
 from rllm.sandbox.types import Limits, Status
 
@@ -46,7 +48,9 @@ class CodeGrader:
 
     `sandbox`: who runs them (`rllm.sandbox`); one that is not there is a ConfigError. `timeout_s` is the
     processor time of one run with input, or of all calls of a problem; twice as long may pass on the clock,
-    because machines are busy. `problem_timeout_s` is for all runs. `score`: 1 when `all` tests pass and else
+    because machines are busy. `problem_timeout_s` is for all runs. `packages` are distributions installed
+    here that all programs may import, beside those that a row names in its own `packages`; one that is not
+    installed is a ConfigError, or the row's mistake. `score`: 1 when `all` tests pass and else
     0, or the `share` that passes. `weak`: `refuse` raises RewardError for tests that can only run in the
     program's own process.
     """
@@ -57,6 +61,7 @@ class CodeGrader:
     memory_mb: int = 512
     score: str = "all"
     weak: str = "accept"
+    packages: Sequence[str] = ()
     name: str = field(default="code", init=False)
     task_fields: tuple[str, ...] = field(
         default=(
@@ -77,9 +82,11 @@ class CodeGrader:
         limits = Limits(
             wall_s=2.0 * self.timeout_s, cpu_s=self.timeout_s, memory_mb=self.memory_mb, output_kb=8192
         )
+        self.packages = normalized(self.packages)
+        interpreter(packages=self.packages)  # says what is not installed before anything is graded
         python = shared_runner(self.sandbox)
         self._runner = ProgramRunner(python=python, limits=limits)
-        self._examiner = Examiner(python=python, runner=self._runner, limits=limits)
+        self._examiner = Examiner(python=python, limits=limits)
 
     def grade(self, answer: str, task: Mapping[str, Any]) -> Grade:
         """Raises RewardError for a task that cannot be read and SandboxError where the sandbox fails."""
@@ -89,7 +96,7 @@ class CodeGrader:
         if isinstance(program, NoProgram):
             return wrong(program.reason, format=problem.format)
         num_tests = len(problem.tests.calls) or len(problem.tests.runs) or 1
-        verdict = self._verdict(program, problem)
+        verdict = self._verdict(program, problem, self._runner_for(problem))
         is_correct = verdict.passed == num_tests and not verdict.failure
         share = verdict.passed / num_tests
         return Grade(
@@ -111,18 +118,27 @@ class CodeGrader:
     def close(self) -> None:
         """Nothing of its own: the sandbox's warm processes are shared and end with this process."""
 
-    def _verdict(self, program: str, problem: Problem) -> _Verdict:
+    def _runner_for(self, problem: Problem) -> ProgramRunner:
+        packages = normalized([*self.packages, *problem.packages])
+        try:
+            interpreter(packages=packages)
+        except ConfigError as error:
+            raise RewardError(f"The task's `packages` cannot be had: {error}") from error
+        return replace(self._runner, packages=packages)
+
+    def _verdict(self, program: str, problem: Problem, runner: ProgramRunner) -> _Verdict:
         tests = problem.tests
         if tests.exam is not None:
-            return self._by_exam(program, problem, tests.exam)
+            return self._by_exam(program, problem, tests.exam, runner)
         if tests.calls:
-            return self._by_calls(program, problem, tests.calls)
-        return self._by_runs(program, problem, tests.runs)
+            return self._by_calls(program, problem, tests.calls, runner)
+        return self._by_runs(program, problem, tests.runs, runner)
 
-    def _by_calls(self, program: str, problem: Problem, calls: tuple[Call, ...]) -> _Verdict:
-        outcome = self._runner.make_calls(
-            program, [each.call for each in calls], has_prelude=problem.has_prelude
-        )
+    def _by_calls(
+        self, program: str, problem: Problem, calls: tuple[Call, ...], runner: ProgramRunner
+    ) -> _Verdict:
+        made = [each.call for each in calls]
+        outcome = runner.make_calls(program, made, has_prelude=problem.has_prelude)
         if outcome.never_ran:
             return _Verdict(passed=0, failure=outcome.never_ran)
         passed, failure, details = 0, "", dict[str, Any]()
@@ -149,11 +165,13 @@ class CodeGrader:
             return str(error)
         return "" if is_right else f"gave {shown(result['v'])}"
 
-    def _by_runs(self, program: str, problem: Problem, runs: tuple[Run, ...]) -> _Verdict:
+    def _by_runs(
+        self, program: str, problem: Problem, runs: tuple[Run, ...], runner: ProgramRunner
+    ) -> _Verdict:
         deadline = time.monotonic() + self.problem_timeout_s
         passed, failure, details = 0, "", dict[str, Any]()
         for number, run in enumerate(runs):
-            missed = self._missed_run(program, problem, run, deadline)
+            missed = self._missed_run(program, problem, run, runner, deadline)
             passed += not missed
             if missed and not failure:
                 failure = f"test {number + 1} of {len(runs)}: {missed}"
@@ -162,23 +180,28 @@ class CodeGrader:
                     break
         return _Verdict(passed=passed, failure=failure, details=details)
 
-    def _missed_run(self, program: str, problem: Problem, run: Run, deadline: float) -> str:
+    def _missed_run(
+        self, program: str, problem: Problem, run: Run, runner: ProgramRunner, deadline: float
+    ) -> str:
         if time.monotonic() > deadline:
             return f"all runs together took longer than {self.problem_timeout_s:g} s"
-        result = self._runner.run_with_input(program, run.stdin, has_prelude=problem.has_prelude)
+        result = runner.run_with_input(program, run.stdin, has_prelude=problem.has_prelude)
         if result.status is not Status.OK:
-            return self._runner.why(result)
+            return runner.why(result)
         if same_output(result.stdout, run.stdout):
             return ""
-        if problem.tests.checker and self._runner.passes_checker(problem.tests.checker, run, result.stdout):
+        if problem.tests.checker and runner.passes_checker(problem.tests.checker, run, result.stdout):
             return ""
         return f"wrote {result.stdout[:200]!r}"
 
-    def _by_exam(self, program: str, problem: Problem, exam: Exam) -> _Verdict:
-        first = self._examiner.first_calls(exam)
+    def _by_exam(self, program: str, problem: Problem, exam: Exam, runner: ProgramRunner) -> _Verdict:
+        first = self._examiner.first_calls(exam, runner.packages)
         if first is None:
-            return self._by_trust(program, problem, exam)
-        result = self._examiner.examine(exam, program, first, has_prelude=problem.has_prelude)
+            return self._by_trust(program, problem, exam, runner)
+        result = self._examiner.examine(exam, program, first, runner, has_prelude=problem.has_prelude)
+        if result.failure and runner.packages and self.weak == "accept":
+            # They may have looked for an array or a table of a package, which no plain value is.
+            return self._by_trust(program, problem, exam, runner)
         if result.is_weak:
             self._require_weak()
         return _Verdict(passed=int(not result.failure), failure=result.failure, is_weak=result.is_weak)
@@ -190,7 +213,7 @@ class CodeGrader:
                 'process, where it could fake their result; grade it with `weak="accept"` or leave it out.'
             )
 
-    def _by_trust(self, program: str, problem: Problem, exam: Exam) -> _Verdict:
+    def _by_trust(self, program: str, problem: Problem, exam: Exam, runner: ProgramRunner) -> _Verdict:
         """The tests in the program's own process: they end with a word that the program was not told."""
         self._require_weak()
         nonce = secrets.token_hex(16)
@@ -204,7 +227,7 @@ class CodeGrader:
             "nonce": nonce,
         }
         wanted = Call(call=call, expected=(as_node(nonce),), shown="the tests as a whole")
-        outcome = self._runner.make_calls(program, [call], has_prelude=problem.has_prelude)
+        outcome = runner.make_calls(program, [call], has_prelude=problem.has_prelude)
         failure = outcome.never_ran or self._missed(wanted, outcome, 0)
         return _Verdict(passed=int(not failure), failure=failure, is_weak=True)
 

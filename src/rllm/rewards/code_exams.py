@@ -40,7 +40,6 @@ class Examiner:
     """Runs the tests of tasks. Raises SandboxError where the sandbox fails."""
 
     python: PythonRunner
-    runner: ProgramRunner
     limits: Limits
     first_calls: Any = field(init=False, repr=False)
 
@@ -48,15 +47,21 @@ class Examiner:
         self.first_calls = functools.lru_cache(maxsize=_REMEMBERED)(self._first_calls)
 
     def examine(
-        self, exam: Exam, program: str, calls: tuple[dict[str, Any], ...], *, has_prelude: bool
+        self,
+        exam: Exam,
+        program: str,
+        calls: tuple[dict[str, Any], ...],
+        runner: ProgramRunner,
+        *,
+        has_prelude: bool,
     ) -> "ExamResult":
-        """Whether the program passes."""
+        """Whether the program passes. The tests see the packages of `runner`, as the program does."""
         made = list(calls)
         for _ in range(MAX_ROUNDS):
-            outcome = self.runner.make_calls(program, made, has_prelude=has_prelude)
+            outcome = runner.make_calls(program, made, has_prelude=has_prelude)
             if outcome.never_ran:
                 return ExamResult(failure=outcome.never_ran)
-            said = self._examine(exam, made[: len(outcome.results)], outcome.results)
+            said = self._examine(exam, made[: len(outcome.results)], outcome.results, runner.packages)
             if said is None:
                 return ExamResult(failure="the tests come to no end with the values that the program gave")
             if said["verdict"] == "passed":
@@ -73,12 +78,12 @@ class Examiner:
             made = said["calls"]
         return ExamResult(failure=f"the tests made other calls in each of {MAX_ROUNDS} rounds")
 
-    def _first_calls(self, exam: Exam) -> tuple[dict[str, Any], ...] | None:
+    def _first_calls(self, exam: Exam, packages: tuple[str, ...]) -> tuple[dict[str, Any], ...] | None:
         """The calls that are made when nothing is known; None where the tests cannot be run apart.
 
         Raises RewardError for tests that fail, or never end, without the program.
         """
-        said = self._examine(exam, [], [])
+        said = self._examine(exam, [], [], packages)
         if said is None:
             raise RewardError(
                 f"The task's tests come to no end within {PATIENCE * self.limits.cpu_s:g} s, before the "
@@ -97,7 +102,11 @@ class Examiner:
         return tuple(said["calls"])
 
     def _examine(
-        self, exam: Exam, made: list[dict[str, Any]], results: list[dict[str, Any]]
+        self,
+        exam: Exam,
+        made: list[dict[str, Any]],
+        results: list[dict[str, Any]],
+        packages: tuple[str, ...],
     ) -> dict[str, Any] | None:
         """What the tests say; None where they come to no end within the limits."""
         job = {
@@ -108,10 +117,11 @@ class Examiner:
             "check": exam.has_check,
             "made": made,
             "results": results,
+            "has_numpy": "numpy" in packages,
         }
         source = script("examiner", "examine", job, self.python.version)
         for limits in (self.limits, _longer(self.limits)):
-            result = self.python.run(source, limits=limits, wants_result=True)
+            result = self.python.run(source, limits=limits, wants_result=True, packages=packages)
             if result.status is Status.OK and result.result is not None:
                 return json.loads(result.result)
             if result.status is Status.ERROR and not made:

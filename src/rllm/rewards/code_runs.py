@@ -90,13 +90,14 @@ class ProgramRunner:
 
     python: PythonRunner
     limits: Limits
+    packages: tuple[str, ...] = ()
+    """What programs can import beside the standard library."""
 
     def make_calls(self, program: str, calls: Sequence[Mapping[str, Any]], *, has_prelude: bool) -> Outcome:
         """All calls in one process, in order."""
         job = {"program": program, "prelude": PRELUDE if has_prelude else "", "calls": list(calls)}
-        result = self.python.run(
-            script("driver", "run", job, self.python.version), limits=self.limits, wants_result=True
-        )
+        source = script("driver", "run", job, self.python.version)
+        result = self.python.run(source, limits=self.limits, wants_result=True, packages=self.packages)
         ended = self.why(result)
         try:
             unloaded, results = results_of(result.result, len(calls))
@@ -112,7 +113,7 @@ class ProgramRunner:
     def run_with_input(self, program: str, stdin: str, *, has_prelude: bool) -> ExecResult:
         """The program as a script."""
         source = _IN_MAIN % (PRELUDE, program) if has_prelude else program
-        return self.python.run(source, stdin=stdin, limits=self.limits)
+        return self.python.run(source, stdin=stdin, limits=self.limits, packages=self.packages)
 
     def why(self, result: ExecResult) -> str:
         """How a program ended, in words about it."""
@@ -146,7 +147,7 @@ class ProgramRunner:
         names: tuple[str, ...] = ("input.txt", "correct_output.txt", "solution_output.txt")
         source = f"import sys\nsys.argv = ['checker.py', *{names!r}]\n" + _IN_MAIN % ("", checker)
         files: dict[str, str] = dict(zip(names, (run.stdin, run.stdout, stdout), strict=True))
-        result = self.python.run(source, files=files, limits=self.limits)
+        result = self.python.run(source, files=files, limits=self.limits, packages=self.packages)
         words = result.stdout.split()
         if result.status is not Status.OK or not words:
             return None

@@ -6,6 +6,7 @@
     public_test_cases, private_test_cases   LiveCodeBench           official_tests                Codeforces
     public_tests, private_tests             CodeContests            tests {input, output}         DeepCoder
     ground_truth                            any of these, as published programs pass it
+    packages, beside any of these           what programs may import beyond the standard library
 
 A format is recognised by its fields. What cannot be read is a mistake in the data: a RewardError, never a 0.
 """
@@ -13,10 +14,10 @@ A format is recognised by its fields. What cannot be read is a mistake in the da
 import ast
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rllm.errors import RewardError
+from rllm.errors import ConfigError, RewardError
 from rllm.rewards.code_asserts import (
     PROGRAM,
     Call,
@@ -33,6 +34,7 @@ from rllm.rewards.code_asserts import (
 from rllm.rewards.code_private_tests import private_tests
 from rllm.rewards.code_values import as_node
 from rllm.rewards.programs.wire import NoPlainValueError
+from rllm.sandbox.packages import normalized
 
 _NO_ROW = (LookupError, TypeError, AttributeError, ValueError, RecursionError, NoPlainValueError)
 """What reading a row raises that is not of its format, or holds what Python cannot write or walk through."""
@@ -52,6 +54,8 @@ class Problem:
     """What the program goes on from, where the model is shown the beginning of one."""
     has_prelude: bool = False
     """Whether the format's own harness imports the usual modules first."""
+    packages: tuple[str, ...] = ()
+    """Installed distributions that programs and tests of this row may import: its `packages`."""
 
 
 def problem_of(task: Mapping[str, Any]) -> Problem:
@@ -61,7 +65,7 @@ def problem_of(task: Mapping[str, Any]) -> Problem:
     for fields, read in _FORMATS:
         if all(task.get(name) is not None for name in fields):
             try:
-                return read(task)
+                return replace(read(task), packages=_packages(task))
             except _NO_ROW as error:
                 raise RewardError(
                     f"The task's {' and '.join(f'`{name}`' for name in fields)} cannot be read: "
@@ -73,8 +77,31 @@ def problem_of(task: Mapping[str, Any]) -> Problem:
     )
 
 
+def _function(name: Any, field_name: str) -> str:
+    """A name that a program can be called by: a function's, or an expression such as `Solution().f`.
+
+    Raises RewardError for any other, which no program could ever have.
+    """
+    try:
+        node = ast.parse(name, mode="eval").body if isinstance(name, str) else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        node = None
+    if not isinstance(node, ast.Name | ast.Attribute):
+        raise RewardError(
+            f"The task's `{field_name}` is {name!r:.80}, which is no name that a Python function can have."
+        )
+    return name
+
+
+def _packages(task: Mapping[str, Any]) -> tuple[str, ...]:
+    try:
+        return normalized(task.get("packages") or ())
+    except ConfigError as error:
+        raise RewardError(f"The task's {error}") from error
+
+
 def _plain(task: Mapping[str, Any]) -> Problem:
-    name = task["function"]
+    name = _function(task["function"], "function")
     calls = [
         _call(name, each.get("args", []), each["expected"], each.get("kwargs", {}))
         for each in _listed(task["tests"], "tests")
@@ -88,7 +115,7 @@ def _stdin(task: Mapping[str, Any]) -> Problem:
 
 
 def _asserts(task: Mapping[str, Any]) -> Problem:
-    named = [task["function"]] if task.get("function") else []
+    named = [_function(task["function"], "function")] if task.get("function") else []
     return _by_assertions("asserts", _listed(task["asserts"], "asserts"), task.get("setup") or "", named)
 
 
@@ -118,7 +145,8 @@ def _by_assertions(form: str, tests: Sequence[str], setup: str, named: Sequence[
 
 def _humaneval(task: Mapping[str, Any]) -> Problem:
     """Also of LeetCodeDataset, whose entry point is an expression such as `Solution().twoSum`."""
-    entry, prompt, test = task["entry_point"], task.get("prompt") or "", task["test"]
+    entry = _function(task["entry_point"], "entry_point")
+    prompt, test = task.get("prompt") or "", task["test"]
     setup = closed(prompt) if entry.isidentifier() else ""
     tree, before = parsed(test, "`test`"), parsed(setup, "`prompt`")
     check = next((each for each in tree.body if isinstance(each, ast.FunctionDef) and _is_check(each)), None)
@@ -185,6 +213,7 @@ def _inputs_outputs(form: str, tests: Mapping[str, Any]) -> Problem:
     if not name:
         runs = [_run(given, wanted) for given, wanted in zip(inputs, outputs, strict=True)]
         return Problem(format=form, tests=CodeTests(runs=_some(runs, "inputs")), has_prelude=True)
+    _function(name, "fn_name")
     calls = [
         _call(name, given if isinstance(given, list) else [given], wanted, boxed=True)
         for given, wanted in zip(inputs, outputs, strict=True)
@@ -223,6 +252,7 @@ def _cases(form: str, tests: Sequence[Mapping[str, Any]], function: str | None) 
             name = metadata.get("func_name") or each.get("fn_name") or function
             if not name:
                 raise RewardError("The task has functional tests, and no `func_name` that says of what.")
+            _function(name, "func_name")
             wanted = _output(each["output"])
             calls.append(_call(name, _arguments(each["input"]), wanted, boxed=kind == "function_call"))
         else:

@@ -123,6 +123,14 @@ def task_has(task: Mapping[str, Any], name: str) -> bool:
     return isinstance(task, Mapping) and task.get(name) is not None  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
+def shown_value(value: Any, max_chars: int = 200) -> str:
+    """A field of a row for a message, cut short; also a number with more digits than Python writes out."""
+    try:
+        return f"{value!r:.{max_chars}}"
+    except (ValueError, RecursionError) as error:
+        return f"a {type(value).__name__} that cannot be written ({error})"
+
+
 def _gold_text(value: Any, field_name: str, grader: str) -> str:
     if isinstance(value, str) and value.strip():
         return value
@@ -134,7 +142,7 @@ def _gold_text(value: Any, field_name: str, grader: str) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return repr(value)
     raise RewardError(
-        f"The {grader} grader was given {value!r:.200} (a {type(value).__name__}) in the task field "
+        f"The {grader} grader was given {shown_value(value)} (a {type(value).__name__}) in the task field "
         f"`{field_name}`; a right answer is text that is not empty, or a finite number."
     )
 

@@ -77,6 +77,7 @@ class SweBenchGrader:
             processes=1024,
         )
         with open_sandbox(self.backend, limits=limits, image=self._image(task)) as sandbox:
+            self._require_writable(sandbox)
             if not self._applies(sandbox, patch):
                 return wrong("the patch does not apply", patch)
             sandbox.write(_SCRIPT, script)
@@ -108,6 +109,15 @@ class SweBenchGrader:
             return self.image or str(task["image"])
         instance = str(task_field(task, "instance_id", self.name)).replace("__", "_1776_").lower()
         return f"swebench/sweb.eval.x86_64.{instance}:latest"
+
+    def _require_writable(self, sandbox: Sandbox) -> None:
+        """Raises RewardError where no patch could ever be applied: that would say nothing about this one."""
+        if sandbox.exec("test -w .", cwd=self.repository).status is not Status.OK:
+            raise RewardError(
+                f"The sandbox `{self.backend}` cannot write to {self.repository}, so that no patch could be "
+                "applied: containers have a read-only system here, and programs are user 1000. Use an image "
+                "whose project lies in a volume that this user owns, and name it with `repository`."
+            )
 
     def _applies(self, sandbox: Sandbox, patch: str) -> bool:
         sandbox.write(_PATCH, patch)

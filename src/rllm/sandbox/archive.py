@@ -58,6 +58,27 @@ def unpack_tree(stream: IO[bytes], target: Path) -> list[str]:
     return left_out
 
 
+def without_top(data: bytes) -> bytes:
+    """A tar of a directory without its entry for the directory itself, whose mode is not the program's to
+    set. Raises TarError for what is no tar."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(data)) as given, tarfile.open(fileobj=buffer, mode="w") as tar:
+        for entry in given:
+            if entry.name not in (".", "./"):
+                tar.addfile(entry, given.extractfile(entry) if entry.isreg() else None)
+    return buffer.getvalue()
+
+
+def tar_of_file(data: bytes) -> bytes:
+    """A tar of one file, named "."."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        entry = tarfile.TarInfo(".")
+        entry.size = len(data)
+        tar.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
 def _place_of(name: str, top: Path) -> Path | None:
     """Where an entry goes; None for a name that leads out."""
     if name in (".", "./"):

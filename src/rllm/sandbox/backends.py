@@ -6,6 +6,8 @@
 "subprocess"   UNSAFE: no walls at all, only limits; for programs that you trust
 """
 
+from collections.abc import Sequence
+
 from rllm.errors import ConfigError
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.docker import DEFAULT_IMAGE, DockerSandbox
@@ -37,15 +39,22 @@ def open_sandbox(
     limits: Limits = DEFAULT_LIMITS,
     snapshot: Snapshot | None = None,
     image: str | None = None,
+    packages: Sequence[str] = (),
 ) -> Sandbox:
     """A new sandbox, with the files of `snapshot` in its working directory. Close it, or use it in a `with`.
 
-    `image` is for docker alone. Raises ConfigError for a backend that this machine does not have,
-    SandboxError where it is there and does not work.
+    `packages` are names of distributions that are installed here, which `python3` inside can import. `image`
+    is for docker alone. Raises ConfigError for a backend or a package that this machine does not
+    have, SandboxError where the backend is there and does not work.
     """
     require_backend(backend)
     if backend == "docker":
+        if packages:
+            raise ConfigError(
+                f"`packages` ({', '.join(packages)}) are those of this machine; with docker install them "
+                "in the image, and name that with `image`."
+            )
         return DockerSandbox(image or DEFAULT_IMAGE, limits=limits, snapshot=snapshot)
     if image is not None:
         raise ConfigError(f"`image` is for docker; `{backend}` shows this machine's own system, read-only.")
-    return WardenSandbox(backend, limits=limits, snapshot=snapshot)
+    return WardenSandbox(backend, limits=limits, snapshot=snapshot, packages=packages)

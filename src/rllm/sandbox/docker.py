@@ -8,6 +8,7 @@ cgroup.
 What an engine cannot tell: a program that ends with code 128 + n is taken for one that signal n has ended.
 """
 
+import errno
 import io
 import json
 import os
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.errors import ConfigError, SandboxError
-from rllm.sandbox.archive import pack_tree, unpack_tree
+from rllm.sandbox.archive import pack_tree, tar_of_file, unpack_tree, without_top
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.docker_api import STDERR, STDOUT, DockerApi, DockerError, Stream, engine
 from rllm.sandbox.leftovers import started_at
@@ -34,6 +35,17 @@ DEFAULT_IMAGE = "python:3.11-slim"
 WORKDIR = "/box"
 USER = "1000:1000"
 LABEL = "rllm.sandbox.owner"
+LIMIT_FILES = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/pids.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    "/sys/fs/cgroup/pids/pids.max",
+)
+"""Where a container sees what the kernel holds it to: cgroup version 2, then 1."""
+OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+"""Where it sees how often the kernel has killed in it."""
+ENDING_S = 2.0
+"""How long after the end of its output a program may take to end."""
 REFUSED = {10: (40, "a link is in the way"), 11: (22, "not a plain file"), 12: (2, "no such file")}
 """Exit code of a file script -> errno and what it says."""
 
@@ -88,8 +100,9 @@ class DockerSandbox(Sandbox):
         try:
             self._lifeline = self._api.stream(f"/containers/{self._id}/attach", stream="1", stdin="1")
             self._api.call("POST", f"/containers/{self._id}/start")
+            self._require_limits()
             if snapshot is not None:
-                self._file("unpack", UNPACK, ".", snapshot.tar)
+                self._restore(snapshot)
         except BaseException:
             self.close()
             raise
@@ -130,6 +143,24 @@ class DockerSandbox(Sandbox):
                 raise ConfigError(f"Docker has no image `{image}`; run: docker pull {image}") from error
             raise
 
+    def _require_limits(self) -> None:
+        """Raises SandboxError where the engine took the limits and does not hold the container to them, as
+        one without cgroups does; or where the image's shell cannot set those of a process."""
+        limits = self.limits
+        script = f"{_ulimits(limits)}; cat {' '.join(LIMIT_FILES)} 2>/dev/null; true"
+        said = self._run(["/bin/sh", "-c", script], b"", {}, replace(limits, wall_s=FILE_LIMITS_S))
+        held = [int(word) for word in said.stdout.split() if word.isdigit()]
+        if said.exit_code or said.stderr:
+            raise SandboxError(
+                f"The image's shell cannot set limits: {said.stderr[-300:].decode(errors='replace').strip()}"
+            )
+        if limits.memory_mb * 2**20 not in held or limits.processes + 3 not in held:
+            raise SandboxError(
+                "The docker engine does not hold a container to its limits of memory and processes: inside, "
+                f"the files of its cgroup say {held or 'nothing'}. Start it on a machine with the cgroup "
+                'controllers `memory` and `pids`, and without `cgroups = "disabled"`.'
+            )
+
     def exec(
         self,
         command: Sequence[str] | str,
@@ -140,10 +171,9 @@ class DockerSandbox(Sandbox):
         limits: Limits | None = None,
     ) -> ExecResult:
         limits = limits or self.limits
-        # The shell sets what the kernel counts for each process, and then is the program.
-        ulimits = f"ulimit -c 0 -t {int(limits.cpu_s + 0.999)} -f {int(limits.disk_mb * 2048)}"
         enter = f"cd {shlex.quote(cwd)} || exit 127; " if cwd else ""
-        argv = ["/bin/sh", "-c", f'{ulimits}; {enter}exec "$@"', "sandbox", *checked_command(command)]
+        script = f'{_ulimits(limits)}; {enter}exec "$@"'
+        argv = ["/bin/sh", "-c", script, "sandbox", *checked_command(command)]
         with self._lock:
             self._allow(limits)
             said = self._run(argv, stdin.encode("utf-8", "surrogatepass"), checked_environment(env), limits)
@@ -162,7 +192,16 @@ class DockerSandbox(Sandbox):
         if (limits.memory_mb, limits.processes) != (self._memory_mb, self._processes):
             memory = limits.memory_mb * 2**20
             update = {"Memory": memory, "MemorySwap": memory, "PidsLimit": limits.processes + 3}
-            self._api.call("POST", f"/containers/{self._id}/update", update)
+            try:
+                self._api.call("POST", f"/containers/{self._id}/update", update)
+            except DockerError as error:
+                if error.status != 404 or not self.is_alive:
+                    raise
+                raise ConfigError(
+                    "This engine cannot change the limits of a container that runs (Podman before 4.5 "
+                    f"cannot); give `memory_mb` {limits.memory_mb} and `processes` {limits.processes} to "
+                    "open_sandbox."
+                ) from error
             self._memory_mb, self._processes = limits.memory_mb, limits.processes
 
     def _status(self, said: _Said, limits: Limits) -> Status:
@@ -178,7 +217,7 @@ class DockerSandbox(Sandbox):
 
     def _count_oom_kills(self) -> int:
         """How often the kernel has killed in this container for want of memory; 0 where it does not say."""
-        said = self._run(["cat", "/sys/fs/cgroup/memory.events"], b"", {}, replace(self.limits, wall_s=10))
+        said = self._run(["cat", *OOM_FILES], b"", {}, replace(self.limits, wall_s=10))
         counts = dict(
             line.split() for line in said.stdout.decode(errors="replace").splitlines() if " " in line
         )
@@ -204,10 +243,16 @@ class DockerSandbox(Sandbox):
         with self._lock:
             is_directory = self._run_script(IS_DIRECTORY, path, b"").exit_code == 0
         data = self._file("download", PACK, path)
-        return sorted(unpack_tree(io.BytesIO(data if is_directory else _tar_of(data)), target))
+        return sorted(unpack_tree(io.BytesIO(data if is_directory else tar_of_file(data)), target))
 
     def snapshot(self) -> Snapshot:
         return Snapshot(tar=self._file("snapshot", PACK, "."))
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        try:
+            self._file("unpack", UNPACK, ".", without_top(snapshot.tar))
+        except (OSError, tarfile.TarError) as error:
+            raise SandboxError(f"The snapshot cannot be unpacked: {error}") from error
 
     def _file(self, what: str, script: str, path: str, stdin: bytes = b"") -> bytes:
         if "\0" in path:
@@ -220,7 +265,8 @@ class DockerSandbox(Sandbox):
             raise OSError(*REFUSED[said.exit_code], path)
         message = said.stderr[-500:].decode(errors="replace").strip()
         if said.why == "exit" and said.exit_code in (1, 2):
-            raise OSError(5, f"{what}: {message}", path)
+            is_full = "No space left" in message
+            raise OSError(errno.ENOSPC if is_full else errno.EIO, f"{what}: {message}", path)
         raise SandboxError(f"`{what}` of `{path}` failed: {said.why}, exit code {said.exit_code}. {message}")
 
     def _run_script(self, script: str, path: str, stdin: bytes) -> _Said:
@@ -270,7 +316,11 @@ class DockerSandbox(Sandbox):
         )
 
     def _exit_code(self, made: str) -> int:
+        until_s = time.monotonic() + ENDING_S
         state = self._api.call("GET", f"/exec/{made}/json")
+        while state.get("Running") and time.monotonic() < until_s:  # an engine hears of an end a little later
+            time.sleep(0.02)
+            state = self._api.call("GET", f"/exec/{made}/json")
         if state.get("Running") or state.get("ExitCode") is None:
             return -9  # it gave its output away and goes on: ended with all that it left
         code = state["ExitCode"]
@@ -305,18 +355,20 @@ class DockerSandbox(Sandbox):
         if self._closed:
             return
         self._closed = True
-        if self._lifeline is not None:
-            self._lifeline.close()
-        _remove(self._api, self._id)
+        try:
+            _remove(self._api, self._id)  # first: podman fails to remove what is ending by itself
+        finally:
+            if self._lifeline is not None:
+                self._lifeline.close()
 
 
-def _tar_of(data: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        entry = tarfile.TarInfo(".")
-        entry.size = len(data)
-        tar.addfile(entry, io.BytesIO(data))
-    return buffer.getvalue()
+def _ulimits(limits: Limits) -> str:
+    """What the kernel counts for each process: the shell sets it, and then is the program. One limit a
+    command, because dash takes no more."""
+    return (
+        f"ulimit -c 0; ulimit -t {int(limits.cpu_s + 0.999)}; ulimit -f {int(limits.disk_mb * 2048)}; "
+        f"ulimit -d {int(limits.memory_mb * 1024)}"
+    )
 
 
 @cache

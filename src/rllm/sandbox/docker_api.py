@@ -109,7 +109,10 @@ class Stream:
                     rest = rest[self._connection.send(rest[:65536]) :]
                     self._end_stdin(rest)
             if readable:
-                block = self._connection.recv(65536)
+                try:
+                    block = self._connection.recv(65536)
+                except ConnectionResetError:
+                    return  # it ended without reading all of its stdin
                 if not block:
                     return
                 self._buffer += block

@@ -1,20 +1,24 @@
 """Which Python runs inside, and what of this machine a sandbox sees.
 
     /usr/bin/python3, or else this process's own interpreter ──► Interpreter(path, the directory to bind)
+    packages, by name ──► rllm.sandbox.packages ──► Interpreter.packages: files to bind
 
-Programs get the standard library of that interpreter and nothing else: no site-packages, no user directory,
-no environment variable decides. `Interpreter.version` says which Python it is.
+Programs get the standard library of that interpreter and the packages that were asked for, nothing else: no
+site-packages, no user directory, no environment variable decides. `Interpreter.version` says which Python it
+is.
 """
 
 import os
 import stat
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from rllm.errors import ConfigError, SandboxError
+from rllm.sandbox import packages as installed
+from rllm.sandbox.packages import Binding
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 OLDEST = (3, 9)
@@ -43,6 +47,10 @@ class Interpreter:
     version: str
     binds: tuple[str, ...]
     """Paths of this machine that a sandbox binds for it, beyond SYSTEM_PATHS."""
+    packages: tuple[Binding, ...] = ()
+    """What programs see of this process's installed packages."""
+    imports: tuple[str, ...] = ()
+    """Modules of those that a warm interpreter imports before any program."""
 
     @property
     def command(self) -> list[str]:
@@ -52,7 +60,8 @@ class Interpreter:
     @property
     def environment(self) -> dict[str, str]:
         """All of its environment: sets are in the same order in every run."""
-        return {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+        own = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+        return own | installed.ENVIRONMENT if self.packages else own
 
 
 def system_paths() -> list[str]:
@@ -60,20 +69,30 @@ def system_paths() -> list[str]:
 
 
 @cache
-def interpreter(path: str | None = None) -> Interpreter:
+def interpreter(path: str | None = None, packages: tuple[str, ...] = ()) -> Interpreter:
     """The interpreter that sandboxes run: `path`, or the system's, or the one that runs this.
 
-    Raises ConfigError for a path that is none or too old, SandboxError where none is found.
+    With `packages` (`packages.normalized`) it must be of the same version as the one that runs this, where
+    they are installed. Raises ConfigError for a path that is none or too old and for packages that are not
+    there, SandboxError where no interpreter is found.
     """
+    chosen = _chosen(path, has_packages=bool(packages))
+    if not packages:
+        return chosen
+    bindings = installed.bindings_of(packages, for_anybody=os.geteuid() == 0)
+    return replace(chosen, packages=bindings, imports=tuple(installed.imported_ahead(packages)))
+
+
+def _chosen(path: str | None, *, has_packages: bool) -> Interpreter:
     if path is not None:
-        asked = _ask(path)
+        asked = _asked(path, has_packages=has_packages)
         if isinstance(asked, str):
             raise ConfigError(f"`{path}` cannot run programs in a sandbox: {asked}.")
         return asked
     own = os.path.realpath(sys.executable)
     refusals: list[str] = []
     for candidate in (SYSTEM_PYTHON, own):
-        asked = _ask(candidate)
+        asked = _asked(candidate, has_packages=has_packages)
         if isinstance(asked, Interpreter):
             return asked
         refusals.append(f"{candidate}: {asked}")
@@ -82,6 +101,15 @@ def interpreter(path: str | None = None) -> Interpreter:
     )
 
 
+def _asked(path: str, *, has_packages: bool) -> Interpreter | str:
+    asked = _ask(path)
+    own = ".".join(map(str, sys.version_info[:2]))
+    if has_packages and isinstance(asked, Interpreter) and asked.version.rpartition(".")[0] != own:
+        return f"it is Python {asked.version}, and packages are installed here for {own}"
+    return asked
+
+
+@cache
 def _ask(path: str) -> Interpreter | str:
     """What is at `path`, or why it cannot be used."""
     import json

@@ -15,6 +15,7 @@ from pathlib import Path
 from rllm.errors import ConfigError
 from rllm.sandbox.bundle import memory_file
 from rllm.sandbox.interpreter import Interpreter, system_paths
+from rllm.sandbox.packages import PLACE
 
 HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
 NAMESPACES_HINT = (
@@ -39,7 +40,8 @@ class Start:
     command: list[str]
     identity: str
     builds_root: bool
-    binds: list[str]
+    binds: list[tuple[str, str]]
+    """(path of this machine, path inside) of what the warden itself binds."""
     descriptors: tuple[int, ...] = ()
     """To hand on and then close."""
 
@@ -89,6 +91,11 @@ def _bubblewrap(python: Interpreter) -> Start:
             for parent in reversed(Path(path).parents[:-1]):
                 options += ["--perms", "0755", "--dir", str(parent)]
             options += ["--ro-bind", path, path]
+    for binding in python.packages:
+        place = f"{PLACE}/{binding.place}"
+        for parent in reversed(Path(place).parents[:-1]):
+            options += ["--perms", "0755", "--dir", str(parent)]
+        options += ["--ro-bind", binding.source, place]
     hosts = memory_file(HOSTS, name="hosts")
     options += [
         "--perms",
@@ -122,7 +129,8 @@ def _unshare(python: Interpreter) -> Start:
         options += ["--user", "--map-root-user"]
     # setpriv asks the kernel to end unshare with its parent, and --kill-child hands that on
     command = [_found("setpriv"), "--pdeathsig", "KILL", _found("unshare"), *options, "--", *python.command]
-    binds = [*system_paths(), *python.binds]
+    binds = [(path, path) for path in (*system_paths(), *python.binds)]
+    binds += [(each.source, f"{PLACE}/{each.place}") for each in python.packages]
     return Start(command=command, identity=identity_here(), builds_root=True, binds=binds)
 
 

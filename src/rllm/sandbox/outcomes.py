@@ -1,6 +1,7 @@
 """From the way a process ended to one of seven words: pure functions, because rewards hang on them."""
 
 import os
+import re
 import signal
 
 from rllm.sandbox.process import Ended
@@ -26,6 +27,8 @@ STOPPED = {
     "owner": Status.KILLED,
 }
 """Why the sandbox ended a program -> what that is called."""
+REFUSED_ALLOCATION = re.compile(rb"(?:[\w.]+\._ArrayMemoryError|MemoryError)\b")
+"""How Python, and numpy, end a traceback after an allocation that they were refused."""
 NEAR_THE_LIMIT = 0.8
 """Of its memory limit: a fault of a process that had come so far is a refused allocation."""
 
@@ -47,7 +50,7 @@ def status_of(
             return Status.OUT_OF_MEMORY if near else Status.CRASHED
         return Status.KILLED
     last_line = stderr.rstrip().rpartition(b"\n")[2]
-    return Status.OUT_OF_MEMORY if last_line.startswith(b"MemoryError") else Status.ERROR
+    return Status.OUT_OF_MEMORY if REFUSED_ALLOCATION.match(last_line) else Status.ERROR
 
 
 def exec_result(ended: Ended, limits: Limits, *, wants_result: bool) -> ExecResult:

@@ -5,6 +5,7 @@ filler thread ── open_sandbox ──► ready (at most `size`) ──► tak
 
 import queue
 import threading
+from collections.abc import Sequence
 from typing import Self
 
 from rllm.errors import ConfigError, SandboxError
@@ -27,12 +28,15 @@ class SandboxPool:
         limits: Limits = DEFAULT_LIMITS,
         snapshot: Snapshot | None = None,
         image: str | None = None,
+        packages: Sequence[str] = (),
     ) -> None:
         if size < 1:
             raise ConfigError(f"`size` is {size}; a pool keeps 1 or more sandboxes ready.")
         require_backend(backend)
         self.backend = backend
-        self._open = lambda: open_sandbox(backend, limits=limits, snapshot=snapshot, image=image)
+        self._open = lambda: open_sandbox(
+            backend, limits=limits, snapshot=snapshot, image=image, packages=packages
+        )
         self._ready: queue.Queue[Sandbox | Exception] = queue.Queue()
         self._wanted = threading.Semaphore(size)
         self._closed = threading.Event()

@@ -22,11 +22,12 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rllm.errors import SandboxError
+from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox.bundle import LOADER, bundle, memory_file
 from rllm.sandbox.interpreter import Interpreter
 from rllm.sandbox.launch import FIRST_UID, SURROUNDINGS
 from rllm.sandbox.leftovers import Register
+from rllm.sandbox.packages import ENVIRONMENT, PLACE
 from rllm.sandbox.spawner import spawn
 from rllm.sandbox.types import Limits
 
@@ -82,6 +83,7 @@ class WardenProcess:
         """Held during a run: `close` from another thread ends the run, and then waits for this."""
         self._register = Register.of_this_process()
         self._directory = self._register.new_directory() if backend == "subprocess" else ""
+        self._packages = self._packages_of(python)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -89,6 +91,17 @@ class WardenProcess:
         except BaseException:
             self._control.close()
             raise
+
+    def _packages_of(self, python: Interpreter) -> str:
+        """Where its programs find packages; nothing where there are none."""
+        if not python.packages or not self._directory:
+            return PLACE if python.packages else ""
+        folder = os.path.join(self._directory, "packages")
+        for binding in python.packages:
+            link = os.path.join(folder, binding.place)
+            os.makedirs(os.path.dirname(link), exist_ok=True)
+            os.symlink(binding.source, link)
+        return folder
 
     def _start(
         self, python: Interpreter, theirs: socket.socket, keeps_files: bool, disk_mb: float
@@ -102,6 +115,8 @@ class WardenProcess:
                 "binds": start.binds,
                 "builds_root": start.builds_root,
                 "directory": self._directory,
+                "packages": self._packages,
+                "imports": [] if keeps_files else python.imports,
             }
         )
         command = [*start.command, "-c", LOADER, str(code)]
@@ -124,7 +139,10 @@ class WardenProcess:
             first_uid = FIRST_UID + ((process.pid & 0x3FFFFF) << 8)
             self._send({"do": "begin", "first_uid": first_uid, "disk_mb": disk_mb})
             ready = self._hear(START_S)
-            if ready is None or ready.get("is") != "ready":
+            if ready is not None and ready["is"] == "refused":
+                self.close()
+                raise ConfigError(f"The sandbox cannot offer these packages: {ready['error']}")
+            if ready is None:
                 self.close()
                 errors.seek(0)
                 said = errors.read(4000).decode(errors="replace").strip() or f"code {process.returncode}"
@@ -165,6 +183,7 @@ class WardenProcess:
             "job": job.kind,
             "limits": asdict(job.limits),
             "has_result": job.wants_result,
+            "env": {"PYTHONPATH": self._packages, **ENVIRONMENT} if self._packages else {},
         }
         rights = array.array("i", wire.theirs)
         try:

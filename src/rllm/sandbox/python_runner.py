@@ -9,16 +9,16 @@ that forks it never saw what was in it.
 
 import atexit
 import os
-import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox.backends import require_backend
-from rllm.sandbox.interpreter import interpreter
+from rllm.sandbox.interpreter import Interpreter, interpreter
 from rllm.sandbox.leftovers import Register
 from rllm.sandbox.outcomes import exec_result
+from rllm.sandbox.packages import normalized
 from rllm.sandbox.process import Job, WardenDied, WardenProcess
 from rllm.sandbox.types import DEFAULT_LIMITS, ExecResult, Limits
 
@@ -26,8 +26,9 @@ from rllm.sandbox.types import DEFAULT_LIMITS, ExecResult, Limits
 class PythonRunner:
     """Runs Python programs, each in a fresh sandbox. Any thread may call; `workers` run at one time.
 
-    Programs see the standard library of `version` and their own `files`, nothing else. `python` is the path
-    of another interpreter than the system's.
+    Programs see the standard library of `version`, their own `files` and `packages`, nothing else. `packages`
+    are names of distributions that are installed where this runs: they and what they require are there to
+    import, read-only. `python` is the path of another interpreter than the system's.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class PythonRunner:
         workers: int = 2,
         *,
         python: str | None = None,
+        packages: Sequence[str] = (),
     ) -> None:
         if workers < 1:
             raise ConfigError(f"`workers` is {workers}; a runner needs 1 or more.")
@@ -48,13 +50,15 @@ class PythonRunner:
         require_backend(backend)
         self.backend = backend
         self.limits = limits
-        self._python = interpreter(python)
-        self._idle: queue.SimpleQueue[WardenProcess | None] = queue.SimpleQueue()
+        self.packages = normalized(packages)
+        self._path = python
+        self._python = interpreter(python, self.packages)
+        self._idle: list[tuple[Interpreter, WardenProcess | None]] = [(self._python, None)] * workers
+        """Those that nobody uses, the longest idle first; one that is None is started when it is needed."""
+        self._some_idle = threading.Condition()
         self._all: set[WardenProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
-        for _ in range(workers):
-            self._idle.put(None)  # started when first needed
 
     @property
     def version(self) -> str:
@@ -63,9 +67,8 @@ class PythonRunner:
 
     def warm(self) -> None:
         """Start all workers now instead of with the first programs."""
-        taken = [self._idle.get() for _ in range(self._idle.qsize())]
-        for warden in taken:
-            self._idle.put(warden or self._started())
+        with self._some_idle:
+            self._idle = [(python, warden or self._started(python)) for python, warden in self._idle]
 
     def run(
         self,
@@ -75,12 +78,15 @@ class PythonRunner:
         files: Mapping[str, str] = {},
         limits: Limits | None = None,
         wants_result: bool = False,
+        packages: Sequence[str] | None = None,
     ) -> ExecResult:
         """Run `source` as a script would be. `files` are put beside it, by relative path.
 
         With `wants_result` the program finds in RLLM_RESULT_FD the number of a descriptor that is its own
-        channel to the caller; what it writes there is `ExecResult.result`. Raises SandboxError where the
-        sandbox itself fails, twice; ConfigError for a file outside the working directory.
+        channel to the caller; what it writes there is `ExecResult.result`. `packages` are the runner's, or
+        those of this program alone: a worker that has others is started anew. Raises SandboxError where the
+        sandbox itself fails, twice; ConfigError for a file outside the working directory, or a package that
+        is not there.
         """
         for path in files:
             if os.path.isabs(path) or os.path.normpath(path).startswith("..") or "\0" in path:
@@ -96,14 +102,15 @@ class PythonRunner:
             output_bytes=limits.output_kb * 1024,
             wants_result=wants_result,
         )
-        warden = self._idle.get()
+        python = self._python if packages is None else interpreter(self._path, normalized(packages))
+        warden = self._taken(python)
         try:
             if warden is None or not warden.is_alive:
-                warden = self._replaced(warden)
+                warden = self._replaced(warden, python)
             try:
                 ended = warden.run(job)
             except WardenDied:
-                warden = self._replaced(warden)
+                warden = self._replaced(warden, python)
                 ended = warden.run(job)
         except BaseException:
             if warden is not None:
@@ -111,13 +118,29 @@ class PythonRunner:
             warden = None
             raise
         finally:
-            self._idle.put(warden)
+            with self._some_idle:
+                self._idle.append((python, warden))
+                self._some_idle.notify()
         return exec_result(ended, limits, wants_result=wants_result)
 
-    def _started(self) -> WardenProcess:
+    def _taken(self, python: Interpreter) -> WardenProcess | None:
+        """An idle worker with these packages; None in place of the longest idle one, where none has them."""
+        with self._some_idle:
+            while not self._idle:
+                self._some_idle.wait()
+            mine = [place for place, (of, warden) in enumerate(self._idle) if of is python and warden]
+            if mine:
+                return self._idle.pop(mine[0])[1]
+            unstarted = [place for place, (_, warden) in enumerate(self._idle) if warden is None]
+            _, other = self._idle.pop(unstarted[0] if unstarted else 0)
+        if other is not None:
+            self._drop(other)
+        return None
+
+    def _started(self, python: Interpreter) -> WardenProcess:
         if self._closed:
             raise SandboxError("This PythonRunner is closed.")
-        warden = WardenProcess(self.backend, self._python, keeps_files=False, disk_mb=self.limits.disk_mb)
+        warden = WardenProcess(self.backend, python, keeps_files=False, disk_mb=self.limits.disk_mb)
         with self._lock:
             self._all.add(warden)
             late = self._closed
@@ -126,10 +149,10 @@ class PythonRunner:
             raise SandboxError("This PythonRunner is closed.")
         return warden
 
-    def _replaced(self, warden: WardenProcess | None) -> WardenProcess:
+    def _replaced(self, warden: WardenProcess | None, python: Interpreter) -> WardenProcess:
         if warden is not None:
             self._drop(warden)
-        return self._started()
+        return self._started(python)
 
     def _drop(self, warden: WardenProcess) -> None:
         with self._lock:

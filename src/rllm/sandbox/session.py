@@ -19,6 +19,7 @@ from rllm.sandbox.archive import pack_tree, unpack_tree
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.interpreter import interpreter
 from rllm.sandbox.outcomes import exec_result
+from rllm.sandbox.packages import normalized
 from rllm.sandbox.process import Ended, Job, WardenProcess
 from rllm.sandbox.types import ExecResult, Limits, Snapshot
 
@@ -29,11 +30,19 @@ FILE_LIMITS_S = 60.0
 class WardenSandbox(Sandbox):
     """One warden, kept for one user of it."""
 
-    def __init__(self, backend: str, *, limits: Limits, snapshot: Snapshot | None = None) -> None:
+    def __init__(
+        self,
+        backend: str,
+        *,
+        limits: Limits,
+        snapshot: Snapshot | None = None,
+        packages: Sequence[str] = (),
+    ) -> None:
         self.backend = backend
         self.limits = limits
         self._lock = threading.Lock()
-        self._warden = WardenProcess(backend, interpreter(), keeps_files=True, disk_mb=limits.disk_mb)
+        python = interpreter(packages=normalized(packages))
+        self._warden = WardenProcess(backend, python, keeps_files=True, disk_mb=limits.disk_mb)
         self.workdir = self._warden.workdir
         if snapshot is not None:
             try:

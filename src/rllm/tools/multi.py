@@ -217,7 +217,17 @@ def _failure(ready: _Ready, error: Exception | SystemExit, *, timed_out: bool) -
     if isinstance(error, RllmError):
         raise error
     _log.warning("The tool `%s` raised.", name, exc_info=error)
-    return ToolOutput(name=name, error=f"{type(error).__name__}: {error}", metadata={"raised": True})
+    return ToolOutput(
+        name=name, error=f"{type(error).__name__}: {_text_of(error)}", metadata={"raised": True}
+    )
+
+
+def _text_of(error: BaseException) -> str:
+    """What an exception says; its class may be a tool's own, and may fail at that too."""
+    try:
+        return str(error)
+    except Exception as worse:  # noqa: BLE001 - whatever flies, the model is told of the first
+        return f"(and its text could not be had: {type(worse).__name__})"
 
 
 def _begun(ready: _Ready | ToolOutput) -> "tuple[_Ready, Future[Any]] | ToolOutput":

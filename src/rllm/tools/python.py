@@ -7,9 +7,12 @@ numbers begin alike each time, so that they come out alike.
 """
 
 import threading
+from collections.abc import Sequence
 
 from rllm.errors import ConfigError
 from rllm.sandbox import ExecResult, Limits, PythonRunner, Status, require_backend, shared_runner
+from rllm.sandbox.interpreter import interpreter
+from rllm.sandbox.packages import normalized
 from rllm.tools.base import Tool, ToolError, ToolOutput
 from rllm.tools.cells import program_of
 
@@ -33,23 +36,29 @@ class PythonInterpreter(Tool):
         *,
         session: bool = False,
         limits: Limits = DEFAULT_LIMITS,
+        packages: Sequence[str] = (),
         runner: PythonRunner | None = None,
     ) -> None:
         """`session`: definitions stay from call to call of this tool, so give each rollout its own.
 
-        `runner` is the caller's to close; without it the process's shared one for `backend` is used. Raises
-        ConfigError where the backend is not there.
+        `packages` are distributions installed here that the code may import, beside the standard library.
+        `runner` is the caller's to close, and brings its own packages; without it the process's shared one
+        for `backend` is used. Raises ConfigError where the backend or a package is not there.
         """
         if runner is None:
             require_backend(backend)
+            interpreter(packages=normalized(packages))  # says what is not installed before anything is run
+        elif packages:
+            raise ConfigError("Both `runner` and `packages` are given; give the packages to the runner.")
         if backend == "docker" and runner is None:
             raise ConfigError("The tool `python` has no docker backend; use bubblewrap or unshare.")
         self._backend = backend
         self._runner = runner
         self._limits = limits
+        self._packages = normalized(packages) if runner is None else runner.packages
         self._cells: list[str] | None = [] if session else None
         self._turn = threading.Lock()
-        self.description = _TOLD_SESSION if session else _TOLD
+        self.description = _told(self._packages, session=session)
         super().__init__(timeout_s=2 * limits.wall_s + 60.0)  # the sandbox is the one to stop it
 
     def forward(self, code: str) -> ToolOutput:
@@ -75,14 +84,19 @@ class PythonInterpreter(Tool):
             of = "The session's calls have together" if cells else "The code has"
             raise ToolError(f"{of} {length:,} characters; at most {MAX_CODE_CHARS:,} are run.")
         runner = self._runner or shared_runner(self._backend)
-        return runner.run(program_of(cells, code), limits=self._limits, wants_result=True)
+        source = program_of(cells, code)
+        return runner.run(source, limits=self._limits, wants_result=True, packages=self._packages)
 
     def _output(self, result: ExecResult) -> ToolOutput:
         return output_of(self.name, result, self._limits)
 
 
-_TOLD = "Run Python code in a fresh interpreter with the standard library: nothing stays for the next call."
-_TOLD_SESSION = "Run Python code with the standard library. What you define stays for the next call."
+def _told(packages: Sequence[str], *, session: bool) -> str:
+    """What the model is told of the tool."""
+    library = f"the standard library and {', '.join(packages)}" if packages else "the standard library"
+    if session:
+        return f"Run Python code with {library}. What you define stays for the next call."
+    return f"Run Python code in a fresh interpreter with {library}: nothing stays for the next call."
 
 
 def without_fence(code: str) -> str:

@@ -405,7 +405,8 @@ def examine(job: str) -> None:
     missing = Missing()
     sys.meta_path.append(missing)  # type: ignore[arg-type]
     sys.modules["pytest"] = pytest_stand_in(missing, lambda: exam.is_known)
-    sys.modules["numpy"] = numpy_stand_in(missing)
+    if not work["has_numpy"]:
+        sys.modules["numpy"] = numpy_stand_in(missing)
     try:
         exec(compile(work["setup"], "<setup>", "exec", dont_inherit=True), names)
         named = {name: Named(exam, name) for name in work["names"]}

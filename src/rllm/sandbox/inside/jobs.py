@@ -36,6 +36,7 @@ def do(order: dict[str, Any], payload: dict[str, Any], box: str, *, is_bare: boo
     }
     if order["has_result"]:
         environment["RLLM_RESULT_FD"] = "3"
+    environment.update(order["env"])
     environment.update(payload.get("env", {}))
     os.environ.clear()
     os.environ.update(environment)

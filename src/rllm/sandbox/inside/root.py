@@ -15,13 +15,14 @@ LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd
 HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
 
 
-def build(binds: "list[str]") -> None:
-    """Leave this machine's files behind for good, but for `binds`: directories, files and links to keep."""
+def build(binds: "list[list[str]]") -> None:
+    """Leave this machine's files behind for good, but for `binds`: directories, files and links to keep, each
+    with the path that it has from then on."""
     kernel.mount("", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     new = "/sys"  # any directory that nothing is bound from; in this mount namespace alone
     kernel.mount("root", new, "tmpfs", kernel.MS_NOSUID, "size=1m,mode=755")
-    for path in binds:
-        _bind(path, new + path)
+    for source, path in binds:
+        _bind(source, new + path)
     for path in ("/proc", "/dev", "/box", "/tmp", "/run/cell", "/etc"):
         os.makedirs(new + path, exist_ok=True)
     with open(f"{new}/etc/hosts", "w", encoding="ascii") as stream:

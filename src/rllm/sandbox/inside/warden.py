@@ -43,22 +43,40 @@ def main(arguments: dict[str, Any]) -> None:
     control.setblocking(True)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     place = cell.Place(arguments)
+    refusal = None
     if not place.keeps_files:  # else it runs programs, which start with an interpreter of their own
+        if arguments["packages"]:
+            sys.path.append(arguments["packages"])
         for name in PREIMPORTED:
             __import__(name)
+        refusal = import_ahead(arguments["imports"])
     gc.collect()
     gc.freeze()
     while True:
         order, descriptors = cell.receive(control)
         if order is None:
             break
-        if order["do"] == "begin":
+        if order["do"] == "begin" and refusal is not None:
+            send(control, {"is": "refused", "error": refusal})
+        elif order["do"] == "begin":
             place.begin(order["first_uid"], order["disk_mb"])
             send(control, {"is": "ready", "python": sys.version.split()[0]})
         elif order["do"] == "run":
             run(control, place, order, descriptors)
         # what else there is, is a kill that came too late
     place.remove()
+
+
+def import_ahead(names: list[str]) -> str | None:
+    """Import packages that every program shall find ready; says why that cannot be."""
+    for name in names:
+        try:
+            __import__(name)
+        except BaseException as error:  # noqa: BLE001  a package may raise what it likes
+            return f"`import {name}` raised {type(error).__name__}: {error}"
+        if len(os.listdir("/proc/self/task")) > 1:
+            return f"`import {name}` started a thread, which would be lost in every program"
+    return None
 
 
 def run(control: socket.socket, place: cell.Place, order: dict[str, Any], descriptors: list[int]) -> None:

@@ -1,0 +1,228 @@
+"""Installed distributions that programs may import, and nothing else of the place where they are installed.
+
+    ("numpy",) ──► each distribution, and what it requires ──► the files that its RECORD names
+                                                                   └──► Binding(source, place), read-only
+
+A directory is shown whole where all that lies in it belongs to the distribution; where anything else does,
+such as a second distribution or a file that somebody left there, its parts are shown one by one. Where a
+package came from (`direct_url.json`, which may hold a password) is never shown.
+"""
+
+import importlib.metadata
+import os
+import re
+import stat
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+from rllm.errors import ConfigError
+
+PLACE = "/packages"
+"""Where programs see them."""
+IMPORTED_AHEAD = ("mpmath", "networkx", "numpy", "sympy")
+"""Modules that a warm interpreter imports before any program, where they were asked for: slow to import, and
+known to start no thread."""
+ENVIRONMENT = dict.fromkeys(
+    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+)
+"""Of programs that see packages: a thread pool of each would take their memory and outlive a fork badly."""
+_UNSEEN = ("direct_url.json",)
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Binding:
+    """A file or directory of this machine and where a program sees it, relative to PLACE."""
+
+    source: str
+    place: str
+
+
+def normalized(packages: Iterable[str]) -> tuple[str, ...]:
+    """The names once each, in order. Raises ConfigError for what is no list of names."""
+    if isinstance(packages, str):
+        raise ConfigError(f'`packages` is {packages!r}; write a list of names, such as ("{packages}",).')
+    named = list(packages)
+    for name in named:
+        if not isinstance(name, str) or not _REQUIREMENT.fullmatch(name):
+            raise ConfigError(
+                f"`packages` holds {name!r:.80}; it must be the name of an installed distribution, such as "
+                '"numpy", without a version.'
+            )
+    return tuple(sorted(dict.fromkeys(named)))
+
+
+@cache
+def bindings_of(packages: tuple[str, ...], *, for_anybody: bool) -> tuple[Binding, ...]:
+    """What shows these distributions, and what they require, to a program.
+
+    `for_anybody`: the program will run as a user that nobody is, so every file must be readable by all.
+    Raises ConfigError for one that is not installed, or not in a form that can be shown.
+    """
+    found: dict[str, Binding] = {}
+    for distribution in _with_requirements(packages):
+        for binding in _bindings(distribution):
+            found.setdefault(binding.place, binding)
+    if for_anybody:
+        for binding in found.values():
+            _require_readable(binding)
+    return tuple(found[place] for place in sorted(found))
+
+
+def imported_ahead(packages: Collection[str]) -> list[str]:
+    return [name for name in IMPORTED_AHEAD if name in packages]
+
+
+def _with_requirements(packages: Sequence[str]) -> list[Distribution]:
+    """The distributions, and those that they require, each once."""
+    waiting = [(name, "") for name in reversed(packages)]
+    seen: set[tuple[str, str]] = set()
+    found: dict[str, Distribution] = {}
+    while waiting:
+        asked, by = waiting.pop()
+        match = _REQUIREMENT.match(asked)
+        assert match is not None, "names were looked at, and requirements are written by build tools"
+        name, extras = match[1], _listed(match[2])
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        found.setdefault(key, _distribution(name, by))
+        for extra in extras or [""]:
+            if (key, extra) not in seen:
+                seen.add((key, extra))
+                waiting += [(each, name) for each in _required(found[key], extra)]
+    return list(found.values())
+
+
+def _required(distribution: Distribution, extra: str) -> Iterator[str]:
+    """What a distribution needs, in general or for one of its extras.
+
+    Conditions on the machine are not read: what is installed here is taken to apply here.
+    """
+    for line in distribution.requires or ():
+        wanted, _, condition = line.partition(";")
+        asked_for = _EXTRA.findall(condition)
+        if asked_for and extra not in asked_for:
+            continue
+        if condition and not _is_installed(wanted):
+            continue
+        yield wanted
+
+
+def _is_installed(requirement: str) -> bool:
+    match = _REQUIREMENT.match(requirement)
+    try:
+        importlib.metadata.distribution(match[1] if match else requirement)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _listed(extras: str | None) -> list[str]:
+    return [each.strip() for each in extras.split(",") if each.strip()] if extras else []
+
+
+def _distribution(name: str, by: str) -> Distribution:
+    try:
+        return importlib.metadata.distribution(name)
+    except PackageNotFoundError:
+        pass
+    if by:
+        raise ConfigError(
+            f"Package `{name}`, which `{by}` requires, is not installed for {sys.executable}; "
+            f"run: pip install {name}"
+        )
+    made_by = importlib.metadata.packages_distributions().get(name, [])
+    if made_by:
+        raise ConfigError(f"There is no package `{name}`; the module of that name is in `{made_by[0]}`.")
+    raise ConfigError(
+        f"Package `{name}` is not installed for {sys.executable}; run: pip install {name}. Sandboxes show "
+        "programs what is installed here."
+    )
+
+
+# ---- which files -------------------------------------------------------------------------------------------
+
+
+def _bindings(distribution: Distribution) -> list[Binding]:
+    name = distribution.metadata["Name"]
+    files = [Path(str(each)) for each in distribution.files or ()]
+    inside = [each for each in files if not each.is_absolute() and ".." not in each.parts]
+    code = [each for each in inside if not each.parts[0].endswith(".dist-info") and each.suffix != ".pth"]
+    if not files or not any(each.suffix in (".py", ".so") for each in code):
+        raise ConfigError(
+            f"Package `{name}` is installed without a list of its files, or in editable form, and so cannot "
+            f"be shown to a sandbox; run: pip install --force-reinstall {name}"
+        )
+    tree: dict[str, Any] = {}
+    for each in inside:
+        if each.suffix == ".pth" or each.name in _UNSEEN:
+            continue
+        here = tree
+        for part in each.parts[:-1]:
+            here = here.setdefault(part, {})
+        here[each.name] = None
+    root = Path(os.path.abspath(str(distribution.locate_file(""))))
+    try:
+        return _parts(tree, root, "")
+    except OSError as error:
+        raise ConfigError(f"Package `{name}` cannot be shown to a sandbox: {error}") from error
+
+
+def _parts(tree: dict[str, Any], folder: Path, place: str) -> list[Binding]:
+    """What shows the files of `tree`, and no other of `folder`."""
+    shown: list[Binding] = []
+    for name, below in sorted(tree.items()):
+        source = folder / name
+        if source.is_symlink() or not source.exists():
+            continue
+        if below is None or _is_whole(below, source):
+            shown.append(Binding(source=str(source), place=f"{place}{name}"))
+        else:
+            shown += _parts(below, source, f"{place}{name}/")
+    return shown
+
+
+def _is_whole(tree: dict[str, Any], folder: Path) -> bool:
+    """Whether all that is in a directory belongs to the distribution, or was compiled from what does."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            below = tree.get(entry.name, _UNKNOWN)
+            if entry.name == "__pycache__":
+                known = {*tree, *(below if isinstance(below, dict) else ())}
+                with os.scandir(entry) as compiled:
+                    if not all(
+                        each.name in known or f"{each.name.split('.')[0]}.py" in known for each in compiled
+                    ):
+                        return False
+            elif (
+                below is _UNKNOWN
+                or entry.is_symlink()
+                or (
+                    entry.is_dir() and not (isinstance(below, dict) and _is_whole(below, folder / entry.name))
+                )
+            ):
+                return False
+    return True
+
+
+_UNKNOWN = object()
+
+
+def _require_readable(binding: Binding) -> None:
+    """Raises ConfigError for the first file that other users cannot read."""
+    paths = [binding.source]
+    for folder, folders, files in os.walk(binding.source):
+        paths += [os.path.join(folder, name) for name in (*folders, *files)]
+    for path in paths:
+        about = os.stat(path)
+        needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(about.st_mode) else 0)
+        if about.st_mode & needed != needed:
+            raise ConfigError(
+                f"`{path}` cannot be read by other users, and programs are run as one; "
+                f"run: chmod -R o+rX {binding.source}"
+            )
