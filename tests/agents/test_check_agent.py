@@ -123,6 +123,28 @@ class PaysItself(Sound):
         return action
 
 
+class Waits(Sound):
+    async def update_from_model(self, response: str, **kwargs: Any) -> Any: ...
+
+
+class ShowsNumbers(Sound):
+    def update_from_env(
+        self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
+    ) -> None:
+        self.messages.append({"role": "user", "content": 3.5})
+
+
+class AssertsThatItSpoke(Sound):
+    """As published agents do: nobody may ask for a state before there is one."""
+
+    def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        return Action(response)
+
+    def get_current_state(self) -> Step | None:
+        assert self.record.steps
+        return self.record.steps[-1]
+
+
 class PointsAtTheFirstStep(Sound):
     def get_current_state(self) -> Step | None:
         return self.record.steps[0] if self.record.steps else None
@@ -154,6 +176,9 @@ def test_a_sound_agent_passes() -> None:
         (CountsObservationsAsSteps, "`trajectory` holds 3 steps after two answers"),
         (PaysItself, "the first step has reward 5.0 where the environment paid 0.25"),
         (PointsAtTheFirstStep, "get_current_state() is not the last step"),
+        (Waits, "update_from_model is async, but agents are called: write a plain `def`"),
+        (ShowsNumbers, "holds a message with the content 3.5; it must be text"),
+        (AssertsThatItSpoke, "`trajectory` holds 0 step(s) after answer 1"),
     ],
 )
 def test_each_broken_promise_is_named(agent_class: type[BaseAgent], complaint: str) -> None:
@@ -189,5 +214,7 @@ def test_an_unknown_name_is_refused() -> None:
 
 
 def test_published_programs_find_the_nouns_where_they_look_for_them() -> None:
-    assert all(getattr(agent, name) is getattr(types, name) for name in agent.__all__)
+    nouns = [name for name in agent.__all__ if name != "BaseAgent"]
+    assert all(getattr(agent, name) is getattr(types, name) for name in nouns)
+    assert agent.BaseAgent is BaseAgent
     assert {"Action", "Episode", "Step", "Trajectory"} <= set(agent.__all__)

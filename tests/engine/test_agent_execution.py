@@ -340,7 +340,7 @@ async def test_stuck_workers_are_replaced_so_that_the_rest_is_played(
         rollout_engine=ScriptedClient(_always),
         n_parallel_agents=4,
         max_workers=1,
-        step_timeout_s=0.05,
+        step_timeout_s=0.5,
         retry_limit=1,
     )
     tasks = _tasks(8)

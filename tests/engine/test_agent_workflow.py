@@ -614,7 +614,7 @@ async def test_work_in_threads_does_not_hold_up_the_loop_and_has_a_limit() -> No
             if task["task_id"] == "t0":
                 await self.run_in_executor(release.wait)
 
-    engine = engine_of(Blocks, step_timeout_s=0.1, retry_limit=1)
+    engine = engine_of(Blocks, step_timeout_s=1.0, retry_limit=1)
     try:
         episodes = {episode.task_id: episode for episode in await episodes_of(engine)}
     finally:

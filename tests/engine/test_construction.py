@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rllm.engine import AgentExecutionEngine, TokenBudget
@@ -27,6 +28,9 @@ async def _all(engine: AgentExecutionEngine, tasks: list[dict[str, Any]], **how:
         return [episode async for episode in episodes]
 
 
+async def _async_answer(self: Any, response: str, **kwargs: Any) -> Any: ...
+
+
 def _with(base: type, name: str, method: Any) -> type:
     return type("Bad", (base,), {name: method})
 
@@ -39,6 +43,7 @@ def _with(base: type, name: str, method: Any) -> type:
         ("reset", lambda self, task: None, "missing a required argument: 'task'"),
         ("chat_completions", lambda self: [], "put @property above it"),
         ("trajectory", lambda self: None, "put @property above it"),
+        ("update_from_model", _async_answer, "Bad.update_from_model is async, but agents are called"),
     ],
 )
 def test_an_agent_that_cannot_be_called_is_refused_by_method(
@@ -89,6 +94,11 @@ def test_arguments_that_the_agent_does_not_take_are_refused(agent_class: Agent, 
         ({"tokenizer": "dir"}, "`tokenizer`"),
         ({"rollout_engine": None, "engine_name": "sglang"}, "`engine_name` is 'sglang'"),
         ({"max_workers": 0}, "`max_workers` is 0"),
+        ({"max_workers": "4"}, "`max_workers` is '4'; it must be a whole number"),
+        ({"max_steps": 2.5}, "`max_steps` is 2.5; it must be a whole number"),
+        ({"seed": "x"}, "`seed` is 'x'"),
+        ({"gamma": float("nan")}, "`gamma` is nan"),
+        ({"gamma": 1.5}, "`gamma` is 1.5"),
         ({"max_prompt_length": -1}, "`max_prompt_length` is -1"),
         ({"max_response_length": -1}, "`max_response_length` is -1"),
         ({"trajectory_timeout": 0.0}, "`trajectory_timeout` is 0"),
@@ -218,8 +228,51 @@ async def test_an_environment_that_returns_nan_is_named(agent_class: Agent, env_
 
 async def test_from_dict_that_returns_something_else_is_named(agent_class: Agent, env_class: Env) -> None:
     bad = _with(env_class, "from_dict", staticmethod(lambda info: None))
-    with pytest.raises(AgentError, match="from_dict returned None"):
+    with pytest.raises(AgentError, match=r"Bad\.from_dict returned None"):
         await _all(_engine(agent_class, bad), [{"task_id": "t"}])
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"heat": float("inf")}, np.array([0.0, np.nan])])
+@pytest.mark.parametrize("method", ["reset", "step"])
+async def test_an_observation_that_is_no_number_is_named(
+    agent_class: Agent, env_class: Env, method: str, value: Any
+) -> None:
+    def reset(self: Any) -> Any:
+        return value, {}
+
+    def step(self: Any, action: Any) -> Any:
+        return value, 0.0, False, {}
+
+    bad = _with(env_class, method, {"reset": reset, "step": step}[method])
+    bad.from_dict = staticmethod(lambda info: bad(info))  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AgentError, match=rf"Bad\.{method} returned the observation .*(nan|inf)"):
+        await _all(_engine(agent_class, bad), [{"task_id": "t"}])
+
+
+async def test_the_record_of_an_environment_that_raises_names_class_and_method(
+    agent_class: Agent, env_class: Env
+) -> None:
+    def make(info: dict[str, Any]) -> Any:
+        return bad(info) if info["kind"] == "reset" else info["map"]
+
+    def reset(self: Any) -> Any:
+        raise OSError("boom")
+
+    bad = _with(env_class, "reset", reset)
+    bad.from_dict = staticmethod(make)  # pyright: ignore[reportAttributeAccessIssue]
+    engine = _engine(agent_class, bad, retry_wait_s=0.0)
+    tasks = [{"task_id": "a", "kind": "reset"}, {"task_id": "b", "kind": "from_dict"}]
+    episodes = sorted(await _all(engine, tasks), key=lambda each: each.task_id)
+    assert [each.trajectories[0].info["error"]["message"] for each in episodes] == [
+        "boom (Bad.reset raised OSError)",
+        "'map' (Bad.from_dict raised KeyError)",
+    ]
+
+
+@pytest.mark.parametrize("task", ["lake", None, 3])
+async def test_a_task_that_has_no_fields_is_refused(agent_class: Agent, env_class: Env, task: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Task 1 is .*; a task is a dict"):
+        await _all(_engine(agent_class, env_class), [{"task_id": "t"}, task])
 
 
 async def test_an_overlong_trajectory_is_marked_where_that_is_asked_for(

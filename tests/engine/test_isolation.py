@@ -196,6 +196,7 @@ async def test_no_list_dict_or_record_belongs_to_two_episodes() -> None:
         for identity, value in containers.items():
             other = owner.setdefault(identity, episode.id)
             assert other == episode.id, f"{other} and {episode.id} share {value!r}"
+    assert set(owner.values()) == {episode.id for episode in episodes}
 
 
 async def test_no_two_attempts_draw_alike() -> None:

@@ -340,6 +340,7 @@ async def test_sampling_parameters_reach_the_model_with_a_seed_of_their_own_each
     client = ScriptedClient(["a", "b"])
     wanted = SamplingParams(temperature=0.7, top_p=0.9, top_k=5, max_tokens=3, stop_token_ids=(9,))
     await run_trajectory(agent_class(), lambda: env_class(), client, sampling=wanted)
+    assert len({sampling.seed for sampling in client.samplings} - {None}) == 2
     for sampling in client.samplings:
         assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.9, 5)
         assert (sampling.max_tokens, sampling.stop_token_ids) == (3, (9,))

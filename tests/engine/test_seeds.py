@@ -111,6 +111,7 @@ def test_the_same_run_says_the_same_at_any_concurrency_in_any_order_with_any_ret
 
 async def test_a_draw_is_a_function_of_seed_purpose_task_attempt_and_turn() -> None:
     told = await _told(4, [0])
+    assert len(told) == 16
     for name, turns in told.items():
         task, attempt = name.split(":")
         for turn, messages in enumerate(turns):

@@ -394,7 +394,7 @@ async def test_a_program_whose_time_is_up_has_its_session_closed_and_ends_by_its
         gateway.sessions[config.session_uid].closed.wait()
         gateway.ask(config, "too late")
 
-    engine = engine_for(solve, gateway, episode_timeout_s=0.05)
+    engine = engine_for(solve, gateway, episode_timeout_s=0.5)
     (episode,) = await play(engine, tasks(1))
     assert (episode.outcome, episode.termination_reason) == (
         Outcome.POLICY_FAILURE,
@@ -425,7 +425,7 @@ async def test_a_program_that_hangs_is_left_behind_and_the_next_one_runs(
                 continue
 
     program = {"sync": hang, "async that blocks": block, "async that will not be cancelled": resist}[way]
-    engine = engine_for(program, FakeGateway(), n_parallel_tasks=1, episode_timeout_s=0.1)
+    engine = engine_for(program, FakeGateway(), n_parallel_tasks=1, episode_timeout_s=0.5)
     engine._runner = ProgramRunner(grace_s=0.05)
     async with asyncio.timeout(20.0):
         episodes = await play(engine, tasks(4))
@@ -558,7 +558,7 @@ async def test_a_judge_that_is_down_is_an_infrastructure_failure(
         return fate
 
     engine = engine_for(
-        lambda task, config: None, FakeGateway(), score, evaluator_timeout_s=0.05, retry_limit=4
+        lambda task, config: None, FakeGateway(), score, evaluator_timeout_s=0.5, retry_limit=4
     )
     engine._runner = ProgramRunner(grace_s=0.05)
     (episode,) = await play(engine, tasks(1))

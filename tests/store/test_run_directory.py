@@ -154,3 +154,11 @@ def test_a_run_that_is_refused_leaves_no_directory_behind(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="refused"), RunDirectory.create_or_open(tmp_path / "runs" / "a"):
         raise ConfigError("refused")
     assert [each.name for each in (tmp_path / "runs").iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("place", ["notes/run", "runs/deep/" + "x" * 300])
+def test_a_place_where_no_directory_can_be_is_refused_and_nothing_is_left(tmp_path: Path, place: str) -> None:
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ConfigError, match=r"choose another --output|is a file; choose a directory"):
+        RunDirectory.create_or_open(tmp_path / place)
+    assert [each.name for each in tmp_path.iterdir()] == ["notes"]

@@ -4,7 +4,10 @@ import sys
 import pytest
 from rich.console import Console
 
+from rllm.engine import EpisodeCounts, LiveRollout
 from rllm.tracking.console import LiveView, readable_seconds, sparkline
+from rllm.types.episode import Outcome
+from rllm.types.task import EpisodeId
 
 
 class _Clock:
@@ -114,3 +117,38 @@ def test_a_long_curve_is_averaged_into_its_width() -> None:
 )
 def test_times_are_written_for_people(seconds: float, text: str) -> None:
     assert readable_seconds(seconds) == text
+
+
+class _Engine:
+    """Two rollouts, of which one hangs."""
+
+    def __init__(self) -> None:
+        self.counts = EpisodeCounts(submitted=1_200, in_flight=1_200)
+        self.counts.settle(Outcome.SCORED, 1_198)
+        self.looks = 0
+
+    def live(self) -> list[LiveRollout]:
+        self.looks += 1
+        lakes = (("lake-7", 41.0, 3, "environment.step"), ("lake-9", 0.2, 1, "model"))
+        return [
+            LiveRollout(episode=EpisodeId(task_id=name), age_s=age_s, turn=turn, waits_for=what)
+            for name, age_s, turn, what in lakes
+        ]
+
+
+def test_episodes_done_and_the_oldest_rollout_are_shown_and_looked_up_once_a_second() -> None:
+    console, clock, engine = _console(terminal=True), _Clock(), _Engine()
+    with LiveView(10, console=console, clock=clock) as view:
+        assert view.rollouts() == ""
+        view.watch(engine)
+        said = view.rollouts()
+        assert said == (
+            "1,198 episodes done, 2 in flight, the oldest lake-7:0, 41.0 s old, in turn 3, "
+            "waits for environment.step"
+        )
+        assert (view.rollouts(), engine.looks) == (said, 1)
+        engine.counts.settle(Outcome.TRUNCATED, 2)
+        clock.now_s = 1.0
+        assert view.rollouts() == ""
+        view.log(0, "train", {"success": 0.5})
+    assert "1,198 episodes done" not in _text(console)

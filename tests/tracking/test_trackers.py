@@ -33,6 +33,16 @@ def test_every_tracker_gets_every_step() -> None:
     assert [each.logged for each in recorders] == [expected] * 2
 
 
+def test_those_that_show_who_plays_are_told_and_the_others_left_alone() -> None:
+    class Screen(_Recorder):
+        def watch(self, engine: object) -> None:
+            self.engine = engine
+
+    engine, screen = object(), Screen()
+    Trackers([_Recorder(), screen]).watch(engine)  # pyright: ignore[reportArgumentType]
+    assert screen.engine is engine
+
+
 def test_all_trackers_are_closed_also_when_one_fails() -> None:
     recorders = [_Recorder(), _Recorder(fails=True), _Recorder()]
     with pytest.raises(OSError, match="cannot close"):

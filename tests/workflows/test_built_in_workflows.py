@@ -11,7 +11,7 @@ from rllm.environments.base import BaseEnv
 from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
 from rllm.inference import ScriptedAnswer, ScriptedClient
-from rllm.types.episode import Episode, Outcome, TerminationReason
+from rllm.types.episode import Episode, Outcome, Step, TerminationReason
 from rllm.types.evaluation import EvalOutput
 from rllm.types.messages import FinishReason, Message
 from rllm.workflows import (
@@ -230,7 +230,7 @@ async def test_multi_turn_is_truncated_by_an_answer_that_was_cut_off(play: Play)
 
 
 async def test_rewards_of_steps_can_be_shaped_and_discounted(play: Play) -> None:
-    async def rewards(**args: Any) -> list[float]:
+    async def steps(**args: Any) -> list[Step]:
         episode: Episode = await play(
             MultiTurnWorkflow,
             ScriptedClient(ROUTE),
@@ -240,10 +240,12 @@ async def test_rewards_of_steps_can_be_shaped_and_discounted(play: Play) -> None
             **args,
         )
         assert episode.trajectories[0].reward == 1.0  # what it was paid, whatever its steps are told
-        return [step.reward for step in episode.trajectories[0].steps]
+        return episode.trajectories[0].steps
 
-    assert await rewards(gamma=0.5) == [0.125, 0.25, 0.5, 1.0]
-    assert await rewards(reward_bonus_coeff=0.5) == [0.0, 0.0, 0.0, 1.5]
+    discounted = await steps(gamma=0.5)
+    assert [step.mc_return for step in discounted] == [0.125, 0.25, 0.5, 1.0]
+    assert [step.reward for step in discounted] == [0.0, 0.0, 0.0, 1.0]  # or turns would be paid twice
+    assert [step.reward for step in await steps(reward_bonus_coeff=0.5)] == [0.0, 0.0, 0.0, 1.5]
 
 
 async def test_the_turns_of_a_cumulative_workflow_share_one_budget(play: Play) -> None:

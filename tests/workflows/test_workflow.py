@@ -108,7 +108,9 @@ def test_rewards_are_summed_shaped_and_discounted_by_hand_computed_numbers() -> 
     episode = workflow.postprocess_episode(Episode(trajectories=[trajectory(1.0, 3.0, 2.0), trajectory(4.0)]))
     first, second = episode.trajectories
     # shaped: 1, 3 + 2·(3 - 1), 2 + 2·(2 - 3) = 1, 7, 0; discounted from the end: 0, 7, 1 + 3.5
-    assert [step.reward for step in first.steps] == [4.5, 7.0, 0.0]
+    assert [step.reward for step in first.steps] == [1.0, 7.0, 0.0]
+    assert [step.mc_return for step in first.steps] == [4.5, 7.0, 0.0]
+    assert second.steps[0].mc_return == 4.0
     assert (first.reward, second.reward, second.steps[0].reward) == (6.0, 4.0, 4.0)
     assert (episode.is_correct, episode.metrics) == (True, {"solver_acc": 5.0})
     assert episode.termination_reason is TerminationReason.UNKNOWN
@@ -123,6 +125,15 @@ def test_an_episode_that_earned_nothing_is_not_correct() -> None:
     assert (episode.is_correct, episode.metrics) == (False, {"a_acc": 1.0, "b_acc": -1.0})
     assert episode.info["error"] == {"message": "late"}
     assert episode.termination_reason is TerminationReason.TIMEOUT
+
+
+@pytest.mark.parametrize(
+    "how", [{"gamma": 1.5}, {"gamma": float("nan")}, {"reward_bonus_coeff": float("inf")}, {"timeout": 0.0}]
+)
+def test_a_number_that_makes_no_sense_is_refused_by_name(how: dict[str, float]) -> None:
+    (name, value) = next(iter(how.items()))
+    with pytest.raises(ConfigError, match=f"`{name}` is {value}"):
+        idle(**how)
 
 
 def test_what_the_base_class_does_not_know_is_refused() -> None:

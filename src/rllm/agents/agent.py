@@ -1,5 +1,9 @@
-"""The module from which published programs import the nouns; their home is `rllm.types`."""
+"""The module from which published programs import the nouns and BaseAgent.
 
+Their homes are `rllm.types` and `rllm.agents.base`.
+"""
+
+from rllm.agents.base import BaseAgent
 from rllm.types.episode import (
     Action,
     Episode,
@@ -13,6 +17,7 @@ from rllm.types.episode import (
 
 __all__ = [
     "Action",
+    "BaseAgent",
     "Episode",
     "Outcome",
     "Step",

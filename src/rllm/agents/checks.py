@@ -3,6 +3,7 @@
 agent, sample observation and answer ──► two turns, a reset, one more ──► every problem ──► one AgentError
 """
 
+import inspect
 from typing import Any
 
 from rllm.agents.base import BaseAgent
@@ -11,6 +12,7 @@ from rllm.errors import AgentError
 from rllm.types.episode import Action, Step
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_CALLED = ("reset", "update_from_env", "update_from_model")
 _REWARD = 0.25
 
 
@@ -23,6 +25,8 @@ def check_agent(agent: BaseAgent, *, observation: Any = "observation", answer: s
     name = type(agent).__name__
     if not isinstance(agent, BaseAgent):
         raise AgentError(f"{name} is not an agent; derive it from rllm.agents.BaseAgent.")
+    awaited = [each for each in _CALLED if inspect.iscoroutinefunction(getattr(agent, each))]
+    raise_problems(name, [f"{each} is async, but agents are called: write a plain `def`" for each in awaited])
     problems: list[str] = []
     agent.reset()
     if agent.trajectory.steps:
@@ -34,7 +38,7 @@ def check_agent(agent: BaseAgent, *, observation: Any = "observation", answer: s
     first_prompt = list(agent.chat_completions)
 
     problems += _answer_problems(agent, answer, num_steps=1)
-    first_step = agent.get_current_state()
+    first_step = agent.trajectory.steps[0] if agent.trajectory.steps else None
     first_length = 0 if first_step is None else len(first_step.chat_completions)
     agent.update_from_env(observation, _REWARD, False, {"checked": True})
     problems += _message_problems(agent)
@@ -65,6 +69,12 @@ def _message_problems(agent: BaseAgent) -> list[str]:
         f"`chat_completions` holds {message!r}; a message is a dict with a `role` out of {', '.join(_ROLES)}"
         for message in messages
         if not isinstance(message, dict) or message.get("role") not in _ROLES  # pyright: ignore[reportUnnecessaryIsInstance]
+    ]
+    problems += [
+        f"`chat_completions` holds a message with the content {message['content']!r:.80}; "
+        "it must be text, or a list of parts"
+        for message in messages
+        if not problems and not isinstance(message.get("content"), str | list | None)
     ]
     if not problems and messages[-1]["role"] == "assistant":
         problems.append(

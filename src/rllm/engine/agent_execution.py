@@ -9,6 +9,7 @@ tasks × group_size ──► queue ──► n_parallel_agents workers ──�
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
+from numbers import Integral
 from typing import Any
 
 from rllm.agents.base import BaseAgent
@@ -16,10 +17,11 @@ from rllm.engine.attempts import EpisodeCounts, Finished, Quota, attempts_at, pl
 from rllm.engine.contracts import require_agent_class, require_env_class
 from rllm.engine.environment_pool import EnvironmentPool
 from rllm.engine.rollout import ENVIRONMENT, GRADE, RolloutKey, run_trajectory
-from rllm.engine.settings import client_for, copied, limits_of, require_settings, sampling_of
+from rllm.engine.settings import client_for, copied, limits_of, require_settings, require_tasks, sampling_of
 from rllm.engine.supervision import LoopWatchdog
 from rllm.engine.turnstile import Turnstile
 from rllm.engine.vitals import LiveRollout, Vitals, live_of
+from rllm.engine.world import made_of
 from rllm.environments.base import BaseEnv
 from rllm.errors import ConfigError
 from rllm.inference.client import ModelClient, ModelSession
@@ -98,6 +100,10 @@ class AgentExecutionEngine:
             chat_parser=chat_parser,
             config=config,
         )
+        if not 0.0 <= gamma <= 1.0:
+            raise ConfigError(f"`gamma` is {gamma}; it must be a discount from 0 to 1.")
+        if not isinstance(seed, Integral):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"`seed` is {seed!r}; it must be a whole number.")
         self.agent_class = agent_class
         self.env_class = env_class
         self.limits = limits_of(
@@ -151,6 +157,7 @@ class AgentExecutionEngine:
         to `skip` were made before. Leaving the iteration early cancels what is in flight and closes it.
         """
         many = self.oversampling if oversampling is None else oversampling
+        require_tasks(tasks)
         pending = attempts_at(tasks, group_size, many, skip)
         run = _Run(self, pending, purpose, sampling or self.sampling, group_size if many > 1.0 else 0)
         try:
@@ -168,6 +175,7 @@ class AgentExecutionEngine:
 
         A task that the deadline left no time for has none.
         """
+        require_tasks(tasks)
         order = {task_id_of(task, position): position for position, task in enumerate(tasks)}
         async with aclosing(self.run(tasks)) as episodes:
             done = [episode async for episode in episodes]
@@ -303,7 +311,7 @@ class _Run:
         engine = self.engine
         trajectory = await run_trajectory(
             engine.agent_class(**copied(engine.agent_args)),
-            lambda: engine.env_class.from_dict(copied({**task, **engine.env_args})),
+            lambda: made_of(engine.env_class, copied({**task, **engine.env_args})),
             engine.client,
             pool=self.pool,
             limits=engine.limits,

@@ -21,6 +21,12 @@ def require_agent_class(agent_class: Any, agent_args: Mapping[str, Any]) -> None
     _require_takes(agent_class, "reset", ())
     _require_takes(agent_class, "update_from_env", ("observation", "reward", "done", "info"))
     _require_takes(agent_class, "update_from_model", ("response",))
+    for name in ("reset", "update_from_env", "update_from_model"):
+        if inspect.iscoroutinefunction(getattr(agent_class, name)):
+            raise AgentError(
+                f"{agent_class.__name__}.{name} is async, but agents are called and not awaited; write it as "
+                "a plain `def`, and let the environment do what waits."
+            )
     for name in ("chat_completions", "trajectory"):
         if inspect.isfunction(inspect.getattr_static(agent_class, name, None)):
             raise AgentError(

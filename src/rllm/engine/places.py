@@ -38,9 +38,10 @@ def spelled(frames: Sequence[FrameType]) -> str:
 
 
 def shown(error: BaseException) -> str:
-    """The text of any error, also of one whose own `__str__` raises."""
+    """The text of any error and its notes, also of one whose own `__str__` raises."""
     try:
-        return str(error)
+        notes = "; ".join(getattr(error, "__notes__", ()))
+        return f"{error} ({notes})" if notes else str(error)
     except Exception as broken:  # noqa: BLE001  user code, which may raise anything
         return f"a {type(error).__name__} that cannot be shown: its __str__ raises {type(broken).__name__}"
 

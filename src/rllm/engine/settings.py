@@ -4,8 +4,9 @@ Published programs pass these arguments under their published names; each is hon
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from numbers import Integral
 from typing import Any
 
 from rllm.engine.rollout import RolloutLimits
@@ -14,6 +15,7 @@ from rllm.inference.asking import Patience
 from rllm.inference.client import ModelClient
 from rllm.types.budget import TokenBudget
 from rllm.types.messages import SamplingParams
+from rllm.types.task import Task
 
 _SAMPLING_NAMES = tuple(each.name for each in fields(SamplingParams))
 
@@ -23,6 +25,8 @@ def require_settings(
 ) -> None:
     """Raises ConfigError for the first value that cannot be honoured."""
     for name, value in at_least_one.items():
+        if not isinstance(value, Integral):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"`{name}` is {value!r}; it must be a whole number of at least 1.")
         if value < 1:
             raise ConfigError(f"`{name}` is {value}; it must be at least 1.")
     if not 1.0 <= oversampling < float("inf"):
@@ -41,6 +45,16 @@ def require_settings(
             "`config` is given, but this engine reads nothing from it; pass the values by the names of its "
             "arguments, or train with AgentTrainer, which takes a whole configuration."
         )
+
+
+def require_tasks(tasks: Sequence[Any]) -> None:
+    """Raises ConfigError for a task that has no fields."""
+    for place, task in enumerate(tasks):
+        if not isinstance(task, Task | Mapping):
+            raise ConfigError(
+                f"Task {place} is {task!r:.80} (a {type(task).__name__}); a task is a dict with what the "
+                "environment or workflow needs."
+            )
 
 
 def limits_of(

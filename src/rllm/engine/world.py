@@ -13,6 +13,7 @@ from typing import Any
 
 from rllm.engine.environment_pool import EnvironmentPool
 from rllm.environments.base import BaseEnv, StepResult, call_reset, unpack_reset, unpack_step
+from rllm.environments.checks import require_finite
 from rllm.errors import AgentError
 
 MakeEnv = Callable[[], BaseEnv] | BaseEnv
@@ -34,21 +35,30 @@ class World:
 
     async def reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
         """Make the environment and reset it."""
-        opened = await self._pool.call(self._open, seed, timeout_s=self._step_timeout_s)
-        assert self._env is not None, "it was opened"
-        self._steps_in_loop = _is_async(type(self._env), "step")
-        if inspect.isawaitable(opened):
-            opened = unpack_reset(self._env, await self._in_loop(opened))
+        try:
+            opened = await self._pool.call(self._open, seed, timeout_s=self._step_timeout_s)
+            assert self._env is not None, "it was opened"
+            self._steps_in_loop = _is_async(type(self._env), "step")
+            if inspect.isawaitable(opened):
+                opened = _opened(self._env, await self._in_loop(opened))
+        except Exception as error:
+            if self._env is not None:
+                _note(error, type(self._env), "reset")
+            raise
         return opened
 
     async def step(self, action: Any) -> StepResult:
         assert self._env is not None, "reset came first"
-        if self._steps_in_loop:
-            return unpack_step(self._env, await self._in_loop(self._env.step(action)))
-        result = await self._pool.call(self._move, action, timeout_s=self._step_timeout_s)
-        if isinstance(result, StepResult):
-            return result
-        return unpack_step(self._env, await self._in_loop(result))
+        try:
+            if self._steps_in_loop:
+                return _moved(self._env, await self._in_loop(self._env.step(action)))
+            result = await self._pool.call(self._move, action, timeout_s=self._step_timeout_s)
+            if isinstance(result, StepResult):
+                return result
+            return _moved(self._env, await self._in_loop(result))
+        except Exception as error:
+            _note(error, type(self._env), "step")
+            raise
 
     async def closed(self, patience_s: float | None = None) -> Exception | None:
         """Close the environment; what it raises is returned, because a result had already been reached.
@@ -97,7 +107,7 @@ class World:
         """The checked result of `reset`; an awaitable of the unchecked one where it is async."""
         env = self._make_env if isinstance(self._make_env, BaseEnv) else self._make_env()
         if not isinstance(env, BaseEnv):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise AgentError(f"from_dict returned {env!r}; it must return a rllm.BaseEnv.")
+            raise AgentError(f"The environment to play in is {env!r:.200}; it must be a rllm.BaseEnv.")
         with self._lock:
             self._env, too_late = env, self._over
         if too_late:
@@ -107,12 +117,43 @@ class World:
             raise TimeoutError(f"{type(env).__name__} was ready only after its rollout had been given up.")
         env.idx = self._slot
         result = call_reset(env, seed)
-        return result if inspect.isawaitable(result) else unpack_reset(env, result)
+        return result if inspect.isawaitable(result) else _opened(env, result)
 
     def _move(self, action: Any) -> Any:
         assert self._env is not None, "reset came first"
         result: Any = self._env.step(action)
-        return result if inspect.isawaitable(result) else unpack_step(self._env, result)
+        return result if inspect.isawaitable(result) else _moved(self._env, result)
+
+
+def made_of(env_class: type[BaseEnv], info: dict[str, Any]) -> BaseEnv:
+    """The environment that a task describes. What goes wrong names the class that was asked."""
+    try:
+        env = env_class.from_dict(info)
+    except Exception as error:
+        _note(error, env_class, "from_dict")
+        raise
+    if not isinstance(env, BaseEnv):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise AgentError(f"{env_class.__name__}.from_dict returned {env!r:.200}; return a rllm.BaseEnv.")
+    return env
+
+
+def _opened(env: BaseEnv, result: Any) -> tuple[Any, dict[str, Any]]:
+    observation, info = unpack_reset(env, result)
+    require_finite(observation, f"{type(env).__name__}.reset")
+    return observation, info
+
+
+def _moved(env: BaseEnv, result: Any) -> StepResult:
+    moved = unpack_step(env, result)
+    require_finite(moved.observation, f"{type(env).__name__}.step")
+    return moved
+
+
+def _note(error: Exception, env_class: type[BaseEnv], method: str) -> None:
+    """Let the record of a failure say where it came from, once: programs raise one object again and again."""
+    note = f"{env_class.__name__}.{method} raised {type(error).__name__}"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
 
 
 async def _awaited(awaitable: Any) -> Any:

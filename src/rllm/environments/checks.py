@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from rllm.environments.base import BaseEnv, call_reset, unpack_reset, unpack_step
 from rllm.errors import AgentError, RewardError
 
@@ -96,6 +98,24 @@ def lost_in_json(value: Any) -> str | None:
     if type(value) is not type(restored := json.loads(text)) or restored != value:
         return f"comes back from JSON as {text[:200]}; use lists instead of tuples, and text as keys"
     return None
+
+
+def require_finite(observation: Any, method: str) -> None:
+    """Raises AgentError for an observation that is, or directly holds, NaN or an infinity: nobody can read
+    it, and no store keeps it."""
+    if isinstance(observation, str):
+        return
+    parts: Any = observation
+    if isinstance(observation, dict):
+        parts = observation.values()
+    elif not isinstance(observation, list | tuple):
+        parts = (observation,)
+    for part in parts:
+        if isinstance(part, float | np.ndarray | np.floating) and not np.isfinite(part).all():
+            raise AgentError(
+                f"{method} returned the observation {observation!r:.200}; it must not hold {part!r:.80}: say "
+                "in words what there is to see, or mend what computed it."
+            )
 
 
 def raise_problems(name: str, problems: list[str]) -> None:

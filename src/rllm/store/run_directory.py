@@ -22,11 +22,12 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rllm.errors import ConfigError, RunInUseError
+from rllm.errors import ConfigError, RunInUseError, StorageError
 from rllm.store.files import StorageErrors, remove_leftovers, write_atomic
 
 CONFIG, STORE, LOCK = "config.json", "store.sqlite", "lock"
@@ -45,11 +46,8 @@ class RunDirectory:
     @classmethod
     def create_or_open(cls, path: Path) -> "RunDirectory":
         """Take the run for writing, new or to resume, and clear away what a killed writer left behind."""
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"{path} is a file; choose a directory for the run with --output.")
-        made = [each for each in (path, *path.parents) if not each.exists()]
+        made = _make(path)
         with StorageErrors(path):
-            path.mkdir(parents=True, exist_ok=True)
             contents = {each.name for each in path.iterdir()}
             if contents and (not contents & {CONFIG, STORE, LOCK} or _is_model(path)):
                 raise ConfigError(
@@ -172,6 +170,28 @@ class RunDirectory:
                 f"{self.path} was opened for reading; `RunDirectory.create_or_open` it to write {path.name}."
             )
         write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def _make(path: Path) -> list[Path]:
+    """The directories that had to be made for `path` to be one, the innermost first.
+
+    ConfigError where there can be none; then none of them is left.
+    """
+    made: list[Path] = []
+    try:
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path} is a file; choose a directory for the run with --output.")
+        made = [each for each in (path, *path.parents) if not each.exists()]
+        with StorageErrors(path):
+            path.mkdir(parents=True, exist_ok=True)
+    except (OSError, StorageError) as error:
+        for each in made:
+            with suppress(OSError):  # those further in were never made
+                each.rmdir()
+        if isinstance(error, StorageError):
+            raise
+        raise ConfigError(f"{path} cannot be made ({error.strerror}); choose another --output.") from error
+    return made
 
 
 def is_run(path: Path) -> bool:

@@ -11,6 +11,26 @@ from typing import Protocol
 Metric = float | int | str
 
 
+class Counted(Protocol):
+    """Episodes of an engine."""
+
+    in_flight: int
+
+    @property
+    def settled(self) -> int: ...
+
+
+class Watched(Protocol):
+    """An engine, as far as a screen shows it."""
+
+    @property
+    def counts(self) -> Counted: ...
+
+    def live(self) -> Sequence[object]:
+        """What is being played, the oldest first; `str` says who it is, how old, and what it waits for."""
+        ...
+
+
 class Tracker(Protocol):
     """One place that numbers go to."""
 
@@ -40,6 +60,13 @@ class Trackers:
     def begin(self, phase: str) -> None:
         for tracker in self._trackers:
             tracker.begin(phase)
+
+    def watch(self, engine: Watched) -> None:
+        """Let those that show more than numbers look at who plays."""
+        for tracker in self._trackers:
+            look = getattr(tracker, "watch", None)
+            if look is not None:
+                look(engine)
 
     def advance(self, done: int, total: int) -> None:
         for tracker in self._trackers:

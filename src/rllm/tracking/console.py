@@ -22,10 +22,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rllm.tracking.base import Metric
+from rllm.tracking.base import Metric, Watched
 
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_PHASE = "train"
+_LOOK_EVERY_S = 1.0
+"""At an engine: to find the oldest among thousands of rollouts takes milliseconds."""
 _OTHER = "other"
 """Failures that were counted without their kind."""
 _TITLES = {
@@ -67,6 +69,9 @@ class LiveView:
         self._success: list[float] = []
         self._failed: Counter[str] = Counter()
         self._live: Live | None = None
+        self._engine: Watched | None = None
+        self._looked_at_s = -_LOOK_EVERY_S
+        self._rollouts = ""
 
     def __enter__(self) -> "LiveView":
         self._started_s = self._clock()
@@ -82,6 +87,10 @@ class LiveView:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def watch(self, engine: Watched) -> None:
+        """Show how many episodes `engine` has played, and its oldest rollout."""
+        self._engine = engine
 
     def begin(self, phase: str) -> None:
         self._phase = phase
@@ -125,6 +134,14 @@ class LiveView:
         parts = [self._phase, self._progress(), *(f"{name} {value}" for name, value in self._numbers())]
         return "  ".join(part for part in parts if part)
 
+    def rollouts(self) -> str:
+        """Who plays at the moment, in one line; empty while nobody does."""
+        now_s = self._clock()
+        if self._engine is not None and now_s - self._looked_at_s >= _LOOK_EVERY_S:
+            self._looked_at_s = now_s
+            self._rollouts = _told(self._engine)
+        return self._rollouts
+
     def _panel(self) -> RenderableType:
         head = Table.grid(expand=True, padding=(0, 1))
         head.add_column(ratio=1)
@@ -137,6 +154,8 @@ class LiveView:
             bar = ProgressBar(total=self._total_steps, completed=min(self._step, self._total_steps))
             parts.append(Padding(bar))  # a bare bar does not end its line
         parts.extend(self._number_rows(self._console.width - 4))
+        if rollouts := self.rollouts():
+            parts.append(Text(rollouts, style="dim", no_wrap=True, overflow="ellipsis"))
         if self._success:
             width = max(10, min(60, self._console.width - 24))
             parts.append(
@@ -202,6 +221,14 @@ _SHOWN = (
     ("step_s", "step takes", "{:.1f} s"),
 )
 _STYLES = {"success": "bold green", "failed": "bold red"}
+
+
+def _told(engine: Watched) -> str:
+    counts, live = engine.counts, engine.live()
+    if not counts.in_flight:
+        return ""
+    oldest = f", the oldest {live[0]}" if live else ""
+    return f"{counts.settled:,} episodes done, {counts.in_flight:,} in flight{oldest}"
 
 
 def sparkline(rates: list[float], width: int) -> str:

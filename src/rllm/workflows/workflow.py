@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isfinite
 from typing import Any, TypeVar
 
 from rllm.agents.base import BaseAgent
@@ -66,7 +67,8 @@ class Workflow(ABC):
         store: Any = None,
         **kwargs: Any,
     ) -> None:
-        """`timeout`: seconds for one attempt. `gamma` and `reward_bonus_coeff`: see `adjust_step_rewards`.
+        """`timeout`: seconds for one attempt. `gamma` discounts each step's `mc_return`, and no reward: what
+        training credits turns with is `algorithm.credit`. `reward_bonus_coeff`: see `adjust_step_rewards`.
         `store`: kept as it is, for workflows that remember something across attempts.
         """
         if kwargs:
@@ -76,6 +78,10 @@ class Workflow(ABC):
             )
         if not timeout > 0.0:
             raise ConfigError(f"`timeout` is {timeout}; it must be a number of seconds above 0.")
+        if not 0.0 <= gamma <= 1.0:
+            raise ConfigError(f"`gamma` is {gamma}; it must be a discount from 0 to 1.")
+        if not isfinite(reward_bonus_coeff):
+            raise ConfigError(f"`reward_bonus_coeff` is {reward_bonus_coeff}; it must be a finite number.")
         self.rollout_engine = rollout_engine
         self.executor = executor
         self.timeout = timeout
@@ -183,18 +189,12 @@ class Workflow(ABC):
     def adjust_step_rewards(self, trajectory: Trajectory) -> None:
         """Shape the rewards of the steps, after the trajectory's own was computed.
 
-        r_i += c (r_i - r_{i-1}) with c = `reward_bonus_coeff`; then, where `gamma` is above 0, each becomes
-        the discounted sum of what follows it: r_i + gamma r_{i+1} + …
+        r_i += c (r_i - r_{i-1}) with c = `reward_bonus_coeff`.
         """
         steps = trajectory.steps
         paid = [step.reward for step in steps]
         for place in range(1, len(steps)):
             steps[place].reward += self.reward_bonus_coeff * (paid[place] - paid[place - 1])
-        if self.gamma > 0.0:
-            running = 0.0
-            for step in reversed(steps):
-                running = step.reward + self.gamma * running
-                step.reward = running
 
     def assign_episode_correctness(self, episode: Episode) -> None:
         """Set `episode.is_correct`: whether its trajectories earned more than 0 together."""
@@ -220,12 +220,21 @@ class Workflow(ABC):
             self.compute_trajectory_reward(trajectory)
             if len(trajectory.steps) > 1:
                 self.adjust_step_rewards(trajectory)
+            _sum_up(trajectory, self.gamma)
         self.assign_episode_correctness(episode)
         self.collect_metrics(episode)
         if error is not None:
             episode.info["error"] = error
         episode.termination_reason = termination_reason or TerminationReason.UNKNOWN
         return episode
+
+
+def _sum_up(trajectory: Trajectory, gamma: float) -> None:
+    """Set each step's `mc_return`: r_i + gamma r_{i+1} + … The rewards stay: they are what was paid."""
+    running = 0.0
+    for step in reversed(trajectory.steps):
+        running = step.reward + gamma * running
+        step.mc_return = running
 
 
 def _copy(trajectory: Trajectory, name: str) -> Trajectory:
