@@ -1,13 +1,18 @@
-# Every target makes and uses its own virtual environment, `.venv`. `make PYTHON=python3.12 test` builds it from another
-# Python. The stamp file is newer than what the environment was installed from, so a change there installs again.
+# Every target makes and uses its own virtual environment, `.venv`, from the first Python that is new enough; `make
+# PYTHON=python3.12 test` builds it from that one. The stamp file is newer than what the environment was installed
+# from, so a change there installs again.
 
-PYTHON ?= python3
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHONS := python3 python3.13 python3.12 python3.11
+PYTHON ?= $(or $(shell for each in $(PYTHONS); do $$each -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$each && break; done),python3)
 RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
+# A file stays with one worker, which then makes what its tests share once.
+WORKERS := -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -26,10 +31,10 @@ demo: $(STAMP)
 	$(BIN)/rllm train frozenlake --output $(RUN)
 
 test: $(STAMP)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest $(WORKERS)
 
 test-all: $(STAMP)
-	$(BIN)/pytest -n 2 -m ''
+	$(BIN)/pytest $(WORKERS) -m ''
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -5,6 +5,7 @@ subprocesses that tests start inherit it.
 """
 
 import os
+import sys
 
 from hypothesis import HealthCheck, settings
 
@@ -21,3 +22,10 @@ settings.register_profile(
     "house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("house")
+
+
+def pytest_runtest_teardown() -> None:
+    """A run takes a thread of torch for every core if nobody says otherwise; the next test has one again."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)

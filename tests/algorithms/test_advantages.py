@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm.algorithms.advantages import (
-    ESTIMATORS,
     Attempt,
     dr_grpo_advantages,
-    estimator_named,
     gigpo_advantages,
     grpo_advantages,
     maxrl_advantages,
@@ -23,7 +21,9 @@ from rllm.algorithms.advantages import (
     reinforce_plus_plus_advantages,
     rloo_advantages,
 )
+from rllm.algorithms.estimators import ESTIMATORS, estimator_named
 from rllm.algorithms.returns import returns_to_go
+from rllm.config.algorithm import AlgorithmConfig
 from rllm.config.policies import ESTIMATORS as CONFIGURED
 from rllm.config.policies import RoleConfig, validate_policies
 from rllm.errors import ConfigError, RewardError
@@ -257,7 +257,7 @@ def test_gigpo_compares_turns_that_began_in_the_same_state_whoever_and_whenever(
         _played([("hall", 0.0), ("cellar", 0.0), ("hall", 0.0)], gamma=0.5),
         _played([("hall", 0.0), ("attic", 1.0)], gamma=0.5),
     ]
-    found = gigpo_advantages(attempts, weight=0.5)
+    found = gigpo_advantages(attempts, omega=0.5)
     # As attempts: rewards 0 and 1, mean 1/2, std 1/2. In the hall: returns 0, 0 and 1/2, mean 1/6, std √2/6.
     hall = math.sqrt(0.5) * 0.5
     assert found[0] == pytest.approx([-1.0 - hall, -1.0, -1.0 - hall], abs=1e-4)
@@ -283,7 +283,24 @@ def test_gigpo_equals_brute_force_over_all_pairs_of_turns(games: list[list[tuple
             assert found[turn] == pytest.approx(expected, abs=1e-10)
 
 
-# One's own, and the names
+# One's own, the names, and the keys of single estimators
+
+
+def test_the_keys_of_an_estimator_reach_its_formula() -> None:
+    rows: Rows = [(reward, 1, 0, 0.0) for reward in (1.0, 0.5, 0.25, 0.0, 0.5)]
+    attempts = _attempts(rows)
+
+    def found(name: str, **keys: Any) -> list[float]:
+        estimates = estimator_named(name, AlgorithmConfig(**keys)).estimate(attempts)
+        return [float(each[0]) for each in estimates]
+
+    assert found("pass_at_k") == pytest.approx(_best_of_k(rows, 2))
+    assert found("pass_at_k", pass_k=4) == pytest.approx(_best_of_k(rows, 4))
+    rewards = [reward for reward, *_ in rows]
+    grpo, centred = _grpo(rows), [each - _mean(rewards) for each in rewards]
+    assert found("gigpo", gigpo_omega=0.25) == pytest.approx([1.25 * each for each in grpo])
+    assert found("gigpo", gigpo_norm="none") == pytest.approx([2.0 * each for each in centred])
+    assert found("gigpo", gigpo_omega=0.0) == pytest.approx(grpo)
 
 
 def test_the_configuration_knows_the_same_estimators_and_which_need_two_attempts() -> None:
@@ -298,7 +315,8 @@ def test_an_unknown_estimator_is_refused_with_the_known_ones() -> None:
 OWN = """
 from functools import partial
 
-from rllm.algorithms.advantages import Estimator, pass_at_k_advantages, to_all_turns
+from rllm.algorithms.advantages import pass_at_k_advantages
+from rllm.algorithms.estimators import Estimator, to_all_turns
 
 def best_only(rewards_G):
     return (rewards_G == rewards_G.max()) * 1.0

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rllm.algorithms.advantages import ESTIMATORS
 from rllm.algorithms.checks import Check, Verdict, check_estimator, group_form
+from rllm.algorithms.estimators import ESTIMATORS
 from rllm.algorithms.loss_checks import check_loss
 from rllm.algorithms.losses import TokenInputs, policy_loss
 from rllm.algorithms.surrogates import SURROGATES

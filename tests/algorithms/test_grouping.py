@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllm.algorithms.advantages import ESTIMATORS
+from rllm.algorithms.estimators import ESTIMATORS
 from rllm.algorithms.grouping import (
     GroupingCounts,
     group_advantages,
@@ -17,6 +17,7 @@ from rllm.algorithms.grouping import (
     state_of,
     turn_rewards,
 )
+from rllm.config.algorithm import AlgorithmConfig
 from rllm.errors import AgentError, ConfigError, RewardError
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 from rllm.types.sample import NOT_SAMPLED
@@ -148,6 +149,23 @@ def test_a_group_is_one_task_and_one_role_in_the_order_of_attempts(episode: Call
     }
     group_advantages(groups, lambda role: "grpo", counts)
     assert (counts.groups, counts.compared, counts.tied, counts.alone) == (3, 2, 0, 1)
+
+
+def test_a_group_that_lost_so_many_attempts_that_no_k_are_left_teaches_nothing_and_is_counted(
+    episode: Callable[..., Episode],
+) -> None:
+    episodes = [episode("a", attempt, {"agent": float(attempt)}) for attempt in range(3)]
+    episodes += [episode("b", attempt, {"agent": float(attempt)}) for attempt in range(2)]
+    groups, counts = group_episodes(episodes)
+    found = group_advantages(groups, lambda role: "pass_at_k", counts, config=AlgorithmConfig(pass_k=3))
+    assert {uid: float(each.sum()) for uid, each in found.items()} == {
+        "a/0/agent": 0.0,
+        "a/1/agent": 0.0,
+        "a/2/agent": 3.0,  # it alone raises the best of three, from 1 to 2
+        "b/0/agent": 0.0,
+        "b/1/agent": 0.0,
+    }
+    assert (counts.groups, counts.compared, counts.alone) == (2, 1, 1)
 
 
 @given(batches(), st.randoms(use_true_random=False))

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rllm.algorithms.advantages import ESTIMATORS
 from rllm.algorithms.aggregation import AGGREGATIONS
 from rllm.algorithms.checks import Verdict, check_estimator
 from rllm.algorithms.correction import LEVELS, MODES
+from rllm.algorithms.estimators import ESTIMATORS
 from rllm.algorithms.kl import KL_KINDS
 from rllm.algorithms.loss_checks import check_loss
 from rllm.algorithms.surrogates import SURROGATES

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rllm.algorithms.advantages import ESTIMATORS, Attempt, pass_at_k_advantages
+from rllm.algorithms.advantages import Attempt, pass_at_k_advantages
+from rllm.algorithms.estimators import ESTIMATORS
 from rllm.algorithms.grouping import group_advantages, group_episodes
 from rllm.algorithms.returns import gae, returns_to_go
 from rllm.types.episode import Episode, Outcome, Step, Trajectory

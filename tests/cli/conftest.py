@@ -81,18 +81,13 @@ def start_rllm() -> Callable[..., subprocess.Popen[str]]:
 
 
 @pytest.fixture(scope="session")
-def finished_run(
-    tmp_path_factory: pytest.TempPathFactory,
-    start_rllm: Callable[..., subprocess.Popen[str]],
-    tiny_settings: list[str],
-) -> FinishedRun:
-    """A whole run in a process of its own. Tests may read it, not change it."""
-    folder = tmp_path_factory.mktemp("finished")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_settings: list[str]) -> FinishedRun:
+    """A whole run. Tests may read it, not change it."""
+    path = tmp_path_factory.mktemp("finished") / "lake"
     words = ["train", "frozenlake", *tiny_settings]
-    process = start_rllm(*words, "--output", folder / "lake", "--json", cwd=folder)
-    stdout, stderr = process.communicate()
+    done = CliRunner().invoke(front_door, [*words, "--output", str(path), "--json"], prog_name="rllm")
     return FinishedRun(
-        path=folder / "lake", words=words, returncode=process.returncode, stdout=stdout, stderr=stderr
+        path=path, words=words, returncode=done.exit_code, stdout=done.stdout, stderr=done.stderr
     )
 
 

@@ -42,6 +42,11 @@ def test_a_run_says_how_near_the_student_came_and_what_to_type_next(rllm: Rllm, 
     summary = json.loads(again.stdout)
     assert summary["after"]["reverse_kl"] > 0.0
     assert Path("run/curve.png").is_file()
+    shown = rllm("runs", "show", "run").stdout
+    assert f"{summary['before']['reverse_kl']:.4f} ±" in shown
+    assert f"{summary['after']['reverse_kl']:.4f} ±" in shown
+    assert "success" not in shown.lower()
+    assert "reverse_kl" in json.loads(rllm("runs", "show", "run", "--json").stdout)["reports"]["after"]
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(rllm: Rllm, words: list[str]) -> None:

@@ -1,36 +1,31 @@
-"""docs/first_session.md, typed as it stands: a model is served, set up, measured, trained, compared."""
+"""docs/first_session.md, typed as it stands: a model is served, set up, measured, trained, compared.
+
+The server has a process of its own, as on the page; the other commands run in this one.
+"""
 
 import json
-import os
 import re
 import shlex
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "first_session.md").read_text()
 PORT = "8719"
+FEW = ("warm_start.steps=2", "evaluation.num_tasks=8", "rollout.tasks_per_step=2", "rollout.group_size=2")
 SMALL = {
-    "rllm train countdown": [
-        *(
-            "--set",
-            "warm_start.steps=2",
-            "--set",
-            "evaluation.num_tasks=8",
-            "--set",
-            "rollout.tasks_per_step=4",
-        ),
-    ],
-    "rllm eval countdown": ["--max-examples", "8"],
+    "rllm serve": ["--threads", "1"],
+    "rllm train": ["--threads", "1", *(word for setting in FEW for word in ("--set", setting))],
+    "rllm eval countdown": ["--threads", "1", "--max-examples", "8"],
 }
 """What makes it a matter of seconds; nothing is learned then."""
 
-Type = Callable[..., subprocess.CompletedProcess[str]]
+Rllm = Callable[..., Result]
 
 
 def commands() -> list[str]:
@@ -44,37 +39,31 @@ def free_port() -> int:
         return made.getsockname()[1]
 
 
-def played(directory: Path, *, small: bool) -> dict[str, str]:
+def played(rllm: Rllm, start_rllm: Callable[..., subprocess.Popen[str]], *, small: bool) -> dict[str, str]:
     """Every command of the page in order; what each printed."""
-    environment = os.environ | {"RLLM_HOME": str(directory / "home")}
-    environment.pop("OPENAI_API_KEY", None)
     port, told = str(free_port()), {}
-    server: subprocess.Popen[bytes] | None = None
-    rllm = [sys.executable, "-c", "import sys; from rllm.cli.main import main; sys.exit(main())"]
+    server: subprocess.Popen[str] | None = None
     try:
         for line in commands():
-            words = shlex.split(line.removesuffix("&").replace(PORT, port))
-            extra = next((more for start, more in SMALL.items() if line.startswith(start)), [])
-            words = [*rllm, *words[1:], *(extra if small else [])]
+            words = shlex.split(line.removesuffix("&").replace(PORT, port))[1:]
             if small:
-                words = ["steps=2" if word == "steps=60" else word for word in words]
+                words = ["steps=1" if word == "steps=60" else word for word in words]
+                words += next((more for start, more in SMALL.items() if line.startswith(start)), [])
             if line.endswith("&"):
-                server = subprocess.Popen(words, cwd=directory, env=environment)
+                server = start_rllm(*words, cwd=Path.cwd())
                 wait_for(int(port), server)
                 continue
-            done = subprocess.run(
-                words, cwd=directory, env=environment, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+            done = rllm(*words)
+            assert done.exit_code == 0, f"{line}\n{done.output}"
             told[line] = done.stdout
     finally:
         if server is not None:
             server.terminate()
-            server.wait(timeout=30)
+            server.communicate(timeout=60)
     return told
 
 
-def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+def wait_for(port: int, server: subprocess.Popen[str]) -> None:
     until = time.monotonic() + 120
     while time.monotonic() < until:
         assert server.poll() is None, "the server ended"
@@ -85,8 +74,15 @@ def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
     raise AssertionError("the server does not listen")
 
 
-def test_every_command_of_the_page_works(tmp_path: Path) -> None:
-    told = played(tmp_path, small=True)
+@pytest.fixture(autouse=True)
+def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def test_every_command_of_the_page_works(
+    rllm: Rllm, start_rllm: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    told = played(rllm, start_rllm, small=True)
     assert "mcnemar" in told["rllm eval --compare evals/before evals/after"]
     before = json.loads((tmp_path / "evals/before/summary.json").read_text())
     after = json.loads((tmp_path / "evals/after/summary.json").read_text())
@@ -95,20 +91,12 @@ def test_every_command_of_the_page_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_model_of_the_page_gets_better_beyond_doubt(tmp_path: Path) -> None:
-    played(tmp_path, small=False)
-    words = [
-        sys.executable,
-        "-m",
-        "rllm.cli.main",
-        "eval",
-        "--compare",
-        "evals/before",
-        "evals/after",
-        "--json",
-    ]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)["comparisons"]["sampled"]
+def test_the_model_of_the_page_gets_better_beyond_doubt(
+    rllm: Rllm, start_rllm: Callable[..., subprocess.Popen[str]]
+) -> None:
+    played(rllm, start_rllm, small=False)
+    compared = rllm("eval", "--compare", "evals/before", "evals/after", "--json")
+    found = json.loads(compared.stdout)["comparisons"]["sampled"]
     assert found["tasks"] == 256
     assert found["difference_interval"][0] > 0.2  # measured: 0.30 to 0.45
     assert found["p_value"] < 1e-6

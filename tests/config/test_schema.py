@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from rllm.algorithms.advantages import ESTIMATORS
 from rllm.algorithms.aggregation import AGGREGATIONS
+from rllm.algorithms.estimators import ESTIMATORS
 from rllm.algorithms.grouping import CREDITS
 from rllm.algorithms.kl import KL_KINDS
 from rllm.algorithms.surrogates import SURROGATES
@@ -155,6 +155,22 @@ REFUSED = {
     ],
     "`critic.warmup_steps` is 9 and `steps` is 9": [*GAE, "critic.warmup_steps=9", "steps=9"],
     "`algorithm.gae_lambda` is 0.5, which does nothing here": ["algorithm.gae_lambda=0.5"],
+    "`algorithm.pass_k` is 2, which does nothing.*choose the estimator pass_at_k": ["algorithm.pass_k=2"],
+    "`algorithm.pass_k` is 1; .* set it to 2 or more": [
+        "algorithm.estimator=pass_at_k",
+        "algorithm.pass_k=1",
+    ],
+    "`algorithm.pass_k` is 9 and `rollout.group_size` is 8": [
+        "algorithm.estimator=pass_at_k",
+        "algorithm.pass_k=9",
+        "rollout.group_size=8",
+    ],
+    "`algorithm.gigpo_omega` is 0.5, which does nothing here": ["algorithm.gigpo_omega=0.5"],
+    "`algorithm.gigpo_norm` is 'none', which does nothing here": ["algorithm.gigpo_norm=none"],
+    "`algorithm.gigpo_norm` is 'mean'; choose one of std, none": [
+        "algorithm.estimator=gigpo",
+        "algorithm.gigpo_norm=mean",
+    ],
     "`algorithm.credit` is 'turn', but `algorithm.estimator` is 'gae'": [*GAE, "algorithm.credit=turn"],
     '`algorithm.credit` is "discounted" but `algorithm.gamma` is 1.0': ["algorithm.credit=discounted"],
     "`algorithm.clip_low` is 0.1, which does nothing here": [
@@ -245,6 +261,8 @@ def test_what_would_do_nothing_or_cannot_be_done_is_refused_with_what_to_do(mess
         ["algorithm.estimator=remax", "rollout.group_size=1", "algorithm.credit=turn"],
         ["algorithm.credit=discounted", "algorithm.gamma=0.9"],
         ["algorithm.loss=gspo", "algorithm.clip_high=0.0004"],
+        ["algorithm.estimator=pass_at_k", "rollout.group_size=8", "algorithm.pass_k=8"],
+        ["roles.solver.estimator=gigpo", "algorithm.gigpo_omega=0", "algorithm.gigpo_norm=none"],
         ["algorithm.loss=sapo", "algorithm.sapo_positive=2"],
         ["algorithm.loss=my_file.py:my_loss", "algorithm.estimator=my_file.py:my_estimator"],
         ["algorithm.aggregation=constant", "algorithm.aggregation_constant=64"],

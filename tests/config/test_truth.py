@@ -172,6 +172,8 @@ VARIANTS: dict[str, Sequence[str]] = {
     "kl in the reward": ["algorithm.kl_coef=0.1", "algorithm.kl_in=reward", "algorithm.kl_kind=k1"],
     "correction": ["algorithm.old_logprobs=trainer", "algorithm.correction=truncate"],
     "remax": ["algorithm.estimator=remax"],
+    "pass at k": ["algorithm.estimator=pass_at_k", "algorithm.pass_k=2"],
+    "gigpo": ["algorithm.estimator=gigpo", "algorithm.gigpo_omega=0.5", "algorithm.gigpo_norm=none"],
     "discounted": ["algorithm.credit=discounted", "algorithm.gamma=0.9"],
     "overlong answers": ["filters.overlong_buffer=2"],
     "dynamic sampling": ["filters.dynamic=true", "filters.max_rounds=2"],
@@ -182,6 +184,12 @@ VARIANTS: dict[str, Sequence[str]] = {
         "warm_start.noise=0",
         "distill.gamma=0.5",
         "distill.clip=2",
+    ],
+    "whole distributions": [
+        "algorithm.estimator=teacher",
+        "distill.teacher=TEACHER",
+        "warm_start.noise=0",
+        "distill.divergence=jsd",
     ],
 }
 

@@ -15,7 +15,6 @@ import re
 import subprocess
 import sys
 import threading
-import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,9 +35,6 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 LONGEST_S = 180.0
 """An example takes seconds; one that hangs is stopped."""
 MAX_LINES = 100
-
-BROUGHT_BY_DEV = {"openai_sdk": ("openai",), "anthropic_sdk": ("anthropic",)}
-"""What an example needs; the others have a dependency group each."""
 
 OTHER_ADDRESSES = ("OPENAI_", "ANTHROPIC_", "LITELLM_", "GOOGLE_", "AWS_")
 """Variables that could lead a program elsewhere."""
@@ -64,6 +60,9 @@ EXAMPLES = {
     "google_adk": Wire(),
     "strands": Wire(streams=(True,)),
     "smolagents": Wire(segments=("first", "history_rewritten")),
+    "litellm": Wire(dialects=(Dialect.CHAT, Dialect.CHAT, Dialect.MESSAGES), streams=(False, True, False)),
+    "autogen": Wire(),
+    "crewai": Wire(segments=("first", "history_rewritten")),
 }
 
 
@@ -96,10 +95,11 @@ class Example:
         return CHECKOUT / "examples" / self.name / "agent.py"
 
     @property
-    def requirements(self) -> tuple[str, ...]:
-        """What is installed to run it."""
-        groups = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["dependency-groups"]
-        return BROUGHT_BY_DEV.get(self.name) or tuple(groups[f"examples-{self.name.replace('_', '-')}"])
+    def requirements(self) -> list[str]:
+        """What its README installs beside rLLM."""
+        readme = self.file.with_name("README.md").read_text()
+        (wanted,) = re.findall(r"^pip install -e \S+(.*)$", readme, re.MULTILINE)
+        return re.findall(r"'([^']+)'", wanted)
 
     def python(self) -> str:
         """An interpreter that has the framework; the test is skipped where there is none."""

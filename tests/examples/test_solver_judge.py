@@ -62,7 +62,7 @@ def test_both_roles_learn_in_both_phases(finished: Path) -> None:
     assert untrained["solver"] != untrained["judge"]
 
 
-def test_every_answer_is_a_trajectory_of_its_role_and_the_judge_is_paid_for_beating_a_coin(
+def test_the_judge_is_asked_in_both_orders_and_paid_for_beating_a_coin(
     finished: Path, example: ModuleType
 ) -> None:
     with EpisodeStore.open(finished / "reinforcement" / "store.sqlite", read_only=True) as store:
@@ -70,12 +70,20 @@ def test_every_answer_is_a_trajectory_of_its_role_and_the_judge_is_paid_for_beat
     assert len(episodes) == 2 * 8 * 8
     for episode in episodes:
         assert episode.outcome is Outcome.SCORED
-        first, second, judge = episode.trajectories
-        assert [each.name for each in episode.trajectories] == ["solver", "solver", "judge"]
-        paid = [float(example.is_right(episode.task, each.output)) for each in (first, second)]
-        assert [first.reward, second.reward] == paid
-        picked = paid[[first.output, second.output].index(judge.output)] if judge.output is not None else 0.0
-        assert judge.reward == pytest.approx(picked - sum(paid) / 2)
+        solvers, judges = episode.trajectories[:2], episode.trajectories[2:]
+        assert [each.name for each in episode.trajectories] == ["solver", "solver", "judge", "judge"]
+        paid = [float(example.is_right(episode.task, each.output)) for each in solvers]
+        assert [each.reward for each in solvers] == paid
+        given = [each.output for each in solvers]
+        for judge, pair in zip(judges, (given, given[::-1]), strict=True):
+            assert judge.steps[0].chat_completions[0] == example.to_judge(episode.task, pair)[0]
+            letter = judge.steps[0].model_response
+            chosen = pair["AB".index(letter)] if letter in ("A", "B") else None
+            assert judge.output == chosen
+            worth = 0.0 if chosen is None else float(example.is_right(episode.task, chosen))
+            assert judge.reward == pytest.approx(worth - sum(paid) / 2)
+        if [each.steps[0].model_response for each in judges] in (["A", "A"], ["B", "B"]):
+            assert sum(each.reward or 0.0 for each in judges) == pytest.approx(0.0)
 
 
 def test_the_measurement_asks_both_roles_the_same_questions_before_and_after(finished: Path) -> None:
@@ -104,27 +112,40 @@ def test_a_frozen_judge_plays_and_its_parameters_do_not_change(
     assert after["judge"] == before["judge"]
     assert after["solver"] != before["solver"]
     with EpisodeStore.open(tmp_path / "frozen" / "store.sqlite", read_only=True) as store:
-        judges = [episode.trajectories[-1] for episode in store.episodes("train")]
+        judges = [each for episode in store.episodes("train") for each in episode.trajectories[2:]]
     assert any(judge.reward for judge in judges)  # there was something that it would have learned from
 
 
 def test_the_experts_err_as_often_as_they_are_told(example: ModuleType) -> None:
-    tasks = example.countdown_tasks("train", 300, **example.PROBLEMS)
+    tasks = example.tasks("train")[:600]
 
     def right(noise: float) -> dict[str, float]:
         rng = np.random.default_rng(0)
-        counts = {"solver": 0, "judge": 0}
+        graded: dict[str, list[bool]] = {"solver": [], "judge": []}
         for task in tasks:
-            (_, [(_, answer)]), (_, [(asked, pick)]) = example.experts(task, noise, rng)
-            chosen = asked[0]["content"].split(f"{pick}: ")[1].split("\n")[0]
-            counts["solver"] += example.is_right(task, answer)
-            counts["judge"] += example.is_right(task, chosen)
-        return {role: count / len(tasks) for role, count in counts.items()}
+            for role, [(asked, answer)] in example.experts(task, noise, rng):
+                if role == "judge":
+                    answer = asked[0]["content"].split(f"{answer}: ")[1].split("\n")[0]
+                graded[role].append(example.is_right(task, answer))
+        return {role: sum(each) / len(each) for role, each in graded.items()}
 
     assert right(0.0) == {"solver": 1.0, "judge": 1.0}
-    assert 0.4 < right(1.0)["judge"] < 0.6
-    assert right(1.0)["solver"] < 0.4
-    assert 0.65 < right(0.5)["judge"] < 0.85
+    assert right(0.5) == pytest.approx({"solver": 0.75, "judge": 0.875}, abs=0.06)
+    assert right(1.0) == pytest.approx({"solver": 0.5, "judge": 0.75}, abs=0.06)
+
+
+def test_neither_sign_is_right_more_often_and_no_test_problem_is_a_training_problem(
+    example: ModuleType,
+) -> None:
+    seen: dict[str, set[tuple[int, ...]]] = {}
+    for split in ("train", "test"):
+        tasks = example.tasks(split)[:512]
+        assert len(tasks) == 512
+        assert sum(task["target"] == sum(task["numbers"]) for task in tasks) == 256
+        assert all(first >= second for first, second in (task["numbers"] for task in tasks))
+        seen[split] = {(*task["numbers"], task["target"]) for task in tasks}
+        assert len(seen[split]) == 512
+    assert not seen["train"] & seen["test"]
 
 
 def test_the_example_is_short() -> None:

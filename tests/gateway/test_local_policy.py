@@ -276,3 +276,13 @@ async def test_an_abandoned_stream_stops_the_engine(policy: LocalPolicy) -> None
         await asyncio.sleep(0.02)
     assert policy.client.engine.num_in_flight == 0
     assert policy.health()["in_flight"] == 0
+
+
+async def test_without_seeds_none_is_told_and_none_is_taken() -> None:
+    """For a server that ends with the first seed: the draws are its own."""
+    policy = LocalPolicy(ScriptedClient(["a"]), "m", sends_seeds=False)
+    answer = await policy.answer(ask("Hi", seed=None), Session(seed=7))
+    assert answer.choices[0].seed is None
+    with pytest.raises(RequestRefused, match="without --no-seeds") as refused:
+        await policy.answer(ask("Hi", seed=3), Session())
+    assert (refused.value.status, refused.value.param) == (400, "seed")

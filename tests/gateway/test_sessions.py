@@ -51,6 +51,7 @@ async def test_a_session_is_named_by_path_header_or_body(
         async with http.post(url, json=BODY | more, headers=headers) as reply:
             assert reply.status == 200, await reply.text()
     assert gateway.policy.sessions == [session]
+    assert gateway.policy.requests[0].body == BODY, "what names the session is not sent on"
     assert len(gateway.ledger.traces(session)) == 1
 
 

@@ -161,6 +161,28 @@ async def test_a_field_that_the_server_refuses_is_left_out_once_and_for_all(
     assert "Unrecognized" in refused["error"]
 
 
+@pytest.mark.parametrize("streamed_first", [False, True])
+async def test_a_field_that_is_refused_in_streams_is_asked_for_in_whole_answers(
+    server: Any, connect: Connect, streamed_first: bool
+) -> None:
+    """As SGLang 0.5.23 does with ids of chat completions: nobody sees an error, whole answers keep ids."""
+
+    async def no_ids_in_streams(asked: Any) -> Any:
+        if asked.body.get("stream") and asked.body.get("return_token_ids"):
+            why = "return_token_ids is not supported with streaming on /v1/chat/completions."
+            return await fake.refuse(400, why)(asked)
+        return await fake.speak(asked)
+
+    server.engine, server.default = "sglang", no_ids_in_streams
+    policy = await connect()
+    for stream in (streamed_first, not streamed_first) * 2:
+        answer = await policy.answer(fake.chat("hi", stream=stream), fake.Session(), fake.Heard())
+        assert answer.choices[0].text == "ok"
+        assert bool(answer.choices[0].completion_ids) != stream
+        assert ("not supported with streaming" in answer.no_ids_because) == stream
+    assert len(server.bodies) == 5, "it was asked for once in vain"
+
+
 async def test_two_refused_fields_are_found_one_after_the_other(server: Any, connect: Connect) -> None:
     async def strict(asked: Any) -> Any:
         for name in ("return_token_ids", "logprobs"):
@@ -210,6 +232,8 @@ async def test_an_error_that_repeats_the_whole_request_does_not_end_the_capture(
         ({"temperature": 0.5, "top_p": 0.5}, {}, "sglang", LogprobMeaning.TEMPERATURE),
         ({"temperature": 1.0}, {}, "sglang", LogprobMeaning.RAW),
         ({}, {}, "sglang", LogprobMeaning.UNKNOWN),
+        (ALL_SET | {"temperature": 1.0, "top_k": 0}, {}, "rllm", LogprobMeaning.RAW),
+        (ALL_SET, {}, "rllm", LogprobMeaning.UNKNOWN),
         (ALL_SET, {}, "hosted", LogprobMeaning.UNKNOWN),
     ],
 )
@@ -246,6 +270,22 @@ async def test_a_seed_of_the_client_is_left_as_it_is(server: Any, connect: Conne
     policy = await connect()
     answer = await policy.answer(fake.chat("hi", seed=3), fake.Session(seed=7))
     assert (server.bodies[0]["seed"], answer.choices[0].seed) == (3, 3)
+
+
+async def test_a_gateway_that_sends_no_seeds_refuses_a_call_that_names_one(
+    server: Any, connect: Connect
+) -> None:
+    policy = await connect(sends_seeds=False)
+    answer = await policy.answer(fake.chat("hi"), fake.Session(seed=7))
+    assert ("seed" in server.bodies[0], answer.choices[0].seed) == (False, None)
+    for request, session in [
+        (fake.chat("hi", seed=3), fake.Session()),
+        (fake.chat("hi"), fake.Session(sampling={"seed": 3})),
+    ]:
+        with pytest.raises(RequestRefused, match="`seed` is 3, but this gateway sends") as refused:
+            await policy.answer(request, session)
+        assert (refused.value.status, refused.value.param) == (400, "seed")
+    assert len(server.bodies) == 1
 
 
 async def test_draws_go_on_where_they_were_when_a_session_is_remembered_from_the_ledger(

@@ -1,4 +1,8 @@
-"""What the tests of the house share: where the checkout is, and a fresh Python that sees it."""
+"""What the tests of the house share: the checkout, ways to run what documents say here, a fresh Python.
+
+Pages and commands run in this process, where everything is imported already. What is about imports, or how a
+process ends, starts a Python of its own, which costs seconds.
+"""
 
 import os
 import subprocess
@@ -7,6 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from rllm.cli.main import rllm as front_door
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -15,6 +22,38 @@ RunPython = Callable[..., subprocess.CompletedProcess[str]]
 def checkout() -> Path:
     """The root of the repository."""
     return Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the test works from now on, its home as well."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+@pytest.fixture
+def rllm(empty_directory: Path) -> Callable[[list[str]], str]:
+    """Runs `rllm WORD…` in an empty directory; it must end well. Returns what it printed."""
+
+    def call(words: list[str]) -> str:
+        done = CliRunner().invoke(front_door, words, prog_name="rllm", catch_exceptions=False)
+        assert done.exit_code == 0, f"{words}\n{done.output}"
+        return done.stdout
+
+    return call
+
+
+@pytest.fixture
+def run_page(empty_directory: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
+    """Runs blocks of a page in an empty directory, each after those before it; returns what one printed."""
+    names: dict[str, object] = {"__name__": "page"}
+
+    def run(block: str) -> str:
+        exec(compile(block, "page", "exec"), names)
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +10,6 @@ import pytest
 from rllm.config.algorithm import AGGREGATIONS, CREDITS, LOSSES
 from rllm.config.policies import ESTIMATORS
 
-LAST_LINES = "import sys\nsys.argv = {words!r}\nfrom rllm.cli.main import main\ntry:\n    main()\n"
-LAST_LINES += "except SystemExit as end:\n    assert not end.code, end.code\n"
-
 
 @pytest.fixture(scope="module")
 def page(checkout: Path) -> str:
@@ -21,19 +17,15 @@ def page(checkout: Path) -> str:
 
 
 def test_the_blocks_of_the_page_run_from_top_to_bottom(
-    page: str, tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+    page: str, run_page: Callable[[str], str], rllm: Callable[[list[str]], str]
 ) -> None:
-    parts: list[str] = []
     for language, body in re.findall(r"^```(python|sh)\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         if language == "python":
-            parts.append(body)
+            run_page(body)
         else:
-            parts += [LAST_LINES.format(words=shlex.split(line)) for line in body.splitlines()]
-    program = tmp_path / "page.py"
-    program.write_text("\n\n".join(parts))
-    done = run_python(str(program), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "runs").exists(), "every run of the page is a dry one"
+            for line in body.splitlines():
+                rllm(shlex.split(line)[1:])
+    assert not Path("runs").exists(), "every run of the page is a dry one"
 
 
 @pytest.mark.parametrize(

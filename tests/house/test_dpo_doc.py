@@ -1,7 +1,6 @@
 """docs/dpo.md runs: its Python as one program; its tables name what there is."""
 
 import re
-import subprocess
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -16,16 +15,11 @@ def page(checkout: Path) -> str:
     return (checkout / "docs" / "dpo.md").read_text()
 
 
-def test_the_python_of_the_page_runs_from_top_to_bottom(
-    page: str, tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    program = tmp_path / "page.py"
-    program.write_text("\n\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)))
-    done = run_python(str(program))
-    assert done.returncode == 0, done.stderr
-    assert "before {'loss': 0.69, 'margin': " in done.stdout
-    assert "after {'loss': 0." in done.stdout
-    assert "row 0: `chosen` and `rejected` are the same" in done.stdout
+def test_the_python_of_the_page_runs_from_top_to_bottom(page: str, run_page: Callable[[str], str]) -> None:
+    told = run_page("\n\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)))
+    assert "before {'loss': 0.69, 'margin': " in told
+    assert "after {'loss': 0." in told
+    assert "row 0: `chosen` and `rejected` are the same" in told
 
 
 def test_the_page_names_every_loss_with_the_keys_that_it_knows(page: str) -> None:

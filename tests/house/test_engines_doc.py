@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,16 +16,11 @@ def page(checkout: Path) -> str:
     return (checkout / "docs" / "engines.md").read_text()
 
 
-def test_the_python_of_the_page_runs_from_top_to_bottom(
-    page: str, tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    program = tmp_path / "page.py"
-    program.write_text("\n\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)))
-    done = run_python(str(program))
-    assert done.returncode == 0, done.stderr
-    assert "easy scored 1.0\nhole scored 0.0\n" in done.stdout
-    assert len(re.findall(r"^(?:easy|hole):\d scored (?:True|False)$", done.stdout, re.MULTILINE)) == 8
-    assert done.stdout.endswith("[]\n")
+def test_the_python_of_the_page_runs_from_top_to_bottom(page: str, run_page: Callable[[str], str]) -> None:
+    told = run_page("\n\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)))
+    assert "easy scored 1.0\nhole scored 0.0\n" in told
+    assert len(re.findall(r"^(?:easy|hole):\d scored (?:True|False)$", told, re.MULTILINE)) == 8
+    assert told.endswith("[]\n")
 
 
 def first_cells(page: str, title: str) -> list[str]:

@@ -5,6 +5,7 @@
 tables     the record's fields, the segments' reasons, the metrics: all there are, and no others
 """
 
+import contextlib
 import json
 import os
 import re
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from rllm.cli.main import rllm as front_door
 from rllm.gateway.server.counts import Counts
 from rllm.gateway.server.metrics import prometheus_text
 from rllm.gateway.upstream.continuity import UpstreamSegmentReason
@@ -61,8 +64,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("page")
     create, serve = (line.split()[1:] for line in blocks("sh")[0].splitlines())
     place = Served(directory, "")
-    created = place.run(sys.executable, "-c", ENTRY_POINT, *create)
-    assert created.returncode == 0, created.stderr
+    with contextlib.chdir(directory):
+        created = CliRunner().invoke(front_door, create, prog_name="rllm", catch_exceptions=False)
+    assert created.exit_code == 0, created.output
     serve[serve.index("--port") + 1] = "0"
     process = subprocess.Popen(
         [sys.executable, "-c", ENTRY_POINT, *serve, "--json"],

@@ -40,6 +40,7 @@ def test_the_page_names_every_grader(page: str) -> None:
 def rows(page: str, title: str) -> list[list[str]]:
     section = page.split(f"## {title}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| `")]
+    assert lines, f"the page has no table under {title!r}"
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 

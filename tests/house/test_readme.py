@@ -28,10 +28,7 @@ SHELL_BY_ANOTHER_NAME = {"bash", "shell", "console", "zsh", "shell-session"}
 BETWEEN_COMMANDS = {"&&", "||", ";", "|", "&"}
 INTO_A_FILE = {">", ">>", "2>", "<"}
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-
-ENTRY_POINT = "import sys; from rllm.cli.main import main; sys.exit(main())"
-"""What pip writes into the `rllm` script."""
+Rllm = Callable[[list[str]], str]
 
 RESOLVED_BY_DRY_RUN = {"train"}
 """Subcommands of `rllm` that can say what they would do; the others are asked for their help."""
@@ -74,7 +71,7 @@ def documented_commands() -> list[list[str]]:
     return [list(command) for command in found]
 
 
-def prove_make(command: list[str], directory: Path, run_python: RunPython) -> None:
+def prove_make(command: list[str], rllm: Rllm) -> None:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
     }
@@ -89,34 +86,33 @@ def prove_make(command: list[str], directory: Path, run_python: RunPython) -> No
     assert done.returncode == 0, done.stderr
 
 
-def prove_rllm(command: list[str], directory: Path, run_python: RunPython) -> None:
+def prove_rllm(command: list[str], rllm: Rllm) -> None:
     arguments = command[1:]
     ending = "--dry-run" if arguments and arguments[0] in RESOLVED_BY_DRY_RUN else "--help"
     if ending not in arguments:
         arguments = [*arguments, ending]
-    (directory / "examples").symlink_to(CHECKOUT / "examples")
-    done = run_python("-c", ENTRY_POINT, *arguments, cwd=directory)
-    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
-    assert [each.name for each in directory.iterdir()] == ["examples"], "asking must leave nothing behind"
+    Path("examples").symlink_to(CHECKOUT / "examples")
+    rllm(arguments)
+    assert os.listdir() == ["examples"], "asking must leave nothing behind"
 
 
-def prove_python(command: list[str], directory: Path, run_python: RunPython) -> None:
+def prove_python(command: list[str], rllm: Rllm) -> None:
     script = next((word for word in command[1:] if word.endswith(".py")), None)
     assert script is not None, f"`{shlex.join(command)}` names no script"
     assert (CHECKOUT / script).is_file(), f"there is no file {script}"
 
 
-def prove_pip(command: list[str], directory: Path, run_python: RunPython) -> None:
+def prove_pip(command: list[str], rllm: Rllm) -> None:
     extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for match in re.finditer(r"\[([\w,-]+)\]", " ".join(command)):
         assert set(match[1].split(",")) <= extras.keys(), f"the extras are {sorted(extras)}"
 
 
-def prove_nothing(command: list[str], directory: Path, run_python: RunPython) -> None:
+def prove_nothing(command: list[str], rllm: Rllm) -> None:
     """For the commands of others, which need a network or change the directory."""
 
 
-PROOFS: dict[str, Callable[[list[str], Path, RunPython], None]] = {
+PROOFS: dict[str, Callable[[list[str], Rllm], None]] = {
     "make": prove_make,
     "rllm": prove_rllm,
     "python": prove_python,
@@ -130,12 +126,12 @@ PROOFS: dict[str, Callable[[list[str], Path, RunPython], None]] = {
 
 
 @pytest.mark.parametrize("command", documented_commands(), ids=shlex.join)
-def test_a_documented_command_exists(command: list[str], tmp_path: Path, run_python: RunPython) -> None:
+def test_a_documented_command_exists(command: list[str], rllm: Rllm) -> None:
     name = Path(command[0]).name  # `.venv/bin/rllm` is `rllm`
     assert name in PROOFS, (
         f"nobody proves `{name}`: teach PROOFS in {Path(__file__).name} how, or leave it out"
     )
-    PROOFS[name](command, tmp_path, run_python)
+    PROOFS[name](command, rllm)
 
 
 def test_the_readme_shows_how_to_train_and_how_to_test() -> None:
@@ -161,11 +157,8 @@ def test_shell_blocks_are_all_marked_alike_so_that_none_escapes() -> None:
     assert escaped == set(), "write ```sh"
 
 
-def test_the_python_in_the_readme_runs_from_top_to_bottom(tmp_path: Path, run_python: RunPython) -> None:
-    program = tmp_path / "readme.py"
-    program.write_text("\n\n".join(blocks(CHECKOUT / "README.md", "python")))
-    done = run_python(str(program), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_the_python_in_the_readme_runs_from_top_to_bottom(run_page: Callable[[str], str]) -> None:
+    run_page("\n\n".join(blocks(CHECKOUT / "README.md", "python")))
 
 
 def test_commands_are_read_as_a_shell_reads_them() -> None:
@@ -184,11 +177,11 @@ def test_commands_are_read_as_a_shell_reads_them() -> None:
     ]
 
 
-def test_a_make_target_that_does_not_exist_is_found(tmp_path: Path, run_python: RunPython) -> None:
+def test_a_make_target_that_does_not_exist_is_found(rllm: Rllm) -> None:
     with pytest.raises(AssertionError, match="No rule to make target"):
-        prove_make(["make", "coffee"], tmp_path, run_python)
+        prove_make(["make", "coffee"], rllm)
 
 
-def test_an_extra_that_does_not_exist_is_found(tmp_path: Path, run_python: RunPython) -> None:
+def test_an_extra_that_does_not_exist_is_found(rllm: Rllm) -> None:
     with pytest.raises(AssertionError, match="the extras are"):
-        prove_pip(["pip", "install", "rllm[everything]"], tmp_path, run_python)
+        prove_pip(["pip", "install", "rllm[everything]"], rllm)

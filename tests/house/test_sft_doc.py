@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +11,6 @@ import pytest
 from rllm.config.loader import config_dict
 from rllm.config.supervised import SftConfig
 
-LAST_LINES = "import sys\nsys.argv = {words!r}\nfrom rllm.cli.main import main\ntry:\n    main()\n"
-LAST_LINES += "except SystemExit as end:\n    assert not end.code, end.code\n"
-
 
 @pytest.fixture(scope="module")
 def page(checkout: Path) -> str:
@@ -22,23 +18,20 @@ def page(checkout: Path) -> str:
 
 
 def test_the_blocks_of_the_page_run_from_top_to_bottom(
-    page: str, tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+    page: str, run_page: Callable[[str], str], rllm: Callable[[list[str]], str]
 ) -> None:
-    parts: list[str] = []
+    told = ""
     for language, body in re.findall(r"^```(python|sh)\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         if language == "python":
-            parts.append(body)
+            run_page(body)
         else:
-            parts += [LAST_LINES.format(words=[*shlex.split(line)]) for line in body.splitlines()]
-    program = tmp_path / "page.py"
-    program.write_text("\n\n".join(parts))
-    done = run_python(str(program), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "Nothing was written." in done.stdout
+            told += "".join(rllm(shlex.split(line)[1:]) for line in body.splitlines())
+    assert "Nothing was written." in told
     for name in ("chats", "from-python"):
-        summary = json.loads((tmp_path / "runs" / name / "summary.json").read_text())
+        run = Path("runs") / name
+        summary = json.loads((run / "summary.json").read_text())
         assert summary["after"]["loss"] < summary["before"]["loss"]
-        assert (tmp_path / "runs" / name / "model" / "model.safetensors").is_file()
+        assert (run / "model" / "model.safetensors").is_file()
 
 
 def test_every_key_is_on_the_page_and_every_key_of_the_page_exists(page: str) -> None:

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from rllm.cli.main import rllm as front_door
+from rllm.errors import ConfigError
 from rllm.inference.engines import make_client
 from rllm.inference.local.client import LocalClient
 from rllm.inference.openai import OpenAIClient
@@ -38,11 +41,12 @@ def rllm(words: list[str], directory: Path) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """What the page's commands start, on a port that is free."""
     create, serve = (line.split()[1:] for line in blocks("sh")[0].splitlines())
-    with rllm(create, tmp_path) as created:
-        assert created.wait() == 0
+    monkeypatch.chdir(tmp_path)
+    created = CliRunner().invoke(front_door, create, prog_name="rllm", catch_exceptions=False)
+    assert created.exit_code == 0, created.output
     serve[serve.index("--port") + 1] = "0"
     with rllm([*serve, "--json"], tmp_path) as served:
         assert served.stdout is not None
@@ -52,10 +56,7 @@ def url(tmp_path: Path) -> Iterator[str]:
         served.terminate()
 
 
-def test_the_python_of_the_page_runs_from_top_to_bottom(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_python_of_the_page_runs_from_top_to_bottom(url: str) -> None:
     programs = blocks("python")
     assert len(programs) == 4
     namespace: dict[str, object] = {"__name__": "page"}
@@ -72,5 +73,5 @@ def test_the_arguments_of_an_engine_are_those_of_its_client(engine: str, client:
     named = set(re.findall(r"`(\w+)`", listed))
     takes = {*inspect.signature(client.__init__).parameters} - {"self", "tokenizer", "loaded"}
     assert named == (takes | {"model", "device"} if engine == "local" else takes)
-    with pytest.raises(Exception, match="does not know"):
+    with pytest.raises(ConfigError, match="does not know"):
         make_client(engine, {difflib.get_close_matches("modle", named, n=1)[0] + "x": 1})

@@ -173,6 +173,19 @@ DEEPSEEK_FENCED_TOOLS = DEEPSEEK_TOOLS.replace(
 # some templates add arguments up as text and break when they are an object
 DEEPSEEK_FENCED_TOOLS = DEEPSEEK_FENCED_TOOLS.replace("{{ ARGUMENTS }}", "{{ '' + call.function.arguments }}")
 DEEPSEEK_TOOLS = DEEPSEEK_TOOLS.replace("ARGUMENTS", "call.function.arguments | tojson")
+DSML_TOOLS = (
+    "<bos>{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}<function_results>\n<result>{{ m.content }}</result>\n</function_results>"
+    "{% elif m.role == 'assistant' %}<head>assistant</head>{{ m.content }}"
+    "{% if m.tool_calls %}\n\n<｜DSML｜function_calls>\n{% for call in m.tool_calls %}"
+    '<｜DSML｜invoke name="{{ call.function.name }}">\n'
+    "{% for key, value in call.function.arguments.items() %}"
+    """<｜DSML｜parameter name="{{ key }}" string="{{ 'true' if value is string else 'false' }}">"""
+    "{{ value if value is string else value | tojson }}</｜DSML｜parameter>\n{% endfor %}"
+    "</｜DSML｜invoke>\n{% endfor %}</｜DSML｜function_calls>{% endif %}<|im_end|>"
+    "{% else %}<head>{{ m.role }}</head>{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<head>assistant</head>{% endif %}"
+)
 HARMONY_TOOLS = (
     "<|start|>system<|message|>Channels: analysis, commentary, final.<|end|>"
     "{% if tools %}<|start|>developer<|message|># Tools\n"
@@ -286,6 +299,7 @@ TEMPLATES = {
     "glm_tight_tools": GLM_TIGHT_TOOLS,
     "deepseek_tools": DEEPSEEK_TOOLS,
     "deepseek_fenced_tools": DEEPSEEK_FENCED_TOOLS,
+    "dsml_tools": DSML_TOOLS,
     "harmony_tools": HARMONY_TOOLS,
     "harmony_role_tools": HARMONY_ROLE_TOOLS,
 }

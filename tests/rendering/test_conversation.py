@@ -105,6 +105,7 @@ async def test_every_prompt_begins_with_all_that_was_sent_and_sampled_before(toy
     tokenizer = toy("chatml")
     rng = random.Random(7)
     trajectory, _ = await _talk(tokenizer, _script(rng, tokenizer, 12), rng)
+    assert len(trajectory.steps) == 12
     for earlier, later in pairwise(trajectory.steps):
         known = earlier.prompt_ids + earlier.response_ids
         assert later.prompt_ids[: len(known)] == known

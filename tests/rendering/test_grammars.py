@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from typing import Any
 
 import llguidance
@@ -20,6 +21,7 @@ from rllm.rendering.tools import (
     MARKUP,
     DeepSeekFencedFormat,
     DeepSeekFormat,
+    DsmlFormat,
     GlmFormat,
     HarmonyFormat,
     HarmonyPlainFormat,
@@ -32,6 +34,7 @@ from rllm.rendering.tools import (
 )
 
 ADDED = tuple(sorted(MARKUP - {"<|end|>"}))
+IN_A_TAG = "｜DSML｜"
 """The built-in tokenizer has `<|end|>` already, for the end of an answer."""
 
 
@@ -39,11 +42,13 @@ ADDED = tuple(sorted(MARKUP - {"<|end|>"}))
 def _tokenizer(added: str) -> tuple[Tokenizer, Any]:
     """The built-in one, whose markup is ordinary text, or one with markup as single tokens.
 
-    In `channels`, `<|end|>` ends a message and `<|return|>` the answer.
+    In `channels`, `<|end|>` ends a message and `<|return|>` the answer; for `in a tag`, one token stands in
+    the middle of tags that are text.
     """
     tokenizer = create_tokenizer()
     if added:
-        tokens = [AddedToken(tag, special=added != "added", normalized=False) for tag in ADDED]
+        tags = (IN_A_TAG,) if added == "in a tag" else ADDED
+        tokens = [AddedToken(tag, special=added != "added", normalized=False) for tag in tags]
         tokenizer.add_tokens(tokens)
     eos_token = "<|return|>" if added == "channels" else "<|end|>"
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos_token)
@@ -89,7 +94,7 @@ JSON_KINDS = [
     DeepSeekFencedFormat,
     LlamaFormat,
 ]
-KINDS = [*JSON_KINDS, QwenCoderFormat, GlmFormat]
+KINDS = [*JSON_KINDS, QwenCoderFormat, GlmFormat, DsmlFormat]
 SPELLINGS = ["", "added", "special"]
 
 
@@ -108,6 +113,9 @@ def _write(kind: Any, *calls: tuple[str, dict[str, Any]]) -> str:
             return "".join(f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}" for name, arguments in calls)
         case "deepseek-v3.1" | "deepseek":
             return _write_deepseek(kind, calls)
+        case "deepseek-v3.2":
+            invoked = "".join(_invoked(name, arguments) for name, arguments in calls)
+            return f"{kind.opener}\n{invoked}{kind.closer}"
         case "harmony":
             ((name, arguments),) = calls
             header = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
@@ -139,6 +147,15 @@ def _pairs(arguments: dict[str, Any]) -> str:
         f"<arg_key>{key}</arg_key>\n<arg_value>{_bare(value)}</arg_value>\n"
         for key, value in arguments.items()
     )
+
+
+def _invoked(name: str, arguments: dict[str, Any]) -> str:
+    opened = [f'name="{key}" string="{_json(isinstance(value, str))}"' for key, value in arguments.items()]
+    tags = [
+        f"<｜DSML｜parameter {tag}>{_bare(value)}</｜DSML｜parameter>\n"
+        for tag, value in zip(opened, arguments.values(), strict=True)
+    ]
+    return f'<｜DSML｜invoke name="{name}">\n{"".join(tags)}</｜DSML｜invoke>\n'
 
 
 def _write_deepseek(kind: Any, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
@@ -173,8 +190,10 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("added", SPELLINGS)
-@pytest.mark.parametrize("kind", KINDS)
+CASES = [*product(KINDS, SPELLINGS), (DsmlFormat, "in a tag")]
+
+
+@pytest.mark.parametrize(("kind", "added"), CASES)
 def test_required_calls_are_held_to_their_schemas_and_text_is_refused(kind: Any, added: str) -> None:
     tool_format = kind(token_ids=_token_ids(added))
     grammar = tool_format.grammar(TOOLS, required=True)
@@ -190,8 +209,7 @@ def test_required_calls_are_held_to_their_schemas_and_text_is_refused(kind: Any,
         assert not _follows(grammar, text, added), text
 
 
-@pytest.mark.parametrize("added", SPELLINGS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "added"), CASES)
 def test_a_named_tool_is_the_only_one_and_without_parallel_calls_there_is_one(kind: Any, added: str) -> None:
     tool_format = kind(token_ids=_token_ids(added))
     named = tool_format.grammar(TOOLS, required=True, name="weather_now")
@@ -204,8 +222,7 @@ def test_a_named_tool_is_the_only_one_and_without_parallel_calls_there_is_one(ki
     assert not _follows(of_one_call, _write(kind, OSLO, NOW), added)
 
 
-@pytest.mark.parametrize("added", SPELLINGS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "added"), CASES)
 def test_where_a_call_is_optional_text_is_free_and_calls_are_not(kind: Any, added: str) -> None:
     grammar = kind(token_ids=_token_ids(added)).grammar(TOOLS, required=False)
     for text in ("", "Up", "a <b> [c]\n\n", _write(kind, OSLO), _write(kind, OSLO, NOW)):

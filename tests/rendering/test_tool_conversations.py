@@ -26,6 +26,7 @@ Toy = Callable[..., Any]
 TEMPLATES = [
     *("builtin", "qwen", "qwen_thinking", "qwen_opened", "qwen_coder", "llama_tools", "mistral_tools"),
     *("mistral_args_tools", "glm_tools", "glm_tight_tools", "deepseek_tools", "deepseek_fenced_tools"),
+    "dsml_tools",
 ]
 REWRITING = ["harmony_tools", "harmony_role_tools"]
 """Templates that print a call otherwise once it was answered: each turn begins a segment of its own."""

@@ -14,6 +14,7 @@ from rllm.rendering.tools import (
 from rllm.rendering.tools import (
     DeepSeekFencedFormat,
     DeepSeekFormat,
+    DsmlFormat,
     GlmFormat,
     HarmonyFormat,
     HarmonyPlainFormat,
@@ -35,8 +36,8 @@ Toy = Callable[..., Any]
 
 HERMES, CODER, MISTRAL, LLAMA = HermesFormat(), QwenCoderFormat(), MistralFormat(), LlamaFormat()
 GLM, MISTRAL_ARGS, HARMONY = GlmFormat(), MistralArgsFormat(), HarmonyFormat()
-DEEPSEEK, DEEPSEEK_FENCED = DeepSeekFormat(), DeepSeekFencedFormat()
-BEHIND_TEXT = [HERMES, CODER, GLM, MISTRAL, MISTRAL_ARGS, DEEPSEEK, DEEPSEEK_FENCED]
+DEEPSEEK, DEEPSEEK_FENCED, DSML = DeepSeekFormat(), DeepSeekFencedFormat(), DsmlFormat()
+BEHIND_TEXT = [HERMES, CODER, GLM, MISTRAL, MISTRAL_ARGS, DEEPSEEK, DEEPSEEK_FENCED, DSML]
 """Calls that text may stand before, and thoughts in tags."""
 WITH_TAGS = [*BEHIND_TEXT, LLAMA]
 FORMATS = [*WITH_TAGS, HARMONY]
@@ -55,9 +56,14 @@ WRITTEN = {
     '{"city": "Oslo", "days": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
     '{"city": "Oslo", "days": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek-v3.2": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
     "harmony": "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
     '{"city": "Oslo", "days": 3}<|call|>',
 }
+OPENED = f'{DSML.opener}\n<｜DSML｜invoke name="f">\n'
 TWO_WRITTEN = {
     "hermes": f"{WRITTEN['hermes']}\n{WRITTEN['hermes']}",
     "qwen-coder": f"{WRITTEN['qwen-coder']}\n{WRITTEN['qwen-coder']}",
@@ -70,6 +76,9 @@ TWO_WRITTEN = {
     ),
     "deepseek": WRITTEN["deepseek"].replace(
         "<｜tool▁calls▁end｜>", "\n" + WRITTEN["deepseek"].removeprefix("<｜tool▁calls▁begin｜>")
+    ),
+    "deepseek-v3.2": WRITTEN["deepseek-v3.2"].replace(
+        "</｜DSML｜function_calls>", WRITTEN["deepseek-v3.2"].removeprefix("<｜DSML｜function_calls>\n")
     ),
     "harmony": f"{WRITTEN['harmony']}<|start|>assistant{WRITTEN['harmony']}",
 }
@@ -154,6 +163,9 @@ def test_an_answer_that_is_text_stays_as_it_is(tool_format: Any, text: str) -> N
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f",
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f",
         ),
+        (DSML, f"{DSML.opener}\n<｜DSML｜invoke>", f"{DSML.opener}\n<｜DSML｜invoke>"),
+        (DSML, f'{DSML.opener}\n<｜DSML｜invoke name="f', f'{DSML.opener}\n<｜DSML｜invoke name="f'),
+        (DSML, f"so {DSML.opener}\n{DSML.closer}", f"so {DSML.opener}\n{DSML.closer}"),
         (HARMONY, "<|channel|>commentary to=functions.f", "<|channel|>commentary to=functions.f"),
     ],
 )
@@ -177,6 +189,10 @@ def test_markup_that_makes_no_call_is_text_and_is_flagged(tool_format: Any, text
         (MISTRAL_ARGS, '[TOOL_CALLS]f[ARGS]{"a": nope}', '{"a": nope}'),
         (DEEPSEEK, f"{DEEPSEEK.opener}<｜tool▁call▁begin｜>f<｜tool▁sep｜>{{", "{"),
         (DEEPSEEK, f"{DEEPSEEK.opener}<｜tool▁call▁begin｜>f<｜tool▁sep｜>{{}} or so", "{}"),
+        (DSML, f'{OPENED}<｜DSML｜parameter name="a" string="true">half a</｜DS', '{"a": "half a</｜DS'),
+        (DSML, f'{OPENED}<｜DSML｜parameter name="a" string="false">[1, ', '{"a": [1, '),
+        (DSML, f"{OPENED}no parameter", "{"),
+        (DSML, f"{OPENED}</｜DSML｜invoke>\nor so", "{}"),
         (HARMONY, '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": ', '{"a": '),
         (HARMONY, "<|channel|>commentary to=functions.f<|message|>nope<|call|>", "nope"),
     ],
@@ -224,6 +240,21 @@ def test_values_of_tag_parameters_have_the_type_that_the_tool_says() -> None:
     tags = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
     (call,) = CODER.parse(f"<tool_call>\n<function=f>\n{tags}</function>\n</tool_call>", tools).calls
     assert json.loads(call.arguments) == {"zip": "0150", "deep": True, "limit": None, "rows": ["a", 1]}
+
+
+def test_a_value_says_itself_whether_it_is_text() -> None:
+    values = [
+        ("a", "true", "3\\n "),
+        ("b", "false", '{"x": ["</p>"]}'),
+        ("c", "true", ""),
+        ("d", "false", "null"),
+    ]
+    tags = "\n".join(
+        f'<｜DSML｜parameter name="{key}" string="{is_text}">{value}</｜DSML｜parameter>'
+        for key, is_text, value in values
+    )
+    (call,) = DSML.parse(f"{OPENED}{tags}\n</｜DSML｜invoke>\n{DSML.closer}").calls
+    assert json.loads(call.arguments) == {"a": "3\\n ", "b": {"x": ["</p>"]}, "c": "", "d": None}
 
 
 def test_a_plain_format_takes_nothing_for_a_call() -> None:
@@ -361,6 +392,7 @@ def test_reading_a_long_answer_piece_by_piece_takes_each_piece_once(tool_format:
         ("glm_tight_tools", "glm"),
         ("deepseek_tools", "deepseek-v3.1"),
         ("deepseek_fenced_tools", "deepseek"),
+        ("dsml_tools", "deepseek-v3.2"),
         ("harmony_tools", "harmony"),
         ("harmony_role_tools", "harmony"),
         ("chatml", None),

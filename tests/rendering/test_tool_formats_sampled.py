@@ -25,6 +25,7 @@ TEMPLATES = {
     "glm_tools": "glm",
     "mistral_args_tools": "mistral-args",
     "deepseek_tools": "deepseek-v3.1",
+    "dsml_tools": "deepseek-v3.2",
     "harmony_tools": "harmony",
     "llama_tools": "llama",
 }

@@ -21,6 +21,7 @@ TEMPLATES = {
     "mistral_args_tools": "mistral-args",
     "deepseek_tools": "deepseek-v3.1",
     "deepseek_fenced_tools": "deepseek",
+    "dsml_tools": "deepseek-v3.2",
     "harmony_tools": "harmony",
     "llama_tools": "llama",
 }

@@ -1,6 +1,10 @@
-import importlib.util
-from collections.abc import Callable, Sequence
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,13 +27,47 @@ VOCABULARY = 40
 @pytest.fixture(scope="session")
 def letters() -> ModuleType:
     """The tiny world of letter_game.py, the same that the killed processes play."""
-    path = Path(__file__).parent / "letter_game.py"
-    spec = importlib.util.spec_from_file_location("letter_game", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return _beside("letter_game")
+
+
+@pytest.fixture(scope="session")
+def preferences() -> ModuleType:
+    """The run of dpo_game.py, the same that the killed processes train."""
+    return _beside("dpo_game")
+
+
+def _beside(name: str) -> ModuleType:
+    """A game of this directory, imported as killing.py imports it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parent)
+        return import_module(name)
+
+
+@pytest.fixture(scope="session")
+def ask() -> Iterator[Callable[..., dict[str, Any]]]:
+    """Let a process train a run of a game, perhaps to its death; returns how it ended. What may be asked:
+    killing.py."""
+    nursery = subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "killing.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
+    assert nursery.stdout.readline() == "ready\n"
+
+    def request(run: Path, *, game: str = "letters", **fate: Any) -> dict[str, Any]:
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        nursery.stdin.write(json.dumps({"run": str(run), "game": game, **fate}) + "\n")
+        nursery.stdin.flush()
+        return json.loads(nursery.stdout.readline())
+
+    yield request
+    nursery.kill()
+    nursery.communicate()
 
 
 @pytest.fixture

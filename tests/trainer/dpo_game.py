@@ -1,20 +1,9 @@
-"""A run on preferences of a second, and a process that trains it until it is killed; the fates are
-letter_game.py's.
+"""A run on preferences of a second, with any of the losses."""
 
-{"run": DIR, "loss": "kto"}                 train, or resume, to the end     {"signal": 0, "events": […]}
-{"run": DIR, "die_at_line": ["train", 2]}   kill -9 when that line is logged               {"signal": 9}
-{"run": DIR, "die_at_event": 57}            kill -9 at the 57th time that a file of the run is touched
-"""
-
-import json
-import os
-import signal
-import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
-from letter_game import EndAtLine, FileEvents, merged
+from letter_game import merged
 
 from rllm.trainer.dpo import AgentDPOTrainer
 
@@ -47,43 +36,3 @@ def make_trainer(
     config = merged(merged(SETTINGS, {"preference": {"loss": loss}}), changes or {})
     rows = LABELLED if loss == "kto" else PAIRS
     return AgentDPOTrainer(**{"config": config, "train_dataset": rows, "output": run, **more})
-
-
-def _serve(request: dict[str, Any]) -> None:
-    """In the child: train, and tell what was done to files."""
-    run = Path(request["run"])
-    events = FileEvents(run, request.get("die_at_event"))
-    tracker = None
-    if "die_at_line" in request:
-        tracker = EndAtLine(tuple(request["die_at_line"]), signal.SIGKILL)
-    trainer = make_trainer(run, request.get("loss", "dpo"), tracker=tracker)
-    sys.addaudithook(events)
-    trainer.train()
-    print(json.dumps({"signal": 0, "events": events.seen}), flush=True)
-
-
-def main() -> None:
-    # Imported before the first fork: children then have them for nothing.
-    from matplotlib import backends, figure, font_manager, ticker  # noqa: F401
-    from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast  # noqa: F401
-
-    import rllm.models.builtin
-    import rllm.trainer.preference_job  # noqa: F401
-
-    print("ready", flush=True)
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            try:
-                _serve(json.loads(line))
-                os._exit(0)
-            except BaseException:  # noqa: BLE001  a child must never go on as its parent
-                traceback.print_exc()
-                os._exit(1)
-        _, status = os.waitpid(child, 0)
-        if status:
-            print(json.dumps({"signal": status & 0x7F, "code": status >> 8}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

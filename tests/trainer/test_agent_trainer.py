@@ -113,6 +113,7 @@ def test_every_sampled_token_of_a_run_was_written_by_the_policy_of_its_step(fini
     lines = {
         line["step"]: line for line in read_metrics(finished / "metrics.jsonl") if line["phase"] == "train"
     }
+    assert list(lines) == [0, 1, 2, 3]
     version = 4  # updates of the warm start
     with EpisodeStore.open(finished / "store.sqlite", read_only=True) as store:
         for step, line in lines.items():
@@ -278,5 +279,8 @@ def test_agents_and_environments_get_their_arguments(letters: ModuleType, tmp_pa
         env_args={"letter": "Z"},
     ).train()
     with EpisodeStore.open(run / "store.sqlite", read_only=True) as store:
-        for episode in store.episodes("train", 0):
-            assert episode.trajectories[0].steps[0].chat_completions[0]["content"] == "Z 1 yours"
+        asked = [
+            episode.trajectories[0].steps[0].chat_completions[0]["content"]
+            for episode in store.episodes("train", 0)
+        ]
+    assert asked == ["Z 1 yours"] * 6

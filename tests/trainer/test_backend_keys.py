@@ -14,7 +14,7 @@ from rllm.algorithms.losses import ImitationLoss
 from rllm.config.loader import load_config
 from rllm.config.optimizer import SCHEDULES, OptimizerConfig
 from rllm.config.schema import ModelConfig
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, NumericsError
 from rllm.trainer.backends.base import refuse_unsupported
 from rllm.trainer.backends.torch import SUPPORTS
 from rllm.trainer.schedules import learning_rate, scheduled
@@ -71,12 +71,12 @@ def test_changing_a_key_changes_what_is_executed(
     # A limit on the norm is what `on_bad_update` is about, so there has to be one.
     base = OptimizerConfig(max_norm_factor=20.0 if key == "on_bad_update" else 0.0)
     if key == "on_bad_update":
-        with pytest.raises(Exception, match="running norm"):
+        with pytest.raises(NumericsError, match="running norm"):
             executed(base)
         assert executed(replace(base, on_bad_update="skip"))[3] == 1
         return
     if key == "max_norm_factor":
-        with pytest.raises(Exception, match="running norm"):
+        with pytest.raises(NumericsError, match="running norm"):
             executed(replace(base, max_norm_factor=2.0))
         return
     with caplog.at_level(logging.WARNING):

@@ -3,9 +3,6 @@
 import asyncio
 import itertools
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -163,6 +160,9 @@ def test_the_first_token_that_differs_is_named() -> None:
     require_same_vocabulary({0: "a"}, {0: "a"}, "big")
 
 
+TAUGHT = ["algorithm.estimator=teacher", "distill.teacher=DIR", "warm_start.noise=0"]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -182,6 +182,20 @@ def test_the_first_token_that_differs_is_named() -> None:
         (["distill.teacher=DIR", "distill.teacher_model=x"], "the teacher is no server"),
         (["distill.gamma=2"], "must lie between 0 and 1"),
         (["distill.baseline=median"], "choose one of mean, none"),
+        (["distill.divergence=jsd"], "`distill.divergence` is 'jsd', which does nothing here"),
+        ([*TAUGHT, "distill.divergence=kl"], "choose one of sampled, forward_kl, reverse_kl, jsd"),
+        ([*TAUGHT, "distill.jsd_beta=0.3"], "the divergence is `sampled`"),
+        ([*TAUGHT, "distill.divergence=jsd", "distill.jsd_beta=1"], "must lie between 0 and 1"),
+        ([*TAUGHT, "distill.divergence=jsd", "distill.gamma=1"], "no token is paid"),
+        (
+            [*TAUGHT, "distill.divergence=jsd", "algorithm.loss=gspo"],
+            "`distill.divergence` jsd is the loss",
+        ),
+        ([*TAUGHT, "distill.divergence=jsd", "distill.teacher=http://x"], "a server tells of single tokens"),
+        (
+            [*TAUGHT, "distill.divergence=jsd", "roles.a.estimator=rloo"],
+            "some role learns from rewards by rloo",
+        ),
     ],
 )
 def test_what_a_distillation_cannot_honour_is_refused(changes: list[str], said: str) -> None:
@@ -268,8 +282,22 @@ def test_a_small_student_gets_close_to_its_teacher(
     assert (tmp_path / "run" / "curve.png").is_file()
 
 
+@pytest.mark.parametrize("divergence", ["forward_kl", "jsd"])
+def test_whole_distributions_bring_it_there_as_well(
+    distill: Callable[..., AgentDistillTrainer], teacher_run: Path, tmp_path: Path, divergence: str
+) -> None:
+    taught = {"distill": {"teacher": str(teacher_run), "divergence": divergence}, "steps": 8}
+    summary = distill(tmp_path / "run", {**taught, "algorithm": {"entropy_coef": 0.001}}).train().summary
+    assert summary["after"]["reverse_kl"] < 0.8 * summary["before"]["reverse_kl"]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["phase"] == "train"]
+    assert trained[-1]["teacher_divergence"] < trained[0]["teacher_divergence"]
+    assert all("reverse_kl" in line for line in trained)
+    assert trained[0]["entropy"] > 0.0
+
+
 def test_a_run_that_was_killed_ends_as_one_that_was_not(
-    tiny_directory: Path, small_model: Path, tmp_path: Path
+    ask: Callable[..., dict[str, Any]], tiny_directory: Path, small_model: Path, tmp_path: Path
 ) -> None:
     changes = {
         "steps": 3,
@@ -279,21 +307,11 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(
         "algorithm": {"estimator": "teacher"},
         "distill": {"teacher": str(tiny_directory)},
     }
-    fates: list[dict[str, Any]] = [{"run": "whole"}]
-    fates += [{"run": "killed", "die_at_line": ["train", step]} for step in range(3)]
-    fates += [{"run": "killed", "die_at_line": ["after", 0]}, {"run": "killed"}]
-    asked = [json.dumps({**fate, "run": str(tmp_path / fate["run"]), "changes": changes}) for fate in fates]
-    told = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "letter_game.py")],
-        input="".join(f"{line}\n" for line in asked),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    signals = [json.loads(line)["signal"] for line in told.stdout.splitlines()[1:]]
-    assert signals == [0, 9, 9, 9, 9, 0]
     whole, killed = ((tmp_path / name) for name in ("whole", "killed"))
+    assert ask(whole, changes=changes)["signal"] == 0
+    for line in (*(("train", step) for step in range(3)), ("after", 0)):
+        assert ask(killed, changes=changes, die_at_line=line)["signal"] == 9
+    assert ask(killed, changes=changes)["signal"] == 0
     hashes = {parameters_sha256(load_model(run / "model").model.state_dict_hf()) for run in (whole, killed)}
     assert len(hashes) == 1
     reports = [json.loads((run / "summary.json").read_text())["after"] for run in (whole, killed)]

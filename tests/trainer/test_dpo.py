@@ -1,13 +1,9 @@
 """Runs on preferences: what they learn, keep and refuse, and that kill -9 changes nothing."""
 
 import asyncio
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,23 +29,10 @@ MEASURES = {"margin", "accuracy", "chosen_logprob", "rejected_logprob", "ranking
 
 
 @pytest.fixture(scope="session")
-def game(letters: ModuleType) -> ModuleType:
-    """The run of dpo_game.py, the same that the killed processes train."""
-    sys.modules["letter_game"] = letters
-    path = Path(__file__).parent / "dpo_game.py"
-    spec = importlib.util.spec_from_file_location("dpo_game", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def finished(game: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(preferences: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole run on pairs; to be read only."""
     run = tmp_path_factory.mktemp("dpo") / "run"
-    game.make_trainer(run).train()
+    preferences.make_trainer(run).train()
     return run
 
 
@@ -97,8 +80,10 @@ def test_the_first_update_measures_what_the_untrained_model_is(finished: Path) -
 
 
 @pytest.mark.parametrize("loss", ["ipo", "hinge", "simpo", "orpo", "kto"])
-def test_every_other_loss_moves_the_policy_the_same_way(game: ModuleType, tmp_path: Path, loss: str) -> None:
-    summary = game.make_trainer(tmp_path / "run", loss, {"epochs": 4}).train().summary
+def test_every_other_loss_moves_the_policy_the_same_way(
+    preferences: ModuleType, tmp_path: Path, loss: str
+) -> None:
+    summary = preferences.make_trainer(tmp_path / "run", loss, {"epochs": 4}).train().summary
     assert summary["after"]["margin"] > summary["before"]["margin"]
     assert summary["after"]["loss"] < summary["before"]["loss"]
     assert (tmp_path / "run" / "reference.safetensors").is_file() is (loss not in ("simpo", "orpo"))
@@ -106,25 +91,25 @@ def test_every_other_loss_moves_the_policy_the_same_way(game: ModuleType, tmp_pa
         assert all(line["reference_point"] >= 0.0 for line in train_lines(tmp_path / "run"))
 
 
-def test_an_adapter_is_held_against_the_model_without_it(game: ModuleType, tmp_path: Path) -> None:
+def test_an_adapter_is_held_against_the_model_without_it(preferences: ModuleType, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     changes = {"lora": {"rank": 4}, "optimizer": {"learning_rate": 1e-2}}
-    summary = game.make_trainer(tmp_path / "run", changes=changes).train().summary
+    summary = preferences.make_trainer(tmp_path / "run", changes=changes).train().summary
     assert summary["before"]["loss"] == pytest.approx(np.log(2.0), abs=1e-9)
     assert summary["after"]["margin"] > 0.1
 
 
 def test_the_run_does_not_depend_on_the_size_of_micro_batches(
-    game: ModuleType, finished: Path, tmp_path: Path
+    preferences: ModuleType, finished: Path, tmp_path: Path
 ) -> None:
-    game.make_trainer(tmp_path / "run", changes={"optimizer": {"micro_batch_tokens": 1}}).train()
+    preferences.make_trainer(tmp_path / "run", changes={"optimizer": {"micro_batch_tokens": 1}}).train()
     for whole, split in zip(train_lines(finished), train_lines(tmp_path / "run"), strict=True):
         for name in ("loss", "grad_norm", *MEASURES - {"accuracy", "ranking_accuracy"}):
             assert split[name] == pytest.approx(whole[name], rel=1e-4, abs=1e-5), name
 
 
-def test_the_plan_says_what_would_be_done_and_does_nothing(game: ModuleType, tmp_path: Path) -> None:
-    plan = game.make_trainer(tmp_path / "run").plan()
+def test_the_plan_says_what_would_be_done_and_does_nothing(preferences: ModuleType, tmp_path: Path) -> None:
+    plan = preferences.make_trainer(tmp_path / "run").plan()
     assert plan["examples"] == 9
     assert plan["heldout_examples"] == 3
     assert plan["rows"] == 18
@@ -133,19 +118,19 @@ def test_the_plan_says_what_would_be_done_and_does_nothing(game: ModuleType, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_other_rows_do_not_go_on_with_a_run(game: ModuleType, tmp_path: Path) -> None:
-    game.make_trainer(tmp_path / "run").train()
+def test_other_rows_do_not_go_on_with_a_run(preferences: ModuleType, tmp_path: Path) -> None:
+    preferences.make_trainer(tmp_path / "run").train()
     (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(ConfigError, match=r"another configuration \(rows_sha256"):
-        game.make_trainer(tmp_path / "run", train_dataset=game.PAIRS[:-1]).train()
+        preferences.make_trainer(tmp_path / "run", train_dataset=preferences.PAIRS[:-1]).train()
 
 
-def test_a_reference_that_was_damaged_is_named(game: ModuleType, tmp_path: Path) -> None:
-    game.make_trainer(tmp_path / "run").train()
+def test_a_reference_that_was_damaged_is_named(preferences: ModuleType, tmp_path: Path) -> None:
+    preferences.make_trainer(tmp_path / "run").train()
     (tmp_path / "run" / "summary.json").unlink()
     (tmp_path / "run" / "reference.safetensors").write_bytes(b"half")
     with pytest.raises(CheckpointError, match=r"reference.safetensors cannot be read: .*delete it"):
-        game.make_trainer(tmp_path / "run").train()
+        preferences.make_trainer(tmp_path / "run").train()
 
 
 # ---- attempts of a stored run ------------------------------------------------------------------------------
@@ -295,20 +280,22 @@ def test_what_cannot_be_honoured_is_refused_before_any_work(
     ids=["control token", "too long", "longer than the model", "same tokens", "kto of one prompt"],
 )
 def test_rows_that_cannot_be_learned_leave_no_run_behind(
-    game: ModuleType, tmp_path: Path, loss: str, changes: dict[str, Any], rows: Any, message: str
+    preferences: ModuleType, tmp_path: Path, loss: str, changes: dict[str, Any], rows: Any, message: str
 ) -> None:
     given = {} if rows is None else {"train_dataset": rows}
     with pytest.raises(ConfigError, match=message):
-        game.make_trainer(tmp_path / "run", loss, changes, **given).train()
+        preferences.make_trainer(tmp_path / "run", loss, changes, **given).train()
     assert not (tmp_path / "run").exists()
 
 
-def test_pairs_of_one_prompt_are_held_out_together(game: ModuleType, tmp_path: Path) -> None:
+def test_pairs_of_one_prompt_are_held_out_together(preferences: ModuleType, tmp_path: Path) -> None:
     rows = [
-        {**pair, "rejected": f"{pair['rejected']}{end}"} for pair in game.PAIRS for end in ("", " A", " B")
+        {**pair, "rejected": f"{pair['rejected']}{end}"}
+        for pair in preferences.PAIRS
+        for end in ("", " A", " B")
     ]
     found: list[Any] = []
-    trainer = game.make_trainer(tmp_path, train_dataset=rows)
+    trainer = preferences.make_trainer(tmp_path, train_dataset=rows)
     make_job = trainer.make_job
     trainer.make_job = lambda policy: found.append(make_job(policy)) or found[0]
     trainer.plan()
@@ -317,10 +304,12 @@ def test_pairs_of_one_prompt_are_held_out_together(game: ModuleType, tmp_path: P
     assert not {each.task for each in dataset.train} & {each.task for each in dataset.heldout}
 
 
-def test_longer_examples_are_dropped_whole_and_counted(game: ModuleType, tmp_path: Path) -> None:
+def test_longer_examples_are_dropped_whole_and_counted(preferences: ModuleType, tmp_path: Path) -> None:
     long = {"prompt": "A", "chosen": "B", "rejected": "C " * 40}
     changes = {"data": {"max_length": 40, "max_length_policy": "drop"}}
-    plan = game.make_trainer(tmp_path, changes=changes, train_dataset=[*game.PAIRS, long]).plan()
+    plan = preferences.make_trainer(
+        tmp_path, changes=changes, train_dataset=[*preferences.PAIRS, long]
+    ).plan()
     assert plan["dropped_examples"] == 1
     assert plan["examples"] + plan["heldout_examples"] == 12
 
@@ -362,29 +351,8 @@ def test_pairs_of_a_lake_run_make_the_agent_succeed_more_often(tmp_path: Path) -
 
 
 @pytest.fixture(scope="module")
-def ask() -> Iterator[Ask]:
-    """Let a process train a run, perhaps to its death; returns how it ended."""
-    nursery = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "dpo_game.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    assert nursery.stdout.readline() == "ready\n"
-
-    def request(run: Path, **fate: Any) -> dict[str, Any]:
-        assert nursery.stdin is not None
-        assert nursery.stdout is not None
-        nursery.stdin.write(json.dumps({"run": str(run), **fate}) + "\n")
-        nursery.stdin.flush()
-        return json.loads(nursery.stdout.readline())
-
-    yield request
-    nursery.kill()
-    nursery.communicate()
+def ask(ask: Ask) -> Ask:
+    return partial(ask, game="preferences")
 
 
 def result_of(run: Path) -> dict[str, Any]:
@@ -402,11 +370,6 @@ def result_of(run: Path) -> dict[str, Any]:
     }
 
 
-def without_pace(result: dict[str, Any]) -> dict[str, Any]:
-    lines = [{name: line[name] for name in line if name != "tokens_per_s"} for line in result["metrics"]]
-    return {**result, "metrics": lines}
-
-
 LINES = [("before", 0), *(("train", step) for step in range(4)), ("after", 0)]
 
 
@@ -418,7 +381,7 @@ def uninterrupted(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         run = tmp_path_factory.mktemp("uninterrupted") / loss
         ended = ask(run, loss=loss)
         assert ended["signal"] == 0
-        found[loss] = without_pace(result_of(run)), ended["events"]
+        found[loss] = result_of(run), ended["events"]
     return found
 
 
@@ -429,7 +392,7 @@ def test_a_run_that_was_killed_at_a_line_ends_as_if_it_had_not_been(
     loss = "kto" if place == ("train", 1) else "dpo"
     assert ask(tmp_path / "run", loss=loss, die_at_line=place)["signal"] == 9
     assert ask(tmp_path / "run", loss=loss)["signal"] == 0
-    assert without_pace(result_of(tmp_path / "run")) == uninterrupted[loss][0]
+    assert result_of(tmp_path / "run") == uninterrupted[loss][0]
 
 
 @pytest.mark.slow
@@ -441,4 +404,4 @@ def test_a_run_that_was_killed_while_it_wrote_a_file_ends_as_if_it_had_not_been(
         run = tmp_path / f"event {number}"
         assert ask(run, die_at_event=number)["signal"] == 9
         assert ask(run)["signal"] == 0, number
-        assert without_pace(result_of(run)) == expected, events[number - 1]
+        assert result_of(run) == expected, events[number - 1]

@@ -1,13 +1,10 @@
 """Runs that train adapters: what is sampled, saved, shared and resumed.
 
-Who plays and kills: letter_game.py.
+Who plays: letter_game.py; who kills: killing.py.
 """
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -164,32 +161,6 @@ def test_one_policy_may_train_an_adapter_and_the_other_its_weights(
 
 
 # ---- killed ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Ask]:
-    """Let a process train a run, perhaps to its death; returns how it ended."""
-    nursery = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "letter_game.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    assert nursery.stdout.readline() == "ready\n"
-
-    def request(run: Path, **fate: Any) -> dict[str, Any]:
-        assert nursery.stdin is not None
-        assert nursery.stdout is not None
-        nursery.stdin.write(json.dumps({"run": str(run), **fate}) + "\n")
-        nursery.stdin.flush()
-        return json.loads(nursery.stdout.readline())
-
-    yield request
-    nursery.kill()
-    nursery.communicate()
 
 
 def _learned(run: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rllm.algorithms.losses import ImitationLoss, PolicyLoss
 from rllm.trainer.backends.torch import TorchBackend
 from rllm.trainer.batching import micro_batches
-from rllm.trainer.packing import PrefixGroup, WeightedRow, best_fit, bucket_order, buckets, packed_groups
+from rllm.trainer.packing import PrefixGroup, WeightedRow, bucket_order, buckets, fullest, packed_groups
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
 
 Make = Callable[..., Any]
@@ -79,15 +79,52 @@ def test_attention_pads_little_of_a_long_tail(group_size: int) -> None:
     assert padded < 0.6 * alone  # what padding to the longest row of each micro-batch would take
 
 
-@given(st.lists(st.integers(1, 60)), st.integers(1, 50))
-def test_best_fit_holds_everything_once_and_overfills_nothing(sizes: list[int], capacity: int) -> None:
-    sizes = sorted(sizes, reverse=True)
-    bins = best_fit(sizes, capacity)
-    assert sorted(index for each in bins for index in each) == list(range(len(sizes)))
-    for each in bins:
-        assert len(each) == 1 or sum(sizes[index] for index in each) <= capacity
-    fewest = -(-sum(min(size, capacity) for size in sizes) // capacity)
-    assert len(bins) <= 2 * max(1, fewest)
+@given(st.lists(st.integers(1, 30), max_size=9), st.integers(0, 80))
+def test_no_other_choice_of_sizes_fills_the_room_better(sizes: list[int], room: int) -> None:
+    chosen = fullest(sizes, room)
+    assert len(set(chosen)) == len(chosen)
+    sums = {0}
+    for size in sizes:
+        sums |= {each + size for each in sums}
+    assert sum(sizes[index] for index in chosen) == max(each for each in sums if each <= room)
+
+
+@given(
+    st.lists(st.tuples(st.integers(5, 60), st.integers(0, 3)), min_size=1, max_size=12),
+    st.integers(8, 90),
+    st.booleans(),
+)
+def test_every_row_is_in_one_micro_batch_and_none_is_too_full(
+    shapes: list[tuple[int, int]], max_tokens: int, whole_groups: bool
+) -> None:
+    rows = _weighted([_row(length, f"g{group}", index) for index, (length, group) in enumerate(shapes)])
+    packed = packed_groups(rows, max_tokens, whole_groups=whole_groups)
+    assert sorted(row.index for groups in packed for group in groups for row in group.rows) == list(
+        range(len(rows))
+    )
+    for groups in packed:
+        alone = len(groups) == 1 and (whole_groups or len(groups[0].rows) == 1)
+        assert alone or sum(group.num_tokens for group in groups) <= max_tokens
+
+
+@pytest.mark.parametrize("group_size", [2, 8])
+@pytest.mark.parametrize("prompt", [12, 250])
+def test_long_prompts_that_are_shared_fill_micro_batches_to_98_percent_of_the_bound(
+    prompt: int, group_size: int
+) -> None:
+    rng, budget, num_groups = np.random.default_rng(4), 8192, 256
+    own = np.clip(rng.lognormal(5.7, 0.9, (num_groups, group_size)), 2, 4000).astype(int)
+    samples = [
+        _row(prompt + int(length), f"g{group}", attempt, prompt)
+        for group, lengths in enumerate(own)
+        for attempt, length in enumerate(lengths)
+    ]
+    packed = packed_groups(_weighted(samples), budget)
+    suffixes, shared = own.sum(axis=1), prompt - 1
+    least = suffixes.sum() + (shared * -(-suffixes // (budget - shared))).sum()
+    assert -(-least // budget) >= 0.98 * len(packed)
+    computed = sum(group.num_tokens for groups in packed for group in groups)
+    assert computed <= 1.01 * least
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=9), st.integers(0, 40))

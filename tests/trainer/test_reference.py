@@ -1,4 +1,5 @@
-"""A reference is the model that the run began with, whatever has been learned since, and whoever asks."""
+"""A reference is the policy as it was when reinforcement began, whatever has been learned since, and whoever
+asks."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,9 +11,11 @@ import pytest
 from torch import Tensor
 
 from rllm.algorithms.losses import ImitationLoss
+from rllm.errors import CheckpointError
 from rllm.models.directory import load_model
+from rllm.trainer.learning import Learner, imitate
 from rllm.trainer.policies import Policies, create_initial_models, load_initial_models
-from rllm.trainer.reference import ModelScorer, reference_of
+from rllm.trainer.reference import ModelScorer, load_references, reference_of, save_references
 from rllm.types.sample import TrainingSample
 
 ADAPTER = {"lora": {"rank": 4}}
@@ -34,16 +37,22 @@ def test_a_scorer_says_what_one_pass_over_each_row_says(
 
 
 @pytest.fixture
-def policies(letters: ModuleType, tmp_path: Path) -> Callable[..., Policies]:
-    """The policies of a run as a process that starts, or resumes, makes them."""
+def learner(letters: ModuleType, tmp_path: Path) -> Callable[..., Learner]:
+    """What learns in a run, as a process that starts, or resumes, makes it."""
 
-    def make(changes: dict[str, Any], game: str = "make_trainer") -> Policies:
+    def make(changes: dict[str, Any], game: str = "make_trainer") -> Learner:
         trainer = getattr(letters, game)(tmp_path / "run", changes)
         if not (tmp_path / "run").exists():
             create_initial_models(trainer.config, tmp_path / "run")
-        return trainer.make_learner(load_initial_models(trainer.config, tmp_path / "run")).policies
+        return trainer.make_learner(load_initial_models(trainer.config, tmp_path / "run"))
 
     return make
+
+
+@pytest.fixture
+def policies(learner: Callable[..., Learner]) -> Callable[..., Policies]:
+    """The policies of such a run."""
+    return lambda changes, game="make_trainer": learner(changes, game).policies
 
 
 def _num_bytes(models: Iterable[Any]) -> int:
@@ -94,3 +103,70 @@ def test_beside_an_adapter_it_costs_no_memory_and_otherwise_one_copy(
 def test_of_a_frozen_policy_it_is_the_policy(policies: Callable[..., Policies]) -> None:
     judge = policies({"policies": {"judge": {"trainable": False}}}, "make_pair_trainer")["judge"]
     assert reference_of(judge).model is judge.loaded.model
+
+
+# ---- after a warm start ------------------------------------------------------------------------------------
+
+HELD = {"algorithm": {"kl_coef": 0.1}}
+PAIR_OF_KINDS = {**HELD, "policies": {"solver": {"lora_rank": 4}}}
+
+
+def _heard(learner: Learner, batch: list[TrainingSample]) -> dict[str, list[Any]]:
+    return {name: each.score(batch) for name, each in learner.references.items()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "game"),
+    [
+        (HELD, "make_trainer"),
+        ({**HELD, **ADAPTER}, "make_trainer"),
+        (PAIR_OF_KINDS, "make_pair_trainer"),
+    ],
+    ids=["all weights", "an adapter", "two policies, one with an adapter"],
+)
+def test_after_a_warm_start_it_is_what_that_has_made_also_for_a_run_that_goes_on(
+    learner: Callable[..., Learner],
+    batch: list[TrainingSample],
+    tmp_path: Path,
+    changes: dict[str, Any],
+    game: str,
+) -> None:
+    first = learner(changes, game)
+    initial = _heard(first, batch)
+    for step in range(3):
+        imitate(first, step)
+    first.begin_reinforcement()
+    imitated = {name: backend.score(batch) for name, backend in first.policies.trainable()}
+    save_references(tmp_path, first.references, first.policies)
+    for _, backend in first.policies.trainable():
+        backend.update(batch, ImitationLoss(), 0.01)
+    resumed = learner(changes, game)
+    load_references(tmp_path, resumed.references, resumed.policies)
+    for held in (_heard(first, batch), _heard(resumed, batch)):
+        assert set(held) == set(imitated)
+        for name, scores in held.items():
+            np.testing.assert_array_equal(np.concatenate(scores), np.concatenate(imitated[name]))
+            assert not np.allclose(np.concatenate(scores), np.concatenate(initial[name]), atol=1e-3)
+
+
+def test_a_reference_that_is_gone_or_damaged_is_not_replaced_by_another(
+    learner: Callable[..., Learner], tmp_path: Path
+) -> None:
+    held = learner(HELD)
+    with pytest.raises(CheckpointError, match=r"reference.*algorithm\.kl_coef.*put it back"):
+        load_references(tmp_path, held.references, held.policies)
+    save_references(tmp_path, held.references, held.policies)
+    kept = tmp_path / "reference" / "policy.safetensors"
+    kept.write_bytes(kept.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match=r"sha256 differs.*put it back"):
+        load_references(tmp_path, held.references, held.policies)
+
+
+def test_after_a_warm_start_an_adapter_costs_a_second_adapter_and_nothing_else(
+    learner: Callable[..., Learner],
+) -> None:
+    held = learner({**HELD, **ADAPTER})
+    policy = held.policies["policy"].loaded.model
+    both = _num_bytes([policy, held.references["policy"].model])
+    adapter = sum(4 * each.numel() for each in policy.parameters() if each.requires_grad)
+    assert both == _num_bytes([policy]) + adapter

@@ -1,11 +1,8 @@
-"""A run killed with -9, or stopped with Ctrl-C, at any moment, ends as if never stopped. Who plays and kills:
-letter_game.py."""
+"""A run killed with -9, or stopped with Ctrl-C, at any moment, ends as if never stopped. Who plays:
+letter_game.py; who kills: killing.py."""
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +24,9 @@ LINES = [
     *(("train", step) for step in range(4)),
     ("after", 0),
 ]
-UNREPEATABLE = ("canary_moved", "canary_gap", "tokens_per_s", "logprob_gap_sampler")
+UNREPEATABLE = ("canary_moved", "canary_gap", "logprob_gap_sampler")
 """Beside seconds: the canary of a resumed run watches the first row of that process, and without lockstep the
 last bit of what the sampler says depends on who was sampled beside."""
-
-
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Ask]:
-    """Let a process train a run, perhaps to its death; returns how it ended."""
-    nursery = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "letter_game.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    assert nursery.stdout.readline() == "ready\n"
-
-    def request(run: Path, **fate: Any) -> dict[str, Any]:
-        assert nursery.stdin is not None
-        assert nursery.stdout is not None
-        nursery.stdin.write(json.dumps({"run": str(run), **fate}) + "\n")
-        nursery.stdin.flush()
-        return json.loads(nursery.stdout.readline())
-
-    yield request
-    nursery.kill()
-    nursery.communicate()
 
 
 def _result(run: Path, names: Sequence[str] = ("policy",)) -> dict[str, Any]:
@@ -285,6 +256,20 @@ def test_ppo_killed_between_steps_and_in_the_middle_of_a_save_ends_the_same(
     assert any("critic" in events[number - 1] for number in saving)
     assert ask(run, changes=PPO, die_at_event=saving[len(saving) // 2])["signal"] == 9
     assert ask(run, changes=PPO, die_at_line=["train", 2])["signal"] == 9
+    assert ask(run, changes=PPO)["signal"] == 0
+    assert _result(run) == expected
+
+
+def test_killed_around_the_end_of_the_warm_start_it_is_held_against_the_same_policy(
+    ask: Ask, uninterrupted_ppo: tuple[dict[str, Any], list[str]], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    expected, events = uninterrupted_ppo
+    keeping = [number for number, event in enumerate(events, start=1) if "reference" in event]
+    assert ask(run, changes=PPO, die_at_event=keeping[len(keeping) // 2])["signal"] == 9
+    assert not (run / "reference").exists()
+    assert ask(run, changes=PPO, die_at_line=["before", 0])["signal"] == 9
+    assert (run / "reference" / "policy.safetensors").is_file()
     assert ask(run, changes=PPO)["signal"] == 0
     assert _result(run) == expected
 

@@ -1,10 +1,7 @@
 """A supervised run killed with -9, or stopped with Ctrl-C, at any moment, ends as if never stopped."""
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +26,8 @@ LINES = [("before", 0), *(("train", step) for step in range(STEPS)), ("after", 0
 
 
 @pytest.fixture(scope="module")
-def ask() -> Iterator[Ask]:
-    """Let a process train a run, perhaps to its death; returns how it ended."""
-    nursery = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "sft_game.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    assert nursery.stdout.readline() == "ready\n"
-
-    def request(run: Path, **fate: Any) -> dict[str, Any]:
-        assert nursery.stdin is not None
-        assert nursery.stdout is not None
-        nursery.stdin.write(json.dumps({"run": str(run), **fate}) + "\n")
-        nursery.stdin.flush()
-        return json.loads(nursery.stdout.readline())
-
-    yield request
-    nursery.kill()
-    nursery.communicate()
+def ask(ask: Ask) -> Ask:
+    return partial(ask, game="chats")
 
 
 def _result(run: Path) -> dict[str, Any]:
