@@ -1,12 +1,18 @@
 """Programs to write. The rows' own tests go to the code grader as they were published, in the fields it
 knows.
 
-HumanEval      prompt, test, entry_point MBPP           test_list, test_setup_code APPS, TACO
-input_output: {"inputs", "outputs"[, "fn_name"]} LiveCodeBench  public_test_cases, private_test_cases,
-metadata Codeforces     official_tests, examples: [{"input", "output"}] DeepCoder      tests
+    HumanEval       prompt, test, entry_point
+    MBPP            test_list, test_setup_code
+    BigCodeBench    test, entry_point, libs (what programs may import)
+    APPS, TACO      input_output: {"inputs", "outputs"[, "fn_name"]}
+    LiveCodeBench   public_test_cases, private_test_cases, metadata
+    Codeforces      official_tests, examples: [{"input", "output"}]
+    DeepCoder       tests
 """
 
+import ast
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,9 +50,32 @@ def mbpp(row: Row, options: Mapping[str, Any]) -> Question:
 def bigcodebench(row: Row, options: Mapping[str, Any]) -> Question:
     return Question(
         shown={"question": row.text("instruct_prompt")},
-        grading={"test": row.text("test") + _RUN_TEST_CASES, "entry_point": row.text("entry_point")},
+        grading={
+            "test": row.text("test") + _RUN_TEST_CASES,
+            "entry_point": row.text("entry_point"),
+            "packages": _packages(row),
+        },
         oracle=fenced(row.text("code_prompt") + row.text("canonical_solution")),
     )
+
+
+_DISTRIBUTION_OF = {
+    "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python", "dateutil": "python-dateutil",
+    "docx": "python-docx", "Levenshtein": "python-Levenshtein", "PIL": "pillow", "skimage": "scikit-image",
+    "sklearn": "scikit-learn", "yaml": "PyYAML",
+}  # fmt: skip
+"""Modules that bear another name than what one installs."""
+
+
+def _packages(row: Row) -> list[str]:
+    """`libs` is the text of a list of modules; those that Python does not bring itself have to be installed
+    here, or the row cannot be graded."""
+    try:
+        modules = ast.literal_eval(row.optional_text("libs") or "[]")
+    except (ValueError, SyntaxError) as error:
+        raise row.error(f"has `libs` that are no list: {row.value('libs')!r}.") from error
+    tops = {str(module).partition(".")[0] for module in modules}
+    return sorted(_DISTRIBUTION_OF.get(top, top) for top in tops - sys.stdlib_module_names)
 
 
 def apps(row: Row, options: Mapping[str, Any]) -> Question:
