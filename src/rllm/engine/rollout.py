@@ -330,6 +330,12 @@ class _Rollout:
                 f"{type(self.agent).__name__}.chat_completions is {messages!r}; it must be a list with at "
                 "least one message."
             )
+        content: Any = messages[-1].get("content")
+        if content is not None and not isinstance(content, str | list):
+            raise AgentError(
+                f"{type(self.agent).__name__}.chat_completions ends with a message whose `content` is "
+                f"{content!r}; it must be text or a list of content parts."
+            )
         return messages
 
     def own_trajectory(self) -> Trajectory:
