@@ -151,6 +151,28 @@ async def test_with_a_tokenizer_the_next_prompt_begins_with_the_ids_seen_so_far(
     ]
 
 
+@pytest.mark.parametrize("by_ids", [False, True])
+async def test_no_seeds_are_sent_to_a_server_that_ends_with_them(
+    tiny: Path, start_rllm: Start, tmp_path: Path, by_ids: bool
+) -> None:
+    async with fake.FakeUpstream() as server:
+        server.default = _sampled_by(HuggingFaceTokenizer(tiny)) if by_ids else fake.speak
+        process = await asyncio.to_thread(
+            start_rllm,
+            *("serve", "gateway", "--upstream", server.url, "--no-seeds"),
+            *(("--tokenizer", tiny) if by_ids else ()),
+            *("--port", "0", "--ledger", "calls", "--no-auth", "--json"),
+            cwd=tmp_path,
+        )
+        said = await asyncio.to_thread(listening, process)
+        async with openai.AsyncOpenAI(base_url=said["base_url"], api_key="EMPTY") as client:
+            await client.chat.completions.create(model="m", messages=HI)
+            with pytest.raises(openai.BadRequestError, match="without --no-seeds"):
+                await client.chat.completions.create(model="m", messages=HI, seed=3)
+        assert (await asyncio.to_thread(stopped, process, signal.SIGTERM))[0] == 0
+    assert ["seed" in each for each in server.bodies] == [False]
+
+
 def _sampled_by(tokenizer: HuggingFaceTokenizer) -> Any:
     """As vLLM answers: always the same word, in the model's own ids."""
     ids = [*tokenizer.encode("Right"), tokenizer.end_token_id]

@@ -34,8 +34,12 @@ def build_gateway(
     dialect: str = "chat",
     api_key: str | None = None,
     processed_logprobs: bool = False,
+    sends_seeds: bool = True,
 ) -> "Gateway":
-    """A gateway in front of other servers: its address is taken, and nothing written yet."""
+    """A gateway in front of other servers: its address is taken, and nothing written yet.
+
+    `sends_seeds=False` leaves the draws to them, and refuses calls that name a seed.
+    """
     try:
         from rllm.gateway.server import Gateway, listening_socket
         from rllm.gateway.upstream import UpstreamPolicy
@@ -43,7 +47,11 @@ def build_gateway(
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "aiohttp", "gateway") from error
     policy = UpstreamPolicy(
-        upstreams, dialect=Dialect(dialect), api_key=api_key, processed_logprobs=processed_logprobs
+        upstreams,
+        dialect=Dialect(dialect),
+        api_key=api_key,
+        processed_logprobs=processed_logprobs,
+        sends_seeds=sends_seeds,
     )
     return _gateway(Gateway, policy, address, listening_socket(address.host, address.port))
 
@@ -57,11 +65,13 @@ async def ids_gateway(
     model: str = "",
     api_key: str | None = None,
     processed_logprobs: bool = False,
+    sends_seeds: bool = True,
 ) -> AsyncIterator["Gateway"]:
     """A gateway that makes the prompts itself, of ids, and lets one vLLM or SGLang server sample.
 
-    Not started yet; the connections to the server end with the context. Raises InferenceError when it is not
-    there, ModelDirectoryError for a `tokenizer` directory without one.
+    Not started yet; the connections to the server end with the context. `sends_seeds` as in `build_gateway`.
+    Raises InferenceError when the server is not there, ModelDirectoryError for a `tokenizer` directory
+    without one.
     """
     try:
         from rllm.gateway.local import LocalPolicy
@@ -80,13 +90,19 @@ async def ids_gateway(
     listening = listening_socket(address.host, address.port)
     try:
         client = await VLLMClient.connect(
-            url, tokenizer, model=model, api_key=api_key, processed_logprobs=processed_logprobs
+            url,
+            tokenizer,
+            model=model,
+            api_key=api_key,
+            processed_logprobs=processed_logprobs,
+            sends_seeds=sends_seeds,
         )
     except BaseException:
         listening.close()
         raise
     try:
-        yield _gateway(Gateway, LocalPolicy(client, client.facts.model), address, listening)
+        policy = LocalPolicy(client, client.facts.model, sends_seeds=sends_seeds)
+        yield _gateway(Gateway, policy, address, listening)
     finally:
         await client.close()
 

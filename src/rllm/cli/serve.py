@@ -90,6 +90,12 @@ def _address_options(function: _Command) -> _Command:
     is_flag=True,
     help="vLLM was started with `--logprobs-mode processed_logprobs`, which it does not tell.",
 )
+@click.option(
+    "--no-seeds",
+    is_flag=True,
+    help="Leave the draws to the upstream, and refuse calls that name a seed: vLLM on a CPU ends with the "
+    "first one that it is sent.",
+)
 @_address_options
 def gateway(
     upstreams: tuple[str, ...],
@@ -98,6 +104,7 @@ def gateway(
     tokenizer: Path | None,
     model: str,
     processed_logprobs: bool,
+    no_seeds: bool,
     **address: Any,
 ) -> None:
     """Capture every model call of any program, in front of vLLM, or of any server that speaks OpenAI's or
@@ -122,6 +129,7 @@ def gateway(
             dialect=dialect,
             api_key=_api_key(api_key_env),
             processed_logprobs=processed_logprobs,
+            sends_seeds=not no_seeds,
         )
 
     def before_one(where: Address) -> AbstractAsyncContextManager["Gateway"]:
@@ -133,6 +141,7 @@ def gateway(
             model=model,
             api_key=_api_key(api_key_env),
             processed_logprobs=processed_logprobs,
+            sends_seeds=not no_seeds,
         )
 
     _serve(before_servers if tokenizer is None else before_one, **address)

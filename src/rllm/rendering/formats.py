@@ -8,7 +8,8 @@
     deepseek      <｜tool▁calls▁begin｜>… in two forms: V3 and R1, and from V3.1 on
     llama         {"name": …, "parameters": {…}}
 
-Harmony, in which the whole answer has another shape, is in `harmony_format`.
+DeepSeek V3.2's, whose tags are text around a token, is in `dsml_format`; Harmony, in which the whole answer
+has another shape, in `harmony_format`.
 """
 
 import json
@@ -202,7 +203,7 @@ class GlmFormat(TagFormat):
     def _body(self, grammar: Grammar, place: int, function: Mapping[str, Any]) -> str:
         key, close_key, value, close_value = (grammar.markup(tag) for tag in self.inner_markup)
         tags = ParameterTags(
-            begin=lambda name: f"{key} {name} {close_key} {_LINE} {value}",
+            begin=lambda name, is_text: f"{key} {name} {close_key} {_LINE} {value}",
             end=f"{close_value} {_LINE}",
             up_to_end=lambda grammar, rule: f"{grammar.up_to(rule, self.inner_markup[3])} {_LINE}",
         )

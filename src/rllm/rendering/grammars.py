@@ -160,16 +160,18 @@ def thinking_of(prompt: str, token_ids: Mapping[str, int]) -> Thinking:
 class ParameterTags:
     """What stands around a parameter whose value is bare: Lark expressions."""
 
-    begin: Callable[[str], str]
-    """From the expression of a name to that of all before the value."""
+    begin: Callable[[str, bool], str]
+    """From the expression of a name, and whether the value is text, to that of all before the value."""
     end: str
     up_to_end: Callable[[Grammar, str], str]
     """From the name for a rule to the expression of any text and the end."""
+    say_what_is_text: bool = False
+    """A value that need not be text is written as JSON then, and quoted where it is text."""
 
 
 _CLOSE_PARAMETER = "\n</parameter>\n"
 PARAMETER_TAGS = ParameterTags(
-    begin=lambda name: f'"<parameter=" {name} ">\\n"',
+    begin=lambda name, is_text: f'"<parameter=" {name} ">\\n"',
     end=quoted(_CLOSE_PARAMETER),
     up_to_end=lambda grammar, rule: grammar.text_up_to(rule, _CLOSE_PARAMETER),
 )
@@ -193,11 +195,15 @@ def parameter_rules(grammar: Grammar, place: int, function: Mapping[str, Any], t
     rules: list[str] = []
     for number, (key, each) in enumerate(properties.items()):
         value = _bare_value(grammar, f"value_{place}_{number}", (function["name"], key), each, shared, tags)
-        rule = grammar.rule(f"parameter_{place}_{number}", f"{tags.begin(quoted(key))} {value}")
+        begin = tags.begin(quoted(key), allowed_types(each) == {"string"})
+        rule = grammar.rule(f"parameter_{place}_{number}", f"{begin} {value}")
         rules.append(rule if key in schema.get("required", ()) else f"{rule}?")
     if not rules and schema.get("additionalProperties", True) is not False:
         grammar.rule("NAMED", r"/[A-Za-z_][A-Za-z0-9_\-]{0,63}/")
-        return f"( {tags.begin('NAMED')} {tags.up_to_end(grammar, 'any_value')} )*"
+        either = f"{tags.begin('NAMED', True)} {tags.up_to_end(grammar, 'any_value')}"
+        if tags.say_what_is_text:
+            either += f" | {tags.begin('NAMED', False)} {grammar.json('any_json', {})} {tags.end}"
+        return f"( {either} )*"
     return " ".join(rules)
 
 
@@ -215,7 +221,8 @@ def _bare_value(
 ) -> str:
     """The value of a parameter and the tag behind it; `of` is the tool and the parameter."""
     kinds = allowed_types(schema)
-    if kinds is not None and "string" not in kinds:
+    is_json = kinds is not None and "string" not in kinds
+    if is_json or (tags.say_what_is_text and kinds != {"string"}):
         return f"{grammar.json(rule, {**shared, **schema})} {tags.end}"
     if kinds == {"string"} and ("enum" in schema or "const" in schema):
         values = schema.get("enum", [schema.get("const")])

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllm.errors import RequestRefused
+from rllm.gateway.wire import CallRequest
 
 MAX_CHOICES = 128
 """Upper limit of `n`, as in the OpenAI API."""
@@ -175,6 +176,17 @@ class Fields:
             Fields(entry, f"{self.param(name)}[{place}]")
             for place, entry in enumerate(self.sequence(name) or ())
         ]
+
+
+def require_no_seed(request: CallRequest) -> None:
+    """Raises RequestRefused (400) where draws are the server's own and a request names them."""
+    if request.seed is not None:
+        raise RequestRefused(
+            f"`seed` is {request.seed}, but this gateway sends its server no seeds, so the draws cannot be "
+            "repeated. Leave it out, or start the gateway without --no-seeds.",
+            param="seed",
+            code="unsupported_parameter",
+        )
 
 
 def mend_of(name: str) -> str:

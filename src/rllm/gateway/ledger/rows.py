@@ -3,23 +3,34 @@
     CallRecord + what earlier calls of its session left (Tips) ──► CallRow: what is new in it
     CallRow + the decoded call it goes on from                 ──► the same CallRecord
 
-Ids lie in planes (all lowest bytes, then all second bytes, …) without the planes that are zero: two or three
-bytes an id, at the price of a copy. Compressing them further would cost more than the space is worth.
-Log-probabilities are float32 where that loses nothing, which is so for what engines report, else float64:
-what is read is what was written, bit for bit. The rest is JSON, compressed from 2 kB up.
+Ids, log-probabilities and versions lie in `tokens`, as numbers.py packs them. The rest is JSON, compressed
+from 2 kB up.
 """
 
 import json
 import math
-import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, NamedTuple
 
 from rllm.errors import MissingExtraError
 from rllm.gateway.ledger.file import name_bytes, name_of
+from rllm.gateway.ledger.numbers import (
+    ID_BYTES,
+    id_bytes,
+    ids_of_planes,
+    longs_of,
+    pack_logprobs,
+    pack_versions,
+    planes_of,
+    prompt_bytes,
+    section,
+    sections_of,
+    unpack,
+    unpack_versions,
+)
 from rllm.gateway.ledger.prefixes import Beginning, Kept, Tip, Trail, digest, part_digests
 from rllm.gateway.wire import CallRecord, CallStatus
 
@@ -32,7 +43,6 @@ _COMPRESS_FROM_BYTES = 2048
 """Below this it costs more than the bytes it saves are worth."""
 _RAW = -zlib.MAX_WBITS
 _DEEPEST = 200
-_ID_BYTES = 4
 
 
 _of_thread = threading.local()
@@ -84,7 +94,7 @@ class EncodedCall:
             is_first=is_first,
             retry_key=self.retry_key,
             parent=None if kept.parent is None else kept.parent.call,
-            num_ids_kept=kept.id_bytes // _ID_BYTES,
+            num_ids_kept=kept.id_bytes // ID_BYTES,
             num_messages_kept=kept.messages,
             num_prompt_bytes_kept=kept.prompt_bytes,
             tokens=self.tokens,
@@ -101,10 +111,10 @@ def encode_call(record: CallRecord, tips: Iterable[Tip]) -> EncodedCall:
     messages = [writer.text(message, "messages") for message in record.messages]
     response = writer.text(record.response, "response")
     tools = writer.text(record.tools, "tools") if record.tools else b""
-    prompt_ids = _id_bytes(record.prompt_ids, where, "prompt_ids")
-    completion_ids = _id_bytes(record.completion_ids, where, "completion_ids")
-    logprobs = _pack_logprobs(record.logprobs, where)
-    prompt = _prompt_bytes(record.prompt, where)
+    prompt_ids = id_bytes(record.prompt_ids, where, "prompt_ids")
+    completion_ids = id_bytes(record.completion_ids, where, "completion_ids")
+    logprobs = pack_logprobs(record.logprobs, where)
+    prompt = prompt_bytes(record.prompt, where)
     ids = prompt_ids + completion_ids
     beginning = Beginning(
         ids=Trail(ids),
@@ -143,12 +153,12 @@ def encode_call(record: CallRecord, tips: Iterable[Tip]) -> EncodedCall:
         status=CallStatus(record.status),
         retry_key=name_bytes(record.retry_key) if record.retry_key else None,
         tokens=b"".join(
-            _section(part)
+            section(part)
             for part in (
-                _planes(prompt_ids[kept.id_bytes :]),
-                _planes(completion_ids),
+                planes_of(prompt_ids[kept.id_bytes :]),
+                planes_of(completion_ids),
                 logprobs,
-                _pack_versions(record.policy_versions, where),
+                pack_versions(record.policy_versions, where),
                 prompt[kept.prompt_bytes :],
             )
         ),
@@ -158,7 +168,7 @@ def encode_call(record: CallRecord, tips: Iterable[Tip]) -> EncodedCall:
 
 def decode_call(row: CallRow, session: str, parent: CallRecord | None) -> CallRecord:
     """`parent` is the decoded call of `row.parent`. Messages are shared with it, not copied."""
-    prompt_ids, completion_ids, logprobs, versions, prompt = _sections(row.tokens)
+    prompt_ids, completion_ids, logprobs, versions, prompt = sections_of(row.tokens)
     known = _unpacked_json(row.payload)
     if known.pop("tools_kept", False) and parent is not None:
         known["tools"] = parent.tools
@@ -172,17 +182,17 @@ def decode_call(row: CallRow, session: str, parent: CallRecord | None) -> CallRe
     for name, value in known.items():
         setattr(record, name, _RESTORE[name](value) if name in _RESTORE else value)
     record.status = CallStatus(row.status)
-    record.prompt_ids = _ids_of_planes(prompt_ids)
+    record.prompt_ids = ids_of_planes(prompt_ids)
     if parent is not None:
         earlier = parent.prompt_ids + parent.completion_ids
         record.prompt_ids = earlier[: row.num_ids_kept] + record.prompt_ids
         record.messages = [*parent.messages, parent.response][: row.num_messages_kept] + record.messages
-        prompt = _prompt_bytes(parent.prompt, "")[: row.num_prompt_bytes_kept] + prompt
-    record.completion_ids = _ids_of_planes(completion_ids)
-    record.logprobs = _unpack(logprobs)
-    record.policy_versions = _unpack_versions(versions)
+        prompt = prompt_bytes(parent.prompt, "")[: row.num_prompt_bytes_kept] + prompt
+    record.completion_ids = ids_of_planes(completion_ids)
+    record.logprobs = unpack(logprobs)
+    record.policy_versions = unpack_versions(versions)
     if prompt_is_text is not None:
-        record.prompt = name_of(prompt) if prompt_is_text else _longs(prompt)
+        record.prompt = name_of(prompt) if prompt_is_text else longs_of(prompt)
     return record
 
 
@@ -302,110 +312,3 @@ def _unpacked_json(payload: bytes) -> dict[str, Any]:
     if kind in b"OJ":
         text = zlib.decompressobj(_RAW).decompress(text)
     return orjson.loads(text) if kind in b"oO" else json.loads(text)
-
-
-def _id_bytes(ids: Sequence[int], where: str, field: str) -> bytes:
-    try:
-        return struct.pack(f"<{len(ids)}I", *ids)
-    except struct.error as error:
-        raise ValueError(
-            f"{where}: `{field}` must hold whole numbers from 0 to {2**32 - 1} ({error})."
-        ) from error
-
-
-def _planes(id_bytes: bytes) -> bytes:
-    if not id_bytes:
-        return b""
-    num_ids, planes = len(id_bytes) // _ID_BYTES, [id_bytes[place::_ID_BYTES] for place in range(_ID_BYTES)]
-    while len(planes) > 1 and planes[-1] == bytes(num_ids):
-        planes.pop()
-    return bytes([len(planes)]) + b"".join(planes)
-
-
-def _ids_of_planes(packed: bytes) -> list[int]:
-    if not packed:
-        return []
-    num_ids = (len(packed) - 1) // packed[0]
-    id_bytes = bytearray(num_ids * _ID_BYTES)
-    for place in range(packed[0]):
-        id_bytes[place::_ID_BYTES] = packed[1 + place * num_ids : 1 + (place + 1) * num_ids]
-    return list(struct.unpack(f"<{num_ids}I", id_bytes))
-
-
-def _pack_logprobs(logprobs: Sequence[float], where: str) -> bytes:
-    count = len(logprobs)
-    try:
-        exact = struct.pack(f"<{count}d", *logprobs)
-    except (struct.error, OverflowError) as error:
-        raise ValueError(f"{where}: `logprobs` holds something else than numbers ({error}).") from error
-    if not all(map(math.isfinite, logprobs)):
-        place = next(place for place, value in enumerate(logprobs) if not math.isfinite(value))
-        raise ValueError(
-            f"{where}: `logprobs[{place}]` is {logprobs[place]}; a log-probability is a finite number. "
-            "Record the call as an error, or without ids and log-probabilities."
-        )
-    try:
-        short = struct.pack(f"<{count}f", *logprobs)
-    except OverflowError:
-        return b"d" + exact
-    return b"f" + short if struct.unpack(f"<{count}f", short) == tuple(logprobs) else b"d" + exact
-
-
-def _pack_versions(versions: Sequence[int], where: str) -> bytes:
-    if not versions:
-        return b""
-    try:
-        if versions.count(versions[0]) == len(versions):
-            return b"c" + struct.pack("<qI", versions[0], len(versions))
-        for code in "bhiq":
-            try:
-                return code.encode() + struct.pack(f"<{len(versions)}{code}", *versions)
-            except struct.error:
-                if code == "q":
-                    raise
-    except struct.error as error:
-        raise ValueError(f"{where}: `policy_versions` must hold whole numbers ({error}).") from error
-    return b""
-
-
-def _unpack_versions(packed: bytes) -> list[int]:
-    if packed[:1] == b"c":
-        version, count = struct.unpack("<qI", packed[1:])
-        return [version] * count
-    return _unpack(packed)
-
-
-def _unpack(packed: bytes) -> list[Any]:
-    if not packed:
-        return []
-    code = chr(packed[0])
-    return list(struct.unpack(f"<{(len(packed) - 1) // struct.calcsize('<' + code)}{code}", packed[1:]))
-
-
-def _prompt_bytes(prompt: str | list[int] | None, where: str) -> bytes:
-    if prompt is None:
-        return b""
-    if isinstance(prompt, str):
-        return name_bytes(prompt)
-    try:
-        return struct.pack(f"<{len(prompt)}q", *prompt)
-    except struct.error as error:
-        raise ValueError(f"{where}: `prompt` must be text or whole numbers ({error}).") from error
-
-
-def _longs(packed: bytes) -> list[int]:
-    return list(struct.unpack(f"<{len(packed) // 8}q", packed))
-
-
-def _section(part: bytes) -> bytes:
-    return struct.pack("<I", len(part)) + part
-
-
-def _sections(blob: bytes) -> list[bytes]:
-    parts: list[bytes] = []
-    place = 0
-    while place < len(blob):
-        (size,) = struct.unpack_from("<I", blob, place)
-        parts.append(blob[place + 4 : place + 4 + size])
-        place += 4 + size
-    return parts

@@ -60,6 +60,8 @@ class LocalCall:
     prompt_ids: list[int]
     samplings: list[SamplingParams]
     """One per choice."""
+    seeded: bool
+    """Whether the engine is sent their seeds."""
     reader: Reader | None
     """Splits the text of chat answers; text completions are left as they are."""
     tokenizer_text: Callable[[int], str]
@@ -96,7 +98,7 @@ class LocalCall:
         choice.logprobs = output.logprobs
         choice.logprob_meaning = output.logprob_meaning
         choice.temperature = output.temperature
-        choice.seed = self.samplings[choice.index].seed
+        choice.seed = self.samplings[choice.index].seed if self.seeded else None
         choice.policy_versions = output.policy_versions
         if self.request.logprobs:
             choice.token_logprobs = self.token_logprobs(

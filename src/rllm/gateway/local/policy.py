@@ -24,6 +24,7 @@ from rllm.errors import (
     PartialAnswer,
     RequestRefused,
 )
+from rllm.gateway.dialects.openai_fields import require_no_seed
 from rllm.gateway.local.asked import grammar_of, reader_of, require_answerable
 from rllm.gateway.local.call import ChoiceStream, LocalCall, SessionState
 from rllm.gateway.wire import (
@@ -50,12 +51,14 @@ class LocalPolicy:
     """Implements `rllm.gateway.wire.Policy`.
 
     Any model name is answered by the one model there is, so that programs with a name written into them run
-    unchanged; the answer carries the name that was asked for.
+    unchanged; the answer carries the name that was asked for. `sends_seeds=False` is for a client whose
+    server chooses its draws itself: a request that names a seed is refused, and no trace tells one.
     """
 
-    def __init__(self, client: TokenClient, model: str) -> None:
+    def __init__(self, client: TokenClient, model: str, *, sends_seeds: bool = True) -> None:
         self.client = client
         self.model = model
+        self._sends_seeds = sends_seeds
         self._in_flight = 0
 
     async def start(self) -> None:
@@ -100,6 +103,8 @@ class LocalPolicy:
 
     def _prepare(self, request: CallRequest, session: PolicySession) -> LocalCall:
         require_answerable(request)
+        if not self._sends_seeds:
+            require_no_seed(request)
         state = self._state_of(session)
         tool_format = self._tool_format_for(request)
         plain_format = self.client.renderer.plain_format
@@ -129,6 +134,7 @@ class LocalPolicy:
                 replace(sampling, seed=_seed(request, session.seed, digest, times_asked, index))
                 for index in range(request.n)
             ],
+            seeded=self._sends_seeds,
             reader=reader_of(request, tool_format, plain_format),
             tokenizer_text=self._token_text,
             answer=Answer(

@@ -11,6 +11,8 @@ from rllm.errors import RequestRefused
 
 MAX_BODY_BYTES = 64 << 20
 MAX_DEPTH = 200
+_TOO_DEEP = ("recursion", "depth limit")
+"""How versions of orjson say that they stopped reading."""
 _TIMEOUT_S = 120.0
 _ALWAYS_ALLOWED_BYTES = 1 << 20
 _MAX_RATIO = 200
@@ -60,7 +62,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        if "recursion" in str(error):
+        if any(word in str(error).lower() for word in _TOO_DEEP):
             raise _too_deep() from error
         raise RequestRefused(f"The body is no JSON in UTF-8 ({error}); send a JSON object.") from error
     if not isinstance(value, dict):

@@ -225,8 +225,8 @@ class Gateway:
                 return json_response(said, 200 if said["status"] == "ok" else 503)
             case Endpoint.OPENAPI:
                 return json_response(openapi_document())
-            case Endpoint.SESSION if http.method != "DELETE" and not self._is_authorized(http, route):
-                return json_response({"object": "gateway", "name": "rllm"})  # a probe of a client's base URL
+            case Endpoint.SESSION if self._is_probe(http, route):
+                return json_response({"object": "gateway", "name": "rllm"})
             case _:
                 scope = self._tokens.scope(route.token, http.headers)
         if self._is_closing:
@@ -259,12 +259,15 @@ class Gateway:
                 text = prometheus_text(self.counts, self.policy.health(), **self._gauges())
                 return web.Response(body=text.encode(), headers=CIMultiDict({"Content-Type": CONTENT_TYPE}))
 
-    def _is_authorized(self, http: web.BaseRequest, route: Route) -> bool:
+    def _is_probe(self, http: web.BaseRequest, route: Route) -> bool:
+        """Whether a client looks if somebody is at its base URL, before its first call made the session."""
+        if http.method != "GET":
+            return http.method == "HEAD"
         try:
             self._tokens.scope(route.token, http.headers)
         except RequestRefused:
-            return False
-        return True
+            return True
+        return False
 
     def _gauges(self) -> dict[str, Any]:
         return {
@@ -280,6 +283,9 @@ class Gateway:
             await self._pace.take()
             fields = json_object(body)
             session = self.sessions.get(_session_id(http, route, scope, fields))
+            fields.pop(
+                "session_id", None
+            )  # it is for this gateway: strict servers refuse what they do not know
         except RequestRefused as error:
             self.calls.count_refused(error)
             raise

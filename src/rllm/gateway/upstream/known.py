@@ -1,8 +1,11 @@
 """What is known of a server: which engine it is, which models it serves, what it can be asked for.
 
-GET /v1/models, /version ──ready──► Known ──capture_for(model)──► fields that the gateway asks for itself
+GET /v1/models, /version ──ready──► Known ──capture_for(request)──► fields that the gateway asks for itself
                                       ▲
-400 that names such a field ──refused─┘   (it is not asked for that model again)
+400 that names such a field ──refused─┘   (it is not asked for in such calls again)
+
+Such calls are those for the same model, all streamed or all not: SGLang gives ids in whole answers of chat
+completions and refuses to in streamed ones.
 """
 
 import asyncio
@@ -19,7 +22,8 @@ from rllm.types.messages import LogprobMeaning
 
 CAPTURES = frozenset({"logprobs", "token_ids", "usage"})
 _WITHOUT_IDS = frozenset({"logprobs", "usage"})
-_ENGINES_WITH_IDS = ("vllm", "sglang")
+_ENGINES_WITH_IDS = ("vllm", "sglang", "rllm")
+"""As `owned_by` of /v1/models says; the last is `rllm serve`."""
 _MAX_MODELS = 1024
 _FIELD_NAMES = {
     "logprobs": ("logprobs",),
@@ -29,12 +33,20 @@ _FIELD_NAMES = {
 }
 
 
+Kind = tuple[str, bool]
+"""Of calls: for which model, and whether they are streamed."""
+
+
+def _kind_of(request: CallRequest) -> Kind:
+    return request.model, request.stream
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class Known:
     """One server."""
 
     engine: str = ""
-    """`vllm`, `sglang`, or nothing known."""
+    """`vllm`, `sglang`, `rllm`, or nothing known."""
     version: str = ""
     models: list[str] = field(default_factory=list[str])
     probed: bool = False
@@ -42,10 +54,10 @@ class Known:
     """The last one that it told."""
     counts_tokens: bool = True
     """False once it said that it cannot."""
-    _refused: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict[tuple[str, str], str])
-    """(model, capture) to what the server said."""
-    _accepted: OrderedDict[str, frozenset[str]] = field(default_factory=OrderedDict[str, frozenset[str]])
-    """By model: what it has been asked for with success."""
+    _refused: OrderedDict[tuple[Kind, str], str] = field(default_factory=OrderedDict[tuple[Kind, str], str])
+    """(kind of call, capture) to what the server said."""
+    _accepted: OrderedDict[Kind, frozenset[str]] = field(default_factory=OrderedDict[Kind, frozenset[str]])
+    """What it has been asked for with success."""
 
     _probing: asyncio.Task[None] | None = None
 
@@ -76,20 +88,27 @@ class Known:
             self.engine = self.engine or "vllm"
         self.probed = True
 
-    def capture_for(self, model: str, wanted: frozenset[str] | None) -> frozenset[str]:
+    def capture_for(self, request: CallRequest, wanted: frozenset[str] | None) -> frozenset[str]:
         """`wanted`: what was configured; None asks for what the engine is known to give."""
         if wanted is None:
-            wanted = CAPTURES if self.engine in _ENGINES_WITH_IDS else _WITHOUT_IDS
+            wanted = self.given
         if not self._refused:
             return wanted
-        return frozenset(each for each in wanted if (model, each) not in self._refused)
+        kind = _kind_of(request)
+        return frozenset(each for each in wanted if (kind, each) not in self._refused)
 
-    def takes_seed(self, model: str) -> bool:
+    @property
+    def given(self) -> frozenset[str]:
+        """What the engine is known to give."""
+        return CAPTURES if self.engine in _ENGINES_WITH_IDS else _WITHOUT_IDS
+
+    def takes_seed(self, request: CallRequest) -> bool:
         """Whether a seed of ours decides the draws: vLLM follows one, and the others are not known to."""
-        return self.engine == "vllm" and (model, "seed") not in self._refused
+        return self.engine == "vllm" and (_kind_of(request), "seed") not in self._refused
 
     def logprob_meaning(self, request: CallRequest, *, processed: bool) -> LogprobMeaning:
-        """vLLM's are those of the model itself unless told otherwise; SGLang's know the temperature.
+        """vLLM's are those of the model itself unless told otherwise; SGLang's know the temperature. Behind
+        `rllm serve` may be either, so its are known where both mean the same.
 
         What a request leaves open comes from the model's generation_config.json, which no server tells. So
         what depends on it is not known, and neither is what servers mean that are neither of the two.
@@ -97,6 +116,9 @@ class Known:
         temperature = request.temperature
         if self.engine == "vllm" and not processed:
             return LogprobMeaning.RAW
+        if self.engine == "rllm":
+            untouched = (temperature, request.top_p, request.top_k) == (1.0, 1.0, 0)
+            return LogprobMeaning.RAW if untouched else LogprobMeaning.UNKNOWN
         if self.engine not in _ENGINES_WITH_IDS or temperature is None:
             return LogprobMeaning.UNKNOWN
         if processed and temperature != 0.0:
@@ -106,31 +128,32 @@ class Known:
                 return LogprobMeaning.UNKNOWN
         return LogprobMeaning.RAW if temperature in (0.0, 1.0) else LogprobMeaning.TEMPERATURE
 
-    def accepted(self, model: str, capture: frozenset[str]) -> None:
-        known = self._accepted.get(model)
+    def accepted(self, request: CallRequest, capture: frozenset[str]) -> None:
+        kind = _kind_of(request)
+        known = self._accepted.get(kind)
         if known is None or not capture <= known:
-            self._accepted[model] = capture if known is None else capture | known
+            self._accepted[kind] = capture if known is None else capture | known
             if len(self._accepted) > _MAX_MODELS:
                 self._accepted.popitem(last=False)
 
-    def refused(self, model: str, capture: frozenset[str], why: str) -> None:
+    def refused(self, request: CallRequest, capture: frozenset[str], why: str) -> None:
         for each in capture:
-            self._refused[model, each] = why
+            self._refused[_kind_of(request), each] = why
             if len(self._refused) > _MAX_MODELS:
                 self._refused.popitem(last=False)
 
-    def why_refused(self, model: str, capture: str) -> str:
-        return self._refused.get((model, capture), "")
+    def why_refused(self, request: CallRequest, capture: str) -> str:
+        return self._refused.get((_kind_of(request), capture), "")
 
     def blamed(self, error: RequestRefused, request: CallRequest, capture: frozenset[str]) -> frozenset[str]:
         """Which of the fields that the gateway added an error is about; none when the client's own are wrong.
 
-        What this model took before is blamed only when the error points at it: some servers repeat the whole
-        request in their errors, our fields among the rest.
+        What it took in such calls before is blamed only when the error points at it: some servers repeat the
+        whole request in their errors, our fields among the rest.
         """
         if error.status not in (400, 422):
             return frozenset()
-        accepted = self._accepted.get(request.model, frozenset())
+        accepted = self._accepted.get(_kind_of(request), frozenset())
         text = error.message.split("'input'")[0].split('"input"')[0]
         blamed: set[str] = set()
         for each in added(request, capture):
@@ -147,8 +170,8 @@ class Known:
             "models": self.models,
             "policy_version": self.policy_version,
             "refused_fields": [
-                {"model": model, "field": _FIELD_NAMES[each][0], "error": why}
-                for (model, each), why in self._refused.items()
+                {"model": model, "stream": stream, "field": _FIELD_NAMES[each][0], "error": why}
+                for ((model, stream), each), why in self._refused.items()
             ],
         }
 

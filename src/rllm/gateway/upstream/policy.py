@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from rllm.errors import ConfigError, PartialAnswer, RequestRefused
+from rllm.gateway.dialects.openai_fields import require_no_seed
 from rllm.gateway.dialects.registry import UPSTREAMS
 from rllm.gateway.upstream.call import Call, Failed, ask
 from rllm.gateway.upstream.continuity import Continuity
@@ -44,7 +45,8 @@ class UpstreamPolicy:
     chat. `capture` names what the gateway asks for itself (`logprobs`, `token_ids`, `usage`); None means all
     that the engine is known to give. `processed_logprobs`: vLLM was started with `--logprobs-mode
     processed_logprobs`. A call that names no seed is sent to vLLM with one that follows from the session's
-    and from the prompt; the draws of other servers are their own.
+    and from the prompt; the draws of other servers are their own. With `sends_seeds=False` all servers choose
+    theirs, and a call that names a seed is refused.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class UpstreamPolicy:
         max_body_bytes: int = MAX_BODY_BYTES,
         checks: HealthChecks | None = None,
         processed_logprobs: bool = False,
+        sends_seeds: bool = True,
     ) -> None:
         if capture is not None and not capture <= CAPTURES:
             unknown = ", ".join(sorted(capture - CAPTURES))
@@ -78,6 +81,7 @@ class UpstreamPolicy:
         self.capture = capture
         self._retries = Retries(max_retries=max_retries, max_wait_s=max_wait_s)
         self._processed_logprobs = processed_logprobs
+        self._sends_seeds = sends_seeds
         self._http = HttpClient(
             headers=_key_headers(dialect, api_key),
             timeout_s=timeout_s,
@@ -123,7 +127,7 @@ class UpstreamPolicy:
                 {
                     **self.pool.health(each),
                     **known.health(),
-                    "capture": sorted(known.capture_for("", self.capture)),
+                    "capture": sorted(known.given if self.capture is None else self.capture),
                 }
                 for each, known in self._known.items()
             ],
@@ -140,6 +144,8 @@ class UpstreamPolicy:
             extras=_extras(session.sampling),
             emit=emit,
         )
+        if not self._sends_seeds:
+            require_no_seed(call.request)
         self._in_flight += 1
         try:
             return await self._answer(call, session)
@@ -172,7 +178,7 @@ class UpstreamPolicy:
         try:
             if not known.probed:
                 await self._probe(upstream)
-            if call.seed is None and call.request.seed is None and known.takes_seed(call.request.model):
+            if call.seed is None and call.request.seed is None and self._seeds(known, call.request):
                 call.seed = _draws_of(session).seed_of(call.request, session.seed)
             answer, told, capture = await self._ask(call, upstream, known)
         except PartialAnswer as partial:
@@ -201,9 +207,9 @@ class UpstreamPolicy:
         self, call: Call, upstream: Upstream, known: Known
     ) -> tuple[Answer, int | None, frozenset[str]]:
         """Without a field of ours that the server refuses: once for each, and remembered when that helped."""
-        model = call.request.model
-        capture = known.capture_for(model, self.capture)
-        if known.takes_seed(model):
+        request = call.request
+        capture = known.capture_for(request, self.capture)
+        if self._seeds(known, request):
             capture |= {"seed"}
         if call.dialect.name not in _WITH_CAPTURE:
             capture = frozenset()
@@ -213,7 +219,7 @@ class UpstreamPolicy:
             try:
                 reply = await ask(call, self._http, upstream.url, capture)
             except RequestRefused as error:
-                blamed = known.blamed(error, call.request, capture) if call.heard else frozenset[str]()
+                blamed = known.blamed(error, request, capture) if call.heard else frozenset[str]()
                 if not blamed:
                     raise first_error or error from None
                 first_error = first_error or error
@@ -221,9 +227,12 @@ class UpstreamPolicy:
                 capture -= blamed
                 continue
             if first_error is not None:
-                known.refused(model, dropped, first_error.message)
-            known.accepted(model, added(call.request, capture))
+                known.refused(request, dropped, first_error.message)
+            known.accepted(request, added(request, capture))
             return reply.answer, reply.policy_version, capture
+
+    def _seeds(self, known: Known, request: CallRequest) -> bool:
+        return self._sends_seeds and known.takes_seed(request)
 
     def _finish(
         self,
@@ -275,7 +284,7 @@ class UpstreamPolicy:
     def _why_no_ids(self, request: CallRequest, known: Known, capture: frozenset[str]) -> str:
         """Empty when ids were asked for: then the dialect knows better."""
         for each in ("token_ids", "logprobs"):
-            refused = known.why_refused(request.model, each)
+            refused = known.why_refused(request, each)
             if refused and each not in capture:
                 return (
                     f"The upstream refused to give {each.replace('_', ' ')} ({refused}). Serve the model "

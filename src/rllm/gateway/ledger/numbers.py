@@ -1,0 +1,125 @@
+"""The numbers of a call as bytes, and back without loss.
+
+    ids               ──► planes: all lowest bytes, then all second bytes, … without the planes that are zero
+    log-probabilities ──► float32 where that loses nothing, which is so for what engines report, else float64
+    policy versions   ──► one number and a count where all are equal, else the shortest integers that do
+
+An id takes two or three bytes, at the price of a copy; to compress them further would cost more than the
+space is worth. What is read is what was written, bit for bit.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from rllm.gateway.ledger.file import name_bytes
+
+ID_BYTES = 4
+
+
+def id_bytes(ids: Sequence[int], where: str, field: str) -> bytes:
+    try:
+        return struct.pack(f"<{len(ids)}I", *ids)
+    except struct.error as error:
+        raise ValueError(
+            f"{where}: `{field}` must hold whole numbers from 0 to {2**32 - 1} ({error})."
+        ) from error
+
+
+def planes_of(packed_ids: bytes) -> bytes:
+    if not packed_ids:
+        return b""
+    num_ids, planes = len(packed_ids) // ID_BYTES, [packed_ids[place::ID_BYTES] for place in range(ID_BYTES)]
+    while len(planes) > 1 and planes[-1] == bytes(num_ids):
+        planes.pop()
+    return bytes([len(planes)]) + b"".join(planes)
+
+
+def ids_of_planes(packed: bytes) -> list[int]:
+    if not packed:
+        return []
+    num_ids = (len(packed) - 1) // packed[0]
+    together = bytearray(num_ids * ID_BYTES)
+    for place in range(packed[0]):
+        together[place::ID_BYTES] = packed[1 + place * num_ids : 1 + (place + 1) * num_ids]
+    return list(struct.unpack(f"<{num_ids}I", together))
+
+
+def pack_logprobs(logprobs: Sequence[float], where: str) -> bytes:
+    count = len(logprobs)
+    try:
+        exact = struct.pack(f"<{count}d", *logprobs)
+    except (struct.error, OverflowError) as error:
+        raise ValueError(f"{where}: `logprobs` holds something else than numbers ({error}).") from error
+    if not all(map(math.isfinite, logprobs)):
+        place = next(place for place, value in enumerate(logprobs) if not math.isfinite(value))
+        raise ValueError(
+            f"{where}: `logprobs[{place}]` is {logprobs[place]}; a log-probability is a finite number. "
+            "Record the call as an error, or without ids and log-probabilities."
+        )
+    try:
+        short = struct.pack(f"<{count}f", *logprobs)
+    except OverflowError:
+        return b"d" + exact
+    return b"f" + short if struct.unpack(f"<{count}f", short) == tuple(logprobs) else b"d" + exact
+
+
+def pack_versions(versions: Sequence[int], where: str) -> bytes:
+    if not versions:
+        return b""
+    try:
+        if versions.count(versions[0]) == len(versions):
+            return b"c" + struct.pack("<qI", versions[0], len(versions))
+        for code in "bhiq":
+            try:
+                return code.encode() + struct.pack(f"<{len(versions)}{code}", *versions)
+            except struct.error:
+                if code == "q":
+                    raise
+    except struct.error as error:
+        raise ValueError(f"{where}: `policy_versions` must hold whole numbers ({error}).") from error
+    return b""
+
+
+def unpack_versions(packed: bytes) -> list[int]:
+    if packed[:1] == b"c":
+        version, count = struct.unpack("<qI", packed[1:])
+        return [version] * count
+    return unpack(packed)
+
+
+def unpack(packed: bytes) -> list[Any]:
+    if not packed:
+        return []
+    code = chr(packed[0])
+    return list(struct.unpack(f"<{(len(packed) - 1) // struct.calcsize('<' + code)}{code}", packed[1:]))
+
+
+def prompt_bytes(prompt: str | list[int] | None, where: str) -> bytes:
+    if prompt is None:
+        return b""
+    if isinstance(prompt, str):
+        return name_bytes(prompt)
+    try:
+        return struct.pack(f"<{len(prompt)}q", *prompt)
+    except struct.error as error:
+        raise ValueError(f"{where}: `prompt` must be text or whole numbers ({error}).") from error
+
+
+def longs_of(packed: bytes) -> list[int]:
+    return list(struct.unpack(f"<{len(packed) // 8}q", packed))
+
+
+def section(part: bytes) -> bytes:
+    return struct.pack("<I", len(part)) + part
+
+
+def sections_of(blob: bytes) -> list[bytes]:
+    parts: list[bytes] = []
+    place = 0
+    while place < len(blob):
+        (size,) = struct.unpack_from("<I", blob, place)
+        parts.append(blob[place + 4 : place + 4 + size])
+        place += 4 + size
+    return parts
