@@ -10,8 +10,9 @@ many times as long as the median. Only tokens that are trained on are counted, t
 are read and packed as well. Seconds are CPU seconds of this process with one thread, medians over the rounds,
 so a busy neighbour costs little.
 
-The bound of packing is the number of micro-batches that would do if rows could be cut anywhere, with each
-prompt that a group shares computed once: ⌈tokens / budget⌉.
+The bound of packing is the number of micro-batches that would do if rows could be cut anywhere: ⌈tokens /
+budget⌉. A prompt that a group shares counts once in each of the micro-batches that the group's own tokens
+would fill alone.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import json
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +31,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from rllm.algorithms.advantages import ESTIMATORS
+from rllm.algorithms.estimators import ESTIMATORS
 from rllm.algorithms.grouping import group_advantages, group_episodes
 from rllm.algorithms.losses import token_weights
 from rllm.algorithms.returns import gae, whiten
@@ -216,16 +218,26 @@ def packing(shape: Shape) -> list[dict[str, Any]]:
     rows = weighted(samples)
     alone = sum(sample.num_tokens - 1 for sample in samples)  # the last token predicts nothing
     shared = shape.prompt - 1  # the token that predicts the first answer is computed for each attempt
-    together = alone - shared * (len(samples) - 4 * shape.tasks)
+    own: Counter[tuple[str, str]] = Counter()
+    for sample in samples:
+        own[sample.group_key] += sample.num_tokens - 1 - shared
     return [
-        packing_of(rows, budget, least, share)
-        for share, least in ((True, together), (False, alone))
+        packing_of(rows, budget, once, least, share)
         for budget in BUDGETS
+        for once, least, share in (
+            (
+                sum(own.values()) + shared * len(own),
+                sum(each + shared * math.ceil(each / (budget - shared)) for each in own.values()),
+                True,
+            ),
+            (alone, alone, False),
+        )
     ]
 
 
-def packing_of(rows: list[WeightedRow], budget: int, least: int, share: bool) -> dict[str, Any]:
-    """`least`: tokens to compute where nothing is computed twice."""
+def packing_of(rows: list[WeightedRow], budget: int, once: int, least: int, share: bool) -> dict[str, Any]:
+    """`once`: tokens where nothing is computed twice; `least`: where no prompt is computed again that need
+    not be."""
     batches = packed_groups(rows, budget, share_prefixes=share)
     sizes = [sum(group.num_tokens for group in batch) for batch in batches]
     fewest = math.ceil(least / budget)
@@ -236,7 +248,7 @@ def packing_of(rows: list[WeightedRow], budget: int, least: int, share: bool) ->
         "fewest": fewest,
         "of_bound": fewest / len(sizes),
         "filled": sum(sizes) / (len(sizes) * budget),
-        "twice": sum(sizes) / least - 1.0,
+        "twice": sum(sizes) / once - 1.0,
     }
 
 

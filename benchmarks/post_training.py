@@ -1,12 +1,13 @@
 """docs/algorithms.md's second table: SFT, then DPO; and a small student beside its teacher. On FrozenLake.
 
-    imitator ──► a few steps of RL, stored ──┬─► SFT on what succeeded ──► DPO: success against failure
-                                             └─► (the same episodes: nothing is sampled anew)
+    imitator ──► a few steps of RL, stored ──► SFT on what succeeded ──► its own play ──► DPO: success
+                                                      └──────────────────────────────────► against failure
     teacher: `rllm train frozenlake` ──► student with 29 % of its parameters, from random weights
 
-    python benchmarks/post_training.py [--seeds 0 1 2] [--root runs/post_training] [--teacher RUN]
+    python benchmarks/post_training.py [--seeds 0 1 2] [--root runs/post_training]     SFT, then DPO
+    python benchmarks/post_training.py --teachers RUN RUN RUN                          students, one for each
 
-Runs that are already there are not repeated.
+A teacher's student has the teacher's seed. Runs that are already there are not repeated.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from rllm.build.evaluation import evaluated
 from rllm.build.training import build_trainer
 from rllm.inference.providers import resolve_model
 from rllm.models.builtin import TinyModel, create_model
+from rllm.store.run_directory import RunDirectory
 from rllm.tracking.console import LiveView
 from rllm.trainer import AgentDPOTrainer, AgentSFTTrainer
 
@@ -27,6 +29,8 @@ NUM_TASKS = 1024
 """Held-out lakes of each measurement."""
 STUDENT = TinyModel(hidden_size=48, num_layers=2, num_heads=4, intermediate_size=144)
 STORED_STEPS = 20
+NUM_PLAYED = 512
+"""Lakes that the fine-tuned model plays, eight times each, for the pairs of DPO."""
 
 
 def percent(report: dict[str, Any]) -> str:
@@ -68,8 +72,27 @@ def fine_tuned(root: Path, stored: Path, seed: int) -> Path:
     return output
 
 
+def played(root: Path, start: Path, seed: int) -> Path:
+    """What the fine-tuned model itself makes of training lakes: the episodes of a run of one step, all of
+    which were sampled before its first update."""
+    output = root / f"played-{seed}"
+    changes = (
+        "steps=1",
+        "threads=1",
+        "warm_start.steps=0",
+        "optimizer.warmup_steps=0",
+        f"model.path={start / 'model'}",
+        f"rollout.tasks_per_step={NUM_PLAYED}",
+        "rollout.group_size=8",
+        "evaluation.every_steps=0",
+        "evaluation.num_tasks=8",
+    )
+    build_trainer(training_config("frozenlake", None, changes, seed), output).train()
+    return output
+
+
 def preferred(root: Path, stored: Path, start: Path, seed: int) -> Path:
-    output = root / f"dpo-{seed}"
+    output = root / f"{stored.name}-dpo"
     config = {
         "seed": seed,
         "threads": 1,
@@ -103,6 +126,29 @@ def distilled(root: Path, teacher: Path, seed: int) -> dict[str, Any]:
         return build_trainer(config, output, view).train().summary
 
 
+def after_sft(root: Path, seed: int) -> list[str]:
+    """Lines of the first table."""
+    stored = stored_run(root, seed)
+    tuned = fine_tuned(root, stored, seed)
+    return [
+        line("the stored run's", seed, stored),
+        line("SFT on its successes", seed, tuned),
+        line("then DPO on its own play", seed, preferred(root, played(root, tuned, seed), tuned, seed)),
+        line("then DPO on the stored run", seed, preferred(root, stored, tuned, seed)),
+    ]
+
+
+def of_students(root: Path, teacher: Path) -> list[str]:
+    """Lines of the second."""
+    seed = RunDirectory.read(teacher).config()["seed"]
+    summary = distilled(root, teacher, seed)
+    return [line("teacher", seed, teacher)] + [
+        f"| student, {when} its own play; reverse KL {summary[when]['reverse_kl']:.3f} | {seed} | "
+        f"{percent(summary[when])} | {100 * summary[when]['greedy']:.1f} |"
+        for when in ("before", "after")
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -110,28 +156,15 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--root", type=Path, default=Path("runs/post_training"))
     parser.add_argument(
-        "--teacher", type=Path, help="A run of `rllm train frozenlake`; without it no student."
+        "--teachers", type=Path, nargs="+", help="Runs of `rllm train frozenlake`: a student of each instead."
     )
     arguments = parser.parse_args()
     arguments.root.mkdir(parents=True, exist_ok=True)
-    lines = ["| model | seed | sampled | greedy |", "|---|---|---|---|"]
-    for seed in arguments.seeds:
-        stored = stored_run(arguments.root, seed)
-        lines.append(line("the stored run's", seed, stored))
-        tuned = fine_tuned(arguments.root, stored, seed)
-        lines.append(line("SFT on its successes", seed, tuned))
-        lines.append(line("then DPO", seed, preferred(arguments.root, stored, tuned, seed)))
-    if arguments.teacher is not None:
-        lines.append(line("teacher", 0, arguments.teacher))
-        for seed in arguments.seeds:
-            summary = distilled(arguments.root, arguments.teacher, seed)
-            for when in ("before", "after"):
-                report = summary[when]
-                lines.append(
-                    f"| student, {when} its own play; reverse KL {report['reverse_kl']:.3f} | {seed} | "
-                    f"{100 * report['success']:.1f} | {100 * report['greedy']:.1f} |"
-                )
-    print("\n".join(lines))
+    print("| model | seed | sampled | greedy |\n|---|---|---|---|", flush=True)
+    for teacher in arguments.teachers or ():
+        print("\n".join(of_students(arguments.root, teacher)), flush=True)
+    for seed in () if arguments.teachers else arguments.seeds:
+        print("\n".join(after_sft(arguments.root, seed)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rewards in, advantages out. Pure functions, one registry.
+"""Rewards in, advantages out. Pure functions; their registry is `rllm.algorithms.estimators`.
 
     rewards_G ──► A_G                        a formula: one number per attempt, given to all of its turns
     attempts  ──► [K] per attempt            GiGPO, which tells the turns of an attempt apart
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rllm.config.names import object_named
 from rllm.errors import ConfigError, RewardError
 
 FloatArray = NDArray[np.float64]
@@ -110,8 +109,8 @@ def pass_at_k_advantages(rewards_G: FloatArray, *, k: int | None = None) -> Floa
     best of k. Unbiased for the gradient of the expected best of k attempts, which is
     pass@k where rewards are 0 and 1; the paper leaves out the factor G because it adds attempts up instead of
     taking their mean. Attempts that add nothing get 0, and none gets less. `k` is half of the group where it
-    is None, 2 at least; for another one, `mine = partial(pass_at_k_advantages, k=4)` in a file of your own is
-    an estimator. Not verl's `grpo_passk`, which is k = G. Raises ConfigError for k below 2 or above G.
+    is None (`algorithm.pass_k` = 0), 2 at least. Not verl's `grpo_passk`, which is k = G. Raises ConfigError
+    for k below 2 or above G.
     """
     size = len(rewards_G)
     k = max(2, size // 2) if k is None else k
@@ -195,14 +194,20 @@ def remax_advantages(rewards_G: FloatArray, baselines_G: FloatArray) -> FloatArr
     return rewards_G - baselines_G
 
 
-def gigpo_advantages(attempts: Sequence[Attempt], *, weight: float = 1.0) -> list[FloatArray]:
-    """A_i,k = grpo(rewards)_i + weight · grpo(returns from turns that began in the same state)_i,k.
+def gigpo_advantages(
+    attempts: Sequence[Attempt],
+    *,
+    omega: float = 1.0,
+    compare: Callable[[FloatArray], FloatArray] = grpo_advantages,
+) -> list[FloatArray]:
+    """A_i,k = compare(rewards)_i + ω · compare(returns from turns that began in the same state)_i,k.
 
-    Feng et al. 2025 (arXiv:2505.10978), A^E + ω A^S with ω = 1 and F_norm = std, the population one. Returns
-    are discounted by `algorithm.gamma` a turn. Turns of all attempts at a task are compared where what the
-    agent saw was the same, whenever it saw it. A state that was seen once adds nothing. Biased, as GRPO is.
+    Feng et al. 2025 (arXiv:2505.10978), A^E + ω A^S. `compare` is that of GRPO where the paper's F_norm is
+    std (here the population one), and that of Dr. GRPO where it is 1: `algorithm.gigpo_norm`. Returns are
+    discounted by `algorithm.gamma` a turn. Turns of all attempts at a task are compared where what the agent
+    saw was the same, whenever it saw it. A state that was seen once adds nothing. Biased, as GRPO is.
     """
-    whole_G = grpo_advantages(np.array([each.reward for each in attempts]))
+    whole_G = compare(np.array([each.reward for each in attempts]))
     advantages = [np.full(len(each.returns_K), whole) for each, whole in zip(attempts, whole_G, strict=True)]
     seen: dict[str, list[tuple[int, int]]] = {}
     for number, attempt in enumerate(attempts):
@@ -210,8 +215,8 @@ def gigpo_advantages(attempts: Sequence[Attempt], *, weight: float = 1.0) -> lis
             seen.setdefault(state, []).append((number, turn))
     for places in seen.values():
         returns = np.array([attempts[number].returns_K[turn] for number, turn in places])
-        for (number, turn), advantage in zip(places, grpo_advantages(returns), strict=True):
-            advantages[number][turn] += weight * advantage
+        for (number, turn), advantage in zip(places, compare(returns), strict=True):
+            advantages[number][turn] += omega * advantage
     return advantages
 
 
@@ -235,165 +240,3 @@ def _centred_within(rewards: FloatArray, groups: NDArray[np.int64]) -> FloatArra
     np.fmin.at(lowest, place, rewards)
     np.fmax.at(highest, place, rewards)
     return np.where((lowest == highest)[place], 0.0, rewards - means[place])
-
-
-Estimate = Callable[[Sequence[Attempt]], list[FloatArray]]
-"""Attempts that are compared with each other -> [K] advantages of the turns of each."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Estimator:
-    """A rule, what it compares and what it needs."""
-
-    estimate: Estimate
-    within_groups: bool = True
-    """The attempts at one task; otherwise all attempts of a step by the role."""
-    has_baseline: bool = True
-    """Rewards are compared with each other, so equal ones teach nothing."""
-    min_group: int = 2
-    """Attempts at one task without which there is nothing to compare: fewer get zeros."""
-    needs_states: bool = False
-    """`states_K` (GiGPO)."""
-    needs_greedy: bool = False
-    """`baseline`, from one more attempt at each task, by the likeliest tokens (ReMax)."""
-    needs_critic: bool = False
-    token_level: bool = False
-    """Advantages are made from rows, token by token (`algorithms/returns.py`); the attempts get NaN until
-    then, which nobody can take for an advantage."""
-    tells_turns_apart: bool = False
-    """It credits turns in its own way, so that `algorithm.credit` has nothing to say."""
-
-
-def _rewards(attempts: Sequence[Attempt]) -> FloatArray:
-    return np.array([each.reward for each in attempts], dtype=np.float64)
-
-
-def _lengths(attempts: Sequence[Attempt]) -> FloatArray:
-    return np.array([each.num_tokens for each in attempts], dtype=np.float64)
-
-
-def _groups(attempts: Sequence[Attempt]) -> NDArray[np.int64]:
-    return np.array([each.group for each in attempts], dtype=np.int64)
-
-
-def _baselines(attempts: Sequence[Attempt]) -> FloatArray:
-    missing = sum(each.baseline is None for each in attempts)
-    if missing:
-        raise RewardError(
-            f"{missing} of {len(attempts)} attempts have no greedy attempt beside them, which ReMax compares "
-            'with; mend what made it fail, or choose `algorithm.estimator = "rloo"`.'
-        )
-    return np.array([each.baseline for each in attempts], dtype=np.float64)
-
-
-def to_all_turns(formula: Callable[[Sequence[Attempt]], FloatArray]) -> Estimate:
-    """One number per attempt, given to all of its turns."""
-
-    def estimate(attempts: Sequence[Attempt]) -> list[FloatArray]:
-        advantages = formula(attempts)
-        return [np.full(len(each.returns_K), a) for each, a in zip(attempts, advantages, strict=True)]
-
-    return estimate
-
-
-def _of_rewards(formula: Callable[[FloatArray], FloatArray]) -> Estimate:
-    return to_all_turns(lambda attempts: formula(_rewards(attempts)))
-
-
-def _later(attempts: Sequence[Attempt]) -> list[FloatArray]:
-    return [np.full(len(each.returns_K), np.nan) for each in attempts]
-
-
-ESTIMATORS: dict[str, Estimator] = {
-    "grpo": Estimator(estimate=_of_rewards(grpo_advantages)),
-    "dr_grpo": Estimator(estimate=_of_rewards(dr_grpo_advantages)),
-    "rloo": Estimator(estimate=_of_rewards(rloo_advantages)),
-    "opo": Estimator(estimate=to_all_turns(lambda them: opo_advantages(_rewards(them), _lengths(them)))),
-    "maxrl": Estimator(estimate=_of_rewards(maxrl_advantages)),
-    "pass_at_k": Estimator(estimate=_of_rewards(pass_at_k_advantages)),
-    "gigpo": Estimator(estimate=gigpo_advantages, needs_states=True, tells_turns_apart=True),
-    "gpg": Estimator(
-        estimate=to_all_turns(lambda them: gpg_advantages(_rewards(them), _groups(them))),
-        within_groups=False,
-    ),
-    "reinforce_plus_plus_baseline": Estimator(
-        estimate=to_all_turns(
-            lambda them: reinforce_plus_plus_baseline_advantages(
-                _rewards(them), _lengths(them), _groups(them)
-            )
-        ),
-        within_groups=False,
-    ),
-    "reinforce_plus_plus": Estimator(
-        estimate=to_all_turns(lambda them: reinforce_plus_plus_advantages(_rewards(them), _lengths(them))),
-        within_groups=False,
-        min_group=1,
-    ),
-    "reinforce_baseline": Estimator(
-        estimate=_of_rewards(reinforce_baseline_advantages), within_groups=False, min_group=1
-    ),
-    "reinforce": Estimator(
-        estimate=_of_rewards(reinforce_advantages), within_groups=False, has_baseline=False, min_group=1
-    ),
-    "remax": Estimator(
-        estimate=to_all_turns(lambda them: remax_advantages(_rewards(them), _baselines(them))),
-        has_baseline=False,
-        min_group=1,
-        needs_greedy=True,
-    ),
-    "gae": Estimator(
-        estimate=_later,
-        has_baseline=False,
-        min_group=1,
-        needs_critic=True,
-        token_level=True,
-        tells_turns_apart=True,
-    ),
-    "teacher": Estimator(
-        estimate=_later,
-        within_groups=False,
-        has_baseline=False,
-        min_group=1,
-        token_level=True,
-        tells_turns_apart=True,
-    ),
-}
-"""GAE, which is made from rows, is `rllm.algorithms.returns.gae`; what a teacher makes of rows is
-`rllm.trainer.teacher`."""
-
-
-def estimator_named(name: str) -> Estimator:
-    """One of ESTIMATORS, or what `file.py:name` or `package.module:name` leads to.
-
-    That is an `Estimator`, or a function rewards_G -> advantages_G of the attempts at one task, given to all
-    turns of an attempt. Raises ConfigError for a name that leads nowhere.
-    """
-    if name in ESTIMATORS:
-        return ESTIMATORS[name]
-    if ":" not in name:
-        raise ConfigError(
-            f"There is no advantage estimator `{name}`; choose one of {', '.join(ESTIMATORS)}, or write "
-            "file.py:function for one of your own."
-        )
-    found = object_named(name, group="rllm.estimators", what="advantage estimator")
-    if isinstance(found, Estimator):
-        return found
-    if not callable(found):
-        raise ConfigError(
-            f"`{name}` is a {type(found).__name__}; an advantage estimator is a function of the rewards of a "
-            "group, or an rllm.algorithms.advantages.Estimator."
-        )
-    return Estimator(estimate=_of_user(name, found), has_baseline=False, min_group=1)
-
-
-def _of_user(name: str, function: Callable[[FloatArray], object]) -> Estimate:
-    def estimate(rewards_G: FloatArray) -> FloatArray:
-        advantages_G = np.asarray(function(rewards_G.copy()), dtype=np.float64)
-        if advantages_G.shape != rewards_G.shape or not np.isfinite(advantages_G).all():
-            raise ConfigError(
-                f"The estimator {name} made {advantages_G} of the rewards {rewards_G}; it must return one "
-                "finite number for each."
-            )
-        return advantages_G
-
-    return _of_rewards(estimate)

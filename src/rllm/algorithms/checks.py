@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rllm.algorithms.advantages import Attempt, Estimator, FloatArray
+from rllm.algorithms.advantages import Attempt, FloatArray
+from rllm.algorithms.estimators import Estimator
 
 Estimate = Callable[[FloatArray], FloatArray]
 

@@ -13,9 +13,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rllm.algorithms.advantages import Attempt, Estimator, FloatArray, estimator_named
+from rllm.algorithms.advantages import Attempt, FloatArray
+from rllm.algorithms.estimators import Estimator, estimator_named
 from rllm.algorithms.returns import returns_to_go
-from rllm.config.algorithm import CREDITS
+from rllm.config.algorithm import CREDITS, AlgorithmConfig
 from rllm.errors import AgentError, ConfigError, RewardError
 from rllm.types.episode import Episode, Outcome, Step, Trajectory, TrajectoryGroup
 from rllm.types.sample import NOT_SAMPLED
@@ -38,7 +39,7 @@ class GroupingCounts:
     tied: int = 0
     """All rewards equal: nothing to learn from by comparing attempts at one task."""
     alone: int = 0
-    """One attempt left: nothing to compare it with at its task, so advantage 0 where that is the rule."""
+    """One attempt left, or fewer than the estimator compares: advantage 0 where that is the rule."""
     masked: int = 0
     """Trajectories of learnable episodes that are in no group."""
 
@@ -86,12 +87,13 @@ def group_advantages(
     baselines: Mapping[tuple[str, str], float] = {},
     gamma: float = 1.0,
     credit: str = "trajectory",
+    config: AlgorithmConfig | None = None,
 ) -> dict[str, FloatArray]:
     """Trajectory uid -> [K] advantage of each of its turns.
 
     `estimator_of` names the estimator of a role, `weight_of` says what its advantages are multiplied by.
     `rewards`: uid -> reward of trajectories that are paid otherwise than they say. `baselines`: (task, role)
-    -> reward of the greedy attempt. `gamma` discounts by turns.
+    -> reward of the greedy attempt. `gamma` discounts by turns. `config` has the keys of single estimators.
 
     `credit` says how the turns of a trajectory share what it earned:
 
@@ -108,7 +110,8 @@ def group_advantages(
     """
     if credit not in CREDITS:
         raise ConfigError(f"`algorithm.credit` is {credit!r}; choose one of {', '.join(CREDITS)}.")
-    rules = {role: _rule_of(estimator_of(role), credit) for role in dict.fromkeys(role for _, role in groups)}
+    roles = dict.fromkeys(role for _, role in groups)
+    rules = {role: _rule_of(estimator_of(role), credit, config) for role in roles}
     compared: dict[tuple[str, ...], list[_Member]] = {}
     for number, (key, group) in enumerate(groups.items()):
         rule = rules[group.role]
@@ -121,7 +124,7 @@ def group_advantages(
             )
             for each in group.trajectories
         ]
-        _count(counts, [member.attempt.reward for member in members])
+        _count(counts, [member.attempt.reward for member in members], rule.min_group)
         compared.setdefault(key if rule.within_groups else (group.role,), []).extend(members)
     advantages: dict[str, FloatArray] = {}
     for (*_, role), members in compared.items():
@@ -233,8 +236,8 @@ def _num_trained(step: Step) -> int:
     return len(step.response_ids) - num_forced(step)
 
 
-def _rule_of(name: str, credit: str) -> Estimator:
-    rule = estimator_named(name)
+def _rule_of(name: str, credit: str, config: AlgorithmConfig | None) -> Estimator:
+    rule = estimator_named(name, config)
     if rule.tells_turns_apart and credit != "trajectory":
         raise ConfigError(
             f"`algorithm.credit` is {credit!r}, but {name} credits the turns of an attempt in its own way; "
@@ -243,9 +246,9 @@ def _rule_of(name: str, credit: str) -> Estimator:
     return rule
 
 
-def _count(counts: GroupingCounts, paid: Sequence[float]) -> None:
+def _count(counts: GroupingCounts, paid: Sequence[float], min_group: int) -> None:
     counts.groups += 1
-    if len(paid) < 2:
+    if len(paid) < max(2, min_group):
         counts.alone += 1
     elif len(set(paid)) == 1:
         counts.tied += 1

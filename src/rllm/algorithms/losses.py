@@ -85,6 +85,10 @@ class PolicyLoss:
         }
         if tokens.entropy_M is not None:
             measures["entropy"] = tokens.entropy_M
+        if tokens.divergence_M is not None:
+            measures["teacher_divergence"] = tokens.divergence_M
+        if tokens.teacher_M is not None:
+            measures["reverse_kl"] = tokens.old_M - tokens.teacher_M
         if tokens.ref_M is not None:
             measures["kl_ref"] = kl_terms(tokens.new_M, tokens.ref_M, "k3")
         if self.correction is not None:

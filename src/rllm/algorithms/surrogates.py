@@ -244,6 +244,32 @@ class OwnFunction:
         return torch.zeros_like(tokens.new_M, dtype=torch.bool)
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class WholeVocabulary:
+    """A · divergence of the teacher's and the student's distributions (`rllm.algorithms.kl_distributions`).
+
+    Not a name of `algorithm.loss`: it takes its place where `distill.divergence` says so. A is the role's
+    `reward_weight`.
+    """
+
+    divergence: str
+    beta: float = 0.5
+
+    needs_every_row = True
+    needs_whole_groups = False
+
+    def terms(self, tokens: TokenInputs) -> Tensor:
+        """Raises ConfigError where no teacher was asked."""
+        if tokens.divergence_M is None:
+            raise ConfigError(
+                "`distill.divergence` is set, but no teacher was asked; give it as a directory."
+            )
+        return tokens.advantages_M * tokens.divergence_M
+
+    def clipped_M(self, tokens: TokenInputs) -> Tensor:
+        return torch.zeros_like(tokens.new_M, dtype=torch.bool)
+
+
 Clipped = TypeVar("Clipped", ClippedRatio, SequenceRatio, ClippedWeight, GeometricMean, DivergenceMask)
 
 

@@ -37,6 +37,11 @@ class TokenInputs:
     """What the sampler said when it sampled; None where `old_M` is just that."""
     ref_M: Tensor | None = None
     """Under the reference policy, or the teacher."""
+    divergence_M: Tensor | None = None
+    """Of the teacher's distribution and the student's where the token was sampled; carries the gradient.
+    Only for `WholeVocabulary`."""
+    teacher_M: Tensor | None = None
+    """The teacher's log-probability of the token; with `divergence_M`."""
     new_values_M: Tensor | None = None
     """The critic's values; carries the gradient."""
     values_M: Tensor | None = None

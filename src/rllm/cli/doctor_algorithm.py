@@ -48,8 +48,8 @@ def command(ctx: click.Context, name: str, kind: str | None, as_json: bool) -> N
     the split into micro-batches, nor untrained tokens change it. An estimator: that the order of attempts
     changes nothing, and what shifting, scaling and equal rewards do. Exit code 1 when a check fails.
     """
-    from rllm.algorithms.advantages import Estimator
     from rllm.algorithms.checks import Verdict, check_estimator, group_form
+    from rllm.algorithms.estimators import Estimator
     from rllm.algorithms.loss_checks import check_loss
 
     found = _algorithm_named(name)
@@ -99,7 +99,7 @@ def _algorithm_named(name: str) -> Any:
 
 
 def _built_in(name: str) -> Any:
-    from rllm.algorithms.advantages import ESTIMATORS
+    from rllm.algorithms.estimators import ESTIMATORS
     from rllm.algorithms.losses import policy_loss
 
     if name in LOSSES:
@@ -122,7 +122,7 @@ def _built_in(name: str) -> Any:
 def _kind_of(found: Any, name: str) -> str:
     if callable(getattr(found, "terms", None)):
         return "loss"
-    from rllm.algorithms.advantages import Estimator
+    from rllm.algorithms.estimators import Estimator
 
     if isinstance(found, Estimator):
         return "estimator"

@@ -9,12 +9,28 @@ from rich.tree import Tree
 
 from rllm.cli.command import print_json
 from rllm.cli.terminal import out
+from rllm.errors import ConfigError
 
 
 def unused_directory(directory: Path) -> Path:
     """`directory`, or with the first number behind it that is free."""
     numbered = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
     return next(path for path in itertools.chain([directory], numbered) if not path.exists())
+
+
+def require_place(directory: Path) -> None:
+    """Raises ConfigError, before any work, for a directory that cannot be made. Nothing is left behind."""
+    try:
+        missing = [each for each in (directory, *directory.parents) if not each.exists()]
+        if not missing:
+            return
+        directory.mkdir(parents=True, exist_ok=True)
+        for each in missing:
+            each.rmdir()
+    except OSError as error:
+        raise ConfigError(
+            f"{directory} cannot be made ({error.strerror}: {error.filename}); choose another --output."
+        ) from error
 
 
 def print_plan(

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from rllm.config.distill import PROMPTS
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 
@@ -48,8 +49,8 @@ class RunFacts:
     """Finished steps of reinforcement learning."""
     total_steps: int
     reports: dict[str, dict[str, Any]]
-    """`untrained`, `before`, `after`, as far as measured: `success`, `greedy`; intervals once finished. Of a
-    run that learns from rows `loss`, and what else it measures."""
+    """`untrained`, `before`, `after`, as far as measured: `success`, `greedy`; intervals once finished.
+    Beside a teacher `reverse_kl`; of a run that learns from rows `loss`, and what else it measures."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -64,7 +65,9 @@ def facts_of(run: RunDirectory) -> RunFacts:
     pid = run.writer_pid
     reports = {line["phase"]: line for line in metrics if line["phase"] in REPORTS} | (summary or {})
     kind = config.get("kind", "train")
-    measured = ("success", "success_interval", "greedy", "greedy_interval")
+    measured = ("success", "success_interval", "greedy", "greedy_interval", "reverse_kl", "reverse_kl_error")
+    if config.get("task", {}).get("environment") == PROMPTS:  # nobody pays there
+        measured = measured[-2:]
     if kind == "eval":
         reports = {"after": _evaluated(summary or {})}
     elif kind != "train":

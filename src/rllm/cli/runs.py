@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from rllm.cli.command import Group, example, json_option, print_json
@@ -29,6 +30,7 @@ from rllm.cli.terminal import (
     success_table,
     table,
 )
+from rllm.config.distill import PROMPTS
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
 from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run, runs_under
@@ -148,10 +150,14 @@ def _show_run(directory: RunDirectory, as_json: bool) -> None:
     console = out()
     console.print(Text.assemble((str(directory.path), "bold"), "  ", _state(found)), soft_wrap=True)
     console.print(facts(_highlights(found, config, summary)))
-    labels = report_labels(config)
-    console.print("\nSuccess on held-out tasks, with 95 % intervals", style="bold")
-    console.print(success_table({labels[name]: found.reports.get(name) for name in REPORTS}))
-    if success:
+    labels, has_rewards = report_labels(config), config["task"]["environment"] != PROMPTS
+    if has_rewards:
+        console.print("\nSuccess on held-out tasks, with 95 % intervals", style="bold")
+        console.print(success_table({labels[name]: found.reports.get(name) for name in REPORTS}))
+    if any("reverse_kl" in report for report in found.reports.values()):
+        console.print("\nDistance from the teacher on held-out tasks, with 95 % intervals", style="bold")
+        console.print(_distances(found, labels))
+    if success and has_rewards:
         console.print(
             Text.assemble(
                 "While training, sampled  ",
@@ -163,6 +169,17 @@ def _show_run(directory: RunDirectory, as_json: bool) -> None:
     following = _following(directory, phases)
     if following:
         print_next(console, following)
+
+
+def _distances(found: RunFacts, labels: dict[str, str]) -> Table:
+    """How far a student was from its teacher, as far as the run has got."""
+    made = table("", "reverse KL, nats per token")
+    for name in REPORTS:
+        report = found.reports.get(name, {})
+        if "reverse_kl" in report:
+            spread = 1.96 * report["reverse_kl_error"]
+            made.add_row(labels[name], f"{report['reverse_kl']:.4f} ± {spread:.4f}")
+    return made
 
 
 def _show_evaluation(directory: RunDirectory, found: RunFacts, as_json: bool) -> None:

@@ -198,6 +198,8 @@ def command(
     was_finished = is_run(directory) and RunDirectory.read(directory).summary() is not None
     if is_run(directory):
         remark = "is finished; --fresh starts another run" if was_finished else "was stopped; it goes on"
+        if (pid := RunDirectory.read(directory).writer_pid) is not None:
+            remark = f"is being written by process {pid}"
         err().print(f"{directory} {remark}.", style="dim", soft_wrap=True)
     try:
         with LiveView(config.steps, title=f"rllm train {wanted.label}") as view:

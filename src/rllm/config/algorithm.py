@@ -41,6 +41,12 @@ class AlgorithmConfig:
     """Discount of what is paid later: by turn in a step's return and in `credit`, by token in `gae`."""
     gae_lambda: float = 0.95
     """λ of `gae`: 1 waits for what is really paid, 0 believes the critic at the next token."""
+    pass_k: int = 0
+    """k of `pass_at_k`: attempts of which the best counts; 0 takes half of the group, 2 at least."""
+    gigpo_omega: float = 1.0
+    """ω of `gigpo`: what the comparison of turns in the same state counts beside that of whole attempts."""
+    gigpo_norm: str = "std"
+    """What `gigpo` divides by: `std`, the standard deviation of what is compared, or `none`."""
     loss: str = "ppo"
     """Policy loss; see docs/algorithms.md. `file.py:function` names one of your own, from `TokenInputs` to
     [M] terms."""
@@ -63,8 +69,8 @@ class AlgorithmConfig:
     entropy_coef: float = 0.0
     """Weight of an entropy bonus at the first step; it falls linearly to 0 at the last one."""
     kl_coef: float = 0.0
-    """Weight of the divergence from the reference, the policy as its run began (before a warm start); 0 has
-    no reference."""
+    """Weight of the divergence from the reference, the policy as it is when reinforcement begins: after the
+    warm start, where there is one. 0 has no reference."""
     kl_kind: str = "k3"
     """How it is estimated from the sampled tokens (`k1`, `k2`, `k3`, `abs`, `mse`); with `+`, in the loss,
     the gradient is that of `k2`."""
@@ -105,6 +111,13 @@ class AlgorithmConfig:
         one_of("algorithm.credit", self.credit, CREDITS)
         _between_0_and_1("algorithm.gamma", self.gamma)
         _between_0_and_1("algorithm.gae_lambda", self.gae_lambda)
+        if self.pass_k == 1 or self.pass_k < 0:
+            raise ConfigError(
+                f"`algorithm.pass_k` is {self.pass_k}; the best of several counts, so set it to 2 or more, "
+                "or to 0 for half of the group."
+            )
+        finite("algorithm.gigpo_omega", self.gigpo_omega)
+        one_of("algorithm.gigpo_norm", self.gigpo_norm, ("std", "none"))
 
     def _validate_loss(self) -> None:
         if not is_own(self.loss):

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from rllm.config.algorithm import AlgorithmConfig
+from rllm.config.algorithm import LOSSES, AlgorithmConfig
 from rllm.config.limits import finite, one_of, unused
 from rllm.errors import ConfigError
 
@@ -31,6 +31,17 @@ class DistillConfig:
     """What a token is paid, log π_teacher - log π_student, is kept within ± this many nats, so that one token
     that the teacher finds impossible does not outweigh all others; 0 keeps it as it is."""
 
+    divergence: str = "sampled"
+    """What the student learns from a token of its own: `sampled` pays it log π_teacher - log π_student of
+    that token; `forward_kl`, `reverse_kl` and `jsd` bring the two distributions over the whole vocabulary
+    together there (GKD), which varies far less and takes a teacher in a directory."""
+    jsd_beta: float = 0.5
+    """β of `jsd`: towards 0 it is like the forward, towards 1 like the reverse divergence."""
+
+    @property
+    def is_over_vocabulary(self) -> bool:
+        return self.divergence != "sampled"
+
     @property
     def is_server(self) -> bool:
         return self.teacher.startswith(("http://", "https://"))
@@ -40,8 +51,21 @@ class DistillConfig:
         one_of("distill.baseline", self.baseline, ("mean", "none"))
         if not 0.0 <= self.gamma <= 1.0:
             raise ConfigError(f"`distill.gamma` is {self.gamma}; it must lie between 0 and 1.")
+        one_of("distill.divergence", self.divergence, ("sampled", "forward_kl", "reverse_kl", "jsd"))
+        if not 0.0 < self.jsd_beta < 1.0:
+            raise ConfigError(
+                f"`distill.jsd_beta` is {self.jsd_beta}; it must lie between 0 and 1. The ends are "
+                "`distill.divergence` forward_kl and reverse_kl."
+            )
+        if self.divergence != "jsd":
+            why = f"the divergence is `{self.divergence}`; set `distill.divergence` to jsd"
+            unused("distill", self, "jsd_beta", why)
+        if self.is_over_vocabulary:
+            for name in ("gamma", "baseline", "clip"):
+                why = f"no token is paid; set `distill.divergence` from {self.divergence} to sampled"
+                unused("distill", self, name, why)
         if not self.teacher:
-            for name in ("teacher_model", "gamma", "baseline", "clip"):
+            for name in ("teacher_model", "gamma", "baseline", "clip", "divergence"):
                 unused("distill", self, name, "there is no teacher; set `distill.teacher`")
         elif not self.is_server:
             unused("distill", self, "teacher_model", "the teacher is no server, but a directory")
@@ -85,8 +109,10 @@ def validate_distillation(
         )
     if not asks:
         why = 'no token is paid by the teacher; set `algorithm.estimator` to "teacher"'
-        for name in ("gamma", "baseline", "clip"):
+        for name in ("gamma", "baseline", "clip", "divergence"):
             unused("distill", distill, name, why)
+    if distill.is_over_vocabulary:
+        _validate_over_vocabulary(distill, algorithm, estimators)
     if not asks and not warm_steps:
         raise ConfigError(
             f"`distill.teacher` is {distill.teacher!r}, but nobody asks it: set `algorithm.estimator` to "
@@ -98,3 +124,22 @@ def validate_distillation(
             "temperature 1, so the teacher would be compared with another policy; sample at 1, or give the "
             "teacher as a directory."
         )
+
+
+def _validate_over_vocabulary(
+    distill: DistillConfig, algorithm: AlgorithmConfig, estimators: Collection[str]
+) -> None:
+    """Raises ConfigError for what a loss of whole distributions cannot have, or would not look at."""
+    if distill.is_server:
+        raise ConfigError(
+            f"`distill.divergence` is {distill.divergence!r}, which compares whole distributions, and a "
+            'server tells of single tokens; give the teacher as a directory, or set it to "sampled".'
+        )
+    if others := set(estimators) - {TEACHER}:
+        raise ConfigError(
+            f"`distill.divergence` is {distill.divergence!r}, which is a loss of its own, but some role "
+            f'learns from rewards by {", ".join(sorted(others))}; set it to "sampled".'
+        )
+    for name in ("loss", *sorted({key for keys in LOSSES.values() for key in keys})):
+        why = f"`distill.divergence` {distill.divergence} is the loss; set that to sampled"
+        unused("algorithm", algorithm, name, why)

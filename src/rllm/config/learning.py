@@ -16,6 +16,8 @@ WITH_GREEDY = ("remax",)
 """Estimators that compare with one more attempt at each task, by the likeliest tokens."""
 WITH_GAMMA = ("gae", "gigpo")
 """Estimators that discount, whatever the credit."""
+OWN_KEYS = {"gae_lambda": "gae", "pass_k": "pass_at_k", "gigpo_omega": "gigpo", "gigpo_norm": "gigpo"}
+"""Keys of `[algorithm]` that one estimator alone looks at."""
 WITH_OWN_CREDIT = ("gae", "gigpo", TEACHER)
 """Estimators that tell the turns of a trajectory apart themselves."""
 
@@ -45,7 +47,10 @@ def validate_estimators(
     if not set(keys.values()) & set(WITH_CRITIC):
         choose = f"choose the estimator {' or '.join(WITH_CRITIC)}"
         unused("critic", critic, "trunk", f"no estimator asks a critic; {choose}")
-        unused("algorithm", algorithm, "gae_lambda", f"the estimator is `{algorithm.estimator}`; {choose}")
+    for name, estimator in OWN_KEYS.items():
+        if estimator not in keys.values():
+            why = f"the estimator is `{algorithm.estimator}`; choose the estimator {estimator}"
+            unused("algorithm", algorithm, name, why)
     others = {key: name for key, name in keys.items() if name not in WITH_CRITIC}
     if others and critic.trunk == "shared":
         key, name = next(iter(others.items()))
@@ -81,6 +86,11 @@ def validate_groups(
                 f"`rollout.group_size` is {group_size}; {name} compares attempts at one task with each "
                 "other, so set it to 2 or more."
             )
+    if algorithm.pass_k > group_size:
+        raise ConfigError(
+            f"`algorithm.pass_k` is {algorithm.pass_k} and `rollout.group_size` is {group_size}; nothing "
+            "tells the best of more attempts than there are: lower the one or raise the other."
+        )
     if filters.rejects and group_size < 2:
         key = "dynamic" if filters.dynamic else "min_reward_std"
         raise ConfigError(

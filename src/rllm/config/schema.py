@@ -245,6 +245,8 @@ class TrainConfig:
     def validate(self) -> None:
         """Raises ConfigError for the first value, or combination of values, that cannot be honoured."""
         at_least("seed", self.seed, 0)
+        if self.seed >= 2**63:
+            raise ConfigError(f"`seed` is {self.seed}; choose a number below 2**63.")
         at_least("steps", self.steps, 0)
         at_least("threads", self.threads, 0)
         for section in fields(self):

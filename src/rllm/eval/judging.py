@@ -21,6 +21,7 @@ from rllm.errors import ConfigError, InferenceError
 from rllm.rewards.evaluator import Evaluator
 from rllm.rewards.evaluators import GraderEvaluator, grading_fields
 from rllm.rewards.extraction import last_assistant_text
+from rllm.tracking.base import Counted
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 from rllm.types.evaluation import EvalOutput
 from rllm.types.messages import SamplingParams
@@ -137,6 +138,13 @@ class JudgedEngine:
         """Without `evaluator` the engine has judged, `row_by_row`."""
         self._engine = engine
         self._evaluator = evaluator
+
+    @property
+    def counts(self) -> Counted:
+        return self._engine.counts
+
+    def live(self) -> Sequence[object]:
+        return self._engine.live()
 
     async def run(
         self,

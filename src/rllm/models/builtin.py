@@ -126,6 +126,8 @@ def create_model(directory: Path, preset: str | TinyModel = "tiny", seed: int = 
     """Write config, weights, tokenizer and chat template to `directory`, which must be absent or empty."""
     if isinstance(preset, str) and preset not in PRESETS:
         raise ConfigError(f"`{preset}` is no built-in model; choose one of {', '.join(PRESETS)}.")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"`seed` is {seed}; it must be at least 0 and below 2^63.")
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise ConfigError(f"{directory} is not an empty directory; choose a new one, nothing was written.")
     size = PRESETS[preset] if isinstance(preset, str) else preset

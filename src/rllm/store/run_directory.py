@@ -4,6 +4,7 @@
           store.sqlite    every episode                        rllm.store.episodes
           metrics.jsonl   one line per training step           rllm.tracking.jsonl
           checkpoints/    what a killed run resumes from
+          reference/      what `kl_coef` compares with         rllm.trainer.reference
           model/          the trained model; models/NAME where there are several
           stall.txt       stacks of a run that stood still
           summary.json    the result

@@ -136,7 +136,7 @@ class AgentTrainer:
         if workflow_args and workflow_class is None:
             raise ConfigError("`workflow_args` is given, but no `workflow_class` that takes it.")
         self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
-        to_tasks: Callable[..., list[Any]] = list
+        to_tasks: Callable[..., Sequence[Any]] = _as_sequence
         if agent_flow is not None:
             self.flow, self.evaluator = as_flow(agent_flow), as_evaluator(evaluator)
             named = {"task": {"environment": self.flow.name, "agent": self.flow.name}}
@@ -160,7 +160,7 @@ class AgentTrainer:
             env_class,
             {**dict(env_args or {}), **self.config.task.environment_args},
         )
-        self.train_tasks: list[Any] = to_tasks(train_dataset)
+        self.train_tasks: Sequence[Any] = to_tasks(train_dataset)
         heldout = self.train_tasks if val_dataset is None else to_tasks(val_dataset)
         self.heldout_tasks = heldout[: self.config.evaluation.num_tasks]
         validation = heldout if validation_dataset is None else to_tasks(validation_dataset)
@@ -221,9 +221,10 @@ class AgentTrainer:
         self.teacher = await asyncio.to_thread(teacher_of, config, models)  # it may have to be asked
         critics = 1 if config.critic.trunk == "separate" else 0
         bytes_each = 4 * (1 + critics) * sum(each.num_parameters for each in models.values())
+        kept = 1 if config.algorithm.kl_coef and config.warm_start.steps else 0  # the reference
         require_free_space(
             directory.path,
-            bytes_each * (3 * (config.checkpoint.keep + 2) + 2)
+            bytes_each * (3 * (config.checkpoint.keep + 2) + 2 + kept)
             + 2_000 * config.derived()["most_episodes_in_total"],
             "checkpoints, model and recorded episodes",
         )
@@ -287,10 +288,13 @@ class AgentTrainer:
     ) -> dict[str, Any]:
         from rllm.trainer.checkpoint import RunState, load_latest
         from rllm.trainer.loop import TrainingRun, train
+        from rllm.trainer.reference import load_references
 
         learner = self.make_learner(models, {name: client.publish for name, client in clients.items()})
         state = load_latest(directory.checkpoints_path, learner.backends()) or RunState()
         learner.kl_coefs = state.kl_coefs
+        if learner.references and 0 < state.warm_steps == self.config.warm_start.steps:
+            load_references(directory.path, learner.references, learner.policies)
         learner.policies.publish()
         take_back(directory, state)
         with EpisodeStore.open(directory.store_path) as store:
@@ -300,6 +304,7 @@ class AgentTrainer:
             if self.tracker is not None:
                 trackers.append(self.tracker)
             tracker = Trackers(trackers)
+            tracker.watch(engine)
             run = TrainingRun(
                 learner=learner,
                 directory=directory,
@@ -343,13 +348,14 @@ class AgentTrainer:
         from rllm.trainer.scored import make_references
         from rllm.trainer.teacher import teacher_of
 
-        policies = make_policies(self.config, models, publish)
+        teacher = self.teacher or teacher_of(self.config, models)
+        policies = make_policies(self.config, models, publish, teacher and teacher.loaded)
         return Learner(
             config=self.config,
             policies=policies,
             references=make_references(self.config, policies),
             critics=make_critics(self.config, policies),
-            teacher=self.teacher or teacher_of(self.config, models),
+            teacher=teacher,
             tasks=TaskSampler(self.train_tasks, seed=self.config.seed, purpose="tasks"),
             demonstrations=self._demonstrations(policies),
         )
@@ -399,6 +405,11 @@ class AgentTrainer:
                 f"its answer take {needed} tokens; set it to {needed} times the expected turns, or shorten "
                 "the prompt."
             )
+
+
+def _as_sequence(tasks: Iterable[Any]) -> Sequence[Any]:
+    """As it is: a sequence may make its tasks when they are played."""
+    return tasks if isinstance(tasks, Sequence) else list(tasks)
 
 
 def _require_one_way(**given: Any) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rllm.trainer.batching_attention import PackedAttention
 from rllm.trainer.packing import PrefixGroup, WeightedRow, bucket_order, packed_groups
+from rllm.types.sample import TrainingSample
 
 OPTIONAL_COLUMNS = ("rollout_logprobs", "ref_logprobs", "values", "returns")
 """Of a sample, where it has them."""
@@ -71,85 +72,83 @@ def micro_batches(
 
 def _pack(groups: Sequence[PrefixGroup], device: torch.device) -> PackedBatch:
     groups = sorted(groups, key=lambda group: (-group.prefix_length, group.key))
+    prefix_lengths = [group.prefix_length for group in groups]
     members = [(number, row) for number, group in enumerate(groups) for row in group.rows]
-    shared = np.array([groups[number].prefix_length for number, _ in members])
-    lengths = np.array([row.last for _, row in members]) - shared
-    order = bucket_order(shared, lengths)
-    prefixes = [group.rows[0].sample.token_ids_T[: group.prefix_length] for group in groups]
-    positions = [np.arange(group.prefix_length) for group in groups]
-    tokens, kept, trained = prefixes, [], _TrainedTokens()
-    cursor = sum(group.prefix_length for group in groups)
-    for index in order.tolist():
-        number, row = members[index]
-        start = groups[number].prefix_length
-        tokens.append(row.sample.token_ids_T[start : row.last])
-        positions.append(np.arange(start, row.last))
-        kept.append(row.places - 1 - start)
-        trained.add(row, cursor - start)
-        cursor += row.last - start
+    shared_S = np.array([prefix_lengths[number] for number, _ in members])
+    lengths_S = np.array([row.last for _, row in members]) - shared_S
+    order = bucket_order(shared_S, lengths_S)
+    members = [members[index] for index in order.tolist()]
+    shared_S, lengths_S = shared_S[order], lengths_S[order]
+    rows = [row for _, row in members]
+    heads = [group.rows[0].sample.token_ids_T[: group.prefix_length] for group in groups]
+    tails = [
+        row.sample.token_ids_T[start : row.last] for start, row in zip(shared_S.tolist(), rows, strict=True)
+    ]
+    sizes = np.concatenate((np.array(prefix_lengths), lengths_S))
+    begins = np.cumsum(sizes) - sizes
+    # Where a token stands less where it stands in its row.
+    shifts = begins - np.concatenate((np.zeros(len(groups), dtype=np.int64), shared_S))
+    trained = _trained_tokens(rows, shifts[len(groups) :], device)
     return PackedBatch(
-        tokens_N=torch.from_numpy(np.concatenate(tokens)).to(device),
-        positions_N=torch.from_numpy(np.concatenate(positions)).to(device),
+        tokens_N=torch.from_numpy(np.concatenate((*heads, *tails))).to(device),
+        positions_N=torch.from_numpy(np.arange(int(sizes.sum())) - np.repeat(shifts, sizes)).to(device),
         attention=PackedAttention(
-            [group.prefix_length for group in groups],
-            lengths[order].tolist(),
-            [members[index][0] for index in order.tolist()],
-            kept,
+            prefix_lengths,
+            lengths_S.tolist(),
+            [number for number, _ in members],
+            [row.places - (start + 1) for start, row in zip(shared_S.tolist(), rows, strict=True)],
             device,
         ),
-        **trained.tensors(device),
+        **trained,
     )
 
 
-class _TrainedTokens:
-    """Collects the trained tokens of one micro-batch."""
+def _trained_tokens(
+    rows: Sequence[WeightedRow], shifts_R: NDArray[np.int64], device: torch.device
+) -> dict[str, Any]:
+    """The fields of a `PackedBatch` about its trained tokens, by name. `shifts_R` lead from a place in a row
+    to one in the flat row of tokens."""
+    samples = [row.sample for row in rows]
+    counts_R = np.array([len(row.places) for row in rows])
+    sizes_R = np.array([sample.num_tokens for sample in samples])
+    place_M = np.concatenate([row.places for row in rows])
+    among_all_M = place_M + np.repeat(np.cumsum(sizes_R) - sizes_R, counts_R)
+    temperature_R = np.array([sample.temperature for sample in samples], dtype=np.float32)
+    number_of: dict[tuple[str, str], int] = {}
 
-    def __init__(self) -> None:
-        self.columns: dict[str, list[NDArray[np.generic]]] = {}
-        self.optional: dict[str, list[NDArray[np.generic]]] = {}
-        self.num_rows = 0
-        self.number_of: dict[tuple[str, str], int] = {}
-        self.groups: list[int] = []
+    def of_each(columns: Sequence[NDArray[Any]]) -> Tensor:
+        return torch.from_numpy(np.concatenate(columns)[among_all_M]).to(device)
 
-    def add(self, row: WeightedRow, shift: int) -> None:
-        """`shift` leads from a place in the row to one in the flat row of tokens."""
-        place, sample = row.places, row.sample
-        number = self.num_rows
-        self.num_rows += 1
-        self.groups.append(self.number_of.setdefault(sample.group_key, len(self.number_of)))
-        for name, values in (
-            ("predicted_by_M", place - 1 + shift),
-            ("targets_M", sample.token_ids_T[place]),
-            ("old_logprobs_M", sample.logprobs_T[place]),
-            ("advantages_M", sample.advantages_T[place]),
-            ("weights_M", row.weights_T[place]),
-            ("temperature_M", np.full(len(place), sample.temperature, dtype=np.float32)),
-            ("row_M", np.full(len(place), row.index, dtype=np.int64)),
-            ("place_M", place),
-            ("rank_M", np.full(len(place), number, dtype=np.int64)),
-        ):
-            self.columns.setdefault(name, []).append(values)
-        for name in OPTIONAL_COLUMNS:
-            values_T = getattr(sample, f"{name}_T")
-            if values_T is not None:
-                self.optional.setdefault(name, []).append(values_T[place])
+    def repeated(numbers_R: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.repeat(numbers_R, counts_R)).to(device)
 
-    def tensors(self, device: torch.device) -> dict[str, Any]:
-        """The fields of a `PackedBatch` about its trained tokens, by name."""
-        joined = {name: np.concatenate(parts) for name, parts in self.columns.items()}
-        tensors = {
-            name: values if name in ("row_M", "place_M") else torch.from_numpy(values).to(device)
-            for name, values in joined.items()
-        }
-        for name, parts in self.optional.items():
-            if len(parts) != self.num_rows:
-                raise ValueError(f"{len(parts)} of {self.num_rows} samples have {name}; all must, or none.")
-        return {
-            **tensors,
-            "plain": bool((joined["temperature_M"] == 1.0).all()),
-            "group_R": torch.tensor(self.groups, device=device),
-            "optional": {
-                name: torch.from_numpy(np.concatenate(parts)).to(device)
-                for name, parts in self.optional.items()
-            },
-        }
+    return {
+        "predicted_by_M": torch.from_numpy(place_M + np.repeat(shifts_R - 1, counts_R)).to(device),
+        "targets_M": of_each([sample.token_ids_T for sample in samples]),
+        "old_logprobs_M": of_each([sample.logprobs_T for sample in samples]),
+        "advantages_M": of_each([sample.advantages_T for sample in samples]),
+        "weights_M": of_each([row.weights_T for row in rows]),
+        "temperature_M": repeated(temperature_R),
+        "plain": bool((temperature_R == 1.0).all()),
+        "row_M": np.repeat([row.index for row in rows], counts_R),
+        "place_M": place_M,
+        "rank_M": repeated(np.arange(len(rows))),
+        "group_R": torch.tensor(
+            [number_of.setdefault(sample.group_key, len(number_of)) for sample in samples], device=device
+        ),
+        "optional": {
+            name: of_each(columns)
+            for name in OPTIONAL_COLUMNS
+            if (columns := _columns_of_all(samples, f"{name}_T"))
+        },
+    }
+
+
+def _columns_of_all(samples: Sequence[TrainingSample], name: str) -> list[NDArray[Any]]:
+    """The optional column of each sample; nothing where none has it."""
+    columns = [column for sample in samples if (column := getattr(sample, name)) is not None]
+    if columns and len(columns) < len(samples):
+        raise ValueError(
+            f"{len(columns)} of {len(samples)} samples have {name.removesuffix('_T')}; all must, or none."
+        )
+    return columns

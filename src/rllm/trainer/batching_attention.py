@@ -109,13 +109,16 @@ class _Suffixes:
         self._share: tuple[Tensor, Tensor] | None = None
         if self.longest_prefix:
             # A suffix without a prefix, among others with one, names any and sees nothing of it.
-            seen = np.unique(group[shared > 0])
+            is_seen = np.zeros(len(prefixes), dtype=np.bool_)
+            is_seen[group[shared > 0]] = True
+            seen = np.flatnonzero(is_seen)
             self.prefix = _Padding(prefixes[seen], device)
             if len(seen) < len(prefixes):
-                group_N = np.repeat(np.arange(len(prefixes)), prefixes)
-                self.prefix_tokens = torch.from_numpy(np.flatnonzero(np.isin(group_N, seen))).to(device)
-            place_S = torch.from_numpy(np.searchsorted(seen, np.where(shared > 0, group, seen[0]))).to(device)
-            if not torch.equal(place_S, torch.arange(len(seen), device=device)):
+                places = np.flatnonzero(np.repeat(is_seen, prefixes))
+                self.prefix_tokens = torch.from_numpy(places).to(device)
+            if len(seen) < len(lengths) or not np.array_equal(group, seen):
+                place = (np.cumsum(is_seen) - 1)[np.where(shared > 0, group, seen[0])]
+                place_S = torch.from_numpy(place).to(device)
                 self._share = place_S, F.one_hot(place_S, len(seen)).t()
         self._shared = shared
         self._kept_offsets = np.concatenate(kept)
@@ -191,12 +194,12 @@ class _Padding:
     def __init__(self, lengths: IntArray, device: torch.device) -> None:
         self.rows, self.longest = len(lengths), int(lengths.max())
         self.num_tokens = int(lengths.sum())
-        firsts = np.cumsum(lengths) - lengths
-        # Padding repeats the row's last token: any finite value does, because nobody looks at it.
-        column = np.minimum(np.arange(self.longest), lengths[:, None] - 1)
-        self._source: NDArray[np.int64] = firsts[:, None] + column
         self.full = self.num_tokens == self.rows * self.longest
         if not self.full:
+            firsts = np.cumsum(lengths) - lengths
+            # Padding repeats the row's last token: any finite value does, because nobody looks at it.
+            column = np.minimum(np.arange(self.longest), lengths[:, None] - 1)
+            self._source: NDArray[np.int64] = firsts[:, None] + column
             row_N = np.repeat(np.arange(self.rows), lengths)
             places = row_N * self.longest + np.arange(self.num_tokens) - firsts[row_N]
             self.place_N = torch.from_numpy(places).to(device)
@@ -209,7 +212,7 @@ class _Padding:
 
     def pad_ids(self, flat: IntArray) -> IntArray:
         """[rows, longest] for numbers instead of vectors."""
-        return flat[self._source]
+        return flat.reshape(self.rows, self.longest) if self.full else flat[self._source]
 
     def unpad(self, padded: Tensor) -> Tensor:
         rows = padded.transpose(1, 2).flatten(0, 1)

@@ -10,7 +10,7 @@ run comes to the same.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rllm.algorithms.advantages import estimator_named
+from rllm.algorithms.estimators import estimator_named
 from rllm.algorithms.filters import GroupKey, is_reward, overlong_rewards, rejected
 from rllm.algorithms.grouping import GroupingCounts, group_episodes
 from rllm.algorithms.truncation import treat_truncated

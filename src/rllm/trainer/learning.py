@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from rllm.algorithms.advantages import FloatArray, estimator_named
+from rllm.algorithms.advantages import FloatArray
+from rllm.algorithms.estimators import estimator_named
 from rllm.algorithms.filters import is_reward
 from rllm.algorithms.grouping import group_advantages
 from rllm.algorithms.losses import ActorCriticLoss, ImitationLoss, PolicyLoss, ValueLoss, policy_loss
+from rllm.algorithms.surrogates import WholeVocabulary
 from rllm.config.distill import TEACHER
 from rllm.config.learning import WITH_CRITIC
 from rllm.config.schema import TrainConfig
@@ -27,7 +29,7 @@ from rllm.trainer.critic import explained_variance, with_gae
 from rllm.trainer.judging import Judged, judge
 from rllm.trainer.outcomes import num_sampled, require_known_roles, step_metrics
 from rllm.trainer.policies import Policies
-from rllm.trainer.reference import Scorer
+from rllm.trainer.reference import ModelScorer, begin_with
 from rllm.trainer.samples import group_shares, training_batch
 from rllm.trainer.schedules import learning_rate, linear
 from rllm.trainer.scored import (
@@ -57,7 +59,7 @@ class Learner:
     tasks: TaskSampler[Any]
     demonstrations: Demonstrations | None
     """None without an expert."""
-    references: Mapping[str, Scorer] = field(default_factory=dict[str, Scorer])
+    references: Mapping[str, ModelScorer] = field(default_factory=dict[str, ModelScorer])
     """What each policy is held against, where `kl_coef` is set."""
     critics: Mapping[str, CriticBackend] = field(default_factory=dict[str, CriticBackend])
     """The critics with a trunk of their own, by policy."""
@@ -73,10 +75,13 @@ class Learner:
         return {**self.policies.backends(), **critics}
 
     def begin_reinforcement(self) -> None:
-        """After a warm start: optimizers without moments, and critics that know as much as their policies."""
+        """After a warm start: optimizers without moments, critics that know as much as their policies, and
+        references that are what these are now."""
         self.policies.begin_phase()
         for name, critic in self.critics.items():
             critic.begin_with(self.policies[name].loaded.model)
+        for name, reference in self.references.items():
+            begin_with(reference, self.policies[name])
 
     def critic(self, policy: str) -> Critic:
         """What expects the policy's rewards; a shared trunk has both."""
@@ -90,12 +95,15 @@ class Learner:
 
     def loss(self, policy: str, step: int) -> PolicyLoss:
         """The loss of a policy at a step of reinforcement learning."""
-        algorithm = self.config.algorithm
-        return policy_loss(
+        algorithm, distill = self.config.algorithm, self.config.distill
+        loss = policy_loss(
             algorithm,
             entropy_coef=linear(algorithm.entropy_coef, step, self.config.steps, 0.0),
             kl_coef=self.kl_coef(policy),
         )
+        if not distill.is_over_vocabulary:
+            return loss
+        return replace(loss, surrogate=WholeVocabulary(divergence=distill.divergence, beta=distill.jsd_beta))
 
 
 def require_algorithm(config: TrainConfig) -> None:
@@ -169,6 +177,7 @@ def advantages(config: TrainConfig, judged: Judged) -> dict[str, FloatArray]:
         baselines=judged.baselines,
         gamma=config.algorithm.gamma,
         credit=config.algorithm.credit,
+        config=config.algorithm,
     )
     for (_, role), group in judged.groups.items():
         if is_token_level(config, role):

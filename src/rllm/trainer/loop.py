@@ -35,6 +35,7 @@ from rllm.trainer.checkpoint import RunState, save_checkpoint
 from rllm.trainer.learning import Learner, imitate, learn
 from rllm.trainer.outcomes import require_known_roles, require_one_that_did_not_fail, role_facts
 from rllm.trainer.policies import Policies
+from rllm.trainer.reference import save_references
 from rllm.trainer.rollouts import Rollouts, sample_step, sampling_of
 from rllm.trainer.stopping import saved_when_stopped, stall_limit_s
 from rllm.types.episode import Episode
@@ -160,6 +161,8 @@ async def warm_start(run: TrainingRun) -> None:
         run.tracker.log(step, "warm_start", {**metrics, "total_steps": warm.steps, "run_s": wall_s(state)})
         if state.warm_steps == warm.steps:
             run.learner.begin_reinforcement()
+            if run.learner.references:
+                save_references(run.directory.path, run.learner.references, run.policies)
             run.policies.publish()
         run.is_whole = True
         if state.warm_steps % config.checkpoint.every_steps == 0 or state.warm_steps == warm.steps:

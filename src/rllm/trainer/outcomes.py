@@ -85,6 +85,7 @@ def step_metrics(episodes: Sequence[Episode], judged: Judged, batch: TrainingBat
         "reward_mean": sum(rewards) / max(1, len(rewards)),
         "episodes": counts.episodes,
         "failed": counts.removed,
+        **{f"failed.{outcome}": count for outcome, count in _failures(episodes).items()},
         "groups": counts.groups,
         "groups_tied": counts.tied,
         "groups_alone": counts.alone,
@@ -99,6 +100,11 @@ def step_metrics(episodes: Sequence[Episode], judged: Judged, batch: TrainingBat
             for name, value in facts.items()
         },
     }
+
+
+def _failures(episodes: Sequence[Episode]) -> Counter[Outcome]:
+    """How many episodes ended in each of the ways that teach nothing."""
+    return Counter(how for each in episodes if (how := each.outcome) is not None and how not in LEARNABLE)
 
 
 def role_facts(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:

@@ -1,7 +1,7 @@
 """Which rows go together: rows ──► groups that share a prompt ──► micro-batches ──► buckets of like length.
 
-    micro-batches   best fit, the largest group first, into `max_tokens` tokens each: a long tail of
-                    lengths fills them to within a percent; linear layers pad nothing there
+    micro-batches   of `max_tokens` tokens: the largest group first, then those that fill what is left best;
+                    a long tail of lengths fills them to within a percent, and linear layers pad nothing
     buckets         attention pads, so inside a micro-batch only rows of like length are padded to
                     each other
 
@@ -11,7 +11,7 @@ predicted. Nothing here depends on the order in which rows come.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,8 +20,14 @@ from numpy.typing import NDArray
 from rllm.types.sample import TrainingSample
 
 IntArray = NDArray[np.int64]
-SMALL_PART = 64
-"""Parts of a group that are so many times smaller than a micro-batch are split no further."""
+MOST_TRIED = 128
+"""Groups of which those are chosen that fill a micro-batch; with as many, some add up to almost any room."""
+MOST_SPLIT = 16
+"""Groups of which one is split."""
+LITTLE_ROOM = 64
+"""A group is split, so that its prompt is computed twice, for room of more than this part of a micro-batch"""
+LEAST_GAIN = 4
+"""…, and for tokens of its own that are more than this part of the prompt."""
 MAX_LENGTHS = 256
 """Distinct lengths that buckets tell apart; above, like lengths count as one."""
 
@@ -37,14 +43,12 @@ class WeightedRow:
     """Weight of each token's loss term; 0 where the token is not trained."""
     places: IntArray = field(init=False)
     """Where the trained tokens are."""
+    last: int = field(init=False)
+    """The last trained token, a target that predicts nothing, so the row ends before it; -1 where none is."""
 
     def __post_init__(self) -> None:
-        self.places = np.flatnonzero(self.weights_T)
-
-    @property
-    def last(self) -> int:
-        """The last trained token: a target that predicts nothing, so the row ends before it."""
-        return int(self.places[-1])
+        self.places = self.weights_T.nonzero()[0]
+        self.last = int(self.places[-1]) if len(self.places) else -1
 
 
 @dataclass(slots=True)
@@ -69,34 +73,111 @@ def packed_groups(
 ) -> list[list[PrefixGroup]]:
     """Micro-batches of at most `max_tokens` tokens; rows without a trained token are in none.
 
-    A group above that is split, its prompt computed once for each part, unless `whole_groups`; a row that is
-    longer has a micro-batch of its own.
+    A group above that, and here and there one that fills what is left, is split, its prompt computed once
+    for each part, unless `whole_groups`; a row that is longer has a micro-batch of its own.
     """
-    groups = _prefix_groups(rows, share_prefixes=share_prefixes, whole_groups=whole_groups)
-    if not whole_groups:
-        groups = [part for group in groups for part in _split(group, max_tokens)]
-    sizes = [group.num_tokens for group in groups]
-    order = sorted(range(len(groups)), key=lambda index: (-sizes[index], groups[index].key))
-    bins = best_fit([sizes[index] for index in order], max_tokens)
-    return [[groups[order[place]] for place in places] for places in bins]
+    left = _Left(
+        each
+        for group in _prefix_groups(rows, share_prefixes=share_prefixes, whole_groups=whole_groups)
+        for each in ([group] if group.prefix_length or whole_groups else _one_by_one(group.rows))
+    )
+    filled: list[list[PrefixGroup]] = []
+    while left.entries:
+        filled.append(left.filling(max_tokens, can_split=not whole_groups))
+    return filled
 
 
-def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of `sizes`, in bins that hold `capacity`: each goes where the least room is left. Descending
-    sizes need at most 11/9 of the fewest bins (Johnson 1973), and about as many where small ones are many."""
-    bins: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (free, bin), ascending
-    for index, size in enumerate(sizes):
-        place = bisect_left(room, (size, -1))
-        if place < len(room):
-            free, number = room.pop(place)
-            bins[number].append(index)
+def fullest(sizes: Sequence[int], room: int) -> list[int]:
+    """Indices of `sizes`, all above 0, that add up to as much as `room` holds, or as near as any do.
+
+    Subset sum by dynamic programming over the bits of one number: bit n is set where some add up to n.
+    """
+    if sum(sizes) <= room:
+        return list(range(len(sizes)))
+    reached = [1]
+    for size in sizes:
+        reached.append(reached[-1] | (reached[-1] << size) & ((2 << room) - 1))
+        if reached[-1] >> room:
+            break
+    total = reached[-1].bit_length() - 1
+    chosen: list[int] = []
+    for index in range(len(reached) - 2, -1, -1):
+        if not reached[index] >> total & 1:
+            chosen.append(index)
+            total -= sizes[index]
+    return chosen[::-1]
+
+
+class _Left:
+    """Groups that are in no micro-batch yet, the largest first."""
+
+    def __init__(self, groups: Iterable[PrefixGroup]) -> None:
+        self.entries = sorted(map(_entry, groups), key=_size_and_key)
+
+    def filling(self, max_tokens: int, *, can_split: bool) -> list[PrefixGroup]:
+        """Take out what fills one micro-batch; a group, or a row, that is larger has one of its own."""
+        if can_split and -self.entries[0][0] > max_tokens:
+            too_large = bisect_left(self.entries, -max_tokens, key=lambda entry: entry[0])
+            first = self._best_part(max_tokens, too_large) or self._split(0, {0})  # a row that is too long
         else:
-            free, number = max(capacity, size), len(bins)
-            bins.append([index])
-        if free > size:
-            insort(room, (free - size, number))
-    return bins
+            first = self.entries.pop(0)[2]
+        chosen, room = [first], max_tokens - first.num_tokens
+        while places := self._fitting(room):
+            for index in reversed(fullest([-self.entries[place][0] for place in places], room)):
+                chosen.append(self.entries.pop(places[index])[2])
+                room -= chosen[-1].num_tokens
+        if can_split and room * LITTLE_ROOM > max_tokens:
+            part = self._best_part(room, len(self.entries))
+            chosen += [part] if part is not None else []
+        return chosen
+
+    def _fitting(self, room: int) -> range:
+        """Places of groups of all sizes that `room` holds."""
+        start = bisect_left(self.entries, -room, key=lambda entry: entry[0])
+        return range(start, len(self.entries), max(1, (len(self.entries) - start) // MOST_TRIED))
+
+    def _best_part(self, room: int, among: int) -> PrefixGroup | None:
+        """Of one of the first `among` groups the rows that fill `room` best, taken out of it; None where no
+        row fits, or a prompt would be computed again for little."""
+        best, most = set[int](), 0
+        where = -1
+        for place, (_, _, group) in enumerate(self.entries[: min(among, MOST_SPLIT)]):
+            prefix, rows = group.prefix_length, group.rows
+            if len(rows) == 1 or room <= prefix:
+                continue
+            chosen = fullest([row.last - prefix for row in rows], room - prefix)
+            own = sum(rows[each].last - prefix for each in chosen)
+            if own > most and own * LEAST_GAIN > prefix:
+                where, best, most = place, set(chosen), own
+                if own == room - prefix:
+                    break
+        return self._split(where, best) if most else None
+
+    def _split(self, place: int, chosen: set[int]) -> PrefixGroup:
+        group = self.entries.pop(place)[2]
+        parts: list[PrefixGroup] = []
+        for is_taken in (True, False):
+            rows = [row for index, row in enumerate(group.rows) if (index in chosen) is is_taken]
+            parts.append(PrefixGroup(group.prefix_length if len(rows) > 1 else 0, rows))
+        if parts[1].rows:
+            insort(self.entries, _entry(parts[1]), key=_size_and_key)
+        return parts[0]
+
+
+_Entry = tuple[int, tuple[str, int, int, int], PrefixGroup]
+"""(minus its tokens, its key, the group)."""
+
+
+def _entry(group: PrefixGroup) -> _Entry:
+    return -group.num_tokens, group.key, group
+
+
+def _size_and_key(entry: _Entry) -> tuple[int, tuple[str, int, int, int]]:
+    return entry[:2]
+
+
+def _one_by_one(rows: Sequence[WeightedRow]) -> list[PrefixGroup]:
+    return [PrefixGroup(0, [row]) for row in rows]
 
 
 def buckets(prefix_lengths: IntArray, lengths: IntArray, overhead: int) -> list[int]:
@@ -106,30 +187,33 @@ def buckets(prefix_lengths: IntArray, lengths: IntArray, overhead: int) -> list[
     `overhead` of them for its kernels; the cheapest runs are found by dynamic programming.
     """
     step = max(1, -(-int(lengths.max()) // MAX_LENGTHS))
-    shapes = np.stack((_kind(prefix_lengths), -(-lengths // step)), axis=1)
-    starts = np.flatnonzero(np.r_[True, (shapes[1:] != shapes[:-1]).any(axis=1)])
-    counts = np.diff(np.r_[starts, len(lengths)])
-    longest, longest_prefix = (
-        np.maximum.reduceat(lengths, starts),
-        np.maximum.reduceat(prefix_lengths, starts),
-    )
+    kinds, rounded = _kind(prefix_lengths), -(-lengths // step)
+    differs = (kinds[1:] != kinds[:-1]) | (rounded[1:] != rounded[:-1])
+    starts = np.concatenate(([0], differs.nonzero()[0] + 1))
     num = len(starts)
-    cost = np.full(num + 1, np.inf)
-    cost[0] = 0.0
-    came_from = np.zeros(num + 1, dtype=np.int64)
-    for first in range(num):
-        wide = np.maximum.accumulate(longest[first:])
-        keys = np.maximum.accumulate(longest_prefix[first:]) + wide
-        ending = cost[first] + overhead + np.cumsum(counts[first:]) * wide.astype(np.float64) * keys
-        better = ending < cost[first + 1 :]
-        cost[first + 1 :][better] = ending[better]
-        came_from[first + 1 :][better] = first
+    if num == 1:
+        return [len(lengths)]
+    ends = np.append(starts[1:], len(lengths))
+    # cost_F_L: of one run from the first to the last of like shapes; none ends before it begins.
+    upper = np.tri(num, dtype=np.bool_).T
+    longest, longest_prefix = (
+        np.maximum.accumulate(np.where(upper, np.maximum.reduceat(each, starts), 0), axis=1)
+        for each in (lengths, prefix_lengths)
+    )
+    counts = ends - starts[:, None]
+    cost_F_L = overhead + (counts * longest * (longest_prefix + longest)).astype(np.float64)
+    cost_F_L[~upper] = np.inf
+    cheapest = np.zeros(num + 1)
+    came_from = [0] * num
+    for last in range(num):
+        costs = cheapest[: last + 1] + cost_F_L[: last + 1, last]
+        came_from[last] = int(costs.argmin())
+        cheapest[last + 1] = costs[came_from[last]]
     runs: list[int] = []
-    end = num
-    while end > 0:
-        first = int(came_from[end])
-        runs.append(int(counts[first:end].sum()))
-        end = first
+    last = num - 1
+    while last >= 0:
+        runs.append(int(ends[last] - starts[came_from[last]]))
+        last = came_from[last] - 1
     return runs[::-1]
 
 
@@ -140,7 +224,7 @@ def bucket_order(prefix_lengths: IntArray, lengths: IntArray) -> IntArray:
 
 def _kind(prefix_lengths: IntArray) -> IntArray:
     """Prompts whose lengths differ by less than a factor of two are alike; no prompt is like none."""
-    return np.frexp(prefix_lengths.astype(np.float64))[1].astype(np.int64)
+    return np.frexp(prefix_lengths.astype(np.float64))[1]
 
 
 def _prefix_groups(
@@ -160,21 +244,6 @@ def _prefix_groups(
             shared = _shared_length([row.sample.token_ids_T for row in members], first_trained)
         groups.append(PrefixGroup(shared, members))
     return groups
-
-
-def _split(group: PrefixGroup, max_tokens: int) -> list[PrefixGroup]:
-    """Parts of at most `max_tokens`, and smaller ones, which fill micro-batches better, where computing the
-    prompt again for each costs no more than a percent."""
-    tokens, prefix = group.num_tokens, group.prefix_length
-    if len(group.rows) == 1 or not prefix:
-        return [PrefixGroup(0, [row]) for row in group.rows]
-    most = max(tokens // (1 + tokens // (100 * prefix)), max_tokens // SMALL_PART)
-    if tokens <= min(most, max_tokens):
-        return [group]
-    room = max(1, min(most, max_tokens) - prefix)
-    rows = sorted(group.rows, key=lambda row: (-row.last, row.sample.order_key))
-    parts = best_fit([row.last - prefix for row in rows], room)
-    return [PrefixGroup(prefix if len(part) > 1 else 0, [rows[index] for index in part]) for part in parts]
 
 
 def _shared_length(rows: Sequence[IntArray], limit: int) -> int:

@@ -26,6 +26,7 @@ from rllm.models.lora import save_adapter, with_adapter
 from rllm.rendering.chat import ChatRenderer
 from rllm.trainer.backends.base import refuse_unsupported
 from rllm.trainer.backends.torch import SUPPORTS, TorchBackend
+from rllm.trainer.backends.torch_distilling import DistillingBackend
 from rllm.trainer.warm_start import answer_end
 from rllm.types.draws import draw_seed
 from rllm.types.sample import TrainingSample
@@ -122,10 +123,17 @@ class Policies(dict[str, Policy]):
 
 
 def make_policies(
-    config: TrainConfig, models: Mapping[str, LoadedModel], publish: Mapping[str, Publish] | None = None
+    config: TrainConfig,
+    models: Mapping[str, LoadedModel],
+    publish: Mapping[str, Publish] | None = None,
+    teacher: LoadedModel | None = None,
 ) -> Policies:
-    """What learns on `models`. `publish`: what a policy's sampler is told after an update, by policy; without
-    it nobody samples. Raises ConfigError for a key that the backend would ignore."""
+    """What learns on `models`.
+
+    `publish`: what a policy's sampler is told after an update, by policy; without it nobody samples.
+    `teacher`: for a `distill.divergence` over the whole vocabulary. Raises ConfigError for a key that the
+    backend would ignore.
+    """
     refuse_unsupported("model", config.model, SUPPORTS, "torch")
     refuse_unsupported("optimizer", config.optimizer, SUPPORTS, "torch")
     optimizer, policies = config.optimizer, dict[str, Policy]()
@@ -133,12 +141,15 @@ def make_policies(
         loaded, renderer = models[name], ChatRenderer(models[name].tokenizer)
         backend = None
         if policy.trainable:
-            backend = TorchBackend(
-                loaded.model,
-                publish=_nobody_samples if publish is None else publish[name],
-                config=optimizer,
-                value_head=config.critic.trunk == "shared" and config.needs_critic(name),
-            )
+            options: dict[str, Any] = {
+                "publish": _nobody_samples if publish is None else publish[name],
+                "config": optimizer,
+                "value_head": config.critic.trunk == "shared" and config.needs_critic(name),
+            }
+            if config.distill.is_over_vocabulary and teacher is not None:
+                backend = DistillingBackend(loaded.model, teacher=teacher.model, **options)
+            else:
+                backend = TorchBackend(loaded.model, **options)
         policies[name] = Policy(
             name=name,
             loaded=loaded,

@@ -1,23 +1,35 @@
-"""What a policy is held against: the model that its run began with.
+"""What a policy is held against: the policy as it was when it began to learn from rewards, or preferences.
 
-    KL, DPO ──► reference_of(policy) ──┬─ an adapter is trained ─► the same weights without the adapter
-                                       └─ all weights are       ─► initial_model/, read once more and frozen
+    no warm start ──► reference_of(policy) ──┬─ an adapter is trained ─► the same weights without the adapter
+                                             └─ all weights are       ─► initial_model/, read again and frozen
+    warm start ──► copy_of(policy) ──begin_with──► its weights, or its adapter, at the end of the warm start
+                                       └──save_references──► RUN/reference/ ──load_references──► a resumed run
 
-Whoever resumes a run asks again and gets the same: nothing here looks at the weights as they are now. A
-teacher is a `Scorer` as well, and so is a training backend.
+Whoever resumes a run gets the same: nothing here looks at what the policy has learned since. A teacher is a
+`Scorer` as well, and so is a training backend.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
+from rllm.config.lora import LoraConfig
+from rllm.errors import CheckpointError
 from rllm.models.directory import load_model
+from rllm.models.lora import with_adapter
+from rllm.store.files import verify_manifest, write_directory_atomic
 from rllm.trainer.backends.scoring import score_rows
 from rllm.trainer.policies import Policy
 from rllm.types.sample import TrainingSample
+
+REFERENCES = "reference"
+"""Where a run keeps what its warm start made."""
 
 
 class Scorer(Protocol):
@@ -52,7 +64,7 @@ class ModelScorer:
 def reference_of(
     policy: Policy, *, micro_batch_tokens: int = 16_384, logprob_chunk: int = 2048
 ) -> ModelScorer:
-    """The policy as its run began, before a warm start as well.
+    """The policy as its run began, for a run without a warm start.
 
     Costs a second copy of the weights, unless an adapter is trained (then it is the model without it) or the
     policy is frozen (then it is the policy itself). Raises ModelDirectoryError when the initial model is
@@ -61,6 +73,67 @@ def reference_of(
     return ModelScorer(
         model=_initial_model(policy), micro_batch_tokens=micro_batch_tokens, logprob_chunk=logprob_chunk
     )
+
+
+def copy_of(
+    policy: Policy, adapter: LoraConfig, *, micro_batch_tokens: int = 16_384, logprob_chunk: int = 2048
+) -> ModelScorer:
+    """A frozen model like the policy's, which `begin_with` gives the policy's weights.
+
+    Costs a second copy of what is trained: of an adapter (`adapter` says of what shape) that alone.
+    """
+    base = policy.loaded.base
+    model = _initial_model(policy) if base is None else with_adapter(base, adapter, 0).model
+    return ModelScorer(
+        model=model.requires_grad_(False),
+        micro_batch_tokens=micro_batch_tokens,
+        logprob_chunk=logprob_chunk,
+    )
+
+
+def begin_with(reference: ModelScorer, policy: Policy) -> None:
+    """Hold the policy against what it is now."""
+    mine = dict(reference.model.named_parameters())
+    for name, weight in _trained(policy).items():
+        mine[name].data.copy_(weight.data)
+
+
+def save_references(run: Path, references: Mapping[str, ModelScorer], policies: Mapping[str, Policy]) -> None:
+    """Keep in the run what `begin_with` took over, whole or not at all, in place of what was kept before."""
+
+    def fill(directory: Path) -> None:
+        for name, reference in references.items():
+            held = dict(reference.model.named_parameters())
+            tensors = {each: held[each].detach().cpu().contiguous() for each in _trained(policies[name])}
+            save_file(tensors, directory / _file_of(name))
+
+    write_directory_atomic(run / REFERENCES, fill)
+
+
+def load_references(run: Path, references: Mapping[str, ModelScorer], policies: Mapping[str, Policy]) -> None:
+    """Hold each policy against what `save_references` kept. Raises CheckpointError where that is not
+    there, or not as it was written: a run that goes on has the reference that it began with, or none."""
+    root = run / REFERENCES
+    try:
+        verify_manifest(root)
+        for name, reference in references.items():
+            kept, held = load_file(root / _file_of(name)), dict(reference.model.named_parameters())
+            for each in _trained(policies[name]):
+                held[each].data.copy_(kept[each])
+    except (CheckpointError, SafetensorError, KeyError, OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{root} holds the policy as it was after its warm start, which `algorithm.kl_coef` compares "
+            f"with, and it cannot be read ({error}); put it back, or start the run anew elsewhere."
+        ) from error
+
+
+def _file_of(policy: str) -> str:
+    return f"{policy}.safetensors"
+
+
+def _trained(policy: Policy) -> dict[str, Any]:
+    """The parameters that learn, by name: of a policy with an adapter those of the adapter."""
+    return {name: each for name, each in policy.loaded.model.named_parameters() if each.requires_grad}
 
 
 def _initial_model(policy: Policy) -> Any:

@@ -5,7 +5,6 @@ rows ──► old_logprobs = "trainer": score ──► kl_coef > 0: reference.
                                                    └─► divergence in nats per token ──► adaptive kl_coef
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,32 +16,26 @@ from rllm.config.algorithm import AlgorithmConfig
 from rllm.config.schema import TrainConfig
 from rllm.trainer.backends.base import TrainingBackend
 from rllm.trainer.policies import Policies
-from rllm.trainer.reference import Scorer, reference_of
+from rllm.trainer.reference import ModelScorer, Scorer, copy_of, reference_of
 from rllm.types.sample import TrainingSample
 
-_LOG = logging.getLogger("rllm.trainer")
 
+def make_references(config: TrainConfig, policies: Policies) -> dict[str, ModelScorer]:
+    """What each policy that learns is held against; nothing where `kl_coef` is 0.
 
-def make_references(config: TrainConfig, policies: Policies) -> dict[str, Scorer]:
-    """What each policy that learns is held against; nothing where `kl_coef` is 0."""
+    After a warm start that is the policy as the warm start has left it, which `Learner.begin_reinforcement`
+    sees to.
+    """
     if not config.algorithm.kl_coef:
         return {}
-    optimizer = config.optimizer
-    if config.warm_start.steps and config.model.path.startswith("builtin:"):
-        _LOG.warning(
-            "`algorithm.kl_coef` is %g and the reference is %s as it was made, at random: the run is pulled "
-            "towards what it knew before its warm start. Make the warm start a run of its own (`steps = 0`) "
-            "and begin with its model.",
-            config.algorithm.kl_coef,
-            config.model.path,
-        )
+    sizes = {
+        "micro_batch_tokens": config.optimizer.micro_batch_tokens,
+        "logprob_chunk": config.optimizer.logprob_chunk,
+    }
+    if not config.warm_start.steps:
+        return {name: reference_of(policies[name], **sizes) for name, _ in policies.trainable()}
     return {
-        name: reference_of(
-            policies[name],
-            micro_batch_tokens=optimizer.micro_batch_tokens,
-            logprob_chunk=optimizer.logprob_chunk,
-        )
-        for name, _ in policies.trainable()
+        name: copy_of(policies[name], config.adapter_of(name), **sizes) for name, _ in policies.trainable()
     }
 
 

@@ -8,9 +8,9 @@ divergence, which asks the student for one of the teacher's ways instead of a mi
 2023 (GKD, arXiv:2306.13649) train on the student's samples; Gu et al. 2023 (MiniLLM, arXiv:2306.08543) write
 the gradient as a policy gradient, equation 2. `distill.gamma` says how far a token is held responsible for
 what follows: 1 is the exact gradient of the divergence of whole sequences, as MiniLLM has it, 0 pays each
-token for itself alone, which varies far less and leaves out that a token leads to others. The papers' other
-parts, divergences over the whole vocabulary and samples mixed from teacher and student, are not here: a
-teacher is asked for the sampled tokens alone, so a server can be one.
+token for itself alone, which varies far less and leaves out that a token leads to others. A teacher is asked
+for the sampled tokens alone, so a server can be one; GKD's divergences over the whole vocabulary
+(`distill.divergence`) are a loss of their own, in `rllm.trainer.backends.torch_distilling`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,6 +51,10 @@ class Teacher:
     def teach(self, samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], dict[str, float]]:
         """The rows of all roles, those of its own with advantages; and what there is to say of them."""
         mine = [each for each in samples if self.teaches(each.group_key[1])]
+        if self.config.distill.is_over_vocabulary:  # the update asks it of the whole distribution
+            role = self.config.role
+            weights = [role(each.group_key[1]).reward_weight for each in mine]
+            return [_with_advantages(row, weight) for row, weight in zip(mine, weights, strict=True)], {}
         gaps = gaps_between(mine, self.scorer)
         others = [each for each in samples if not self.teaches(each.group_key[1])]
         taught = [*others, *self._credited(mine, gaps)]
@@ -133,7 +137,7 @@ def divergence_of(gaps: Sequence[FloatArray]) -> dict[str, float]:
     return {"reverse_kl": mean, "reverse_kl_error": float(np.sqrt((residuals**2).sum())) / num_tokens}
 
 
-def _with_advantages(row: TrainingSample, advantages: FloatArray) -> TrainingSample:
+def _with_advantages(row: TrainingSample, advantages: FloatArray | float) -> TrainingSample:
     advantages_T = np.zeros(row.num_tokens, dtype=np.float32)
     advantages_T[row.trainable_T] = advantages
     return replace(row, advantages_T=advantages_T)

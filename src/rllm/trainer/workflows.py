@@ -25,7 +25,7 @@ once, so no batch of the engine is ever quite the same: what the trainer says of
 
 _NOT_FOR_WORKFLOWS = {
     "rollout.max_turns": "a workflow decides itself how often it asks the model",
-    "algorithm.gamma": "no advantage is discounted; a workflow discounts by `gamma` of its `workflow_args`",
+    "algorithm.gamma": "no advantage is discounted; set `algorithm.credit`",
     "task.environment_args": "a workflow gets its tasks as they are",
     "task.train_args": "a workflow gets its tasks as they are",
     "task.agent_args": "a workflow gets `workflow_args`",

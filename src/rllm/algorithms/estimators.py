@@ -1,0 +1,216 @@
+"""Advantage estimators by name: which formula, what it compares, what it needs.
+
+    algorithm.estimator, its own keys ──estimator_named──► Estimator.estimate: attempts ──► [K] per attempt
+    file.py:function ───────────────────────────┘
+
+The formulas are those of `rllm.algorithms.advantages`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rllm.algorithms.advantages import (
+    Attempt,
+    FloatArray,
+    dr_grpo_advantages,
+    gigpo_advantages,
+    gpg_advantages,
+    grpo_advantages,
+    maxrl_advantages,
+    opo_advantages,
+    pass_at_k_advantages,
+    reinforce_advantages,
+    reinforce_baseline_advantages,
+    reinforce_plus_plus_advantages,
+    reinforce_plus_plus_baseline_advantages,
+    remax_advantages,
+    rloo_advantages,
+)
+from rllm.config.algorithm import AlgorithmConfig
+from rllm.config.names import object_named
+from rllm.errors import ConfigError, RewardError
+
+Estimate = Callable[[Sequence[Attempt]], list[FloatArray]]
+"""Attempts that are compared with each other -> [K] advantages of the turns of each."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Estimator:
+    """A rule, what it compares and what it needs."""
+
+    estimate: Estimate
+    within_groups: bool = True
+    """The attempts at one task; otherwise all attempts of a step by the role."""
+    has_baseline: bool = True
+    """Rewards are compared with each other, so equal ones teach nothing."""
+    min_group: int = 2
+    """Attempts at one task without which there is nothing to compare: fewer get zeros."""
+    needs_states: bool = False
+    """`states_K` (GiGPO)."""
+    needs_greedy: bool = False
+    """`baseline`, from one more attempt at each task, by the likeliest tokens (ReMax)."""
+    needs_critic: bool = False
+    token_level: bool = False
+    """Advantages are made from rows, token by token (`algorithms/returns.py`); the attempts get NaN until
+    then, which nobody can take for an advantage."""
+    tells_turns_apart: bool = False
+    """It credits turns in its own way, so that `algorithm.credit` has nothing to say."""
+
+
+def _rewards(attempts: Sequence[Attempt]) -> FloatArray:
+    return np.array([each.reward for each in attempts], dtype=np.float64)
+
+
+def _lengths(attempts: Sequence[Attempt]) -> FloatArray:
+    return np.array([each.num_tokens for each in attempts], dtype=np.float64)
+
+
+def _groups(attempts: Sequence[Attempt]) -> NDArray[np.int64]:
+    return np.array([each.group for each in attempts], dtype=np.int64)
+
+
+def _baselines(attempts: Sequence[Attempt]) -> FloatArray:
+    missing = sum(each.baseline is None for each in attempts)
+    if missing:
+        raise RewardError(
+            f"{missing} of {len(attempts)} attempts have no greedy attempt beside them, which ReMax compares "
+            'with; mend what made it fail, or choose `algorithm.estimator = "rloo"`.'
+        )
+    return np.array([each.baseline for each in attempts], dtype=np.float64)
+
+
+def to_all_turns(formula: Callable[[Sequence[Attempt]], FloatArray]) -> Estimate:
+    """One number per attempt, given to all of its turns."""
+
+    def estimate(attempts: Sequence[Attempt]) -> list[FloatArray]:
+        advantages = formula(attempts)
+        return [np.full(len(each.returns_K), a) for each, a in zip(attempts, advantages, strict=True)]
+
+    return estimate
+
+
+def _of_rewards(formula: Callable[[FloatArray], FloatArray]) -> Estimate:
+    return to_all_turns(lambda attempts: formula(_rewards(attempts)))
+
+
+def _later(attempts: Sequence[Attempt]) -> list[FloatArray]:
+    return [np.full(len(each.returns_K), np.nan) for each in attempts]
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": Estimator(estimate=_of_rewards(grpo_advantages)),
+    "dr_grpo": Estimator(estimate=_of_rewards(dr_grpo_advantages)),
+    "rloo": Estimator(estimate=_of_rewards(rloo_advantages)),
+    "opo": Estimator(estimate=to_all_turns(lambda them: opo_advantages(_rewards(them), _lengths(them)))),
+    "maxrl": Estimator(estimate=_of_rewards(maxrl_advantages)),
+    "pass_at_k": Estimator(estimate=_of_rewards(pass_at_k_advantages)),
+    "gigpo": Estimator(estimate=gigpo_advantages, needs_states=True, tells_turns_apart=True),
+    "gpg": Estimator(
+        estimate=to_all_turns(lambda them: gpg_advantages(_rewards(them), _groups(them))),
+        within_groups=False,
+    ),
+    "reinforce_plus_plus_baseline": Estimator(
+        estimate=to_all_turns(
+            lambda them: reinforce_plus_plus_baseline_advantages(
+                _rewards(them), _lengths(them), _groups(them)
+            )
+        ),
+        within_groups=False,
+    ),
+    "reinforce_plus_plus": Estimator(
+        estimate=to_all_turns(lambda them: reinforce_plus_plus_advantages(_rewards(them), _lengths(them))),
+        within_groups=False,
+        min_group=1,
+    ),
+    "reinforce_baseline": Estimator(
+        estimate=_of_rewards(reinforce_baseline_advantages), within_groups=False, min_group=1
+    ),
+    "reinforce": Estimator(
+        estimate=_of_rewards(reinforce_advantages), within_groups=False, has_baseline=False, min_group=1
+    ),
+    "remax": Estimator(
+        estimate=to_all_turns(lambda them: remax_advantages(_rewards(them), _baselines(them))),
+        has_baseline=False,
+        min_group=1,
+        needs_greedy=True,
+    ),
+    "gae": Estimator(
+        estimate=_later,
+        has_baseline=False,
+        min_group=1,
+        needs_critic=True,
+        token_level=True,
+        tells_turns_apart=True,
+    ),
+    "teacher": Estimator(
+        estimate=_later,
+        within_groups=False,
+        has_baseline=False,
+        min_group=1,
+        token_level=True,
+        tells_turns_apart=True,
+    ),
+}
+"""GAE, which is made from rows, is `rllm.algorithms.returns.gae`; what a teacher makes of rows is
+`rllm.trainer.teacher`."""
+
+
+def _with_k(config: AlgorithmConfig) -> Estimator:
+    """A group that has lost so many attempts that there are no k of them left gives zeros."""
+    if not config.pass_k:
+        return ESTIMATORS["pass_at_k"]
+    formula = partial(pass_at_k_advantages, k=config.pass_k)
+    return replace(ESTIMATORS["pass_at_k"], estimate=_of_rewards(formula), min_group=config.pass_k)
+
+
+def _with_omega(config: AlgorithmConfig) -> Estimator:
+    compare = grpo_advantages if config.gigpo_norm == "std" else dr_grpo_advantages
+    formula = partial(gigpo_advantages, omega=config.gigpo_omega, compare=compare)
+    return replace(ESTIMATORS["gigpo"], estimate=formula)
+
+
+CHOICES: dict[str, Callable[[AlgorithmConfig], Estimator]] = {"pass_at_k": _with_k, "gigpo": _with_omega}
+"""Estimators that look at keys of their own; without them they are as in ESTIMATORS."""
+
+
+def estimator_named(name: str, config: AlgorithmConfig | None = None) -> Estimator:
+    """One of ESTIMATORS, with the keys of `config`; or what `file.py:name` or `package.module:name` leads to.
+
+    That is an `Estimator`, or a function rewards_G -> advantages_G of the attempts at one task, given to all
+    turns of an attempt. Raises ConfigError for a name that leads nowhere.
+    """
+    if name in CHOICES and config is not None:
+        return CHOICES[name](config)
+    if name in ESTIMATORS:
+        return ESTIMATORS[name]
+    if ":" not in name:
+        raise ConfigError(
+            f"There is no advantage estimator `{name}`; choose one of {', '.join(ESTIMATORS)}, or write "
+            "file.py:function for one of your own."
+        )
+    found = object_named(name, group="rllm.estimators", what="advantage estimator")
+    if isinstance(found, Estimator):
+        return found
+    if not callable(found):
+        raise ConfigError(
+            f"`{name}` is a {type(found).__name__}; an advantage estimator is a function of the rewards of a "
+            "group, or an rllm.algorithms.estimators.Estimator."
+        )
+    return Estimator(estimate=_of_user(name, found), has_baseline=False, min_group=1)
+
+
+def _of_user(name: str, function: Callable[[FloatArray], object]) -> Estimate:
+    def estimate(rewards_G: FloatArray) -> FloatArray:
+        advantages_G = np.asarray(function(rewards_G.copy()), dtype=np.float64)
+        if advantages_G.shape != rewards_G.shape or not np.isfinite(advantages_G).all():
+            raise ConfigError(
+                f"The estimator {name} made {advantages_G} of the rewards {rewards_G}; it must return one "
+                "finite number for each."
+            )
+        return advantages_G
+
+    return _of_rewards(estimate)

@@ -1,0 +1,41 @@
+"""How far a student is from its teacher where a token was sampled, over the whole vocabulary.
+
+    p teacher, q student, both [M, V]
+    forward_kl   KL(p, q)                                       asks for all of the teacher's ways
+    reverse_kl   KL(q, p)                                       asks for one of them
+    jsd          β KL(p, m) + (1 - β) KL(q, m), m = β p + (1 - β) q
+
+Agarwal et al. 2023 (GKD, arXiv:2306.13649), section 3, equation 1: the generalised Jensen-Shannon divergence,
+whose gradient tends to those of the two others, forward as β goes to 0 and reverse as it goes to 1. It is
+less than ln 2 at β = 1/2, however impossible the teacher finds a token. TRL's `generalized_jsd_loss` is the
+same, and calls the two others β = 0 and β = 1.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rllm.errors import ConfigError
+
+DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")
+
+
+def divergence_terms(student_M_V: Tensor, teacher_M_V: Tensor, kind: str, beta: float = 0.5) -> Tensor:
+    """[M] in nats, of log-probabilities; the gradient goes to the student's. `beta` is of `jsd` alone."""
+    teacher_M_V = teacher_M_V.detach()
+    if kind == "forward_kl":
+        return _kl(teacher_M_V, student_M_V)
+    if kind == "reverse_kl":
+        return _kl(student_M_V, teacher_M_V)
+    if kind == "jsd":
+        mixed_M_V = torch.logaddexp(teacher_M_V + math.log(beta), student_M_V + math.log1p(-beta))
+        return beta * _kl(teacher_M_V, mixed_M_V) + (1.0 - beta) * _kl(student_M_V, mixed_M_V)
+    raise ConfigError(f"There is no divergence `{kind}`; choose one of {', '.join(DIVERGENCES)}.")
+
+
+def _kl(of_M_V: Tensor, from_M_V: Tensor) -> Tensor:
+    """[M] KL of the first from the second, both log-probabilities; what the first never does counts 0."""
+    probs_M_V = of_M_V.exp()
+    gaps_M_V = torch.where(probs_M_V > 0.0, of_M_V - from_M_V, torch.zeros_like(of_M_V))
+    return (probs_M_V * gaps_M_V).sum(dim=-1)
