@@ -130,6 +130,8 @@ def main() -> None:
     import rllm.trainer.loop
     import rllm.trainer.preference_job  # noqa: F401
 
+    # A shell's background job, as CI may be one, hands on that Ctrl-C is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print("ready", flush=True)
     for line in sys.stdin:
         child = os.fork()
