@@ -30,6 +30,11 @@ def answers_of(episode: Episode) -> list[str]:
     return [trajectory.output for trajectory in episode.trajectories if trajectory.name == "solver"]
 
 
+def picks_of(episode: Episode) -> list[float]:
+    """What the judge was paid for each of its picks."""
+    return [each.reward or 0.0 for each in episode.trajectories if each.name == "judge"]
+
+
 def has_a_choice(episode: Episode) -> bool:
     """Whether exactly one of the two answers is right: elsewhere a judge can neither win nor lose."""
     return sum(is_right(episode.task, answer) for answer in answers_of(episode)) == 1
@@ -80,7 +85,7 @@ def curves(run: Path) -> dict[str, list[float]]:
         step = 0
         while episodes := list(store.episodes("train", step)):
             graded = [is_right(each.task, answer) for each in episodes for answer in answers_of(each)]
-            chosen = [each.is_correct for each in episodes if has_a_choice(each)]
+            chosen = [paid > 0.0 for each in episodes if has_a_choice(each) for paid in picks_of(each)]
             shares["solver"].append(sum(graded) / len(graded))
             shares["judge"].append(sum(chosen) / max(1, len(chosen)))
             step += 1
@@ -111,7 +116,7 @@ def draw(shares: dict[str, list[float]], results: dict[str, Any], path: Path) ->
             )  # fmt: skip
     axes.set(xlabel="step of reinforcement", ylabel="share that is right", ylim=(0, 1))
     axes.legend(fontsize=8, loc="lower right")
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=90)
 
 
 if __name__ == "__main__":
