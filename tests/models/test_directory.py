@@ -87,7 +87,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     ),
     "config means other weights": (
         _edited("config.json", vocab_size=100),
-        r"shape \[512, 32\] but config\.json",
+        r"shape \[604, 32\] but config\.json",
     ),
     "no end token": (
         _both(_edited("config.json", eos_token_id=None), _edited("tokenizer_config.json", eos_token=None)),

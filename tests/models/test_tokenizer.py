@@ -2,10 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
+from rllm.environments.frozenlake import SPLITS, FrozenLakeEnv
 from rllm.errors import ConfigError, ModelDirectoryError
 from rllm.models.builtin import END_OF_TURN, SPECIAL_TOKENS, create_tokenizer
 from rllm.models.directory import load_model
@@ -42,8 +43,27 @@ def test_a_move_is_one_token(move: str) -> None:
     assert _pieces(move) == [move]
 
 
-@given(st.lists(st.text(alphabet="SFHGPAIUDLRT0123456789", min_size=1, max_size=8), min_size=1, max_size=8))
-def test_the_cells_of_a_grid_never_merge(rows: list[str]) -> None:
+@pytest.mark.parametrize("split", SPLITS)
+@given(index=st.integers(0, 10_000), p=st.floats(0.4, 0.95), random_start=st.booleans())
+@settings(max_examples=50)
+def test_a_row_of_a_lake_as_it_is_shown_is_one_token(
+    split: str, index: int, p: float, random_start: bool
+) -> None:
+    shown, _ = FrozenLakeEnv(seed=index, split=split, p=p, random_start=random_start).reset()
+    rows = shown.split("\n")
+    assert [piece for piece in _pieces(shown) if piece != "\n"] == rows
+
+
+@given(st.integers(5, 8), st.integers(0, 1_000))
+def test_a_wider_row_is_read_four_cells_at_a_time_from_its_left(size: int, index: int) -> None:
+    shown, _ = FrozenLakeEnv(seed=index, size=size, max_steps=2 * size).reset()
+    for row in shown.split("\n"):
+        assert _pieces(row)[0] == row[:4]
+        assert len(_pieces(row)) <= 1 + max(1, size - 4)
+
+
+@given(st.lists(st.text(alphabet="0123456789", min_size=1, max_size=8), min_size=1, max_size=8))
+def test_digits_never_merge(rows: list[str]) -> None:
     grid = "\n".join(rows)
     assert _pieces(grid) == list(grid)
 
@@ -189,7 +209,7 @@ def test_without_tools_the_built_in_template_is_one_token_before_and_one_behind_
 def test_the_vocabulary_has_no_token_for_markup() -> None:
     """It is part of every run that is reproduced bit for bit."""
     vocabulary = TOKENIZER.get_vocab()
-    assert len(vocabulary) == 512
+    assert len(vocabulary) == 604
     assert not {"<tool_call>", "</tool_call>", "<think>"} & set(vocabulary)
     assert len(TOKENIZER.encode("<tool_call>").ids) > 3
 

@@ -2,10 +2,11 @@
 
 `create_model(directory)` writes a plain Hugging Face directory. The tokenizer is a byte-level BPE, so any
 text encodes; its merges are learned, in milliseconds, from the words that the built-in agents and games use,
-so that the words of a move are one token each. Digits and single capital letters never merge: a cell of a
-grid is always one token.
+so that the words of a move are one token each, and from the rows of small lakes, so that four cells are one
+token: read cell by cell a lake is twice as long, and two layers do not see as far. Digits never merge.
 """
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +73,16 @@ wall box key door go Question Answer think Think The A I we can find first next 
 moves moved invalid word words
 """
 
-SPLIT = r"[A-Z](?![a-z])|[0-9]| ?[A-Za-z]+|\n| ?[^\sA-Za-z0-9]|\s"
-"""Pre-tokens that merges never cross: lone capitals, digits, words with their leading space, newlines, and
-signs."""
+LAKE_ROWS = tuple(
+    "".join(cells)
+    for cells in itertools.product("FHPG", repeat=4)
+    if cells.count("P") <= 1 and "G" not in cells[:-1]
+)
+"""Four cells of a frozen lake with the player in one of them or none, and the goal at the end of a row."""
+
+SPLIT = r"[A-Z]{1,4}(?![a-z])|[0-9]| ?[A-Za-z]+|\n| ?[^\sA-Za-z0-9]|\s"
+"""Pre-tokens that merges never cross: up to four capitals, digits, words with their leading space, newlines,
+and signs. A wider row is read four cells at a time, counted from its left."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -86,14 +94,14 @@ class TinyModel:
     num_heads: int
     intermediate_size: int
     max_positions: int = 2048
-    vocab_size: int = 512
+    vocab_size: int = 604
 
 
 PRESETS = {
     "tiny": TinyModel(hidden_size=96, num_layers=2, num_heads=4, intermediate_size=288),
     "deep": TinyModel(hidden_size=96, num_layers=3, num_heads=4, intermediate_size=288),
     "small": TinyModel(hidden_size=128, num_layers=4, num_heads=4, intermediate_size=384),
-    "0.2m": TinyModel(hidden_size=80, num_layers=2, num_heads=4, intermediate_size=240),
+    "0.2m": TinyModel(hidden_size=80, num_layers=2, num_heads=4, intermediate_size=216),
     "1m": TinyModel(hidden_size=128, num_layers=4, num_heads=4, intermediate_size=448),
     "5m": TinyModel(hidden_size=256, num_layers=6, num_heads=4, intermediate_size=704),
     "20m": TinyModel(hidden_size=512, num_layers=6, num_heads=8, intermediate_size=1472),
@@ -102,7 +110,7 @@ PRESETS = {
 """By name: three that the built-in games were learned with, and one for each order of parameters."""
 
 
-def create_tokenizer(vocab_size: int = 512) -> Tokenizer:
+def create_tokenizer(vocab_size: int = 604) -> Tokenizer:
     """The built-in tokenizer; the same bytes on every machine."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -118,7 +126,8 @@ def create_tokenizer(vocab_size: int = 512) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(WORDS.split() + [f" {word}" for word in WORDS.split()], trainer)
+    words = [*WORDS.split(), *(f" {word}" for word in WORDS.split())]
+    tokenizer.train_from_iterator([*words, *LAKE_ROWS], trainer)
     return tokenizer
 
 

@@ -245,7 +245,7 @@ async def test_every_request_is_counted_once_whatever_becomes_of_it(
     "prompt",
     [
         pytest.param([], id="no token"),
-        pytest.param([5, 512], id="a token beyond the vocabulary"),
+        pytest.param([5, 604], id="a token beyond the vocabulary"),
         pytest.param([5, -1], id="a negative token"),
     ],
 )

@@ -345,13 +345,17 @@ async def test_a_conversation_may_use_a_grammar_too(tiny: LoadedModel, serve: Se
 async def test_a_model_whose_weights_have_more_rows_than_its_tokenizer_has_tokens_follows_grammars(
     tiny: LoadedModel, serve: Serve
 ) -> None:
-    wide = dataclasses.replace(tiny, model=_Wider(tiny.model), config={**tiny.config, "vocab_size": 600})
+    known = tiny.config["vocab_size"]
+    config = {**tiny.config, "vocab_size": known + _Wider.MORE}
+    wide = dataclasses.replace(tiny, model=_Wider(tiny.model), config=config)
     output = await serve(wide).generate_ids(PROMPT, SamplingParams(max_tokens=60, grammar="start: /.{5,40}/"))
-    assert max(output.completion_ids) < 512
+    assert max(output.completion_ids) < known
 
 
 class _Wider(torch.nn.Module):
     """Logits for tokens that the tokenizer does not have."""
+
+    MORE = 88
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -362,7 +366,7 @@ class _Wider(torch.nn.Module):
 
     def logits(self, hidden_N_D: torch.Tensor) -> torch.Tensor:
         logits_N_V = self.model.logits(hidden_N_D)
-        return torch.cat((logits_N_V, logits_N_V[:, :88] + 9.0), dim=1)
+        return torch.cat((logits_N_V, logits_N_V[:, : self.MORE] + 9.0), dim=1)
 
 
 async def test_without_llguidance_the_error_says_what_to_install(
