@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -191,6 +192,21 @@ def test_what_was_refused_can_be_mended_in_the_same_directory(letters: ModuleTyp
     # The weights are those of the seed that ran, not of the one that was refused.
     first, second = (load_model(each / "model").model.state_dict_hf() for each in (run, other))
     assert all((first[name] == second[name]).all() for name in first)
+
+
+def test_a_context_that_holds_one_turn_of_two_is_said_and_one_that_holds_both_is_not(
+    letters: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = {"steps": 0, "warm_start": {"steps": 0}}
+    with pytest.raises(ConfigError) as refused:
+        letters.make_trainer(tmp_path / "none", small | {"inference": {"max_context": 4}}).train()
+    (needed,) = (int(found) for found in re.findall(r"take (\d+) tokens", str(refused.value)))
+    letters.make_trainer(tmp_path / "one", small | {"inference": {"max_context": needed}}).train()
+    assert "4 of 4 episodes ended because their conversation outgrew the context" in caplog.text
+    assert f"raise `inference.max_context`, which is {needed}" in caplog.text
+    caplog.clear()
+    letters.make_trainer(tmp_path / "both", small).train()
+    assert not caplog.records
 
 
 def test_a_model_that_cannot_be_loaded_is_refused_before_the_run_begins(

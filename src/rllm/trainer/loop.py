@@ -33,7 +33,12 @@ from rllm.tracking.base import Tracker
 from rllm.trainer.canary import Canary
 from rllm.trainer.checkpoint import RunState, save_checkpoint
 from rllm.trainer.learning import Learner, imitate, learn
-from rllm.trainer.outcomes import require_known_roles, require_one_that_did_not_fail, role_facts
+from rllm.trainer.outcomes import (
+    require_known_roles,
+    require_one_that_did_not_fail,
+    role_facts,
+    warn_of_full_contexts,
+)
 from rllm.trainer.policies import Policies
 from rllm.trainer.reference import save_references
 from rllm.trainer.rollouts import Rollouts, sample_step, sampling_of
@@ -196,6 +201,7 @@ async def report(run: TrainingRun, name: str) -> None:
         )
         if name != "untrained" or not config.warm_start.steps:  # else it may still learn not to fail
             require_one_that_did_not_fail(episodes, config.inference.max_context)
+        warn_of_full_contexts(episodes, config.inference.max_context)
         require_known_roles(episodes, config)
         greedy, greedy_episodes = await evaluate(
             run.engine, run.heldout_tasks, sampling_of(config, 0.0), f"report/{name}", heard

@@ -1,6 +1,7 @@
 """What a batch of episodes came to: rewards, by role as well, failures, and what became of its calls."""
 
 import difflib
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,8 @@ from rllm.errors import AgentError, ConfigError, InferenceError
 from rllm.trainer.judging import Judged
 from rllm.types.episode import Episode, Outcome, TerminationReason, Trajectory
 from rllm.types.sample import TrainingBatch
+
+log = logging.getLogger(__name__)
 
 CALL_COUNTS = (
     "calls",
@@ -43,6 +46,20 @@ def require_one_that_did_not_fail(episodes: Sequence[Episode], max_context: int)
     if any(episode.outcome is Outcome.POLICY_FAILURE for episode in episodes):
         raise AgentError(f"{message} Mend it and start again: the run goes on from its last checkpoint.")
     raise InferenceError(f"{message} Start again when it is back: the run goes on from its last checkpoint.")
+
+
+def warn_of_full_contexts(episodes: Sequence[Episode], max_context: int) -> None:
+    """Say so when at least half of the episodes were cut off because their conversation filled the context:
+    what an agent would have done next is then never learned."""
+    full = sum(each.termination_reason is TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED for each in episodes)
+    if full and 2 * full >= len(episodes):
+        log.warning(
+            "%d of %d episodes ended because their conversation outgrew the context; raise "
+            "`inference.max_context`, which is %d.",
+            full,
+            len(episodes),
+            max_context,
+        )
 
 
 def _cause_of(episode: Episode) -> str:
