@@ -2,7 +2,7 @@
 
     imitator ──► a few steps of RL, stored ──► SFT on what succeeded ──► its own play ──► DPO: success
                                                       └──────────────────────────────────► against failure
-    teacher: `rllm train frozenlake` ──► student with 29 % of its parameters, from random weights
+    teacher: `rllm train frozenlake` ──► student with 30 % of its parameters, from random weights
 
     python benchmarks/post_training.py [--seeds 0 1 2] [--root runs/post_training]     SFT, then DPO
     python benchmarks/post_training.py --teachers RUN RUN RUN                          students, one for each

@@ -20,8 +20,8 @@ from rllm.environments.calculator import calculator_tasks, demonstration
 
 MISTAKES = ("no_tool", "no_tool", "no_tool", "wrong_copy")
 CONFIG: dict[str, Any] = {
-    "steps": 60,
-    "warm_start": {"steps": 160, "episodes_per_step": 64, "learning_rate": 1e-2, "noise": 0.75},
+    "steps": 80,
+    "warm_start": {"steps": 220, "episodes_per_step": 64, "learning_rate": 1e-2, "noise": 0.6},
     "rollout": {"tasks_per_step": 24, "group_size": 8, "max_turns": 3, "max_tokens_per_turn": 96},
     "algorithm": {"clip_high": 0.28},
     "optimizer": {"name": "muon", "learning_rate": 7e-4, "warmup_steps": 5},
