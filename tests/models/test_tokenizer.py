@@ -62,8 +62,8 @@ def test_a_wider_row_is_read_four_cells_at_a_time_from_its_left(size: int, index
         assert len(_pieces(row)) <= 1 + max(1, size - 4)
 
 
-@given(st.lists(st.text(alphabet="0123456789", min_size=1, max_size=8), min_size=1, max_size=8))
-def test_digits_never_merge(rows: list[str]) -> None:
+@given(st.lists(st.text(alphabet="SAIUDLRTXO0123456789", min_size=1, max_size=8), min_size=1, max_size=8))
+def test_digits_and_the_capitals_of_other_grids_never_merge(rows: list[str]) -> None:
     grid = "\n".join(rows)
     assert _pieces(grid) == list(grid)
 
