@@ -458,6 +458,25 @@ async def test_steps_without_an_output_are_found_by_what_they_say() -> None:
     assert episode.metrics["unclaimed_calls"] == 0.0
 
 
+async def test_two_solvers_that_ask_the_same_and_hear_the_same_share_no_call() -> None:
+    class Twins(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            trajectories: list[Trajectory] = []
+            for _ in range(2):
+                messages: list[Message] = [{"role": "user", "content": "?"}]
+                output = await self.rollout_engine.get_model_response(messages, role="solver")
+                said = {"role": "assistant", "content": output.text}
+                trajectories.append(
+                    Trajectory(name="solver", steps=[Step(chat_completions=[*messages, said])])
+                )
+            return Episode(trajectories=trajectories)
+
+    (episode,) = await episodes_of(engine_of(Twins), TASKS[:1])
+    ids = [each.steps[0].model_output.completion_id for each in episode.trajectories]  # type: ignore[union-attr]
+    assert len(set(ids)) == 2
+    assert episode.metrics["unclaimed_calls"] == 0.0
+
+
 async def test_a_rollout_engine_of_ones_own_needs_one_method() -> None:
     class Own:
         async def get_model_response(self, messages: list[Message], **sampling: Any) -> ModelOutput:

@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,6 +69,35 @@ def test_a_step_without_an_id_is_the_one_call_that_it_fits() -> None:
     episode, unclaimed = join(Trajectory(steps=steps), *CALLS)
     assert texts(episode.trajectories[0].steps) == ["C", "A", "B"]
     assert unclaimed == []
+
+
+def test_equal_answers_to_equal_prompts_are_taken_in_order() -> None:
+    """Two solvers that ask the same and get the same: whose call is whose makes no difference."""
+    calls = (call("c0"), call("c1"), call("c2", "other", "no"), call("c3"))
+    asked = [{"role": "user", "content": "q"}]
+    says = [{"model_response": "yes"}, {"model_response": "yes", "chat_completions": asked}]
+    for one, other in itertools.product(says, repeat=2):
+        solvers = [Trajectory(name="solver", steps=[Step(**each)]) for each in (one, other)]
+        episode, unclaimed = join(Episode(trajectories=solvers), *calls)
+        steps = [each.steps[0] for each in episode.trajectories]
+        assert [step.info["completion_id"] for step in steps] == ["c0", "c1"]
+        assert unclaimed == ["c2", "c3"]
+    choices = [call("c0", choice=number) for number in range(3)]
+    episode, _ = join(Trajectory(steps=[Step(id="c0", model_response="yes") for _ in range(3)]), *choices)
+    assert [step.info.get("choice", 0) for step in episode.trajectories[0].steps] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"completion_ids": [1, 2, 3]},
+        {"prompt_ids": [1]},
+        {"asked": "another prompt"},
+    ],
+)
+def test_equal_texts_of_calls_that_differ_are_not_guessed(other: dict[str, Any]) -> None:
+    with pytest.raises(AgentError, match="fits 2 of the calls"):
+        join(Trajectory(steps=[Step(model_response="yes")]), call("c0"), call("c1", **other))
 
 
 def test_messages_tell_equal_answers_apart_and_part_lists_are_text() -> None:

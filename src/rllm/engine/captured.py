@@ -4,17 +4,19 @@
     Trajectory, Episode        ──► each Step gets the tokens of its call:
         Step(id=response.id)           the call with that completion id
         Step(info={"completion_id": …, "choice": 1})   the same said otherwise; a choice of several
-        Step(model_response=…, chat_completions=…)     the one call with this answer and these messages
+        Step(model_response=…, chat_completions=…)     the call with this answer to these messages
 
-Never by position: programs call in parallel. A call that no Step claims is counted and not trained on.
+Never by position: programs call in parallel. Of calls that are equal in prompt, answer and ids each Step gets
+the next one. A call that no Step claims is counted and not trained on.
 """
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rllm.engine.matching import match_by_content
 from rllm.errors import AgentError
 from rllm.gateway.wire import CallRecord, CallStatus
 from rllm.types.episode import Episode, Step, Trajectory
@@ -103,67 +105,76 @@ class _Claims:
     """Which Step is which call."""
 
     def __init__(self, captured: Captured, role: str) -> None:
-        self.claimed: dict[tuple[str, int], str] = {}
+        self.claimed: dict[tuple[str, int], tuple[Trajectory, Step]] = {}
         self._answered = captured.answered
-        self._broken = {record.id for record in captured.records} - {record.id for record in self._answered}
+        self._choices: dict[str, dict[int, CallRecord]] = {}
+        for record in self._answered:
+            self._choices.setdefault(record.id, {})[record.choice] = record
+        self._broken = {record.id for record in captured.records} - self._choices.keys()
         self._role = role
 
     def by_id(self, trajectory: Trajectory, step: Step) -> bool:
         """Fill a step that says which call it is; False for one that does not."""
-        said = _completion_id(step)
-        choices = {record.choice: record for record in self._answered if record.id == (said or step.id)}
+        named = _completion_id(step)
+        call_id = named or step.id
+        choices = self._choices.get(call_id, {})
         if not choices:
-            if (said or step.id) in self._broken:
-                raise BrokenOffCall(f"The answer of call {said or step.id} broke off.")
-            if said:
+            if call_id in self._broken:
+                raise BrokenOffCall(f"The answer of call {call_id} broke off.")
+            if named:
                 raise AgentError(
-                    f"{self._where(trajectory, step)} refers to the call {said!r}, which was not captured in "
-                    f"this session; {self._available()}"
+                    f"{self._where(trajectory, step)} refers to the call {named!r}, which was not captured "
+                    f"in this session; {self._available()}"
                 )
             return False
         choice = step.info.get("choice", 0 if len(choices) == 1 else None)
         if choice is None:
-            fitting = [record for record in choices.values() if _fits(step, record)]
-            choice = fitting[0].choice if len(fitting) == 1 else None
+            choice = self._choice_by_content(step, choices)
         if choice not in choices:
             raise AgentError(
-                f"{self._where(trajectory, step)} refers to the call {said or step.id!r}, which has the "
+                f"{self._where(trajectory, step)} refers to the call {call_id!r}, which has the "
                 f'choices {", ".join(map(str, choices))}; say which one: Step(..., info={{"choice": 0}}).'
             )
         self._claim(trajectory, step, choices[choice])
         return True
 
+    def _choice_by_content(self, step: Step, choices: dict[int, CallRecord]) -> int | None:
+        """The choice that the step fits, the first free one of equal ones; None where they differ."""
+        fitting = [record for record in choices.values() if _fits(step, record)]
+        if len({_identity(record) for record in fitting}) != 1:
+            return None
+        return next((each for each in fitting if _key(each) not in self.claimed), fitting[0]).choice
+
     def by_content(self, unnamed: Sequence[tuple[Trajectory, Step]]) -> None:
-        """Fill steps by what they say, wherever that leaves one call only."""
-        left = list(unnamed)
-        while left:
-            free = [record for record in self._answered if _key(record) not in self.claimed]
-            found = [
-                (trajectory, step, fitting[0])
-                for trajectory, step in left
-                if len(fitting := [record for record in free if _fits(step, record)]) == 1
-            ]
-            if not found:
-                trajectory, step = left[0]
-                num_fitting = sum(_fits(step, record) for record in free)
-                raise AgentError(
-                    f"{self._where(trajectory, step)} fits {num_fitting or 'none'} of the calls that no "
-                    "other step is; make it Step(id=response.id, ...) with the id of its completion. "
-                    f"{self._available()}"
-                )
-            for trajectory, step, record in found:
-                self._claim(trajectory, step, record)
-            filled = {id(step) for _, step, _ in found}
-            left = [each for each in left if id(each[1]) not in filled]
+        """Fill steps by what they say, wherever that leaves one call only, or equal ones."""
+        pairs, left = match_by_content(
+            unnamed,
+            [record for record in self._answered if _key(record) not in self.claimed],
+            answer_of=lambda each: _answer_of(each[1]) or None,
+            answers_of=lambda record: (_text_of(record),),
+            fits=lambda each, record: _fits(each[1], record),
+            identity_of=_identity,
+        )
+        for (trajectory, step), record in pairs:
+            self._claim(trajectory, step, record)
+        for (trajectory, step), fitting in left:
+            for record in self._answered if not fitting else ():
+                if _fits(step, record):
+                    self._claim(trajectory, step, record)  # raises: another step is this call
+            raise AgentError(
+                f"{self._where(trajectory, step)} fits {len(fitting) or 'none'} of the calls that no "
+                "other step is; make it Step(id=response.id, ...) with the id of its completion. "
+                f"{self._available()}"
+            )
 
     def _claim(self, trajectory: Trajectory, step: Step, record: CallRecord) -> None:
-        key, where = _key(record), self._where(trajectory, step)
+        key = _key(record)
         if key in self.claimed:
             raise AgentError(
-                f"{where} and {self.claimed[key]} are the same call {record.id}; "
-                "a call belongs to one step, or its tokens would be trained on twice."
+                f"{self._where(trajectory, step)} and {self._where(*self.claimed[key])} are the same call "
+                f"{record.id}; a call belongs to one step, or its tokens would be trained on twice."
             )
-        self.claimed[key] = where
+        self.claimed[key] = trajectory, step
         _fill(step, record)
 
     def _where(self, trajectory: Trajectory, step: Step) -> str:
@@ -196,9 +207,31 @@ def _key(record: CallRecord) -> tuple[str, int]:
     return record.id, record.choice
 
 
+def _identity(record: CallRecord) -> Hashable:
+    """Equal for calls that nothing tells apart: prompt, answer and ids. Ids of tool calls are always new."""
+    calls = [
+        (call["function"]["name"], call["function"]["arguments"])
+        for call in record.response.get("tool_calls") or ()
+    ]
+    prompt = record.prompt if isinstance(record.prompt, str | None) else tuple(record.prompt)
+    return (
+        repr(_said(record.messages)),
+        prompt,
+        tuple(record.prompt_ids),
+        _text_of(record),
+        tuple(calls),
+        tuple(record.completion_ids),
+    )
+
+
+def _answer_of(step: Step) -> str:
+    """The text of its answer; empty where it gives none."""
+    return step.model_response or (step.model_output.text if step.model_output is not None else "")
+
+
 def _fits(step: Step, record: CallRecord) -> bool:
     """Whether the step may be this call, by all that it says of it."""
-    text = step.model_response or (step.model_output.text if step.model_output is not None else "")
+    text = _answer_of(step)
     messages = step.chat_completions
     if text and text != _text_of(record):
         return False

@@ -3,13 +3,14 @@
     Step(model_output=output)                         the call that gave this output
     Step(chat_completions=…, model_response=…)        the call with this answer to these messages
 
-Never by position: workflows call in parallel. A call that no step is stays behind: it is counted and not
-trained on.
+Never by position: workflows call in parallel. Of calls that are equal in prompt, answer and ids each step
+gets the next one. A call that no step is stays behind: it is counted and not trained on.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rllm.engine.matching import match_by_content
 from rllm.errors import AgentError
 from rllm.inference.rollout_engine import RecordedCall
 from rllm.rendering.template import text_of
@@ -24,24 +25,21 @@ def claimed(
     calls that are left.
 
     A step that is no call, such as what a person did, stays as it is. Raises AgentError for two steps that
-    are the same call.
+    are the same call, and for a step that fits several calls which differ.
     """
     by_id = {call.output.completion_id: call for call in calls}
-    left = dict.fromkeys(by_id)
-    owner: dict[str, str] = {}
-    found: dict[str, RecordedCall] = {}
+    owner: dict[str, tuple[Trajectory, Step]] = {}
+    call_of: dict[str, RecordedCall] = {}
 
     def claim(trajectory: Trajectory, step: Step, call: RecordedCall) -> None:
         call_id = call.output.completion_id
-        where = f"step {_place(trajectory, step)} of trajectory {trajectory.name!r}"
         if call_id in owner:
             raise AgentError(
-                f"{workflow}: {where} and {owner[call_id]} are the same model call; a call belongs to one "
-                "step, or its tokens would be trained on twice."
+                f"{workflow}: {_where(trajectory, step)} and {_where(*owner[call_id])} are the same model "
+                "call; a call belongs to one step, or its tokens would be trained on twice."
             )
-        owner[call_id] = where
-        del left[call_id]
-        found[step.id] = call
+        owner[call_id] = trajectory, step
+        call_of[step.id] = call
         _fill(step, call)
 
     unnamed: list[tuple[Trajectory, Step]] = []
@@ -49,19 +47,55 @@ def claimed(
         for step in trajectory.steps:
             output = step.model_output
             call = by_id.get(output.completion_id) if output is not None else None
-            if call is None:
-                unnamed.append((trajectory, step))
-            else:
+            if call is not None:
                 claim(trajectory, step, call)
-    for trajectory, step in unnamed:
-        call = next((by_id[each] for each in left if _fits(step, by_id[each])), None)
-        if call is not None:
-            claim(trajectory, step, call)
-    return found, [by_id[each] for each in left]
+            elif _answer_of(step) is not None:
+                unnamed.append((trajectory, step))
+    roles = {call.role for call in calls}
+    pairs, left = match_by_content(
+        unnamed,
+        [call for call_id, call in by_id.items() if call_id not in owner],
+        answer_of=lambda each: _answer_of(each[1]),
+        answers_of=lambda call: (call.output.text, call.output.content),
+        fits=lambda each, call: (
+            (each[0].name == call.role or each[0].name not in roles) and _fits(each[1], call)
+        ),
+        identity_of=_identity,
+    )
+    for (trajectory, step), call in pairs:
+        claim(trajectory, step, call)
+    for (trajectory, step), fitting in left:
+        if fitting:
+            raise AgentError(
+                f"{workflow}: {_where(trajectory, step)} fits {len(fitting)} model calls that differ; make "
+                "it Step.from_model_output(output, messages), or give it `chat_completions`."
+            )
+    return call_of, [call for call_id, call in by_id.items() if call_id not in owner]
 
 
-def _place(trajectory: Trajectory, step: Step) -> int:
-    return next(place for place, each in enumerate(trajectory.steps) if each is step)
+def _where(trajectory: Trajectory, step: Step) -> str:
+    place = next(place for place, each in enumerate(trajectory.steps) if each is step)
+    return f"step {place} of trajectory {trajectory.name!r}"
+
+
+def _identity(call: RecordedCall) -> Hashable:
+    """Equal for calls that nothing tells apart: policy, prompt, answer and ids."""
+    output = call.output
+    return (
+        call.policy,
+        repr(_said(call.messages)),
+        output.text,
+        tuple(output.prompt_ids),
+        tuple(output.completion_ids),
+    )
+
+
+def _answer_of(step: Step) -> str | None:
+    """The text of its answer; None where it gives none, so that it is no call."""
+    if step.model_response:
+        return step.model_response
+    last = step.chat_completions[-1] if step.chat_completions else {}
+    return text_of(last.get("content")) if last.get("role") == "assistant" else None
 
 
 def _fits(step: Step, call: RecordedCall) -> bool:
