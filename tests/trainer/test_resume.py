@@ -181,6 +181,29 @@ def test_ctrl_c_in_the_middle_of_rollouts_ends_them_and_the_run_ends_the_same(
     assert _result(run) == uninterrupted[0]
 
 
+# ---- a model that has learned to answer --------------------------------------------------------------------
+
+TRAINED: dict[str, Any] = {
+    "steps": 3,
+    "warm_start": {"steps": 8, "episodes_per_step": 16},
+    "rollout": {"max_tokens_per_turn": 20},
+}
+"""The untrained model writes until it is cut off, the trained one a letter: whoever resumes has never served
+long rows."""
+
+
+def test_a_trained_model_killed_between_steps_ends_with_the_same_weights_to_the_last_bit(
+    ask: Ask, tmp_path: Path
+) -> None:
+    assert ask(tmp_path / "whole", changes=TRAINED)["signal"] == 0
+    whole = _result(tmp_path / "whole")
+    norms = [line["grad_norm"] for line in whole["metrics"] if line["phase"] == "train"]
+    assert all(norm > 0.1 for norm in norms), "a step without gradient proves nothing"
+    assert ask(tmp_path / "run", changes=TRAINED, die_at_line=["train", 1])["signal"] == 9
+    assert ask(tmp_path / "run", changes=TRAINED)["signal"] == 0
+    assert _result(tmp_path / "run") == whole
+
+
 # ---- two policies ------------------------------------------------------------------------------------------
 
 PAIR = ("solver", "judge")

@@ -3,15 +3,16 @@
     keys, values: [L, S, K, T, d]   slot S, then head, then time: decode reads one run per (slot, head)
     bias:         [S, K, T]         0 where the slot holds a token, -inf elsewhere: added to attention scores
 
-T grows with the longest row there has been: attention that reads its whole length streams through memory
-several times faster than one that leaves a gap after every head.
+T grows with the longest row there has been and never shrinks; how much of it a pass reads is `room_for` the
+longest row of that pass. So what is computed does not depend on what was served before: a sum over more
+places, masked ones included, has another last bit.
 
 A slot belongs to one conversation from its first prompt until the conversation closes. Freed slots keep their
-contents until they are needed again, so that a later prompt with the same beginning copies instead of
-computing.
+contents until they are needed again, or the engine says that nobody may see them.
 """
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +25,7 @@ from torch import Tensor
 BLOCK = 16
 """Prefixes are found in multiples of this many tokens."""
 GROWTH = 32
-"""Room for tokens grows in multiples of this."""
+"""Room for tokens grows in multiples of this, so that every row begins at a multiple of 64 bytes."""
 
 
 @dataclass(slots=True)
@@ -56,7 +57,8 @@ class KVCache:
         dtype: torch.dtype,
     ) -> None:
         self.max_context = max_context
-        self.capacity = min(GROWTH, max_context)
+        self._rooms = _rooms(max_context)
+        self.capacity = self._rooms[0]
         """T: tokens that a slot has room for at present."""
         shape = (num_layers, num_slots, num_kv_heads, self.capacity, head_dim)
         # Zeros, not garbage: a masked position contributes 0 × value, which is NaN if the value is.
@@ -68,7 +70,8 @@ class KVCache:
         self.slots = [Slot(index) for index in range(num_slots)]
         self._free = list(range(num_slots))
         self._num_releases = 0
-        self._slot_of_block: dict[int, int] = {}
+        self._slots_of_block: dict[int, list[int]] = {}
+        """Slots that hold a block, those that entered it first in front."""
 
     @property
     def num_free(self) -> int:
@@ -92,7 +95,7 @@ class KVCache:
         else:
             donor, _ = self._longest_match(_block_hashes(prompt_ids, limit), asking=-1)
             spare = [slot for slot in free if slot is not donor] or free
-            slot = min(spare, key=lambda slot: (bool(slot.ids), slot.released, slot.index))
+            slot = min(spare, key=lambda slot: (slot.released if slot.ids else 0, slot.index))
         self._free.remove(slot.index)
         heapq.heapify(self._free)
         slot.is_free = False
@@ -125,6 +128,14 @@ class KVCache:
         self.truncate(slot, own)
         return own
 
+    def room_for(self, length: int) -> int:
+        """Places per head that are read for rows of at most `length` tokens.
+
+        Few distinct numbers: where rows only grow, T is that number, and attention that reads its whole
+        length streams through memory faster than one that leaves a gap after every head.
+        """
+        return self._rooms[bisect_left(self._rooms, length)]
+
     def reserve(self, length: int) -> None:
         """Make room for rows of `length` tokens.
 
@@ -132,8 +143,7 @@ class KVCache:
         """
         if length <= self.capacity:
             return
-        grown = max(length, self.capacity * 9 // 8)
-        self.capacity = min(-(-grown // GROWTH) * GROWTH, self.max_context)
+        self.capacity = self.room_for(length)
         room = self.capacity - self.bias.shape[-1]
         with torch.inference_mode(
             mode=False
@@ -170,7 +180,7 @@ class KVCache:
             target.ids = source.ids[:length]
             target.block_hashes = source.block_hashes[: length // BLOCK]
             for block_hash in target.block_hashes:
-                self._slot_of_block.setdefault(block_hash, target.index)
+                self._slots_of_block.setdefault(block_hash, []).append(target.index)
             self.register(target)
 
     def truncate(self, slot: Slot, length: int) -> None:
@@ -183,8 +193,10 @@ class KVCache:
     def _forget_blocks(self, slot: Slot, keep: int) -> None:
         """Take all but the first `keep` blocks of `slot` out of the index."""
         for block_hash in slot.block_hashes[keep:]:
-            if self._slot_of_block.get(block_hash) == slot.index:
-                del self._slot_of_block[block_hash]
+            holders = self._slots_of_block[block_hash]
+            holders.remove(slot.index)
+            if not holders:
+                del self._slots_of_block[block_hash]
         del slot.block_hashes[keep:]
 
     def register(self, slot: Slot) -> None:
@@ -194,15 +206,21 @@ class KVCache:
         for number in range(len(slot.block_hashes), full):
             previous = hash((previous, *slot.ids[number * BLOCK : (number + 1) * BLOCK]))
             slot.block_hashes.append(previous)
-            self._slot_of_block.setdefault(previous, slot.index)
+            self._slots_of_block.setdefault(previous, []).append(slot.index)
 
     def forget_everything(self) -> None:
         """The weights changed: nothing that is cached is true any more."""
-        self._slot_of_block.clear()
+        self._slots_of_block.clear()
         self.bias.fill_(float("-inf"))
         for slot in self.slots:
             slot.ids = []
             slot.block_hashes = []
+
+    def forget_released(self) -> None:
+        """Nobody goes on from what conversations that are over have left."""
+        for slot in self.slots:
+            if slot.is_free and slot.ids:
+                self.truncate(slot, 0)
 
     def wipe(self) -> None:
         """A pass failed midway: what it wrote may be no numbers, and NaN shines through any mask."""
@@ -213,10 +231,20 @@ class KVCache:
 
     def _longest_match(self, hashes: Sequence[int], asking: int) -> tuple[Slot | None, int]:
         for count in range(len(hashes), 0, -1):
-            index = self._slot_of_block.get(hashes[count - 1])
-            if index is not None and index != asking:
-                return self.slots[index], count * BLOCK
+            for index in self._slots_of_block.get(hashes[count - 1], ()):
+                if index != asking:
+                    return self.slots[index], count * BLOCK
         return None, 0
+
+
+def _rooms(max_context: int) -> list[int]:
+    """Multiples of GROWTH, each about an eighth above the one before, up to the first that holds a whole
+    context."""
+    rooms = [GROWTH]
+    while rooms[-1] < max_context:
+        grown = max(rooms[-1] * 9 // 8, rooms[-1] + 1)
+        rooms.append(-(-min(grown, max_context) // GROWTH) * GROWTH)
+    return rooms
 
 
 def _runs(indices: Sequence[int]) -> list[slice]:

@@ -7,7 +7,9 @@
 Two schedules. `continuous` steps as soon as anything is there to do: best throughput when environments are
 slow. `lockstep` steps only when every open session is waiting for the model: then the batches, and so the
 last bit of every log-probability, are the same on every run, whatever the threads do. Training uses it to be
-reproducible.
+reproducible. For the same reason nothing outlives its conversation under lockstep: whoever comes later reads
+a prompt anew, unless an open conversation begins with it. The continuous engine keeps what was read for calls
+that go on from it, and their last bits may depend on that.
 
 Weights live in the model that is handed in. Whoever changes them calls `publish`: caches are dropped, the
 version is set, and rows in flight read their context anew. A step that finds weights changed without a
@@ -300,6 +302,8 @@ class LocalEngine:
         admitted: list[Request] = []
         postponed: list[tuple[tuple[str | int, ...], int, Request]] = []
         budget = self.max_prefill_tokens
+        if self.lockstep and self._waiting:
+            self._cache.forget_released()
         while self._waiting and budget > 0:
             entry = heapq.heappop(self._waiting)
             request = entry[2]

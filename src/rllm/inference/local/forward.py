@@ -140,7 +140,7 @@ class DecodeRows:
     def attend(self, layer: int, queries: Tensor) -> Tensor:
         cache = self._cache
         heads, (_, num_heads, head_dim) = cache.num_kv_heads, queries.shape
-        span = cache.capacity if self._longest * 2 > cache.capacity else self._longest
+        span = cache.room_for(self._longest)
         keys, values, bias = (
             self._select(rows, span)
             for rows in (
