@@ -30,8 +30,8 @@ def stock(fruit: Literal["apples", "pears", "plums"]) -> int:
 def storekeeper(model: str, **connection: Any) -> Any:
     """The graph. `connection` is empty where the environment says which server to use."""
     llm = ChatOpenAI(model=model, max_completion_tokens=200, **connection)
-    looks = llm.bind_tools([stock], tool_choice="required", parallel_tool_calls=False)
-    goes_on = llm.bind_tools([stock], parallel_tool_calls=False)
+    looks = llm.bind_tools([stock], tool_choice="required", strict=True, parallel_tool_calls=False)
+    goes_on = llm.bind_tools([stock], strict=True, parallel_tool_calls=False)
 
     def ask_model(state: MessagesState) -> dict[str, Any]:
         has_looked = any(isinstance(message, ToolMessage) for message in state["messages"])

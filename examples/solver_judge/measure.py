@@ -121,6 +121,8 @@ def draw(shares: dict[str, list[float]], results: dict[str, Any], path: Path) ->
 
 if __name__ == "__main__":
     where = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/solver_judge")
+    if not (where / "reinforcement" / "summary.json").is_file():
+        sys.exit(f"{where} holds no finished run of both phases; train first: python solver_judge.py {where}")
     asked = questions(where / "reinforcement")
     found = {
         when: {role: asyncio.run(measured(where / when / "models" / role, asked[role])) for role in asked}

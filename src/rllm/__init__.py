@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # what an editor reads; a test holds it equal to the table be
     from rllm.agents import rollout as rollout
     from rllm.engine import AgentExecutionEngine as AgentExecutionEngine
     from rllm.engine import AgentWorkflowEngine as AgentWorkflowEngine
+    from rllm.engine import run as run
     from rllm.environments import BaseEnv as BaseEnv
     from rllm.inference import ScriptedClient as ScriptedClient
     from rllm.rewards.evaluator import evaluator as evaluator
@@ -50,6 +51,7 @@ _HOME_OF = {
     "Workflow": "rllm.workflows",
     "evaluator": "rllm.rewards.evaluator",
     "rollout": "rllm.agents",
+    "run": "rllm.engine",
 }
 
 

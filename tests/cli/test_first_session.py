@@ -8,7 +8,6 @@ import re
 import shlex
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,7 +50,6 @@ def played(rllm: Rllm, start_rllm: Callable[..., subprocess.Popen[str]], *, smal
                 words += next((more for start, more in SMALL.items() if line.startswith(start)), [])
             if line.endswith("&"):
                 server = start_rllm(*words, cwd=Path.cwd())
-                wait_for(int(port), server)
                 continue
             done = rllm(*words)
             assert done.exit_code == 0, f"{line}\n{done.output}"
@@ -61,17 +59,6 @@ def played(rllm: Rllm, start_rllm: Callable[..., subprocess.Popen[str]], *, smal
             server.terminate()
             server.communicate(timeout=60)
     return told
-
-
-def wait_for(port: int, server: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        assert server.poll() is None, "the server ended"
-        with socket.socket() as asked:
-            if asked.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.2)
-    raise AssertionError("the server does not listen")
 
 
 @pytest.fixture(autouse=True)

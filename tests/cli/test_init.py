@@ -44,8 +44,8 @@ def test_a_new_project_trains_with_the_command_that_it_names(
     tiny = [word for assignment in TINY for word in ("--set", assignment)]
     trained = rllm(*made["train"][1:], *tiny, "--json")
     assert trained.exit_code == 0, trained.stderr
-    assert json.loads(trained.stdout)["run"] == "runs/solve-seed0"
-    words = ("--dataset", "data/test.jsonl", "--model", "runs/solve-seed0", "--threads", "1", "--json")
+    assert json.loads(trained.stdout)["run"] == "runs/agent-solve-seed0"
+    words = ("--dataset", "data/test.jsonl", "--model", "runs/agent-solve-seed0", "--threads", "1", "--json")
     measured = rllm("eval", "agent.py:solve", "--evaluator", "evaluator.py:score", *words)
     assert measured.exit_code == 0, measured.stderr
     assert json.loads(measured.stdout)["sampled"]["scored"] == 6

@@ -1,6 +1,7 @@
 """`rllm model setup`, `list`, `test`, `remove`: against servers of our own, with no key in any file."""
 
 import json
+import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from rllm.cli.main import rllm as front_door
 from rllm.inference.model_settings import ModelSettings
 from rllm.inference.providers import PROVIDERS
+from rllm.inference.trial import wait_for_server
 
 SECRET = "sk-a-secret-that-no-file-may-hold"
 Rllm = Callable[..., Result]
@@ -246,14 +248,38 @@ def test_nothing_is_kept_of_a_model_that_does_not_answer(
     assert "Nothing was kept" in refused.stderr
     assert "Incorrect API key provided" in refused.stderr
     assert "The key is the one in OPENAI_API_KEY." in " ".join(refused.stderr.split())
-    dead = rllm("model", "setup", "--base-url", "http://127.0.0.1:9/v1", "--model", "x")
+    dead = rllm("model", "setup", "--base-url", "http://127.0.0.1:9/v1", "--model", "x", "--wait", "0")
     assert dead.exit_code == 1
     assert "cannot be reached" in dead.stderr
+    assert "Connection refused" in dead.stderr
+    assert "ssl" not in dead.stderr, "the address is http"
     assert not home.exists()
     assert rllm(*words, "--no-test").exit_code == 0
     asked = answering("model", "setup", lines=["vllm", "http://127.0.0.1:9/v1", "n", "x", "mine", "y"])
     assert asked.exit_code == 0, asked.output
     assert set(ModelSettings.load().entries) == {"openai", "mine"}
+
+
+async def test_a_server_that_was_just_started_is_waited_for() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
+        url = f"http://127.0.0.1:{reserved.getsockname()[1]}/v1"
+        waits: list[str] = []
+
+        def listen() -> None:
+            waits.append("refused once")
+            reserved.listen()
+
+        await wait_for_server(url, 60.0, listen)
+        assert waits == ["refused once"]
+        await wait_for_server(url, 60.0, lambda: waits.append("refused again"))
+        assert waits == ["refused once"]
+
+
+async def test_a_server_elsewhere_is_not_waited_for() -> None:
+    waits: list[str] = []
+    await wait_for_server("http://models.invalid/v1", 60.0, lambda: waits.append("waited"))
+    assert waits == []
 
 
 @pytest.mark.parametrize(

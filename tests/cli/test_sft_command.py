@@ -87,6 +87,14 @@ def test_a_stored_run_is_learned_from_beginning_with_its_model(
     assert json.loads(result.stdout)["examples"] == planned["derived"]["examples"]
 
 
+def test_a_run_may_be_what_training_starts_from(
+    rllm: Rllm, finished_run: Any, chats: Path, tmp_path: Path
+) -> None:
+    plan = rllm("sft", "chats.jsonl", "--model", finished_run.path, *QUICK, "--dry-run", "--json")
+    assert plan.exit_code == 0, plan.output
+    assert json.loads(plan.stdout)["config"]["model"]["path"] == str(finished_run.path / "model")
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -116,7 +124,7 @@ def test_a_row_that_cannot_be_learned_is_refused_by_its_line(
         (("chats.jsonl", "--run", "runs/x"), "train on one of them"),
         (("--run", "runs/x"), "runs/x is not a run"),
         (("chats.jsonl", "--set", "epoch=2"), "did you mean `epochs`?"),
-        (("chats.jsonl", "--model", "nowhere"), "nowhere is no model directory"),
+        (("chats.jsonl", "--model", "nowhere"), "There is no model `nowhere`"),
     ],
 )
 def test_bad_usage_ends_with_2_and_says_why(

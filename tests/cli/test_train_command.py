@@ -71,7 +71,19 @@ def test_a_stopped_run_goes_on_to_the_result_it_would_have_had(
 def test_another_configuration_is_refused_by_a_run_that_is_there(finished_run: Any, rllm: Rllm) -> None:
     words = [*finished_run.words, "--set", "optimizer.learning_rate=0.5", "--output", finished_run.path]
     assert refused(rllm(*words), "optimizer.learning_rate", "0.5 here")
-    assert refused(rllm(*words, "--dry-run"), "optimizer.learning_rate")
+
+
+def test_a_dry_run_with_other_settings_is_never_refused_by_a_run_that_is_there(
+    finished_run: Any, rllm: Rllm
+) -> None:
+    words = [*finished_run.words, "--output", finished_run.path, "--dry-run", "--json"]
+    assert json.loads(rllm(*words).stdout)["conflict"] is None
+    changed = rllm(*words, "--set", "optimizer.learning_rate=0.5")
+    assert changed.exit_code == 0
+    plan = json.loads(changed.stdout)
+    assert plan["config"]["optimizer"]["learning_rate"] == 0.5
+    assert "optimizer.learning_rate" in plan["conflict"]
+    assert "needs a directory of its own" in rllm(*words[:-1], "--set", "optimizer.learning_rate=0.5").stdout
 
 
 def test_a_dry_run_prints_the_resolved_tree_and_writes_nothing(rllm: Rllm, tmp_path: Path) -> None:

@@ -90,20 +90,20 @@ def said(result: Result) -> str:
 def test_a_program_is_trained_measured_and_replayed_by_its_name(program: Path, rllm: Rllm) -> None:
     trained = rllm("train", *PROGRAM, *TINY, "--json")
     assert trained.exit_code == 0, trained.stderr
-    assert json.loads(trained.stdout)["run"] == "runs/solve-seed0"
-    config = json.loads((program / "runs/solve-seed0/config.json").read_text())
+    assert json.loads(trained.stdout)["run"] == "runs/my_flow-solve-seed0"
+    config = json.loads((program / "runs/my_flow-solve-seed0/config.json").read_text())
     assert config["task"]["program"] == "my_flow.py:solve"
     again = rllm("train", *PROGRAM, *TINY)
     assert "is finished" in again.stderr
     assert "rllm eval my_flow.py:solve --evaluator my_flow.py:score --dataset my.jsonl --model runs/" in (
         again.stdout
     )
-    measured = rllm("eval", *PROGRAM, "--model", "runs/solve-seed0", "--threads", "1", "--json")
+    measured = rllm("eval", *PROGRAM, "--model", "runs/my_flow-solve-seed0", "--threads", "1", "--json")
     assert measured.exit_code == 0, measured.stderr
     report = json.loads(measured.stdout)
     assert report["program"] == "my_flow.py:solve"
     assert report["sampled"]["attempted"] == report["greedy"]["scored"] == 2
-    assert rllm("runs", "replay", "runs/solve-seed0", "--json").exit_code == 0
+    assert rllm("runs", "replay", "runs/my_flow-solve-seed0", "--json").exit_code == 0
 
 
 def test_a_program_learns_from_a_registered_data_set_and_is_measured_on_what_it_holds_out(
@@ -119,7 +119,7 @@ def test_a_program_learns_from_a_registered_data_set_and_is_measured_on_what_it_
     trained = rllm(*words, "rows.csv", "--val-dataset", "turns", *TINY)
     assert trained.exit_code == 0, trained.stderr
     following = (
-        "rllm eval my_flow.py:solve --evaluator my_flow.py:score --dataset turns --model runs/solve-seed0"
+        "rllm eval my_flow.py:solve --evaluator my_flow.py:score --dataset turns --model runs/my_flow-solve-seed0"
     )
     assert following in trained.stdout
     assert rllm(*following.split()[1:], "--threads", "1").exit_code == 0
@@ -132,7 +132,7 @@ def test_programs_and_workflows_are_trained_on_a_benchmark_by_its_own_grader(
     (program / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert rllm("dataset", "register", "sums", "sums.jsonl", "--split", "train").exit_code == 0
     (program / "work.py").write_text(WORKFLOW)
-    for agent, label in (("my_flow.py:solve", "solve"), ("work.py:Once", "Once")):
+    for agent, label in (("my_flow.py:solve", "my_flow-solve"), ("work.py:Once", "work-Once")):
         trained = rllm("train", "sums", "--agent", agent, *TINY)
         assert trained.exit_code == 0, trained.stderr
         assert f"rllm eval sums --agent {agent} --model runs/{label}-seed0" in trained.stdout
@@ -185,7 +185,7 @@ def test_bad_words_that_eval_would_take_are_refused(rllm: Rllm, words: tuple[str
 def test_a_dry_run_of_a_program_shows_what_it_would_do(program: Path, rllm: Rllm) -> None:
     words = ("train", *PROGRAM, "--model", "builtin:small", "--seed", "3", "--dry-run", "--json")
     plan = json.loads(rllm(*words).stdout)
-    assert plan["run"] == "runs/solve-seed3"
+    assert plan["run"] == "runs/my_flow-solve-seed3"
     assert plan["config"]["model"]["path"] == "builtin:small"
     assert plan["config"]["inference"]["lockstep"] is False
     assert not (program / "runs").exists()

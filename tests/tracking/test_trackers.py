@@ -1,6 +1,8 @@
 import pytest
 
+from rllm.errors import ConfigError
 from rllm.tracking import Metric, Trackers
+from rllm.tracking.base import require_tracker
 
 
 class _Recorder:
@@ -48,3 +50,13 @@ def test_all_trackers_are_closed_also_when_one_fails() -> None:
     with pytest.raises(OSError, match="cannot close"):
         Trackers(recorders).close()
     assert all(each.closed for each in recorders)
+
+
+def test_a_tracker_that_lacks_methods_is_refused_by_its_name_before_any_work() -> None:
+    class OnlyLogs:
+        def log(self, step: int, phase: str, metrics: dict[str, Metric]) -> None: ...
+
+    with pytest.raises(ConfigError, match="OnlyLogs has no method `begin`, `advance`, `close`"):
+        require_tracker(OnlyLogs())  # pyright: ignore[reportArgumentType]
+    require_tracker(_Recorder())
+    require_tracker(None)

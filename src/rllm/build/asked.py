@@ -34,3 +34,7 @@ class Asked:
     @property
     def name(self) -> str:
         return self.program.label if self.program else self.benchmark
+
+    @property
+    def directory_name(self) -> str:
+        return self.program.directory_name if self.program else self.benchmark

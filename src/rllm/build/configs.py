@@ -76,8 +76,18 @@ class ProgramNames:
 
     @property
     def label(self) -> str:
-        """For titles and directories: the last part of the program's name."""
+        """For titles: the last part of the program's name."""
         return self.program.rpartition(":")[2]
+
+    @property
+    def directory_name(self) -> str:
+        """`langgraph-agent-solve` of `examples/langgraph/agent.py:solve`: functions of one name in several
+        files do not meet in one directory."""
+        place, _, name = self.program.rpartition(":")
+        if not place.endswith(".py"):
+            return f"{place}-{name}" if place else name
+        file = Path(place)
+        return "-".join(part for part in (file.parent.name, file.stem, name) if part)
 
     def require_all(self, *, pays_itself: bool = False) -> None:
         """Raises ConfigError for what is missing."""

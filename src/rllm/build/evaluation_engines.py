@@ -141,9 +141,11 @@ async def answering(place: ModelPlace) -> ModelPlace:
     """The place, once it has given one answer: a dead server, a wrong key or name end the evaluation here."""
     try:
         await try_model(place)
+    except MissingExtraError:
+        raise
     except (InferenceError, ConfigError) as error:
-        said = f"Nothing was evaluated: a first question to {place.title} failed: {error}"
-        raise type(error)(said) from error
+        kind = ConfigError if isinstance(error, ConfigError) else InferenceError
+        raise kind(f"Nothing was evaluated: a first question to {place.title} failed: {error}") from error
     return place
 
 

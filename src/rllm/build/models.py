@@ -5,9 +5,26 @@ from tempfile import TemporaryDirectory
 
 from rllm.data.home import rllm_home
 from rllm.errors import ConfigError, MissingExtraError
+from rllm.inference.providers import BUILTIN, resolve_model
 from rllm.store.run_directory import RunDirectory, is_run
 
-BUILTIN = "builtin:"
+
+def initial_model_path(model: str, base_url: str = "") -> str:
+    """`--model` of a command that trains, as `model.path`: of a run its trained model.
+
+    Raises ConfigError for a model on a server.
+    """
+    if not model and not base_url:
+        return ""
+    place = resolve_model(model, base_url=base_url)
+    if place.is_server:
+        raise ConfigError(
+            f"{place.name or 'The model'} at {place.base_url} is on a server, and training changes weights, "
+            "which have to be here: give its directory in Hugging Face format as --model DIR. A server can "
+            "teach a model that is here: rllm distill BENCHMARK --teacher URL --model DIR."
+        )
+    path = Path(place.path)
+    return str(model_directory(path)) if not place.path.startswith(BUILTIN) and is_run(path) else place.path
 
 
 def model_directory(path: Path) -> Path:

@@ -13,7 +13,7 @@ from rich.text import Text
 from rllm.build.configs import distill_config
 from rllm.build.training import build_trainer
 from rllm.cli.command import example, print_json
-from rllm.cli.plan import print_plan, unused_directory
+from rllm.cli.plan import conflict_with_run, print_plan, unused_directory
 from rllm.cli.supervised import Flags, supervised_options
 from rllm.cli.terminal import err, out, print_next, rate_with_interval, table
 from rllm.config.distill import PROMPTS
@@ -59,14 +59,13 @@ def command(tasks: str, teacher: str, val_dataset: str, flags: Flags) -> None:
         directory = unused_directory(directory)
     if flags.dry_run:
         trainer = build_trainer(config, directory)  # refuses what a run would refuse
-        if is_run(directory):
-            trainer.require_same_config(RunDirectory.read(directory))
         print_plan(
             f"rllm distill {label}",
             directory,
             config=config_dict(config),
             defaults=config_dict(TrainConfig()),
             derived=config.derived(),
+            conflict=conflict_with_run(directory, trainer.require_same_config),
             as_json=flags.as_json,
             tasks=tasks,
         )

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rllm.cli.command import example, json_option, print_json
 from rllm.cli.model_wizard import Wizard, require_address, require_no_key
-from rllm.cli.terminal import facts, out, print_next, table
+from rllm.cli.terminal import err, facts, out, print_next, table
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.model_settings import (
     ENVIRONMENT,
@@ -31,7 +31,7 @@ from rllm.inference.providers import (
     provider_named,
     resolve_model,
 )
-from rllm.inference.trial import Trial, try_model
+from rllm.inference.trial import Trial, try_model, wait_for_server
 
 
 @click.command(
@@ -55,6 +55,14 @@ from rllm.inference.trial import Trial, try_model
 )
 @click.option("--no-key", is_flag=True, help="The server takes none.")
 @click.option("--default", "as_default", is_flag=True, help="Use it where no model is named.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    metavar="SECONDS",
+    help="How long a server on this machine may take to start listening.  [default: 30]",
+)
 @click.option("--no-test", is_flag=True, help="Do not ask it anything before it is kept.")
 @json_option
 def setup(
@@ -66,6 +74,7 @@ def setup(
     in_keyring: bool,
     no_key: bool,
     as_default: bool,
+    wait_s: float,
     no_test: bool,
     as_json: bool,
 ) -> None:
@@ -94,6 +103,9 @@ def setup(
         api_key=secret,
         key_from=key.removeprefix(ENVIRONMENT),
     )
+    if not no_test and not asks:
+        remark = f"Nothing listens at {probe.base_url} yet; waiting up to {wait_s:g} s."
+        asyncio.run(wait_for_server(probe.base_url, wait_s, lambda: err().print(remark, style="dim")))
     model = model or wizard.model(probe)
     settings = ModelSettings.load()
     name = name or wizard.name(provider, settings)

@@ -1,6 +1,7 @@
 """What `--dry-run` prints, and where `--fresh` puts a new run: the same for every command that trains."""
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.tree import Tree
 from rllm.cli.command import print_json
 from rllm.cli.terminal import out
 from rllm.errors import ConfigError
+from rllm.store.run_directory import RunDirectory, is_run
 
 
 def unused_directory(directory: Path) -> Path:
@@ -33,6 +35,17 @@ def require_place(directory: Path) -> None:
         ) from error
 
 
+def conflict_with_run(directory: Path, require_same_config: Callable[[RunDirectory], None]) -> str:
+    """Why the run that is already in `directory` cannot go on with this configuration; empty where it can."""
+    if not is_run(directory):
+        return ""
+    try:
+        require_same_config(RunDirectory.read(directory))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def print_plan(
     title: str,
     directory: Path,
@@ -40,12 +53,18 @@ def print_plan(
     config: dict[str, Any],
     defaults: dict[str, Any],
     derived: dict[str, Any],
+    conflict: str,
     as_json: bool,
     **facts: str,
 ) -> None:
-    """The resolved configuration and what follows from it. `facts` lead the JSON."""
+    """Print the resolved configuration and what follows from it.
+
+    `conflict`: why the run that is already in `directory` could not go on with it. A plan is printed all the
+    same: to see what another setting would mean is what it is for. `facts` lead the JSON.
+    """
     if as_json:
-        print_json({**facts, "run": str(directory), "config": config, "derived": derived})
+        plan = {"run": str(directory), "conflict": conflict or None, "config": config, "derived": derived}
+        print_json({**facts, **plan})
         return
     tree = Tree(Text.assemble((title, "bold"), f" into {directory}"), guide_style="dim")
     _add_branches(tree, config, defaults)
@@ -55,6 +74,8 @@ def print_plan(
     console = out()
     console.print(tree)
     console.print("Bold values differ from the defaults. Nothing was written.", style="dim")
+    if conflict:
+        console.print(Text(f"It needs a directory of its own: {conflict}", style="yellow"), soft_wrap=True)
 
 
 def _add_branches(tree: Tree, values: dict[str, Any], defaults: dict[str, Any]) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import click
 from rich.text import Text
 
+from rllm.build.models import initial_model_path
 from rllm.cli.command import json_option, print_json
-from rllm.cli.plan import print_plan, unused_directory
+from rllm.cli.plan import conflict_with_run, print_plan, unused_directory
 from rllm.cli.supervised_view import measured_on, reports_table
 from rllm.cli.terminal import err, out, print_next
 from rllm.config.loader import config_dict
@@ -44,7 +45,7 @@ class Flags:
 
     def all_assignments(self, **named: str) -> list[str]:
         """`named` keys that were typed as options (`data__run` is data.run), then --set, which wins."""
-        options = {"model__path": self.model, **named}
+        options = {"model__path": initial_model_path(self.model), **named}
         seed = [] if self.seed is None else [f"seed={self.seed}"]
         typed = [f"{key.replace('__', '.')}={value}" for key, value in options.items() if value]
         return [*seed, *typed, *self.assignments]
@@ -73,7 +74,10 @@ def supervised_options(command: Callable[..., None]) -> Callable[..., None]:
 
 _OPTIONS = (
     click.option(
-        "--model", default="", metavar="DIR", help="What to start from: a directory or builtin:tiny."
+        "--model",
+        default="",
+        metavar="DIR",
+        help="What to start from: a run, for its trained model, a model directory, or builtin:tiny.",
     ),
     click.option(
         "--output",
@@ -106,14 +110,13 @@ def run_supervised(flags: Flags, make: MakeTrainer, label: str, words: Sequence[
     if flags.fresh:
         directory = unused_directory(directory)
     if flags.dry_run:
-        if is_run(directory):
-            trainer.require_same_config(RunDirectory.read(directory))
         print_plan(
             f"rllm {kind} {label}",
             directory,
             config=config_dict(trainer.config),
             defaults=config_dict(trainer.config_class()),
             derived=trainer.plan(),
+            conflict=conflict_with_run(directory, trainer.require_same_config),
             as_json=flags.as_json,
             data=label,
         )

@@ -14,12 +14,12 @@ from rich.text import Text
 from rllm.build.actors import actor_named
 from rllm.build.configs import ProgramNames, program_config, training_config
 from rllm.build.judges import JUDGING
-from rllm.build.models import model_directory
+from rllm.build.models import initial_model_path
 from rllm.build.rows import BENCHMARK
 from rllm.build.sampling import assignments_of
 from rllm.build.training import build_trainer
 from rllm.cli.command import example, json_option, print_json
-from rllm.cli.plan import print_plan, require_place, unused_directory
+from rllm.cli.plan import conflict_with_run, print_plan, require_place, unused_directory
 from rllm.cli.programs import is_program
 from rllm.cli.run_facts import REPORTS, report_labels
 from rllm.cli.terminal import err, out, print_next, success_table
@@ -27,7 +27,6 @@ from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_named
-from rllm.inference.providers import BUILTIN, resolve_model
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.tracking.console import LiveView, readable_seconds
@@ -158,7 +157,7 @@ def command(
     the name of an installed one, package.module:name, or file.py:name. It needs --dataset, and but for a
     workflow --evaluator. With --agent PROGRAM it works on a benchmark's tasks.
     """
-    model = start_of(model, base_url)
+    model = initial_model_path(model, base_url)
     wanted = Wanted(
         name=benchmark,
         dataset=dataset,
@@ -173,7 +172,7 @@ def command(
         seed=seed,
     )
     config = wanted.config()
-    directory = output or Path("runs") / f"{wanted.label}-seed{config.seed}"
+    directory = output or Path("runs") / f"{wanted.directory_name}-seed{config.seed}"
     if resume and fresh:
         raise ConfigError("--resume goes on and --fresh begins anew; give one of them.")
     if resume and not is_run(directory):
@@ -183,14 +182,13 @@ def command(
     require_place(directory)
     if dry_run:
         trainer = build_trainer(config, directory)  # refuses what a run would refuse
-        if is_run(directory):
-            trainer.require_same_config(RunDirectory.read(directory))
         print_plan(
             f"rllm train {wanted.label}",
             directory,
             config=config_dict(config),
             defaults=config_dict(TrainConfig()),
             derived=config.derived(),
+            conflict=conflict_with_run(directory, trainer.require_same_config),
             as_json=as_json,
             benchmark=wanted.label,
         )
@@ -262,6 +260,10 @@ class Wanted:
     def label(self) -> str:
         return self.name if self.program is None else self.program.label
 
+    @property
+    def directory_name(self) -> str:
+        return self.name if self.program is None else self.program.directory_name
+
     def config(self) -> TrainConfig:
         program = self.program
         if program is not None:
@@ -302,21 +304,6 @@ class Wanted:
         """The command that measures the result: on the held-out tasks, where a program has some."""
         flags = replace(self, dataset=self.val_dataset or self.dataset).flags("judge_base_url")
         return ["rllm", "eval", self.name, *flags, "--model", str(run)]
-
-
-def start_of(model: str, base_url: str) -> str:
-    """`--model` as `model.path`: of a run its trained model. Raises ConfigError for one on a server."""
-    if not model and not base_url:
-        return ""
-    place = resolve_model(model, base_url=base_url)
-    if place.is_server:
-        raise ConfigError(
-            f"{place.name or 'The model'} at {place.base_url} is on a server, and training changes weights, "
-            "which have to be here: give its directory in Hugging Face format as --model DIR. A server can "
-            "teach a model that is here: rllm distill BENCHMARK --teacher URL --model DIR."
-        )
-    path = Path(place.path)
-    return str(model_directory(path)) if not place.path.startswith(BUILTIN) and is_run(path) else place.path
 
 
 def _print_result(wanted: Wanted, config: TrainConfig, result: TrainResult) -> None:

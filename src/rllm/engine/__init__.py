@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rllm.engine.agent_execution import AgentExecutionEngine as AgentExecutionEngine
     from rllm.engine.agent_workflow import AgentWorkflowEngine as AgentWorkflowEngine
     from rllm.engine.attempts import EpisodeCounts as EpisodeCounts
+    from rllm.engine.event_loop import run as run
     from rllm.engine.rollout import run_trajectory as run_trajectory
     from rllm.engine.supervision import LoopWatchdog as LoopWatchdog
     from rllm.engine.supervision import ProgressWatchdog as ProgressWatchdog
@@ -26,6 +27,7 @@ _HOME_OF = {
     "ProgressWatchdog": "rllm.engine.supervision",
     "TokenBudget": "rllm.types.budget",
     "TracedEngine": "rllm.engine.traced",
+    "run": "rllm.engine.event_loop",
     "run_trajectory": "rllm.engine.rollout",
 }
 

@@ -10,6 +10,7 @@ Nothing is tried again here: whoever plays the rollout does that. Leaving early 
 import asyncio
 import io
 import math
+import os
 import re
 import resource
 import time
@@ -173,10 +174,16 @@ class ServerHttp:
         try:
             yield
         except (aiohttp.ClientError, TimeoutError) as error:
-            what = str(error) or type(error).__name__
             raise InferenceError(
-                f"The server at {self.base_url} cannot be reached or broke off: {what}"
+                f"The server at {self.base_url} cannot be reached or broke off: {_cause(error)}"
             ) from error
+
+
+def _cause(error: Exception) -> str:
+    """aiohttp speaks of ssl in every connection that fails, also to an http address."""
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+        return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
+    return str(error) or type(error).__name__
 
 
 class AskedOnce(Generic[Found]):

@@ -1,11 +1,14 @@
 """One tiny request, to know that a model answers before anything depends on it."""
 
 import asyncio
+import ipaddress
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from rllm.errors import ConfigError, InferenceError
+from rllm.errors import ConfigError, InferenceError, MissingExtraError
 from rllm.inference.providers import ModelPlace, Protocol
 from rllm.types.messages import SamplingParams
 
@@ -13,6 +16,7 @@ QUESTION = "Say hi."
 _MAX_TOKENS = 16
 TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 10.0
+_POLL_S = 0.1
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -41,6 +45,8 @@ async def try_model(place: ModelPlace) -> Trial:
             )
     except TimeoutError as error:
         raise InferenceError(f"{place.title} did not answer within {TIMEOUT_S:g} s.") from error
+    except MissingExtraError:
+        raise
     except ConfigError as error:
         raise ConfigError(f"{error}{_about_the_key(place)}") from error
     except InferenceError as error:
@@ -53,6 +59,42 @@ async def try_model(place: ModelPlace) -> Trial:
         prompt_tokens=output.usage.get("prompt_tokens", 0),
         completion_tokens=output.usage.get("completion_tokens", 0),
     )
+
+
+async def wait_for_server(base_url: str, timeout_s: float, on_wait: Callable[[], None]) -> None:
+    """Wait until a server on this machine, which somebody has just started, accepts connections.
+
+    Calls `on_wait` once where it does not do so yet. Returns after `timeout_s` also where none does: what is asked next says what is wrong. A server elsewhere
+    is not waited for.
+    """
+    address = urlsplit(base_url)
+    host = address.hostname or ""
+    if not _is_here(host):
+        return
+    port = address.port or (443 if address.scheme == "https" else 80)
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+        except OSError:
+            on_wait()
+            on_wait = _nothing
+            await asyncio.sleep(_POLL_S)
+            continue
+        writer.close()
+        await writer.wait_closed()
+        return
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def served_models(place: ModelPlace) -> list[str]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
+from rllm.errors import ConfigError
+
 Metric = float | int | str
 
 
@@ -49,6 +51,17 @@ class Tracker(Protocol):
     def close(self) -> None:
         """Let go of files and screens. Nothing is logged afterwards."""
         ...
+
+
+def require_tracker(tracker: Tracker | None) -> None:
+    """Raises ConfigError, before any work, for an object that lacks a method of `Tracker`."""
+    methods = ("begin", "advance", "log", "close")
+    missing = [name for name in methods if not callable(getattr(tracker, name, None))]
+    if tracker is not None and missing:
+        raise ConfigError(
+            f"The tracker {type(tracker).__name__} has no method {', '.join(f'`{name}`' for name in missing)}; "
+            f"a tracker has {', '.join(methods)} (rllm.tracking.base.Tracker says what each is given)."
+        )
 
 
 class Trackers:

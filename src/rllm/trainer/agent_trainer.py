@@ -26,13 +26,14 @@ from rllm.config.schema import TrainConfig
 from rllm.data.curriculum import Curriculum
 from rllm.data.sampler import TaskSampler
 from rllm.data.tasks import tasks_of
+from rllm.engine.event_loop import run
 from rllm.environments.base import BaseEnv, reset_env
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.rewards.evaluator import as_evaluator
 from rllm.store.episodes import EpisodeStore
 from rllm.store.files import require_free_space
 from rllm.store.run_directory import RunDirectory
-from rllm.tracking.base import Tracker, Trackers
+from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.trainer.programs import (
     PROGRAM_DEFAULTS,
@@ -167,6 +168,7 @@ class AgentTrainer:
         self.validation_tasks = validation[: self.config.evaluation.every_num_tasks]
         self.demonstrate: Any = demonstrate
         """DemonstrateRoles for a workflow, otherwise Demonstrate."""
+        require_tracker(tracker)
         self.tracker = tracker
         self.teacher: Teacher | None = None
         """What `distill.teacher` names, once a run has loaded it."""
@@ -179,8 +181,8 @@ class AgentTrainer:
             raise ConfigError("`train_dataset` is empty; give at least one task.")
 
     def train(self) -> TrainResult:
-        """Run, or resume, to the end."""
-        return asyncio.run(self.fit_async())
+        """Run, or resume, to the end; also from a notebook."""
+        return run(self.fit_async())
 
     async def fit_async(self) -> TrainResult:
         """`train` for programs that have an event loop of their own."""

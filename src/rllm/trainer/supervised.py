@@ -39,7 +39,7 @@ from rllm.config.supervised import SupervisedConfig
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.store.files import require_free_space
 from rllm.store.run_directory import RunDirectory
-from rllm.tracking.base import Tracker, Trackers
+from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.trainer.agent_trainer import TrainResult
 from rllm.trainer.resuming import require_same, take_back
@@ -134,6 +134,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         if not self.config.model.path:
             self.config.model.path = self.default_model()
         self.output = Path(output)
+        require_tracker(tracker)
         self.tracker = tracker
 
     @abstractmethod
