@@ -118,9 +118,8 @@ def test_a_program_learns_from_a_registered_data_set_and_is_measured_on_what_it_
     assert (plan["config"]["task"]["dataset"], plan["config"]["task"]["val_dataset"]) == ("turns", "turns")
     trained = rllm(*words, "rows.csv", "--val-dataset", "turns", *TINY)
     assert trained.exit_code == 0, trained.stderr
-    following = (
-        "rllm eval my_flow.py:solve --evaluator my_flow.py:score --dataset turns --model runs/my_flow-solve-seed0"
-    )
+    following = "rllm eval my_flow.py:solve --evaluator my_flow.py:score --dataset turns "
+    following += "--model runs/my_flow-solve-seed0"
     assert following in trained.stdout
     assert rllm(*following.split()[1:], "--threads", "1").exit_code == 0
 

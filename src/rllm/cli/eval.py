@@ -51,7 +51,7 @@ LINE_EVERY_S = 10.0
         "rllm eval frozenlake --model runs/frozenlake-seed0",
         "rllm eval gsm8k --base-url http://127.0.0.1:8000/v1 --model NAME --max-examples 200",
         "rllm eval math500 --model NAME --base-url URL --attempts 8 --sampling temperature=0.6 --k 1 --k 8",
-        "rllm eval my_flow.py:solve --evaluator my_flow.py:score --dataset my.jsonl --model runs/my_flow-solve-seed0",
+        "rllm eval flow.py:solve --evaluator flow.py:score --dataset my.jsonl --model runs/flow-solve-seed0",
         "rllm eval --compare evals/before evals/after        paired, task by task, with a test",
         "rllm eval --rescore evals/before                    judge the stored answers again",
     ),

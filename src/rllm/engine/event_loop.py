@@ -1,4 +1,4 @@
-"""Run a coroutine from a program without an event loop, and from a notebook, which has one running already."""
+"""Run a coroutine to its end, also from a notebook, where an event loop is running already."""
 
 import asyncio
 import threading

@@ -64,8 +64,8 @@ async def try_model(place: ModelPlace) -> Trial:
 async def wait_for_server(base_url: str, timeout_s: float, on_wait: Callable[[], None]) -> None:
     """Wait until a server on this machine, which somebody has just started, accepts connections.
 
-    Calls `on_wait` once where it does not do so yet. Returns after `timeout_s` also where none does: what is asked next says what is wrong. A server elsewhere
-    is not waited for.
+    Calls `on_wait` once where it does not do so yet. Returns after `timeout_s` also where none does: what is
+    asked next says what is wrong. A server elsewhere is not waited for.
     """
     address = urlsplit(base_url)
     host = address.hostname or ""

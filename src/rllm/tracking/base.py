@@ -58,9 +58,10 @@ def require_tracker(tracker: Tracker | None) -> None:
     methods = ("begin", "advance", "log", "close")
     missing = [name for name in methods if not callable(getattr(tracker, name, None))]
     if tracker is not None and missing:
+        lacks = ", ".join(f"`{name}`" for name in missing)
         raise ConfigError(
-            f"The tracker {type(tracker).__name__} has no method {', '.join(f'`{name}`' for name in missing)}; "
-            f"a tracker has {', '.join(methods)} (rllm.tracking.base.Tracker says what each is given)."
+            f"The tracker {type(tracker).__name__} has no method {lacks}; a tracker has "
+            f"{', '.join(methods)} (rllm.tracking.base.Tracker says what each is given)."
         )
 
 
