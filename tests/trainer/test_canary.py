@@ -1,5 +1,6 @@
 """One learner, one sampler with a model of its own: what broken publishes look like, and who sees it."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -98,20 +99,35 @@ async def test_it_is_caught_even_when_the_update_was_too_small_for_a_gap(
         await canary.check(learner, sampler, row)
 
 
+async def test_the_first_publish_after_a_resume_is_checked_like_any_other(
+    tiny: LoadedModel, sampler: LocalClient, row: TrainingSample, sample: Make
+) -> None:
+    learner, canary = _learner(tiny, sampler, lambda _, version: sampler.publish(version)), Canary()
+    assert canary.state() == {}
+    await canary.check(learner, sampler, row)
+    resumed = Canary()
+    resumed.restore(json.loads(json.dumps(canary.state())))
+    assert resumed.state() == canary.state()
+    learner.update([row], ImitationLoss(), 1e-7)
+    learner.publish_weights()
+    with pytest.raises(CanaryError, match="moved and the sampler's did not"):
+        await resumed.check(learner, sampler, sample("ppps", seed=5))
+
+
 async def test_a_prefix_cached_under_the_old_weights_is_caught_at_the_next_check(
     tiny: LoadedModel, sampler: LocalClient, row: TrainingSample
 ) -> None:
     def publish(learner: TorchBackend, version: int) -> None:
         cache = sampler.engine._cache
         remembered = [(list(slot.ids), list(slot.block_hashes)) for slot in cache.slots]
-        index = dict(cache._slot_of_block)
+        index = {block: list(holders) for block, holders in cache._slots_of_block.items()}
         _deliver(learner, sampler)
         sampler.publish(version)
         for slot, (ids, hashes) in zip(
             cache.slots, remembered, strict=True
         ):  # as if nothing had been dropped
             slot.ids, slot.block_hashes = ids, hashes
-        cache._slot_of_block.update(index)
+        cache._slots_of_block.update(index)
 
     learner, canary = _learner(tiny, sampler, publish), Canary()
     await canary.check(learner, sampler, row)

@@ -25,8 +25,8 @@ LINES = [
     ("after", 0),
 ]
 UNREPEATABLE = ("canary_moved", "canary_gap", "logprob_gap_sampler")
-"""Beside seconds: the canary of a resumed run watches the first row of that process, and without lockstep the
-last bit of what the sampler says depends on who was sampled beside."""
+"""Beside seconds, without lockstep: the last bit of what the sampler says then depends on who was sampled
+beside."""
 
 
 def _result(run: Path, names: Sequence[str] = ("policy",)) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _result(run: Path, names: Sequence[str] = ("policy",)) -> dict[str, Any]:
             {
                 name: value
                 for name, value in line.items()
-                if not name.endswith("_s") and name.rpartition(".")[2] not in UNREPEATABLE
+                if not name.endswith("_s") and (lockstep or name.rpartition(".")[2] not in UNREPEATABLE)
             }
             for line in read_metrics(directory.metrics_path)
         ],

@@ -2,10 +2,15 @@
 
 One recorded row is scored on both sides. The trainer's forward pass and the sampler's cached one must agree,
 and where the trainer's log-probabilities moved, the sampler's must have moved alike. A publish that did
-nothing, a stale cache or an adapter that never arrived fails the first check that follows it.
+nothing, a stale cache or an adapter that never arrived fails the first check that follows it. The row and
+what both sides said of it last are part of a checkpoint, so the first publish after a resume is checked too.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rllm.errors import CanaryError
 from rllm.inference.local.client import LocalClient
@@ -26,6 +31,25 @@ class Canary:
         self._sampler_before: np.ndarray | None = None
         self._trainer_before: np.ndarray | None = None
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps; empty before the first check."""
+        row, sampler, trainer = self._sample, self._sampler_before, self._trainer_before
+        if row is None or sampler is None or trainer is None:
+            return {}
+        return {
+            "token_ids": row.token_ids_T.tolist(),
+            "policy_versions": row.policy_versions_T.tolist(),
+            "temperature": row.temperature,
+            "sampler_logprobs": sampler.tolist(),
+            "trainer_logprobs": trainer.tolist(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state` that is not empty."""
+        self._sample = _row(state["token_ids"], state["policy_versions"], state["temperature"])
+        self._sampler_before = np.array(state["sampler_logprobs"])
+        self._trainer_before = np.array(state["trainer_logprobs"])
+
     async def check(
         self, backend: TrainingBackend, client: LocalClient, sample: TrainingSample
     ) -> dict[str, float]:
@@ -34,7 +58,9 @@ class Canary:
         Raises CanaryError when sampler and trainer disagree. The row is `sample` on the first call and stays
         the same after it.
         """
-        row = self._sample = self._sample or sample
+        if self._sample is None:
+            self._sample = _row(sample.token_ids_T, sample.policy_versions_T, sample.temperature)
+        row = self._sample
         first = int(np.flatnonzero(row.trainable_T)[0])
         trained = row.trainable_T[first:]
         sampler = np.array(await client.score(row.token_ids_T.tolist(), first, row.temperature))[trained]
@@ -57,3 +83,17 @@ class Canary:
                 )
         self._sampler_before, self._trainer_before = sampler, trainer
         return {"canary_gap": gap, "canary_moved": moved}
+
+
+def _row(token_ids: ArrayLike, policy_versions: ArrayLike, temperature: float) -> TrainingSample:
+    """A row to be scored and never trained on."""
+    nothing_T = np.zeros(np.shape(token_ids), dtype=np.float32)
+    return TrainingSample(
+        token_ids_T=np.array(token_ids, dtype=np.int64),
+        policy_versions_T=np.array(policy_versions, dtype=np.int64),
+        logprobs_T=nothing_T,
+        advantages_T=nothing_T,
+        group_key=("canary", ""),
+        order_key=("canary", 0, 0, 0),
+        temperature=temperature,
+    )

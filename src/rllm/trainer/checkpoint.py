@@ -40,6 +40,8 @@ class RunState:
     """What decides about the tasks of the next one; see `Curriculum.state`."""
     kl_coefs: dict[str, float] = field(default_factory=dict[str, float])
     """What an adaptive `kl_coef` has come to, by policy."""
+    canaries: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """What each policy's canary compares with next; see `Canary.state`."""
     reports: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """`untrained`, `before` and `after`, as far as they have been measured."""
     phase_s: dict[str, float] = field(default_factory=dict[str, float])

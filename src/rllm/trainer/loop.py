@@ -73,6 +73,10 @@ class TrainingRun:
     """Whether `state`, weights and record belong together: not from the first update of a step until the step
     is on record."""
 
+    def __post_init__(self) -> None:
+        for name, last in self.state.canaries.items():
+            self.canaries[name].restore(last)
+
     @property
     def config(self) -> TrainConfig:
         return self.learner.config
@@ -84,6 +88,7 @@ class TrainingRun:
     def save(self) -> None:
         """Checkpoint the run as it stands."""
         backends = self.learner.backends()
+        self.state.canaries = {name: state for name, each in self.canaries.items() if (state := each.state())}
         save_checkpoint(self.directory.checkpoints_path, self.state, backends, self.config.checkpoint.keep)
 
     def save_if_whole(self) -> None:
