@@ -12,6 +12,9 @@ SCHEDULES = ("constant", "linear", "cosine")
 class OptimizerConfig:
     name: str = "adamw"
     """`adamw`, or `muon`: Muon (momentum 0.95) for the matrices of the layers, AdamW for everything else."""
+    muon_dtype: str = "auto"
+    """Precision of Muon's Newton-Schulz iterations: `float32`, `bfloat16`, or `auto`, which a run replaces by
+    what is faster on the machine where it begins, and keeps."""
     learning_rate: float = 1e-3
     schedule: str = "linear"
     """How the rate goes from its peak, behind the warm-up, to its end at the last step: `linear`, `cosine`,
@@ -45,6 +48,12 @@ class OptimizerConfig:
 
     def validate(self) -> None:
         one_of("optimizer.name", self.name, ("adamw", "muon"))
+        one_of("optimizer.muon_dtype", self.muon_dtype, ("auto", "float32", "bfloat16"))
+        if self.muon_dtype != "auto" and self.name != "muon":
+            raise ConfigError(
+                f"`optimizer.muon_dtype` is {self.muon_dtype!r} but `optimizer.name` is {self.name!r}; set "
+                "the latter to muon, or leave the former at auto."
+            )
         one_of("optimizer.schedule", self.schedule, SCHEDULES)
         one_of("optimizer.on_bad_update", self.on_bad_update, ("stop", "skip"))
         positive("optimizer.learning_rate", self.learning_rate)

@@ -41,7 +41,12 @@ from rllm.trainer.programs import (
     require_one_policy,
     require_program_config,
 )
-from rllm.trainer.resuming import require_same_config, require_same_tasks, take_back
+from rllm.trainer.resuming import (
+    require_same_config,
+    require_same_tasks,
+    settle_muon_dtype,
+    take_back,
+)
 from rllm.trainer.warm_start import (
     Demonstrate,
     DemonstrateRoles,
@@ -220,6 +225,7 @@ class AgentTrainer:
         if not directory.config():
             create_initial_models(config, directory.path)
         models = load_initial_models(config, directory.path)
+        settle_muon_dtype(config.optimizer, config.model.device)
         self.teacher = await asyncio.to_thread(teacher_of, config, models)  # it may have to be asked
         critics = 1 if config.critic.trunk == "separate" else 0
         bytes_each = 4 * (1 + critics) * sum(each.num_parameters for each in models.values())

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rllm.config.loader import config_dict, load_config
+from rllm.config.optimizer import OptimizerConfig
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
 from rllm.store.episodes import EpisodeStore
@@ -24,7 +25,25 @@ def require_same_config(directory: RunDirectory, config: TrainConfig) -> None:
     if not recorded:
         return
     # Read as a configuration, so that one from before a key existed has its default.
-    require_same(directory, config_dict(load_config(recorded)), config_dict(config))
+    began_with = load_config(recorded)
+    keep_muon_dtype(began_with.optimizer, config.optimizer)
+    require_same(directory, config_dict(began_with), config_dict(config))
+
+
+def keep_muon_dtype(recorded: OptimizerConfig, mine: OptimizerConfig) -> None:
+    """Go on in the precision that the run began with: another machine, or another moment on this one, might
+    choose another."""
+    if mine.name == recorded.name and mine.muon_dtype == "auto":
+        mine.muon_dtype = recorded.muon_dtype
+
+
+def settle_muon_dtype(optimizer: OptimizerConfig, device: str) -> None:
+    """Replace `auto` by what is faster on this machine, so that `config.json` has what the run computes
+    with."""
+    if optimizer.name == "muon" and optimizer.muon_dtype == "auto":
+        from rllm.trainer.backends.torch_muon import faster_dtype
+
+        optimizer.muon_dtype = faster_dtype(device.partition(":")[0])
 
 
 def require_same(directory: RunDirectory, recorded: Mapping[str, Any], mine: Mapping[str, Any]) -> None:

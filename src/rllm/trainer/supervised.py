@@ -42,7 +42,7 @@ from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.trainer.agent_trainer import TrainResult
-from rllm.trainer.resuming import require_same, take_back
+from rllm.trainer.resuming import keep_muon_dtype, require_same, settle_muon_dtype, take_back
 from rllm.trainer.schedules import scheduled
 from rllm.types.sample import TrainingSample
 
@@ -177,12 +177,15 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
                 f"{directory.path} holds a run of `rllm {kind}`; choose another --output for this one."
             )
         recorded.pop("identity", None)  # compared once the job is made
-        require_same(directory, config_dict(load_as(self.config_class, recorded)), config_dict(self.config))
+        began_with = load_as(self.config_class, recorded)
+        keep_muon_dtype(began_with.optimizer, self.config.optimizer)
+        require_same(directory, config_dict(began_with), config_dict(self.config))
 
     def _run(self, directory: RunDirectory) -> dict[str, Any]:
         if importlib.util.find_spec("matplotlib") is None:  # wanted at the very end: better missed now
             raise MissingExtraError("matplotlib", "train")
         listeners: dict[str, SupervisedJob] = {}
+        settle_muon_dtype(self.config.optimizer, self.config.model.device)
         policies, models = self._policies(directory.path, listeners)
         job = listeners[ONLY_POLICY] = self.make_job(policies[ONLY_POLICY])
         try:

@@ -149,14 +149,8 @@ class PackedUpdates:
         raise NotImplementedError
 
     def _new_optimizer(self) -> Optimizers:
-        config = self.config
-        return Optimizers(
-            self._weights.named,
-            matrices_of_layers(self.model, self._parameters),
-            name=config.name,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
-        )
+        matrices = matrices_of_layers(self.model, self._parameters)
+        return Optimizers(self._weights.named, matrices, self.config)
 
     def _rows(
         self, samples: Sequence[TrainingSample], weights: Sequence[NDArray[np.float64]]

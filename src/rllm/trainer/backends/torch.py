@@ -25,6 +25,7 @@ SUPPORTS = frozenset(
         "model.device",
         "model.dtype",
         "optimizer.name",
+        "optimizer.muon_dtype",
         "optimizer.learning_rate",
         "optimizer.schedule",
         "optimizer.warmup_steps",

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-MUON_MOMENTUM = 0.95
+from rllm.config.optimizer import OptimizerConfig
+from rllm.trainer.backends.torch_muon import Muon, muon_dtype
+
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -67,29 +69,30 @@ class Optimizers:
         self,
         weights: Mapping[str, Tensor],
         matrices: frozenset[str],
-        *,
-        name: str,
-        betas: tuple[float, float],
-        weight_decay: float,
+        config: OptimizerConfig,
     ) -> None:
         """`weights` are moved; `matrices` are the names of those that Muon may move."""
         self._weights = weights
-        of_muon = matrices if name == "muon" else frozenset[str]()
+        of_muon = matrices if config.name == "muon" else frozenset[str]()
         with_adamw = [each for key, each in weights.items() if key not in of_muon]
         with_muon = [each for key, each in weights.items() if key in of_muon]
         self._parts: list[torch.optim.Optimizer] = []
         if with_adamw:
             self._parts.append(
-                torch.optim.AdamW(with_adamw, lr=0.0, betas=betas, weight_decay=weight_decay, fused=True)
+                torch.optim.AdamW(
+                    with_adamw,
+                    lr=0.0,
+                    betas=(config.beta1, config.beta2),
+                    weight_decay=config.weight_decay,
+                    fused=True,
+                )
             )
         if with_muon:
             self._parts.append(
-                torch.optim.Muon(
+                Muon(
                     with_muon,
-                    lr=0.0,
-                    momentum=MUON_MOMENTUM,
-                    weight_decay=weight_decay,
-                    adjust_lr_fn="match_rms_adamw",
+                    weight_decay=config.weight_decay,
+                    dtype=muon_dtype(config.muon_dtype, with_muon[0].device),
                 )
             )
 

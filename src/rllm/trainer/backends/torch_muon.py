@@ -1,0 +1,89 @@
+"""Muon, with its Newton-Schulz iterations in a precision that the machine is fast in.
+
+    gradient ─► momentum ─► orthogonalize, in bfloat16 or float32 ─► step of one length for every shape
+
+torch.optim.Muon always iterates in bfloat16. A CPU without such instructions emulates them: fifteen times the
+time of float32 was measured. So the precision is measured once where a run begins, and the run keeps it.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from rllm.models.devices import dtype_named
+
+MOMENTUM = 0.95
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic iteration; they make its slope at zero as steep as it can be (Jordan 2024)."""
+NUM_ITERATIONS = 5
+EPS = 1e-7
+SIDE, NUM_TRIALS = 256, 5
+"""Of the matrix that the precision is measured on: milliseconds, and the same for every model."""
+CLEARLY = 0.8
+"""bfloat16 is taken where it needs less than this share of float32's time. With its own instructions it needs
+0.4 to 0.5, without them 5 to 15 times as much, so that noise cannot turn the choice."""
+
+
+class Muon(torch.optim.Optimizer):
+    """Jordan 2024, with Nesterov momentum; steps are scaled to the length of AdamW's (Liu et al. 2025,
+    arXiv:2502.16982, "match RMS"). In bfloat16 it is torch.optim.Muon bit for bit, its state included."""
+
+    def __init__(self, matrices: Iterable[Tensor], *, weight_decay: float, dtype: torch.dtype) -> None:
+        """`dtype`: of the Newton-Schulz iterations alone; momentum has the gradient's."""
+        super().__init__(matrices, {"lr": 0.0, "weight_decay": weight_decay})
+        self._dtype = dtype
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        assert closure is None, "the gradients are there"
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._move(weight, weight.grad, group["lr"], group["weight_decay"])
+
+    def _move(self, weight: Tensor, gradient: Tensor, learning_rate: float, weight_decay: float) -> None:
+        state = self.state[weight]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        momentum = state["momentum_buffer"].lerp_(gradient, 1 - MOMENTUM)
+        direction = orthogonalized(gradient.lerp(momentum, MOMENTUM), self._dtype)
+        weight.mul_(1 - learning_rate * weight_decay)
+        weight.add_(direction, alpha=-learning_rate * 0.2 * max(weight.shape) ** 0.5)
+
+
+def orthogonalized(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """`matrix` with all singular values between about 0.5 and 1.5: X ← aX + (bA + cA²)X with A = XXᵀ, five
+    times, from X = M / ‖M‖ (Jordan 2024)."""
+    a, b, c = COEFFICIENTS
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.to(dtype, copy=True)
+    x = x.T if is_tall else x
+    x.div_(x.norm().clamp(min=EPS))
+    for _ in range(NUM_ITERATIONS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if is_tall else x
+
+
+def muon_dtype(setting: str, device: torch.device) -> torch.dtype:
+    """What `optimizer.muon_dtype` says; for `auto`, what is faster here."""
+    return dtype_named(faster_dtype(device.type) if setting == "auto" else setting)
+
+
+@cache
+def faster_dtype(device_type: str) -> str:
+    """`bfloat16` or `float32`, whichever Newton-Schulz iterations are clearly faster in; bfloat16 on an
+    accelerator. Measured once in a process, in CPU time, in which neighbours on the machine do not count."""
+    if device_type != "cpu":
+        return "bfloat16"
+    matrix = torch.linspace(-1.0, 1.0, SIDE * SIDE).reshape(SIDE, SIDE)
+    seconds = {name: float("inf") for name in ("float32", "bfloat16")}
+    for _ in range(NUM_TRIALS):
+        for name in seconds:
+            start = time.process_time()
+            orthogonalized(matrix, dtype_named(name))
+            seconds[name] = min(seconds[name], time.process_time() - start)
+    return "bfloat16" if seconds["bfloat16"] < CLEARLY * seconds["float32"] else "float32"
