@@ -74,3 +74,18 @@ def test_what_cannot_be_done_is_refused_and_leaves_nothing(
     assert message in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]
+
+
+def test_python_of_a_model_runs_only_for_who_asks_for_it(rllm: Rllm, tmp_path: Path) -> None:
+    rllm("model", "create", "new")
+    config = json.loads((tmp_path / "new" / "config.json").read_text())
+    changed = {"model_type": "new", "auto_map": {"AutoConfig": "modeling_new.NewConfig"}}
+    (tmp_path / "new" / "config.json").write_text(json.dumps({**config, **changed}))
+    (tmp_path / "new" / "modeling_new.py").write_text("open('it-ran', 'w').close()\n")
+    refused = rllm("model", "info", "new")
+    assert refused.exit_code == 2
+    assert "new/modeling_new.py" in refused.stderr
+    assert not (tmp_path / "it-ran").exists()
+    flag = next(word.rstrip(",") for word in refused.stderr.split() if word.startswith("--"))
+    rllm("model", "info", "new", flag)  # which breaks, as the file has no such class
+    assert (tmp_path / "it-ran").exists()

@@ -58,7 +58,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_the_python_of_the_page_runs_from_top_to_bottom(url: str) -> None:
     programs = blocks("python")
-    assert len(programs) == 4
+    assert len(programs) == 5
     namespace: dict[str, object] = {"__name__": "page"}
     for number, block in enumerate(programs):
         program = block.replace(DOCUMENTED, url)
@@ -72,6 +72,6 @@ def test_the_arguments_of_an_engine_are_those_of_its_client(engine: str, client:
     (listed,) = re.findall(rf"^\| `{engine}` \| (.*) \|$", PAGE, re.MULTILINE)
     named = set(re.findall(r"`(\w+)`", listed))
     takes = {*inspect.signature(client.__init__).parameters} - {"self", "tokenizer", "loaded"}
-    assert named == (takes | {"model", "device"} if engine == "local" else takes)
+    assert named == (takes | {"model", "device", "trust_remote_code"} if engine == "local" else takes)
     with pytest.raises(ConfigError, match="does not know"):
         make_client(engine, {difflib.get_close_matches("modle", named, n=1)[0] + "x": 1})

@@ -67,7 +67,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "no chat template": (_edited("tokenizer_config.json", chat_template=None), "no chat template"),
     "tokenizer settings are no JSON": (
         _written("tokenizer_config.json", "{"),
-        "tokenizer in .* cannot be read",
+        r"tokenizer_config\.json is not valid JSON",
     ),
     "no weights": (_without("model.safetensors"), r"no weights \(\*\.safetensors\)"),
     "weights are junk": (_written("model.safetensors", "junk"), r"model\.safetensors cannot be read"),

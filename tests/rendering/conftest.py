@@ -280,6 +280,12 @@ def toy() -> Callable[[str], ToyTokenizer]:
     return make
 
 
+@pytest.fixture(scope="session")
+def templates() -> dict[str, str]:
+    """Name -> a chat template in the manner of a published one."""
+    return TEMPLATES
+
+
 TEMPLATES = {
     "chatml": CHATML,
     "llama": LLAMA,

@@ -28,6 +28,8 @@ class Asked:
     concurrency: int = 0
     """0 takes what the benchmark says, 64 for a server."""
     threads: int = 0
+    trust_remote_code: bool = False
+    """Whether Python that the model's directory brings along may run."""
     judge: ModelPlace | None = None
     """Where the model is that an LLM judge asks."""
 

@@ -93,7 +93,7 @@ async def program_engine(asked: Asked, flow: AgentFlow, evaluator: Evaluator) ->
             policy: Policy = upstream_policy(await answering(asked.place))
             model_name = asked.place.name
         else:
-            client = _program_client(Path(asked.place.path), asked.threads)
+            client = _program_client(asked)
             open_until_done.push_async_callback(client.close)
             model_name = Path(asked.place.path).resolve().name
             policy = local_policy(client, model_name)
@@ -123,7 +123,7 @@ async def workflow_engine(
     if asked.place.is_server:
         client = (await answering(asked.place)).client(connect_timeout_s=10.0)
     else:
-        client = _program_client(Path(asked.place.path), asked.threads)
+        client = _program_client(asked)
     try:
         engine = AgentWorkflowEngine(
             workflow,
@@ -163,7 +163,11 @@ def _local(asked: Asked, config: TrainConfig, asks_questions: bool) -> ModelClie
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
     use_threads(asked.threads)
-    loaded = load_model(model_directory(Path(asked.place.path)), device=config.model.device)
+    loaded = load_model(
+        model_directory(Path(asked.place.path)),
+        device=config.model.device,
+        trust_remote_code=asked.trust_remote_code,
+    )
     room = min(loaded.max_positions, 4096) if asks_questions else config.inference.max_context
     return LocalClient(
         loaded,
@@ -174,7 +178,7 @@ def _local(asked: Asked, config: TrainConfig, asks_questions: bool) -> ModelClie
     )
 
 
-def _program_client(model: Path, threads: int) -> Any:
+def _program_client(asked: Asked) -> Any:
     """The built-in engine for a program: of a run as it was trained, otherwise as programs are by default."""
     try:
         from rllm.inference.local.client import LocalClient
@@ -182,10 +186,13 @@ def _program_client(model: Path, threads: int) -> Any:
         from rllm.models.directory import load_model
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
+    model = Path(asked.place.path)
     recorded = RunDirectory.read(model).config() if is_run(model) else None
     config = load_config(recorded, base=PROGRAM_DEFAULTS)
-    use_threads(threads)
-    loaded = load_model(model_directory(model), device=config.model.device)
+    use_threads(asked.threads)
+    loaded = load_model(
+        model_directory(model), device=config.model.device, trust_remote_code=asked.trust_remote_code
+    )
     return LocalClient(
         loaded,
         num_slots=config.inference.num_slots,

@@ -62,6 +62,7 @@ async def ids_gateway(
     upstream: str,
     tokenizer: Path,
     *,
+    trust_remote_code: bool = False,
     model: str = "",
     api_key: str | None = None,
     processed_logprobs: bool = False,
@@ -71,7 +72,7 @@ async def ids_gateway(
 
     Not started yet; the connections to the server end with the context. `sends_seeds` as in `build_gateway`.
     Raises InferenceError when the server is not there, ModelDirectoryError for a `tokenizer` directory
-    without one.
+    without one, and for one that needs Python of the directory's own without `trust_remote_code`.
     """
     try:
         from rllm.gateway.local import LocalPolicy
@@ -79,6 +80,7 @@ async def ids_gateway(
         from rllm.gateway.server.auth import require_guarded
         from rllm.gateway.upstream.pool import base_url
         from rllm.inference.vllm import VLLMClient
+        from rllm.models.tokenizer import HuggingFaceTokenizer
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "aiohttp", "gateway") from error
     require_guarded(address.host, address.token)
@@ -91,7 +93,7 @@ async def ids_gateway(
     try:
         client = await VLLMClient.connect(
             url,
-            tokenizer,
+            HuggingFaceTokenizer(tokenizer, trust_remote_code=trust_remote_code),
             model=model,
             api_key=api_key,
             processed_logprobs=processed_logprobs,
@@ -114,6 +116,7 @@ async def model_gateway(
     *,
     name: str = "",
     device: str = "cpu",
+    trust_remote_code: bool = False,
     threads: int = 0,
     num_slots: int = 64,
     max_context: int = 0,
@@ -139,7 +142,7 @@ async def model_gateway(
     listening = listening_socket(address.host, address.port)
     try:
         use_threads(threads)
-        loaded = load_model(directory, device=device)
+        loaded = load_model(directory, device=device, trust_remote_code=trust_remote_code)
         client = LocalClient(
             loaded, num_slots=num_slots, max_context=max_context or min(loaded.max_positions, 4096)
         )

@@ -38,6 +38,13 @@ json_option = click.option(
 )
 
 
+trust_option = click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    help="Run Python that the model's directory brings along. Read it first: it may do all that you may.",
+)
+
+
 def example(*lines: str) -> str:
     """An epilog that shows what to type, line by line as it is."""
     return "\n".join(["\b", "Example:", *(f"  {line}" for line in lines)])

@@ -23,7 +23,7 @@ from rllm.build.evaluation import prepared
 from rllm.build.evaluation_engines import answering
 from rllm.build.judges import judge_of_stored, judge_place
 from rllm.build.sampling import assignments_of
-from rllm.cli.command import example, json_option, print_json
+from rllm.cli.command import example, json_option, print_json, trust_option
 from rllm.cli.eval_view import PAGE, print_comparison, print_reports, print_rescored, write_page
 from rllm.cli.plan import require_place, unused_directory
 from rllm.cli.programs import is_program
@@ -108,6 +108,7 @@ LINE_EVERY_S = 10.0
 @click.option(
     "--threads", type=click.IntRange(min=0), default=0, help="Threads of torch; 0 takes one per core."
 )
+@trust_option
 @click.option("--prompt-price", type=float, default=0.0, help="Of a million prompt tokens, to tell the cost.")
 @click.option("--completion-price", type=float, default=0.0, help="Of a million sampled tokens.")
 @click.option("--output", type=click.Path(path_type=Path), help="Where it is kept.  [default: in evals/]")
@@ -139,6 +140,7 @@ def command(
     concurrency: int | None,
     seed: int,
     threads: int,
+    trust_remote_code: bool,
     prompt_price: float,
     completion_price: float,
     output: Path | None,
@@ -190,6 +192,7 @@ def command(
         seed=seed,
         concurrency=concurrency or 0,
         threads=threads,
+        trust_remote_code=trust_remote_code,
         judge=judge,
     )
     ks = _ks(ks, attempts)

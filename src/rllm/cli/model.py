@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from rllm.build.models import model_directory
-from rllm.cli.command import Group, example, json_option, print_json
+from rllm.cli.command import Group, example, json_option, print_json, trust_option
 from rllm.cli.model_setup import list_models, remove, setup, test
 from rllm.cli.terminal import facts, out, print_next
 
@@ -56,13 +56,14 @@ def create(directory: Path, preset: str, seed: int, as_json: bool) -> None:
     "info", epilog=example("rllm model info runs/frozenlake-seed0", "rllm model info tiny-0 --json")
 )
 @click.argument("model", metavar="DIR_OR_RUN", type=click.Path(path_type=Path))
+@trust_option
 @json_option
-def info(model: Path, as_json: bool) -> None:
+def info(model: Path, trust_remote_code: bool, as_json: bool) -> None:
     """Say what a model is: architecture, size, vocabulary, context, end tokens, and what serves it here.
 
     For a run it is the trained model. The weights are read, so a damaged file is found.
     """
-    description = describe(model_directory(model))
+    description = describe(model_directory(model), trust_remote_code=trust_remote_code)
     if as_json:
         print_json(description)
         return
@@ -70,13 +71,13 @@ def info(model: Path, as_json: bool) -> None:
     print_next(out(), [(["rllm", "eval", "frozenlake", "--model", str(model)], "measure it")])
 
 
-def describe(directory: Path) -> dict[str, Any]:
+def describe(directory: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
     """What `info` prints. Raises ModelDirectoryError naming the missing or broken file."""
     from rllm.models.decoder import Decoder
     from rllm.models.directory import load_model
     from rllm.rendering.chat import ChatRenderer
 
-    loaded = load_model(directory)
+    loaded = load_model(directory, trust_remote_code=trust_remote_code)
     config = loaded.config
     return {
         "model": str(directory),

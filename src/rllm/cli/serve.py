@@ -15,7 +15,7 @@ import click
 
 from rllm.build.gateways import Address, build_gateway, ids_gateway, model_gateway
 from rllm.build.models import model_directory
-from rllm.cli.command import Group, example
+from rllm.cli.command import Group, example, trust_option
 from rllm.cli.terminal import facts, out
 from rllm.errors import ConfigError
 
@@ -96,6 +96,7 @@ def _address_options(function: _Command) -> _Command:
     help="Leave the draws to the upstream, and refuse calls that name a seed: vLLM on a CPU ends with the "
     "first one that it is sent.",
 )
+@trust_option
 @_address_options
 def gateway(
     upstreams: tuple[str, ...],
@@ -105,6 +106,7 @@ def gateway(
     model: str,
     processed_logprobs: bool,
     no_seeds: bool,
+    trust_remote_code: bool,
     **address: Any,
 ) -> None:
     """Capture every model call of any program, in front of vLLM, or of any server that speaks OpenAI's or
@@ -138,6 +140,7 @@ def gateway(
             where,
             upstreams[0],
             tokenizer,
+            trust_remote_code=trust_remote_code,
             model=model,
             api_key=_api_key(api_key_env),
             processed_logprobs=processed_logprobs,
@@ -186,9 +189,17 @@ def _require_one_by_ids(upstreams: tuple[str, ...], dialect: str) -> None:
     default=0,
     help="Tokens of one conversation; 0 takes what the model was made for, up to 4096.",
 )
+@trust_option
 @_address_options
 def model(
-    model: Path, name: str, device: str, threads: int, num_slots: int, max_context: int, **address: Any
+    model: Path,
+    name: str,
+    device: str,
+    threads: int,
+    num_slots: int,
+    max_context: int,
+    trust_remote_code: bool,
+    **address: Any,
 ) -> None:
     """Serve a model on the built-in engine, through the interface that agents are trained with.
 
@@ -202,6 +213,7 @@ def model(
             model,
             name=name,
             device=device,
+            trust_remote_code=trust_remote_code,
             threads=threads,
             num_slots=num_slots,
             max_context=max_context,

@@ -48,6 +48,9 @@ class ModelConfig:
     """What weights, activations and the sampler's cache are in: `float32` or `bfloat16`. The optimizer keeps
     float32 copies of bfloat16 weights. For accelerators: CPUs without such instructions are ten times
     slower."""
+    trust_remote_code: bool = False
+    """Run Python that the model's directory brings along, where transformers has none for the model. Read it
+    first: it may do all that you may."""
 
     def validate(self) -> None:
         one_of("model.dtype", self.dtype, ("float32", "bfloat16"))

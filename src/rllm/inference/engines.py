@@ -25,7 +25,15 @@ _SERVER_ARGS = ("base_url", "model", "api_key", "processed_logprobs", "timeout_s
 _ARGS = {
     "openai": (*_SERVER_ARGS, "return_token_ids", "extra_body", "max_connections"),
     "vllm": (*_SERVER_ARGS, "max_connections", "sends_seeds"),
-    "local": ("model", "device", "num_slots", "max_context", "max_prefill_tokens", "lockstep"),
+    "local": (
+        "model",
+        "device",
+        "trust_remote_code",
+        "num_slots",
+        "max_context",
+        "max_prefill_tokens",
+        "lockstep",
+    ),
 }
 OPENAI_URL = "https://api.openai.com/v1"
 VLLM_URL = "http://127.0.0.1:8000/v1"
@@ -95,7 +103,11 @@ def _local(args: dict[str, Any], tokenizer: Any) -> ModelClient:
     model = args.pop("model", None)
     if not isinstance(model, str | Path):
         raise ConfigError(f"`model` is {model!r}; with `local` it is the directory of a model.")
-    loaded = load_model(Path(model), device=args.pop("device", "cpu"))
+    loaded = load_model(
+        Path(model),
+        device=args.pop("device", "cpu"),
+        trust_remote_code=args.pop("trust_remote_code", False),
+    )
     args.setdefault("max_context", min(loaded.max_positions, 4096))
     return LocalClient(loaded, **args)
 

@@ -43,6 +43,9 @@ ONLY_WHAT_ENTERS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state"
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 
+MAX_COUNT = 1 << 24
+"""Of anything that a config counts; the longest published context has 10 million positions."""
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class DecoderShape:
@@ -65,34 +68,69 @@ class DecoderShape:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "DecoderShape | None":
-        """None when the config asks for something this decoder does not do: then the generic one serves."""
+        """None when the config asks for something this decoder does not do: then the generic one serves.
+
+        Raises ModelDirectoryError for a number that is none, or that no model has.
+        """
         family = config.get("model_type")
+        if family not in SUPPORTED:
+            return None
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if not isinstance(rope, dict):
+            raise ModelDirectoryError(f"has {rope!r} as `rope_parameters`; it must be an object.")
         plain_rope = rope.get("rope_type", rope.get("type", "default")) == "default"
         window = (
             config.get("sliding_window") if config.get("use_sliding_window", family == "mistral") else None
         )
-        if family not in SUPPORTED or not plain_rope or window or config.get("hidden_act", "silu") != "silu":
+        if not plain_rope or window or config.get("hidden_act", "silu") != "silu":
             return None
         if config.get("mlp_bias"):
             return None
-        heads = config["num_attention_heads"]
+        heads, width = _count(config, "num_attention_heads"), _count(config, "hidden_size")
+        num_kv_heads = _count(config, "num_key_value_heads", heads)
+        head_dim = _count(config, "head_dim", max(1, width // heads))
+        if heads % num_kv_heads or head_dim % 2:
+            raise ModelDirectoryError(
+                f"has {heads} attention heads of size {head_dim} for {num_kv_heads} of keys and values; the "
+                "size must be even, and the heads a multiple of those of keys and values."
+            )
         return cls(
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_layers=config["num_hidden_layers"],
+            vocab_size=_count(config, "vocab_size"),
+            hidden_size=width,
+            intermediate_size=_count(config, "intermediate_size"),
+            num_layers=_count(config, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            norm_eps=config.get("rms_norm_eps", 1e-6),
-            rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-            max_positions=config.get("max_position_embeddings", 2048),
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            norm_eps=_positive(config, "rms_norm_eps", 1e-6),
+            rope_theta=_positive(rope, "rope_theta", _positive(config, "rope_theta", 10_000.0)),
+            max_positions=_count(config, "max_position_embeddings", 2048),
             tied=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=family == "qwen2" or bool(config.get("attention_bias")),
             out_bias=family != "qwen2" and bool(config.get("attention_bias")),
             qk_norm=family == "qwen3",
         )
+
+
+def _count(config: Mapping[str, Any], name: str, default: int = 0) -> int:
+    """Where there is no `default` the key must be there."""
+    value = config.get(name)
+    if value is None:
+        value = default
+    if value == 0 and name not in config:
+        raise ModelDirectoryError(f"has no key '{name}'.")
+    if type(value) is not int or not 1 <= value <= MAX_COUNT:
+        raise ModelDirectoryError(
+            f"has {value!r} as `{name}`; it must be a whole number from 1 to {MAX_COUNT:,}."
+        )
+    return value
+
+
+def _positive(config: Mapping[str, Any], name: str, default: float) -> float:
+    value = config.get(name, default)
+    if type(value) not in (int, float) or not 0.0 < value < math.inf:
+        raise ModelDirectoryError(f"has {value!r} as `{name}`; it must be a number above 0.")
+    return float(value)
 
 
 class Block(nn.Module):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rllm.errors import ConfigError, ModelDirectoryError
 from rllm.models.decoder import Attend, Decoder, DecoderShape
+from rllm.models.foreign import json_object, require_no_code, require_plain_files
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.store.files import MANIFEST, write_directory_atomic
 
@@ -53,36 +54,45 @@ class LoadedModel:
     head_dim: int
     base: "LoadedModel | None" = None
     """The model without its adapter, of one that has an adapter; the two share all other weights."""
+    trust_remote_code: bool = False
+    """Whether Python of the directory was allowed to run; whoever loads it again asks for the same."""
 
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
 
-def load_model(directory: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> LoadedModel:
-    """Raises ModelDirectoryError naming the missing or broken file, ConfigError for a device that is not
-    there."""
+def load_model(
+    directory: Path,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """`trust_remote_code`: whether Python that the directory brings along may run, where transformers has
+    none of its own for the model.
+
+    Raises ModelDirectoryError naming the missing or broken file, ConfigError for a device that is not there.
+    """
     _require_device(device)
     config = read_config(directory)
     try:
         shape = DecoderShape.from_config(config)
-    except KeyError as error:
-        raise ModelDirectoryError(f"{directory / 'config.json'} has no key {error}.") from error
-    tokenizer = HuggingFaceTokenizer(directory)
+    except ModelDirectoryError as error:
+        raise ModelDirectoryError(f"{directory / 'config.json'} {error}") from error
+    if shape is None and not trust_remote_code:
+        require_no_code(directory, config)
+    tokenizer = HuggingFaceTokenizer(directory, trust_remote_code=trust_remote_code)
     weights = _read_weights(directory)
     end_token_ids = _end_token_ids(directory, config, tokenizer)
     if shape is not None:
-        model: Any = Decoder(shape)
-        try:
-            model.load_hf(weights)
-        except ModelDirectoryError as error:
-            raise ModelDirectoryError(f"{directory}: {error}") from error
+        model = _decoder(shape, weights, directory)
     else:
         from rllm.models.huggingface import HuggingFaceDecoder
 
-        model = HuggingFaceDecoder(directory, weights, dtype)
+        model = HuggingFaceDecoder(directory, weights, dtype, trust_remote_code=trust_remote_code)
     model.to(device=device, dtype=dtype)
-    num_layers, num_kv_heads, head_dim = model.attention_sizes()
+    num_layers, num_kv_heads, head_dim = _attention_sizes(model, directory)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -93,7 +103,38 @@ def load_model(directory: Path, *, device: str = "cpu", dtype: torch.dtype = tor
         num_layers=num_layers,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
+        trust_remote_code=trust_remote_code,
     )
+
+
+def _decoder(shape: DecoderShape, weights: dict[str, Tensor], directory: Path) -> Any:
+    """Numbers of config.json that the weights do not bear out take no memory: they are compared first."""
+    try:
+        if shape.num_layers > len(weights):
+            raise ModelDirectoryError(
+                f"config.json means {shape.num_layers:,} layers, but there are {len(weights):,} weights."
+            )
+        try:
+            with torch.device("meta"):
+                Decoder(shape).load_hf(weights)
+        except RuntimeError as error:  # a product that no integer holds
+            raise ModelDirectoryError(f"config.json means impossible sizes: {error}") from error
+        model = Decoder(shape)
+        model.load_hf(weights)
+    except ModelDirectoryError as error:
+        raise ModelDirectoryError(f"{directory}: {error}") from error
+    return model
+
+
+def _attention_sizes(model: CausalModel, directory: Path) -> tuple[int, int, int]:
+    try:
+        return model.attention_sizes()
+    except ModelDirectoryError as error:
+        raise ModelDirectoryError(f"{directory}: {error}") from error
+    except (RuntimeError, ValueError, LookupError, ArithmeticError, TypeError) as error:
+        raise ModelDirectoryError(
+            f"{directory}: config.json describes a model that does not compute: {error}"
+        ) from error
 
 
 def _require_device(device: str) -> None:
@@ -109,17 +150,20 @@ def _require_device(device: str) -> None:
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a model directory. Raises ModelDirectoryError when it is absent or no JSON object."""
     path = directory / "config.json"
+    if directory.is_dir():
+        require_plain_files(directory)
     if not path.is_file():
         raise ModelDirectoryError(f"{directory} is no model directory: it has no config.json.")
-    return _read_json_object(path)
+    return json_object(path)
 
 
 def save_model(loaded: LoadedModel, directory: Path) -> None:
     """Write `loaded` as a Hugging Face directory, replacing what was there in one step."""
+    suffixes = {".jinja", ".py"} if loaded.trust_remote_code else {".jinja"}
     files = {
         path.name: path.read_bytes()
         for path in sorted(loaded.directory.iterdir())
-        if path.name in KEPT_FILES or path.suffix == ".jinja"
+        if path.name in KEPT_FILES or path.suffix in suffixes
     }
     weights = loaded.model.state_dict_hf()
     dtype = next(iter(weights.values())).dtype  # of the weights as they are now, whatever they were read from
@@ -198,7 +242,7 @@ def _weight_files(directory: Path) -> list[Path]:
     form."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(_read_json_object(index).get("weight_map", {}).values()))
+        names = _file_names(index)
         absent = [name for name in names if not (directory / name).is_file()]
         if absent:
             raise ModelDirectoryError(
@@ -209,24 +253,28 @@ def _weight_files(directory: Path) -> list[Path]:
     return [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
 
 
-def _read_json_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelDirectoryError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelDirectoryError(f"{path} holds a JSON {type(value).__name__}; it must hold an object.")
-    return value
+def _file_names(index: Path) -> list[str]:
+    """Raises ModelDirectoryError for what names no file beside the index."""
+    named = json_object(index).get("weight_map", {})
+    names: list[Any] = list(named.values()) if isinstance(named, dict) else [named]
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelDirectoryError(f"{index} names {name!r}; it must name *.safetensors files beside it.")
+    return sorted(set(names))
 
 
 def _end_token_ids(
     directory: Path, config: dict[str, Any], tokenizer: HuggingFaceTokenizer
 ) -> tuple[int, ...]:
     generation = directory / "generation_config.json"
-    declared = _read_json_object(generation).get("eos_token_id") if generation.is_file() else None
+    declared = json_object(generation).get("eos_token_id") if generation.is_file() else None
     ids: set[int] = set()
     for value in (declared, config.get("eos_token_id"), tokenizer.end_token_id):
         ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    if not all(type(each) is int and each >= 0 for each in ids):
+        raise ModelDirectoryError(
+            f"{directory}: `eos_token_id` is {sorted(ids, key=str)}; it must be a token id or a list of them."
+        )
     if not ids:
         raise ModelDirectoryError(
             f"{directory} names no end token, so no answer would ever end; set `eos_token_id` in config.json."

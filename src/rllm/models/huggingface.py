@@ -6,6 +6,7 @@ Whether one does is measured when it is loaded: an architecture that would sampl
 transformers' own forward pass is refused.
 """
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -33,6 +34,8 @@ NOT_SERVED = ("sliding_window", "softcap", "s_aux", "position_bias")
 it."""
 
 NUM_PROBE_TOKENS = 16
+
+_COUNTS = re.compile(r"n(um)?_.*(layers?|experts?|blocks?|heads?|groups?)|n_layer|n_head")
 
 
 def _attention(
@@ -59,20 +62,50 @@ def _attention(
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _attention)
 
 
+def _require_counts(config: PreTrainedConfig, weights: Mapping[str, Tensor], directory: Path) -> None:
+    """Modules are made one by one also where they take no memory, so their numbers are held against the
+    weights before that. Raises ModelDirectoryError naming the key."""
+    limit = max(len(weights), *(max(each.shape, default=1) for each in weights.values()), 1)
+    for name, value in config.get_text_config().to_dict().items():
+        if _COUNTS.fullmatch(name) and isinstance(value, int) and value > limit:
+            raise ModelDirectoryError(
+                f"{directory / 'config.json'}: `{name}` is {value:,}, but there are {len(weights):,} weights."
+            )
+
+
+def _require_size(made: nn.Module, weights: Mapping[str, Tensor], directory: Path) -> None:
+    """What is missing would be filled in before it is reported. Twice: a matrix may be tied in the files."""
+    num_made = sum(each.numel() for each in made.parameters())
+    num_read = sum(each.numel() for each in weights.values())
+    if num_made > 2 * num_read:
+        raise ModelDirectoryError(
+            f"{directory / 'config.json'} means {num_made:,} parameters, but the weights hold {num_read:,}."
+        )
+
+
 class HuggingFaceDecoder(nn.Module):
     """Wraps `AutoModelForCausalLM`. Slower than the built-in decoder, and as exact."""
 
     changes: Mapping[str, Change] = MappingProxyType({})
     """What an adapter adds, by the name of the weight; its layers stand in place of those they add to."""
 
-    def __init__(self, directory: Path, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        weights: dict[str, Tensor],
+        dtype: torch.dtype,
+        *,
+        trust_remote_code: bool = False,
+    ) -> None:
         """`weights` are named as in the files; transformers translates them.
 
         Raises ModelDirectoryError if they do not fit.
         """
         super().__init__()
         try:
-            config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+            config = AutoConfig.from_pretrained(
+                str(directory), local_files_only=True, trust_remote_code=trust_remote_code
+            )
         except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
             raise ModelDirectoryError(f"{directory / 'config.json'} cannot be used: {error}") from error
         if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
@@ -80,8 +113,16 @@ class HuggingFaceDecoder(nn.Module):
                 f"{directory}: sliding-window attention ({config.sliding_window}) is not served by the "
                 "built-in engine; use full attention (`use_sliding_window: false`) or an external engine."
             )
-        with torch.device("meta"):
-            architecture = type(AutoModelForCausalLM.from_config(config))
+        _require_counts(config, weights, directory)
+        try:
+            with torch.device("meta"):
+                made = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        except Exception as error:  # architectures divide, index and assert as they please
+            raise ModelDirectoryError(
+                f"{directory / 'config.json'} cannot be used: {type(error).__name__}: {error}"
+            ) from error
+        _require_size(made, weights, directory)
+        architecture = type(made)
         if not architecture._supports_attention_backend:
             raise ModelDirectoryError(
                 f"{directory}: {architecture.__name__} computes attention in a way that the built-in engine "

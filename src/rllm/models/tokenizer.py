@@ -5,17 +5,28 @@ from pathlib import Path
 from typing import Any
 
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
+from rllm.models.chat_template import render_template
+from rllm.models.foreign import code_refused, json_object, own_class, require_plain_files
 from rllm.rendering.tools import shown_markup
 from rllm.types.messages import Message
+
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+
+
+def _as_templates_read(message: Message) -> Message:
+    """As transformers gives messages to templates: many print a null as `None`, and know what to do without
+    the key; and a thought is under each name that one of them reads."""
+    given = {name: value for name, value in message.items() if value is not None}
+    thought = next((given[name] for name in _THOUGHTS if name in given), None)
+    return given if thought is None else {"thinking": thought, **given, "reasoning_content": thought}
 
 
 class HuggingFaceTokenizer:
     """Loads with `AutoTokenizer`; encodes and decodes with the Rust tokenizer inside, which is several times
-    faster."""
+    faster. `trust_remote_code`: whether Python that the directory brings along may run."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, trust_remote_code: bool = False) -> None:
         try:
-            from jinja2 import TemplateError
             from transformers import AutoTokenizer
         except ImportError as error:
             raise MissingExtraError("transformers", "train") from error
@@ -26,9 +37,16 @@ class HuggingFaceTokenizer:
                 f"{directory} has no tokenizer (tokenizer.json, tokenizer.model or vocab.json); copy it from "
                 "the model that the weights came from."
             )
+        require_plain_files(directory)
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(directory), local_files_only=True, trust_remote_code=trust_remote_code
+            )
         except Exception as error:  # the Rust tokenizer raises nothing narrower
+            settings = directory / "tokenizer_config.json"
+            reference = own_class(json_object(settings), "AutoTokenizer") if settings.is_file() else ""
+            if reference and "trust_remote_code" in str(error):
+                raise code_refused(settings, "AutoTokenizer", reference) from error
             raise ModelDirectoryError(f"The tokenizer in {directory} cannot be read: {error}") from error
         self._fast = getattr(self._tokenizer, "backend_tokenizer", None)
         if (
@@ -37,7 +55,6 @@ class HuggingFaceTokenizer:
             self._fast.no_truncation()
             self._fast.no_padding()
         self._hidden = self._hidden_tokens()
-        self._template_errors = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
         if not self._tokenizer.chat_template:
             raise ModelDirectoryError(
                 f"The tokenizer in {directory} has no chat template; add `chat_template` to "
@@ -63,16 +80,19 @@ class HuggingFaceTokenizer:
         add_generation_prompt: bool,
         tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
-        """Raises ConfigError when the chat template refuses the messages or is broken."""
+        """Raises ConfigError when the chat template refuses the messages, is broken, or exceeds a limit."""
         try:
-            return self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) if tools else None,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except self._template_errors as error:  # a template may do anything with what a client sent
+            template = self._tokenizer.get_chat_template(tools=tools or None)
+        except ValueError as error:  # several templates, and none for this
             raise ConfigError(f"The model's chat template refuses the conversation: {error}.") from error
+        variables = {
+            **self._tokenizer.special_tokens_map,
+            "messages": [_as_templates_read(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return render_template(template, variables)
 
     def _hidden_tokens(self) -> frozenset[int] | None:
         """Special tokens but for markup; None where no markup is special, so that the decoder can leave them

@@ -31,8 +31,13 @@ def make_critics(config: TrainConfig, policies: Policies) -> dict[str, CriticBac
         if config.needs_critic(name):
             loaded = policies[name].loaded
             parameter = next(loaded.model.parameters())
-            trunk = load_model(loaded.directory, device=str(parameter.device), dtype=parameter.dtype).model
-            critics[name] = CriticBackend(trunk, config=config.optimizer)
+            trunk = load_model(
+                loaded.directory,
+                device=str(parameter.device),
+                dtype=parameter.dtype,
+                trust_remote_code=loaded.trust_remote_code,
+            )
+            critics[name] = CriticBackend(trunk.model, config=config.optimizer)
     return critics
 
 

@@ -216,7 +216,12 @@ def load_initial_models(config: TrainConfig, run: Path) -> dict[str, LoadedModel
         changes = policy.trainable and not adapter.rank
         loaded = None if changes else constant.get(path)
         if loaded is None:
-            loaded = load_model(path, device=config.model.device, dtype=dtype)
+            loaded = load_model(
+                path,
+                device=config.model.device,
+                dtype=dtype,
+                trust_remote_code=config.model.trust_remote_code,
+            )
         if not changes:
             constant[path] = loaded
         if adapter.rank:
@@ -229,7 +234,8 @@ def load_saved_models(config: TrainConfig, run: Path) -> dict[str, LoadedModel]:
     """What a finished run has made, frozen models included."""
     paths = saved_model_paths(run, list(config.named_policies))
     dtype = dtype_named(config.model.dtype)
-    return {name: load_model(path, dtype=dtype) for name, path in paths.items()}
+    trusts = config.model.trust_remote_code
+    return {name: load_model(path, dtype=dtype, trust_remote_code=trusts) for name, path in paths.items()}
 
 
 def saved_model_paths(run: Path, names: Sequence[str]) -> dict[str, Path]:

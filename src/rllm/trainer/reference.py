@@ -143,5 +143,10 @@ def _initial_model(policy: Policy) -> Any:
     if policy.backend is None:
         return loaded.model
     parameter = next(loaded.model.parameters())
-    initial = load_model(loaded.directory, device=str(parameter.device), dtype=parameter.dtype)
+    initial = load_model(
+        loaded.directory,
+        device=str(parameter.device),
+        dtype=parameter.dtype,
+        trust_remote_code=loaded.trust_remote_code,
+    )
     return initial.model.requires_grad_(False)

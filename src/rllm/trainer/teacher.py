@@ -173,7 +173,12 @@ def _load(config: TrainConfig, students: Mapping[str, LoadedModel]) -> LoadedMod
     if is_run(path):
         path = RunDirectory.read(path).model_path
     parameter = next(next(iter(students.values())).model.parameters())
-    teacher = load_model(path, device=config.model.device, dtype=parameter.dtype)
+    teacher = load_model(
+        path,
+        device=config.model.device,
+        dtype=parameter.dtype,
+        trust_remote_code=config.model.trust_remote_code,
+    )
     for student in students.values():
         require_same_vocabulary(student.tokenizer.vocabulary(), teacher.tokenizer.vocabulary(), str(path))
     if teacher.max_positions < config.inference.max_context:

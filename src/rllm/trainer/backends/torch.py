@@ -24,6 +24,7 @@ SUPPORTS = frozenset(
         "model.path",
         "model.device",
         "model.dtype",
+        "model.trust_remote_code",
         "optimizer.name",
         "optimizer.muon_dtype",
         "optimizer.learning_rate",
