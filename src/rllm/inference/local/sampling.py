@@ -18,6 +18,8 @@ from rllm.types.messages import SamplingParams, TopLogprobs
 BLOCK = 512
 """A larger vocabulary is drawn from in two steps, block then token: running sums do not vectorise and are
 kept short."""
+_FLOAT_BITS, LEADING_BITS = 32, 16
+"""Sign, exponent and seven bits of the fraction: tokens of one count are within a hundredth of each other."""
 DRAW_BITS = 23
 """A float32 total times a draw of this many bits is below the total, however it rounds; so no draw runs past
 the end."""
@@ -159,11 +161,34 @@ def _tempered(logits_B_V: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _truncated(logits_V: Tensor, params: SamplingParams) -> Tensor:
-    ordered, order = logits_V.sort(descending=True)
-    if params.top_k:
-        ordered, order = ordered[: params.top_k], order[: params.top_k]
-    share = torch.softmax(ordered, dim=0)
+    if not params.top_k:
+        is_kept_V = _nucleus(torch.softmax(logits_V, dim=0), params.top_p)
+        return logits_V.masked_fill(~is_kept_V, float("-inf"))
+    best, order = logits_V.topk(min(params.top_k, len(logits_V)))
+    share = torch.softmax(best, dim=0)
     keep = (share.cumsum(0) - share) < params.top_p  # the token that crosses the threshold stays
     truncated_V = torch.full_like(logits_V, float("-inf"))
-    truncated_V[order[keep]] = ordered[keep]
+    truncated_V[order[keep]] = best[keep]
     return truncated_V
+
+
+def _nucleus(probabilities_V: Tensor, mass: float) -> Tensor:
+    """[V] whether a token is among the fewest whose probabilities reach `mass` (Holtzman et al. 2020,
+    arXiv:1904.09751); of equal ones at the border, those with the lowest ids.
+
+    Sorting a large vocabulary takes twenty times as long as drawing from it. So tokens are counted by the
+    leading bits of their probabilities, which order them, and only those at the border are sorted.
+    """
+    bins_V = probabilities_V.view(torch.int32) >> (_FLOAT_BITS - LEADING_BITS)
+    masses_H = torch.bincount(bins_V, probabilities_V.double())
+    reached_H = masses_H.flip(0).cumsum(
+        0
+    )  # from the likeliest on, in float64: a rounded sum moves the border
+    behind = min(int((reached_H < mass).sum()), len(reached_H) - 1)
+    border_bin = len(reached_H) - 1 - behind
+    border = (bins_V == border_bin).nonzero().squeeze(1)
+    ordered, order = probabilities_V[border].double().sort(descending=True, stable=True)
+    before = ordered.cumsum(0) - ordered + (reached_H[behind - 1] if behind else 0.0)
+    is_kept_V = bins_V > border_bin
+    is_kept_V[border[order[before < mass]]] = True
+    return is_kept_V
