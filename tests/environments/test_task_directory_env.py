@@ -13,6 +13,7 @@ from rllm.errors import AgentError, ConfigError, RewardError
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.tasks import benchmark_tasks, benchmark_world
 from rllm.sandbox.backends import require_backend
+from rllm.sandbox.launch import is_privileged
 
 TEST = """\
 #!/bin/bash
@@ -109,9 +110,30 @@ def test_tests_that_say_nothing_are_an_error_and_no_zero(task: Path, test: str, 
     (task / "tests" / "test.sh").write_text(test)
     environment = TaskDirectoryEnv(task, backend=usable_backend())
     environment.reset()
-    with pytest.raises(RewardError, match=message):
+    with pytest.raises(RewardError, match=f"{message}.*its tests need mending"):
         environment.step("Done.")
     environment.close()
+
+
+def test_tests_that_give_a_reward_only_for_a_solution_are_no_excuse(task: Path) -> None:
+    """`set -e` in test.sh: what is wrong ends the tests before they write."""
+    (task / "tests" / "test.sh").write_text(
+        "set -e\ncmp /app/sorted.txt <(sort /app/words.txt)\necho 1 > /logs/verifier/reward.txt\n"
+    )
+    environment = TaskDirectoryEnv(task, backend=usable_backend())
+    environment.reset()
+    _, reward, done, _, info = environment.step("Done.")
+    assert (reward, done, info["rewards"]) == (0.0, True, {})
+    assert "on the task's own solution they leave one" in info["reason"]
+
+
+def test_the_tests_run_as_another_user_where_there_is_one(task: Path) -> None:
+    (task / "tests" / "test.sh").write_text("id -u > /logs/verifier/reward.txt\n")
+    environment = TaskDirectoryEnv(task, backend=usable_backend())
+    environment.reset()
+    agents = environment.step("```sh\nid -u\n```")[0].split()[0]
+    (tests,) = environment.step("Done.")[4]["rewards"].values()
+    assert (tests != float(agents)) == is_privileged()
 
 
 def test_the_tasks_own_solution_is_right(task: Path) -> None:
@@ -119,9 +141,9 @@ def test_the_tasks_own_solution_is_right(task: Path) -> None:
     assert WORLD.demonstrate is not None
     environment = WORLD.env_class.from_dict({**made, "backend": usable_backend()})
     environment.reset()
-    for _, answer in WORLD.demonstrate(made, noise=0.0, rng=np.random.default_rng(0)):
-        reward = environment.step(answer)[1]
-    assert reward == 1.0
+    answers = WORLD.demonstrate(made, noise=0.0, rng=np.random.default_rng(0))
+    rewards = [environment.step(answer)[1] for _, answer in answers]
+    assert rewards[-1] == 1.0
 
 
 def test_a_directory_is_a_benchmark_by_its_path(task: Path) -> None:
@@ -145,10 +167,35 @@ def test_an_archive_of_task_directories_is_a_benchmark(task: Path, monkeypatch: 
     assert environment.task.instruction.startswith("Sort /app/words.txt")
 
 
-def test_a_task_that_writes_where_the_sandbox_does_not_is_refused(task: Path) -> None:
-    (task / "environment" / "Dockerfile").write_text("FROM debian\nRUN mkdir -p /etc/service\n")
-    with pytest.raises(ConfigError, match="writes to /etc, which is read-only"):
-        TaskDirectoryEnv(task)
+def test_a_task_may_name_any_folder_and_its_paths_are_real(task: Path) -> None:
+    (task / "environment" / "Dockerfile").write_text(
+        "FROM debian\nWORKDIR /usr/src/app\nRUN mkdir -p /etc/service /testbed\n"
+        "COPY words.txt /etc/service/\n"
+    )
+    (task / "tests" / "test.sh").write_text(
+        "[ -f /etc/service/words.txt ] && [ -f /testbed/app/x ] && [ -f /usr/src/app/y ] && echo 1 > "
+        "/logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
+    )
+    environment = TaskDirectoryEnv(task, backend=usable_backend())
+    environment.reset()
+    shown = environment.step("```sh\npwd; mkdir /testbed/app; touch /testbed/app/x y; ls /etc/service\n```")[
+        0
+    ]
+    assert "/usr/src/app\nwords.txt\n" in shown
+    assert environment.step("Done.")[1] == 1.0
+
+
+@pytest.mark.parametrize("artifact", ["", "/root/answer"])
+def test_an_agents_home_is_left_behind_unless_the_task_names_what_is_in_it(task: Path, artifact: str) -> None:
+    if artifact:
+        (task / "task.toml").write_text(f'artifacts = ["{artifact}"]\n')
+    (task / "tests" / "test.sh").write_text(
+        "n=$(ls /root/answer /root/.local 2>/dev/null | grep -c '^f$'); echo $n > /logs/verifier/reward.txt\n"
+    )
+    environment = TaskDirectoryEnv(task, backend=usable_backend())
+    environment.reset()
+    environment.step("```sh\nmkdir -p ~/answer ~/.local; touch ~/answer/f ~/.local/f\n```")
+    assert environment.step("Done.")[4]["rewards"] == {"reward": 1.0 if artifact else 0.0}
 
 
 def test_an_unknown_argument_is_refused(task: Path) -> None:

@@ -71,6 +71,18 @@ class TaskDirectory:
     memory_mb: int | None
     metadata: dict[str, Any]
     """Free: difficulty, category, tags."""
+    artifacts: tuple[str, ...] = ()
+    """Absolute paths of what the agent makes, beside what lies in its folders."""
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Every path that the task names for the agent to work in."""
+        copied = (target for source, target in self.setup.copies if source.is_dir())
+        parents = (
+            str(PurePosixPath(target).parent) for source, target in self.setup.copies if source.is_file()
+        )
+        named = (self.setup.workdir, *self.setup.directories, *copied, *parents, *self.artifacts)
+        return tuple(dict.fromkeys(each for each in named if each.strip("/")))
 
     @property
     def tests(self) -> Path:
@@ -149,6 +161,7 @@ def read_task_directory(path: Path, environment: Mapping[str, str] | None = None
         },
         memory_mb=_memory_mb(world, path),
         metadata=_section(settings, "metadata", path),
+        artifacts=_artifacts(settings, path),
     )
 
 
@@ -228,6 +241,20 @@ def _setup(path: Path, world: Mapping[str, Any]) -> Setup:
         copies=tuple(copies),
         directories=tuple(dict.fromkeys(directories)),
     )
+
+
+def _artifacts(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """`artifacts`: paths, or tables with a `source`."""
+    listed = settings.get("artifacts", [])
+    if not isinstance(listed, list):
+        raise ConfigError(f"{path / SETTINGS}: `artifacts` is {listed!r:.60}; it must be a list.")
+    sources: list[str] = []
+    for entry in listed:
+        each = entry.get("source") if isinstance(entry, dict) else entry
+        if not isinstance(each, str) or not each.startswith("/") or ".." in each.split("/"):
+            raise ConfigError(f"{path / SETTINGS}: `artifacts` names {each!r:.60}; give absolute paths.")
+        sources.append(each)
+    return tuple(sources)
 
 
 def _lines(dockerfile: Path) -> list[tuple[int, str]]:

@@ -3,21 +3,18 @@
     TASK/ ──► sandbox: files of environment/ ──► instruction
     ```sh block ──► run in the sandbox ──► its output      … until an answer without a block, or `max_turns`:
                                                              truncated then, unless the tests say solved
-    tests/ ──► into the sandbox only now ──► test.sh ──► reward.json, else reward.txt ──► reward
+    tests/ ──► a fresh sandbox with what was left ──► test.sh ──► reward.json, else reward.txt ──► reward
 
-The sandbox lets programs write below its working directory alone, so the places of a task (/app, /tests,
-/logs and what its Dockerfile names) lie there: paths are rewritten in commands and text files, and back in
-outputs. Rewards follow Harbor's rules: test.sh's exit status says nothing, reward.json wins, a missing or
-broken file is an error.
+Every path of a task is a real one: each attempt has a writable root. The tests run in another world, which
+has what the agent left in its folders and nothing else of it (`rllm.sandbox.verifier`); what their reward
+means says `rllm.rewards.task_tests`.
 """
 
-import contextlib
-import json
-import math
 import os
 import re
-from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +22,12 @@ import numpy as np
 from rllm.data.task_directory import TaskDirectory, read_task_directory, task_directories
 from rllm.environments.base import BaseEnv
 from rllm.environments.world import World
-from rllm.errors import AgentError, ConfigError, RewardError
+from rllm.errors import AgentError, ConfigError
+from rllm.rewards.task_tests import RESULTS, TaskReward, task_reward
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
-from rllm.sandbox.types import ExecResult, Limits, Status
+from rllm.sandbox.types import ExecResult, Limits, Root, Snapshot
+from rllm.sandbox.verifier import Examination, snapshot_of
 from rllm.types.episode import Action
 
 MAX_OUTPUT_CHARS = 8_000
@@ -39,8 +38,7 @@ _HOW = (
     "are done, "
     "answer without a block."
 )
-_ALWAYS = ("app", "tests", "logs", "solution")
-_REWARDS = ("reward.json", "reward.txt")
+_LOGS = ("/logs/verifier", "/logs/agent", "/logs/artifacts")
 _KEYS = ("path", "backend", "max_turns", "command_timeout_s", "disk_mb")
 _NAMING_KEYS = ("task_id", "uid", "oracle", "category")
 
@@ -68,20 +66,14 @@ class TaskDirectoryEnv(BaseEnv):
             memory_mb=self.task.memory_mb or 1024,
             disk_mb=disk_mb,
         )
-        self._places = _places(self.task)
         self._sandbox: Sandbox | None = None
         self._turns = 0
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """A fresh machine and the instruction. Nothing is drawn, so the seed changes nothing."""
         self.close()
-        self._sandbox = open_sandbox(self.backend, limits=self._limits)
+        self._sandbox = self._opened()
         self._turns = 0
-        setup = self.task.setup
-        for place in (setup.workdir, *setup.directories, "/logs/verifier", "/logs/agent", "/logs/artifacts"):
-            self._run(f"mkdir -p '{place}'", workdir="")
-        for source, target in setup.copies:
-            self._copy(source, target)
         return f"{self.task.instruction}\n\n{_HOW}", {"task": self.task.name}
 
     def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -90,11 +82,12 @@ class TaskDirectoryEnv(BaseEnv):
         answer = action.action if isinstance(action, Action) else action
         blocks = _BLOCK.findall(str(answer))
         self._turns += 1
-        shown = self._shown(self._run(blocks[-1], workdir=self.task.setup.workdir)) if blocks else ""
+        shown = _shown(self._run(self._sandbox, blocks[-1])) if blocks else ""
         is_done, is_late = not blocks, self._turns >= self.max_turns
         if not (is_done or is_late):
             return shown, 0.0, False, False, {}
-        rewards, reason = self.verify()
+        verdict = self.verify()
+        rewards, reason = verdict.rewards, verdict.reason
         self.close()
         reward = rewards.get("reward", sum(rewards.values()) / len(rewards)) if rewards else 0.0
         is_correct = reward >= 1.0
@@ -102,38 +95,14 @@ class TaskDirectoryEnv(BaseEnv):
         info = {"rewards": rewards, "reason": reason, "is_correct": is_correct}
         return shown, reward, is_done, not is_done, info
 
-    def verify(self) -> tuple[dict[str, float], str]:
-        """(named rewards, why). None of them where the tests ran into a limit.
+    def verify(self) -> TaskReward:
+        """What the tests pay for what is there. No rewards where the agent is why there are none.
 
-        Raises RewardError where test.sh ended and left no reward, or one that is no finite number.
+        Raises RewardError for tests that leave no reward whatever they are run on.
         """
         assert self._sandbox is not None, "step made sure of it"
-        self._run("rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier", workdir="")
-        self._copy(self.task.tests, "/tests")
-        limits = Limits(
-            wall_s=self.task.verifier_timeout_s,
-            cpu_s=self.task.verifier_timeout_s,
-            memory_mb=self._limits.memory_mb,
-            disk_mb=self._limits.disk_mb,
-        )
-        ran = self._run(
-            "chmod +x /tests/test.sh; bash /tests/test.sh",
-            workdir=self.task.setup.workdir,
-            limits=limits,
-            variables=self.task.verifier_variables,
-        )
-        if ran.status in (Status.TIMEOUT, Status.OUT_OF_MEMORY, Status.OUTPUT_LIMIT, Status.KILLED):
-            return {}, f"the tests ended by {ran.status}"
-        for name in _REWARDS:
-            try:
-                written = self._sandbox.read(f"{self._root}/logs/verifier/{name}")
-            except OSError:
-                continue
-            return _rewards(written, name, self.task), "tests"
-        raise RewardError(
-            f"{self.task.path}: tests/test.sh ended ({ran.status}) and left neither "
-            f"{' nor '.join(_REWARDS)} in "
-            f"/logs/verifier. It said: {(ran.stdout + ran.stderr)[-500:]!r}"
+        return task_reward(
+            self._sandbox, self._examination(), where=f"{self.task.path}: tests/test.sh", solved=self._solved
         )
 
     def close(self) -> None:
@@ -141,52 +110,58 @@ class TaskDirectoryEnv(BaseEnv):
             self._sandbox.close()
             self._sandbox = None
 
-    @property
-    def _root(self) -> str:
-        assert self._sandbox is not None, "there is a machine"
-        return self._sandbox.workdir.rstrip("/")
+    def _opened(self) -> Sandbox:
+        """The task's machine as it is given to an agent."""
+        named = (self.task.setup.workdir, *self.task.folders, *_LOGS)
+        folders = tuple(dict.fromkeys(each for each in named if each.strip("/")))
+        opened = open_sandbox(self.backend, limits=self._limits, root=Root(folders=folders))
+        try:
+            self._prepare(opened, lambda path: True)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
 
-    def _run(
-        self,
-        command: str,
-        *,
-        workdir: str,
-        limits: Limits | None = None,
-        variables: dict[str, str] | None = None,
-    ) -> ExecResult:
-        assert self._sandbox is not None, "there is a machine"
-        given = {**self.task.setup.variables, **(variables or {})}
-        return self._sandbox.exec(
-            ["bash", "-c", self._moved(command)],
-            env={name: self._moved(value) for name, value in given.items()},
-            cwd=self._moved(workdir),
-            limits=limits,
+    def _prepare(self, sandbox: Sandbox, brings: Callable[[str], bool]) -> None:
+        for source, target in self.task.setup.copies:
+            if brings(f"{target}/_" if source.is_dir() else target):
+                try:
+                    sandbox.upload(source, target)
+                except OSError as error:
+                    raise ConfigError(
+                        f"{self.task.path}: `{source}` cannot be copied to {target}: {error}"
+                    ) from error
+
+    def _examination(self) -> Examination:
+        task = self.task
+        return Examination(
+            backend=self.backend,
+            tests=task.tests,
+            command=("bash", "-c", "chmod +x /tests/test.sh; exec bash /tests/test.sh"),
+            workdir=task.setup.workdir,
+            variables=task.setup.variables,
+            own_variables=task.verifier_variables,
+            folders=task.folders,
+            limits=replace(self._limits, wall_s=task.verifier_timeout_s, cpu_s=task.verifier_timeout_s),
+            prepare=self._prepare,
+            results=RESULTS,
         )
 
-    def _copy(self, source: Path, target: str) -> None:
-        """A file or a directory, with the paths in its texts rewritten."""
-        assert self._sandbox is not None, "there is a machine"
-        files = [source] if source.is_file() else sorted(each for each in source.rglob("*") if each.is_file())
-        for file in files:
-            inside = (
-                PurePosixPath(target)
-                if file == source
-                else PurePosixPath(target, *file.relative_to(source).parts)
-            )
-            data = file.read_bytes()
-            with contextlib.suppress(UnicodeDecodeError):  # what is no text stays as it is
-                data = self._moved(data.decode()).encode()
-            self._sandbox.write(self._moved(str(inside)), data)
+    def _solved(self) -> Snapshot | None:
+        """What the task's own solution leaves; None where there is none."""
+        if not (self.task.solution / "solve.sh").is_file():
+            return None
+        limits = replace(
+            self._limits, wall_s=self.task.verifier_timeout_s, cpu_s=self.task.verifier_timeout_s
+        )
+        with self._opened() as sandbox:
+            sandbox.upload(self.task.solution, "/solution")
+            self._run(sandbox, "bash /solution/solve.sh", limits)
+            return snapshot_of(sandbox, self._examination())
 
-    def _moved(self, text: str) -> str:
-        return self._places.sub(lambda match: f"{self._root}{match[0]}", text)
-
-    def _shown(self, ran: ExecResult) -> str:
-        said = (ran.stdout + ran.stderr).replace(f"{self._root}/", "/")
-        if len(said) > MAX_OUTPUT_CHARS:
-            half = MAX_OUTPUT_CHARS // 2
-            said = f"{said[:half]}\n[… {len(said) - 2 * half} characters left out …]\n{said[-half:]}"
-        return f"{said}\n[{ran.status}{'' if ran.exit_code is None else f', exit code {ran.exit_code}'}]"
+    def _run(self, sandbox: Sandbox, command: str, limits: Limits | None = None) -> ExecResult:
+        setup = self.task.setup
+        return sandbox.exec(["bash", "-c", command], env=setup.variables, cwd=setup.workdir, limits=limits)
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "TaskDirectoryEnv":
@@ -227,35 +202,12 @@ def demonstration(task: dict[str, Any], *, noise: float, rng: np.random.Generato
     ]
 
 
-def _places(task: TaskDirectory) -> re.Pattern[str]:
-    """Finds the absolute paths that lie below the working directory here."""
-    setup = task.setup
-    named: Iterable[str] = (setup.workdir, *setup.directories, *(target for _, target in setup.copies))
-    tops = {PurePosixPath(each).parts[1] for each in named if len(PurePosixPath(each).parts) > 1}
-    kept = {"usr", "bin", "lib", "lib64", "etc", "proc", "dev", "sys", "tmp"}
-    if taken := tops & kept:
-        raise ConfigError(
-            f"{task.path}: the Dockerfile writes to /{min(taken)}, which is read-only in the sandbox; "
-            "leave this "
-            "task out."
-        )
-    listed = "|".join(sorted(map(re.escape, {*tops, *_ALWAYS})))
-    return re.compile(rf"(?<![\w./-])/(?:{listed})(?![\w-])")
-
-
-def _rewards(written: bytes, name: str, task: TaskDirectory) -> dict[str, float]:
-    where = f"{task.path}: /logs/verifier/{name}"
-    text = written.decode("utf-8", "replace").strip()
-    try:
-        found = json.loads(text) if name == "reward.json" else {"reward": float(text)}
-    except (ValueError, RecursionError) as error:
-        raise RewardError(f"{where} holds {text[:80]!r}, which is no reward: {error}") from error
-    if not isinstance(found, dict) or not found:
-        raise RewardError(f"{where} holds {text[:80]!r}; it must be an object of names and numbers.")
-    for each, value in found.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise RewardError(f"{where} says {each} = {value!r:.40}; a reward is a finite number.")
-    return {str(each): float(value) for each, value in found.items()}
+def _shown(ran: ExecResult) -> str:
+    said = ran.stdout + ran.stderr
+    if len(said) > MAX_OUTPUT_CHARS:
+        half = MAX_OUTPUT_CHARS // 2
+        said = f"{said[:half]}\n[… {len(said) - 2 * half} characters left out …]\n{said[-half:]}"
+    return f"{said}\n[{ran.status}{'' if ran.exit_code is None else f', exit code {ran.exit_code}'}]"
 
 
 WORLD = World(env_class=TaskDirectoryEnv, tasks=directory_tasks, demonstrate=demonstration)

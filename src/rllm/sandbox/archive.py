@@ -5,8 +5,11 @@ import os
 import shutil
 import stat
 import tarfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO
+
+from rllm.sandbox.inside.files import may_lead
 
 
 def pack_tree(source: Path) -> bytes:
@@ -67,6 +70,37 @@ def without_top(data: bytes) -> bytes:
             if entry.name not in (".", "./"):
                 tar.addfile(entry, given.extractfile(entry) if entry.isreg() else None)
     return buffer.getvalue()
+
+
+def without_ways_out(data: bytes, homes: Collection[str]) -> tuple[bytes, list[str]]:
+    """A tar of paths from `/` on with its links last, and without those that lead elsewhere than to `homes`;
+    and the names of what was left out. Hard links become files. Raises TarError for what is no tar."""
+    buffer = io.BytesIO()
+    links: list[tarfile.TarInfo] = []
+    left_out: list[str] = []
+    with tarfile.open(fileobj=io.BytesIO(data)) as given, tarfile.open(fileobj=buffer, mode="w") as tar:
+        for entry in given:
+            path = f"/{entry.name.removeprefix('./').strip('/')}"
+            if entry.isreg() or entry.islnk():
+                content = given.extractfile(entry)
+                plain = tarfile.TarInfo(entry.name)
+                plain.mode = entry.mode
+                plain.size = given.getmember(entry.linkname).size if entry.islnk() else entry.size
+                tar.addfile(plain, content)
+            elif entry.isdir():
+                tar.addfile(entry)
+            elif entry.issym() and may_lead(entry.linkname, path, [*homes]):
+                links.append(entry)
+            else:
+                left_out.append(entry.name)
+        for entry in links:
+            tar.addfile(entry)
+    return buffer.getvalue(), left_out
+
+
+def names_of(data: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return tar.getnames()
 
 
 def tar_of_file(data: bytes) -> bytes:

@@ -14,7 +14,7 @@ from rllm.sandbox.docker import DEFAULT_IMAGE, DockerSandbox
 from rllm.sandbox.docker_api import engine
 from rllm.sandbox.launch import SURROUNDINGS
 from rllm.sandbox.session import WardenSandbox
-from rllm.sandbox.types import DEFAULT_LIMITS, Limits, Snapshot
+from rllm.sandbox.types import DEFAULT_LIMITS, Limits, Root, Snapshot
 
 BACKENDS = ("bubblewrap", "unshare", "docker", "subprocess")
 
@@ -40,8 +40,11 @@ def open_sandbox(
     snapshot: Snapshot | None = None,
     image: str | None = None,
     packages: Sequence[str] = (),
+    root: Root | None = None,
 ) -> Sandbox:
     """A new sandbox, with the files of `snapshot` in its working directory. Close it, or use it in a `with`.
+
+    With a `root`, programs can write everywhere: its paths are real ones, and the working directory is `/`.
 
     `packages` are names of distributions that are installed here, which `python3` inside can import. `image`
     is for docker alone. Raises ConfigError for a backend or a package that this machine does not
@@ -54,7 +57,16 @@ def open_sandbox(
                 f"`packages` ({', '.join(packages)}) are those of this machine; with docker install them "
                 "in the image, and name that with `image`."
             )
-        return DockerSandbox(image or DEFAULT_IMAGE, limits=limits, snapshot=snapshot)
+        if root is not None and root.tree:
+            raise ConfigError(
+                "`tree` is for bubblewrap and unshare; docker takes the image itself, by `image`."
+            )
+        return DockerSandbox(image or DEFAULT_IMAGE, limits=limits, snapshot=snapshot, root=root)
     if image is not None:
         raise ConfigError(f"`image` is for docker; `{backend}` shows this machine's own system, read-only.")
-    return WardenSandbox(backend, limits=limits, snapshot=snapshot, packages=packages)
+    if root is not None and backend == "subprocess":
+        raise ConfigError(
+            "Backend `subprocess` has no file system of its own, so it has no writable root; use bubblewrap, "
+            "unshare or docker."
+        )
+    return WardenSandbox(backend, limits=limits, snapshot=snapshot, packages=packages, root=root)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from rllm.sandbox.types import ExecResult, Limits, Snapshot
+from rllm.sandbox.types import ExecResult, Limits, Scope, Snapshot
 
 
 class Sandbox(ABC):
@@ -27,6 +27,8 @@ class Sandbox(ABC):
     """Of every program that brings none of its own."""
     workdir: str
     """Where programs start, as they see it."""
+    read_only: tuple[str, ...] = ()
+    """Of a writable root, the directories that are not writable after all."""
 
     @abstractmethod
     def exec(
@@ -45,8 +47,9 @@ class Sandbox(ABC):
         """
 
     @abstractmethod
-    def read(self, path: str) -> bytes:
-        """The bytes of a plain file. OSError for what is missing, a link, a directory, a FIFO or a device."""
+    def read(self, path: str, *, most_bytes: int | None = None) -> bytes:
+        """The bytes of a plain file. OSError for what is missing, a link, a directory, a FIFO or a device, or
+        has more than `most_bytes`."""
 
     @abstractmethod
     def write(self, path: str, data: bytes | str) -> None:
@@ -65,8 +68,16 @@ class Sandbox(ABC):
         """
 
     @abstractmethod
-    def snapshot(self) -> Snapshot:
-        """All files of the working directory, for `open_sandbox(..., snapshot=...)`."""
+    def snapshot(self, scope: Scope | None = None) -> Snapshot:
+        """All files of the working directory, or with a `scope` those of a writable root, for
+        `open_sandbox(..., snapshot=...)`.
+
+        Raises OSError where they are more than the disk limit, as files with holes can be, or take too long.
+        """
+
+    @abstractmethod
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put the files of a snapshot where they were. OSError where something is in the way."""
 
     @property
     @abstractmethod

@@ -23,16 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from rllm.errors import ConfigError, SandboxError
-from rllm.sandbox.archive import pack_tree, tar_of_file, unpack_tree, without_top
+from rllm.sandbox.archive import names_of, pack_tree, tar_of_file, unpack_tree, without_top, without_ways_out
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.docker_api import STDERR, STDOUT, DockerApi, DockerError, Stream, engine
+from rllm.sandbox.inside.files import MOST_NAMED
 from rllm.sandbox.leftovers import started_at
 from rllm.sandbox.outcomes import status_of
 from rllm.sandbox.session import FILE_LIMITS_S, checked_command, checked_environment
-from rllm.sandbox.types import ExecResult, Limits, Snapshot, Status
+from rllm.sandbox.types import ExecResult, Limits, Root, Scope, Snapshot, Status
 
 DEFAULT_IMAGE = "python:3.11-slim"
 WORKDIR = "/box"
+EMPTY_TAR = bytes(10240)
 USER = "1000:1000"
 LABEL = "rllm.sandbox.owner"
 LIMIT_FILES = (
@@ -46,7 +48,12 @@ OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_c
 """Where it sees how often the kernel has killed in it."""
 ENDING_S = 2.0
 """How long after the end of its output a program may take to end."""
-REFUSED = {10: (40, "a link is in the way"), 11: (22, "not a plain file"), 12: (2, "no such file")}
+REFUSED = {
+    10: (40, "a link is in the way"),
+    11: (22, "not a plain file"),
+    12: (2, "no such file"),
+    13: (27, "too large"),
+}
 """Exit code of a file script -> errno and what it says."""
 
 # $1 is the path. No part of it may be a link.
@@ -54,6 +61,10 @@ NO_LINKS = (
     'p=$1; while [ "$p" != / ] && [ "$p" != . ]; do [ -L "$p" ] && exit 10; p=$(dirname -- "$p"); done; '
 )
 READ = NO_LINKS + '[ -e "$1" ] || exit 12; [ -f "$1" ] || exit 11; exec cat -- "$1"'
+READ_AT_MOST = NO_LINKS + (
+    '[ -e "$1" ] || exit 12; [ -f "$1" ] || exit 11; [ "$(wc -c < "$1")" -le {most} ] || exit 13; '
+    'exec cat -- "$1"'
+)
 WRITE = (
     'd=$(dirname -- "$1"); '
     + NO_LINKS.replace("p=$1", "p=$d")
@@ -65,6 +76,13 @@ PACK = NO_LINKS + (
     '[ -f "$1" ] || exit 11; exec cat -- "$1"'
 )
 UNPACK = NO_LINKS + 'mkdir -p -- "$1" && cd -- "$1" && exec tar -xf -'
+PACK_PATHS = (
+    'cd / && for p in {paths}; do [ -e "./$p" ] || [ -L "./$p" ] && set -- "$@" "./$p"; done; shift; '
+)
+PACK_PATHS += '[ $# -eq 0 ] || exec tar -cf - {excluded} "$@"'
+UNPACK_ROOT = "cd / && tar -xof - && chown -R {user} {tops}"
+MAKE_FOLDERS = "mkdir -p {folders} && chown -R {user} {folders}"
+ROOT_HOME = "/root"
 IS_DIRECTORY = '[ -d "$1" ]'
 
 
@@ -84,10 +102,14 @@ class DockerSandbox(Sandbox):
     """One container."""
 
     backend = "docker"
-    workdir = WORKDIR
 
-    def __init__(self, image: str, *, limits: Limits, snapshot: Snapshot | None = None) -> None:
+    def __init__(
+        self, image: str, *, limits: Limits, snapshot: Snapshot | None = None, root: Root | None = None
+    ) -> None:
         self.limits = limits
+        self._root = root
+        self.workdir = WORKDIR if root is None else "/"
+        self._home = WORKDIR if root is None else ROOT_HOME
         self._lock = threading.Lock()
         self._closed = False
         self._api = engine()
@@ -101,8 +123,10 @@ class DockerSandbox(Sandbox):
             self._lifeline = self._api.stream(f"/containers/{self._id}/attach", stream="1", stdin="1")
             self._api.call("POST", f"/containers/{self._id}/start")
             self._require_limits()
+            if root is not None:
+                self._make_folders(root.folders)
             if snapshot is not None:
-                self._restore(snapshot)
+                self.restore(snapshot)
         except BaseException:
             self.close()
             raise
@@ -110,11 +134,12 @@ class DockerSandbox(Sandbox):
     def _created(self, image: str) -> str:
         limits = self.limits
         tmpfs = f"rw,nosuid,nodev,exec,size={int(limits.disk_mb * 1024)}k,mode=1777"
+        places = {WORKDIR: tmpfs, "/tmp": tmpfs} if self._root is None else {}
         body: dict[str, Any] = {
             "Image": image,
             "Cmd": ["cat"],
             "User": "0:0",
-            "WorkingDir": WORKDIR,
+            "WorkingDir": self.workdir,
             "OpenStdin": True,
             "StdinOnce": True,
             "AttachStdin": True,
@@ -125,13 +150,15 @@ class DockerSandbox(Sandbox):
                 "AutoRemove": True,
                 "NetworkMode": "none",
                 "IpcMode": "private",
-                "ReadonlyRootfs": True,
+                "ReadonlyRootfs": self._root is None,
                 "CapDrop": ["ALL"],
+                # to give folders to the programs' user, who has none of these
+                "CapAdd": [] if self._root is None else ["CHOWN", "DAC_OVERRIDE", "FOWNER"],
                 "SecurityOpt": ["no-new-privileges"],
                 "Memory": limits.memory_mb * 2**20,
                 "MemorySwap": limits.memory_mb * 2**20,
                 "PidsLimit": limits.processes + 3,
-                "Tmpfs": {WORKDIR: tmpfs, "/tmp": tmpfs},
+                "Tmpfs": places,
                 "ShmSize": min(limits.disk_mb, 64) * 2**20,
                 "LogConfig": {"Type": "none"},
             },
@@ -223,8 +250,8 @@ class DockerSandbox(Sandbox):
         )
         return int(counts.get("oom_kill", 0))
 
-    def read(self, path: str) -> bytes:
-        return self._file("read", READ, path)
+    def read(self, path: str, *, most_bytes: int | None = None) -> bytes:
+        return self._file("read", READ if most_bytes is None else READ_AT_MOST.format(most=most_bytes), path)
 
     def write(self, path: str, data: bytes | str) -> None:
         self._file(
@@ -245,20 +272,53 @@ class DockerSandbox(Sandbox):
         data = self._file("download", PACK, path)
         return sorted(unpack_tree(io.BytesIO(data if is_directory else tar_of_file(data)), target))
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(tar=self._file("snapshot", PACK, "."))
+    def snapshot(self, scope: Scope | None = None) -> Snapshot:
+        if scope is None:
+            return Snapshot(tar=self._file("snapshot", PACK, "."))
+        with self._lock:
+            listed = (
+                self._run_script("ls -A /", "/", b"").stdout.decode(errors="surrogateescape").splitlines()
+            )
+        tops = [f"/{name}" for name in listed if not name.endswith(scope.loose_suffixes_left_out or ("/",))]
+        kept = [top for top in (*tops, *scope.named) if top in scope.named or top not in scope.left_out]
+        inside = [each for each in scope.left_out if any(each.startswith(f"{top}/") for top in kept)]
+        script = PACK_PATHS.format(
+            paths=" ".join(shlex.quote(each.lstrip("/")) for each in kept),
+            excluded=" ".join(f"--exclude={shlex.quote('.' + each)}" for each in inside),
+        )
+        data = self._file("snapshot", script, "/")
+        if scope.link_homes is None:
+            return Snapshot(tar=data, base="/")
+        tar, left_out = without_ways_out(data, (*scope.link_homes, *kept)) if data else (EMPTY_TAR, [])
+        return Snapshot(tar=tar, base="/", left_out=tuple(left_out[:MOST_NAMED]))
 
-    def _restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         try:
-            self._file("unpack", UNPACK, ".", without_top(snapshot.tar))
+            if snapshot.base == ".":
+                self._file("unpack", UNPACK, ".", without_top(snapshot.tar))
+                return
+            tar = without_top(snapshot.tar)
+            tops = sorted({name.removeprefix("./").split("/")[0] for name in names_of(tar)})
         except (OSError, tarfile.TarError) as error:
             raise SandboxError(f"The snapshot cannot be unpacked: {error}") from error
+        if tops:
+            listed = " ".join(shlex.quote(f"/{each}") for each in tops)
+            self._file("unpack", UNPACK_ROOT.format(user=USER, tops=listed), "/", tar, user="0:0")
 
-    def _file(self, what: str, script: str, path: str, stdin: bytes = b"") -> bytes:
+    def _make_folders(self, folders: Sequence[str]) -> None:
+        listed = " ".join(shlex.quote(each) for each in (*folders, self._home))
+        try:
+            self._file("mkdir", MAKE_FOLDERS.format(user=USER, folders=listed), "/", user="0:0")
+        except OSError as error:
+            raise SandboxError(f"The folders of the container cannot be made: {error}") from error
+
+    def _file(self, what: str, script: str, path: str, stdin: bytes = b"", *, user: str = USER) -> bytes:
         if "\0" in path:
             raise OSError(22, "a path cannot hold a NUL", path)
         with self._lock:
-            said = self._run_script(script, path, stdin)
+            said = self._run_script(script, path, stdin, user=user)
+        if said.why in ("output", "timeout"):  # of what its programs left there
+            raise OSError(errno.EFBIG, f"{what}: stopped at the limit `{said.why}`", path)
         if said.why == "exit" and said.exit_code == 0:
             return said.stdout
         if said.why == "exit" and said.exit_code in REFUSED:
@@ -269,22 +329,24 @@ class DockerSandbox(Sandbox):
             raise OSError(errno.ENOSPC if is_full else errno.EIO, f"{what}: {message}", path)
         raise SandboxError(f"`{what}` of `{path}` failed: {said.why}, exit code {said.exit_code}. {message}")
 
-    def _run_script(self, script: str, path: str, stdin: bytes) -> _Said:
-        whole = os.path.normpath(os.path.join(WORKDIR, path))
+    def _run_script(self, script: str, path: str, stdin: bytes, *, user: str = USER) -> _Said:
+        whole = os.path.normpath(os.path.join(self.workdir, path))
         room = Limits(wall_s=FILE_LIMITS_S, output_kb=self.limits.disk_mb * 2048 + 1024)
-        return self._run(["/bin/sh", "-c", script, "sandbox", whole], stdin, {}, room)
+        return self._run(["/bin/sh", "-c", script, "sandbox", whole], stdin, {}, room, user=user)
 
-    def _run(self, argv: list[str], stdin: bytes, env: dict[str, str], limits: Limits) -> _Said:
+    def _run(
+        self, argv: list[str], stdin: bytes, env: dict[str, str], limits: Limits, *, user: str = USER
+    ) -> _Said:
         started_s = time.monotonic()
-        environment = {"HOME": WORKDIR, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"} | env
+        environment = {"HOME": self._home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"} | env
         body = {
             "AttachStdin": True,
             "AttachStdout": True,
             "AttachStderr": True,
             "Cmd": argv,
             "Env": [f"{name}={value}" for name, value in environment.items()],
-            "User": USER,
-            "WorkingDir": WORKDIR,
+            "User": user,
+            "WorkingDir": self.workdir,
         }
         made = self._api.call("POST", f"/containers/{self._id}/exec", body)["Id"]
         stream = self._api.stream(f"/exec/{made}/start", {"Detach": False, "Tty": False})

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rllm.errors import ConfigError
 from rllm.sandbox.bundle import memory_file
+from rllm.sandbox.inside.layers import TREE
 from rllm.sandbox.interpreter import Interpreter, system_paths
 from rllm.sandbox.packages import PLACE
 
@@ -24,7 +25,7 @@ NAMESPACES_HINT = (
     "--cap-add SYS_ADMIN --security-opt seccomp=unconfined. Nothing weaker is used instead."
 )
 WARDEN_CAPABILITIES = (
-    *("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "CHOWN", "KILL", "SYS_PTRACE", "DAC_OVERRIDE"),
+    *("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "CHOWN", "FOWNER", "KILL", "SYS_PTRACE", "DAC_OVERRIDE"),
     "SETFCAP",  # to map uid 0 into a further user namespace
 )
 """What a warden needs to make cells; a program has none of them."""
@@ -48,9 +49,9 @@ class Start:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Surroundings:
-    """One of the three ways."""
+    """One of the three ways. `start` takes the interpreter and the unpacked image to show, or ""."""
 
-    start: Callable[[Interpreter], Start]
+    start: Callable[[Interpreter, str], Start]
     missing: Callable[[], str | None]
     """What is not there and how to get it; None where it can be tried."""
     hint: str = ""
@@ -74,7 +75,7 @@ def identity_here() -> str:
     return "own_uid" if is_privileged() else "own_userns"
 
 
-def _bubblewrap(python: Interpreter) -> Start:
+def _bubblewrap(python: Interpreter, tree: str) -> Start:
     options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     options += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"]
     if is_privileged():
@@ -111,6 +112,8 @@ def _bubblewrap(python: Interpreter) -> Start:
     options += ["--proc", "/proc", "--dev", "/dev"]
     for folder in ("/box", "/tmp", "/run/cell"):
         options += ["--dir", folder]
+    if tree:
+        options += ["--ro-bind", tree, TREE]
     options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     arguments = memory_file("".join(option + "\0" for option in options).encode(), name="arguments")
     command = [_found("bwrap"), "--args", str(arguments), "--", *python.command]
@@ -123,7 +126,7 @@ def _bubblewrap(python: Interpreter) -> Start:
     )
 
 
-def _unshare(python: Interpreter) -> Start:
+def _unshare(python: Interpreter, tree: str) -> Start:
     options = ["--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--fork", "--kill-child=SIGKILL"]
     if not is_privileged():
         options += ["--user", "--map-root-user"]
@@ -131,10 +134,12 @@ def _unshare(python: Interpreter) -> Start:
     command = [_found("setpriv"), "--pdeathsig", "KILL", _found("unshare"), *options, "--", *python.command]
     binds = [(path, path) for path in (*system_paths(), *python.binds)]
     binds += [(each.source, f"{PLACE}/{each.place}") for each in python.packages]
+    if tree:
+        binds.append((tree, TREE))
     return Start(command=command, identity=identity_here(), builds_root=True, binds=binds)
 
 
-def _subprocess(python: Interpreter) -> Start:
+def _subprocess(python: Interpreter, tree: str) -> Start:
     return Start(command=python.command, identity="bare", builds_root=False, binds=[])
 
 

@@ -29,7 +29,7 @@ from rllm.sandbox.launch import FIRST_UID, SURROUNDINGS
 from rllm.sandbox.leftovers import Register
 from rllm.sandbox.packages import ENVIRONMENT, PLACE
 from rllm.sandbox.spawner import spawn
-from rllm.sandbox.types import Limits
+from rllm.sandbox.types import Limits, Root
 
 START_S = 30.0
 """How long a warden may take to be ready, on a machine with much else to do."""
@@ -75,8 +75,19 @@ class WardenDied(SandboxError):
 class WardenProcess:
     """A started warden. One job at a time; `close` may come from any thread at any time."""
 
-    def __init__(self, backend: str, python: Interpreter, *, keeps_files: bool, disk_mb: float) -> None:
+    def __init__(
+        self,
+        backend: str,
+        python: Interpreter,
+        *,
+        keeps_files: bool,
+        disk_mb: float,
+        root: Root | None = None,
+    ) -> None:
         self.backend = backend
+        self.read_only: tuple[str, ...] = ()
+        """Of a writable root, what is not."""
+        self._root = root
         self._runs = 0
         self._closed = threading.Event()
         self._in_use = threading.RLock()
@@ -106,7 +117,7 @@ class WardenProcess:
     def _start(
         self, python: Interpreter, theirs: socket.socket, keeps_files: bool, disk_mb: float
     ) -> "subprocess.Popen[bytes]":
-        start = SURROUNDINGS[self.backend].start(python)
+        start = SURROUNDINGS[self.backend].start(python, self._root.tree if self._root else "")
         code = bundle(
             {
                 "control": theirs.fileno(),
@@ -116,6 +127,7 @@ class WardenProcess:
                 "builds_root": start.builds_root,
                 "directory": self._directory,
                 "packages": self._packages,
+                "root": asdict(self._root) if self._root else None,
                 "imports": [] if keeps_files else python.imports,
             }
         )
@@ -149,11 +161,14 @@ class WardenProcess:
                 raise SandboxError(
                     f"The {self.backend} sandbox did not start: {said}{SURROUNDINGS[self.backend].hint}"
                 )
+            self.read_only = tuple(ready["read_only"])
         return process
 
     @property
     def workdir(self) -> str:
         """Where programs start, as they see it."""
+        if self._root is not None:
+            return "/"
         return os.path.join(self._directory, "box") if self._directory else "/box"
 
     @property

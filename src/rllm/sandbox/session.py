@@ -6,11 +6,13 @@ Also reading and writing is done by a process in a cell with the program's own r
 that a program left for us leads nowhere and blocks nobody.
 """
 
+import errno
 import io
 import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,14 @@ from rllm.sandbox.interpreter import interpreter
 from rllm.sandbox.outcomes import exec_result
 from rllm.sandbox.packages import normalized
 from rllm.sandbox.process import Ended, Job, WardenProcess
-from rllm.sandbox.types import ExecResult, Limits, Snapshot
+from rllm.sandbox.types import ExecResult, Limits, Root, Scope, Snapshot
 
 FILE_LIMITS_S = 60.0
 """How long a file job may take."""
+SPARSE = 1.5
+"""How much larger than the disk what is in a snapshot may be: files with holes, or of several names."""
+EXCESSES = ("timeout", "cpu", "memory", "output")
+"""Limits at which a file job is stopped."""
 
 
 class WardenSandbox(Sandbox):
@@ -37,13 +43,16 @@ class WardenSandbox(Sandbox):
         limits: Limits,
         snapshot: Snapshot | None = None,
         packages: Sequence[str] = (),
+        root: Root | None = None,
     ) -> None:
         self.backend = backend
         self.limits = limits
         self._lock = threading.Lock()
         python = interpreter(packages=normalized(packages))
-        self._warden = WardenProcess(backend, python, keeps_files=True, disk_mb=limits.disk_mb)
+        self._warden = WardenProcess(backend, python, keeps_files=True, disk_mb=limits.disk_mb, root=root)
         self.workdir = self._warden.workdir
+        self.read_only = self._warden.read_only
+        self._has_root = root is not None
         if snapshot is not None:
             try:
                 self.restore(snapshot)
@@ -71,8 +80,8 @@ class WardenSandbox(Sandbox):
         )
         return exec_result(self._run(job), limits, wants_result=False)
 
-    def read(self, path: str) -> bytes:
-        return self._file_job("read", path).stdout
+    def read(self, path: str, *, most_bytes: int | None = None) -> bytes:
+        return self._file_job("read", path, most_bytes=most_bytes).stdout
 
     def write(self, path: str, data: bytes | str) -> None:
         self._file_job(
@@ -89,15 +98,23 @@ class WardenSandbox(Sandbox):
 
     def download(self, path: str, target: Path) -> list[str]:
         ended = self._file_job("pack", path)
-        left_out: list[str] = json.loads(ended.result) if ended.result else []
-        return sorted([*left_out, *unpack_tree(io.BytesIO(ended.stdout), target)])
+        return sorted([*_names(ended), *unpack_tree(io.BytesIO(ended.stdout), target)])
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(tar=self._file_job("pack", ".").stdout)
+    def snapshot(self, scope: Scope | None = None) -> Snapshot:
+        if scope is not None and not self._has_root:
+            raise ConfigError(
+                "A snapshot with a scope is one of a writable root; open the sandbox with `root`."
+            )
+        base = "." if scope is None else "/"
+        details = asdict(scope or Scope())
+        ended = self._file_job(
+            "snapshot", base, base=base, most_bytes=int(self.limits.disk_mb * 2**20 * SPARSE), **details
+        )
+        return Snapshot(tar=ended.stdout, base=base, left_out=tuple(_names(ended)))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Put the files of a snapshot into the working directory."""
-        self._file_job("unpack", ".", snapshot.tar)
+        """Put the files of a snapshot where they were."""
+        self._file_job("unpack", snapshot.base, snapshot.tar)
 
     @property
     def is_alive(self) -> bool:
@@ -106,11 +123,10 @@ class WardenSandbox(Sandbox):
     def close(self) -> None:
         self._warden.close()
 
-    def _file_job(self, kind: str, path: str, stdin: bytes = b"") -> Ended:
+    def _file_job(self, kind: str, path: str, stdin: bytes = b"", **details: Any) -> Ended:
         """A job on files. Raises the OSError that it met."""
-        most_bytes = (
-            int(self.limits.disk_mb * 2**20) * 2 + 2**20
-        )  # a tar of many small files is larger than they
+        # a tar of many small files is larger than they
+        output_bytes = int(self.limits.disk_mb * 2**20) * 2 + 2**20
         limits = Limits(
             wall_s=FILE_LIMITS_S,
             cpu_s=FILE_LIMITS_S,
@@ -120,16 +136,18 @@ class WardenSandbox(Sandbox):
         )
         job = Job(
             kind=kind,
-            payload={"path": path},
+            payload={"path": path, **details},
             stdin=stdin,
             limits=limits,
-            output_bytes=most_bytes,
-            wants_result=kind == "pack",
+            output_bytes=output_bytes,
+            wants_result=kind in ("pack", "snapshot"),
         )
         ended = self._run(job)
         code = os.waitstatus_to_exitcode(ended.wait_status)
         if ended.why == "exit" and code == 0:
             return ended
+        if ended.why in EXCESSES:  # of what its programs left there: the job itself is small
+            raise OSError(errno.EFBIG, f"{kind}: stopped at the limit `{ended.why}`", path)
         answer = refusal(ended.stderr) if ended.why == "exit" else None
         if answer is None:
             said = ended.stderr[-500:].decode(errors="replace")
@@ -139,6 +157,11 @@ class WardenSandbox(Sandbox):
     def _run(self, job: Job) -> Ended:
         with self._lock:
             return self._warden.run(job)
+
+
+def _names(ended: Ended) -> list[str]:
+    """What a packing job left out."""
+    return json.loads(ended.result) if ended.result else []
 
 
 def refusal(stderr: bytes) -> dict[str, Any] | None:

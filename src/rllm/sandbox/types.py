@@ -5,6 +5,7 @@ Limits ──► Sandbox.exec ──► ExecResult(status, exit_code, stdout, st
                 └── snapshot() ──► Snapshot ──► open_sandbox(…, snapshot=…)
 """
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -89,9 +90,57 @@ class ExecResult:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
+class Root:
+    """A file system that programs can write to, from `/` on, instead of one working directory.
+
+    What they write counts as disk and goes with the sandbox; nothing of it reaches this machine. Without a
+    `tree` it is this machine's system (/usr and what belongs to it) with directories of its own around it.
+    """
+
+    folders: tuple[str, ...] = ()
+    """Absolute paths that are made, or of a tree taken over, for the program to own."""
+    tree: str = ""
+    """An unpacked image on this machine, which stays as it is: what `docker export` or a root file system's
+    archive holds."""
+    overlay: bool = True
+    """Lay it over the system, or the tree. Where that is False, or the kernel refuses it to this user, the
+    system stays read-only (`Sandbox.read_only` says so) and a tree is copied."""
+
+    def __post_init__(self) -> None:
+        for folder in self.folders:
+            parts = folder.split("/")
+            if not folder.startswith("/") or ".." in parts or "\0" in folder or folder.strip("/") == "":
+                raise ConfigError(
+                    f"Folder {folder!r} of a writable root is no absolute path below `/` without `..`."
+                )
+        if self.tree and not (os.path.isabs(self.tree) and os.path.isdir(self.tree)):
+            raise ConfigError(
+                f"`tree` is {self.tree!r}; give the absolute path of a directory with an unpacked image."
+            )
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Scope:
+    """Which files a snapshot of a writable root holds."""
+
+    left_out: tuple[str, ...] = ()
+    """Absolute paths that are not in it, with all below them."""
+    named: tuple[str, ...] = ()
+    """Absolute paths that are in it although they lie below one that is not."""
+    loose_suffixes_left_out: tuple[str, ...] = ()
+    """Of files that lie directly in `/`, how the names of those end that are left out."""
+    link_homes: tuple[str, ...] | None = None
+    """Folders that links may lead to, beside what is in the snapshot; None for all."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
 class Snapshot:
-    """The files of a sandbox's working directory at one moment."""
+    """The files of a sandbox at one moment."""
 
     tar: bytes
-    """An uncompressed tar archive with paths relative to the working directory: plain files, directories and
-    links. FIFOs, sockets and devices are left out."""
+    """An uncompressed tar archive with paths relative to `base`: plain files, directories and links. FIFOs,
+    sockets and devices are left out; a file of two names is in it twice."""
+    base: str = "."
+    """The working directory, or `/` of a snapshot with a scope."""
+    left_out: tuple[str, ...] = ()
+    """The first names of what is not in it."""

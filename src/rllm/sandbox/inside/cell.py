@@ -22,7 +22,7 @@ import select
 import signal
 import socket
 
-from rllm.sandbox.inside import cellmates, jobs, kernel, root, seccomp
+from rllm.sandbox.inside import cellmates, jobs, kernel, layers, root, seccomp
 
 TYPE_CHECKING = False  # `typing` is a megabyte of every idle sandbox
 if TYPE_CHECKING:
@@ -74,6 +74,9 @@ class Place:
         self.keeps_files: bool = arguments["keeps_files"]
         self.directory: str = arguments["directory"]
         self.is_bare = self.identity == "bare"
+        self.root: dict[str, Any] | None = arguments["root"]
+        self.read_only: list[str] = []
+        """Of a writable root what programs cannot write to."""
         self.filter = b""
         self._first_uid = 0
         self._pid_namespace = -1
@@ -93,6 +96,19 @@ class Place:
             self._spare = self._new_cell(disk_mb)
         elif not self.is_bare:
             mount_disk(disk_mb, self.identity, first_uid)
+            if self.root is not None:
+                self._lay_root(self.root)
+
+    def _lay_root(self, wanted: dict[str, Any]) -> None:
+        is_user = self.identity == "own_userns"
+        uid = self._first_uid
+
+        def own(path: str) -> None:
+            if not is_user:  # else the warden's own user is the program's
+                os.chown(path, uid, uid, follow_symlinks=False)
+
+        inside = INSIDE_ID if is_user else uid
+        self.read_only = layers.lay(DISK, wanted, own, inside, is_user=is_user)
 
     def take(self, disk_mb: float) -> Cell:
         """A cell that nobody has used: the one that was made ahead, or a new one."""
@@ -165,7 +181,7 @@ class Place:
     def _be_init(self, line: int, report: int, disk_mb: float) -> NoReturn:
         try:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            box = PARTS["box"]
+            box = PARTS["box"] if self.root is None else "/"
             if self.is_bare:
                 kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
                 kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -195,8 +211,14 @@ class Place:
     def _furnish(self, disk_mb: float) -> None:
         """Mounts that are this cell's alone."""
         kernel.unshare(kernel.CLONE_NEWNS)
+        if self.root is not None:
+            allow_entry(f"{DISK}/{layers.NEW}")
+            layers.enter(DISK)
+            return
         if not self.keeps_files:
             mount_disk(disk_mb, self.identity, self._uid())
+        for part in PARTS:
+            allow_entry(f"{DISK}/{part}")
         for part, target in PARTS.items():
             kernel.mount(f"{DISK}/{part}", target, flags=kernel.MS_BIND)
         kernel.unmount(DISK)
@@ -228,7 +250,8 @@ class Place:
             os._exit(1)
         os.close(report)  # from here on nobody believes this process
         try:
-            jobs.do(order, payload, box, is_bare=self.is_bare)
+            home = box if self.root is None else layers.HOME
+            jobs.do(order, payload, box, home=home, is_bare=self.is_bare)
         finally:
             os._exit(jobs.GAVE_UP_CODE)
 
@@ -240,6 +263,12 @@ def mount_disk(disk_mb: float, identity: str, uid: int) -> None:
         os.mkdir(f"{DISK}/{part}", 0o700)
         if identity == "own_uid":
             os.chown(f"{DISK}/{part}", uid, uid)
+
+
+def allow_entry(folder: str) -> None:
+    """Give a directory back to its owner, whatever an earlier program made of its mode: without that the next
+    one could not start."""
+    os.chmod(folder, os.stat(folder).st_mode | 0o700)
 
 
 def become(uid: int) -> None:

@@ -44,6 +44,8 @@ def main(arguments: dict[str, Any]) -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     place = cell.Place(arguments)
     refusal = None
+    if place.root is not None:
+        seal_imports()
     if not place.keeps_files:  # else it runs programs, which start with an interpreter of their own
         if arguments["packages"]:
             sys.path.append(arguments["packages"])
@@ -60,11 +62,26 @@ def main(arguments: dict[str, Any]) -> None:
             send(control, {"is": "refused", "error": refusal})
         elif order["do"] == "begin":
             place.begin(order["first_uid"], order["disk_mb"])
-            send(control, {"is": "ready", "python": sys.version.split()[0]})
+            send(control, {"is": "ready", "python": sys.version.split()[0], "read_only": place.read_only})
         elif order["do"] == "run":
             run(control, place, order, descriptors)
         # what else there is, is a kill that came too late
     place.remove()
+
+
+def seal_imports() -> None:
+    """Load what is needed later, and nothing from then on: programs with a writable root can write to where
+    modules are, and what cells run before they give up their rights must not come from there."""
+    import codecs
+    import importlib.machinery
+    import shutil  # noqa: F401
+    import tarfile  # noqa: F401
+    import warnings  # noqa: F401  which os.execvpe asks for
+
+    for name in ("ascii", "utf-8", "latin-1", "unicode_escape"):
+        codecs.lookup(name)
+    sys.meta_path[:] = [each for each in sys.meta_path if each is not importlib.machinery.PathFinder]
+    sys.path.clear()
 
 
 def import_ahead(names: list[str]) -> str | None:

@@ -1,0 +1,103 @@
+"""A reward from tests that are run on what an agent left in its sandbox.
+
+    sandbox ──rllm.sandbox.verifier──► reward.json, else reward.txt ──► named rewards
+                                           └── none, or none that is a number: the same tests on what
+                                               the task brings, then on its own solution, say whose fault
+
+Tests that give a reward there are in order: that they gave none here was the agent's doing, and earns
+nothing. Tests that give none anywhere are the task's fault: a RewardError. A test's exit status says nothing
+(as in Harbor).
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rllm.errors import RewardError
+from rllm.sandbox.base import Sandbox
+from rllm.sandbox.types import Snapshot, Status
+from rllm.sandbox.verifier import Examination, Examined, examine, snapshot_of
+
+RESULTS = ("reward.json", "reward.txt")
+"""The first that is there counts."""
+EXCEEDED = (Status.TIMEOUT, Status.OUT_OF_MEMORY, Status.OUTPUT_LIMIT, Status.KILLED)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TaskReward:
+    rewards: dict[str, float] = field(default_factory=dict[str, float])
+    """By name; none where the agent is why there are none."""
+    reason: str
+
+
+def task_reward(
+    agent: Sandbox, examination: Examination, *, where: str, solved: Callable[[], Snapshot | None]
+) -> TaskReward:
+    """What the tests pay for what is in `agent`.
+
+    `where` names the task in errors; `solved` makes what the task's own solution leaves, None where it has
+    none. Raises RewardError for tests that never give a reward, SandboxError where a sandbox fails.
+    """
+    try:
+        left = snapshot_of(agent, examination)
+    except OSError as error:
+        return TaskReward(reason=f"what was left is too much to keep: {error}")
+    examined = examine(examination, left)
+    fault = _fault(examined)
+    if not fault:
+        return TaskReward(rewards=rewards_of(examined), reason="tests")
+    if examined.ran is None or examined.ran.status in EXCEEDED:
+        return TaskReward(reason=fault)
+    if not _fault(examine(examination, None)):
+        return TaskReward(reason=f"{fault}; on the task as it was given they leave one")
+    solution = solved()
+    if solution is not None and not _fault(examine(examination, solution)):
+        return TaskReward(reason=f"{fault}; on the task's own solution they leave one")
+    raise RewardError(
+        f"{where}: {fault}, nor on the task as it was given: its tests need mending.{_end(examined)}"
+    )
+
+
+def rewards_of(examined: Examined) -> dict[str, float]:
+    """The rewards of the first result. Raises RewardError for what is none."""
+    for name in RESULTS:
+        if name in examined.faults:
+            raise RewardError(f"/logs/verifier/{name} is {examined.faults[name]}")
+        if name in examined.results:
+            return _parsed(examined.results[name], f"/logs/verifier/{name}")
+    raise RewardError(f"the tests left neither {' nor '.join(RESULTS)} in /logs/verifier")
+
+
+def _fault(examined: Examined) -> str:
+    """Why there is no reward; nothing where there is one."""
+    if examined.ran is None:
+        return examined.refusal
+    if examined.ran.status in EXCEEDED:
+        return f"the tests ended by {examined.ran.status}"
+    try:
+        rewards_of(examined)
+    except RewardError as error:
+        return str(error)
+    return ""
+
+
+def _end(examined: Examined) -> str:
+    if examined.ran is None:
+        return ""
+    output = (examined.ran.stdout + examined.ran.stderr)[-500:]
+    return f" They ended with {examined.ran.status} and wrote: {output!r}"
+
+
+def _parsed(written: bytes, where: str) -> dict[str, float]:
+    text = written.decode("utf-8", "replace").strip()
+    try:
+        found = json.loads(text) if where.endswith(".json") else {"reward": float(text)}
+    except (ValueError, RecursionError) as error:
+        raise RewardError(f"{where} holds {text[:80]!r}, which is no reward: {error}") from error
+    if not isinstance(found, dict) or not found:
+        raise RewardError(f"{where} holds {text[:80]!r}; it must be an object of names and numbers.")
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise RewardError(f"{where} says {name:.40} = {value!r:.40}; a reward is a finite number.")
+    return {str(name): float(value) for name, value in found.items()}

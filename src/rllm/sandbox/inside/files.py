@@ -1,0 +1,312 @@
+"""Files in and out of a sandbox, with the rights of the program itself: read, write, pack, unpack, snapshot.
+
+A link leads nowhere that the program could not go, and is not followed all the same. Nothing here loads a
+module or asks for a user's name once a program has run: both would read files that it may have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+
+TYPE_CHECKING = False  # `typing` is a megabyte of every idle sandbox
+if TYPE_CHECKING:
+    import tarfile
+    from typing import Any, BinaryIO
+
+CHUNK = 1 << 20
+MOST_NAMED = 500
+"""Of what was left out, how many names are told."""
+NAMELESS = 4096
+"""Bytes that a file without any counts for: a million empty ones are too many as well."""
+
+
+def do(kind: str, payload: dict[str, Any], box: str, *, root: str) -> None:
+    """One file job. Raises OSError with what is in its way."""
+    if kind == "snapshot":
+        snapshot(payload, box, root)
+    elif kind == "read":
+        read(payload["path"], box, root, most_bytes=payload.get("most_bytes"))
+    else:
+        {"write": write, "pack": pack, "unpack": unpack}[kind](payload["path"], box, root)
+
+
+def read(path: str, box: str, root: str, *, most_bytes: int | None = None) -> None:
+    """The bytes of a plain file to stdout. OSError EFBIG for more than `most_bytes`."""
+    folder, name = _folder_of(path, box, root, makes=False)
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=folder)
+    about = os.fstat(file)
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError(errno.EINVAL, f"`{path}` is not a plain file")
+    if most_bytes is not None and about.st_size > most_bytes:
+        raise OSError(errno.EFBIG, f"`{path}` has {about.st_size} bytes; at most {most_bytes} are read")
+    _copy(file, 1)
+
+
+def write(path: str, box: str, root: str) -> None:
+    """stdin to a plain file, which is replaced: what a link of that name points to stays as it is."""
+    folder, name = _folder_of(path, box, root, makes=True)
+    part = f".{name}.part"[:255]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with contextlib.suppress(FileNotFoundError):  # as it should be
+        os.unlink(part, dir_fd=folder)
+    file = os.open(part, flags, 0o644, dir_fd=folder)
+    try:
+        os.lseek(0, 0, os.SEEK_SET)
+        _copy(0, file)
+        os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        os.unlink(part, dir_fd=folder)
+        raise
+
+
+def pack(path: str, box: str, root: str) -> None:
+    """A tar of a file or directory, named ".", to stdout, and to the result channel what is not in it."""
+    folder, name = _folder_of(path, box, root, makes=False)
+    os.fchdir(folder)
+    top = os.lstat(name)
+    if not (stat.S_ISREG(top.st_mode) or stat.S_ISDIR(top.st_mode)):
+        raise OSError(errno.EINVAL, f"`{path}` is neither a plain file nor a directory")
+    with _Packer(most_bytes=None, link_homes=None) as packer:
+        packer.add(name, ".")
+
+
+def snapshot(payload: dict[str, Any], box: str, root: str) -> None:
+    """A tar to stdout, relative to `payload["base"]`: everything there but `left_out`, and what is `named`.
+
+    With `link_homes`, links stay only where they lead to one of those folders or to what is in the snapshot.
+    Raises OSError EFBIG for more than `most_bytes`.
+    """
+    base = os.path.normpath(os.path.join(box, payload["base"]))
+    tops = [f"{base.rstrip('/')}/{name}" for name in sorted(os.listdir(base))]
+    kept = [top for top in tops if top not in payload["left_out"]]
+    suffixes = tuple(payload["loose_suffixes_left_out"])
+    kept = [top for top in kept if not top.endswith(suffixes) or os.path.isdir(top)]
+    kept += [path for path in payload["named"] if not _is_below(path, kept)]
+    homes = payload["link_homes"]
+    with _Packer(
+        most_bytes=payload["most_bytes"],
+        link_homes=None if homes is None else [*homes, *kept],
+        left_out=payload["left_out"],
+    ) as packer:
+        for path in kept:
+            try:
+                folder, name = _folder_of(path, box, root, makes=False)
+                os.fchdir(folder)
+                packer.add(name, f"./{os.path.relpath(path, base)}", path=path)
+            except FileNotFoundError:
+                continue  # the program removed it
+            except OSError as error:
+                if error.errno == errno.EFBIG:
+                    raise
+                packer.leave_out(path)
+
+
+class _Packer:
+    """A tar on stdout; what is no plain file, directory or link is told on the result channel."""
+
+    def __init__(
+        self, *, most_bytes: int | None, link_homes: list[str] | None, left_out: list[str] | None = None
+    ) -> None:
+        import tarfile
+
+        self._room = most_bytes
+        self._link_homes = link_homes
+        self._skipped = set(left_out or ())
+        self._names: list[str] = []
+        self._stream: BinaryIO = os.fdopen(1, "wb", closefd=False)
+        self._tar = tarfile.TarFile.open(fileobj=self._stream, mode="w|")
+
+    def __enter__(self) -> _Packer:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            self._tar.close()
+            self._stream.flush()
+            if self._names:
+                os.write(3, json.dumps(self._names).encode()[:60_000])
+
+    def leave_out(self, name: str) -> None:
+        if len(self._names) < MOST_NAMED:
+            self._names.append(name[:100])
+
+    def add(self, name: str, shown: str, path: str = "") -> None:
+        """`name`, as it is found from here, and all below it; `path` is where it lies from the root on."""
+        stack = [(name, shown, path)]
+        while stack:
+            here, shown, path = stack.pop()
+            if path and path in self._skipped:
+                continue
+            try:
+                about = os.lstat(here)
+                if stat.S_ISDIR(about.st_mode):
+                    below = sorted(os.listdir(here), reverse=True)
+                    stack.extend(
+                        (f"{here}/{each}", f"{shown}/{each}", path and f"{path}/{each}") for each in below
+                    )
+                    self._entry(shown, about, b"5")
+                elif stat.S_ISREG(about.st_mode):
+                    with open(here, "rb") as file:
+                        self._entry(shown, about, b"0", file)
+                elif stat.S_ISLNK(about.st_mode) and (
+                    self._link_homes is None or may_lead(os.readlink(here), path, self._link_homes)
+                ):
+                    self._entry(shown, about, b"2", linkname=os.readlink(here))
+                else:
+                    self.leave_out(shown)
+            except OSError as error:
+                if error.errno in (errno.EPIPE, errno.ENOSPC, errno.EFBIG):
+                    raise
+                self.leave_out(shown)  # its program made it unreadable
+
+    def _entry(
+        self, shown: str, about: os.stat_result, kind: bytes, file: BinaryIO | None = None, linkname: str = ""
+    ) -> None:
+        import tarfile
+
+        size = about.st_size if file is not None else 0
+        if self._room is not None:
+            self._room -= size + NAMELESS
+            if self._room < 0:
+                raise OSError(errno.EFBIG, "there are more files than are kept")
+        entry = tarfile.TarInfo(shown)
+        entry.mode = stat.S_IMODE(about.st_mode)
+        entry.size, entry.type, entry.linkname = size, kind, linkname
+        self._tar.addfile(entry, file)
+
+
+def may_lead(target: str, path: str, homes: list[str]) -> bool:
+    """Whether a link at `path` is kept. One with `..` after a name is not: where it leads depends on other
+    links."""
+    parts = target.split("/")
+    first = next((place for place, part in enumerate(parts) if part not in ("..", ".", "")), len(parts))
+    if ".." in parts[first:]:
+        return False
+    return _is_below(os.path.normpath(os.path.join(os.path.dirname(path), target)), homes)
+
+
+def unpack(path: str, box: str, root: str) -> None:
+    """A tar on stdin into a directory: directories, then files, then links, so that nothing goes through one;
+    and the modes of directories last, so that none is in the way."""
+    import tarfile
+
+    os.lseek(0, 0, os.SEEK_SET)
+    links: list[tuple[str, str]] = []
+    modes: list[tuple[str, int]] = []
+    _make_tops(path, box, root)
+    with os.fdopen(0, "rb", closefd=False) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+        for entry in tar:
+            inside = os.path.normpath(entry.name)
+            if inside.startswith(("..", "/")):
+                raise OSError(errno.EINVAL, f"`{entry.name}` leads out of the archive")
+            target = path if inside == "." else f"{path.rstrip('/')}/{inside}"
+            if entry.issym():
+                links.append((entry.linkname, target))
+            elif entry.isdir() and inside != ".":
+                _in_folder(target, box, root, lambda name, folder: _make_directory(name, folder, 0o755))
+                modes.append((target, entry.mode & 0o777))
+            elif entry.isreg():
+                _in_folder(
+                    target, box, root, lambda name, folder, entry=entry: _put(tar, entry, name, folder)
+                )
+    for linkname, target in links:
+        _in_folder(target, box, root, lambda name, folder, to=linkname: _link(to, name, folder))
+    for target, mode in reversed(modes):
+        if mode != 0o755:
+            _in_folder(target, box, root, lambda name, folder, mode=mode: _set_mode(name, folder, mode))
+
+
+def _make_tops(path: str, box: str, root: str) -> None:
+    folder, name = _folder_of(path, box, root, makes=True)
+    if name != ".":
+        _make_directory(name, folder, 0o755)
+    os.close(folder)
+
+
+def _in_folder(path: str, box: str, root: str, act: Any) -> None:
+    folder, name = _folder_of(path, box, root, makes=True)
+    try:
+        act(name, folder)
+    finally:
+        os.close(folder)
+
+
+def _put(tar: tarfile.TarFile, entry: tarfile.TarInfo, name: str, folder: int) -> None:
+    if name == ".":
+        raise OSError(errno.EISDIR, "a file cannot replace the directory that it is unpacked into")
+    _make_room(name, folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    file = os.open(name, flags, entry.mode & 0o777, dir_fd=folder)
+    try:
+        content = tar.extractfile(entry)
+        while content is not None:
+            block = content.read(CHUNK)
+            if not block:
+                break
+            write_all(file, block)
+    finally:
+        os.close(file)
+
+
+def _link(target: str, name: str, folder: int) -> None:
+    _make_room(name, folder)
+    os.symlink(target, name, dir_fd=folder)
+
+
+def _make_room(name: str, folder: int) -> None:
+    with contextlib.suppress(FileNotFoundError):  # as it should be
+        os.unlink(name, dir_fd=folder)
+
+
+def _set_mode(name: str, folder: int, mode: int) -> None:
+    here = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    os.fchmod(here, mode)
+    os.close(here)
+
+
+def _is_below(path: str, folders: list[str]) -> bool:
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+def _folder_of(path: str, box: str, root: str, *, makes: bool) -> tuple[int, str]:
+    """An open directory and the last part of `path` in it. No part on the way may be a link.
+
+    Raises OSError: ELOOP or ENOTDIR for a link, EACCES for a path outside `root`.
+    """
+    if "\0" in path:
+        raise OSError(errno.EINVAL, "a path cannot hold a NUL")
+    whole = os.path.normpath(os.path.join(box, path))
+    if os.path.commonpath([whole, root]) != root:
+        raise OSError(errno.EACCES, f"`{path}` is outside {root}")
+    parts = [part for part in os.path.relpath(whole, root).split("/") if part != "."]
+    here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    for part in parts[:-1]:
+        if makes:
+            _make_directory(part, here, 0o755)
+        below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+        os.close(here)
+        here = below
+    return here, parts[-1] if parts else "."
+
+
+def _make_directory(name: str, folder: int, mode: int) -> None:
+    with contextlib.suppress(FileExistsError):  # it is opened next, without following a link
+        os.mkdir(name, mode & 0o777, dir_fd=folder)
+
+
+def _copy(source: int, target: int) -> None:
+    while True:
+        block = os.read(source, CHUNK)
+        if not block:
+            return
+        write_all(target, block)
+
+
+def write_all(target: int, block: bytes) -> None:
+    rest = memoryview(block)
+    while rest:
+        rest = rest[os.write(target, rest) :]

@@ -1,0 +1,208 @@
+"""Tests of what a policy left behind, in a world where the policy never was.
+
+    agent's sandbox ── snapshot of its folders ──┐
+    the task's own files and tests ──────────────┴─► a fresh sandbox ── tests ──► files read from outside
+
+Nothing else of the agent's world comes along: no process, no mount, no user (root gives each sandbox its own;
+a plain user's are apart by their namespaces), no system directory, no home and no site folder. Links that
+lead out of the snapshot are left out: one to the tests would find the expected answer there.
+"""
+
+import errno
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path, PurePosixPath
+
+from rllm.errors import ConfigError
+from rllm.sandbox.backends import open_sandbox
+from rllm.sandbox.base import Sandbox
+from rllm.sandbox.packages import PLACE
+from rllm.sandbox.types import ExecResult, Limits, Root, Scope, Snapshot
+
+TESTS, LOGS = "/tests", "/logs/verifier"
+OWN = "/run/verifier"
+"""What the verifier keeps for itself: a home, a site folder, a place for temporary files."""
+HOME, SITE, SCRATCH = f"{OWN}/home", f"{OWN}/python", f"{OWN}/tmp"
+MOST_REWARD_BYTES = 64 * 1024
+"""Of a file that is read from outside."""
+NOT_KEPT = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/packages", "/proc", "/root"),
+    *("/run", "/sbin", "/sys", "/tmp", "/usr", TESTS, "/solution", LOGS),
+)
+"""What is not of the task, unless it names a folder in it: system, home, temporary files, and the tests'."""
+NEVER_KEPT = (
+    *("/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/libx32", "/packages", "/proc", "/run", "/sbin"),
+    *("/sys", TESTS, "/solution", LOGS, "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64"),
+    *("/usr/libexec", "/usr/local/bin", "/usr/local/sbin", "/usr/local/lib", "/etc/ld.so.preload"),
+    *("/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/profile", "/etc/profile.d", "/etc/passwd", "/etc/group"),
+    *("/etc/bash.bashrc", "/etc/environment", "/etc/gitconfig", "/etc/python3", "/etc/python3.11"),
+)
+"""What a task may name and still is not kept, nor a folder that holds it: where interpreters, their libraries
+and what they read when they start are looked for."""
+STEERING_FILES = (".py", ".pth", ".ini", ".cfg", ".toml")
+"""How files end that are not kept where they lie directly in `/`: test runners read such in every folder
+above the tests."""
+LINK_HOMES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/dev/null")
+"""Where links may lead beside the snapshot: what the machine brings, the same in every world."""
+PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+STEERING = (
+    *("LD_", "PYTHON", "PYTEST_", "GIT_", "BASH_", "PERL5", "RUBY", "NODE_", "JAVA_TOOL_OPTIONS", "ENV"),
+    *("IFS", "CDPATH", "GLOBIGNORE", "SHELLOPTS", "BASHOPTS", "PS4", "HOME", "TMPDIR", "XDG_", "GCONV_PATH"),
+)
+"""How names of variables begin that say where programs find code: those of the agent's world do not come
+along."""
+GIT_CONFIG = {"core.hooksPath": "/dev/null", "core.fsmonitor": "false", "safe.directory": "*"}
+"""What holds in every repository, whatever its own configuration says."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Examination:
+    """What there is to run, and where."""
+
+    backend: str
+    tests: Path
+    """A directory of this machine; /tests inside."""
+    command: tuple[str, ...] = ("bash", f"{TESTS}/test.sh")
+    workdir: str = "/"
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of the agent's world: those that steer interpreters are left out, its PATH comes last."""
+    own_variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of the tests alone."""
+    folders: tuple[str, ...] = ()
+    """That the task names: made in every world, and kept wherever they lie (but see NEVER_KEPT)."""
+    limits: Limits
+    """`disk_mb` is that of the agent's world; this one has room for what was left and as much again."""
+    prepare: Callable[[Sandbox, Callable[[str], bool]], None]
+    """Puts what the task itself brings into a world, where the function says that nothing else does."""
+    results: tuple[str, ...]
+    """Names of files in /logs/verifier to read."""
+    packages: tuple[str, ...] = ()
+    """Distributions of this machine that Python sees in the world of the tests; not with docker."""
+    image: str | None = None
+    """Of docker alone."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Examined:
+    """How the tests ended."""
+
+    ran: ExecResult | None
+    """None where what was left could not be put into a world at all: then `refusal` says why."""
+    results: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    faults: dict[str, str] = field(default_factory=dict[str, str])
+    """Why a result that is there in some form was not read: a link, a FIFO, a directory, too large."""
+    refusal: str = ""
+
+
+def snapshot_of(agent: Sandbox, examination: Examination) -> Snapshot:
+    """What the agent left in folders that are kept. Raises OSError where that is more than its disk."""
+    return agent.snapshot(
+        Scope(
+            left_out=(*NOT_KEPT, *NEVER_KEPT),
+            named=_named(examination.folders),
+            loose_suffixes_left_out=STEERING_FILES,
+            link_homes=LINK_HOMES,
+        )
+    )
+
+
+def examine(examination: Examination, snapshot: Snapshot | None) -> Examined:
+    """Run the tests on what was left; without a snapshot on what the task brings.
+
+    Raises SandboxError where the world itself fails, ConfigError for tests that cannot be copied.
+    """
+    disk_mb = 2 * examination.limits.disk_mb + 64
+    own = (TESTS, LOGS, HOME, SITE, SCRATCH, examination.workdir, *examination.folders)
+    root = Root(folders=tuple(dict.fromkeys(each for each in own if each.strip("/"))))
+    limits = replace(examination.limits, disk_mb=disk_mb)
+    with open_sandbox(
+        examination.backend, limits=limits, root=root, image=examination.image, packages=examination.packages
+    ) as fresh:
+        examination.prepare(fresh, lambda path: snapshot is None or not is_kept(path, examination.folders))
+        if snapshot is not None:
+            try:
+                fresh.restore(snapshot)
+            except OSError as error:
+                return Examined(ran=None, refusal=f"what was left cannot be put back: {error}")
+        _bring_tests(fresh, examination.tests)
+        ran = fresh.exec(
+            examination.command,
+            env=environment_of(examination),
+            cwd=examination.workdir,
+            limits=limits,
+        )
+        return _read_results(fresh, ran, examination.results)
+
+
+def is_kept(path: str, folders: tuple[str, ...] = ()) -> bool:
+    """Whether a snapshot holds the file at `path`."""
+    if _is_below(path, _named(folders)):
+        return True
+    is_loose = str(PurePosixPath(path).parent) == "/"
+    return not _is_below(path, NOT_KEPT) and not (is_loose and path.endswith(STEERING_FILES))
+
+
+def environment_of(examination: Examination) -> dict[str, str]:
+    """The variables that the tests see."""
+    given = {
+        name: value
+        for name, value in examination.variables.items()
+        if not any(name.startswith(each) for each in STEERING)
+    }
+    path = [*PATH, *(each for each in given.get("PATH", "").split(":") if each and each not in PATH)]
+    own = {
+        "PATH": ":".join(path),
+        "HOME": HOME,
+        "TMPDIR": SCRATCH,
+        "PYTHONPATH": f"{SITE}:{TESTS}:{PLACE}",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "VERIFIER_LAST": examination.variables.get("PYTHONPATH", ""),
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_COUNT": str(len(GIT_CONFIG)),
+    }
+    for place, (key, value) in enumerate(GIT_CONFIG.items()):
+        own |= {f"GIT_CONFIG_KEY_{place}": key, f"GIT_CONFIG_VALUE_{place}": value}
+    return given | own | dict(examination.own_variables)
+
+
+def _bring_tests(fresh: Sandbox, tests: Path) -> None:
+    code = (resources.files("rllm.sandbox.inside") / "last_imports.py").read_text(encoding="utf-8")
+    fresh.write(f"{SITE}/sitecustomize.py", code)
+    try:
+        fresh.upload(tests, TESTS)
+    except OSError as error:
+        raise ConfigError(f"The tests in `{tests}` cannot be copied: {error}") from error
+
+
+def _read_results(fresh: Sandbox, ran: ExecResult, names: tuple[str, ...]) -> Examined:
+    results: dict[str, bytes] = {}
+    faults: dict[str, str] = {}
+    for name in names:
+        try:
+            results[name] = fresh.read(f"{LOGS}/{name}", most_bytes=MOST_REWARD_BYTES)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            why = errno.errorcode.get(error.errno or 0)
+            faults[name] = f"no plain file of at most {MOST_REWARD_BYTES} bytes ({why})"
+    return Examined(ran=ran, results=results, faults=faults)
+
+
+def _named(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the folders that a task names, those that are kept and would not be without it."""
+    return tuple(
+        folder
+        for folder in dict.fromkeys(str(PurePosixPath(each)) for each in folders)
+        if _is_below(folder, NOT_KEPT)
+        and folder not in ("/etc", "/usr", "/usr/local", "/usr/share")
+        and not _is_below(folder, NEVER_KEPT)
+        and not any(_is_below(each, (folder,)) for each in NEVER_KEPT)
+    )
+
+
+def _is_below(path: str, folders: tuple[str, ...]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
