@@ -50,6 +50,7 @@ ABOVE_ZERO = [
 ]
 BETWEEN = {
     "algorithm.gamma": (0.0, 1.0),
+    "rollout.max_failed_fraction": (0.0, 1.0),
     "optimizer.final_lr_fraction": (0.0, 1.0),
     "warm_start.noise": (0.0, 1.0),
     "optimizer.beta1": (0.0, math.nextafter(1.0, 0.0)),

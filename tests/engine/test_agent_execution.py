@@ -256,33 +256,27 @@ async def test_breaking_out_cancels_and_closes_what_is_in_flight(
     await settled(lambda: threading.active_count() <= threads_before)
 
 
-@pytest.mark.parametrize(
-    ("trouble", "error"),
-    [
+async def test_what_ends_a_run_leaves_nothing_open(
+    agent_class: Agent, env_class: Env, world: Any, settled: Callable[..., Any]
+) -> None:
+    client = ScriptedClient(_always)
+    engine = AgentExecutionEngine(
+        agent_class, env_class, rollout_engine=client, n_parallel_agents=4, max_failed_fraction=0.0
+    )
+    for trouble, error in [
         ({"answer:1": ("o", None, False, {})}, RewardError),
         ({"answer:2": "nonsense"}, AgentError),
         ({"make": ConfigError("no such key")}, ConfigError),
-    ],
-)
-async def test_a_broken_contract_ends_the_run_with_that_error(
-    agent_class: Agent,
-    env_class: Env,
-    world: Any,
-    settled: Callable[..., Any],
-    trouble: dict[str, Any],
-    error: type[Exception],
-) -> None:
-    client = ScriptedClient(_always)
-    engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=client, n_parallel_agents=4)
-    tasks = _tasks(12)
-    tasks[5]["trouble"] = {1: trouble}
-    async with asyncio.timeout(20.0):
-        with pytest.raises(error):
-            await _all(engine, tasks)
-    assert engine.counts.in_flight == 0
-    assert client.open_sessions == 0
-    # An environment that a thread was just about to make is closed by that thread, a moment later.
-    await settled(lambda: world.num_open == ("make" in trouble))
+    ]:
+        tasks = _tasks(12)
+        tasks[5] = {"task_id": f"bad {error.__name__}", "trouble": {1: trouble}}
+        async with asyncio.timeout(20.0):
+            with pytest.raises(error):
+                await _all(engine, tasks)
+        assert engine.counts.in_flight == 0
+        assert client.open_sessions == 0
+        # An environment that a thread was just about to make is closed by that thread, a moment later.
+        await settled(lambda: world.num_open == ("make" in trouble))  # noqa: B023
 
 
 async def test_two_rollouts_share_nothing(agent_class: Agent, env_class: Env, world: Any) -> None:

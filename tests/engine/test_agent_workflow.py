@@ -129,7 +129,7 @@ async def test_what_a_workflow_raises_is_an_outcome(
     assert trajectory.reward == (None if failed else 1.0)  # a failure is never a zero
     assert episode.is_correct is not failed
     if failed:
-        assert set(episode.info["error"]) == {"type", "message", "traceback"}
+        assert set(episode.info["error"]) == {"type", "message", "place", "traceback"}
 
 
 @pytest.mark.parametrize(
@@ -329,6 +329,7 @@ async def test_execute_tasks_raises_what_made_an_attempt_fail_or_returns_it() ->
     with pytest.raises(ValueError, match="no number") as raised:
         await engine_of(Asks, args={"trouble": trouble}).execute_tasks(TASKS)
     assert "raise_on_error=False" in raised.value.__notes__[0]
+    trouble = raising(ValueError("no number"))
     kept = await engine_of(Asks, args={"trouble": trouble}, raise_on_error=False).execute_tasks(TASKS)
     assert [episode.info["error"]["message"] for episode in kept] == ["no number"] * 4
 

@@ -229,7 +229,7 @@ async def test_an_answer_cut_off_by_its_length_is_played_as_it_is(env_class: Env
         ({"make": ConfigError("no such key")}, ConfigError, "no such key"),
     ],
 )
-async def test_a_broken_contract_is_raised_because_every_rollout_would_break_alike(
+async def test_a_broken_contract_fails_the_rollout_with_its_cause_and_place(
     env_class: Env,
     agent_class: Agent,
     world: Any,
@@ -238,8 +238,11 @@ async def test_a_broken_contract_is_raised_because_every_rollout_would_break_ali
     named: str,
 ) -> None:
     client = ScriptedClient(["a", "b"])
-    with pytest.raises(error, match=named):
-        await run_trajectory(agent_class(), lambda: env_class(trouble=trouble), client)
+    trajectory = await run_trajectory(agent_class(), lambda: env_class(trouble=trouble), client)
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.INFRASTRUCTURE_FAILURE, None)
+    record = trajectory.info["error"]
+    assert (record["type"], record["place"]) == (error.__name__, "environment")
+    assert named in record["message"]
     assert client.open_sessions == 0
     assert [env.num_closed for env in world.made] == ([0] if "make" in trouble else [1])
 
@@ -257,8 +260,26 @@ async def test_an_agent_must_append_one_step_for_each_answer(
                 self.trajectory.steps.pop()
             return action
 
-    with pytest.raises(AgentError, match=f"Miscounting.update_from_model added {1 + extra} steps"):
-        await run_trajectory(Miscounting(), lambda: env_class(), ScriptedClient(["a"]))
+    trajectory = await run_trajectory(Miscounting(), lambda: env_class(), ScriptedClient(["a"]))
+    assert trajectory.outcome is Outcome.INFRASTRUCTURE_FAILURE
+    assert trajectory.info["error"]["place"] == "agent"
+    assert f"Miscounting.update_from_model added {1 + extra} steps" in trajectory.info["error"]["message"]
+
+
+async def test_a_reward_that_an_agent_wrote_into_an_earlier_step_is_checked(
+    env_class: Env, agent_class: Agent
+) -> None:
+    class Generous(agent_class):  # type: ignore[misc, valid-type]
+        def update_from_env(
+            self, observation: Any, reward: float, done: bool, info: Any, **kwargs: Any
+        ) -> None:
+            super().update_from_env(observation, reward, done, info)
+            if done:
+                self.trajectory.steps[0].reward = "much"
+
+    trajectory = await run_trajectory(Generous(), lambda: env_class(), ScriptedClient(["a", "b"]))
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.INFRASTRUCTURE_FAILURE, None)
+    assert "'much' (a str)" in trajectory.info["error"]["message"]
 
 
 async def test_closing_badly_spoils_no_result(env_class: Env, agent_class: Agent) -> None:

@@ -257,6 +257,44 @@ def test_a_broken_environment_ends_the_run_with_its_error(letters: ModuleType, t
         letters.make_trainer(tmp_path / "run", env_class=Unpaid).train()
 
 
+def test_one_bad_answer_of_an_environment_costs_one_episode(letters: ModuleType, tmp_path: Path) -> None:
+    """Not the run: it is counted, with its cause on record. Strict runs end with it."""
+    answers: list[int] = []
+
+    class Moody(letters.LetterEnv):  # type: ignore[name-defined, misc]
+        def step(self, action: Any) -> Any:
+            answers.append(1)
+            moved = super().step(action)
+            return ("", float("nan"), True, {}) if len(answers) == 38 else moved
+
+        @staticmethod
+        def from_dict(info: dict[str, Any]) -> BaseEnv:
+            return Moody(info["letter"])
+
+    run = tmp_path / "run"
+    letters.make_trainer(run, env_class=Moody).train()
+    with EpisodeStore.open(run / "store.sqlite", read_only=True) as store:
+        failed = [
+            each
+            for phase in store.phases()
+            for each in store.episodes(phase)
+            if each.outcome is Outcome.INFRASTRUCTURE_FAILURE
+        ]
+    (episode,) = failed
+    error = episode.trajectories[0].info["error"]
+    assert (error["type"], error["place"]) == ("RewardError", "environment")
+    assert "Moody.step returned nan" in error["message"]
+    lines = read_metrics(run / "metrics.jsonl")
+    counted = [line.get("failed.infrastructure_failure", line.get("failed", 0)) for line in lines]
+    assert sum(counted) == 1
+    answers.clear()
+    strict = letters.make_trainer(
+        tmp_path / "strict", {"rollout": {"max_failed_fraction": 0.0}}, env_class=Moody
+    )
+    with pytest.raises(RewardError, match=r"Moody\.step returned nan"):
+        strict.train()
+
+
 def test_groups_that_all_tie_leave_the_weights_and_are_counted(letters: ModuleType, tmp_path: Path) -> None:
     class Equal(letters.LetterEnv):  # type: ignore[name-defined, misc]
         def step(self, action: Any) -> Any:

@@ -81,7 +81,8 @@ def exit_code_of(work: Callable[[], Any], as_json: bool) -> int:
         _print_error(type(error).__name__, error.format_message(), as_json)
         return BAD_USAGE
     except RllmError as error:
-        _print_error(type(error).__name__, str(error), as_json)
+        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        _print_error(type(error).__name__, message, as_json)
         return error.exit_code
     except ModuleNotFoundError as error:
         extra = extra_of(error.name)

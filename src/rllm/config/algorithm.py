@@ -8,7 +8,7 @@ A key that the chosen estimator or loss does not look at is refused unless it is
 
 from dataclasses import dataclass
 
-from rllm.config.limits import at_least, finite, one_of, positive, unused
+from rllm.config.limits import at_least, finite, one_of, positive, share, unused
 from rllm.config.policies import ESTIMATORS
 from rllm.errors import ConfigError
 
@@ -109,8 +109,8 @@ class AlgorithmConfig:
         if not is_own(self.estimator):
             one_of("algorithm.estimator", self.estimator, tuple(ESTIMATORS))
         one_of("algorithm.credit", self.credit, CREDITS)
-        _between_0_and_1("algorithm.gamma", self.gamma)
-        _between_0_and_1("algorithm.gae_lambda", self.gae_lambda)
+        share("algorithm.gamma", self.gamma)
+        share("algorithm.gae_lambda", self.gae_lambda)
         if self.pass_k == 1 or self.pass_k < 0:
             raise ConfigError(
                 f"`algorithm.pass_k` is {self.pass_k}; the best of several counts, so set it to 2 or more, "
@@ -122,7 +122,7 @@ class AlgorithmConfig:
     def _validate_loss(self) -> None:
         if not is_own(self.loss):
             one_of("algorithm.loss", self.loss, tuple(LOSSES))
-        _between_0_and_1("algorithm.clip_low", self.clip_low)
+        share("algorithm.clip_low", self.clip_low)
         finite("algorithm.clip_high", self.clip_high)
         for name in ("sapo_positive", "sapo_negative"):
             positive(f"algorithm.{name}", getattr(self, name))
@@ -187,8 +187,3 @@ class AlgorithmConfig:
 def is_own(name: str) -> bool:
     """Whether it is a function of the user's, `file.py:function` or `package.module:function`."""
     return ":" in name
-
-
-def _between_0_and_1(key: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"`{key}` is {value}; it must lie between 0 and 1.")

@@ -19,6 +19,11 @@ def positive(key: str, value: float) -> None:
         raise ConfigError(f"`{key}` is {value}; it must be a finite number above 0.")
 
 
+def share(key: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"`{key}` is {value}; it must lie between 0 and 1.")
+
+
 def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"`{key}` is {value!r}; choose one of {', '.join(choices)}.")

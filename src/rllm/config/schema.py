@@ -22,7 +22,7 @@ from rllm.config.learning import (
     validate_groups,
     validate_overlong,
 )
-from rllm.config.limits import at_least, finite, one_of, positive, unused
+from rllm.config.limits import at_least, finite, one_of, positive, share, unused
 from rllm.config.lora import LoraConfig
 from rllm.config.optimizer import OptimizerConfig
 from rllm.config.policies import (
@@ -134,6 +134,11 @@ class RolloutConfig:
     episode_timeout_s: float = 300.0
     retry_limit: int = 3
     """Tries of an episode that infrastructure failed; the policy's own failures are never tried again."""
+    max_failed_fraction: float = 0.5
+    """Share of a batch, and of the latest 64 attempts where that is more, that may fail through no fault of
+    the policy (a reward of NaN, an environment that raises, a judge that is down) before the run ends. 0 is
+    strict: the first failure ends it. 1 leaves it to the first 8 attempts, not all of which may break a
+    contract."""
     stall_timeout_s: float = 0.0
     """A run in which no rollout moves for so long saves a checkpoint and ends; 0 takes twice
     `episode_timeout_s`, and 600 at least."""
@@ -154,6 +159,7 @@ class RolloutConfig:
         positive("rollout.step_timeout_s", self.step_timeout_s)
         positive("rollout.episode_timeout_s", self.episode_timeout_s)
         finite("rollout.stall_timeout_s", self.stall_timeout_s)
+        share("rollout.max_failed_fraction", self.max_failed_fraction)
         positive("rollout.temperature", self.temperature)
         if self.final_temperature != 0.0:
             positive("rollout.final_temperature", self.final_temperature)
@@ -182,8 +188,7 @@ class WarmStartConfig:
         at_least("warm_start.steps", self.steps, 0)
         at_least("warm_start.episodes_per_step", self.episodes_per_step, 1)
         positive("warm_start.learning_rate", self.learning_rate)
-        if not 0.0 <= self.noise <= 1.0:
-            raise ConfigError(f"`warm_start.noise` is {self.noise}; it must lie between 0 and 1.")
+        share("warm_start.noise", self.noise)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 tasks × group_size ──► queue ──► n_parallel_agents workers ──► run_trajectory ──► Episode
                                      │ the environment failed? the same attempt again, up to retry_limit tries
+                                     │ a class broke its contract? this episode fails, against a budget
                                      │ the model failed? asked again in the rollout, up to api_retries times
                                      └ submitted = scored + truncated + failed + cancelled + in flight, always
 """
@@ -16,7 +17,8 @@ from rllm.agents.base import BaseAgent
 from rllm.engine.attempts import EpisodeCounts, Finished, Quota, attempts_at, played
 from rllm.engine.contracts import require_agent_class, require_env_class
 from rllm.engine.environment_pool import EnvironmentPool
-from rllm.engine.rollout import ENVIRONMENT, GRADE, RolloutKey, run_trajectory
+from rllm.engine.failures import FailureBudget, broken_contract, contract_error_of
+from rllm.engine.rollout import AGENT, ENVIRONMENT, GRADE, MODEL, RolloutKey, failed, run_trajectory
 from rllm.engine.settings import client_for, copied, limits_of, require_settings, require_tasks, sampling_of
 from rllm.engine.supervision import LoopWatchdog
 from rllm.engine.turnstile import Turnstile
@@ -69,6 +71,7 @@ class AgentExecutionEngine:
         seed: int = 0,
         overlong_filter: bool = False,
         requires_ids: bool = False,
+        max_failed_fraction: float = 1.0,
         config: Any = None,
     ) -> None:
         """The model is `rollout_engine`, a client, or is made by `engine_name` (`openai`, `vllm` or `local`)
@@ -83,8 +86,12 @@ class AgentExecutionEngine:
 
         `oversampling` starts that many times `group_size` attempts at each task: the first `group_size` that
         finish count, the others are cancelled. Which ones those are depends on timing. `overlong_filter`
-        marks truncated trajectories (`info["masked_out"]`). `requires_ids`: an answer without token ids is a
-        ConfigError, because it cannot be trained on.
+        marks truncated trajectories (`info["masked_out"]`). `requires_ids`: an answer without token ids fails
+        its episode, because it cannot be trained on.
+
+        `max_failed_fraction`: share of the latest attempts that may fail through no fault of the policy
+        before the run ends; 0 is strict. Whatever it is, a run whose first episodes all break a contract
+        ends.
         """
         self.agent_args = dict(agent_args or {})
         self.env_args = dict(env_args or {})
@@ -132,6 +139,7 @@ class AgentExecutionEngine:
         self.overlong_filter = overlong_filter
         self.requires_ids = requires_ids
         self.counts = EpisodeCounts()
+        self.failures = FailureBudget(max_failed_fraction)
         self.rollouts: dict[EpisodeId, Vitals] = {}
         """That are being played."""
         self._blocking_places: set[str] = set()
@@ -216,6 +224,7 @@ class _Run:
         """`wanted`: attempts at each task that are enough; 0 wants all."""
         self.engine = engine
         self.pending = pending
+        self.num_attempts = len(pending)
         self.purpose = purpose
         self.sampling = sampling
         self.pool = EnvironmentPool(engine.env_workers)
@@ -267,7 +276,9 @@ class _Run:
                 finally:
                     del self.engine.rollouts[identity]
                 self.engine.counts.call_retries += vitals.call_retries
-                finished.put_nowait(_episode(identity, task, trajectory, tries))
+                episode = _episode(identity, task, trajectory, tries)
+                self.engine.failures.settle(episode, vitals.failure, self.num_attempts)
+                finished.put_nowait(episode)
         finally:
             if session is not None:
                 session.close()
@@ -285,10 +296,12 @@ class _Run:
         return self._late() or (self.quota is not None and self.quota.is_full(identity.task_id))
 
     def _again(self, trajectory: Trajectory, tries: int, vitals: Vitals) -> bool:
-        """Whether the attempt starts over: only where the environment failed."""
+        """Whether the attempt starts over: only where the environment failed, and did not break its
+        contract."""
         return (
             trajectory.outcome is Outcome.INFRASTRUCTURE_FAILURE
             and trajectory.info["error"]["place"] == ENVIRONMENT
+            and broken_contract(vitals.failure) is None
             and tries < self.engine.retry_limit
             and vitals.stopped is None
             and not self._late()
@@ -309,8 +322,13 @@ class _Run:
         slot: int,
     ) -> Trajectory:
         engine = self.engine
+        try:
+            agent = engine.agent_class(**copied(engine.agent_args))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a user's class may raise anything
+            broken = contract_error_of(error, f"{engine.agent_class.__name__} cannot be made")
+            return failed(Trajectory(), broken, AGENT, vitals)
         trajectory = await run_trajectory(
-            engine.agent_class(**copied(engine.agent_args)),
+            agent,
             lambda: made_of(engine.env_class, copied({**task, **engine.env_args})),
             engine.client,
             pool=self.pool,
@@ -323,8 +341,10 @@ class _Run:
             slot=slot,
             turnstile=self.turnstile,
         )
-        if engine.requires_ids:
-            _require_ids(engine.client, trajectory)
+        if trajectory.reward is None:
+            return trajectory
+        if engine.requires_ids and (missing := _missing_ids(engine.client, trajectory)) is not None:
+            return failed(trajectory, missing, MODEL, vitals)
         if engine.overlong_filter and trajectory.outcome is Outcome.TRUNCATED:
             trajectory.info["masked_out"] = str(trajectory.termination_reason)
         running = 0.0
@@ -334,14 +354,15 @@ class _Run:
         return trajectory
 
 
-def _require_ids(client: ModelClient, trajectory: Trajectory) -> None:
+def _missing_ids(client: ModelClient, trajectory: Trajectory) -> ConfigError | None:
     for number, step in enumerate(trajectory.steps):
         if not step.response_ids:
-            raise ConfigError(
+            return ConfigError(
                 f"{type(client).__name__} answered turn {number + 1} without token ids, so it cannot be "
                 "trained on; use the built-in engine, or a server that returns them (vLLM with "
                 "`return_token_ids`)."
             )
+    return None
 
 
 def _is_correct(trajectory: Trajectory) -> bool:

@@ -7,7 +7,8 @@
       infrastructure failed? the same attempt again, up to retry_limit tries ◄───────┘
 
 What a workflow raises is an outcome with its cause; so is its time being up. A model call that failed for
-good is an infrastructure failure, also where the workflow went on without its answer.
+good is an infrastructure failure, also where the workflow went on without its answer. A workflow that breaks
+its contract, say by a reward of NaN, fails one episode, against a budget.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from typing import Any
 
 from rllm.engine.attempts import EpisodeCounts, Finished, Quota, attempts_at, played
 from rllm.engine.environment_pool import EnvironmentPool
+from rllm.engine.failures import FailureBudget, contract_error_of
 from rllm.engine.published_client import PublishedClient
 from rllm.engine.settings import require_settings, require_tasks
 from rllm.engine.supervision import LoopWatchdog
@@ -72,15 +74,17 @@ class AgentWorkflowEngine:
         deadline_s: float | None = None,
         oversampling: float = 1.0,
         max_workers: int = 64,
+        max_failed_fraction: float = 1.0,
     ) -> None:
         """`rollout_engine` is a model client, or `clients` has one for each policy; `roles` says of which
-        policy a role is and how it samples. `raise_on_error` is for `execute_tasks`; `run` raises only what
-        is wrong for every attempt.
+        policy a role is and how it samples. `raise_on_error` is for `execute_tasks`; `run` raises where the
+        failures are beyond the budget: for it, `max_failed_fraction`, and `oversampling` see
+        `AgentExecutionEngine`.
 
         Time, in seconds: `call_timeout_s` is of one model call, `step_timeout_s` of one call in a thread
         (`Workflow.run_in_executor`), `episode_timeout_s` of an attempt whose workflow has no lower `timeout`,
         `deadline_s` of a whole `run`. `retry_wait_s` is the wait before the first retry of anything, and
-        doubles with each. For `oversampling` see `AgentExecutionEngine`.
+        doubles with each.
         """
         require_settings(
             n_parallel_tasks=n_parallel_tasks,
@@ -124,6 +128,7 @@ class AgentWorkflowEngine:
         self.deadline_s = deadline_s
         self.oversampling = oversampling
         self.counts = EpisodeCounts()
+        self.failures = FailureBudget(max_failed_fraction)
         self.rollouts: dict[EpisodeId, Attempt] = {}
         """That are being played."""
         self._blocking_places: set[str] = set()
@@ -214,6 +219,7 @@ class _Run:
     ) -> None:
         self.engine = engine
         self.pending = pending
+        self.num_attempts = len(pending)
         self.purpose = purpose
         self.sampling = sampling
         self.raise_on_error = raise_on_error
@@ -278,10 +284,13 @@ class _Run:
                 rollouts.pop(identity, None)
             episode.info["tries"] = tries
             if self.raise_on_error and error is not None and episode.outcome in UNPAID:
+                if not isinstance(error, Exception):  # sys.exit() would end the program
+                    error = contract_error_of(error, attempt.name)
                 error.add_note(
                     f"Attempt {identity}, try {tries}; with raise_on_error=False this is an episode."
                 )
                 raise error
+            self.engine.failures.settle(episode, error, self.num_attempts)
             finished.put_nowait(episode)
 
     def _late(self) -> bool:

@@ -1,6 +1,7 @@
-"""What can be known about a user's classes before the first rollout: are they called as they expect?
+"""What can be known about a user's classes before the first rollout, and what is checked of what they return.
 
 agent_class, env_class, arguments ──► signatures and properties ──► nothing, or an AgentError with the mend
+Episode of a workflow or program  ──► types of what it holds    ──┘
 """
 
 import inspect
@@ -8,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllm.agents.base import BaseAgent
+from rllm.engine.places import shortened
 from rllm.environments.base import BaseEnv
 from rllm.errors import AgentError
+from rllm.types.episode import Episode, Step, Trajectory
 
 
 def require_agent_class(agent_class: Any, agent_args: Mapping[str, Any]) -> None:
@@ -52,6 +55,28 @@ def require_env_class(env_class: Any) -> None:
         raise AgentError(
             f"{env_class.__name__}.is_multithread_safe() is {env_class.is_multithread_safe()!r}; it must be "
             "True or False."
+        )
+
+
+def require_episode(episode: Episode, source: str) -> None:
+    """Raises AgentError for an episode of a user's that holds something else than trajectories of steps."""
+    for name, kind in (("trajectories", list), ("artifacts", dict), ("metrics", dict), ("info", dict)):
+        _require_is(getattr(episode, name), kind, f"{source}: `Episode.{name}`")
+    for place, trajectory in enumerate(episode.trajectories):
+        where = f"{source}: trajectory {place}"
+        _require_is(trajectory, Trajectory, where)
+        _require_is(trajectory.name, str, f"{where}, its `name`,")
+        for name, kind in (("steps", list), ("signals", dict), ("info", dict)):
+            _require_is(getattr(trajectory, name), kind, f"{where}, its `{name}`,")
+        for number, step in enumerate(trajectory.steps):
+            _require_is(step, Step, f"{where}, step {number}")
+
+
+def _require_is(value: Any, kind: type, what: str) -> None:
+    if not isinstance(value, kind):
+        raise AgentError(
+            f"{what} is {shortened(repr(value), 200)} (a {type(value).__name__}); it must be a "
+            f"{kind.__name__}."
         )
 
 

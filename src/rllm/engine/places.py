@@ -37,13 +37,25 @@ def spelled(frames: Sequence[FrameType]) -> str:
     return "".join(f"{at.f_code.co_filename}:{at.f_lineno} in {at.f_code.co_name}" for at in chosen)
 
 
+MAX_SHOWN_CHARS = 4000
+"""Of one message: an exception may hold a whole page, and every episode that meets it would."""
+
+
 def shown(error: BaseException) -> str:
-    """The text of any error and its notes, also of one whose own `__str__` raises."""
+    """The text of any error and its notes, also of one whose own `__str__` raises; of a long one the
+    beginning."""
     try:
         notes = "; ".join(getattr(error, "__notes__", ()))
-        return f"{error} ({notes})" if notes else str(error)
+        return shortened(f"{error} ({notes})" if notes else str(error))
     except Exception as broken:  # noqa: BLE001  user code, which may raise anything
         return f"a {type(error).__name__} that cannot be shown: its __str__ raises {type(broken).__name__}"
+
+
+def shortened(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
+    """The text; where it is longer than `max_chars`, its beginning and its whole length."""
+    if len(text) <= max_chars:
+        return text
+    return f"{text[:max_chars]}… ({len(text):,} characters in all)"
 
 
 _FOREIGN = (

@@ -11,14 +11,16 @@ A model call that failed is asked again here, and nowhere else. What the rest be
 
     scored                  the environment said that it is done
     truncated               turns, tokens or time ran out, or the agent said so; the reward is what was earned
-    policy failure          the agent's own code raised
-    infrastructure failure  the environment raised or hung, or the model failed every time: no reward
+    policy failure          the agent's own code raised, or the environment cannot read what the model wrote
+    infrastructure failure  the environment raised or hung, the model failed every time, or a class of the
+                            user's broke its contract, say by a reward of NaN: no reward
     cancelled               nobody wants it any more
+
+Whether failures end the run is for `rllm.engine.failures` to say.
 """
 
 import asyncio
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -26,15 +28,17 @@ from typing import Any, TypeVar
 
 from rllm.agents.base import BaseAgent
 from rllm.engine.environment_pool import EnvironmentPool
+from rllm.engine.failures import CONTRACT_ERRORS, error_record
 from rllm.engine.places import shown
 from rllm.engine.turnstile import Turnstile
 from rllm.engine.vitals import Vitals
 from rllm.engine.world import MakeEnv, World
 from rllm.environments.base import StepResult
-from rllm.errors import AgentError, ConfigError, ContextLengthError, RewardError
+from rllm.errors import AgentError, ContextLengthError, RewardError
 from rllm.inference.asking import Patience, answer_of
 from rllm.inference.client import ModelClient, ModelSession, Tools, takes_tools
 from rllm.inference.reading import no_tools
+from rllm.rewards.evaluator import finite_number
 from rllm.types.budget import BudgetExceeded, BudgetMeter, TokenBudget
 from rllm.types.draws import draw_seed
 from rllm.types.episode import Action, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
@@ -42,10 +46,6 @@ from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingPara
 from rllm.types.task import EpisodeId
 
 T = TypeVar("T")
-
-CONTRACT_ERRORS = (AgentError, RewardError, ConfigError)
-"""A user's class broke its contract, or was given what it cannot honour: every rollout would fail alike, so
-these end the run instead of one episode."""
 
 HURRY_S = 5.0
 """How long a rollout that is cancelled waits for its environment to close; it closes later all the same."""
@@ -82,6 +82,9 @@ class RolloutKey:
 GRADE = "grade"
 """Key of `Trajectory.info`: what the environment said of the answer when it ended the episode."""
 _GRADE_FIELDS = ("is_correct", "extracted", "reason")
+
+PAID = (Outcome.SCORED, Outcome.TRUNCATED)
+"""What ends like this has a reward."""
 
 _SAMPLING_NAMES = tuple(each.name for each in fields(SamplingParams))
 
@@ -122,9 +125,8 @@ async def run_trajectory(
     was handed in.
 
     The reward is the sum of the environment's rewards, and None when something failed: a failure is never a
-    zero. `deadline_at`, by the loop's clock, ends it as its own time limit would. `turnstile` is shared by
-    rollouts that run together. Raises only what is wrong for every rollout: AgentError, RewardError and
-    ConfigError.
+    zero. What failed is in `vitals.failure`. `deadline_at`, by the loop's clock, ends it as its own time
+    limit would. `turnstile` is shared by rollouts that run together.
     """
     used_pool = EnvironmentPool(1) if pool is None else pool
     used_session = client.session((key.episode.task_id, key.episode.attempt)) if session is None else session
@@ -150,6 +152,22 @@ async def run_trajectory(
         trajectory.info["close_error"] = f"{type(close_error).__name__}: {shown(close_error)}"
     trajectory.info["duration_s"] = time.perf_counter() - started
     return trajectory
+
+
+def failed(trajectory: Trajectory, error: BaseException, place: str, vitals: Vitals) -> Trajectory:
+    """The trajectory as one that failed through no fault of the policy: with the cause, without a reward."""
+    vitals.failure = error
+    trajectory.reward = None
+    trajectory.termination_reason, trajectory.outcome = (
+        TerminationReason.ERROR,
+        Outcome.INFRASTRUCTURE_FAILURE,
+    )
+    trajectory.info["error"] = _record(trajectory, error, place)
+    return trajectory
+
+
+def _record(trajectory: Trajectory, error: BaseException, place: str) -> dict[str, Any]:
+    return error_record(error, place) | {"step": len(trajectory.steps)}
 
 
 def _time_up(limits: RolloutLimits, deadline_at: float | None) -> float | None:
@@ -211,9 +229,11 @@ class _Rollout:
                 finally:
                     self.vitals.interrupt = None
         except _Ended as end:
-            return end
+            return self.checked(end)
         except TimeoutError:
             pass
+        except Exception as error:  # noqa: BLE001  the agent broke its contract, or gave what nobody can read
+            return _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, error, AGENT)
         if self.vitals.stopped is not None:
             return _Ended(TerminationReason.UNKNOWN, self.vitals.stopped)
         late = TimeoutError(
@@ -221,6 +241,17 @@ class _Rollout:
             f"{self.vitals.waits_for}."
         )
         return _Ended(TerminationReason.TIMEOUT, Outcome.TRUNCATED, late)
+
+    def checked(self, end: _Ended) -> _Ended:
+        """The end; a failure where something that is no number would have been paid."""
+        try:
+            for step in self.trajectory.steps if end.outcome in PAID else ():
+                step.reward = finite_number(
+                    step.reward, f"{type(self.agent).__name__} set", "a step's reward"
+                )
+        except RewardError as error:
+            return _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, error, AGENT)
+        return end
 
     async def play(self) -> None:
         """Turn after turn; ends by raising _Ended."""
@@ -268,8 +299,6 @@ class _Rollout:
             raise _Ended(spent.reason, Outcome.TRUNCATED, spent) from spent
         except ContextLengthError as error:
             raise _Ended(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED, Outcome.TRUNCATED, error) from error
-        except CONTRACT_ERRORS:
-            raise
         except (Exception, asyncio.CancelledError) as error:
             _let_through_if_cancelled(error)
             raise _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, error, MODEL) from error
@@ -403,8 +432,6 @@ class _Rollout:
         started = time.perf_counter()
         try:
             return await call
-        except CONTRACT_ERRORS:
-            raise
         except TimeoutError as error:
             raise _Ended(
                 TerminationReason.TIMEOUT, Outcome.INFRASTRUCTURE_FAILURE, error, ENVIRONMENT
@@ -423,16 +450,11 @@ class _Rollout:
         trajectory = self.trajectory
         trajectory.termination_reason = end.reason
         trajectory.outcome = end.outcome
-        paid = end.outcome in (Outcome.SCORED, Outcome.TRUNCATED)
+        paid = end.outcome in PAID
         trajectory.reward = sum(step.reward for step in trajectory.steps) if paid else None
+        self.vitals.failure = None if paid else end.cause
         if end.cause is not None:
-            trajectory.info["error"] = {
-                "type": type(end.cause).__name__,
-                "message": shown(end.cause),
-                "place": end.place,
-                "step": len(trajectory.steps),
-                "traceback": "".join(traceback.format_exception(end.cause)[-4:]),
-            }
+            trajectory.info["error"] = _record(trajectory, end.cause, end.place)
         if self.vitals.call_retries:
             trajectory.info["call_retries"] = self.vitals.call_retries
         conversation = getattr(self.session, "conversation", None)

@@ -6,7 +6,7 @@
 
 What a program raises is an outcome with its cause; so is its time being up. A failure of the engine behind
 the gateway is tried again in a new session, also when the program swallowed it: it says nothing about the
-policy.
+policy. What the program returned and nobody can read, and a judgement that is no number, fail one episode.
 """
 
 import copy
@@ -22,8 +22,17 @@ from rllm.agents.flow import AgentFlow, as_flow, require_result
 from rllm.data.tasks import task_of
 from rllm.engine.attempts import EpisodeCounts, Finished, attempts_at, played
 from rllm.engine.captured import BrokenOffCall, Captured, joined
+from rllm.engine.contracts import require_episode
+from rllm.engine.failures import (
+    CONTRACT_ERRORS,
+    FailureBudget,
+    broken_contract,
+    contract_error_of,
+    error_record,
+)
+from rllm.engine.places import shown
 from rllm.engine.program_threads import OutOfTime, ProgramRunner
-from rllm.engine.rollout import CONTRACT_ERRORS
+from rllm.engine.rollout import MODEL
 from rllm.engine.vitals import LiveRollout, Vitals, live_of
 from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
 from rllm.gateway.wire import CallRecord
@@ -34,6 +43,8 @@ from rllm.types.evaluation import EvalOutput
 from rllm.types.messages import SamplingParams
 from rllm.types.task import AgentConfig, EpisodeId, Task
 
+PROGRAM, EVALUATOR = "program", "evaluator"
+"""Where an episode failed: `info["error"]["place"]`; else at the model."""
 TRAINING = "train"
 """What the purpose of a run begins with whose episodes are trained on."""
 
@@ -81,10 +92,11 @@ class TracedEngine:
         seed: int = 0,
         sets_max_tokens: bool = True,
         requires_ids: bool = False,
+        max_failed_fraction: float = 1.0,
     ) -> None:
         """`sets_max_tokens`: the `max_tokens` of `sampling` wins over what the program asks for; otherwise
-        the program's own counts. `requires_ids`: a call without token ids is a ConfigError, because it cannot
-        be trained on.
+        the program's own counts. `requires_ids`: a call without token ids fails its episode, because it
+        cannot be trained on. `max_failed_fraction`: see `AgentExecutionEngine`.
         """
         for name, value in (("n_parallel_tasks", n_parallel_tasks), ("retry_limit", retry_limit)):
             if value < 1:
@@ -107,6 +119,7 @@ class TracedEngine:
         self.sets_max_tokens = sets_max_tokens
         self.requires_ids = requires_ids
         self.counts = EpisodeCounts()
+        self.failures = FailureBudget(max_failed_fraction)
         self.rollouts: dict[EpisodeId, Vitals] = {}
         """Of the programs that run."""
         self._runner = ProgramRunner()
@@ -140,10 +153,10 @@ class TracedEngine:
         pending = attempts_at(
             [task_of(task, place) for place, task in enumerate(tasks)], group_size, skip=skip
         )
-        session_sampling = self._session_sampling(sampling)
+        session_sampling, num_attempts = self._session_sampling(sampling), len(pending)
 
         def work(finished: Finished) -> Coroutine[Any, Any, None]:
-            return self._work(pending, finished, purpose, session_sampling)
+            return self._work(pending, num_attempts, finished, purpose, session_sampling)
 
         async with aclosing(played(pending, work, self.num_parallel, self.counts)) as episodes:
             async for episode in episodes:
@@ -175,6 +188,7 @@ class TracedEngine:
     async def _work(
         self,
         pending: list[tuple[EpisodeId, Task]],
+        num_attempts: int,
         finished: Finished,
         purpose: str,
         sampling: dict[str, Any],
@@ -190,13 +204,15 @@ class TracedEngine:
                         self, identity, task, purpose, sampling, self._session_id(identity, purpose), vitals
                     )
                     episode = await attempt.play(self._runner)
-                    if episode.outcome is not Outcome.INFRASTRUCTURE_FAILURE or tries >= self.retry_limit:
+                    failed = episode.outcome is Outcome.INFRASTRUCTURE_FAILURE
+                    if not failed or broken_contract(vitals.failure) or tries >= self.retry_limit:
                         break
                     tries += 1
                     self.counts.retries += 1
             finally:
                 del self.rollouts[identity]
             episode.info["tries"] = tries
+            self.failures.settle(episode, vitals.failure, num_attempts)
             finished.put_nowait(episode)
 
     def _session_id(self, identity: EpisodeId, purpose: str) -> str:
@@ -246,7 +262,7 @@ class _Attempt:
         )
 
     async def play(self, runner: ProgramRunner) -> Episode:
-        """Raises only what is wrong for every attempt: AgentError, RewardError and ConfigError."""
+        """The episode; what made it fail is in `vitals.failure`."""
         engine, flow = self.engine, self.engine.flow
         started_at, started = time.time(), time.perf_counter()
         returned, error, abandoned = None, None, 0
@@ -265,12 +281,14 @@ class _Attempt:
             error, abandoned = late, int(late.abandoned)
         finally:
             await self.session.close()
-        if isinstance(error, CONTRACT_ERRORS):
-            raise error
         program_s = time.perf_counter() - started
         captured = Captured(self.session.traces())
-        self._require_ids(captured)
-        episode = await self._episode(returned, error, captured, runner)
+        self.vitals.failure = None
+        try:
+            episode = await self._episode(returned, error, captured, runner)
+        except Exception as unreadable:  # noqa: BLE001  what users return may hold anything
+            broken = contract_error_of(unreadable, f"What {flow.name} returned cannot be read")
+            episode = self._failed(captured, Outcome.INFRASTRUCTURE_FAILURE, broken, PROGRAM)
         episode.metrics |= captured.counts() | {
             "abandoned_threads": float(abandoned),
             "program_s": program_s,
@@ -291,26 +309,35 @@ class _Attempt:
                 f"{infrastructure.get('message')}"
             )
             cause.__cause__ = error
-            return self._failed(captured, Outcome.INFRASTRUCTURE_FAILURE, cause)
+            return self._failed(captured, Outcome.INFRASTRUCTURE_FAILURE, cause, MODEL)
+        if (broken := broken_contract(error)) is not None:
+            return self._failed(captured, Outcome.INFRASTRUCTURE_FAILURE, broken, PROGRAM)
         if error is not None and cut_off is None:
-            return self._failed(captured, Outcome.POLICY_FAILURE, error)
+            return self._failed(captured, Outcome.POLICY_FAILURE, error, PROGRAM)
+        if (missing := self._missing_ids(captured)) is not None:
+            return self._failed(captured, Outcome.INFRASTRUCTURE_FAILURE, missing, MODEL)
+        result = require_result(self.engine.flow, returned)
+        if result is not None:
+            whole = result if isinstance(result, Episode) else Episode(trajectories=[result])
+            require_episode(whole, f"What {role} returned")
         try:
-            episode, unclaimed = joined(require_result(self.engine.flow, returned), captured, role)
-        except BrokenOffCall as broken:
-            return self._failed(captured, Outcome.INFRASTRUCTURE_FAILURE, broken)
+            episode, unclaimed = joined(result, captured, role)
+        except BrokenOffCall as broken_off:
+            return self._failed(captured, Outcome.INFRASTRUCTURE_FAILURE, broken_off, MODEL)
         self._identify(episode)
         if unclaimed:
             episode.info["unclaimed_calls"] = unclaimed
         episode.metrics["unclaimed_calls"] = float(len(unclaimed))
         outcome = _outcome_of(episode, cut_off)
         if outcome is Outcome.POLICY_FAILURE:
-            return self._failed(captured, outcome, AgentError(f"{role} says that it ended in an error."))
+            ended_in_error = AgentError(f"{role} says that it ended in an error.")
+            return self._failed(captured, outcome, ended_in_error, PROGRAM)
         _settle(episode, outcome)
         try:
-            output = await self._judged(episode, runner)
-        except (InferenceError, OSError, OutOfTime) as judge_failed:  # OSError: TimeoutError is one
-            return self._failed(captured, Outcome.INFRASTRUCTURE_FAILURE, judge_failed)
-        self._pay(episode, output)
+            self._pay(episode, await self._judged(episode, runner))
+        except (*CONTRACT_ERRORS, InferenceError, OSError, OutOfTime) as judge_failed:
+            # An OSError is what the judge's own server caused; TimeoutError is one.
+            return self._failed(captured, Outcome.INFRASTRUCTURE_FAILURE, judge_failed, EVALUATOR)
         return episode
 
     async def _judged(self, episode: Episode, runner: ProgramRunner) -> EvalOutput:
@@ -332,7 +359,7 @@ class _Attempt:
         where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in place)
         raise RewardError(
             f"The evaluator {evaluator.name} failed on task {self.task.id!r} with "
-            f"{type(error).__name__}: {error}{where}"
+            f"{type(error).__name__}: {shown(error)}{where}"
         ) from error
 
     def _pay(self, episode: Episode, output: EvalOutput) -> None:
@@ -352,16 +379,13 @@ class _Attempt:
         if output.metadata:
             episode.info["evaluation"] = output.metadata
 
-    def _failed(self, captured: Captured, outcome: Outcome, cause: BaseException) -> Episode:
+    def _failed(self, captured: Captured, outcome: Outcome, cause: BaseException, place: str) -> Episode:
         """An episode without a reward, with all that was sampled and the cause."""
+        self.vitals.failure = cause
         episode, _ = joined(None, captured, self.engine.flow.name)
         self._identify(episode)
         episode.termination_reason = _reason_of(cause, captured)
-        episode.info["error"] = {
-            "type": type(cause).__name__,
-            "message": str(cause),
-            "traceback": "".join(traceback.format_exception(cause)[-12:]),
-        }
+        episode.info["error"] = error_record(cause, place)
         _settle(episode, outcome)
         episode.trajectories[0].info["error"] = episode.info["error"]
         return episode
@@ -373,11 +397,11 @@ class _Attempt:
         for trajectory in episode.trajectories:
             trajectory.task = self.row
 
-    def _require_ids(self, captured: Captured) -> None:
-        if self.engine.requires_ids:
-            for record in captured.answered:
-                if record.no_ids_because:
-                    raise ConfigError(f"Call {record.id} cannot be trained on: {record.no_ids_because}")
+    def _missing_ids(self, captured: Captured) -> ConfigError | None:
+        for record in captured.answered if self.engine.requires_ids else ():
+            if record.no_ids_because:
+                return ConfigError(f"Call {record.id} cannot be trained on: {record.no_ids_because}")
+        return None
 
 
 def _without_answers(metadata: Mapping[str, Any]) -> dict[str, Any]:

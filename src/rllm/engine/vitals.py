@@ -41,6 +41,8 @@ class Vitals:
     waits_for: str = "its turn"
     call_retries: int = 0
     """Model calls that were asked again."""
+    failure: BaseException | None = None
+    """What made its latest try fail."""
     stopped: Outcome | None = None
     """What it counts as when it was told to stop."""
     interrupt: Callable[[], None] | None = None

@@ -2,12 +2,14 @@
 
 WorkflowSettings ──► Attempt(identity, task) ──► workflow.run ──► Episode, None or an exception ──► Episode
                          └ its own RolloutEngine: calls end with the attempt, environments are closed
+
+Nothing that a workflow does ends more than its attempt: not what it raises or returns, not a cancellation
+that it swallows. What it returns after its time was up does not count.
 """
 
 import asyncio
 import inspect
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -15,8 +17,12 @@ from functools import partial
 from typing import Any
 
 from rllm.engine.claims import claimed
+from rllm.engine.containment import contained
+from rllm.engine.contracts import require_episode
 from rllm.engine.environment_pool import EnvironmentPool
-from rllm.engine.rollout import CONTRACT_ERRORS
+from rllm.engine.failures import CONTRACT_ERRORS, broken_contract, contract_error_of, error_record, leaves_of
+from rllm.engine.places import shortened, shown
+from rllm.engine.rollout import MODEL
 from rllm.engine.settings import copied
 from rllm.engine.vitals import Vitals
 from rllm.errors import AgentError, ConfigError, InferenceError
@@ -24,12 +30,14 @@ from rllm.inference.asking import Patience
 from rllm.inference.rollout_engine import Client, RecordedCall, RoleSettings, RolloutEngine
 from rllm.rewards.evaluator import finite_number
 from rllm.types.budget import BudgetExceeded, TokenBudget
-from rllm.types.episode import Episode, Outcome, TerminationEvent, TerminationReason, Trajectory
+from rllm.types.episode import Episode, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, Task
 from rllm.workflows.workflow import Workflow
 
 AnyTask = Task | Mapping[str, Any]
+WORKFLOW = "workflow"
+"""Where an attempt failed: `info["error"]["place"]`; else at the model."""
 UNPAID = (Outcome.POLICY_FAILURE, Outcome.INFRASTRUCTURE_FAILURE, Outcome.CANCELLED)
 """What ends like this has no reward."""
 
@@ -72,6 +80,11 @@ class _End:
     reason: TerminationReason
     outcome: Outcome
     error: BaseException | None = None
+    place: str = WORKFLOW
+    timed_out: bool = False
+    """The engine ended it; a workflow may say of itself that its time was up."""
+    abandoned: bool = False
+    """The workflow did not end when it was told to, and is left behind."""
 
 
 class Attempt:
@@ -106,6 +119,7 @@ class Attempt:
         self.pool = pool
         self.name = settings.workflow_cls.__name__
         self.workflow: Workflow | None = None
+        self._broke_contract = False
 
     def make(self) -> Workflow:
         """The workflow. Raises AgentError for a class that cannot be made."""
@@ -118,9 +132,9 @@ class Attempt:
             )
         except (*CONTRACT_ERRORS, InferenceError, OSError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             raise AgentError(
-                f"{self.name} cannot be made: {type(error).__name__}: {error}; `workflow_args` has "
+                f"{self.name} cannot be made: {type(error).__name__}: {shown(error)}; `workflow_args` has "
                 f"{', '.join(settings.workflow_args) or 'nothing'}."
             ) from error
         if not hasattr(self.workflow, "rollout_engine"):
@@ -131,13 +145,15 @@ class Attempt:
         return self.workflow
 
     async def play(self) -> tuple[Episode, BaseException | None]:
-        """The episode, and what made it fail. Raises only what is wrong for every attempt."""
+        """The episode, and what made it fail."""
         started_at, started = time.time(), time.perf_counter()
         returned: Episode | None = None
+        abandoned = False
         try:
             returned, end = await self._run()
+            abandoned = end.abandoned
         finally:
-            closing = asyncio.ensure_future(self.close())
+            closing = asyncio.ensure_future(self.close(abandoned=abandoned))
             try:
                 close_errors = await asyncio.shield(closing)
             except asyncio.CancelledError:
@@ -145,33 +161,40 @@ class Attempt:
                 raise
         failure = self.rollout_engine.failure
         if failure is not None and end.outcome is not Outcome.CANCELLED:
-            end = _End(reason=TerminationReason.ERROR, outcome=Outcome.INFRASTRUCTURE_FAILURE, error=failure)
-        episode = self._episode(returned, end)
+            end = _failed(failure, place=MODEL)
+        try:
+            episode = self._episode(returned, end)
+            self._account(episode)
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001  of users' classes
+            end = _failed(contract_error_of(error, f"The episode of {self.name} cannot be read"))
+            episode = self._settled(self._of_calls(), end)
+            self._account(episode)
         if close_errors:
             episode.info["close_errors"] = close_errors
-        self._account(episode)
         episode.metrics |= {
             "calls": float(len(self.rollout_engine.calls)),
             "retried_calls": float(self.rollout_engine.num_retries),
+            "abandoned_attempts": float(abandoned),
             "started_at": started_at,
             "duration_s": time.perf_counter() - started,
         }
         return episode, end.error
 
     def may_start_over(self, episode: Episode) -> bool:
-        """Whether another try may help: not for a model call, which has been asked again already."""
+        """Whether another try may help: not for a model call, which has been asked again already, nor for a
+        broken contract."""
         failed = episode.outcome is Outcome.INFRASTRUCTURE_FAILURE
-        return failed and self.rollout_engine.failure is None
+        return failed and self.rollout_engine.failure is None and not self._broke_contract
 
-    async def close(self) -> list[str]:
+    async def close(self, *, abandoned: bool = False) -> list[str]:
         """End its calls and close its environments; what they raise is kept beside the result."""
-        await self.rollout_engine.close()
+        await self.rollout_engine.close(abandoned=abandoned)
         errors: list[str] = []
         for env in [] if self.workflow is None else self.workflow.release_environments():
             try:
                 await self.pool.call(env.close, timeout_s=self.settings.step_timeout_s)
             except Exception as error:  # noqa: BLE001  a user's close() may raise anything
-                errors.append(repr(error))
+                errors.append(f"{type(error).__name__}: {shown(error)}")
         return errors
 
     def _note_answer(self, call: RecordedCall) -> None:
@@ -182,30 +205,51 @@ class Attempt:
 
     async def _run(self) -> tuple[Episode | None, _End]:
         loop = asyncio.get_running_loop()
-        limit = None
+        if self.vitals.stopped is not None:
+            return None, _End(reason=TerminationReason.UNKNOWN, outcome=self.vitals.stopped)
         try:
             workflow = self.make()
-            time_up = loop.time() + min(workflow.timeout, self.settings.episode_timeout_s)
-            time_up = time_up if self.deadline_at is None else min(time_up, self.deadline_at)
-            async with asyncio.timeout_at(time_up) as limit:
-                self.vitals.interrupt = partial(limit.reschedule, loop.time())
-                returned = await workflow.run(self.task, str(self.identity))
         except Exception as error:  # noqa: BLE001  the one place where it becomes an outcome
-            if self.vitals.stopped is not None:
-                return None, _End(reason=TerminationReason.UNKNOWN, outcome=self.vitals.stopped)
-            return None, _ended_by(error, timed_out=limit is not None and limit.expired())
-        finally:
-            self.vitals.interrupt = None
-        if returned is None:
-            return None, _End(reason=TerminationReason.UNKNOWN, outcome=Outcome.SCORED)
-        if not isinstance(returned, Episode):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise AgentError(
-                f"{self.name}.run returned {returned!r:.200} (a {type(returned).__name__}); return an "
-                "Episode, or None for the episode of what was committed."
+            return None, _ended_by(error)
+        limit_s = min(workflow.timeout, self.settings.episode_timeout_s)
+        time_up = loop.time() + limit_s
+        time_up = time_up if self.deadline_at is None else min(time_up, self.deadline_at)
+        ended = await contained(workflow.run(self.task, str(self.identity)), time_up, self._let_interrupt)
+        self.vitals.interrupt = None
+        if self.vitals.stopped is not None:
+            return None, _End(
+                reason=TerminationReason.UNKNOWN, outcome=self.vitals.stopped, abandoned=ended.abandoned
             )
-        if returned.termination_reason is TerminationReason.UNKNOWN:
-            returned.termination_reason = TerminationReason.ENV_DONE
-        return returned, _end_of(returned.termination_reason)
+        if ended.timed_out:
+            left = ", nor after it was told to end: it is left behind" if ended.abandoned else ""
+            late = TimeoutError(f"{self.name}.run had not returned when its time was up{left}.")
+            return None, _End(
+                reason=TerminationReason.TIMEOUT,
+                outcome=Outcome.TRUNCATED,
+                error=late,
+                timed_out=True,
+                abandoned=ended.abandoned,
+            )
+        if ended.error is not None:
+            return None, _ended_by(ended.error)
+        return self._returned(ended.value)
+
+    def _let_interrupt(self, interrupt: Callable[[], None]) -> None:
+        self.vitals.interrupt = interrupt
+
+    def _returned(self, value: Any) -> tuple[Episode | None, _End]:
+        if value is None:
+            return None, _End(reason=TerminationReason.UNKNOWN, outcome=Outcome.SCORED)
+        if not isinstance(value, Episode):
+            return None, _failed(
+                AgentError(
+                    f"{self.name}.run returned {shortened(repr(value), 200)} (a {type(value).__name__}); "
+                    "return an Episode, or None for the episode of what was committed."
+                )
+            )
+        if value.termination_reason is TerminationReason.UNKNOWN:
+            value.termination_reason = TerminationReason.ENV_DONE
+        return value, _end_of(value.termination_reason)
 
     def _episode(self, returned: Episode | None, end: _End) -> Episode:
         """The episode, identified, settled, and paid unless it failed."""
@@ -221,13 +265,29 @@ class Attempt:
                 "postprocess_episode",
                 lambda: workflow.postprocess_episode(workflow.collect_trajectories(), end.reason),
             )
+        require_episode(episode, f"The episode of {self.name}")
+        return self._settled(episode, end)
+
+    def _of_calls(self) -> Episode:
+        """What was sampled, where the workflow's own episode cannot be read: one trajectory a role."""
+        by_role: dict[str, Trajectory] = {}
+        for call in self.rollout_engine.calls:
+            role = call.role or Trajectory().name
+            trajectory = by_role.setdefault(role, Trajectory(name=role))
+            trajectory.steps.append(Step.from_model_output(call.output, call.messages))
+        return Episode(trajectories=list(by_role.values()))
+
+    def _settled(self, episode: Episode, end: _End) -> Episode:
+        """The same episode, with who and what it is, and how it ended."""
         episode.task, episode.id = self.task, str(self.identity)
         episode.task_id, episode.rollout_idx = self.identity.task_id, self.identity.attempt
-        episode.is_correct = bool(episode.is_correct) and end.outcome not in UNPAID
+        may_be_correct = end.outcome not in UNPAID and not end.timed_out
+        episode.is_correct = bool(episode.is_correct) and may_be_correct
         for name, value in episode.metrics.items():
             episode.metrics[name] = finite_number(value, f"{self.name} set", f"the metric {name!r}")
         if end.error is not None:
-            episode.info["error"] = _described(end.error)
+            episode.info["error"] = error_record(end.error, end.place)
+        self._broke_contract = broken_contract(end.error) is not None
         episode.outcome, episode.termination_reason = end.outcome, end.reason
         for trajectory in episode.trajectories:
             self._settle(trajectory, end)
@@ -273,12 +333,14 @@ class Attempt:
             episode = call()
         except CONTRACT_ERRORS:
             raise
-        except Exception as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             raise AgentError(
-                f"{self.name}.{hook} failed on {self.identity} with {type(error).__name__}: {error}"
+                f"{self.name}.{hook} failed on {self.identity} with {type(error).__name__}: {shown(error)}"
             ) from error
         if not isinstance(episode, Episode):
-            raise AgentError(f"{self.name}.{hook} returned {episode!r:.200}; return the Episode.")
+            raise AgentError(
+                f"{self.name}.{hook} returned {shortened(repr(episode), 200)}; return the Episode."
+            )
         return episode
 
 
@@ -299,14 +361,20 @@ class _Threads(Executor):
         return asyncio.run_coroutine_threadsafe(call(), self._loop)
 
 
-def _ended_by(error: Exception, *, timed_out: bool) -> _End:
-    """What an exception makes of an attempt. Raises what is wrong for every attempt."""
-    causes = _leaves(error)
-    for cause in causes:
-        if isinstance(cause, CONTRACT_ERRORS):
-            raise cause
-    if timed_out:
-        return _End(reason=TerminationReason.TIMEOUT, outcome=Outcome.TRUNCATED, error=error)
+def _failed(error: BaseException, place: str = WORKFLOW) -> _End:
+    return _End(
+        reason=TerminationReason.ERROR,
+        outcome=Outcome.INFRASTRUCTURE_FAILURE,
+        error=error,
+        place=place,
+    )
+
+
+def _ended_by(error: BaseException) -> _End:
+    """What an exception makes of an attempt."""
+    if (broken := broken_contract(error)) is not None:
+        return _failed(broken)
+    causes = leaves_of(error)
     for cause in causes:
         if isinstance(cause, InferenceError | OSError):  # TimeoutError is an OSError
             reason = TerminationReason.TIMEOUT if isinstance(cause, TimeoutError) else TerminationReason.ERROR
@@ -327,21 +395,6 @@ def _end_of(reason: TerminationReason) -> _End:
         error = AgentError("The workflow says that it ended in an error.")
         return _End(reason=reason, outcome=Outcome.POLICY_FAILURE, error=error)
     return _End(reason=reason, outcome=Outcome.TRUNCATED if reason.is_limit else Outcome.SCORED)
-
-
-def _leaves(error: Exception) -> list[Exception]:
-    """The errors in a group of errors, such as a TaskGroup raises."""
-    if not isinstance(error, ExceptionGroup):
-        return [error]
-    return [leaf for each in error.exceptions for leaf in _leaves(each)]
-
-
-def _described(error: BaseException) -> dict[str, str]:
-    return {
-        "type": type(error).__name__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)[-12:]),
-    }
 
 
 def _require_workflow(workflow_cls: Any, workflow_args: dict[str, Any]) -> None:

@@ -97,6 +97,7 @@ class RolloutEngine:
         self._failed: dict[str, Exception] = {}
         self._asking: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._is_abandoned = False
 
     @property
     def failure(self) -> Exception | None:
@@ -127,6 +128,8 @@ class RolloutEngine:
         reached.
         """
         if self._closed:
+            if self._is_abandoned:
+                await asyncio.get_running_loop().create_future()  # an error would only be asked again
             raise InferenceError(
                 "The attempt is over, so its model answers no more; await every call in run()."
             )
@@ -170,9 +173,12 @@ class RolloutEngine:
         conversation.known_tokens = meter.known_tokens
         return output
 
-    async def close(self) -> None:
-        """End what the workflow left behind: calls that nobody awaits are cancelled, later ones refused."""
-        self._closed = True
+    async def close(self, *, abandoned: bool = False) -> None:
+        """End what the workflow left behind: calls that nobody awaits are cancelled, later ones refused.
+
+        `abandoned`: the workflow does not end and swallows every error, so later calls never come back.
+        """
+        self._closed, self._is_abandoned = True, abandoned
         left = self._asking - {asyncio.current_task()}
         for task in left:
             task.cancel()

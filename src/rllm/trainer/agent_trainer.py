@@ -279,6 +279,7 @@ class AgentTrainer:
             trajectory_timeout=config.rollout.episode_timeout_s,
             step_timeout_s=config.rollout.step_timeout_s,
             retry_limit=config.rollout.retry_limit,
+            max_failed_fraction=config.rollout.max_failed_fraction,
             max_workers=config.rollout.env_workers,
             max_prompt_length=0,  # `inference.max_context` is the limit
             max_response_length=0,

@@ -23,6 +23,7 @@ CALL_COUNTS = (
     "partial_calls",
     "failed_calls",
     "abandoned_threads",
+    "abandoned_attempts",
 )
 """Metrics of an episode that a step adds up."""
 

@@ -103,6 +103,7 @@ async def program_engine(
             episode_timeout_s=rollout.episode_timeout_s,
             evaluator_timeout_s=rollout.step_timeout_s,
             retry_limit=rollout.retry_limit,
+            max_failed_fraction=rollout.max_failed_fraction,
             seed=config.seed,
             sets_max_tokens=rollout.max_tokens_per_turn > 0,
             requires_ids=True,

@@ -69,6 +69,7 @@ def workflow_engine(
         workflow_args,
         n_parallel_tasks=rollout.num_parallel,
         retry_limit=rollout.retry_limit,
+        max_failed_fraction=rollout.max_failed_fraction,
         raise_on_error=False,
         clients=clients,
         roles=_role_settings(config),

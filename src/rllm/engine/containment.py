@@ -1,0 +1,83 @@
+"""A coroutine of a user's in the engine's own loop: whatever it does, the engine goes on.
+
+    contained(coroutine, time_up) ──► Ended(value or error)     it came to an end by itself
+                                  ──► Ended(timed_out=True)     its time was up, however it then ended
+                                  ──► Ended(abandoned=True)     nor did it end in the grace period
+
+What it raises is handed over, CancelledError and SystemExit included, which would otherwise end the loop. One
+that is told to end and swallows that is told again, then closed, then left behind where nobody waits for it.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+GRACE_S = 1.0
+"""How long a coroutine may take to end when it is told to."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Ended:
+    """How a coroutine ended."""
+
+    value: Any = None
+    error: BaseException | None = None
+    timed_out: bool = False
+    """Its time was up, or somebody stopped it; what it returned or raised afterwards does not count."""
+    abandoned: bool = False
+    """It did not end, and runs on."""
+
+
+async def contained(
+    coroutine: Coroutine[Any, Any, Any],
+    time_up: float,
+    on_start: Callable[[Callable[[], None]], None],
+) -> Ended:
+    """Run it until it ends or `time_up`, by the loop's clock.
+
+    `on_start` gets a function that ends it at once. Whoever waits here and is cancelled ends it as well.
+    """
+    loop = asyncio.get_running_loop()
+    stopped = loop.create_future()
+    on_start(lambda: None if stopped.done() else stopped.set_result(None))
+    timer = loop.call_at(time_up, lambda: None if stopped.done() else stopped.set_result(None))
+    running = asyncio.create_task(_ended(coroutine))
+    try:
+        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        await _end(running, coroutine)
+        raise
+    finally:
+        timer.cancel()
+    if running.done() and loop.time() < time_up and not stopped.done():
+        return running.result()
+    await _end(running, coroutine)
+    return Ended(timed_out=True, abandoned=not running.done())
+
+
+async def _ended(coroutine: Coroutine[Any, Any, Any]) -> Ended:
+    try:
+        return Ended(value=await coroutine)
+    except (GeneratorExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  of a user's code, which may raise anything
+        return Ended(error=error)
+
+
+async def _end(running: "asyncio.Task[Ended]", coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Cancel it until it has ended or the grace period is over; then take it out of its task."""
+    until = asyncio.get_running_loop().time() + GRACE_S
+    while not running.done() and (left_s := until - asyncio.get_running_loop().time()) > 0.0:
+        running.cancel()
+        with suppress(asyncio.CancelledError):  # somebody is in a hurry, and gets what is left of the grace
+            await asyncio.wait({running}, timeout=min(left_s, GRACE_S / 4))
+    with suppress(RuntimeError):  # it swallows this as well
+        coroutine.close()
+    if running.done():
+        return
+    running.cancel()  # wakes a task whose coroutine is closed, so that it ends
+    # Nobody waits for it when the loop ends; it would hold up the end of the program for ever.
+    asyncio._unregister_task(running)
+    running._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,150 @@
+"""What a failed episode is on record as, and how many failures end a run.
+
+    exception ──► error_record ──► info["error"]: type, message, place, traceback
+        │
+        └──► FailureBudget ──► nothing; or it ends the run:
+                 every one of the first episodes broke a contract    with that very error
+                 more of the latest attempts failed than may         with their number and most frequent cause
+
+A reward of NaN or a wrong type from a user's class fails the episode that met it. Only a budget ends a run:
+one bad answer of an environment does not cost hours of work.
+"""
+
+import logging
+import traceback
+from collections import Counter, deque
+from typing import Any
+
+from rllm.engine.places import MAX_SHOWN_CHARS, shortened, shown
+from rllm.errors import AgentError, ConfigError, InferenceError, RewardError, RllmError
+from rllm.types.episode import Episode, Outcome
+
+log = logging.getLogger(__name__)
+
+CONTRACT_ERRORS = (AgentError, RewardError, ConfigError)
+"""A user's class broke its contract, or cannot honour what it was given; it would do so again, so the episode
+is not tried again."""
+
+MAX_INITIAL_FAILURES = 8
+"""Episodes from the first on that all broke a contract: the others would as well."""
+WINDOW = 64
+"""Attempts, the latest ones, whose failures are counted; a whole batch where that is larger."""
+_MAX_FRAMES = 12
+
+
+def leaves_of(error: BaseException) -> list[BaseException]:
+    """The errors in a group of errors, such as a TaskGroup raises; the error itself where it is none."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for each in error.exceptions for leaf in leaves_of(each)]
+
+
+def broken_contract(error: BaseException | None) -> BaseException | None:
+    """The error, or the one in a group of them, that says that a contract was broken."""
+    leaves = [] if error is None else leaves_of(error)
+    return next((each for each in leaves if isinstance(each, CONTRACT_ERRORS)), None)
+
+
+def contract_error_of(error: BaseException, source: str) -> BaseException:
+    """The broken contract that the error tells of; where it tells of none, `source` is what broke it."""
+    broken = broken_contract(error)
+    if broken is None:
+        broken = AgentError(f"{source}: {type(error).__name__}: {shown(error)}")
+        broken.__cause__ = error
+    return broken
+
+
+def error_record(error: BaseException, place: str) -> dict[str, Any]:
+    """What `info["error"]` holds: type, message, place and traceback, none longer than people read."""
+    frames = traceback.format_exception(error)[-_MAX_FRAMES:]
+    return {
+        "type": type(error).__name__,
+        "message": shown(error),
+        "place": place,
+        "traceback": shortened("".join(shortened(frame) for frame in frames), _MAX_FRAMES * MAX_SHOWN_CHARS),
+    }
+
+
+class FailureBudget:
+    """Counts what failed through no fault of the policy, over the life of an engine."""
+
+    def __init__(self, max_failed_fraction: float) -> None:
+        """Share of the latest attempts that may fail; 0 ends a run with the first failure, 1 with none."""
+        if not 0.0 <= max_failed_fraction <= 1.0:
+            raise ConfigError(
+                f"`max_failed_fraction` is {max_failed_fraction}; it must be a share from 0 (strict: the "
+                "first failure ends the run) to 1 (none does)."
+            )
+        self.max_failed_fraction = max_failed_fraction
+        self._num_initial = 0
+        """Episodes from the first on that broke a contract; -1 when one has not."""
+        self._latest: deque[str] = deque()
+        """The causes of the latest attempts; "" for one that did not fail."""
+        self._window = WINDOW
+        self._num_failed = 0
+        self._warned: set[str] = set()
+
+    def settle(self, episode: Episode, error: BaseException | None, num_attempts: int) -> None:
+        """Count an episode that has ended. Raises what ends the run.
+
+        `error` is what made it fail, `num_attempts` how many attempts its run makes.
+        """
+        if episode.outcome is Outcome.CANCELLED:
+            return
+        failure = error if episode.outcome is Outcome.INFRASTRUCTURE_FAILURE else None
+        self._count(failure, max(WINDOW, num_attempts))
+        if failure is None:
+            self._num_initial = -1
+            return
+        broken = broken_contract(failure)
+        where = f"Episode {episode.id} failed"
+        if self.max_failed_fraction == 0.0:
+            raise _first_failure(broken or failure, where)
+        if broken is None:
+            self._num_initial = -1
+        elif self._num_initial >= 0:
+            self._num_initial += 1
+            if self._num_initial >= min(MAX_INITIAL_FAILURES, num_attempts):
+                broken.add_note(f"All {self._num_initial} episodes so far failed like this.")
+                raise broken
+        self._warn(failure, where)
+        self._require_within_budget(failure)
+
+    def _count(self, failure: BaseException | None, window: int) -> None:
+        self._latest.append("" if failure is None else _cause(failure))
+        self._num_failed += failure is not None
+        while len(self._latest) > window:
+            self._num_failed -= bool(self._latest.popleft())
+        self._window = window
+
+    def _warn(self, failure: BaseException, where: str) -> None:
+        """Once for every kind of failure: the rest are counted."""
+        kind = f"{type(failure).__name__} {shown(failure)[:40]}"
+        if kind not in self._warned and len(self._warned) < WINDOW:
+            self._warned.add(kind)
+            log.warning("%s and is left out: %s", where, _cause(failure))
+
+    def _require_within_budget(self, failure: BaseException) -> None:
+        if self._num_failed <= self.max_failed_fraction * self._window:
+            return
+        (cause, count), *_ = Counter(filter(None, self._latest)).most_common(1)
+        kind = AgentError if broken_contract(failure) else InferenceError
+        raise kind(
+            f"{self._num_failed} of the latest {len(self._latest)} episodes failed, and "
+            f"`max_failed_fraction` is {self.max_failed_fraction:g} of {self._window}; mend the cause or "
+            f"raise it. {count} of them failed with {cause}"
+        ) from failure
+
+
+def _cause(failure: BaseException) -> str:
+    return f"{type(failure).__name__}: {shortened(shown(failure), 400)}"
+
+
+def _first_failure(failure: BaseException, where: str) -> BaseException:
+    """What strict mode raises: the failure itself, where it is one of ours."""
+    if not isinstance(failure, RllmError):
+        wrapped = AgentError(f"{where}: {_cause(failure)}")
+        wrapped.__cause__ = failure
+        failure = wrapped
+    failure.add_note(f"{where}; `max_failed_fraction` is 0, so the first failure ends the run.")
+    return failure
