@@ -111,6 +111,7 @@ class LetterTokenizer:
         environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
         self._template = environment.from_string(template)
         self._texts = [*SPECIAL, *MARKUP]
+        self.max_token_chars = max(map(len, self._texts))
         self._pieces = re.compile("|".join([*map(re.escape, self._texts), "."]), re.DOTALL)
 
     def encode(self, text: str) -> list[int]:

@@ -35,6 +35,7 @@ def build_gateway(
     api_key: str | None = None,
     processed_logprobs: bool = False,
     sends_seeds: bool = True,
+    max_body_mib: int = 32,
 ) -> "Gateway":
     """A gateway in front of other servers: its address is taken, and nothing written yet.
 
@@ -53,7 +54,9 @@ def build_gateway(
         processed_logprobs=processed_logprobs,
         sends_seeds=sends_seeds,
     )
-    return _gateway(Gateway, policy, address, listening_socket(address.host, address.port))
+    return _gateway(
+        Gateway, policy, address, listening_socket(address.host, address.port), max_body_mib << 20
+    )
 
 
 @asynccontextmanager
@@ -67,6 +70,7 @@ async def ids_gateway(
     api_key: str | None = None,
     processed_logprobs: bool = False,
     sends_seeds: bool = True,
+    max_body_mib: int = 32,
 ) -> AsyncIterator["Gateway"]:
     """A gateway that makes the prompts itself, of ids, and lets one vLLM or SGLang server sample.
 
@@ -104,7 +108,8 @@ async def ids_gateway(
         raise
     try:
         policy = LocalPolicy(client, client.facts.model, sends_seeds=sends_seeds)
-        yield _gateway(Gateway, policy, address, listening)
+        max_body_bytes = min(max_body_mib << 20, policy.max_body_bytes)
+        yield _gateway(Gateway, policy, address, listening, max_body_bytes)
     finally:
         await client.close()
 
@@ -151,12 +156,14 @@ async def model_gateway(
         raise
     try:
         policy = LocalPolicy(client, name or model.resolve().name)
-        yield _gateway(Gateway, policy, address, listening)
+        yield _gateway(Gateway, policy, address, listening, policy.max_body_bytes)
     finally:
         await client.close()
 
 
-def _gateway(made: type["Gateway"], policy: "Policy", address: Address, listening: socket) -> "Gateway":
+def _gateway(
+    made: type["Gateway"], policy: "Policy", address: Address, listening: socket, max_body_bytes: int
+) -> "Gateway":
     try:
         return made(
             policy,
@@ -165,6 +172,7 @@ def _gateway(made: type["Gateway"], policy: "Policy", address: Address, listenin
             token=address.token,
             require_session=address.require_session,
             listening=listening,
+            max_body_bytes=max_body_bytes,
         )
     except BaseException:
         listening.close()

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 DIALECTS = ("chat", "completions", "responses", "messages")
 
+_SWITCH_INTERVAL_S = 0.001
 _Command = Callable[..., None]
 
 
@@ -97,6 +99,15 @@ def _address_options(function: _Command) -> _Command:
     "first one that it is sent.",
 )
 @trust_option
+@click.option(
+    "--max-body",
+    "max_body_mib",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    metavar="MIB",
+    help="Largest body of a request, unpacked, in MiB; with --tokenizer less where the context is short.",
+)
 @_address_options
 def gateway(
     upstreams: tuple[str, ...],
@@ -107,6 +118,7 @@ def gateway(
     processed_logprobs: bool,
     no_seeds: bool,
     trust_remote_code: bool,
+    max_body_mib: int,
     **address: Any,
 ) -> None:
     """Capture every model call of any program, in front of vLLM, or of any server that speaks OpenAI's or
@@ -132,6 +144,7 @@ def gateway(
             api_key=_api_key(api_key_env),
             processed_logprobs=processed_logprobs,
             sends_seeds=not no_seeds,
+            max_body_mib=max_body_mib,
         )
 
     def before_one(where: Address) -> AbstractAsyncContextManager["Gateway"]:
@@ -145,6 +158,7 @@ def gateway(
             api_key=_api_key(api_key_env),
             processed_logprobs=processed_logprobs,
             sends_seeds=not no_seeds,
+            max_body_mib=max_body_mib,
         )
 
     _serve(before_servers if tokenizer is None else before_one, **address)
@@ -259,6 +273,8 @@ async def _until_stopped(
         loop.add_signal_handler(each, stop, each)
     async with made(where) as gateway, gateway:
         _collect_garbage_rarely()
+        # Threads that work on large prompts give the interpreter back within a millisecond.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         _print_listening(gateway, where, as_json)
         by = await stopped
         hurry = asyncio.create_task(_stop_at_once(gateway, hurried))

@@ -83,6 +83,8 @@ class CallRequest:
     stream: bool = False
     include_usage: bool = False
     """Chat and completions: send a last chunk with the usage when streaming."""
+    num_bytes: int = 0
+    """Of the body as sent; 0 where there was none. What is large is worked on off the event loop."""
 
 
 @dataclass(kw_only=True, slots=True)

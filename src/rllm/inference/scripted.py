@@ -42,6 +42,8 @@ class CodepointTokenizer:
     `<tool_call>`, a JSON object with `name` and `arguments`, `</tool_call>`, on a line each.
     """
 
+    max_token_chars = 1
+
     def encode(self, text: str) -> list[int]:
         return [END_ID if character == "\0" else ord(character) + 1 for character in text]
 

@@ -1,6 +1,7 @@
 """A Hugging Face tokenizer behind the three verbs that rendering needs."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from rllm.models.foreign import code_refused, json_object, own_class, require_pl
 from rllm.rendering.tools import shown_markup
 from rllm.types.messages import Message
 
+_SHORT_CHARS = 4096
+"""Of a text that is encoded in a few milliseconds."""
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -61,10 +64,19 @@ class HuggingFaceTokenizer:
                 "tokenizer_config.json."
             )
 
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Of the longest token as the vocabulary spells it, where a character stands for a byte or for
+        itself."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
     def encode(self, text: str) -> list[int]:
-        if self._fast is not None:
+        if self._fast is None:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        if len(text) <= _SHORT_CHARS:
             return self._fast.encode(text, add_special_tokens=False).ids
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        # A batch lets go of the interpreter while it works, and so of every other thread.
+        return self._fast.encode_batch([text], add_special_tokens=False)[0].ids
 
     def decode(self, ids: Sequence[int]) -> str:
         decoder = self._tokenizer if self._fast is None else self._fast

@@ -9,6 +9,11 @@ from rllm.types.messages import Message
 class TextTokenizer(Protocol):
     """What rendering needs of a tokenizer."""
 
+    @property
+    def max_token_chars(self) -> int:
+        """Characters of the longest token: a longer text than n times that has more than n tokens."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Ids of the text, special tokens recognised, none added."""
         ...

@@ -33,6 +33,8 @@ _MOST_PER_COMMIT = 1024
 _GATHER_S = 0.004
 """When appends came during a commit there are many: to wait for more halves what each of them costs. One
 that comes alone does not wait."""
+_ENCODED_HERE_BYTES = 256 << 10
+"""What has more bytes is encoded in a thread."""
 _SESSIONS_REMEMBERED = 20_000
 _ROWS_PER_STATEMENT = (64, 16, 4, 1)
 """Few sizes, so that SQLite prepares each statement once."""
@@ -83,9 +85,12 @@ class LedgerWriter:
         self._thread = threading.Thread(target=self._run, name="rllm-ledger", daemon=True)
         self._thread.start()
 
-    async def append(self, records: Sequence[CallRecord]) -> None:
+    async def append(self, records: Sequence[CallRecord], num_bytes: int = 0) -> None:
         """Returns when all of `records` are on disk."""
-        calls, num_deletions = self._encoded(records)
+        if num_bytes > _ENCODED_HERE_BYTES:
+            calls, num_deletions = await asyncio.to_thread(self._encoded, records)
+        else:
+            calls, num_deletions = self._encoded(records)
         loop = asyncio.get_running_loop()
         item = _Append(calls=calls, num_deletions=num_deletions, loop=loop, written=loop.create_future())
         self._put(item)

@@ -41,6 +41,47 @@ def require_answerable(request: CallRequest) -> None:
             )
 
 
+def num_chars(request: CallRequest) -> int:
+    """Of all text that a prompt may be made of; an id counts as one."""
+    chars = 0 if request.prompt is None else len(request.prompt)
+    for message in request.messages:
+        chars += _chars_of(message.get("content"))
+        for call in message.get("tool_calls") or ():
+            chars += _chars_of((call.get("function") or {}).get("arguments"))
+    return chars + sum(map(_chars_of, request.tools))
+
+
+def _chars_of(value: object) -> int:
+    """Of all texts and keys in it; level by level, as bodies may be nested deeply."""
+    if isinstance(value, str):
+        return len(value)
+    chars = 0
+    left: list[object] = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            chars += len(each)
+        elif isinstance(each, dict):
+            left += each.keys()
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    return chars
+
+
+def require_may_fit(chars: int, max_context: int, max_token_chars: int) -> None:
+    """Raises RequestRefused (400) for text that is surely too long, before a token of it is made.
+
+    Encoding takes seconds and 200 bytes of memory for each character that no context could hold.
+    """
+    if chars > max_context * max_token_chars:
+        raise RequestRefused(
+            f"The conversation has {chars} characters, and the context holds {max_context} tokens of at most "
+            f"{max_token_chars} characters; send a shorter one.",
+            code="context_length_exceeded",
+        )
+
+
 @dataclass(slots=True, frozen=True)
 class Reader:
     """Reasoning, text and calls out of what the model wrote."""

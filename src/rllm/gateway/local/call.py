@@ -3,6 +3,7 @@
 TokenPiece ──ChoiceStream──► Piece, Piece, …      ModelOutput ──LocalCall.fill──► Choice
 """
 
+import asyncio
 import hashlib
 from array import array
 from collections.abc import Callable, Sequence
@@ -31,6 +32,10 @@ class SessionState:
     """What the policy remembers of a session."""
 
     tree: ConversationTree
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the tree is read or changed, perhaps by the thread for large prompts."""
+    is_restored: bool = False
+    """The calls that are in the ledger were replayed."""
     times_asked: dict[bytes, int] = field(default_factory=dict[bytes, int])
     """By digest of the prompt: asked again, the same prompt is given other draws."""
 

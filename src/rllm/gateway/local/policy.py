@@ -25,8 +25,15 @@ from rllm.errors import (
     RequestRefused,
 )
 from rllm.gateway.dialects.openai_fields import require_no_seed
-from rllm.gateway.local.asked import grammar_of, reader_of, require_answerable
+from rllm.gateway.local.asked import (
+    grammar_of,
+    num_chars,
+    reader_of,
+    require_answerable,
+    require_may_fit,
+)
 from rllm.gateway.local.call import ChoiceStream, LocalCall, SessionState
+from rllm.gateway.offload import LargeWork
 from rllm.gateway.wire import (
     Answer,
     CallRequest,
@@ -45,6 +52,12 @@ from rllm.types.messages import ModelOutput, SamplingParams
 
 _SESSION_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 _STATE = "local"
+_SHORT_CHARS = 8 << 10
+"""Of a conversation that is rendered and encoded in a few milliseconds."""
+_ESCAPED_CHAR_BYTES = 6
+_OTHER_FIELDS_BYTES = 1 << 20
+_HISTORY = _SHORT_CHARS + 1
+"""Stands for the size of a session that may have calls in the ledger, however short its next one is."""
 
 
 class LocalPolicy:
@@ -60,12 +73,20 @@ class LocalPolicy:
         self.model = model
         self._sends_seeds = sends_seeds
         self._in_flight = 0
+        self._large = LargeWork("prompts", inline_size=_SHORT_CHARS)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """A longer body holds more text than the context, however its JSON spells it."""
+        chars = self.client.max_context * self.client.renderer.tokenizer.max_token_chars
+        return _ESCAPED_CHAR_BYTES * chars + _OTHER_FIELDS_BYTES
 
     async def start(self) -> None:
         """The client runs already."""
 
     async def close(self) -> None:
-        """The client belongs to whoever made it."""
+        """The client stays open: it belongs to whoever made it."""
+        self._large.close()
 
     def models(self) -> list[str]:
         return [self.model]
@@ -79,18 +100,23 @@ class LocalPolicy:
         }
 
     async def count_tokens(self, request: CallRequest) -> int:
-        return len(self._rendered(request))
+        return len(await self._large.run(self._size_of(request), self._rendered, request))
 
     async def answer(self, request: CallRequest, session: PolicySession, emit: Emit | None = None) -> Answer:
-        call = self._prepare(request, session)
+        chars = self._size_of(request)
+        state = self._state_of(session)
+        async with state.lock:
+            work = chars if state.is_restored else _HISTORY
+            call = await self._large.run(work, self._prepare, request, session, state)
         self._in_flight += 1
         try:
             outputs = await self._sample(call, emit)
         finally:
             self._in_flight -= 1
-        for choice in call.answer.choices:
-            if call.turn is not None:
-                call.state.tree.record(call.turn, choice.completion_ids, choice.message())
+        if call.turn is not None:
+            async with state.lock:
+                for choice in call.answer.choices:
+                    state.tree.record(call.turn, choice.completion_ids, choice.message())
         prompt_tokens = len(call.prompt_ids)
         call.answer.usage = {
             "prompt_tokens": prompt_tokens,
@@ -101,11 +127,21 @@ class LocalPolicy:
 
     # ---- before sampling -----------------------------------------------------------------------------------
 
-    def _prepare(self, request: CallRequest, session: PolicySession) -> LocalCall:
+    def _size_of(self, request: CallRequest) -> int:
+        """Characters. Raises RequestRefused for more than any context could hold."""
+        chars = num_chars(request)
+        require_may_fit(chars, self.client.max_context, self.client.renderer.tokenizer.max_token_chars)
+        return chars
+
+    def _prepare(self, request: CallRequest, session: PolicySession, state: SessionState) -> LocalCall:
+        """Maybe in a thread, while `state.lock` is held."""
         require_answerable(request)
         if not self._sends_seeds:
             require_no_seed(request)
-        state = self._state_of(session)
+        if not state.is_restored:
+            for record in session.history():
+                state.replay(record)
+            state.is_restored = True
         tool_format = self._tool_format_for(request)
         plain_format = self.client.renderer.plain_format
         try:
@@ -146,8 +182,6 @@ class LocalPolicy:
         state = session.state.get(_STATE)
         if state is None:
             state = session.state[_STATE] = SessionState(ConversationTree(self.client.renderer))
-            for record in session.history():
-                state.replay(record)
         return state
 
     def _rendered(self, request: CallRequest) -> list[int]:

@@ -9,8 +9,12 @@ from aiohttp import web
 
 from rllm.errors import RequestRefused
 
-MAX_BODY_BYTES = 64 << 20
+MAX_BODY_BYTES = 32 << 20
 MAX_DEPTH = 200
+MAX_CONTAINERS = 500_000
+"""Objects and lists of one body: reading them holds the interpreter, so that nobody else is answered."""
+SMALL_BODY_BYTES = 256 << 10
+"""Of a body that is read and checked in a millisecond or two."""
 _TOO_DEEP = ("recursion", "depth limit")
 """How versions of orjson say that they stopped reading."""
 _TIMEOUT_S = 120.0
@@ -59,6 +63,14 @@ def json_object(body: bytes) -> dict[str, Any]:
     """Raises RequestRefused (400) for what is no JSON object or is nested too deeply to be worked with."""
     if not body:
         raise RequestRefused("The body is empty; send a JSON object.")
+    num_brackets = body.count(b"{") + body.count(b"[")
+    if num_brackets > MAX_CONTAINERS:
+        raise RequestRefused(
+            f"The body has {num_brackets} opening brackets and the limit is {MAX_CONTAINERS}; send fewer "
+            "objects and lists.",
+            status=413,
+            code="body_too_large",
+        )
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -68,7 +80,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestRefused(f"The body is JSON of type {type(value).__name__}; send an object.")
     # Counting brackets is nearly free, and most bodies have fewer than could be too deep.
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
+    if num_brackets > MAX_DEPTH:
         _require_shallow(value)
     return value
 

@@ -133,7 +133,7 @@ class Calls:
         """Record a call that was refused before it began."""
         self.count_refused(error)  # at once: whoever waits for the disk may be cancelled
         around = Circumstances(session=session, retry_key="", started_at=time.time())
-        await self._is_written([error_record(request, error, around)])
+        await self._is_written([error_record(request, error, around)], request.num_bytes)
 
     def count_refused(self, error: RequestRefused) -> None:
         """Count a call of which too little is known to record it."""
@@ -207,7 +207,8 @@ class Calls:
         except Exception as error:  # noqa: BLE001  what a policy or the disk raises becomes data here
             outcome = refusal_of(error)
             call.is_ending = True
-            await self._end_in_error(error_record(call.request, outcome, call.circumstances()), outcome)
+            record = error_record(call.request, outcome, call.circumstances())
+            await self._end_in_error(record, outcome, call.request.num_bytes)
         finally:
             self._in_flight.discard(call)
             call.session.in_flight.discard(call)
@@ -260,7 +261,7 @@ class Calls:
         if session.stored is not None:
             await asyncio.shield(session.stored)
         try:
-            await self._ledger.append(records)
+            await self._ledger.append(records, num_bytes=call.request.num_bytes)
         except CountError:
             if call.key.startswith("i-"):
                 raise
@@ -269,7 +270,7 @@ class Calls:
             self.retries.begin(call.key, call)
             for record in records:
                 record.retry_key = call.key
-            await self._ledger.append(records)
+            await self._ledger.append(records, num_bytes=call.request.num_bytes)
         session.has_history = True
 
     async def _end_partial(self, call: Call, error: RequestRefused, arrived: object) -> None:
@@ -282,19 +283,19 @@ class Calls:
         records = records_of(call.request, arrived, call.circumstances(), CallStatus.PARTIAL, error)
         for record in records:
             record.retry_key = ""  # it answers no retry
-        if await self._is_written(records):
+        if await self._is_written(records, call.request.num_bytes):
             self._counts.ended_partial(time.monotonic())
         else:
             self._counts.ended_in_error(time.monotonic(), _code(error))
 
-    async def _end_in_error(self, record: CallRecord, error: RequestRefused) -> None:
-        await self._is_written([record])
+    async def _end_in_error(self, record: CallRecord, error: RequestRefused, num_bytes: int) -> None:
+        await self._is_written([record], num_bytes)
         self._counts.ended_in_error(time.monotonic(), _code(error))
 
-    async def _is_written(self, records: list[CallRecord]) -> bool:
+    async def _is_written(self, records: list[CallRecord], num_bytes: int) -> bool:
         """Record what is no answer. A full disk does not change what the client is told."""
         try:
-            await self._ledger.append(records)
+            await self._ledger.append(records, num_bytes=num_bytes)
         except Exception as refusal:  # noqa: BLE001  what cannot be recorded is still the client's to hear
             _log.warning("A call that ended as %s could not be recorded: %s", records[0].status, refusal)
             return False

@@ -27,8 +27,9 @@ from rllm.gateway.dialects.base import ClientDialect
 from rllm.gateway.dialects.messages import MessagesDialect
 from rllm.gateway.dialects.registry import DIALECTS
 from rllm.gateway.ledger import Ledger
+from rllm.gateway.offload import LargeWork
 from rllm.gateway.server.auth import Scope, Tokens, require_guarded
-from rllm.gateway.server.bodies import MAX_BODY_BYTES, json_object, read_body
+from rllm.gateway.server.bodies import MAX_BODY_BYTES, SMALL_BODY_BYTES, json_object, read_body
 from rllm.gateway.server.calls import Calls, gateway_closed, refusal_of, session_closed
 from rllm.gateway.server.capture import answer_of
 from rllm.gateway.server.counts import Counts
@@ -88,6 +89,7 @@ class Gateway:
         self._runner: web.ServerRunner | None = None
         self._is_closing = False
         self._pace = Pace()
+        self._large = LargeWork("bodies", inline_size=SMALL_BODY_BYTES)
         self._started_at = 0.0
 
     @property
@@ -163,6 +165,7 @@ class Gateway:
             await self._runner.cleanup()
             await self.calls.finish(0.0)
             await self.policy.close()
+            self._large.close()
         if self._socket is not None:
             self._socket.close()
         if not isinstance(self._ledger_given, Ledger) and hasattr(self, "ledger"):
@@ -281,7 +284,7 @@ class Gateway:
         try:
             body = await read_body(http, self._max_body_bytes)
             await self._pace.take()
-            fields = json_object(body)
+            fields = await self._large.run(len(body), json_object, body)
             session = self.sessions.get(_session_id(http, route, scope, fields))
             fields.pop(
                 "session_id", None
@@ -290,7 +293,8 @@ class Gateway:
             self.calls.count_refused(error)
             raise
         try:
-            request = dialect.parse(fields)
+            request = await self._large.run(len(body), dialect.parse, fields)
+            request.num_bytes = len(body)
         except RequestRefused as error:
             unparsed = CallRequest(dialect=route.dialect, body=fields, model=_text(fields.get("model")))
             await self.calls.refuse(unparsed, session, error)
@@ -336,9 +340,10 @@ class Gateway:
         return await send(http, json_response(reply, headers={"x-request-id": answer.id}))
 
     async def _count_tokens(self, http: web.BaseRequest, route: Route, scope: Scope) -> web.StreamResponse:
-        fields = json_object(await read_body(http, self._max_body_bytes))
+        body = await read_body(http, self._max_body_bytes)
+        fields = await self._large.run(len(body), json_object, body)
         _session_id(http, route, scope, fields)
-        request = _MESSAGES.parse_count(fields)
+        request = await self._large.run(len(body), _MESSAGES.parse_count, fields)
         return json_response({"input_tokens": await self.policy.count_tokens(request)})
 
     def _models(self, route: Route) -> web.StreamResponse:
