@@ -1,5 +1,6 @@
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -157,3 +158,10 @@ def test_the_front_door_finds_its_commands_like_any_group() -> None:
     assert isinstance(rllm, FrontDoor)
     assert isinstance(rllm, Group)
     assert rllm.get_command(click.Context(rllm), "nonsense") is None
+
+
+def test_python_m_rllm_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rllm", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("rllm")

@@ -423,6 +423,15 @@ def test_the_sdk_reads_an_answer(server: ScriptedServer, client: Anthropic) -> N
     assert message.usage.output_tokens == 4
 
 
+def test_where_all_was_cached_the_last_token_counts_as_read(
+    server: ScriptedServer, client: Anthropic
+) -> None:
+    server.says(Choice(text="yes"), usage={"prompt_tokens": 10, "completion_tokens": 1, "cached_tokens": 10})
+    hi: Any = [{"role": "user", "content": "Hi"}]
+    usage = client.messages.create(model="m", max_tokens=9, messages=hi).usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens) == (1, 9)
+
+
 async def test_the_async_sdk_reads_answers_streams_and_counts(server: ScriptedServer) -> None:
     server.says(
         Choice(text="Hello there", reasoning="Hm."), usage={"prompt_tokens": 5, "completion_tokens": 7}

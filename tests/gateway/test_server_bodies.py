@@ -389,3 +389,16 @@ async def test_no_body_makes_the_server_fail(serve: Serve) -> None:
         await asyncio.to_thread(fuzz)
         await post(http, "chat/completions", json.dumps(GOOD).encode())
     gateway.counts.require_conserved(gateway.num_in_flight)
+
+
+async def test_a_temperature_above_two_is_refused_in_every_protocol(serve: Serve) -> None:
+    gateway: Gateway = await serve()
+    asked = {"completions": {"prompt": "hi"}, "responses": {"input": "hi"}}
+    async with aiohttp.ClientSession(headers=bearer(gateway)) as http:
+        for path in POSTS[:4]:
+            for temperature, status in ((2, 200), (2.01, 400), (1e300, 400)):
+                sent = {**asked.get(path, {**GOOD, "max_tokens": 4}), "temperature": temperature}
+                async with http.post(f"{gateway.url}/v1/{path}", json=sent) as reply:
+                    assert reply.status == status, (path, temperature, await reply.text())
+                    if status == 400:
+                        assert "from 0 to 2" in (await read_error(reply, path))["message"]

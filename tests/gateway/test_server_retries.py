@@ -163,9 +163,9 @@ async def test_an_answer_whose_client_left_while_it_was_written_is_kept_for_the_
     gateway: Gateway = await serve()
     append, on_disk = gateway.ledger.append, asyncio.Event()
 
-    async def slow_append(records: Any) -> None:
+    async def slow_append(records: Any, **how: Any) -> None:
         await on_disk.wait()
-        await append(records)
+        await append(records, **how)
 
     async with aiohttp.ClientSession() as http:
         other = await ask(http, gateway)

@@ -157,9 +157,9 @@ async def test_events_of_an_upstream_pass_as_they_are_but_the_last_waits_for_the
     gateway: Gateway = await serve(lambda request: scripted.Say(raw=RAW[path]))
     append, on_disk = gateway.ledger.append, asyncio.Event()
 
-    async def slow_append(records: Any) -> None:
+    async def slow_append(records: Any, **how: Any) -> None:
         await on_disk.wait()
-        await append(records)
+        await append(records, **how)
 
     gateway.ledger.append = slow_append
     reader, writer = await open_stream(gateway, path)

@@ -20,7 +20,14 @@ from rllm.gateway.dialects.messages_output import (
 )
 from rllm.gateway.dialects.messages_stream import MessagesWriter
 from rllm.gateway.dialects.messages_upstream import MessagesUpstream
-from rllm.gateway.dialects.openai_fields import MAX_INTEGER, TEMPLATE_FIELDS, Fields, penalties, refused
+from rllm.gateway.dialects.openai_fields import (
+    MAX_INTEGER,
+    MAX_TEMPERATURE,
+    TEMPLATE_FIELDS,
+    Fields,
+    penalties,
+    refused,
+)
 from rllm.gateway.wire import Answer, CallRequest, Choice, Dialect
 
 __all__ = ["MessagesDialect", "MessagesUpstream"]
@@ -75,7 +82,7 @@ def _request(fields: Fields, *, to_answer: bool) -> CallRequest:
         tool_choice=tool_choice,
         parallel_tool_calls=parallel,
         response_schema=_response_schema(fields),
-        temperature=fields.number("temperature", low=0.0),
+        temperature=fields.number("temperature", low=0.0, high=MAX_TEMPERATURE),
         top_p=top_p,
         top_k=fields.integer("top_k", low=0),
         max_tokens=fields.integer("max_tokens", low=1),

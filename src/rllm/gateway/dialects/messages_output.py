@@ -80,9 +80,10 @@ def stopped(choice: Choice) -> dict[str, Any]:
 
 def usage_object(usage: dict[str, int]) -> dict[str, int]:
     """Tokens read are counted once: those from a cache are not among `input_tokens`."""
-    cached = usage.get("cached_tokens", 0)
+    # The last token is always read anew, because the answer begins with what follows from it.
+    cached = max(0, min(usage.get("cached_tokens", 0), usage.get("prompt_tokens", 0) - 1))
     return {
-        "input_tokens": max(usage.get("prompt_tokens", 0) - cached, 0),
+        "input_tokens": usage.get("prompt_tokens", 0) - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": usage.get("completion_tokens", 0),

@@ -16,6 +16,8 @@ from rllm.gateway.wire import CallRequest
 MAX_CHOICES = 128
 """Upper limit of `n`, as in the OpenAI API."""
 MAX_INTEGER = 2**63 - 1
+MAX_TEMPERATURE = 2.0
+"""As in the OpenAI API, and of what servers behind it take."""
 MAX_STOP_TEXTS = 64
 """OpenAI takes 4. Engines take more, and agents that were written for engines send more."""
 
@@ -211,7 +213,7 @@ def shared_fields(fields: Fields) -> dict[str, Any]:
     top_k = fields.integer("top_k", low=-1)
     return {
         "model": fields.text("model") or "",
-        "temperature": fields.number("temperature", low=0.0),
+        "temperature": fields.number("temperature", low=0.0, high=MAX_TEMPERATURE),
         "top_p": top_p,
         "top_k": None if top_k is None else max(top_k, 0),  # engines write "off" as -1 or as 0
         "max_tokens": _max_tokens(fields),

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllm.errors import RequestRefused
-from rllm.gateway.dialects.openai_fields import MAX_INTEGER, TEMPLATE_FIELDS, Fields, penalties, refused
+from rllm.gateway.dialects.openai_fields import (
+    MAX_INTEGER,
+    MAX_TEMPERATURE,
+    TEMPLATE_FIELDS,
+    Fields,
+    penalties,
+    refused,
+)
 from rllm.gateway.dialects.openai_reply import error_object
 from rllm.gateway.dialects.responses_input import chat_tools, chosen_tools, input_messages, keep_nothing
 from rllm.gateway.dialects.responses_output import finished, output_items, response_head
@@ -53,7 +60,7 @@ class ResponsesDialect:
             tool_choice=tool_choice,
             parallel_tool_calls=fields.flag("parallel_tool_calls", True),
             response_schema=_response_schema(fields),
-            temperature=fields.number("temperature", low=0.0),
+            temperature=fields.number("temperature", low=0.0, high=MAX_TEMPERATURE),
             top_p=top_p,
             top_k=fields.integer("top_k", low=0),
             max_tokens=fields.integer("max_output_tokens", low=1),

@@ -70,7 +70,9 @@ def name_of(stored: bytes) -> str:
 def hold(directory: Path) -> RunDirectory:
     """Take the ledger for this process; `close` lets go. The kernel lets go of a killed one's by itself."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        if not directory.exists():
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, exist_ok=True)
         return RunDirectory(directory, lock_descriptor=take_lock(directory / LOCK))
     except RunInUseError:
         pid = pid_in(directory / LOCK) or "(unknown)"
@@ -89,6 +91,7 @@ def hold(directory: Path) -> RunDirectory:
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
     """Opens, or creates. Only while holding the ledger."""
+    _keep_private(path)
     connection = _connect(f"{path.absolute().as_uri()}?mode=rwc")
     try:
         _require_ledger(connection, path, may_be_empty=True)
@@ -108,6 +111,18 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _keep_private(path: Path) -> None:
+    """What programs and models said is for the owner alone; SQLite's other files get the rights of this one.
+
+    One that an earlier version left open to others is closed to them.
+    """
+    for each in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
+        if each == path:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        if each.exists() and each.stat().st_uid == os.geteuid() and each.stat().st_mode & 0o077:
+            each.chmod(0o600)
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:

@@ -150,6 +150,15 @@ class Ledger:
 
         return self._writing().change(create)
 
+    def try_to_write(self) -> None:
+        """Raises StorageError where a call could not be recorded now. Waits for the disk, twice."""
+        writer = self._writing()
+        # Two transactions: pages that are freed in the one that takes them are never written.
+        writer.change(
+            lambda to: to.execute("INSERT OR REPLACE INTO totals VALUES ('trial', zeroblob(65536))")
+        )
+        writer.change(lambda to: to.execute("DELETE FROM totals WHERE name = 'trial'"))
+
     def session_data(self, session: str) -> dict[str, Any] | None:
         """None when there is no such session; empty when calls were recorded and it was never created."""
         with self._reading() as connection:

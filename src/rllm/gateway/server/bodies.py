@@ -17,7 +17,9 @@ SMALL_BODY_BYTES = 256 << 10
 """Of a body that is read and checked in a millisecond or two."""
 _TOO_DEEP = ("recursion", "depth limit")
 """How versions of orjson say that they stopped reading."""
-_TIMEOUT_S = 120.0
+ARRIVAL_TIMEOUT_S = 30.0
+"""For the head of a request, and for its body before it comes at `_SLOWEST_BYTES_PER_S`."""
+_SLOWEST_BYTES_PER_S = 64 << 10
 _ALWAYS_ALLOWED_BYTES = 1 << 20
 _MAX_RATIO = 200
 """Above the bytes that are always allowed, nothing honest unpacks to more times its size."""
@@ -27,7 +29,9 @@ _MAX_GZIP_MEMBERS = 64
 _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
-async def read_body(http: web.BaseRequest, limit: int = MAX_BODY_BYTES) -> bytes:
+async def read_body(
+    http: web.BaseRequest, limit: int = MAX_BODY_BYTES, timeout_s: float = ARRIVAL_TIMEOUT_S
+) -> bytes:
     """The body, unpacked. Raises RequestRefused: 413 when it is too large, 415 for an unknown encoding."""
     encodings = _encodings(http)
     if http.content_length is not None and http.content_length > limit:
@@ -39,11 +43,10 @@ async def read_body(http: web.BaseRequest, limit: int = MAX_BODY_BYTES) -> bytes
         if http.content.is_eof():  # it is all here, as nearly always
             body = http.content.read_nowait()
         else:
-            async with asyncio.timeout(_TIMEOUT_S):
-                body = await _read(http, limit)
+            body = await _read(http, limit, timeout_s)
     except TimeoutError:
         raise RequestRefused(
-            f"The body did not arrive within {_TIMEOUT_S:.0f} s; send it again.",
+            f"The body came at less than {_SLOWEST_BYTES_PER_S} bytes/s for {timeout_s:g} s; send it again.",
             status=408,
             code="body_timeout",
         ) from None
@@ -125,15 +128,18 @@ def _encodings(http: web.BaseRequest) -> list[str]:
     return encodings
 
 
-async def _read(http: web.BaseRequest, limit: int) -> bytes:
-    chunk = await http.content.readany()
-    if not chunk or http.content.at_eof():
-        return chunk
-    body = bytearray(chunk)
-    while chunk := await http.content.readany():
-        body += chunk
-        if len(body) > limit:
-            raise _too_large("more", limit)
+async def _read(http: web.BaseRequest, limit: int, timeout_s: float) -> bytes:
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    async with asyncio.timeout_at(deadline) as timer:
+        chunk = await http.content.readany()
+        if not chunk or http.content.at_eof():
+            return chunk
+        body = bytearray(chunk)
+        while chunk := await http.content.readany():
+            body += chunk
+            if len(body) > limit:
+                raise _too_large("more", limit)
+            timer.reschedule(deadline + len(body) / _SLOWEST_BYTES_PER_S)
     return bytes(body)
 
 

@@ -29,11 +29,18 @@ from rllm.gateway.dialects.registry import DIALECTS
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.offload import LargeWork
 from rllm.gateway.server.auth import Scope, Tokens, require_guarded
-from rllm.gateway.server.bodies import MAX_BODY_BYTES, SMALL_BODY_BYTES, json_object, read_body
+from rllm.gateway.server.bodies import (
+    ARRIVAL_TIMEOUT_S,
+    MAX_BODY_BYTES,
+    SMALL_BODY_BYTES,
+    json_object,
+    read_body,
+)
 from rllm.gateway.server.calls import Calls, gateway_closed, refusal_of, session_closed
 from rllm.gateway.server.capture import answer_of
 from rllm.gateway.server.counts import Counts
 from rllm.gateway.server.delivery import EventSink, error_response, json_response, send
+from rllm.gateway.server.disk import DiskCheck
 from rllm.gateway.server.http import HttpServer
 from rllm.gateway.server.listening import BACKLOG, listening_socket
 from rllm.gateway.server.management import Management, session_url
@@ -55,7 +62,8 @@ class Gateway:
     `ledger` is one that is open, or the directory of one that is opened at `start` and closed at `close`.
     `token` is made anew when it is empty; None lets everybody in who can connect, and is refused unless
     `host` is this machine alone. With `require_session`, calls of sessions that nobody created get a 404.
-    `listening` is a socket that holds the address already, in place of `port`.
+    `arrival_timeout_s` is the longest time that the head of a request may take, and its body before it comes
+    at a steady pace. `listening` is a socket that holds the address already, in place of `port`.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Gateway:
         require_session: bool = False,
         grace_s: float = 10.0,
         max_body_bytes: int = MAX_BODY_BYTES,
+        arrival_timeout_s: float = ARRIVAL_TIMEOUT_S,
         max_idle_sessions: int = MAX_IDLE_SESSIONS,
         listening: socket.socket | None = None,
     ) -> None:
@@ -82,6 +91,7 @@ class Gateway:
         self._require_session = require_session
         self._grace_s = grace_s
         self._max_body_bytes = max_body_bytes
+        self._arrival_timeout_s = arrival_timeout_s
         self._max_idle_sessions = max_idle_sessions
         self._socket: socket.socket | None = None
         if listening is not None:
@@ -136,10 +146,12 @@ class Gateway:
             self.ledger, require_created=self._require_session, max_idle=self._max_idle_sessions
         )
         self.calls = Calls(self.policy, self.ledger, self.counts)
+        self._disk = DiskCheck(self.ledger)
         self._management = Management(self.ledger, self.sessions, self.calls, self._tokens)
         await self.policy.start()
         server = HttpServer(
             self._handle,
+            head_timeout_s=self._arrival_timeout_s,
             access_log=None,
             auto_decompress=False,
             max_line_size=_LONGEST_LINE,
@@ -164,6 +176,7 @@ class Gateway:
             await self.sessions.stored()
             await self._runner.cleanup()
             await self.calls.finish(0.0)
+            await self._disk.close()
             await self.policy.close()
             self._large.close()
         if self._socket is not None:
@@ -224,7 +237,9 @@ class Gateway:
             case Endpoint.ROOT:
                 return json_response({"object": "gateway", "name": "rllm"})
             case Endpoint.HEALTH:
-                said = health(self.counts, self.policy.health(), now=time.monotonic(), **self._gauges())
+                writable = await self._disk.is_writable()
+                gauges = {"writable": writable, "now": time.monotonic(), **self._gauges()}
+                said = health(self.counts, self.policy.health(), **gauges)
                 return json_response(said, 200 if said["status"] == "ok" else 503)
             case Endpoint.OPENAPI:
                 return json_response(openapi_document())
@@ -282,7 +297,7 @@ class Gateway:
     async def _call(self, http: web.BaseRequest, route: Route, scope: Scope) -> web.StreamResponse:
         dialect = DIALECTS[route.dialect]
         try:
-            body = await read_body(http, self._max_body_bytes)
+            body = await read_body(http, self._max_body_bytes, self._arrival_timeout_s)
             await self._pace.take()
             fields = await self._large.run(len(body), json_object, body)
             session = self.sessions.get(_session_id(http, route, scope, fields))
@@ -340,7 +355,7 @@ class Gateway:
         return await send(http, json_response(reply, headers={"x-request-id": answer.id}))
 
     async def _count_tokens(self, http: web.BaseRequest, route: Route, scope: Scope) -> web.StreamResponse:
-        body = await read_body(http, self._max_body_bytes)
+        body = await read_body(http, self._max_body_bytes, self._arrival_timeout_s)
         fields = await self._large.run(len(body), json_object, body)
         _session_id(http, route, scope, fields)
         request = await self._large.run(len(body), _MESSAGES.parse_count, fields)

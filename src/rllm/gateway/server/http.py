@@ -1,7 +1,8 @@
 """aiohttp's server, whose own refusals speak as the gateway does.
 
 bytes ──parsed──► a request ──► the gateway's handler
-      └─not HTTP──► 400 in the shape of OpenAI's errors, and the connection is closed
+      ├─not HTTP──► 400 in the shape of OpenAI's errors, and the connection is closed
+      └─too slow──► 408 where a part of a head came, and the connection is closed
 """
 
 import asyncio
@@ -16,15 +17,25 @@ from rllm.gateway.server.delivery import error_response
 from rllm.gateway.wire import Dialect
 
 _MAX_CHARS = 200
+_HEAD_TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class HttpServer(web.Server):
-    """One handler for all that is HTTP. `how` is what aiohttp's connections are told."""
+    """One handler for all that is HTTP. `how` is what aiohttp's connections are told.
+
+    `head_timeout_s`: how long the first request of a connection may take to begin, and the head of each one
+    to be whole. Between requests a connection may be idle.
+    """
 
     def __init__(
-        self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], **how: Any
+        self,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        *,
+        head_timeout_s: float,
+        **how: Any,
     ) -> None:
         super().__init__(handler, handler_cancellation=True, **how)
+        self.head_timeout_s = head_timeout_s
         self._how = how
 
     def __call__(self) -> web.RequestHandler:
@@ -32,7 +43,41 @@ class HttpServer(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    __slots__ = ()
+    """`_request_count` and `_waiter` are aiohttp's own: what was parsed, and what waits for a next one."""
+
+    __slots__ = ("_head_timeout_s", "_head_timer")
+
+    def __init__(self, server: HttpServer, **how: Any) -> None:
+        super().__init__(server, **how)
+        self._head_timeout_s = server.head_timeout_s
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._head_timer = self._loop.call_later(self._head_timeout_s, self._give_up)
+
+    def data_received(self, data: bytes) -> None:
+        num_requests = self._request_count
+        super().data_received(data)
+        if self._request_count != num_requests:
+            self._stop_head_timer()
+        elif self._head_timer is None and self._waiter is not None:  # the beginning of a head
+            self._head_timer = self._loop.call_later(self._head_timeout_s, self._give_up)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if self.transport is not None:
+            self.transport.write(_HEAD_TIMED_OUT)
+        self.force_close()
 
     def handle_error(
         self,

@@ -47,12 +47,20 @@ def prometheus_text(
 
 
 def health(
-    counts: Counts, policy: Mapping[str, Any], *, in_flight: int, sessions: int, uptime_s: float, now: float
+    counts: Counts,
+    policy: Mapping[str, Any],
+    *,
+    writable: bool,
+    in_flight: int,
+    sessions: int,
+    uptime_s: float,
+    now: float,
 ) -> dict[str, Any]:
     """What GET /health says. Holds no secret: it is answered to everybody."""
     ended, errored = counts.recent(now)
     return {
-        "status": "ok" if policy.get("healthy", True) else "unhealthy",
+        "status": "ok" if writable and policy.get("healthy", True) else "unhealthy",
+        "ledger": {"writable": writable},
         "uptime_s": round(uptime_s, 3),
         "in_flight": in_flight,
         "queued": policy.get("queued", 0),

@@ -1,0 +1,114 @@
+"""Clients that send slowly, disks that are full, files that others may not read."""
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from rllm.gateway.ledger import Ledger
+from rllm.gateway.server import Gateway
+
+Serve = Callable[..., Any]
+TIMEOUT_S = 0.3
+
+
+async def dripped(gateway: Gateway, begun: bytes) -> tuple[bytes, float]:
+    """What is answered to a request that goes on for ever, a byte at a time, and after how long."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    start = time.perf_counter()
+    writer.write(begun)
+    answer = asyncio.create_task(reader.read())
+    while not answer.done() and begun:
+        await asyncio.wait({answer}, timeout=0.02)
+        writer.write(b"x")
+    await asyncio.wait({answer})
+    writer.close()
+    return answer.result(), time.perf_counter() - start
+
+
+async def test_heads_and_bodies_that_do_not_come_give_their_connection_up(serve: Serve) -> None:
+    gateway: Gateway = await serve(arrival_timeout_s=TIMEOUT_S, token=None)
+    post = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+    begun = {
+        b"": b"408",
+        b"POST /v1/chat": b"408",
+        post + b"X-Header: ": b"408",
+        post + b"Content-Length: 90000\r\n\r\n{": b"408",
+    }
+    async with asyncio.timeout(20):
+        answers = await asyncio.gather(*(dripped(gateway, each) for each in begun))
+    for (each, status), (answer, took_s) in zip(begun.items(), answers, strict=True):
+        assert answer.split()[1] == status, each
+        assert took_s >= TIMEOUT_S
+    gateway.counts.require_conserved(gateway.num_in_flight)
+
+
+async def test_a_kept_connection_may_be_idle_but_its_next_head_may_not_be_slow(serve: Serve) -> None:
+    gateway: Gateway = await serve(arrival_timeout_s=TIMEOUT_S, token=None)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    for _ in range(2):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reader.readuntil(b"}")).split()[1] == b"200"
+        await asyncio.sleep(2 * TIMEOUT_S)
+    writer.write(b"GET / HTTP/1.1\r\n")
+    assert (await reader.read()).split()[1] == b"408"
+    writer.close()
+
+
+async def test_a_body_that_comes_at_a_steady_pace_may_take_longer(serve: Serve) -> None:
+    gateway: Gateway = await serve(arrival_timeout_s=TIMEOUT_S, token=None)
+
+    async def parts() -> Any:
+        yield b'{"model": "m", "messages": [{"role": "user", "content": "'
+        for _ in range(8):
+            await asyncio.sleep(TIMEOUT_S / 4)
+            yield b"x" * 20_000
+        yield b'"}]}'
+
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(gateway.url + "/v1/chat/completions", data=parts()) as reply,
+    ):
+        assert reply.status == 200, await reply.text()
+
+
+async def test_health_tells_that_calls_cannot_be_recorded_and_that_they_can_again(
+    serve: Serve, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("rllm.gateway.server.disk._INTERVAL_S", 0.0)
+    gateway: Gateway = await serve(token=None)
+
+    async def health(http: aiohttp.ClientSession) -> tuple[int, str, bool]:
+        async with http.get(gateway.url + "/health") as reply:
+            said = await reply.json()
+            return reply.status, said["status"], said["ledger"]["writable"]
+
+    writer = gateway.ledger._writing()
+    async with aiohttp.ClientSession() as http:
+        writer.change(lambda to: to.execute("PRAGMA max_page_count = 1").fetchall())  # SQLite's full disk
+        assert await health(http) == (503, "unhealthy", False)
+        writer.change(lambda to: to.execute("PRAGMA max_page_count = 1000000").fetchall())
+        assert await health(http) == (200, "ok", True)
+    assert gateway.ledger.counts()["recorded"] == 0
+
+
+def test_a_ledger_is_read_by_its_owner_alone(tmp_path: Path) -> None:
+    directory = tmp_path / "deep" / "ledger"
+    for _ in range(2):
+        mask = os.umask(0o022)
+        try:
+            with Ledger.open(directory) as ledger:
+                ledger.create_session("s", {})
+                files = [each for each in directory.iterdir() if each.name != "ledger.lock"]
+                assert len(files) >= 2
+                for file in files:
+                    assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
+        finally:
+            os.umask(mask)
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        (directory / "ledger.sqlite").chmod(0o644)  # as an earlier version left it
