@@ -1,0 +1,188 @@
+"""What others feel while one client posts requests of size: latency of 64 sessions.
+
+    python benchmarks/gateway_large.py [--seconds 10] [--quick] [--json]
+
+The sessions make five calls a second each. Meanwhile one client posts, again and again: 60 MB with a
+Content-Length, 60 MB in chunks, text that no context could hold, and as much text as the context holds.
+The policy is `LocalPolicy` before a scripted client with the tokenizer of a built-in model, so that
+rendering and encoding are real and answers cost nothing. Its context is that of a large model.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+SESSIONS, CALLS_PER_S = 64, 5
+MAX_CONTEXT = 32_768
+P99_MS = 100.0
+"""The target."""
+
+
+def serve(directory: Path) -> None:
+    """The gateway's process: prints its URL as JSON when it listens."""
+    import uvloop
+
+    from rllm.cli.serve import _SWITCH_INTERVAL_S, _collect_garbage_rarely
+    from rllm.gateway.local import LocalPolicy
+    from rllm.gateway.server import Gateway
+    from rllm.inference.scripted import ScriptedClient
+    from rllm.models.builtin import create_model
+    from rllm.models.tokenizer import HuggingFaceTokenizer
+
+    create_model(directory / "model", "tiny", 0)
+    tokenizer = HuggingFaceTokenizer(directory / "model")
+    client = ScriptedClient(lambda messages: "yes", tokenizer=tokenizer, max_context=MAX_CONTEXT)
+    policy = LocalPolicy(client, "scripted")
+
+    async def run() -> None:
+        gateway = Gateway(policy, directory / "ledger", token=None, max_body_bytes=policy.max_body_bytes)
+        async with gateway:
+            _collect_garbage_rarely()
+            sys.setswitchinterval(_SWITCH_INTERVAL_S)
+            print(json.dumps({"url": gateway.url}), flush=True)
+            await asyncio.Event().wait()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+class Clients:
+    def __init__(self, http: aiohttp.ClientSession, url: str, seconds: float) -> None:
+        self.http = http
+        self.url = url
+        self.ends_at = time.perf_counter() + seconds
+        self.latencies_ms: list[float] = []
+        self.statuses: dict[str, list[int]] = {}
+        self.slowest_ms: dict[str, float] = {}
+
+    async def session(self, number: int) -> None:
+        await asyncio.sleep(number / SESSIONS / CALLS_PER_S)
+        turn = 0
+        while time.perf_counter() < self.ends_at:
+            start = time.perf_counter()
+            said = [{"role": "user", "content": f"Turn {turn} of {number}: which way?"}]
+            body = {"messages": said, "max_tokens": 4}
+            async with self.http.post(
+                f"{self.url}/sessions/small-{number}-{turn // 10}/v1/chat/completions", json=body
+            ) as reply:
+                await reply.read()
+                assert reply.status == 200, await reply.text()
+            took = time.perf_counter() - start
+            self.latencies_ms.append(1000 * took)
+            turn += 1
+            await asyncio.sleep(max(0.0, 1 / CALLS_PER_S - took))
+
+    async def poster(self) -> None:
+        whole = (b'{"messages": [{"role": "user", "content": "%b"}]}', b"hello world, ")
+        kinds = {
+            "60 MB": _filled(*whole, 60_000_000),
+            "60 MB in chunks": _filled(*whole, 60_000_000),
+            "1 MB": _filled(*whole, 1_000_000),
+            "as much as fits": _filled(*whole, MAX_CONTEXT),
+        }
+        while kinds and time.perf_counter() < self.ends_at:
+            for kind, body in kinds.items():
+                start = time.perf_counter()
+                self.statuses.setdefault(kind, []).append(await self._post(body, "chunks" in kind))
+                took = 1000 * (time.perf_counter() - start)
+                self.slowest_ms[kind] = max(took, self.slowest_ms.get(kind, 0.0))
+
+    async def _post(self, body: bytes, in_chunks: bool) -> int:
+        """From a thread and a socket of its own, so that the clients' own loop is not what is late."""
+        return await asyncio.to_thread(_post, self.url, body, in_chunks)
+
+
+def _post(url: str, body: bytes, in_chunks: bool) -> int:
+    import http.client
+
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    try:
+        data: Any = (body[at : at + (1 << 16)] for at in range(0, len(body), 1 << 16)) if in_chunks else body
+        with suppress(BrokenPipeError, ConnectionResetError):  # refused before all of it was sent
+            connection.request("POST", "/sessions/large/v1/chat/completions", data)
+        return connection.getresponse().status
+    except (BrokenPipeError, ConnectionResetError):
+        return 0
+    finally:
+        connection.close()
+
+
+def _filled(frame: bytes, filler: bytes, num_bytes: int) -> bytes:
+    return frame % (filler * (num_bytes // len(filler)))
+
+
+async def measure(url: str, seconds: float, *, large: bool) -> dict[str, Any]:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        clients = Clients(http, url, seconds)
+        sessions = (clients.session(number) for number in range(SESSIONS))
+        await asyncio.gather(*sessions, *([clients.poster()] if large else []))
+    ordered = sorted(clients.latencies_ms)
+    return {
+        "calls": len(ordered),
+        "p50_ms": ordered[len(ordered) // 2],
+        "p99_ms": ordered[int(0.99 * len(ordered))],
+        "max_ms": ordered[-1],
+        "large": {
+            kind: {"statuses": sorted(set(each)), "number": len(each), "slowest_ms": clients.slowest_ms[kind]}
+            for kind, each in clients.statuses.items()
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--quick", action="store_true", help="two seconds")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve is not None:
+        serve(arguments.serve)
+        return
+    seconds = 2.0 if arguments.quick else arguments.seconds
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, __file__, "--serve", directory]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["url"]
+            alone = asyncio.run(measure(url, seconds, large=False))
+            beside = asyncio.run(measure(url, seconds, large=True))
+            pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+        finally:
+            process.terminate()
+            process.wait()
+    rss_mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    measured = {"alone": alone, "beside": beside, "rss_mib": rss_mib, "load": os.getloadavg()[0]}
+    if arguments.json:
+        print(json.dumps(measured, indent=2))
+        return
+    for name, each in (("alone", alone), ("beside large ones", beside)):
+        print(
+            f"{name}: {each['calls']} calls, p50 {each['p50_ms']:.1f}, p99 {each['p99_ms']:.1f}, "
+            f"max {each['max_ms']:.1f} ms"
+        )
+    for kind, each in beside["large"].items():
+        statuses = ", ".join(map(str, each["statuses"]))
+        print(f"  {kind}: {each['number']} posts, {statuses}, slowest {each['slowest_ms']:.0f} ms")
+    verdict = "met" if beside["p99_ms"] <= P99_MS else "MISSED"
+    print(f"memory {rss_mib:.0f} MiB; load {measured['load']:.1f}; p99 ≤ {P99_MS:.0f} ms: {verdict}")
+
+
+if __name__ == "__main__":
+    main()
