@@ -1,8 +1,8 @@
-"""Work of size, kept off the event loop: everybody else is answered meanwhile.
+"""Work that takes long, kept off the event loop: everybody else is answered meanwhile.
 
-    await large.run(size, work, *arguments)    small: here and now      large: in a thread, one after another
+    await off_loop.run(work, *arguments)    in a thread, one piece of work after another
 
-One after another bounds the memory: never more than one large piece of work is under way.
+One after another bounds the memory: never more than one large piece is under way in a thread.
 """
 
 import asyncio
@@ -14,17 +14,14 @@ _R = TypeVar("_R")
 _A = TypeVarTuple("_A")
 
 
-class LargeWork:
-    """One thread for pieces of work larger than `inline_size`, in whatever unit `run` is given."""
+class OffLoop:
+    """One thread, which is there from its first piece of work on."""
 
-    def __init__(self, name: str, *, inline_size: int) -> None:
-        self.inline_size = inline_size
+    def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"rllm-{name}")
 
-    async def run(self, size: int, work: Callable[[*_A], _R], *arguments: *_A) -> _R:
+    async def run(self, work: Callable[[*_A], _R], *arguments: *_A) -> _R:
         """Cancelled while it waits for the thread, the work is never begun."""
-        if size <= self.inline_size:
-            return work(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
 """A Hugging Face tokenizer behind the three verbs that rendering needs."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +57,20 @@ class HuggingFaceTokenizer:
             self._fast.no_truncation()
             self._fast.no_padding()
         self._hidden = self._hidden_tokens()
+        self._max_token_chars = 0
         if not self._tokenizer.chat_template:
             raise ModelDirectoryError(
                 f"The tokenizer in {directory} has no chat template; add `chat_template` to "
                 "tokenizer_config.json."
             )
 
-    @cached_property
+    @property
     def max_token_chars(self) -> int:
         """Of the longest token as the vocabulary spells it, where a character stands for a byte or for
         itself."""
-        return max(map(len, self._tokenizer.get_vocab()))
+        if not self._max_token_chars:
+            self._max_token_chars = max(map(len, self._tokenizer.get_vocab()))
+        return self._max_token_chars
 
     def encode(self, text: str) -> list[int]:
         if self._fast is None:

@@ -33,7 +33,7 @@ from rllm.gateway.local.asked import (
     require_may_fit,
 )
 from rllm.gateway.local.call import ChoiceStream, LocalCall, SessionState
-from rllm.gateway.offload import LargeWork
+from rllm.gateway.offload import OffLoop
 from rllm.gateway.wire import (
     Answer,
     CallRequest,
@@ -73,7 +73,8 @@ class LocalPolicy:
         self.model = model
         self._sends_seeds = sends_seeds
         self._in_flight = 0
-        self._large = LargeWork("prompts", inline_size=_SHORT_CHARS)
+        # A chat template is rendered in another process, which is waited for: not by the event loop.
+        self._small, self._large = OffLoop("prompts"), OffLoop("large-prompts")
 
     @property
     def max_body_bytes(self) -> int:
@@ -86,6 +87,7 @@ class LocalPolicy:
 
     async def close(self) -> None:
         """The client stays open: it belongs to whoever made it."""
+        self._small.close()
         self._large.close()
 
     def models(self) -> list[str]:
@@ -100,14 +102,14 @@ class LocalPolicy:
         }
 
     async def count_tokens(self, request: CallRequest) -> int:
-        return len(await self._large.run(self._size_of(request), self._rendered, request))
+        return len(await self._thread_for(self._size_of(request)).run(self._rendered, request))
 
     async def answer(self, request: CallRequest, session: PolicySession, emit: Emit | None = None) -> Answer:
         chars = self._size_of(request)
         state = self._state_of(session)
         async with state.lock:
-            work = chars if state.is_restored else _HISTORY
-            call = await self._large.run(work, self._prepare, request, session, state)
+            thread = self._thread_for(chars if state.is_restored else _HISTORY)
+            call = await thread.run(self._prepare, request, session, state)
         self._in_flight += 1
         try:
             outputs = await self._sample(call, emit)
@@ -133,8 +135,12 @@ class LocalPolicy:
         require_may_fit(chars, self.client.max_context, self.client.renderer.tokenizer.max_token_chars)
         return chars
 
+    def _thread_for(self, chars: int) -> OffLoop:
+        """Short prompts do not wait for long ones."""
+        return self._small if chars <= _SHORT_CHARS else self._large
+
     def _prepare(self, request: CallRequest, session: PolicySession, state: SessionState) -> LocalCall:
-        """Maybe in a thread, while `state.lock` is held."""
+        """In a thread, while `state.lock` is held."""
         require_answerable(request)
         if not self._sends_seeds:
             require_no_seed(request)

@@ -14,10 +14,10 @@ aiohttp's low-level server: one handler, no routing table, no middlewares, no ac
 import asyncio
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -27,7 +27,7 @@ from rllm.gateway.dialects.base import ClientDialect
 from rllm.gateway.dialects.messages import MessagesDialect
 from rllm.gateway.dialects.registry import DIALECTS
 from rllm.gateway.ledger import Ledger
-from rllm.gateway.offload import LargeWork
+from rllm.gateway.offload import OffLoop
 from rllm.gateway.server.auth import Scope, Tokens, require_guarded
 from rllm.gateway.server.bodies import (
     ARRIVAL_TIMEOUT_S,
@@ -51,6 +51,8 @@ from rllm.gateway.server.paths import Endpoint, Route, dialect_of, route_of, ses
 from rllm.gateway.server.sessions import MAX_IDLE_SESSIONS, Session, SessionRegistry
 from rllm.gateway.wire import Answer, CallRecord, CallRequest, Policy
 
+_Body = TypeVar("_Body")
+_Content = TypeVar("_Content")
 _MESSAGES = MessagesDialect()
 _LONGEST_LINE = 32 << 10
 _HANDLERS_GRACE_S = 2.0
@@ -99,7 +101,7 @@ class Gateway:
         self._runner: web.ServerRunner | None = None
         self._is_closing = False
         self._pace = Pace()
-        self._large = LargeWork("bodies", inline_size=SMALL_BODY_BYTES)
+        self._large = OffLoop("bodies")
         self._started_at = 0.0
 
     @property
@@ -299,7 +301,7 @@ class Gateway:
         try:
             body = await read_body(http, self._max_body_bytes, self._arrival_timeout_s)
             await self._pace.take()
-            fields = await self._large.run(len(body), json_object, body)
+            fields = await self._read(len(body), json_object, body)
             session = self.sessions.get(_session_id(http, route, scope, fields))
             fields.pop(
                 "session_id", None
@@ -308,7 +310,7 @@ class Gateway:
             self.calls.count_refused(error)
             raise
         try:
-            request = await self._large.run(len(body), dialect.parse, fields)
+            request = await self._read(len(body), dialect.parse, fields)
             request.num_bytes = len(body)
         except RequestRefused as error:
             unparsed = CallRequest(dialect=route.dialect, body=fields, model=_text(fields.get("model")))
@@ -356,10 +358,14 @@ class Gateway:
 
     async def _count_tokens(self, http: web.BaseRequest, route: Route, scope: Scope) -> web.StreamResponse:
         body = await read_body(http, self._max_body_bytes, self._arrival_timeout_s)
-        fields = await self._large.run(len(body), json_object, body)
+        fields = await self._read(len(body), json_object, body)
         _session_id(http, route, scope, fields)
-        request = await self._large.run(len(body), _MESSAGES.parse_count, fields)
+        request = await self._read(len(body), _MESSAGES.parse_count, fields)
         return json_response({"input_tokens": await self.policy.count_tokens(request)})
+
+    async def _read(self, num_bytes: int, work: Callable[[_Body], _Content], body: _Body) -> _Content:
+        """What is small costs no change of threads."""
+        return work(body) if num_bytes <= SMALL_BODY_BYTES else await self._large.run(work, body)
 
     def _models(self, route: Route) -> web.StreamResponse:
         models = [
