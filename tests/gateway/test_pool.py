@@ -1,11 +1,16 @@
 """Which server takes a call: the least loaded, or the one that knows the session, if it is in service."""
 
 import asyncio
+import socket
 from contextlib import ExitStack
 
 import pytest
 
 from rllm.errors import ConfigError, RequestRefused
+from rllm.gateway.upstream import UpstreamPolicy
+from rllm.gateway.upstream.call import Failed
+from rllm.gateway.upstream.http import HttpClient, SlowToConnect
+from rllm.gateway.upstream.known import Known
 from rllm.gateway.upstream.pool import FAILURES_BEFORE_OUT, HealthChecks, Upstream, UpstreamPool, base_url
 
 URLS = ["http://a:1", "http://b:1", "http://c:1"]
@@ -181,3 +186,34 @@ def test_weights_that_do_not_fit_are_refused(weights: list[float]) -> None:
 def test_a_server_that_is_given_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="twice"):
         UpstreamPool.of(["http://a:1", "http://a:1/v1"])
+
+
+async def test_one_slow_connect_is_no_reason_to_take_a_server_out() -> None:
+    """A full backlog, as of a server under load: its connections hang, and none is refused."""
+    full = socket.socket()
+    full.bind(("127.0.0.1", 0))
+    full.listen(0)
+    waiting = [socket.socket() for _ in range(4)]
+    for each in waiting:
+        each.setblocking(False)
+        each.connect_ex(full.getsockname())
+    client = HttpClient(timeout_s=5.0, connect_timeout_s=0.05, max_body_bytes=100)
+    pool = UpstreamPool.of([f"http://127.0.0.1:{full.getsockname()[1]}", URLS[1]])
+    slow, other = pool.upstreams
+    policy = UpstreamPolicy(URLS[:1])
+    policy.pool, policy._known = pool, {each: Known() for each in pool.upstreams}
+    try:
+        for number in range(FAILURES_BEFORE_OUT):
+            assert slow.in_service, f"after {number}"
+            with pytest.raises(SlowToConnect, match="--connect-timeout") as error:
+                async with client.post(slow.url, b"{}"):
+                    pass
+            refused = RequestRefused(str(error.value), status=503)
+            policy._note(slow, Failed(refused, reached=False, slow=True))
+        assert not slow.in_service
+        policy._note(other, Failed(refused, reached=False))
+        assert not other.in_service, "a connection that is refused says enough at once"
+    finally:
+        await client.close()
+        for each in (*waiting, full):
+            each.close()

@@ -132,14 +132,18 @@ async def test_a_hosted_model_is_not_asked_for_ids_and_the_trace_says_why_there_
     assert "return_token_ids" not in server.bodies[0]
     assert server.bodies[0]["logprobs"] is True
     assert "vLLM" in answer.no_ids_because
+    assert "--capture logprobs,token_ids,usage" in answer.no_ids_because
     assert answer.choices[0].policy_versions == []
+    told = await connect(capture=frozenset({"logprobs", "token_ids", "usage"}))
+    answer = await told.answer(fake.chat("hi"), fake.Session())
+    assert (answer.choices[0].completion_ids, answer.no_ids_because) == ([*fake.ids_of("ok"), 0], "")
 
 
 async def test_what_to_capture_can_be_set(server: Any, connect: Connect) -> None:
     policy = await connect(capture=frozenset({"usage"}))
     answer = await policy.answer(fake.chat("hi", seed=3), fake.Session())
     assert set(server.bodies[0]) == {"model", "messages", "seed"}
-    assert "told not to capture token_ids" in answer.no_ids_because
+    assert "--capture token_ids" in answer.no_ids_because
 
 
 async def test_a_field_that_the_server_refuses_is_left_out_once_and_for_all(

@@ -20,7 +20,7 @@ ROOMS = (
     *("store", "data", "sandbox", "tracking", "models", "inference"),
     *("tools", "rewards", "environments", "agents", "gateway"),
     *("workflows", "engine", "eval", "trainer", "worker"),
-    *("build", "ui", "cli"),
+    *("build", "ui", "cli", "__main__"),
 )
 
 HOMES_OF_LIBRARY = {

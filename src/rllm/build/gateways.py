@@ -35,9 +35,14 @@ def build_gateway(
     api_key: str | None = None,
     processed_logprobs: bool = False,
     sends_seeds: bool = True,
+    capture: frozenset[str] | None = None,
+    connect_timeout_s: float = 5.0,
     max_body_mib: int = 32,
 ) -> "Gateway":
     """A gateway in front of other servers: its address is taken, and nothing written yet.
+
+    `capture` says what they can give (`logprobs`, `token_ids`, `usage`); None asks vLLM, SGLang
+    and rLLM alone.
 
     `sends_seeds=False` leaves the draws to them, and refuses calls that name a seed.
     """
@@ -53,6 +58,8 @@ def build_gateway(
         api_key=api_key,
         processed_logprobs=processed_logprobs,
         sends_seeds=sends_seeds,
+        capture=capture,
+        connect_timeout_s=connect_timeout_s,
     )
     return _gateway(
         Gateway, policy, address, listening_socket(address.host, address.port), max_body_mib << 20
@@ -70,6 +77,7 @@ async def ids_gateway(
     api_key: str | None = None,
     processed_logprobs: bool = False,
     sends_seeds: bool = True,
+    connect_timeout_s: float = 5.0,
     max_body_mib: int = 32,
 ) -> AsyncIterator["Gateway"]:
     """A gateway that makes the prompts itself, of ids, and lets one vLLM or SGLang server sample.
@@ -102,6 +110,7 @@ async def ids_gateway(
             api_key=api_key,
             processed_logprobs=processed_logprobs,
             sends_seeds=sends_seeds,
+            connect_timeout_s=connect_timeout_s,
         )
     except BaseException:
         listening.close()

@@ -23,6 +23,7 @@ from rllm.errors import ConfigError
 if TYPE_CHECKING:
     from rllm.gateway.server import Gateway
 
+CAPTURES = ("logprobs", "token_ids", "usage")
 DIALECTS = ("chat", "completions", "responses", "messages")
 
 _SWITCH_INTERVAL_S = 0.001
@@ -100,6 +101,20 @@ def _address_options(function: _Command) -> _Command:
 )
 @trust_option
 @click.option(
+    "--capture",
+    help="What the upstreams can give, such as `logprobs,token_ids,usage`, or `none`. By default servers are "
+    "asked that say they are vLLM, SGLang or rLLM.",
+)
+@click.option(
+    "--connect-timeout",
+    "connect_timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest wait for a connection to an upstream.",
+)
+@click.option(
     "--max-body",
     "max_body_mib",
     type=click.IntRange(min=1),
@@ -118,6 +133,8 @@ def gateway(
     processed_logprobs: bool,
     no_seeds: bool,
     trust_remote_code: bool,
+    capture: str | None,
+    connect_timeout_s: float,
     max_body_mib: int,
     **address: Any,
 ) -> None:
@@ -132,6 +149,8 @@ def gateway(
     """
     if tokenizer is not None:
         _require_one_by_ids(upstreams, dialect)
+        if capture is not None:
+            raise ConfigError("--capture is given with --tokenizer, which captures everything; leave it out.")
     elif model:
         raise ConfigError("--model needs --tokenizer: without it, clients name the model themselves.")
 
@@ -144,6 +163,8 @@ def gateway(
             api_key=_api_key(api_key_env),
             processed_logprobs=processed_logprobs,
             sends_seeds=not no_seeds,
+            capture=_captured(capture),
+            connect_timeout_s=connect_timeout_s,
             max_body_mib=max_body_mib,
         )
 
@@ -158,10 +179,23 @@ def gateway(
             api_key=_api_key(api_key_env),
             processed_logprobs=processed_logprobs,
             sends_seeds=not no_seeds,
+            connect_timeout_s=connect_timeout_s,
             max_body_mib=max_body_mib,
         )
 
     _serve(before_servers if tokenizer is None else before_one, **address)
+
+
+def _captured(names: str | None) -> frozenset[str] | None:
+    if names is None:
+        return None
+    given = frozenset(name for each in names.split(",") if (name := each.strip()) not in ("", "none"))
+    if unknown := given - set(CAPTURES):
+        raise ConfigError(
+            f"--capture is {names!r}, and nothing is called {', '.join(sorted(unknown))}; there are "
+            f"{', '.join(CAPTURES)}, and none."
+        )
+    return given
 
 
 def _require_one_by_ids(upstreams: tuple[str, ...], dialect: str) -> None:

@@ -21,7 +21,7 @@ import orjson
 
 from rllm.errors import PartialAnswer, RequestRefused
 from rllm.gateway.dialects.base import StreamReader, UpstreamDialect
-from rllm.gateway.upstream.http import Dropped, HttpClient, TooLarge, Unreachable
+from rllm.gateway.upstream.http import Dropped, HttpClient, SlowToConnect, TooLarge, Unreachable
 from rllm.gateway.wire import Answer, CallRequest, Emit, Piece
 from rllm.inference.sse import EventSplitter
 from rllm.types.messages import FinishReason
@@ -37,11 +37,15 @@ _CUT_OFF = (FinishReason.CANCELLED, FinishReason.ERROR)
 class Failed(Exception):
     """A try that failed before anything was passed on."""
 
-    def __init__(self, error: RequestRefused, *, reached: bool = True, stale: bool = False) -> None:
+    def __init__(
+        self, error: RequestRefused, *, reached: bool = True, slow: bool = False, stale: bool = False
+    ) -> None:
         super().__init__(error.message)
         self.error = error
         """What the client is told when there are no more tries."""
         self.reached = reached
+        self.slow = slow
+        """It was not reached in time, which says less than a connection that was refused."""
         self.stale = stale
         """A kept connection had been closed by the server: no fault of anyone."""
 
@@ -110,7 +114,8 @@ async def ask(call: Call, http: HttpClient, url: str, capture: frozenset[str]) -
             else:
                 answer = await _read(call, http, response, url, said)
     except Unreachable as error:
-        raise Failed(_server_error(url, error, 503, "upstream_unreachable"), reached=False) from error
+        refused = _server_error(url, error, 503, "upstream_unreachable")
+        raise Failed(refused, reached=False, slow=isinstance(error, SlowToConnect)) from error
     except Dropped as error:
         refused = _server_error(url, error, 502, "upstream_dropped")
         raise Failed(refused, stale=error.before_answer) from error

@@ -35,6 +35,10 @@ class Unreachable(ConnectionError):
     """No connection could be made."""
 
 
+class SlowToConnect(Unreachable, TimeoutError):
+    """No connection in time, which a busy server's full backlog does as well as a machine that is gone."""
+
+
 class Dropped(ConnectionError):
     """The connection broke, or what came over it was no HTTP."""
 
@@ -62,6 +66,8 @@ class HttpClient:
         default_factory=lambda: asyncio.Semaphore(most_connections()), init=False
     )
     """Calls beyond it wait, in the order in which they came, instead of failing for want of open files."""
+    num_waiting: int = field(default=0, init=False)
+    """Of those calls."""
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -83,7 +89,7 @@ class HttpClient:
     async def post(self, url: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
         """The response, once its headers are there. Raises Unreachable, Dropped or TimeoutError."""
         data = body if len(body) <= _SENT_AT_ONCE_BYTES else io.BytesIO(body)
-        async with self._room:
+        async with self._connection_to_spare():
             try:
                 response = await self.session.post(
                     url, data=data, headers={"Content-Type": "application/json"}, allow_redirects=False
@@ -94,6 +100,18 @@ class HttpClient:
                 yield response
             finally:
                 response.release()  # closes the connection unless the answer was read to its end
+
+    @asynccontextmanager
+    async def _connection_to_spare(self) -> AsyncIterator[None]:
+        self.num_waiting += 1
+        try:
+            await self._room.acquire()
+        finally:
+            self.num_waiting -= 1
+        try:
+            yield
+        finally:
+            self._room.release()
 
     async def body_of(self, response: aiohttp.ClientResponse) -> bytes:
         """The whole body. Raises TooLarge, Dropped or TimeoutError."""
@@ -140,7 +158,9 @@ class HttpClient:
         """What became of an exchange, in our own words."""
         match error:
             case aiohttp.ConnectionTimeoutError():
-                return Unreachable(f"no connection within {self.connect_timeout_s:g} s")
+                return SlowToConnect(
+                    f"no connection within {self.connect_timeout_s:g} s, as --connect-timeout says"
+                )
             case aiohttp.ClientConnectorError():
                 return Unreachable(f"no connection: {error.strerror or error}")
             case TimeoutError():

@@ -21,7 +21,7 @@ from rllm.gateway.dialects.registry import UPSTREAMS
 from rllm.gateway.upstream.call import Call, Failed, ask
 from rllm.gateway.upstream.continuity import Continuity
 from rllm.gateway.upstream.counting import counted_tokens, unreachable
-from rllm.gateway.upstream.http import Dropped, HttpClient, Unreachable
+from rllm.gateway.upstream.http import Dropped, HttpClient, SlowToConnect, Unreachable
 from rllm.gateway.upstream.known import CAPTURES, Known, added, all_models
 from rllm.gateway.upstream.pool import HealthChecks, Upstream, UpstreamPool
 from rllm.gateway.upstream.seeds import Draws
@@ -118,7 +118,7 @@ class UpstreamPolicy:
         told = [each.policy_version for each in self._known.values() if each.policy_version is not None]
         return {
             "healthy": any(each.in_service for each in self.pool.upstreams),
-            "queued": self._waiting,
+            "queued": self._waiting + self._http.num_waiting,
             "in_flight": self._in_flight,
             "policy_versions": sorted(set(told)) or [self._policy_version],
             "retries": self._num_retries,
@@ -292,7 +292,15 @@ class UpstreamPolicy:
                     "`logprobs`."
                 )
             if self.capture is not None and each not in self.capture:
-                return f"The gateway was told not to capture {each}; add it to `capture`."
+                return (
+                    f"The gateway was started without `--capture {each}`; add it where the server gives it."
+                )
+            if self.capture is None and each not in known.given:
+                return (
+                    "The upstream does not say that it is vLLM, SGLang or rLLM, so it was not asked for "
+                    f"{each.replace('_', ' ')}. Where it can give them, start the gateway with "
+                    f"`--capture {','.join(sorted(CAPTURES))}`."
+                )
         return ""
 
     def _dialect_for(self, request: CallRequest) -> Dialect:
@@ -304,7 +312,9 @@ class UpstreamPolicy:
     # ---- servers -------------------------------------------------------------------------------------------
 
     def _note(self, upstream: Upstream, failed: Failed) -> None:
-        if not failed.reached:
+        if failed.slow:
+            self.pool.troubled(upstream, failed.error.message)
+        elif not failed.reached:
             self._known[upstream].probed = False  # who comes back may be someone else
             self.pool.unreachable(upstream, failed.error.message)
         elif failed.error.status == 429:
@@ -322,8 +332,8 @@ class UpstreamPolicy:
         try:
             await self._known[upstream].ready(upstream, self._http)
         except (Unreachable, Dropped, TimeoutError) as error:
-            reached = not isinstance(error, Unreachable)
-            raise Failed(unreachable(upstream.url, error), reached=reached) from error
+            reached, slow = not isinstance(error, Unreachable), isinstance(error, SlowToConnect)
+            raise Failed(unreachable(upstream.url, error), reached=reached, slow=slow) from error
 
     async def _check(self, upstream: Upstream) -> None:
         """Raises OSError when the server is not well. Any answer that is no 5xx is a sign of life."""

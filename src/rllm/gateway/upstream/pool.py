@@ -22,7 +22,8 @@ from urllib.parse import urlsplit
 from rllm.errors import ConfigError, RequestRefused
 
 FAILURES_BEFORE_OUT = 3
-"""Answers with a 5xx in a row. A server that cannot be reached is out at once."""
+"""Answers with a 5xx, or connections that were not made in time, in a row. A server that refuses its
+connections is out at once."""
 MAX_STICKY_SESSIONS = 100_000
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
@@ -241,8 +242,9 @@ class UpstreamPool:
             try:
                 async with asyncio.timeout(self.checks.timeout_s):
                     await check(upstream)
-            except TimeoutError:
-                self.troubled(upstream, f"its health check took more than {self.checks.timeout_s:g} s")
+            except TimeoutError as error:
+                why = str(error) or f"its health check took more than {self.checks.timeout_s:g} s"
+                self.troubled(upstream, why)
             except ConnectionError as error:
                 self.unreachable(upstream, str(error))
             except OSError as error:
