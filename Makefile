@@ -1,6 +1,6 @@
 # Every target makes and uses its own virtual environment, `.venv`, from the first Python that is new enough; `make
-# PYTHON=python3.12 test` builds it from that one. The stamp file is newer than what the environment was installed
-# from, so a change there installs again.
+# PYTHON=python3.12 test` builds it from that one. A demo needs less than the tests, so there are two stamp files; each is
+# newer than what was installed from, so a change there installs again.
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHONS := python3 python3.13 python3.12 python3.11
@@ -9,14 +9,13 @@ RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 # A file stays with one worker, which then makes what its tests share once.
 WORKERS := -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench clean
+.PHONY: help demo test test-all check bench lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -24,38 +23,50 @@ help:
 	@echo 'make test-all  the tests, slow ones included'
 	@echo 'make check     format, lint and types'
 	@echo 'make bench     the engine and a training step beside their peers'
+	@echo 'make lock      resolve requirements/ anew, after a change of pyproject.toml or constraints.txt'
 	@echo 'make clean     remove .venv and what the tools left behind; runs/ stays'
 
 # Each demo is a new run. `make demo RUN=runs/demo-...` goes on with one that was stopped.
-demo: $(STAMP)
+demo: $(VENV)/.demo
 	$(BIN)/rllm train frozenlake --output $(RUN)
 
-test: $(STAMP)
+test: $(VENV)/.dev
 	$(BIN)/pytest $(WORKERS)
 
-test-all: $(STAMP)
+test-all: $(VENV)/.dev
 	$(BIN)/pytest $(WORKERS) -m ''
 
-check: $(STAMP)
+check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(STAMP)
+bench: $(VENV)/.dev
 	@set -e; for script in benchmarks/inference.py benchmarks/train_step.py; do echo "$(BIN)/python $$script"; $(BIN)/python "$$script"; done
+
+lock:
+	@$(PYTHON) -m venv .venv-lock
+	@.venv-lock/bin/python -m pip --quiet --disable-pip-version-check install uv
+	@for pair in train:demo dev:dev; do .venv-lock/bin/uv pip compile --quiet pyproject.toml --extra $${pair%:*} --group build --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -c constraints.txt --no-emit-package torch -o requirements/$${pair#*:}.txt || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch goes in first and alone: which of its builds (CPU, CUDA) is installed is then settled before anything that
-# depends on it is resolved.
-$(STAMP): pyproject.toml constraints.txt
+# What is installed is locked: every file by its hash, nothing but what the lock names (--no-deps, no build isolation).
+# torch goes in by its version alone: which of its builds (CPU, CUDA) is right is the machine's to say.
+$(VENV)/.demo: pyproject.toml constraints.txt requirements/demo.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else f"$(PYTHON) is Python {sys.version.split()[0]}; rLLM needs 3.11 or newer: make PYTHON=python3.11 ...")'
-	@echo '[1/3] $(VENV): a virtual environment from $(PYTHON)'
+	@echo '[1/3] $(VENV): a virtual environment from $(PYTHON), with what requirements/demo.txt locks'
 	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --require-hashes --no-deps -r requirements/demo.txt
 	@echo '[2/3] $(TORCH) (the large one: a minute or two)'
 	@$(PIP) install -c constraints.txt '$(TORCH)'
-	@echo '[3/3] rllm[dev] at the versions of constraints.txt'
-	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@echo '[3/3] rllm itself, from this directory'
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo requirements/dev.txt
+	@echo '[dev] what the tests need, as requirements/dev.txt locks it'
+	@$(PIP) install --require-hashes --no-deps -r requirements/dev.txt
 	@touch $@

@@ -7,11 +7,15 @@ process ends, starts a Python of its own, which costs seconds.
 import os
 import subprocess
 import sys
+import venv
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from rllm.cli.main import rllm as front_door
 
@@ -77,3 +81,33 @@ def run_python(checkout: Path) -> RunPython:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def core_python(tmp_path_factory: pytest.TempPathFactory, checkout: Path) -> Path:
+    """A Python that has rLLM and what it cannot do without, and none of its extras; nothing is downloaded."""
+    home = tmp_path_factory.mktemp("core")
+    venv.create(home / "venv", symlinks=True)
+    (packages,) = (home / "venv").glob("lib/python*/site-packages")
+    for name in _with_dependencies("rllm"):
+        files = metadata.distribution(name).files or []
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+            source = Path(str(metadata.distribution(name).locate_file(top)))
+            if not source.name.startswith("_editable") and source.suffix != ".pth":
+                (packages / top).symlink_to(source)
+    (packages / "checkout.pth").write_text(str(checkout / "src"))
+    return home / "venv" / "bin" / "python"
+
+
+def _with_dependencies(name: str) -> set[str]:
+    """The distributions that `name` needs without any extra, itself among them."""
+    names, todo = set[str](), [name]
+    while todo:
+        each = canonicalize_name(todo.pop())
+        if each not in names:
+            names.add(each)
+            needs = [Requirement(text) for text in metadata.requires(each) or []]
+            todo += [
+                need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})
+            ]
+    return names

@@ -126,6 +126,7 @@ PROOFS: dict[str, Callable[[list[str], Rllm], None]] = {
         ("npm", "claude", "codex", "mini"), prove_nothing
     ),  # seen to work when the page was written
     "cd": prove_nothing,
+    "echo": prove_nothing,
     "source": prove_nothing,
 }
 

@@ -1,6 +1,7 @@
-"""The tutorial's Python runs as it stands: its blocks, from top to bottom, are one program that ends well.
+"""The tutorial runs as it stands: as one program, and as the cells of a notebook; its commands find the run.
 
-docs/tutorial.md ──► ```python blocks ──► one file in an empty directory ──► exit code 0, and the run promised
+docs/tutorial.md ──► ```python blocks ──┬─► one file in an empty directory ──► exit code 0, and a run
+                                        └─► cells of a real kernel, which has an event loop running already
 """
 
 import os
@@ -9,20 +10,58 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
+
 LONGEST_S = 240.0
 """The page says half a minute; a machine that is busy elsewhere takes longer, one that hangs is stopped."""
 
-BLOCK = re.compile(r"^```python\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def test_the_python_of_the_tutorial_is_a_program_that_trains_an_agent(checkout: Path, tmp_path: Path) -> None:
-    blocks = [match["body"] for match in BLOCK.finditer((checkout / "docs" / "tutorial.md").read_text())]
+def blocks(checkout: Path, language: str) -> list[str]:
+    page = (checkout / "docs" / "tutorial.md").read_text()
+    return [match["body"] for match in BLOCK.finditer(page) if match["language"] == language]
+
+
+def environment(checkout: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
+
+
+def test_the_tutorial_trains_an_agent_and_its_commands_find_the_run(checkout: Path, tmp_path: Path) -> None:
     program = tmp_path / "tutorial.py"
-    program.write_text("\n\n".join(blocks))
+    program.write_text("\n\n".join(blocks(checkout, "python")))
+    shown = "".join(blocks(checkout, "sh")).split("\n")
+    commands = [f"{sys.executable} -m rllm.cli.main {line.removeprefix('rllm ')}" for line in shown if line]
+    for command in (f"{sys.executable} tutorial.py", *commands):
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=tmp_path,
+            env=environment(checkout),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LONGEST_S,
+        )
+        assert done.returncode == 0, done.stderr
+        if command.endswith("tutorial.py"):
+            assert "mean reward on numbers never trained on" in done.stdout
+    assert (tmp_path / "runs" / "tutorial" / "summary.json").is_file()
+
+
+def test_the_tutorial_runs_in_a_notebook(checkout: Path, tmp_path: Path) -> None:
+    cells = blocks(checkout, "python")
+    assert '"steps": 40' in cells[-1]
+    cells[-1] = (
+        cells[-1].replace('"steps": 40', '"steps": 1').partition("assert ")[0]
+    )  # nothing is learned in one
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbformat.write(notebook, tmp_path / "tutorial.ipynb")
     done = subprocess.run(
-        [sys.executable, str(program)],
+        [sys.executable, "-c", "from nbclient.cli import main; main()", "tutorial.ipynb"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"},
+        env=environment(checkout) | {"IPYTHONDIR": str(tmp_path / "ipython")},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -30,5 +69,4 @@ def test_the_python_of_the_tutorial_is_a_program_that_trains_an_agent(checkout: 
         timeout=LONGEST_S,
     )
     assert done.returncode == 0, done.stderr
-    assert "mean reward on numbers never trained on" in done.stdout
     assert (tmp_path / "runs" / "tutorial" / "summary.json").is_file()

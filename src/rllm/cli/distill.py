@@ -22,6 +22,7 @@ from rllm.config.schema import TrainConfig
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.tracking.console import LiveView, readable_seconds
 from rllm.trainer.agent_trainer import TrainResult
+from rllm.trainer.extras import require_training_packages
 
 
 @click.command(
@@ -70,6 +71,7 @@ def command(tasks: str, teacher: str, val_dataset: str, flags: Flags) -> None:
             tasks=tasks,
         )
         return
+    require_training_packages()
     was_finished = is_run(directory) and RunDirectory.read(directory).summary() is not None
     if is_run(directory):
         remark = "is finished; --fresh starts another run" if was_finished else "was stopped; it goes on"

@@ -104,6 +104,7 @@ def setup(
         key_from=key.removeprefix(ENVIRONMENT),
     )
     if not no_test and not asks:
+        probe.client()  # an extra that is missing is named before anybody waits
         remark = f"Nothing listens at {probe.base_url} yet; waiting up to {wait_s:g} s."
         asyncio.run(wait_for_server(probe.base_url, wait_s, lambda: err().print(remark, style="dim")))
     model = model or wizard.model(probe)

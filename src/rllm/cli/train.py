@@ -31,6 +31,7 @@ from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.tracking.console import LiveView, readable_seconds
 from rllm.trainer.agent_trainer import TrainResult
+from rllm.trainer.extras import require_training_packages
 
 KEY_OF_FLAG = {
     "split": "evaluation.split",
@@ -193,6 +194,7 @@ def command(
             benchmark=wanted.label,
         )
         return
+    require_training_packages()
     was_finished = is_run(directory) and RunDirectory.read(directory).summary() is not None
     if is_run(directory):
         remark = "is finished; --fresh starts another run" if was_finished else "was stopped; it goes on"

@@ -10,7 +10,6 @@ the parts to `rllm.trainer.loop.train`.
 
 import asyncio
 import gc
-import importlib.util
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -28,13 +27,14 @@ from rllm.data.sampler import TaskSampler
 from rllm.data.tasks import tasks_of
 from rllm.engine.event_loop import run
 from rllm.environments.base import BaseEnv, reset_env
-from rllm.errors import ConfigError, MissingExtraError
+from rllm.errors import ConfigError
 from rllm.rewards.evaluator import as_evaluator
 from rllm.store.episodes import EpisodeStore
 from rllm.store.files import require_free_space
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
+from rllm.trainer.extras import require_training_packages
 from rllm.trainer.programs import (
     PROGRAM_DEFAULTS,
     program_engine,
@@ -212,14 +212,11 @@ class AgentTrainer:
         require_same_config(directory, self.config)
 
     async def _run(self, directory: RunDirectory) -> dict[str, Any]:
-        try:
-            from rllm.trainer.learning import require_algorithm
-            from rllm.trainer.policies import create_initial_models, load_initial_models, make_client
-            from rllm.trainer.teacher import teacher_of
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(error.name or "torch", "train") from error
-        if importlib.util.find_spec("matplotlib") is None:  # wanted at the very end: better missed now
-            raise MissingExtraError("matplotlib", "train")
+        require_training_packages()
+        from rllm.trainer.learning import require_algorithm
+        from rllm.trainer.policies import create_initial_models, load_initial_models, make_client
+        from rllm.trainer.teacher import teacher_of
+
         config = self.config
         require_algorithm(config)
         if not directory.config():

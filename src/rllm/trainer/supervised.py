@@ -20,7 +20,6 @@ A run that was killed goes on from its last checkpoint and ends with the same pa
 stopped, because rows are a function of the step. What must be the same as well is the job's `identity`.
 """
 
-import importlib.util
 import signal
 import threading
 import time
@@ -36,12 +35,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from rllm.config.loader import config_dict, load_as
 from rllm.config.policies import ONLY_POLICY
 from rllm.config.supervised import SupervisedConfig
-from rllm.errors import ConfigError, MissingExtraError
+from rllm.errors import ConfigError
 from rllm.store.files import require_free_space
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.trainer.agent_trainer import TrainResult
+from rllm.trainer.extras import require_training_packages
 from rllm.trainer.resuming import keep_muon_dtype, require_same, settle_muon_dtype, take_back
 from rllm.trainer.schedules import scheduled
 from rllm.types.sample import TrainingSample
@@ -182,8 +182,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         require_same(directory, config_dict(began_with), config_dict(self.config))
 
     def _run(self, directory: RunDirectory) -> dict[str, Any]:
-        if importlib.util.find_spec("matplotlib") is None:  # wanted at the very end: better missed now
-            raise MissingExtraError("matplotlib", "train")
+        require_training_packages()
         listeners: dict[str, SupervisedJob] = {}
         settle_muon_dtype(self.config.optimizer, self.config.model.device)
         policies, models = self._policies(directory.path, listeners)
@@ -202,10 +201,8 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
     def _policies(
         self, run: Path, listeners: Mapping[str, SupervisedJob]
     ) -> "tuple[Policies, dict[str, LoadedModel]]":
-        try:
-            from rllm.trainer.policies import create_initial_models, load_initial_models, make_policies
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(error.name or "torch", "train") from error
+        from rllm.trainer.policies import create_initial_models, load_initial_models, make_policies
+
         config = self.config.train_config()
         if not (run / "config.json").exists():
             create_initial_models(config, run)

@@ -1,0 +1,14 @@
+"""What training needs beyond the core, asked for before any work."""
+
+import importlib.util
+
+from rllm.errors import MissingExtraError
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "peft", "matplotlib")
+
+
+def require_training_packages() -> None:
+    """Raises MissingExtraError for the first package that a run would miss, some of them at its very end."""
+    for package in PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "train")
