@@ -1,6 +1,7 @@
 """What the gateway costs: CPU and latency of a captured call, beside the bare upstream and LiteLLM's proxy.
 
     gateway_load.py ──► the scripted upstream (gateway_upstream.py)          the bare upstream
+                    ──► a bare forwarder ──► the same upstream            gateway_forwarder.py
                     ──► rllm serve gateway ──► the same upstream             captured, on disk
                     ──► LiteLLM's proxy ──► the same upstream                with --litellm-python
 
@@ -126,6 +127,7 @@ class Bench:
         self._stack = stack
         self.load = Load(self.start(sys.executable, str(HERE / "gateway_load.py")))
         self.upstream = self.start_upstream()
+        self.forwarder = self.start_forwarder()
         self.gateway = self.start_gateway("ledger")
         self.litellm: Server | None = None
         if arguments.litellm_python:
@@ -142,6 +144,11 @@ class Bench:
     def start_upstream(self) -> Server:
         process = self.start(sys.executable, str(HERE / "gateway_upstream.py"))
         return Server(name="bare upstream", pid=process.pid, port=first_line(process)["port"])
+
+    def start_forwarder(self) -> Server:
+        url = f"http://127.0.0.1:{self.upstream.port}/v1/chat/completions"
+        process = self.start(sys.executable, str(HERE / "gateway_forwarder.py"), url)
+        return Server(name="bare forwarder", pid=process.pid, port=first_line(process)["port"])
 
     def start_gateway(self, ledger: str) -> Server:
         token = secrets.token_hex(16)
@@ -200,7 +207,8 @@ class Bench:
         self.hold(hold_s=hold_s)
         runs: dict[str, list[dict[str, Any]]] = {}
         for _ in range(self.turns):
-            for name, server in (("bare", self.upstream), ("rllm", self.gateway)):
+            contestants = {"bare": self.upstream, "forwarder": self.forwarder, "rllm": self.gateway}
+            for name, server in contestants.items():
                 said = self.load.run(server, stream=stream, at_once=at_once, calls=calls, spread_s=hold_s)
                 runs.setdefault(name, []).append(checked(said))
         if self.litellm is not None and not hold_s:

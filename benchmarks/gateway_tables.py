@@ -8,6 +8,7 @@ from rich.table import Table
 MANY, MOST = 2_000, 16_000
 """Open requests."""
 TRACES = 89_000
+TIMES_FORWARDER = 3.0
 CPU_MS, TIMES_MANY, TIMES_LITELLM, FIRST_MS, GIB = 1.5, 1.2, 20.0, 1.0, 1.0
 """The targets."""
 
@@ -31,7 +32,16 @@ def show(measured: dict[str, Any]) -> None:
 
 def _calls(title: str, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=f"{title}: CPU ms of the process per call; ms of latency added to the upstream's")
-    for name in ("answer", "at once", "upstream CPU", "rLLM CPU", "LiteLLM CPU", "× less", "rLLM calls/s"):
+    for name in (
+        "answer",
+        "at once",
+        "upstream CPU",
+        "forwarder CPU",
+        "rLLM CPU",
+        "LiteLLM CPU",
+        "× less",
+        "rLLM calls/s",
+    ):
         table.add_column(name, justify="right")
     for name in ("upstream p50", "p99", "rLLM adds p50", "p99", "1st byte", "LiteLLM adds p50", "p99"):
         table.add_column(name, justify="right")
@@ -45,6 +55,7 @@ def _calls(title: str, rows: list[dict[str, Any]]) -> Table:
             "stream" if row["stream"] else "whole",
             str(row["at_once"]),
             f"{bare['cpu_ms']:.2f}",
+            f"{row['forwarder']['cpu_ms']:.2f}",
             f"{ours['cpu_ms']:.2f}",
             "–" if theirs is None else f"{theirs['cpu_ms']:.1f}",
             "–" if theirs is None else f"{theirs['cpu_ms'] / ours['cpu_ms']:.1f}",
@@ -76,6 +87,10 @@ def _verdicts(measured: dict[str, Any]) -> list[Verdict]:
             found.append(
                 (f"CPU of a captured call, {kind}, 64", cpu, "{:.2f} ms", f"≤ {CPU_MS} ms", cpu <= CPU_MS)
             )
+            times = cpu / row["forwarder"]["cpu_ms"]
+            what = f"CPU beside the bare forwarder, {kind}, 64"
+            target = f"≤ {TIMES_FORWARDER:.0f} ×"
+            found.append((what, times, "{:.1f} ×", target, times <= TIMES_FORWARDER))
         if theirs := row.get("litellm"):
             times = theirs["cpu_ms"] / ours["cpu_ms"]
             what = f"less CPU than LiteLLM, {kind}, {row['at_once']}"

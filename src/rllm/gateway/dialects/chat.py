@@ -45,9 +45,9 @@ from rllm.gateway.dialects.openai_upstream import (
     error_in_reply,
     error_of,
     finish_answer,
+    hide_injected,
     index_of,
     text_of,
-    without_injected,
 )
 from rllm.gateway.wire import (
     Answer,
@@ -233,10 +233,13 @@ class ChatUpstream:
             created=created if isinstance(created := reply.get("created"), int) else unix_time(),
         )
         if same:
-            answer.raw = without_injected(reply, request)
+            answer.raw = reply
             if not given_id:
-                answer.raw = answer.raw | {"id": answer.id}
-        return finish_answer(answer, heard, request, reply.get("usage"), reply.get("prompt_token_ids"))
+                reply["id"] = answer.id
+        finish_answer(answer, heard, request, reply.get("usage"), reply.get("prompt_token_ids"))
+        if same:
+            hide_injected(reply, request)
+        return answer
 
     def reader(self, request: CallRequest) -> StreamReader:
         return ChatReader(request)

@@ -33,11 +33,11 @@ from rllm.gateway.dialects.openai_upstream import (
     error_in_reply,
     error_of,
     finish_answer,
+    hide_injected,
     index_of,
     logprob_of,
     text_of,
     token_id_of,
-    without_injected,
 )
 from rllm.gateway.wire import (
     Answer,
@@ -199,10 +199,11 @@ class CompletionsUpstream:
             model=text_of(reply.get("model")) or request.model,
             created=created if isinstance(created := reply.get("created"), int) else unix_time(),
         )
-        answer.raw = without_injected(reply, request)
-        if answer.raw.get("id") != answer.id:
-            answer.raw = answer.raw | {"id": answer.id}
-        return finish_answer(answer, heard, request, reply.get("usage"), reply.get("prompt_token_ids"))
+        answer.raw = reply
+        reply["id"] = answer.id
+        finish_answer(answer, heard, request, reply.get("usage"), reply.get("prompt_token_ids"))
+        hide_injected(reply, request)
+        return answer
 
     def reader(self, request: CallRequest) -> StreamReader:
         return CompletionsReader(request)

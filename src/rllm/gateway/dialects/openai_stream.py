@@ -18,12 +18,15 @@ from rllm.gateway.dialects.openai_upstream import (
     choices_of,
     error_in_reply,
     finish_answer,
+    hide_injected,
     index_of,
     text_of,
-    without_injected,
 )
 from rllm.gateway.dialects.server_events import as_it_came
 from rllm.gateway.wire import Answer, CallRequest, Dialect, Piece, completion_id, unix_time
+
+_LONGEST_DONE = 32
+"""Bytes of `[DONE]` with whatever space is around it."""
 
 
 class EventReader(ABC):
@@ -45,6 +48,8 @@ class EventReader(ABC):
         self._prompt_ids: object = None
         self._begun = False
         self._done = False
+        self.complete = False
+        """Whether the upstream said that the answer is whole."""
 
     @abstractmethod
     def hear(self, heard: HeardChoice, choice: dict[str, Any]) -> list[Piece]:
@@ -53,8 +58,8 @@ class EventReader(ABC):
     def feed(self, event: str, data: bytes) -> list[Piece]:
         if not data or self.error is not None or self._done:
             return []
-        if data.strip() == b"[DONE]":
-            self._done = True
+        if len(data) < _LONGEST_DONE and data.strip() == b"[DONE]":
+            self._done = self.complete = True
             return [as_it_came(event, data)] if self.same_dialect else []
         try:
             chunk = orjson.loads(data)
@@ -74,15 +79,13 @@ class EventReader(ABC):
             heard = self._heard.get(index)
             if heard is None:
                 heard = self._heard[index] = HeardChoice(index, keep_tokens=self.request.logprobs)
+                self.complete = False
             pieces += self.hear(heard, choice)
+            if heard.finish_reason is not None:
+                self.complete = self._all_finished()
         return self._raw(event, data, chunk) if self.same_dialect else pieces
 
-    @property
-    def complete(self) -> bool:
-        if self.error is not None:
-            return False
-        if self._done:
-            return True
+    def _all_finished(self) -> bool:
         finished = sum(heard.finish_reason is not None for heard in self._heard.values())
         return finished >= self.request.n and finished == len(self._heard)
 
@@ -108,14 +111,15 @@ class EventReader(ABC):
             self._prompt_ids = ids
 
     def _raw(self, event: str, data: bytes, chunk: dict[str, Any]) -> list[Piece]:
-        kept = without_injected(chunk, self.request)
-        if not self.request.include_usage and kept.get("usage") is not None:
-            if not kept["choices"]:  # the chunk that only reports usage
+        changed = hide_injected(chunk, self.request)
+        if not self.request.include_usage and chunk.get("usage") is not None:
+            if not chunk["choices"]:  # the chunk that only reports usage
                 return []
-            kept = {name: value for name, value in kept.items() if name != "usage"}
-        if kept is not chunk:
+            del chunk["usage"]
+            changed = True
+        if changed:
             try:
-                data = orjson.dumps(kept)
+                data = orjson.dumps(chunk)
             except (
                 orjson.JSONEncodeError
             ) as error:  # it could be read, but is nested too deeply to be written
@@ -124,4 +128,5 @@ class EventReader(ABC):
 
     def _broken(self, error: RequestRefused) -> list[Piece]:
         self.error = error
+        self.complete = False
         return []

@@ -2,7 +2,7 @@
 
 request.body ──asked()──► body with what the gateway captures
 choice or delta, one after the other ──HeardChoice──► Choice    (merged text, calls, ids, log-probabilities)
-chunk, reply ──without_injected()──► what the client asked for
+chunk, reply ──hide_injected()──► what the client asked for
 status, body, headers ──error_of()──► RequestRefused
 """
 
@@ -83,33 +83,25 @@ def capture_more(body: dict[str, Any], request: CallRequest, capture: frozenset[
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
 
 
-def without_injected(reply: dict[str, Any], request: CallRequest) -> dict[str, Any]:
-    """The reply or chunk without ids and log-probabilities that the client did not ask for.
+def hide_injected(reply: dict[str, Any], request: CallRequest) -> bool:
+    """Take ids and log-probabilities out of a reply or chunk that the client did not ask for.
 
-    The same object when there is nothing to take out.
+    To be called when they were heard. False when there was nothing to take out.
     """
-    choices = reply["choices"]
-    kept = [_choice_without_injected(choice, request) for choice in choices]
-    hide_prompt = not request.return_token_ids and reply.get("prompt_token_ids") is not None
-    if not hide_prompt and all(new is old for new, old in zip(kept, choices, strict=True)):
-        return reply
-    slim = dict(reply, choices=kept)
-    if hide_prompt:
-        del slim["prompt_token_ids"]
-    return slim
-
-
-def _choice_without_injected(choice: dict[str, Any], request: CallRequest) -> dict[str, Any]:
-    hidden: list[str] = []
-    if not request.return_token_ids:
-        hidden = [name for name in ("token_ids", "prompt_token_ids") if choice.get(name) is not None]
-    hide_logprobs = not request.logprobs and choice.get("logprobs") is not None
-    if not hidden and not hide_logprobs:
-        return choice
-    slim = {name: value for name, value in choice.items() if name not in hidden}
-    if hide_logprobs:
-        slim["logprobs"] = None
-    return slim
+    changed = False
+    if not request.return_token_ids and reply.get("prompt_token_ids") is not None:
+        del reply["prompt_token_ids"]
+        changed = True
+    for choice in reply["choices"]:
+        if not request.logprobs and choice.get("logprobs") is not None:
+            choice["logprobs"] = None
+            changed = True
+        if not request.return_token_ids:
+            for name in ("token_ids", "prompt_token_ids"):
+                if choice.get(name) is not None:
+                    del choice[name]
+                    changed = True
+    return changed
 
 
 @dataclass(slots=True)

@@ -122,7 +122,7 @@ class Continuity:
 
     def _place(self, asked: "Asked") -> Place:
         if asked.ids:
-            known = self._asked.get(_digest(asked.ids)) or self._ids.longest(asked.ids)
+            known = self._asked.get(asked.ids_digest) or self._ids.longest(asked.ids)
             if known is not None:
                 return known
         elif (known := self._asked.get(asked.links[-1])) is not None:
@@ -173,7 +173,7 @@ class Continuity:
     def _remember_prompt(self, asked: "Asked") -> None:
         place = asked.place
         if asked.ids:
-            _put(self._asked, _digest(asked.ids), place, MAX_ENDS)
+            _put(self._asked, asked.ids_digest, place, MAX_ENDS)
         if len(asked.links) > 1:
             _put(self._asked, asked.links[-1], place, MAX_ENDS)
         begun = False
@@ -185,7 +185,7 @@ class Continuity:
     def _remember_answer(self, asked: "Asked", ids: Sequence[int], message: Message) -> None:
         place = asked.place
         if asked.ids and ids:
-            self._ids.add(asked.ids + array("q", ids).tobytes(), place)
+            self._ids.add(asked.ids + array("i", ids).tobytes(), place)
         if asked.text:
             self._texts.add(asked.text + _utf8(message.get("content") or ""), place)
         if len(asked.links) > 1:
@@ -201,6 +201,7 @@ class Asked:
     """One prompt, digested, and where it belongs."""
 
     ids: bytes
+    ids_digest: bytes
     text: bytes
     """Of a bare prompt."""
     links: list[bytes]
@@ -211,8 +212,10 @@ class Asked:
 
 
 def _asked(request: CallRequest, prompt_ids: Sequence[int]) -> Asked:
+    ids = array("i", prompt_ids).tobytes()
     return Asked(
-        ids=array("q", prompt_ids).tobytes(),
+        ids=ids,
+        ids_digest=_digest(ids) if ids else b"",
         text=_utf8(request.prompt) if isinstance(request.prompt, str) else b"",
         links=_chain(request.messages) if request.prompt is None else _prompt_chain(request.prompt),
         messages=request.messages,
