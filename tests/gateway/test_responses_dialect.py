@@ -286,7 +286,7 @@ def test_items_of_hosted_tools_keep_their_type_so_that_an_engine_can_refuse_them
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [{"type": ["message"], "role": "user"}]}, "input[0].type"),
-        ({"previous_response_id": "resp_0"}, "previous_response_id"),
+        ({"previous_response_id": 7}, "previous_response_id"),
         ({"conversation": "conv_0"}, "conversation"),
         ({"background": True}, "background"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
@@ -308,10 +308,9 @@ def test_what_cannot_be_answered_is_refused_by_name(fields: dict[str, Any], para
     assert refusal(**fields).param == param
 
 
-def test_kept_responses_are_refused_with_what_to_do_instead() -> None:
-    error = refusal(previous_response_id="resp_0")
-    assert "keeps no responses" in error.message
-    assert "whole conversation" in error.message
+def test_kept_conversations_are_refused_with_what_to_do_instead() -> None:
+    assert "previous_response_id" in refusal(conversation="conv_0").message
+    assert parsed(previous_response_id="resp_0").previous_response_id == "resp_0"
     assert parsed(store=True, previous_response_id=None, background=False).messages
 
 
@@ -660,8 +659,8 @@ def test_a_failure_after_an_upstreams_own_events_names_no_other_response() -> No
 
 def test_errors_have_the_shape_that_the_sdk_reads(server: ScriptedServer, client: OpenAI) -> None:
     with pytest.raises(BadRequestError) as caught:
-        client.responses.create(model="m", input="Hi", previous_response_id="resp_0")
-    assert caught.value.param == "previous_response_id"
+        client.responses.create(model="m", input="Hi", conversation="conv_0")
+    assert caught.value.param == "conversation"
     assert caught.value.code == "unsupported_parameter"
     server.fails = RequestRefused("Later.", status=429, kind="rate_limit_error", code="busy")
     with pytest.raises(RateLimitError) as limited:

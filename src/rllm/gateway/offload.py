@@ -15,15 +15,20 @@ _A = TypeVarTuple("_A")
 
 
 class OffLoop:
-    """One thread, which is there from its first piece of work on."""
+    """One thread, from its first piece of work on; closed, it begins anew with the next."""
 
     def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"rllm-{name}")
+        self._name = f"rllm-{name}"
+        self._thread: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[[*_A], _R], *arguments: *_A) -> _R:
         """Cancelled while it waits for the thread, the work is never begun."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def close(self) -> None:
         """What is under way ends by itself; nobody waits for it."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown(wait=False, cancel_futures=True)

@@ -83,6 +83,8 @@ class CallRequest:
     stream: bool = False
     include_usage: bool = False
     """Chat and completions: send a last chunk with the usage when streaming."""
+    previous_response_id: str = ""
+    """Responses only: the answer that the conversation goes on from; the server puts it before `messages`."""
     num_bytes: int = 0
     """Of the body as sent; 0 where there was none. What is large is worked on off the event loop."""
 
@@ -261,6 +263,9 @@ class CallRecord:
     """New weights were published while it was sampled: some tokens may be of those, whatever
     `policy_versions` says."""
     no_ids_because: str = ""
+    response_fields: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Of calls of /v1/responses: what a Response repeats of its request, for when it is retrieved.
+    `instructions` is true where the first message is those."""
     token_logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """What a client that asked for log-probabilities was shown of each token: `token_id`, `text`, `logprob`
     and `top`, the alternatives as [token id, text, log-probability]. Empty where nobody asked."""

@@ -20,17 +20,17 @@ from rllm.gateway.wire import TokenLogprob, ToolCallPiece
 def hear(heard: HeardChoice, choice: dict[str, Any], said: dict[str, Any]) -> list[ToolCallPiece]:
     """`said` is a whole message or a delta of one. Returns the parts of calls in it."""
     heard.hear_common(choice)
-    if text := content_text(said.get("content")) or text_of(said.get("refusal")):
+    if choice.get("logprobs"):
+        _hear_logprobs(heard, choice)
+    content = said.get("content")
+    if len(said) == 1 and type(content) is str:  # nearly all deltas
+        if content:
+            heard.text.append(content)
+        return []
+    if text := content_text(content) or text_of(said.get("refusal")):
         heard.text.append(text)
     if reasoning := reasoning_text(said):
         heard.reasoning.append(reasoning)
-    if choice.get("logprobs"):
-        entries = _logprob_entries(choice)
-        heard.logprobs += _logprobs_of(entries)
-        if not heard.completion_ids:  # they are what names of tokens would stand in for
-            heard.hear_names(entry.get("token") for entry in entries)
-        if heard.keep_tokens:
-            heard.token_logprobs += logprob_tokens(choice)
     pieces: list[ToolCallPiece] = []
     calls = said.get("tool_calls")
     for place, call in enumerate(calls if isinstance(calls, list) else ()):
@@ -40,6 +40,15 @@ def hear(heard: HeardChoice, choice: dict[str, Any], said: dict[str, Any]) -> li
     if isinstance(legacy := said.get("function_call"), dict):
         pieces.append(_hear_call(heard, {"index": 0, "function": legacy}, None))
     return pieces
+
+
+def _hear_logprobs(heard: HeardChoice, choice: dict[str, Any]) -> None:
+    entries = _logprob_entries(choice)
+    heard.logprobs += _logprobs_of(entries)
+    if not heard.completion_ids:  # they are what names of tokens would stand in for
+        heard.hear_names(entry.get("token") for entry in entries)
+    if heard.keep_tokens:
+        heard.token_logprobs += logprob_tokens(choice)
 
 
 def content_text(content: object) -> str:

@@ -132,9 +132,9 @@ class HeardChoice:
         """Finish reason and ids, which all protocols have in the same place."""
         if isinstance(reason := choice.get("finish_reason"), str) and reason:
             self.finish_reason = reason
-        stopped = choice.get("stop_reason", choice.get("matched_stop"))
-        if isinstance(stopped, str):
-            self.stop_sequence = stopped
+            stopped = choice.get("stop_reason", choice.get("matched_stop"))
+            if isinstance(stopped, str):
+                self.stop_sequence = stopped
         if ids := choice.get("token_ids"):
             self.completion_ids += _ids(ids)
         if ids := choice.get("prompt_token_ids"):

@@ -3,7 +3,8 @@
     body ──parse──► CallRequest … Answer ──reply──► Response
                                   Piece, … ──stream──► events (responses_stream.py)
 
-This server keeps no responses: clients send the whole conversation as `input`, as they do with `store` false.
+Clients send the whole conversation as `input`, or `previous_response_id` and what is new: the server puts
+the rest before it, out of its ledger.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from rllm.gateway.dialects.openai_fields import (
     refused,
 )
 from rllm.gateway.dialects.openai_reply import error_object
-from rllm.gateway.dialects.responses_input import chat_tools, chosen_tools, input_messages, keep_nothing
+from rllm.gateway.dialects.responses_input import chat_tools, chosen_tools, input_messages, require_stateless
 from rllm.gateway.dialects.responses_output import finished, output_items, response_head
 from rllm.gateway.dialects.responses_stream import ResponsesWriter
 from rllm.gateway.dialects.responses_upstream import ResponsesUpstream
@@ -44,7 +45,7 @@ class ResponsesDialect:
 
     def parse(self, body: dict[str, Any]) -> CallRequest:
         fields = Fields(body)
-        keep_nothing(fields)
+        require_stateless(fields)
         tool_choice, tools = chosen_tools(fields, chat_tools(fields))
         top_logprobs = fields.integer("top_logprobs", low=0, high=20) or 0
         include = fields.sequence("include") or []
@@ -56,6 +57,7 @@ class ResponsesDialect:
             body=body,
             model=fields.text("model") or "",
             messages=input_messages(fields),
+            previous_response_id=fields.text("previous_response_id") or "",
             tools=tools,
             tool_choice=tool_choice,
             parallel_tool_calls=fields.flag("parallel_tool_calls", True),

@@ -59,7 +59,9 @@ class _Conversation:
                 content = _content(item, "output")
                 self.say({"role": "tool", "content": content or "", "tool_call_id": item.name("call_id")})
             case "item_reference":
-                raise item.refused("type", f"{KEEPS_NOTHING} Send the item itself", "unsupported_parameter")
+                raise item.refused(
+                    "type", "this server keeps no items. Send the item itself", "unsupported_parameter"
+                )
             case "text":
                 raise item.refused("type", "a text stands in a message item here")
             case _:
@@ -123,9 +125,6 @@ class _Conversation:
         self.turn = {"role": "assistant", "content": None}
         self.messages.append(self.turn)
         return self.turn
-
-
-KEEPS_NOTHING = "this server keeps no responses."
 
 
 def _nothing(turn: Message) -> str | None:
@@ -265,16 +264,21 @@ def _offered_name(choice: Fields, tools: list[dict[str, Any]]) -> str:
     return name
 
 
-def keep_nothing(fields: Fields) -> None:
-    """Raises RequestRefused for whatever rests on responses kept by the server."""
-    for name in ("previous_response_id", "conversation", "prompt"):
-        if fields.given(name) is not None:
-            raise fields.refused(
-                name, f"{KEEPS_NOTHING} Send the whole conversation as `input`", "unsupported_parameter"
-            )
+def require_stateless(fields: Fields) -> None:
+    """Raises RequestRefused for what rests on more than earlier responses."""
+    if fields.given("conversation") is not None:
+        raise fields.refused(
+            "conversation",
+            "this server keeps responses and no conversations. Send `previous_response_id`, or all of it",
+            "unsupported_parameter",
+        )
+    if fields.given("prompt") is not None:
+        raise fields.refused(
+            "prompt", "this server keeps no prompts. Send it as `input`", "unsupported_parameter"
+        )
     if fields.flag("background", False):
         raise RequestRefused(
-            f"`background` is true; {KEEPS_NOTHING} Wait for the answer, or stream it.",
+            "`background` is true; this server answers while it is waited for. Wait, or stream the answer.",
             param="background",
             code="unsupported_parameter",
         )

@@ -19,6 +19,7 @@ from rllm.gateway.wire import (
     CallRequest,
     CallStatus,
     Choice,
+    Dialect,
     Piece,
     TokenLogprob,
     ToolMode,
@@ -67,6 +68,7 @@ def records_of(
             tools=request.tools,
             sampling=sampling if choice.seed is None else {**sampling, "seed": choice.seed},
             response=_response(choice),
+            response_fields=_response_fields(request),
             finish_reason=str(choice.finish_reason) if status is CallStatus.OK else "",
             stop_sequence=choice.stop_sequence,
             unparsed_markup=choice.unparsed_markup,
@@ -91,6 +93,20 @@ def records_of(
         )
         for choice in answer.choices or [Choice()]
     ]
+
+
+_RESPONSE_FIELDS = (
+    *("metadata", "previous_response_id", "reasoning", "store", "text", "tool_choice"),
+    *("max_tool_calls", "user", "prompt_cache_key", "safety_identifier"),
+)
+
+
+def _response_fields(request: CallRequest) -> dict[str, Any]:
+    if request.dialect is not Dialect.RESPONSES:
+        return {}
+    body = request.body
+    fields = {name: body[name] for name in _RESPONSE_FIELDS if body.get(name) is not None}
+    return fields | {"instructions": True} if body.get("instructions") else fields
 
 
 def error_record(request: CallRequest, error: RequestRefused, around: Circumstances) -> CallRecord:

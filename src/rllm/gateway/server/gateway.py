@@ -48,6 +48,7 @@ from rllm.gateway.server.metrics import CONTENT_TYPE, health, prometheus_text
 from rllm.gateway.server.openapi import openapi_document
 from rllm.gateway.server.pace import Pace
 from rllm.gateway.server.paths import Endpoint, Route, dialect_of, route_of, session_id, session_of
+from rllm.gateway.server.responses import KeptResponses, delete_refused
 from rllm.gateway.server.sessions import MAX_IDLE_SESSIONS, Session, SessionRegistry
 from rllm.gateway.wire import Answer, CallRecord, CallRequest, Policy
 
@@ -149,6 +150,7 @@ class Gateway:
         )
         self.calls = Calls(self.policy, self.ledger, self.counts)
         self._disk = DiskCheck(self.ledger)
+        self._responses = KeptResponses(self.ledger)
         self._management = Management(self.ledger, self.sessions, self.calls, self._tokens)
         await self.policy.start()
         server = HttpServer(
@@ -260,6 +262,12 @@ class Gateway:
                 if route.session:
                     scope.require_session(route.session)
                 return self._models(route)
+            case Endpoint.RESPONSE:
+                session = session_of(route, http.headers, {})
+                scope.require_session(session)
+                if http.method == "DELETE":
+                    raise delete_refused()
+                return json_response(await self._responses.retrieved(route.response, session))
             case Endpoint.TRACES:
                 scope.require_session(route.session)
                 return await self._management.traces(http, route.session)
@@ -312,6 +320,8 @@ class Gateway:
         try:
             request = await self._read(len(body), dialect.parse, fields)
             request.num_bytes = len(body)
+            if request.previous_response_id:
+                await self._responses.go_on(request, session.id)
         except RequestRefused as error:
             unparsed = CallRequest(dialect=route.dialect, body=fields, model=_text(fields.get("model")))
             await self.calls.refuse(unparsed, session, error)

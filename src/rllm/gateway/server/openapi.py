@@ -68,6 +68,8 @@ def openapi_document() -> dict[str, Any]:
     paths |= _with_sessions("/v1/models", "get", _operation("models", "The models that are served.", 200))
     model = _operation("model", "One model.", 200)
     paths |= _with_sessions("/v1/models/{model}", "get", model | {"parameters": [_in_path("model")]})
+    kept = _operation("response", "A response that was answered before.", 200)
+    paths |= _with_sessions("/v1/responses/{response}", "get", kept | {"parameters": [_in_path("response")]})
     paths |= _session_paths()
     paths |= {
         "/health": {

@@ -24,6 +24,8 @@ class Endpoint(StrEnum):
     COUNT_TOKENS = "count_tokens"
     MODELS = "models"
     MODEL = "model"
+    RESPONSE = "response"
+    """One that was answered before."""
     ROOT = "root"
     """What clients probe to see whether somebody is there."""
     SESSIONS = "sessions"
@@ -43,6 +45,7 @@ class Route:
     """Empty where the path names none."""
     token: str = ""
     model: str = ""
+    response: str = ""
 
 
 _METHODS = {
@@ -50,6 +53,7 @@ _METHODS = {
     Endpoint.COUNT_TOKENS: ("POST",),
     Endpoint.SESSIONS: ("GET", "HEAD", "POST"),
     Endpoint.SESSION: ("GET", "HEAD", "DELETE"),
+    Endpoint.RESPONSE: ("GET", "HEAD", "DELETE"),
 }
 _READ_ONLY = ("GET", "HEAD")
 
@@ -69,7 +73,8 @@ _FIXED = {
     "/openapi.json": Endpoint.OPENAPI,
     "/sessions": Endpoint.SESSIONS,
 }
-_SESSIONS, _TRACES, _MODELS, _V1 = "/sessions/", "/traces", "models/", "/v1/"
+_SESSIONS, _TRACES, _V1 = "/sessions/", "/traces", "/v1/"
+_MODELS, _RESPONSES, _EMBEDDINGS = "models/", "responses/", "/v1/embeddings"
 _MAX_SESSION_CHARS = 512
 _SESSION_HEADERS = ("x-rllm-session", "x-session-id", "session-id")
 
@@ -90,6 +95,12 @@ def route_of(method: str, target: str) -> Route:
     """Raises RequestRefused: 404 for an unknown path, 405 for a wrong method, 400 for a bad session."""
     path, token = _without_token(_path_of(target))
     route = _route(path, token)
+    if route is None and path.endswith(_EMBEDDINGS):
+        raise RequestRefused(
+            "This gateway answers with text and makes no embeddings; ask a server of an embedding model.",
+            status=404,
+            code="embeddings_not_served",
+        )
     if route is None:
         raise RequestRefused(
             f"There is nothing at {path or '/'}; this gateway answers "
@@ -190,6 +201,10 @@ def _under_v1(before: str, tail: str, token: str) -> Route | None:
     if tail.startswith(_MODELS):
         model = unquote(tail[len(_MODELS) :], errors="replace")
         return Route(Endpoint.MODEL, session=_from_path(session) if before else "", token=token, model=model)
+    response = tail.removeprefix(_RESPONSES)
+    if response != tail and response and "/" not in response:
+        owner = _from_path(session) if before else ""
+        return Route(Endpoint.RESPONSE, Dialect.RESPONSES, owner, token, response=unquote(response))
     return None
 
 
