@@ -20,13 +20,19 @@
     └── CanaryError            sampler and trainer disagree on log-probabilities after a publish
 
 A message names the value, the limit and the mend. The CLI prints it and picks the exit code from the class.
+Much of it was said by others, who may quote keys, so no message is made with one in it.
 """
+
+from rllm.redaction import without_keys
 
 
 class RllmError(Exception):
     """The root; `exit_code` is what a command returns when it ends with this error."""
 
     exit_code = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(without_keys(each) if isinstance(each, str) else each for each in args))
 
 
 class ConfigError(RllmError):
@@ -124,11 +130,11 @@ class RequestRefused(RllmError):
         retry_after: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = str(self)
         self.status = status
-        self.kind = kind
-        self.code = code
-        self.param = param
+        self.kind = without_keys(kind)
+        self.code = code and without_keys(code)
+        self.param = param and without_keys(param)
         self.retry_after = retry_after
         """Value of the Retry-After header, as the upstream gave it."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOMS = (
-    *("errors", "types", "config", "algorithms", "rendering"),
+    *("redaction", "errors", "types", "config", "algorithms", "rendering"),
     *("store", "data", "sandbox", "tracking", "models", "inference"),
     *("tools", "rewards", "environments", "agents", "gateway"),
     *("workflows", "engine", "eval", "trainer", "worker"),

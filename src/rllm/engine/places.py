@@ -8,6 +8,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rllm.redaction import without_keys
+
 
 def frames_of_thread(thread_id: int | None) -> list[FrameType]:
     """From the outermost to the innermost; none when the thread has ended."""
@@ -39,6 +41,7 @@ def spelled(frames: Sequence[FrameType]) -> str:
 
 MAX_SHOWN_CHARS = 4000
 """Of one message: an exception may hold a whole page, and every episode that meets it would."""
+_MAX_KEY_CHARS = 1000
 
 
 def shown(error: BaseException) -> str:
@@ -52,10 +55,11 @@ def shown(error: BaseException) -> str:
 
 
 def shortened(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """The text; where it is longer than `max_chars`, its beginning and its whole length."""
+    """The text without keys; where it is longer than `max_chars`, its beginning and its whole length."""
+    clean = without_keys(text[: max_chars + _MAX_KEY_CHARS])  # a key that the cut would halve is whole here
     if len(text) <= max_chars:
-        return text
-    return f"{text[:max_chars]}… ({len(text):,} characters in all)"
+        return clean
+    return f"{clean[:max_chars]}… ({len(text):,} characters in all)"
 
 
 _FOREIGN = (

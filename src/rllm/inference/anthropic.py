@@ -16,6 +16,7 @@ from typing import Any
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.client import Tools
 from rllm.inference.openai_http import Refused, ServerHttp
+from rllm.redaction import hide_key
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, ToolCall
 
 VERSION = "2023-06-01"
@@ -48,6 +49,7 @@ class AnthropicClient:
             raise ConfigError("`model` is empty; name one of Anthropic's models.")
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.model = model
+        hide_key(api_key)
         self._headers = {"anthropic-version": VERSION, **({"x-api-key": api_key} if api_key else {})}
         self._http = ServerHttp(
             self.base_url,

@@ -20,6 +20,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypeVar
 
 from rllm.errors import ConfigError, ContextLengthError, InferenceError, MissingExtraError
+from rllm.redaction import hide_key, may_hold_key, values_without_keys, without_keys
 
 try:
     import aiohttp
@@ -37,6 +38,8 @@ _KEEP_ALIVE_S = 4.0
 """Shorter than the 5 s of uvicorn, and so of vLLM: who closes a connection first is not surprised."""
 _OPENED_AT_ONCE = 64
 _MAX_ERROR_BYTES = 1 << 20
+_MAX_ERROR_CHARS = 2_000
+"""Of what a server says about an error; some repeat the whole request."""
 _SENT_AT_ONCE_BYTES = 1 << 20
 _TRY_LATER = frozenset({408, 409, 425, 429})
 
@@ -76,6 +79,7 @@ class ServerHttp:
         if max_connections < 0:
             raise ConfigError(f"`max_connections` is {max_connections}; it must be 0 or more.")
         self.base_url = base_url
+        hide_key(api_key)
         self._headers = {"Accept-Encoding": "identity"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -249,15 +253,17 @@ def error_text(reply: Any) -> str:
 
 
 def json_or_none(body: bytes) -> Any:
+    """What a server says, but for the keys that it was sent."""
     try:
-        return orjson.loads(body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
+    return values_without_keys(value) if may_hold_key(body) else value
 
 
 def _error(url: str, status: int, body: bytes, retry_after: str | None) -> Exception:
     reply = json_or_none(body)
-    said = error_text(reply) or body[:500].decode(errors="replace")
+    said = (error_text(reply) or without_keys(body.decode(errors="replace")))[:_MAX_ERROR_CHARS]
     error = reply.get("error") if isinstance(reply, dict) else None
     fields = error if isinstance(error, dict) else {}
     if status in (400, 413, 422) and (

@@ -55,7 +55,7 @@ async def try_model(place: ModelPlace) -> Trial:
         await client.close()
     return Trial(
         latency_s=time.perf_counter() - began,
-        reply=_one_line(output.content),
+        reply=" ".join(output.content.split()),
         prompt_tokens=output.usage.get("prompt_tokens", 0),
         completion_tokens=output.usage.get("completion_tokens", 0),
     )
@@ -115,11 +115,6 @@ async def served_models(place: ModelPlace) -> list[str]:
         await http.close()
     data = listed.get("data") if isinstance(listed, dict) else None
     return [str(each["id"]) for each in data or [] if isinstance(each, dict) and "id" in each]
-
-
-def _one_line(text: str) -> str:
-    """Without what would move a terminal's cursor or change its colours."""
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
 def _about_the_key(place: ModelPlace) -> str:

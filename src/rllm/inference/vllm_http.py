@@ -15,6 +15,7 @@ from typing import Any
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.openai_http import Refused, Response, ServerHttp, WhichConnection, json_or_none
 from rllm.inference.sse import EventSplitter
+from rllm.redaction import without_keys
 from rllm.types.messages import LogprobMeaning, SamplingParams
 
 
@@ -103,7 +104,7 @@ class VLLMHttp(ServerHttp):
                 "environment, without which it takes no new weights."
             )
         if response.status != 200:
-            shown = said[:500].decode(errors="replace")
+            shown = without_keys(said.decode(errors="replace"))[:500]
             raise InferenceError(f"The server at {root} answered {response.status} to {path}: {shown}")
         return json_or_none(said)
 

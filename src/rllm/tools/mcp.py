@@ -9,6 +9,7 @@ call that took too long; a server that is gone is an MCPServerError, which fails
 import re
 from typing import Any
 
+from rllm.redaction import without_keys
 from rllm.tools.base import Tool, ToolOutput
 from rllm.tools.mcp_content import read_result
 from rllm.tools.mcp_sessions import CallRefused, CallTimeout, MCPLease, MCPPool, MCPServer, MCPServerError
@@ -38,16 +39,17 @@ class MCPTool(Tool):
         try:
             return self._read(self.lease.call(self.server_name, arguments))
         except (CallTimeout, CallRefused) as error:
-            return ToolOutput(name=self.name, error=str(error))
+            return ToolOutput(name=self.name, error=without_keys(str(error)))
 
     async def async_forward(self, /, **arguments: Any) -> ToolOutput:
         try:
             return self._read(await self.lease.async_call(self.server_name, arguments))
         except (CallTimeout, CallRefused) as error:
-            return ToolOutput(name=self.name, error=str(error))
+            return ToolOutput(name=self.name, error=without_keys(str(error)))
 
     def _read(self, result: Any) -> ToolOutput:
         text, metadata = read_result(result)
+        text = without_keys(text)
         if result.is_error:
             return ToolOutput(
                 name=self.name, error=text or "The tool failed and did not say why.", metadata=metadata

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rllm.errors import ConfigError, RllmError
+from rllm.redaction import hide_key
 
 _DEFAULT_SESSIONS = 64
 _WAYS = ("command", "url", "target")
@@ -121,7 +122,10 @@ class MCPServer:
 
     def http_headers(self) -> dict[str, str]:
         """`headers` and what `headers_from` names. Raises ConfigError for a variable that is not set."""
-        return dict(self.headers) | {header: self._own(name) for header, name in self.headers_from.items()}
+        headers = dict(self.headers) | {header: self._own(name) for header, name in self.headers_from.items()}
+        for value in headers.values():
+            hide_key(value.removeprefix("Bearer "))
+        return headers
 
     def make_target(self) -> Any:
         """The server object for one session: what a function makes, or the one object that there is.
@@ -154,6 +158,7 @@ class MCPServer:
             raise ConfigError(
                 f"MCP server {self.title} needs the environment variable {name}, which is not set."
             )
+        hide_key(os.environ[name])
         return os.environ[name]
 
 

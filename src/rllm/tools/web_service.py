@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm.errors import ConfigError, RllmError
+from rllm.redaction import bytes_without_keys, hide_key, may_hold_key, values_without_keys, without_keys
 from rllm.tools.base import ToolError
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
@@ -55,6 +56,7 @@ def key_from(variable: str, service: str) -> str:
     key = os.environ.get(variable, "").strip()
     if not key:
         raise ConfigError(f"{service} needs a key; set the environment variable {variable}.")
+    hide_key(key)
     return key
 
 
@@ -131,14 +133,14 @@ class WebService:
         try:
             answer = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise _Again(f"the answer is no JSON: {data[:100]!r}") from error
+            raise _Again(f"the answer is no JSON: {bytes_without_keys(data)[:100]!r}") from error
         if not isinstance(answer, dict):
-            raise _Again(f"the answer is no object: {data[:100]!r}")
-        return answer
+            raise _Again(f"the answer is no object: {bytes_without_keys(data)[:100]!r}")
+        return values_without_keys(answer) if may_hold_key(data) else answer
 
     def _refusal(self, error: urllib.error.HTTPError) -> Exception:
         try:
-            said = self._without_secrets(error.read(4096).decode("utf-8", "replace"))[:_MAX_SAID_CHARS]
+            said = without_keys(error.read(4096).decode("utf-8", "replace"))[:_MAX_SAID_CHARS]
         except (OSError, http.client.HTTPException):
             said = ""
         what = f"HTTP {error.code} {said}".strip()
@@ -149,13 +151,6 @@ class WebService:
         if error.code in (400, 404, 413, 422):
             return ToolError(f"{self.name} refuses the question: {what}", status=error.code)
         return WebServiceError(f"{self.name} answers with {what}")
-
-    def _without_secrets(self, text: str) -> str:
-        """Services that quote the request would put the key into logs and prompts."""
-        for name, value in self._headers.items():
-            if name in ("Authorization", "X-API-KEY"):
-                text = text.replace(value.removeprefix("Bearer "), "[key]")
-        return text
 
 
 def _retry_after_s(value: str | None) -> float | None:

@@ -24,6 +24,7 @@ from rllm.gateway.dialects.base import StreamReader, UpstreamDialect
 from rllm.gateway.upstream.http import Dropped, HttpClient, SlowToConnect, TooLarge, Unreachable
 from rllm.gateway.wire import Answer, CallRequest, Emit, Piece
 from rllm.inference.sse import EventSplitter
+from rllm.redaction import bytes_without_keys
 from rllm.types.messages import FinishReason
 
 RETRIED = frozenset({429, 502, 503, 504, 529})
@@ -234,7 +235,7 @@ def _whole_events(events: EventSplitter, part: bytes) -> list[tuple[str, bytes]]
 async def _feed(call: Call, reader: StreamReader, events: list[tuple[str, bytes]], said: "_Version") -> None:
     """Events that arrived together leave together, but for those that end the answer."""
     raw: list[bytes] = []
-    for name, data in events:
+    for name, data in ((name, bytes_without_keys(data)) for name, data in events):
         if b"weight_version" in data:
             said.hear(_object(data))
         for piece in reader.feed(name, data):

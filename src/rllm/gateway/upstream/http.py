@@ -21,6 +21,8 @@ import aiohttp
 import orjson
 from aiohttp.http_exceptions import HttpProcessingError
 
+from rllm.redaction import bytes_without_keys
+
 KEEP_ALIVE_S = 4.0
 """Shorter than the 5 s of uvicorn, and so of vLLM: who closes a connection first is not surprised."""
 _SENT_AT_ONCE_BYTES = 1 << 20
@@ -120,7 +122,7 @@ class HttpClient:
             raise TooLarge
         if length is not None and "Content-Encoding" not in response.headers:
             try:
-                return await response.read()
+                return bytes_without_keys(await response.read())
             except _FAILURES as error:
                 raise self._failure(error) from error
         parts: list[bytes] = []
@@ -130,7 +132,7 @@ class HttpClient:
             num_bytes += len(part)
             if num_bytes > self.max_body_bytes:
                 raise TooLarge
-        return b"".join(parts)
+        return bytes_without_keys(b"".join(parts))
 
     async def part_of(self, response: aiohttp.ClientResponse) -> bytes:
         """What has arrived of the body since; empty at its end. Raises Dropped or TimeoutError."""

@@ -27,6 +27,7 @@ from rllm.gateway.upstream.pool import HealthChecks, Upstream, UpstreamPool
 from rllm.gateway.upstream.seeds import Draws
 from rllm.gateway.upstream.tries import Retries, Tries
 from rllm.gateway.wire import Answer, CallRequest, Dialect, Emit, PolicySession
+from rllm.redaction import hide_key
 
 MAX_BODY_BYTES = 128 << 20
 _MAX_TOKEN_ID = 2**31 - 1
@@ -374,6 +375,7 @@ def _extras(sampling: dict[str, Any]) -> dict[str, Any]:
 
 
 def _key_headers(dialect: Dialect, api_key: str | None) -> dict[str, str]:
+    hide_key(api_key)
     if dialect is Dialect.MESSAGES:
         key = {} if api_key is None else {"x-api-key": api_key}
         return {"anthropic-version": _ANTHROPIC_VERSION, **key}

@@ -1,0 +1,138 @@
+"""Text from elsewhere, before it is kept or shown: without keys in it, and without power over a terminal.
+
+    key ──hide_key──► known to this process
+    text ──without_keys──► the same with [key] in each key's place: servers quote headers, programs their own
+    text ──escaped──► the same with `\\x1b` in place of an escape
+
+Known are the keys that clients were given, and what environment variables of that kind hold. Every error of
+ours passes through here when it is made (`RllmError`), and so does every reply of a server that gets a key.
+"""
+
+import base64
+import html
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+MARK = "[key]"
+MIN_KEY_CHARS = 8
+"""Shorter ones are placeholders, such as `EMPTY`, and words of any text."""
+_MIN_PIECE_CHARS = 12
+"""Of a longer key, so much in a row is not quoted either: servers cut off what they quote."""
+_OF_A_KEY = re.compile(r"(.*[_-])?(KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD)", re.IGNORECASE)
+_MIN_VARIABLE_CHARS = 16
+
+
+@dataclass(slots=True, frozen=True)
+class _Key:
+    """One key, and how it is recognised."""
+
+    forms: tuple[str, ...]
+    """How it may be written, the key itself first."""
+    hints: tuple[str, ...]
+    """One of them is in every piece that is long enough to be taken out, and in every form."""
+
+    @classmethod
+    def of(cls, key: str) -> "_Key":
+        packed = base64.b64encode(key.encode()).decode()
+        forms = (key, quote(key, safe=""), html.escape(key), key.replace("/", "\\/"), packed)
+        forms = tuple(dict.fromkeys(forms))
+        # A piece of 12 characters holds a whole window of 6 of those that begin at each seventh.
+        size = min(_MIN_PIECE_CHARS // 2, len(key))
+        windows = [
+            form[start : start + size] for form in forms for start in range(0, len(form) - size + 1, size + 1)
+        ]
+        return cls(forms, tuple(dict.fromkeys(windows)))
+
+
+_keys: dict[str, _Key] = {}
+
+
+def hide_key(key: str | None) -> None:
+    """From now on `without_keys` knows it."""
+    if key is not None and len(key) >= MIN_KEY_CHARS and key not in _keys:
+        _keys[key] = _Key.of(key)
+
+
+def without_keys(text: str) -> str:
+    """Whatever is long enough to be of use to a finder is taken out, not only whole keys."""
+    return _without(text, [*_keys.values(), *map(_Key.of, _variables())])
+
+
+def values_without_keys(value: Any) -> Any:
+    """JSON without the keys that were given here, in texts and in names of fields."""
+    if isinstance(value, str):
+        return _without(value, _keys.values())
+    if isinstance(value, Mapping):
+        return {values_without_keys(str(name)): values_without_keys(each) for name, each in value.items()}
+    return [values_without_keys(each) for each in value] if isinstance(value, list) else value
+
+
+def may_hold_key(body: bytes) -> bool:
+    """Whether JSON has to be searched: it hints at a key that was given here, or escapes letters that need no
+    escape."""
+    return b"\\u00" in body or _is_hinted_at(body)
+
+
+def bytes_without_keys(body: bytes) -> bytes:
+    """For bytes that are passed on as they are."""
+    if not _is_hinted_at(body):
+        return body
+    return _without(body.decode("latin-1"), _keys.values()).encode("latin-1")
+
+
+def _is_hinted_at(body: bytes) -> bool:
+    return any(hint.encode() in body for key in tuple(_keys.values()) for hint in key.hints)
+
+
+def _without(text: str, keys: Iterable[_Key]) -> str:
+    for key in tuple(keys):
+        if not any(hint in text for hint in key.hints):
+            continue
+        for form in key.forms:
+            if form in text:
+                text = text.replace(form, MARK)
+        for form in key.forms:
+            text = _without_pieces(text, form)
+    return text
+
+
+def escaped(text: str) -> str:
+    """What a model, a program or a server said, with every character that could steer a terminal written out:
+    controls, C1 among them, and what turns the direction of writing around."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_steerless, text))
+
+
+def _steerless(character: str) -> str:
+    if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return character
+    return character.encode("unicode_escape").decode()
+
+
+def _variables() -> list[str]:
+    """What the environment holds of that kind."""
+    return [
+        value
+        for name, value in os.environ.items()
+        if len(value) >= _MIN_VARIABLE_CHARS and _OF_A_KEY.fullmatch(name)
+    ]
+
+
+def _without_pieces(text: str, key: str) -> str:
+    start = 0
+    while start + _MIN_PIECE_CHARS <= len(key):
+        place = text.find(key[start : start + _MIN_PIECE_CHARS])
+        if place < 0:
+            start += 1
+            continue
+        size = _MIN_PIECE_CHARS
+        while text[place : place + size + 1] == key[start : start + size + 1] and start + size < len(key):
+            size += 1
+        text = text[:place] + MARK + text[place + size :]
+    return text
