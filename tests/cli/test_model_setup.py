@@ -227,7 +227,9 @@ def test_a_local_server_needs_nothing_but_its_address(rllm: Rllm, server: Server
     assert kept.exit_code == 0, kept.stderr
     assert json.loads(kept.stdout)["model"] == "only"
     server.says = "\x1b[31mred\nand \x07 loud"
-    assert json.loads(rllm("model", "test", "server", "--json").stdout)["reply"] == "[31mred and loud"
+    told = rllm("model", "test", "server", "--json").stdout
+    assert json.loads(told)["reply"] == "\x1b[31mred and \x07 loud"
+    assert "\x1b" not in told + rllm("model", "test", "server").stdout
     server.models = ["a", "b"]
     several = rllm("model", "setup", "other", "--base-url", server.url)
     assert several.exit_code == 2

@@ -68,7 +68,7 @@ def info(name: str, as_json: bool) -> None:
     console.print(facts(_lines(found, pulled)))
     if found.prompt:
         console.print("\nPrompt:", style="dim")
-        console.print(found.prompt, markup=False, soft_wrap=True)
+        console.print(found.prompt, soft_wrap=True)
     commands = [
         (["rllm", "eval", name, "--model", "MODEL"], "measure a model on it"),
         (["rllm", "train", name], "train on it"),

@@ -52,4 +52,4 @@ def example(*lines: str) -> str:
 
 def print_json(value: Any) -> None:
     """One JSON object on stdout."""
-    click.echo(json.dumps(value, indent=2, allow_nan=False, default=str))
+    click.echo(json.dumps(value, indent=2, allow_nan=False, default=str).replace("\x7f", "\\u007f"))

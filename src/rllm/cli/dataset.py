@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
 from rllm.cli.agent import agent_found
 from rllm.cli.command import Group, example, json_option, print_json
@@ -295,8 +296,8 @@ def _progress(what: str) -> Iterator[Any]:
     if not console.is_terminal:
         yield lambda name: None
         return
-    with console.status(f"pulling {what}") as status:
-        yield lambda name: status.update(f"pulling {what}: {name}")
+    with console.status(Text(f"pulling {what}")) as status:
+        yield lambda name: status.update(Text(f"pulling {what}: {name}"))
 
 
 def _entry(name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rllm.cli.command import example, json_option, print_json
 from rllm.cli.grade import load_grader, options_of, options_option, read_task, read_text
-from rllm.cli.terminal import escaped, out, print_next, table
+from rllm.cli.terminal import out, print_next, table
 from rllm.errors import ConfigError
 
 _STYLES = {"held": "green", "noted": "yellow", "broken": "bold red"}
@@ -79,7 +79,7 @@ def command(
         made = table("answer", "", "score", "reason", right=("score",))
         for each in findings:
             score = "–" if each.score is None else f"{each.score:.3g}"
-            reason = escaped(each.reason.replace("\n", " "))[:SHOWN_CHARS]
+            reason = each.reason.replace("\n", " ")[:SHOWN_CHARS]
             made.add_row(each.name, Text(each.verdict, style=_STYLES[each.verdict]), score, Text(reason))
         console = out()
         console.print(f"\n{name}, {len(findings)} answers", style="bold", soft_wrap=True)

@@ -275,7 +275,7 @@ def _watch(progress: Progress, bar: Any, prices: Prices, *, lines: bool) -> Call
             told_at, task = now, progress.tasks[0]
             left_s = (now - began_at) / max(1, counts["all"] - 1) * ((task.total or 0) - task.completed)
             done = f"{task.completed:.0f} of {task.total:.0f}"
-            err().print(f"{done}  {told}, {readable_seconds(left_s)} left", markup=False, soft_wrap=True)
+            err().print(f"{done}  {told}, {readable_seconds(left_s)} left", soft_wrap=True)
 
     return on_result
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rllm.build.asked import Asked
-from rllm.cli.terminal import escaped, facts, out, print_next, rate, rate_with_interval, table
+from rllm.cli.terminal import facts, out, print_next, rate, rate_with_interval, table
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.comparison import Change, Comparison
 from rllm.eval.page import INTERVAL_METHODS, Example, page
@@ -163,7 +163,7 @@ def print_comparison(first: Path, second: Path, found: Mapping[str, Comparison])
         )
         for label, changes in (("better", each.better), ("worse", each.worse)):
             if changes:
-                console.print(f"  {label}: {_listed(changes)}", style="dim", soft_wrap=True, markup=False)
+                console.print(f"  {label}: {_listed(changes)}", style="dim", soft_wrap=True)
         if each.first_failed or each.second_failed:
             console.print(
                 f"  attempts that failed, and count as no success: {each.first_failed} and "
@@ -195,7 +195,7 @@ def print_rescored(source: Path, target: Path, found: Rescored) -> None:
 
 def _print_failures(console: Console, way: str, report: Mapping[str, Any]) -> None:
     for kind, count in report["failures"].items():
-        console.print(f"{way}: {count} × {escaped(kind)}", style="red", soft_wrap=True, markup=False)
+        console.print(f"{way}: {count} × {kind}", style="red", soft_wrap=True)
 
 
 def _scores(reports: Mapping[str, Any]) -> Any:

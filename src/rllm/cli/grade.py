@@ -15,7 +15,7 @@ import click
 from rich.text import Text
 
 from rllm.cli.command import example, json_option, print_json
-from rllm.cli.terminal import escaped, facts, out, print_next
+from rllm.cli.terminal import facts, out, print_next
 from rllm.config.callables import made_from
 from rllm.config.names import object_named
 from rllm.errors import ConfigError
@@ -127,15 +127,15 @@ def read_text(path: str) -> str:
 
 def _facts(grade: Grade) -> list[tuple[str, str | Text]]:
     style = "green" if grade.is_correct else "red"
-    taken = "nothing" if grade.extracted is None else escaped(grade.extracted)
+    taken = "nothing" if grade.extracted is None else grade.extracted
     if len(taken) > SHOWN_CHARS:
         taken = f"{taken[:SHOWN_CHARS]}… ({len(taken)} characters)"
     return [
         ("score", Text(f"{grade.score:g}", style=style)),
         ("correct", "yes" if grade.is_correct else "no"),
-        ("reason", escaped(grade.reason)),
+        ("reason", grade.reason),
         ("taken for the answer", taken),
-        *((key, escaped(_as_text(value))) for key, value in grade.metadata.items()),
+        *((key, _as_text(value)) for key, value in grade.metadata.items()),
     ]
 
 

@@ -9,8 +9,11 @@ Only the command that was typed is imported, nothing heavy before it: `rllm --he
 
 import importlib
 import json
+import logging
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any
 
 import click
@@ -18,6 +21,7 @@ import click
 from rllm.cli.command import CONTEXT, Group, example
 from rllm.cli.installed import extra_of, rllm_version
 from rllm.errors import MissingExtraError, RllmError
+from rllm.redaction import escaped, without_keys
 
 BAD_USAGE, INTERRUPTED = 2, 130
 INTERRUPTION = "Interrupted"
@@ -101,7 +105,7 @@ def _print_error(kind: str, message: str, as_json: bool, hint: str = "") -> None
         click.echo(json.dumps({"error": {"type": kind, "message": message}}), err=True)
     else:
         mark = "" if kind == INTERRUPTION else f"{click.style('error:', fg='red', bold=True)} "
-        click.echo(f"{mark}{message}{hint}", err=True)
+        click.echo(f"{mark}{escaped(message)}{hint}", err=True)
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -135,7 +139,24 @@ def rllm() -> None:
     """
 
 
+class _Remark(logging.Formatter):
+    """What libraries and rooms log, exceptions of others among it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(without_keys(super().format(record)))
+
+
+def _print_unforeseen(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A traceback, as Python prints it."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    click.echo(escaped(without_keys(text)), err=True, nl=False)
+
+
 def main() -> None:
+    sys.excepthook = _print_unforeseen
+    remarks = logging.StreamHandler()
+    remarks.setFormatter(_Remark())
+    logging.basicConfig(handlers=[remarks], level=logging.WARNING)
     rllm(prog_name="rllm")
 
 

@@ -18,6 +18,7 @@ from rllm.errors import ConfigError, InferenceError
 from rllm.inference.model_settings import ENVIRONMENT, KEYRING, ModelEntry, ModelSettings, keyring_key
 from rllm.inference.providers import PROVIDERS, ModelPlace, Provider, provider_named
 from rllm.inference.trial import served_models
+from rllm.redaction import escaped
 
 _SHOWN_MODELS = 12
 _LIKE_A_KEY = re.compile(r"(?:sk|pk|gsk|xai|fw|hf|tgp|key|r8)[-_][\w-]{12,}|[0-9a-fA-F]{32,}|AIza[\w-]{20,}")
@@ -56,7 +57,7 @@ class Wizard:
             return "server"
         names = list(PROVIDERS)
         for number, each in enumerate(names, 1):
-            click.echo(f"  {number:>2}  {each:<12}{PROVIDERS[each].title}", err=True)
+            err().print(f"  {number:>2}  {each:<12}{PROVIDERS[each].title}", soft_wrap=True)
         while True:
             said = click.prompt("Who serves the model? (number or name)", default="1", err=True)
             if said.isdecimal() and 1 <= int(said) <= len(names):
@@ -64,7 +65,9 @@ class Wizard:
             try:
                 provider_named(said)
             except ConfigError as error:
-                click.echo(f"{error}" if not said.isdecimal() else f"It is 1 to {len(names)}.", err=True)
+                err().print(
+                    str(error) if not said.isdecimal() else f"It is 1 to {len(names)}.", soft_wrap=True
+                )
                 continue
             return said
 
@@ -105,11 +108,11 @@ class Wizard:
             return "", None
         if not provider.needs_key and not click.confirm("Does it need a key?", default=False, err=True):
             return "", None
-        click.echo(
+        err().print(
             f"{given} is not set, so the key goes to the system's keyring, and to no file."
             if given
             else "The key goes to the system's keyring, and to no file.",
-            err=True,
+            soft_wrap=True,
         )
         return KEYRING, self._secret()
 
@@ -131,7 +134,7 @@ class Wizard:
         except InferenceError as error:
             if not self.asks:
                 raise
-            click.echo(str(error), err=True)
+            err().print(str(error), soft_wrap=True)
             served = []
         if not self.asks:
             if len(served) == 1:
@@ -141,7 +144,7 @@ class Wizard:
             wants = "" if place.api_key else " If it wants a key, give --key-variable or --keyring."
             raise ConfigError(f"Give --model; {place.base_url} does not say what it serves.{wants}")
         if served:
-            click.echo(f"It serves {_listed(served)}.", err=True)
+            err().print(f"It serves {_listed(served)}.", soft_wrap=True)
         default = served[0] if len(served) == 1 else ""
         return self._said("Model", default, lambda said: require_no_key("That", said))
 
@@ -151,19 +154,20 @@ class Wizard:
 
     def _said(self, question: str, default: str, require: Callable[[str], None]) -> str:
         """What is said to a question that is asked until the answer will do."""
+        shown = f"{question} [{escaped(default)}]" if default else question
         while True:
-            said: str = click.prompt(question, default=default or None, err=True).strip()
+            said: str = click.prompt(shown, default=default or None, show_default=False, err=True).strip()
             try:
                 require(said)
             except ConfigError as error:
-                click.echo(str(error), err=True)
+                err().print(str(error), soft_wrap=True)
                 continue
             return said
 
     def keeps_anyway(self, error: Exception) -> bool:
         if not self.asks:
             return False
-        click.echo(f"It does not answer: {error}", err=True)
+        err().print(f"It does not answer: {error}", soft_wrap=True)
         return click.confirm("Keep it anyway?", default=False, err=True)
 
 

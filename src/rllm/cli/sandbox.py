@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rllm.cli.command import Group, example, json_option, print_json
-from rllm.cli.terminal import err, escaped, facts, out, print_next, table
+from rllm.cli.terminal import err, facts, out, print_next, table
 from rllm.errors import ConfigError, RllmError
 from rllm.sandbox import BACKENDS, ExecResult, Limits, PythonRunner, open_sandbox, require_backend
 from rllm.sandbox.docker import reap_containers
@@ -157,7 +157,7 @@ def _print_ended(ended: ExecResult) -> None:
     for text in (ended.stdout, ended.stderr):
         if text:
             console.print()
-            console.print(escaped(text.rstrip("\n")), markup=False, highlight=False, soft_wrap=True)
+            console.print(text.rstrip("\n"), soft_wrap=True)
 
 
 @command.command("list", epilog=example("rllm sandbox list"))
@@ -174,7 +174,7 @@ def list_backends(as_json: bool) -> None:
     out().print(rows)
     for row in found:
         if row["works"] != "yes":
-            out().print(f"{row['backend']}: {escaped(row['works'])}", markup=False, soft_wrap=True)
+            out().print(f"{row['backend']}: {row['works']}", soft_wrap=True)
     print_next(out(), [(["rllm", "sandbox", "run", "FILE"], "run a program")])
 
 

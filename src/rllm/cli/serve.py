@@ -347,7 +347,7 @@ def _print_listening(gateway: "Gateway", where: Address, as_json: bool) -> None:
         f"export ANTHROPIC_BASE_URL={gateway.url}",
         f"export ANTHROPIC_API_KEY={key}",
     ):
-        console.print(f"  {line}", style="bold", soft_wrap=True, markup=False)
+        console.print(f"  {line}", style="bold", soft_wrap=True)
     console.print(
         f"\nOne session a program: {gateway.url}/sessions/NAME/v1; its calls: GET /sessions/NAME/traces.\n"
         "Ctrl-C stops it.",

@@ -2,32 +2,32 @@
 
 import os
 import shlex
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from rllm.tracking.screen import Screen
 
 PIPED_WIDTH = 140
 """Columns where there is no terminal to ask: nobody wants a table folded to 80 in a file."""
 
 
-def out() -> Console:
+def out() -> Screen:
     """stdout: results."""
     return _console(stderr=False)
 
 
-def err() -> Console:
+def err() -> Screen:
     """stderr: progress and remarks."""
     return _console(stderr=True)
 
 
-def _console(*, stderr: bool) -> Console:
-    console = Console(stderr=stderr, highlight=False)
+def _console(*, stderr: bool) -> Screen:
+    console = Screen(stderr=stderr)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED_WIDTH
     return console
@@ -80,7 +80,7 @@ def facts(rows: Iterable[tuple[str, str | Text]]) -> Padding:
     return Padding(made, (0, 0, 0, 2), expand=False)
 
 
-def print_next(console: Console, commands: Iterable[tuple[Sequence[str], str]]) -> None:
+def print_next(console: Screen, commands: Iterable[tuple[Sequence[str], str]]) -> None:
     """What to type next: (words, what it does). Lines are never folded, so that they can be copied."""
     lines = [(shlex.join(words), purpose) for words, purpose in commands]
     width = max(len(line) for line, _ in lines)
@@ -88,15 +88,3 @@ def print_next(console: Console, commands: Iterable[tuple[Sequence[str], str]]) 
     for line, purpose in lines:
         text = Text.assemble("  ", (f"{line:<{width}}", "bold"), "  ", (purpose, "dim"))
         console.print(text, soft_wrap=True)
-
-
-def escaped(text: str) -> str:
-    """What a model or program said, with every character that could steer a terminal written out: `\\x1b`
-    instead of an escape."""
-    return "".join(_steerless(character) for character in text)
-
-
-def _steerless(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return character
-    return character.encode("unicode_escape").decode()

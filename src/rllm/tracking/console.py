@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rllm.tracking.base import Metric, Watched
+from rllm.tracking.screen import Screen
 
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_PHASE = "train"
@@ -54,7 +55,7 @@ class LiveView:
     ) -> None:
         self._title = title
         self._plain_every = plain_every
-        self._console = console or Console(stderr=True)
+        self._console = console or Screen(stderr=True)
         self._clock = clock
         self._started_s = clock()
         self._phase = ""
@@ -121,7 +122,7 @@ class LiveView:
         self._count_failures(metrics)
         last = self._step == self._total_steps
         if self._live is None and (new_phase or self._step % self._plain_every == 0 or last):
-            self._console.print(self.line(), highlight=False, markup=False, soft_wrap=True)
+            self._console.print(self.line(), soft_wrap=True)
 
     def close(self) -> None:
         """Leave the last picture on the screen and give the terminal back."""
@@ -161,7 +162,7 @@ class LiveView:
             parts.append(
                 Text.assemble(("sampled success ", "dim"), (sparkline(self._success, width), "green"))
             )
-        return Panel(Group(*parts), title=self._title, title_align="left", border_style="dim")
+        return Panel(Group(*parts), title=Text(self._title), title_align="left", border_style="dim")
 
     def _number_rows(self, width: int) -> list[Text]:
         """The numbers in as many rows as they need; a name is never parted from its value."""
