@@ -15,7 +15,7 @@ WORKERS := -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench lock clean
+.PHONY: help demo test test-all check bench mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -23,6 +23,7 @@ help:
 	@echo 'make test-all  the tests, slow ones included'
 	@echo 'make check     format, lint and types'
 	@echo 'make bench     the engine and a training step beside their peers'
+	@echo 'make mutate    300 seeded mistakes in the rooms that decide what is learned: which does no test notice?'
 	@echo 'make lock      resolve requirements/ anew, after a change of pyproject.toml or constraints.txt'
 	@echo 'make clean     remove .venv and what the tools left behind; runs/ stays'
 
@@ -43,6 +44,9 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@set -e; for script in benchmarks/inference.py benchmarks/train_step.py; do echo "$(BIN)/python $$script"; $(BIN)/python "$$script"; done
+
+mutate: $(VENV)/.dev
+	$(BIN)/python tests/mutate.py
 
 lock:
 	@$(PYTHON) -m venv .venv-lock

@@ -1,0 +1,409 @@
+"""`make mutate`: does some test notice when a line is wrong?
+
+    each room ──► its tests once, with coverage ──► line ──► the tests that run it, and their seconds
+    a seed ──► mutants drawn among all places of a room ──► in a fork: the changed module, its quickest tests
+           ──► killed | survived | not reached (no quick test of the room runs the line) | equivalent (marked)
+
+A fork begins with the heavy libraries imported and none of rllm: a mutant costs what its tests cost. One
+that runs out of time is killed: the limit is five times what its tests need without the change.
+
+    python tests/mutate.py --seed 7 --count 300
+    python tests/mutate.py --room algorithms --seed 7 --count 40 --show
+"""
+
+import argparse
+import ast
+import copy
+import importlib
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import random
+import signal
+import sys
+import time
+import tomllib
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+ROOMS = {
+    "algorithms": "src/rllm/algorithms",
+    "trainer": "src/rllm/trainer",
+    "rendering": "src/rllm/rendering",
+    "engine": "src/rllm/engine",
+    "inference": "src/rllm/inference",
+    "store": "src/rllm/store",
+    "gateway": "src/rllm/gateway/ledger",
+}
+"""Room -> what is mutated; its tests are tests/ROOM."""
+HEAVY = (
+    "torch",
+    "transformers",
+    "safetensors.torch",
+    "numpy",
+    "hypothesis",
+    "pytest",
+    "pytest_asyncio",
+    "orjson",
+)
+TESTS_S = 4.0
+"""Seconds of tests a mutant is tried with: the quickest that reach its line."""
+TIMES_LONGER = 5.0
+QUIET = (
+    "-q",
+    "-x",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
+)
+COVERAGE = CHECKOUT / ".mutate"
+EQUIVALENT = CHECKOUT / "tests" / "equivalent_mutants.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of one module."""
+
+    room: str
+    path: str
+    line: int
+    number: int
+    """Which of the module's changes, in the order of `changes`."""
+    change: str
+
+    @property
+    def module(self) -> str:
+        return self.path.removeprefix("src/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+    def text(self) -> str:
+        return (CHECKOUT / self.path).read_text().splitlines()[self.line - 1].strip()
+
+    def statement(self) -> tuple[int, int, bool]:
+        """First and last line of the smallest statement around it, and whether that runs at import."""
+        tree = ast.parse((CHECKOUT / self.path).read_text())
+        around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and self._is_in(node)]
+        inner = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
+        functions = [node for node in around if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        in_body = any(self._is_in(part) for function in functions for part in function.body)
+        has_block = bool(getattr(inner, "body", None))  # the head of an if or a loop: its own line alone
+        return inner.lineno, self.line if has_block else inner.end_lineno or self.line, not in_body
+
+    def _is_in(self, node: ast.stmt) -> bool:
+        return node.lineno <= self.line <= (node.end_lineno or node.lineno)
+
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
+}  # fmt: skip
+SWAPPED_NAMES = {
+    "min": "max",
+    "max": "min",
+    "any": "all",
+    "all": "any",
+    "minimum": "maximum",
+    "maximum": "minimum",
+}
+
+
+def changes(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Apply one change after another to `tree`, each taken back before the next: (line, change)."""
+    for node in _living(tree):
+        match node:
+            case ast.Compare(ops=[op, *_]) if type(op) in COMPARISONS:
+                new = COMPARISONS[type(op)]()
+                yield from _swapped(node.ops, 0, new, node.lineno, f"{_name(op)} to {_name(new)}")
+            case ast.BinOp(op=op) if type(op) in OPERATORS and not _is_text(node) and not _is_type(node):
+                new = OPERATORS[type(op)]()
+                yield from _replaced(node, "op", new, f"{_name(op)} to {_name(new)}")
+            case ast.BoolOp(op=op):
+                new = ast.Or() if isinstance(op, ast.And) else ast.And()
+                yield from _replaced(node, "op", new, f"{_name(op)} to {_name(new)}")
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+                yield from _replaced(
+                    node, "test", ast.UnaryOp(ast.Not(), test), "condition negated", test.lineno
+                )
+            case ast.Constant(value=bool() as value):
+                yield from _replaced(node, "value", not value, f"{value} to {not value}")
+            case ast.Constant(value=int() as value):
+                yield from _replaced(node, "value", value + 1, f"{value} to {value + 1}")
+            case ast.Constant(value=float() as value):
+                yield from _replaced(node, "value", value * 2 + 1, f"{value} to {value * 2 + 1}")
+            case ast.Return(value=ast.expr() as value) if not _is_none(value):
+                yield from _replaced(node, "value", ast.Constant(None), "returns None")
+            case ast.Call(func=ast.Name(id=name)) if name in SWAPPED_NAMES:
+                yield from _replaced(node.func, "id", SWAPPED_NAMES[name], f"{name} to {SWAPPED_NAMES[name]}")
+            case ast.Call(func=ast.Attribute(attr=name)) if name in SWAPPED_NAMES:
+                yield from _replaced(
+                    node.func, "attr", SWAPPED_NAMES[name], f"{name} to {SWAPPED_NAMES[name]}"
+                )
+            case ast.Expr(value=ast.Call() | ast.Await()):
+                yield from _replaced(node, "value", ast.Constant(None), "call left out")
+
+
+def _living(tree: ast.Module) -> Iterator[Any]:
+    """Nodes that run and decide something: no annotations, errors, assertions or imports for types."""
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        yield node
+        for name, value in ast.iter_fields(node):
+            if name in ("annotation", "returns", "decorator_list", "msg", "keywords") and isinstance(
+                node, ast.FunctionDef | ast.AsyncFunctionDef | ast.arg | ast.AnnAssign | ast.ClassDef
+            ):
+                continue
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST) and not _decides_nothing(child):
+                    stack.append(child)
+
+
+def _decides_nothing(node: ast.AST) -> bool:
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        return True
+    return isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr)
+
+
+def _replaced(node: Any, field: str, new: Any, change: str, line: int = 0) -> Iterator[tuple[int, str]]:
+    old = getattr(node, field)
+    setattr(node, field, new)
+    yield line or node.lineno, change
+    setattr(node, field, old)
+
+
+def _swapped(values: list[Any], index: int, new: Any, line: int, change: str) -> Iterator[tuple[int, str]]:
+    old, values[index] = values[index], new
+    yield line, change
+    values[index] = old
+
+
+def _name(op: ast.AST) -> str:
+    return type(op).__name__
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    sides = (node.left, node.right)
+    return any(isinstance(each, ast.JoinedStr | ast.List | ast.Tuple) for each in sides) or any(
+        isinstance(each, ast.Constant) and isinstance(each.value, str) for each in sides
+    )
+
+
+def _is_type(node: ast.BinOp) -> bool:
+    """`int | None` where it is a value, as in a cast."""
+    return isinstance(node.op, ast.BitOr) and _is_none(node.right)
+
+
+def mutants_of(room: str) -> list[Mutant]:
+    return [
+        Mutant(room, str(path.relative_to(CHECKOUT)), line, number, change)
+        for path in sorted((CHECKOUT / ROOMS[room]).rglob("*.py"))
+        for number, (line, change) in enumerate(changes(ast.parse(path.read_text())))
+    ]
+
+
+def code_of(mutant: Mutant) -> CodeType:
+    tree = ast.parse((CHECKOUT / mutant.path).read_text())
+    for number, _ in enumerate(changes(tree)):
+        if number == mutant.number:
+            return compile(ast.fix_missing_locations(copy.deepcopy(tree)), mutant.path, "exec")
+    raise ValueError(f"{mutant.path} has no change number {mutant.number}.")
+
+
+class _OneModule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports one module from code that is given, everything else as ever."""
+
+    def __init__(self, name: str, code: CodeType) -> None:
+        self._name, self._code = name, code
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != self._name:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(name, path)
+        assert found is not None
+        spec = importlib.machinery.ModuleSpec(name, self, origin=found.origin)
+        spec.submodule_search_locations = found.submodule_search_locations
+        spec.has_location = True
+        return spec
+
+    def exec_module(self, module: Any) -> None:
+        exec(self._code, module.__dict__)
+
+
+def in_fork(work: Any, limit_s: float, log: Path) -> int | None:
+    """Run `work` in a fork, its output in `log`: its exit code, None where it ran out of time."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        code = 70
+        try:
+            code = work()
+        except BaseException:  # noqa: BLE001  the fork ends here, and the log says why
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def run_pytest(arguments: list[str], plugins: list[Any] | None = None) -> int:
+    import pytest
+
+    return int(pytest.main([*QUIET, *arguments], plugins=plugins))
+
+
+class _Recorder:
+    """Which lines each test runs, and how long it takes."""
+
+    def __init__(self, room: str) -> None:
+        from coverage import Coverage
+
+        self.seconds: Counter[str] = Counter()
+        self._coverage = Coverage(source=[str(CHECKOUT / ROOMS[room])], data_file=None, config_file=False)
+        self._coverage.start()
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        self._coverage.switch_context(item.nodeid)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] += report.duration
+
+    def save(self, path: Path) -> None:
+        self._coverage.stop()
+        data = self._coverage.get_data()
+        lines = {
+            str(Path(file).relative_to(CHECKOUT)): {
+                str(line): [each for each in tests if each]
+                for line, tests in data.contexts_by_lineno(file).items()
+            }
+            for file in data.measured_files()
+        }
+        path.write_text(json.dumps({"seconds": self.seconds, "lines": lines}))
+
+
+def reached(room: str) -> dict[str, Any]:
+    """What the room's tests reach, kept until a file of it or of its tests changes."""
+    files = [*(CHECKOUT / ROOMS[room]).rglob("*.py"), *(CHECKOUT / "tests" / room).rglob("*.py")]
+    newest = max(file.stat().st_mtime for file in files)
+    COVERAGE.mkdir(exist_ok=True)
+    path = COVERAGE / f"{room}.json"
+    if not path.is_file() or path.stat().st_mtime < newest:
+        print(f"{room}: which test reaches which line …", file=sys.stderr, flush=True)
+
+        def record() -> int:
+            recorder = _Recorder(room)
+            code = run_pytest([str(CHECKOUT / "tests" / room), "--maxfail=1000"], [recorder])
+            recorder.save(path)
+            return code
+
+        code = in_fork(record, 3600.0, COVERAGE / f"{room}.log")
+        if code != 0:
+            sys.exit(f"the tests of {room} do not pass unchanged ({code}); see {COVERAGE / f'{room}.log'}")
+    return json.loads(path.read_text())
+
+
+def tests_of(mutant: Mutant, known: dict[str, Any]) -> tuple[list[str], float]:
+    """The quickest tests that run the mutant's statement, and the seconds that they take.
+
+    What runs at import is tried with the tests that run anything of its module.
+    """
+    seconds, lines = known["seconds"], known["lines"].get(mutant.path, {})
+    first, last, at_import = mutant.statement()
+    some = [lines.get(str(line), []) for line in range(first, last + 1)]
+    candidates = {
+        test for tests in (lines.values() if at_import else some) for test in tests if test in seconds
+    }
+    chosen, total = list[str](), 0.0
+    for test in sorted(candidates, key=lambda each: (seconds[each], each)):
+        if total + seconds[test] > TESTS_S:
+            break
+        chosen.append(test)
+        total += seconds[test]
+    return chosen, total
+
+
+def fate(known: dict[str, Any], mutant: Mutant) -> str:
+    chosen, seconds = tests_of(mutant, known)
+    if not chosen:
+        return "not reached"
+
+    def work() -> int:
+        sys.meta_path.insert(0, _OneModule(mutant.module, code_of(mutant)))
+        return run_pytest(chosen)
+
+    log = COVERAGE / f"mutant-{os.getpid()}-{mutant.module}-{mutant.number}.log"
+    code = in_fork(work, max(20.0, TIMES_LONGER * seconds), log)
+    log.unlink(missing_ok=True)
+    return "survived" if code == 0 else "killed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=random.randrange(10_000))
+    parser.add_argument("--count", type=int, default=300, help="mutants in all, as many of each room")
+    parser.add_argument("--room", choices=ROOMS, action="append")
+    parser.add_argument("--show", action="store_true", help="every mutant, not only those that live")
+    asked = parser.parse_args()
+    os.chdir(CHECKOUT)
+    sys.path.insert(0, str(CHECKOUT / "src"))
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    for name in HEAVY:
+        importlib.import_module(name)
+    marks = tomllib.loads(EQUIVALENT.read_text()).get("equivalent", []) if EQUIVALENT.is_file() else []
+    equivalent = {(each["path"], each["line"], each["change"]) for each in marks}
+    rooms = asked.room or list(ROOMS)
+    print(f"seed {asked.seed}, {asked.count} mutants of {', '.join(rooms)}")
+    fates: Counter[str] = Counter()
+    began = time.process_time() + sum(os.times()[2:4])
+    for room in rooms:
+        known = reached(room)
+        drawn = random.Random(f"{asked.seed}/{room}").sample(mutants_of(room), asked.count // len(rooms))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for mutant, end in zip(drawn, pool.map(partial(fate, known), drawn), strict=True):
+                if end == "survived" and (mutant.path, mutant.text(), mutant.change) in equivalent:
+                    end = "equivalent"
+                fates[end] += 1
+                if asked.show or end in ("survived", "not reached"):
+                    print(
+                        f"{end:11}  {mutant.path}:{mutant.line}  {mutant.change}:  {mutant.text()}",
+                        flush=True,
+                    )
+    cpu_s = time.process_time() + sum(os.times()[2:4]) - began
+    print(", ".join(f"{number} {end}" for end, number in fates.most_common()), f"({cpu_s:.0f} s of CPU)")
+    tried = sum(fates.values()) - fates["not reached"]
+    sys.exit(fates["survived"] > 0.02 * tried or fates["equivalent"] > 0.10 * tried)
+
+
+if __name__ == "__main__":
+    main()
