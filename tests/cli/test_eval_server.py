@@ -433,7 +433,7 @@ def _wait_until(served: Told, asked: int, process: "subprocess.Popen[str]") -> N
 def test_killed_at_random_moments_and_interrupted_it_ends_as_if_it_had_not_been(
     rllm: Rllm, served: Told, sums: Path, start_rllm: Any
 ) -> None:
-    """40 attempts at each of 8 tasks; killed with SIGKILL, then stopped with Ctrl-C, then finished."""
+    """40 attempts at each of 8 tasks; killed with SIGKILL, stopped with Ctrl-C and SIGTERM, then finished."""
     words = ("--attempts", "40", "--concurrency", "8")
     served.wait_s = 0.02
     process = _start(start_rllm, served, sums, *words)
@@ -443,19 +443,20 @@ def test_killed_at_random_moments_and_interrupted_it_ends_as_if_it_had_not_been(
     with EpisodeStore.open(sums / "e" / "store.sqlite", read_only=True) as store:
         saved = store.count("sampled")
     assert saved >= 64
-    asked = len(served.questions)
-    process = _start(start_rllm, served, sums, *words)
-    _wait_until(served, asked + 40, process)
-    locked = rllm("eval", "sums", "--base-url", served.url, "--model", "m", "--output", "e", *words)
-    assert locked.exit_code == 2
-    assert f"being written by process {process.pid}" in locked.stderr
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate()
-    assert process.returncode == 130
-    assert "the same command with --output e goes on" in stderr
-    with EpisodeStore.open(sums / "e" / "store.sqlite", read_only=True) as store:
-        assert store.count("sampled") > saved
-        saved = store.count("sampled")
+    for by in (signal.SIGINT, signal.SIGTERM):
+        asked = len(served.questions)
+        process = _start(start_rllm, served, sums, *words)
+        _wait_until(served, asked + 40, process)
+        locked = rllm("eval", "sums", "--base-url", served.url, "--model", "m", "--output", "e", *words)
+        assert locked.exit_code == 2
+        assert f"being written by process {process.pid}" in locked.stderr
+        process.send_signal(by)
+        _, stderr = process.communicate()
+        assert process.returncode == 130
+        assert "the same command with --output e goes on" in stderr
+        with EpisodeStore.open(sums / "e" / "store.sqlite", read_only=True) as store:
+            assert store.count("sampled") > saved
+            saved = store.count("sampled")
     served.wait_s = 0.0
     asked = len(served.questions)
     report = _eval(rllm, served, *words)

@@ -1,7 +1,9 @@
+import errno
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -10,7 +12,7 @@ from click.testing import Result
 
 from rllm.cli.command import Group
 from rllm.cli.main import COMMANDS, FrontDoor, exit_code_of, rllm
-from rllm.errors import CanaryError, RunInUseError, StorageError
+from rllm.errors import CanaryError, ModelDirectoryError, RunInUseError, StorageError
 
 Rllm = Callable[..., Result]
 
@@ -132,12 +134,60 @@ def test_a_missing_extra_is_answered_with_the_command_that_installs_it(
     assert "pip install 'rllm[train]'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("error", "mend"),
+    [
+        (MemoryError(), "There is no memory left"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"),
+            "memory",
+        ),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "ulimit -u"),
+        (OSError(errno.EMFILE, "Too many open files", "/x/y"), "ulimit -n"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), "/x/y could not be written"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), "/x/y is closed to you"),
+        (PermissionError(errno.EPERM, "Operation not permitted", "/x/y"), "/x/y is closed to you"),
+    ],
+    ids=str,
+)
+def test_what_the_machine_runs_out_of_is_a_sentence(
+    error: Exception, mend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    assert exit_code_of(fail, as_json=False) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert mend in printed
+    assert printed.count("\n") == 1
+
+
+def test_an_error_of_ours_that_a_lack_of_memory_caused_says_that(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            raise ModelDirectoryError("The tokenizer cannot be read: ") from error
+
+    assert exit_code_of(fail, as_json=False) == 2
+    assert "There is no memory left" in capsys.readouterr().err
+
+
 def test_what_nobody_foresaw_keeps_its_traceback() -> None:
     def fail() -> None:
         raise ModuleNotFoundError("No module named 'my_typo'", name="my_typo")
 
     with pytest.raises(ModuleNotFoundError, match="my_typo"):
         exit_code_of(fail, as_json=False)
+    for unforeseen in (RuntimeError("of ours"), FileNotFoundError(errno.ENOENT, "No such file", "x")):
+        with pytest.raises(type(unforeseen)):
+            exit_code_of(partial(_raise, unforeseen), as_json=False)
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def test_what_ends_well_or_with_its_own_code_says_so() -> None:

@@ -215,18 +215,20 @@ def test_a_corrupt_checkpoint_is_refused_and_nothing_is_changed(
     assert rllm(*words).exit_code == 0
 
 
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_says_how_to_go_on_and_does(
     start_rllm: Callable[..., subprocess.Popen[str]],
     tiny_settings: list[str],
     rllm: Rllm,
     tmp_path: Path,
+    by: signal.Signals,
 ) -> None:
     words = ["train", "frozenlake", *tiny_settings, "--set", "steps=100000", "--output", "lake"]
     process = start_rllm(*words, cwd=tmp_path)
     assert process.stderr is not None
     while not process.stderr.readline().startswith("train"):
         assert process.poll() is None, "it was to run until it is interrupted"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(by)
     stdout, stderr = process.communicate(timeout=120)
     assert (process.returncode, stdout) == (130, "")
     assert "Go on from the last checkpoint with: rllm train frozenlake --output lake" in stderr

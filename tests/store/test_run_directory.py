@@ -1,12 +1,15 @@
+import errno
 import fcntl
 import os
 import signal
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rllm.errors import ConfigError, RunInUseError
+from rllm.errors import ConfigError, RunInUseError, StorageError
 from rllm.store.run_directory import RunDirectory, runs_under
 
 HOLD = (
@@ -162,3 +165,42 @@ def test_a_place_where_no_directory_can_be_is_refused_and_nothing_is_left(tmp_pa
     with pytest.raises(ConfigError, match=r"choose another --output|is a file; choose a directory"):
         RunDirectory.create_or_open(tmp_path / place)
     assert [each.name for each in tmp_path.iterdir()] == ["notes"]
+
+
+def test_only_the_owner_may_look_into_a_run(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        for path in (tmp_path / "new", tmp_path / "empty"):
+            if path.name == "empty":
+                path.mkdir()
+            RunDirectory.create_or_open(path).close()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        path.chmod(0o750)  # the owner may open it to others
+        RunDirectory.create_or_open(path).close()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o750
+    finally:
+        os.umask(before)
+
+
+def test_a_run_without_its_config_is_not_cleared_away_when_it_is_refused(tmp_path: Path) -> None:
+    with RunDirectory.create_or_open(tmp_path / "run") as run:
+        run.write_config({"seed": 1})
+        run.checkpoints_path.mkdir()
+    run.config_path.unlink()
+    with pytest.raises(ConfigError, match="refused"), RunDirectory.create_or_open(tmp_path / "run"):
+        raise ConfigError("refused")
+    assert run.checkpoints_path.is_dir()
+
+
+def test_a_place_that_the_system_keeps_from_everybody_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an immutable directory does, where even root gets EPERM."""
+    (tmp_path / "run").mkdir()
+
+    def refuse(path: Path, *args: Any, **options: Any) -> int:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StorageError, match=r"run could not be written \(Operation not permitted\): .*lsattr"):
+        RunDirectory.create_or_open(tmp_path / "run")

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -31,6 +32,12 @@ def letters() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def chats() -> ModuleType:
+    """The run of sft_game.py, the same that the killed processes train."""
+    return _beside("sft_game")
+
+
+@pytest.fixture(scope="session")
 def preferences() -> ModuleType:
     """The run of dpo_game.py, the same that the killed processes train."""
     return _beside("dpo_game")
@@ -47,27 +54,44 @@ def _beside(name: str) -> ModuleType:
 def ask() -> Iterator[Callable[..., dict[str, Any]]]:
     """Let a process train a run of a game, perhaps to its death; returns how it ended. What may be asked:
     killing.py."""
-    nursery = subprocess.Popen(
+    with _nursery() as ask:
+        yield ask
+
+
+@pytest.fixture(scope="session")
+def ask_elsewhere() -> Callable[..., AbstractContextManager[Callable[..., dict[str, Any]]]]:
+    """The same of a process with another environment, or in another working directory."""
+    return _nursery
+
+
+@contextmanager
+def _nursery(cwd: Path | None = None, **environment: str) -> Iterator[Callable[..., dict[str, Any]]]:
+    process = subprocess.Popen(
         [sys.executable, str(Path(__file__).parent / "killing.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **environment},
     )
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    assert nursery.stdout.readline() == "ready\n"
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None
+    assert stdout is not None
+    assert stdout.readline() == "ready\n"
 
     def request(run: Path, *, game: str = "letters", **fate: Any) -> dict[str, Any]:
-        assert nursery.stdin is not None
-        assert nursery.stdout is not None
-        nursery.stdin.write(json.dumps({"run": str(run), "game": game, **fate}) + "\n")
-        nursery.stdin.flush()
-        return json.loads(nursery.stdout.readline())
+        stdin.write(json.dumps({"run": str(run), "game": game, **fate}) + "\n")
+        stdin.flush()
+        ended = json.loads(stdout.readline())
+        assert not ended.get("code"), "the run failed; its traceback is on stderr"
+        assert "error" not in ended or "errno" in fate, ended["message"]
+        return ended
 
-    yield request
-    nursery.kill()
-    nursery.communicate()
+    try:
+        yield request
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

@@ -4,28 +4,39 @@
     {"game": "letters", "run": DIR}       train, or resume, to the end           {"signal": 0, "events": […]}
     {…, "die_at_line": ["train", 2]}      kill -9 when that line is logged       {"signal": 9}
     {…, "die_at_event": 57}               kill -9 at the 57th time that a file of the run is touched
+    {…, "die_at_new_place": [PLACE, …]}   kill -9 at the first line, or change of a file, whose place in the
+                                          code is none of these                  {"signal": 9, "place": PLACE}
+    {…, "refuse_at_new_place": [PLACE, …], "errno": 28}    from the first such change on, the disk refuses all
+                                                           {"error": "StorageError", "message": …, "place": …}
     {…, "interrupt_at_line": …}           Ctrl-C when that line is logged        {"signal": 2}
+    {…, "terminate_at_line": …}           SIGTERM when that line is logged, which is to end like Ctrl-C
     {…, "interrupt_at_answer": 40}        Ctrl-C when the model has answered 40 times
+    {…, "terminate_at_answer": 40}        SIGTERM then
     {…, "changes": {…}}                   every other key is an argument of the game's make function
 
 Each request is served by a forked child, so that torch is imported once. An audit hook counts what is opened,
-renamed, made and removed below the run directory, halves of checkpoints included.
+renamed, made and removed below the run directory, halves of checkpoints included, and SQLite's transactions.
 """
 
 import itertools
 import json
 import os
 import signal
+import sqlite3
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import distill_game
 import dpo_game
 import letter_game
 import sft_game
 
+from rllm.errors import RllmError
 from rllm.tracking.base import Metric
 
 GAMES = {
@@ -33,16 +44,21 @@ GAMES = {
     "pair": letter_game.make_pair_trainer,
     "chats": sft_game.make_trainer,
     "preferences": dpo_game.make_trainer,
+    "taught": distill_game.make_trainer,
 }
-SIGNALS = {"die_at_line": signal.SIGKILL, "interrupt_at_line": signal.SIGINT}
+SQLITE_CONNECT = sqlite3.connect
+SIGNALS = {
+    "die_at_line": signal.SIGKILL,
+    "interrupt_at_line": signal.SIGINT,
+    "terminate_at_line": signal.SIGTERM,
+}
 
 
-class EndAtLine:
-    """A tracker that ends the process as a line arrives: it is on record, and in no checkpoint yet."""
+class AtLine:
+    """A tracker that acts as a line arrives: it is on record, and in no checkpoint yet."""
 
-    def __init__(self, place: tuple[str, int], how: signal.Signals) -> None:
-        self._place = place
-        self._how = how
+    def __init__(self, act: Callable[[str, int], None]) -> None:
+        self._act = act
 
     def advance(self, done: int, total: int) -> None:
         pass
@@ -51,8 +67,7 @@ class EndAtLine:
         pass
 
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
-        if (phase, step) == self._place:
-            os.kill(os.getpid(), self._how)
+        self._act(phase, step)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -74,19 +89,74 @@ class FileEvents:
         }
     )
 
-    def __init__(self, run: Path, last: int | None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        *,
+        last: int | None = None,
+        known_places: Sequence[str] | None = None,
+        refusal: int | None = None,
+    ) -> None:
+        """`last`: the event to die at. `known_places`: to die at the first change elsewhere, or with
+        `refusal` to raise that errno from there on."""
         self.seen: list[str] = []
-        self._below, self._last = str(run), last
+        self.refused_place = ""
+        self._below, self._last, self._known_places, self._refusal = str(run), last, known_places, refusal
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in self.WATCHED and arguments and self._below in str(arguments[0]):
-            self.seen.append(f"{event} {arguments[0]}")
-            if len(self.seen) == self._last:
-                os.kill(os.getpid(), signal.SIGKILL)
+            reads = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            self._note(event, str(arguments[0]), reads=reads)
+
+    def connect(self, *args: Any, **options: Any) -> sqlite3.Connection:
+        """In place of sqlite3.connect."""
+        connection = SQLITE_CONNECT(*args, **options)
+        connection.set_trace_callback(self._note_transaction)
+        return connection
+
+    def at_line(self, phase: str, step: int) -> None:
+        self._die_if_new(f"line {phase} {step}")
+
+    def _note_transaction(self, statement: str) -> None:
+        if statement.startswith(("BEGIN", "COMMIT")):
+            self._note(f"sqlite3 {statement}", "", reads=statement == "BEGIN")
+
+    def _note(self, event: str, path: str, *, reads: bool) -> None:
+        self.seen.append(f"{event} {path}")
+        if len(self.seen) == self._last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._known_places is None or reads:
+            return
+        if self._refusal is not None and event in ("shutil.rmtree", "sqlite3.connect"):
+            return  # rmtree: each file and folder in it is refused; SQLite has errors of its own
+        place = f"{event} {_place()}"
+        if self._refusal is None:
+            self._die_if_new(place)
+        elif path and (self.refused_place or place not in self._known_places):
+            self.refused_place = self.refused_place or place
+            raise OSError(self._refusal, os.strerror(self._refusal), path)
+
+    def _die_if_new(self, place: str) -> None:
+        if self._known_places is not None and self._refusal is None and place not in self._known_places:
+            print(json.dumps({"signal": int(signal.SIGKILL), "place": place}), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _interrupt_at(number: int) -> None:
-    """Ctrl-C as the model has answered for the n-th time."""
+def _place() -> str:
+    """Where in the library the file operation is that is running now: its line, and the line that led there
+    from the nearest other file."""
+    lines: list[str] = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and len(lines) < 2:
+        name = frame.f_code.co_filename
+        if f"{os.sep}rllm{os.sep}" in name and not (lines and lines[-1].startswith(Path(name).name)):
+            lines.append(f"{Path(name).name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " < ".join(lines)
+
+
+def _send_at_answer(number: int, how: signal.Signals) -> None:
+    """Send a signal as the model has answered for the n-th time."""
     from rllm.inference.local.client import LocalSession
 
     answered, run = itertools.count(1), LocalSession.run
@@ -94,28 +164,44 @@ def _interrupt_at(number: int) -> None:
     async def run_and_count(self: LocalSession, *args: Any, **kwargs: Any) -> Any:
         request = await run(self, *args, **kwargs)
         if next(answered) == number:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), how)
         return request
 
     LocalSession.run = run_and_count
 
 
+def _signal_at(line: tuple[str, int], how: signal.Signals, phase: str, step: int) -> None:
+    if (phase, step) == line:
+        os.kill(os.getpid(), how)
+
+
 def _serve(request: dict[str, Any]) -> None:
     """In the child: train, and tell what was done to files."""
     make, run = GAMES[request.pop("game")], Path(request.pop("run"))
-    events = FileEvents(run, request.pop("die_at_event", None))
-    tracker = None
+    die_at, refuse_at = (request.pop(f"{fate}_at_new_place", None) for fate in ("die", "refuse"))
+    events = FileEvents(
+        run,
+        last=request.pop("die_at_event", None),
+        known_places=die_at if refuse_at is None else refuse_at,
+        refusal=request.pop("errno", None),
+    )
+    tracker = AtLine(events.at_line)
     for fate, how in SIGNALS.items():
         if fate in request:
-            tracker = EndAtLine(tuple(request.pop(fate)), how)
-    if "interrupt_at_answer" in request:
-        _interrupt_at(request.pop("interrupt_at_answer"))
+            tracker = AtLine(partial(_signal_at, tuple(request.pop(fate)), how))
+    for fate, how in (("interrupt_at_answer", signal.SIGINT), ("terminate_at_answer", signal.SIGTERM)):
+        if fate in request:
+            _send_at_answer(request.pop(fate), how)
     trainer = make(run, tracker=tracker, **request)
     sys.addaudithook(events)
+    sqlite3.connect = events.connect
     try:
         trainer.train()
     except KeyboardInterrupt:
         print(json.dumps({"signal": int(signal.SIGINT)}), flush=True)
+    except RllmError as error:
+        ended = {"error": type(error).__name__, "message": str(error), "place": events.refused_place}
+        print(json.dumps({"signal": 0, **ended}), flush=True)
     else:
         print(json.dumps({"signal": 0, "events": events.seen}), flush=True)
 
@@ -143,7 +229,7 @@ def main() -> None:
                 traceback.print_exc()
                 os._exit(1)
         _, status = os.waitpid(child, 0)
-        if status:
+        if status and "die_at_new_place" not in line:  # else the child has said so itself
             print(json.dumps({"signal": status & 0x7F, "code": status >> 8}), flush=True)
 
 

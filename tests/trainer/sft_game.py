@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from letter_game import merged
+
 from rllm.trainer.sft import AgentSFTTrainer
 
 SETTINGS: dict[str, Any] = {
@@ -29,5 +31,7 @@ CHATS = [
 ]
 
 
-def make_trainer(run: Path, **more: Any) -> AgentSFTTrainer:
-    return AgentSFTTrainer(**{"config": SETTINGS, "train_dataset": CHATS, "output": run, **more})
+def make_trainer(run: Path, changes: dict[str, Any] | None = None, **more: Any) -> AgentSFTTrainer:
+    """A trainer of the game; `changes` are sections or keys on top of SETTINGS."""
+    config = merged(SETTINGS, changes or {})
+    return AgentSFTTrainer(**{"config": config, "train_dataset": CHATS, "output": run, **more})

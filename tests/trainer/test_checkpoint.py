@@ -171,3 +171,19 @@ def test_a_save_that_the_disk_refuses_leaves_the_ones_before(learner: TorchBacke
         save_checkpoint(tmp_path, _state(3), {"": full}, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
     assert load_latest(tmp_path, {"": learner}) == _state(2)
+
+
+def test_going_on_with_another_number_of_threads_is_remarked_on(
+    learner: TorchBackend, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        save_checkpoint(tmp_path, _state(3), {"": learner}, keep=2)
+        load_latest(tmp_path, {"": learner})
+        assert not caplog.records
+        torch.set_num_threads(1)
+        load_latest(tmp_path, {"": learner})
+        assert "written with 2 threads and the run goes on with 1" in caplog.text
+    finally:
+        torch.set_num_threads(num_threads)

@@ -1,6 +1,8 @@
-"""A run that goes on plays the tasks that it began with."""
+"""A run that goes on has all of its record, and plays the tasks that it began with."""
 
+import shutil
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -38,3 +40,36 @@ def test_other_tasks_are_refused_by_what_they_are_for(tmp_path: Path, changed: l
         require_same_tasks(store, _with(ROWS))
         with pytest.raises(ConfigError, match="other training tasks"):
             require_same_tasks(store, _with(changed))
+
+
+SMALL: dict[str, Any] = {"steps": 1, "warm_start": {"steps": 1}, "evaluation": {"num_tasks": 2}}
+
+
+def test_a_run_with_checkpoints_and_without_its_record_is_refused_and_nothing_of_it_is_lost(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    stopped = tmp_path / "stopped"
+    letters.make_trainer(stopped, SMALL).train()
+    (stopped / "summary.json").unlink()
+    for name in ("store.sqlite", "metrics.jsonl", "config.json"):
+        run = tmp_path / name
+        shutil.copytree(stopped, run)
+        (run / name).unlink()
+        before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "lock"}
+        with pytest.raises(ConfigError, match=f"has checkpoints but no {name}"):
+            letters.make_trainer(run, SMALL).train()
+        assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "lock"} == before
+    (stopped / "store.sqlite").unlink()
+    EpisodeStore.open(stopped / "store.sqlite").close()
+    with pytest.raises(ConfigError, match="not the one that holds its episodes"):
+        letters.make_trainer(stopped, SMALL).train()
+
+
+def test_a_supervised_run_without_its_record_is_refused_as_well(chats: ModuleType, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    chats.make_trainer(run, {"epochs": 1}).train()
+    (run / "summary.json").unlink()
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"has checkpoints but no metrics\.jsonl"):
+        chats.make_trainer(run, {"epochs": 1}).train()
+    assert list((run / "checkpoints").iterdir())

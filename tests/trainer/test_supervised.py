@@ -77,36 +77,24 @@ def test_an_undisturbed_run_is_complete_and_learned_something(uninterrupted: Uni
     assert result["checkpoints"] == ["step-000004", "step-000005"]
 
 
-def test_killed_at_every_step_boundary_it_ends_the_same(
+def test_killed_between_two_steps_it_ends_the_same(
     ask: Ask, uninterrupted: Uninterrupted, tmp_path: Path
 ) -> None:
-    """One run that dies at each of its lines in turn: all boundaries for the price of two runs."""
     run = tmp_path / "run"
-    for line in LINES:
+    for line in (("train", 0), ("train", 2)):
         assert ask(run, die_at_line=line)["signal"] == 9, line
         assert RunDirectory.read(run).summary() is None
     assert ask(run)["signal"] == 0
     assert _result(run) == uninterrupted[0]
 
 
-def test_killed_in_the_middle_of_a_save_it_ends_the_same(
-    ask: Ask, uninterrupted: Uninterrupted, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    saving = [number for number, event in enumerate(uninterrupted[1], start=1) if "step-000004.tmp" in event]
-    assert len(saving) > 3
-    assert ask(run, die_at_event=saving[len(saving) // 2])["signal"] == 9
-    assert [path.name for path in (run / "checkpoints").glob(".step-000004.tmp-*")]
-    assert ask(run)["signal"] == 0
-    assert _result(run) == uninterrupted[0]
-
-
+@pytest.mark.parametrize("way", ["interrupt", "terminate"])
 @pytest.mark.parametrize("line", [("before", 0), ("train", 2)], ids=lambda line: f"{line[0]} {line[1]}")
-def test_ctrl_c_ends_the_step_saves_it_and_the_run_ends_the_same(
-    ask: Ask, uninterrupted: Uninterrupted, tmp_path: Path, line: tuple[str, int]
+def test_ctrl_c_and_sigterm_end_the_step_save_it_and_the_run_ends_the_same(
+    ask: Ask, uninterrupted: Uninterrupted, tmp_path: Path, line: tuple[str, int], way: str
 ) -> None:
     run = tmp_path / "run"
-    assert ask(run, interrupt_at_line=line)["signal"] == 2
+    assert ask(run, **{f"{way}_at_line": line})["signal"] == 2
     newest = max((run / "checkpoints").glob("step-*"))
     verify_manifest(newest)
     assert newest.name == ("step-000000" if line[0] == "before" else "step-000003")

@@ -28,6 +28,7 @@ from rllm.cli.eval_view import PAGE, print_comparison, print_reports, print_resc
 from rllm.cli.plan import require_place, unused_directory
 from rllm.cli.programs import is_program
 from rllm.cli.terminal import err
+from rllm.engine.event_loop import run
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.comparison import compare
@@ -227,7 +228,7 @@ def _run(asked: Asked, directory: Path, ks: tuple[int, ...], prices: Prices, as_
                 err().print(f"{directory} has {num_done} attempts and {remark}.", style="dim", soft_wrap=True)
 
         try:
-            return asyncio.run(
+            return run(
                 ready.run(
                     directory,
                     ks=ks,

@@ -7,9 +7,11 @@
 Only the command that was typed is imported, nothing heavy before it: `rllm --help` does not wait for torch.
 """
 
+import gc
 import importlib
 import json
 import logging
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -20,10 +22,11 @@ import click
 
 from rllm.cli.command import CONTEXT, Group, example
 from rllm.cli.installed import extra_of, rllm_version
+from rllm.cli.machine_errors import sentence_of, shortage_behind
 from rllm.errors import MissingExtraError, RllmError
 from rllm.redaction import escaped, without_keys
 
-BAD_USAGE, INTERRUPTED = 2, 130
+FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
 INTERRUPTION = "Interrupted"
 """What takes the place of an error's class when the user stopped the work."""
 
@@ -86,7 +89,7 @@ def exit_code_of(work: Callable[[], Any], as_json: bool) -> int:
         return BAD_USAGE
     except RllmError as error:
         message = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        _print_error(type(error).__name__, message, as_json)
+        _print_error(type(error).__name__, shortage_behind(error) or message, as_json)
         return error.exit_code
     except ModuleNotFoundError as error:
         extra = extra_of(error.name)
@@ -98,6 +101,14 @@ def exit_code_of(work: Callable[[], Any], as_json: bool) -> int:
     except click.Abort as stop:
         _print_error(INTERRUPTION, str(stop) or "Interrupted.", as_json)
         return INTERRUPTED
+    except (ImportError, MemoryError, OSError, RuntimeError) as error:
+        kind, sentence = type(error).__name__, sentence_of(error)
+        if sentence is None:
+            raise
+    # Printed out here, where the work that failed holds no memory any more: printing takes some.
+    gc.collect()
+    _print_error(kind, sentence, as_json)
+    return FAILED
 
 
 def _print_error(kind: str, message: str, as_json: bool, hint: str = "") -> None:
@@ -157,6 +168,8 @@ def main() -> None:
     remarks = logging.StreamHandler()
     remarks.setFormatter(_Remark())
     logging.basicConfig(handlers=[remarks], level=logging.WARNING)
+    # Schedulers send SIGTERM: it does what Ctrl-C does, also before and after the work that saves itself.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     rllm(prog_name="rllm")
 
 

@@ -230,7 +230,7 @@ class TrainConfig:
     steps: int = 100
     """Reinforcement-learning steps: one batch of rollouts each."""
     threads: int = 0
-    """Threads of torch; 0 takes one per core."""
+    """Threads of torch; 0 takes one per core. The last bits of a run depend on it."""
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)

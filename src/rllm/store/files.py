@@ -32,6 +32,11 @@ _MENDS = {
     errno.EFBIG: "raise the file size limit (`ulimit -f`) and run the same command: the run resumes",
     errno.EROFS: "mount it writable, or choose another --output",
     errno.EACCES: "give yourself write permission, or choose another --output",
+    errno.EPERM: "is it another user's, or immutable (`lsattr`)? Mend that, or choose another --output",
+    errno.ESTALE: "its file server lost it; mount it again and run the same command: the run resumes",
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`) and run the same command: the run resumes",
+    errno.ENFILE: "close other programs, and run the same command: the run resumes",
+    errno.ENOMEM: "free memory and run the same command: the run resumes",
     errno.EIO: "check the disk, free space and run the same command: the run resumes",
 }
 
@@ -106,8 +111,9 @@ def write_directory_atomic(target: Path, fill: Callable[[Path], None]) -> None:
 def remove_directory_atomic(target: Path) -> None:
     """Remove a directory that must never be found half there: it loses its name before its files."""
     doomed = _beside(target, "tmp")
-    os.rename(target, doomed)
-    shutil.rmtree(doomed)
+    with StorageErrors(target):
+        os.rename(target, doomed)
+        shutil.rmtree(doomed)
 
 
 def verify_manifest(directory: Path) -> None:

@@ -11,7 +11,8 @@
           curve.png       the learning curve                   rllm.tracking.picture
           lock            pid of the writer, locked by it
 
-One process writes, any number read. The lock belongs to the kernel's table of open files, not to the disk: it
+Only its owner may look into a run: what models were asked and answered is there. One process writes, any
+number read. The lock belongs to the kernel's table of open files, not to the disk: it
 is gone the moment its process is, also after kill -9.
 """
 
@@ -37,10 +38,18 @@ CONFIG, STORE, LOCK = "config.json", "store.sqlite", "lock"
 class RunDirectory:
     """The files of one run. `create_or_open` for the one process that writes, `read` for all others."""
 
-    def __init__(self, path: Path, *, lock_descriptor: int | None, made: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        lock_descriptor: int | None,
+        made: Sequence[Path] = (),
+        was_empty: bool = False,
+    ) -> None:
         self.path = path
         self._made = made
         """Directories that were not there before, the innermost first."""
+        self._was_empty = was_empty
         self._lock_descriptor = lock_descriptor
         self._writer_pid = os.getpid()
 
@@ -55,9 +64,11 @@ class RunDirectory:
                     f"{path} holds files of something else ({', '.join(sorted(contents)[:3])}) and no run; "
                     "choose a new or empty directory with --output."
                 )
-            run = cls(path, lock_descriptor=take_lock(path / LOCK), made=made)
-            remove_leftovers(path)
-            remove_leftovers(run.checkpoints_path)
+            if not contents and path.stat().st_uid == os.geteuid():
+                path.chmod(0o700)
+            run = cls(path, lock_descriptor=take_lock(path / LOCK), made=made, was_empty=not contents)
+            for each in (path, *(each for each in path.iterdir() if each.is_dir())):
+                remove_leftovers(each)
         return run
 
     @classmethod
@@ -138,7 +149,10 @@ class RunDirectory:
         if self._lock_descriptor is None or self._writer_pid != os.getpid():
             return
         _held.discard(self._lock_descriptor)
-        os.ftruncate(self._lock_descriptor, 0)
+        with suppress(
+            OSError
+        ):  # on a disk that refuses writes; the pid of one who has let go misleads nobody
+            os.ftruncate(self._lock_descriptor, 0)
         os.close(self._lock_descriptor)
         self._lock_descriptor = None
 
@@ -148,8 +162,9 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None and self._lock_descriptor is not None and not self.config_path.exists():
-            self._leave_nothing()
+        if error is not None and self._was_empty and not self.config_path.exists():
+            with suppress(OSError):  # a disk that refuses writes: then that is what has to be told
+                self._leave_nothing()
         self.close()
 
     def _leave_nothing(self) -> None:
@@ -184,7 +199,7 @@ def _make(path: Path) -> list[Path]:
             raise ConfigError(f"{path} is a file; choose a directory for the run with --output.")
         made = [each for each in (path, *path.parents) if not each.exists()]
         with StorageErrors(path):
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, StorageError) as error:
         for each in made:
             with suppress(OSError):  # those further in were never made

@@ -42,6 +42,8 @@ from rllm.trainer.programs import (
     require_program_config,
 )
 from rllm.trainer.resuming import (
+    require_episodes,
+    require_record,
     require_same_config,
     require_same_tasks,
     settle_muon_dtype,
@@ -195,6 +197,7 @@ class AgentTrainer:
             self.require_same_config(directory)
             summary = directory.summary()
             if summary is None:
+                require_record(directory, directory.config_path, directory.store_path, directory.metrics_path)
                 summary = await self._run(directory)
                 directory.write_summary(summary)
             if not directory.curve_path.exists():
@@ -292,7 +295,7 @@ class AgentTrainer:
         clients: "Mapping[str, LocalClient]",
         engine: "EpisodeEngine",
     ) -> dict[str, Any]:
-        from rllm.trainer.checkpoint import RunState, load_latest
+        from rllm.trainer.checkpoint import RunState, load_latest, remove_old
         from rllm.trainer.loop import TrainingRun, train
         from rllm.trainer.reference import load_references
 
@@ -303,7 +306,9 @@ class AgentTrainer:
             load_references(directory.path, learner.references, learner.policies)
         learner.policies.publish()
         take_back(directory, state)
+        remove_old(directory.checkpoints_path, state, self.config.checkpoint.keep)
         with EpisodeStore.open(directory.store_path) as store:
+            require_episodes(store, state)
             require_same_tasks(store, {"training": self.train_tasks, "held-out": self.heldout_tasks})
             store.rollback_to(state.steps - 1)
             trackers: list[Tracker] = [JsonlTracker(directory.metrics_path)]

@@ -12,6 +12,7 @@ There is no generator state to save: every draw is a function of the seed and of
 
 import hashlib
 import json
+import logging
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,8 @@ from rllm.store.files import (
     write_directory_atomic,
 )
 from rllm.trainer.backends.base import Critic, TrainingBackend
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,11 +81,19 @@ def save_checkpoint(root: Path, state: RunState, backends: Backends, keep: int) 
         (directory / "about.json").write_text(json.dumps(_about(root), indent=2))
 
     write_directory_atomic(target, fill)
+    remove_old(root, state, keep)
+    return target
+
+
+def remove_old(root: Path, state: RunState, keep: int) -> None:
+    """Delete all checkpoints but the newest `keep` and the best.
+
+    Also before a run goes on: the process before may have ended between a save and this.
+    """
     best = _path_of(root, int(state.best["position"])) if state.best else None
     for old in _checkpoints(root)[:-keep]:
         if old != best:
             remove_directory_atomic(old)
-    return target
 
 
 def load_latest(root: Path, backends: Backends) -> RunState | None:
@@ -99,14 +110,33 @@ def load_latest(root: Path, backends: Backends) -> RunState | None:
     state = RunState(**json.loads((found[-1] / "state.json").read_text()))
     for place, backend in backends.items():
         backend.load(found[-1] / place)
+    _warn_of_other_threads(found[-1])
     return state
+
+
+def _warn_of_other_threads(checkpoint: Path) -> None:
+    """torch adds in another order on another number of threads."""
+    from rllm.models.devices import num_threads
+
+    before = json.loads((checkpoint / "about.json").read_text()).get("threads", num_threads())
+    if before != num_threads():
+        log.warning(
+            "%s was written with %d threads and the run goes on with %d: from here on the last bits of its "
+            "numbers are not those of a run that never stopped. Begin runs that may move with `threads` set.",
+            checkpoint,
+            before,
+            num_threads(),
+        )
 
 
 def _about(root: Path) -> dict[str, Any]:
     """What made a checkpoint, for whoever finds it without its run."""
+    from rllm.models.devices import num_threads
+
     config = root.parent / "config.json"
     return {
         "python": platform.python_version(),
+        "threads": num_threads(),
         "packages": {name: _version(name) for name in ("rllm", "torch", "transformers", "peft")},
         "config_sha256": hashlib.sha256(config.read_bytes()).hexdigest() if config.is_file() else "",
     }

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rllm.config.loader import config_dict, load_config
@@ -10,6 +11,7 @@ from rllm.config.optimizer import OptimizerConfig
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
 from rllm.store.episodes import EpisodeStore
+from rllm.store.files import write_atomic
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics, truncate_after
 from rllm.trainer.checkpoint import RunState
@@ -17,6 +19,26 @@ from rllm.types.task import Task
 
 PHASES = ("untrained", "warm_start", "before", "train", "after")
 """In the order of a run."""
+
+
+def require_record(directory: RunDirectory, *files: Path) -> None:
+    """Raises ConfigError for a run that has checkpoints and lacks one of the `files` that were there before
+    the first of them: it would train on, with a record that begins in the middle."""
+    missing = [path.name for path in files if not path.is_file()]
+    if missing and any(directory.checkpoints_path.glob("step-*")):
+        raise ConfigError(
+            f"{directory.path} has checkpoints but no {' and no '.join(missing)}, so it cannot go on as the "
+            "run that it was. Put that back, or begin a new run with another --output."
+        )
+
+
+def require_episodes(store: EpisodeStore, state: RunState) -> None:
+    """Raises ConfigError for a store without the episodes of a run that has been to `state`."""
+    if state.reports and not store.count():
+        raise ConfigError(
+            f"{store.path} is empty, but the run has checkpoints: it is not the one that holds its episodes. "
+            "Put that back, or begin a new run with another --output."
+        )
 
 
 def require_same_config(directory: RunDirectory, config: TrainConfig) -> None:
@@ -98,7 +120,7 @@ def take_back(directory: RunDirectory, state: RunState) -> None:
         end = max(reached, key=lambda line: (order[line["phase"]], line["step"]))
         truncate_after(directory.metrics_path, PHASES, end["phase"], end["step"])
     else:
-        directory.metrics_path.unlink()
+        write_atomic(directory.metrics_path, b"")
 
 
 def _differences(recorded: Mapping[str, Any], mine: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -1,7 +1,7 @@
 """How a run ends before its time: somebody stops it, or nothing moves any more.
 
-    Ctrl-C ──► CancelledError ──┐
-    no progress ──► StallError ─┴──► checkpoint, if state and weights belong together ──► the error
+    Ctrl-C, SIGTERM ──► CancelledError ──┐
+    no progress ──► StallError ──────────┴──► checkpoint, if state and weights belong together ──► the error
 
 A step that was not finished is repeated when the run goes on, so it ends as if it had never been stopped.
 """

@@ -42,7 +42,13 @@ from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.trainer.agent_trainer import TrainResult
 from rllm.trainer.extras import require_training_packages
-from rllm.trainer.resuming import keep_muon_dtype, require_same, settle_muon_dtype, take_back
+from rllm.trainer.resuming import (
+    keep_muon_dtype,
+    require_record,
+    require_same,
+    settle_muon_dtype,
+    take_back,
+)
 from rllm.trainer.schedules import scheduled
 from rllm.types.sample import TrainingSample
 
@@ -151,6 +157,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
             self.require_same_config(directory)
             summary = directory.summary()
             if summary is None:
+                require_record(directory, directory.config_path, directory.metrics_path)
                 summary = self._run(directory)
                 directory.write_summary(summary)
             if not directory.curve_path.exists():
@@ -215,10 +222,11 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         return make_policies(config, models, {ONLY_POLICY: publish}), models
 
     def _supervise(self, directory: RunDirectory, policies: "Policies", job: SupervisedJob) -> dict[str, Any]:
-        from rllm.trainer.checkpoint import RunState, load_latest
+        from rllm.trainer.checkpoint import RunState, load_latest, remove_old
 
         state = load_latest(directory.checkpoints_path, policies.backends()) or RunState()
         take_back(directory, state)
+        remove_old(directory.checkpoints_path, state, self.config.checkpoint.keep)
         job.backend.publish_weights()
         trackers: list[Tracker] = [JsonlTracker(directory.metrics_path)]
         if self.tracker is not None:
@@ -307,15 +315,15 @@ def report(run: SupervisedRun, name: str) -> None:
 
 
 class Stopping:
-    """Ctrl-C takes effect where a run is whole: when its step is done and saved. Pressed again, it takes
-    effect at once, and the step is repeated when the run goes on.
+    """Ctrl-C or SIGTERM takes effect where a run is whole: when its step is done and saved. A second one
+    takes effect at once, and the step is repeated when the run goes on.
 
     Outside the main thread, where Python has no signals, nothing is held back.
     """
 
     def __init__(self) -> None:
         self.is_asked = False
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
 
     def raise_if_asked(self) -> None:
         if self.is_asked:
@@ -323,12 +331,13 @@ class Stopping:
 
     def __enter__(self) -> "Stopping":
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._ask)
+            for each in (signal.SIGINT, signal.SIGTERM):
+                self._before[each] = signal.signal(each, self._ask)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for each, before in self._before.items():
+            signal.signal(each, signal.SIG_DFL if before is None else before)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.raise_if_asked()

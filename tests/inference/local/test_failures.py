@@ -322,3 +322,18 @@ async def test_a_program_whose_event_loop_is_gone_does_not_take_others_down(
     await asyncio.to_thread(thread.join)
     assert len((await other).completion_ids) == 150
     assert len((await client.generate_ids([9], SamplingParams(max_tokens=2))).completion_ids) == 2
+
+
+async def test_an_engine_that_fails_between_two_steps_answers_who_waits_and_refuses_who_comes(
+    endless: LoadedModel, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve(endless)
+
+    def fail() -> None:
+        raise MemoryError("no room for the queue")
+
+    monkeypatch.setattr(client.engine, "_take_in", fail)
+    with pytest.raises(InferenceError, match="no room for the queue"):
+        await client.generate_ids([5, 6], SamplingParams(max_tokens=2))
+    with pytest.raises(InferenceError, match="closed"):
+        await client.generate_ids([5, 6], SamplingParams(max_tokens=2))

@@ -179,12 +179,22 @@ class LocalEngine:
     # ---- the engine thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        ending: Exception = InferenceError("The engine was closed while requests were in flight.")
+        try:
+            self._step_until_closed()
+        except Exception as error:  # noqa: BLE001  between two steps, such as for want of memory
+            ending = error
+        with self._condition:
+            self._closing = True
+        self._fail_all(ending)
+
+    def _step_until_closed(self) -> None:
         while True:
             with self._condition:
                 while not self._closing and not self._has_work():
                     self._condition.wait()
                 if self._closing:
-                    break
+                    return
                 self._take_in()
                 only_cancel = self.lockstep and self._outside > 0
             try:
@@ -198,7 +208,6 @@ class LocalEngine:
                     self.counts.busy_s += time.perf_counter() - started
             except Exception as error:  # noqa: BLE001  whatever it is, every waiting request must hear of it
                 self._fail_all(error)
-        self._fail_all(InferenceError("The engine was closed while requests were in flight."))
 
     def _notify_if_due(self) -> None:
         """Wake the engine's thread where it finds something to do: under lockstep that is the last of many
