@@ -370,38 +370,10 @@ def result_of(run: Path) -> dict[str, Any]:
     }
 
 
-LINES = [("before", 0), *(("train", step) for step in range(4)), ("after", 0)]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """By loss: the result of a run that nobody disturbed, and how often its files were touched."""
-    found: dict[str, Any] = {}
-    for loss in ("dpo", "kto"):
-        run = tmp_path_factory.mktemp("uninterrupted") / loss
-        ended = ask(run, loss=loss)
-        assert ended["signal"] == 0
-        found[loss] = result_of(run), ended["events"]
-    return found
-
-
-@pytest.mark.parametrize("place", LINES, ids=str)
-def test_a_run_that_was_killed_at_a_line_ends_as_if_it_had_not_been(
-    ask: Ask, uninterrupted: dict[str, Any], tmp_path: Path, place: tuple[str, int]
-) -> None:
-    loss = "kto" if place == ("train", 1) else "dpo"
-    assert ask(tmp_path / "run", loss=loss, die_at_line=place)["signal"] == 9
-    assert ask(tmp_path / "run", loss=loss)["signal"] == 0
-    assert result_of(tmp_path / "run") == uninterrupted[loss][0]
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_while_it_wrote_a_file_ends_as_if_it_had_not_been(
-    ask: Ask, uninterrupted: dict[str, Any], tmp_path: Path
-) -> None:
-    expected, events = uninterrupted["dpo"]
-    for number in range(1, len(events), 5):
-        run = tmp_path / f"event {number}"
-        assert ask(run, die_at_event=number)["signal"] == 9
-        assert ask(run)["signal"] == 0, number
-        assert result_of(run) == expected, events[number - 1]
+def test_a_run_that_was_killed_at_a_line_ends_as_if_it_had_not_been(ask: Ask, tmp_path: Path) -> None:
+    """KTO; killed at any line and anywhere else: test_kills.py, DPO."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert ask(whole, loss="kto")["signal"] == 0
+    assert ask(run, loss="kto", die_at_line=("train", 1))["signal"] == 9
+    assert ask(run, loss="kto")["signal"] == 0
+    assert result_of(run) == result_of(whole)

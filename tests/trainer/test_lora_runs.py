@@ -193,9 +193,7 @@ def _learned(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("game", ["letters", pytest.param("pair", marks=pytest.mark.slow)])
-def test_killed_between_steps_and_in_the_middle_of_a_save_it_ends_the_same(
-    ask: Ask, tmp_path: Path, game: str
-) -> None:
+def test_killed_in_the_middle_of_a_save_it_ends_the_same(ask: Ask, tmp_path: Path, game: str) -> None:
     whole = ask(tmp_path / "whole", game=game, changes=ADAPTER)
     assert whole["signal"] == 0
     expected = _learned(tmp_path / "whole")
@@ -208,7 +206,6 @@ def test_killed_between_steps_and_in_the_middle_of_a_save_it_ends_the_same(
 
     killed = tmp_path / "killed"
     assert ask(killed, game=game, changes=ADAPTER, die_at_event=nth_event("step-000006.tmp"))["signal"] == 9
-    assert ask(killed, game=game, changes=ADAPTER, die_at_line=["train", 2])["signal"] == 9
     assert ask(killed, game=game, changes=ADAPTER)["signal"] == 0
     assert _learned(killed) == expected
     if game == "letters":
