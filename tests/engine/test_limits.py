@@ -2,6 +2,7 @@
 fit."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -301,3 +302,44 @@ async def test_an_agent_that_calls_exit_ends_its_rollout_and_nothing_else(
     leaving: Any = {"model:1": SystemExit(1)}
     trajectory = await run_trajectory(agent_class(leaving), lambda: env_class(), ScriptedClient(["a"]))
     assert trajectory.outcome is Outcome.POLICY_FAILURE
+
+
+async def test_a_system_that_lets_no_thread_start_fails_the_call_and_not_those_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, num_refused = threading.Thread.start, 2
+
+    def refuse(thread: threading.Thread) -> None:
+        nonlocal num_refused
+        if num_refused:
+            num_refused -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    pool = EnvironmentPool(4)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="new thread"):
+            await pool.call(len, "abc", timeout_s=5.0)
+    assert await pool.call(len, "abc", timeout_s=5.0) == 3
+    pool.close()
+
+
+async def test_where_no_thread_can_take_the_place_of_a_stuck_one_what_waits_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, release = EnvironmentPool(1), threading.Event()
+    stuck = pool.call(release.wait, 20.0, timeout_s=0.05)
+    await asyncio.sleep(0)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    waiting = pool.call(len, "abc", timeout_s=5.0)
+    with pytest.raises(TimeoutError):
+        await stuck
+    with pytest.raises(RuntimeError, match="new thread"):
+        await waiting
+    release.set()
+    pool.close()

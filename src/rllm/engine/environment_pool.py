@@ -16,7 +16,7 @@ import inspect
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -80,19 +80,26 @@ class EnvironmentPool:
         """`fn(*args)` in a thread. TimeoutError when it runs for `timeout_s`; waiting for a thread is free.
 
         A thread that is stuck is then replaced, also when the caller was cancelled and no longer waits.
+        Raises RuntimeError where the system lets no thread start and none is there.
         """
         future: asyncio.Future[T] = self._loop.create_future()
-        self._num_out += 1
+        job = _Job(copy_context(), fn, args, future, timeout_s)
         with self._lock:
-            self._waiting.append(_Job(copy_context(), fn, args, future, timeout_s))
+            self._waiting.append(job)
             if not self._busy or self._mean_s > SLOW_S:
-                self._wake_one()
+                try:
+                    self._wake_one()
+                except RuntimeError:
+                    self._waiting.remove(job)
+                    raise
+        self._num_out += 1
         if self._timer is None:
             self._timer = self._loop.call_later(TICK_S, self._tick)
         return future
 
     def _wake_one(self) -> None:
-        """Under the lock: another thread for what waits, if there may be one."""
+        """Under the lock: another thread for what waits, if there may be one. RuntimeError where there can be
+        none at all; what waits is done by the others where only this one could not start."""
         if self._idle:
             worker = self._idle.pop()
             self._busy.add(worker)
@@ -101,7 +108,13 @@ class EnvironmentPool:
             worker = _Worker()
             worker.wake.acquire()
             self._busy.add(worker)
-            threading.Thread(target=self._work, args=(worker,), name="rllm-environment", daemon=True).start()
+            thread = threading.Thread(target=self._work, args=(worker,), name="rllm-environment", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                self._busy.remove(worker)
+                if not self._busy:
+                    raise
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -115,15 +128,21 @@ class EnvironmentPool:
                     late.append(job)
             blocked = all(worker.job and now > worker.started_at + SLOW_S for worker in self._busy)
             if self._waiting and blocked:
-                for _ in range(min(len(self._waiting), max(1, len(self._busy)))):
-                    self._wake_one()
+                try:
+                    for _ in range(min(len(self._waiting), max(1, len(self._busy)))):
+                        self._wake_one()
+                except RuntimeError as error:
+                    self._refuse(self._waiting, error)
+                    self._waiting.clear()
         for job in late:
+            self._refuse([job], TimeoutError(f"The environment did not answer within {job.timeout_s:g} s."))
+        self._timer = self._loop.call_later(TICK_S, self._tick) if self._num_out else None
+
+    def _refuse(self, jobs: Iterable[_Job], error: Exception) -> None:
+        for job in jobs:
             self._num_out -= 1
             if not job.future.done():
-                job.future.set_exception(
-                    TimeoutError(f"The environment did not answer within {job.timeout_s:g} s.")
-                )
-        self._timer = self._loop.call_later(TICK_S, self._tick) if self._num_out else None
+                job.future.set_exception(error)
 
     def _next(self, worker: _Worker) -> _Job | None:
         """The next job for a thread, which sleeps until there is one; None when it is to end."""
