@@ -3,8 +3,11 @@ import fcntl
 import os
 import signal
 import stat
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -204,3 +207,45 @@ def test_a_place_that_the_system_keeps_from_everybody_is_refused_in_a_sentence(
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(StorageError, match=r"run could not be written \(Operation not permitted\): .*lsattr"):
         RunDirectory.create_or_open(tmp_path / "run")
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory that everybody may look into."""
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@contextmanager
+def _somebody_else(run: Path) -> Iterator[None]:
+    """Root becomes another user; who is not root closes the run to everybody, which is the same to them."""
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    else:
+        run.chmod(0o000)
+    try:
+        yield
+    finally:
+        if os.getuid() == 0:
+            os.seteuid(0)
+        else:
+            run.chmod(0o700)
+
+
+def test_a_run_of_somebody_else_is_closed_in_a_sentence_and_hides_no_other(shared: Path) -> None:
+    for name in ("closed", "open"):
+        with RunDirectory.create_or_open(shared / name) as run:
+            run.write_config({"seed": 1})
+    (shared / "open").chmod(0o755)
+    with _somebody_else(shared / "closed"):
+        readable, closed = runs_under(shared)
+        assert readable.config() == {"seed": 1}
+        assert closed.name == "closed"
+        for look in (closed.config, lambda: RunDirectory.read(shared / "closed")):
+            with pytest.raises(ConfigError, match=r"closed is closed to you \(Permission denied\)"):
+                look()
+        with pytest.raises(ConfigError, match="Runs beside it"):
+            RunDirectory.read(shared / "zzz")
+        with pytest.raises(StorageError, match="Permission denied"):
+            RunDirectory.create_or_open(shared / "closed")

@@ -211,8 +211,31 @@ def _make(path: Path) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a run was started there. A model directory has a config.json too."""
-    return (path / CONFIG).is_file() and not _is_model(path)
+    """Whether a run was started there. A model directory has a config.json too.
+
+    ConfigError where this user may not look.
+    """
+    try:
+        return (path / CONFIG).is_file() and not _is_model(path)
+    except PermissionError as error:
+        raise _closed(path, error) from error
+
+
+def _closed(path: Path, error: PermissionError) -> ConfigError:
+    return ConfigError(
+        f"{path} is closed to you ({error.strerror}): only its owner may read a run. Ask for a copy, or for "
+        "permission (`chmod`)."
+    )
+
+
+def _is_closed(path: Path) -> bool:
+    try:
+        os.scandir(path).close()
+    except PermissionError:
+        return True
+    except NotADirectoryError:
+        return False
+    return False
 
 
 def _is_model(path: Path) -> bool:
@@ -222,10 +245,13 @@ def _is_model(path: Path) -> bool:
 
 
 def runs_under(root: Path) -> list[RunDirectory]:
-    """The runs that lie directly in `root`, the one that started last first."""
-    paths = [each for each in root.iterdir() if is_run(each)] if root.is_dir() else []
-    paths.sort(key=lambda path: ((path / CONFIG).stat().st_mtime_ns, path.name), reverse=True)
-    return [RunDirectory(path, lock_descriptor=None) for path in paths]
+    """The runs that lie directly in `root`, the one that started last first; at the end those that this user
+    may not look into, whose `config` raises ConfigError."""
+    paths = sorted(root.iterdir()) if root.is_dir() else []
+    closed = [each for each in paths if _is_closed(each)]
+    runs = [each for each in paths if each not in closed and is_run(each)]
+    runs.sort(key=lambda path: ((path / CONFIG).stat().st_mtime_ns, path.name), reverse=True)
+    return [RunDirectory(path, lock_descriptor=None) for path in (*runs, *closed)]
 
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP)
@@ -314,6 +340,8 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise _closed(path.parent, error) from error
     except ValueError as error:
         raise ConfigError(
             f"{path} is not valid JSON ({error}); restore it, or start the run in a new directory."
