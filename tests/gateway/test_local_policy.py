@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -286,3 +287,56 @@ async def test_without_seeds_none_is_told_and_none_is_taken() -> None:
     with pytest.raises(RequestRefused, match="without --no-seeds") as refused:
         await policy.answer(ask("Hi", seed=3), Session())
     assert (refused.value.status, refused.value.param) == (400, "seed")
+
+
+async def test_variables_for_the_chat_template_are_given_to_it_and_make_a_conversation_of_their_own(
+    model_path: Path, tmp_path: Path
+) -> None:
+    """As `enable_thinking` of Qwen3, here the word at the beginning of every prompt."""
+    directory = tmp_path / "moody"
+    shutil.copytree(model_path, directory)
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    files = list(directory.glob("chat_template*"))
+    template = files[0].read_text() if files else settings["chat_template"]
+    moody = "{{ mood or '' }}" + template
+    if files:
+        files[0].write_text(moody)
+    else:
+        (directory / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": moody}))
+    client = LocalClient(load_model(directory), num_slots=4, max_context=256)
+    policy, session = LocalPolicy(client, "moody"), Session()
+    encode = client.renderer.tokenizer.encode
+
+    def with_mood(mood: str, *said: str) -> CallRequest:
+        penalties = {"chat_template_kwargs": {"mood": mood}} if mood else {}
+        return ask(*said, max_tokens=3, penalties=penalties)
+
+    try:
+        plain = (await policy.answer(with_mood("", "go"), session)).choices[0]
+        sad = (await policy.answer(with_mood("sad", "go"), session)).choices[0]
+        assert sad.prompt_ids == encode("sad") + plain.prompt_ids
+        assert (plain.conversation, sad.conversation) == (0, 1)
+        on = (await policy.answer(with_mood("sad", "go", sad.text, "on"), session)).choices[0]
+        seen = sad.prompt_ids + sad.completion_ids
+        assert (on.prompt_ids[: len(seen)], on.conversation, on.segment) == (seen, 1, 0)
+        records = [
+            CallRecord(
+                id=str(number),
+                session="s",
+                messages=ask("go").messages,
+                sampling={"chat_template_kwargs": {"mood": "sad"}} if number else {},
+                response=choice.message(),
+                prompt_ids=choice.prompt_ids,
+                completion_ids=choice.completion_ids,
+            )
+            for number, choice in enumerate((plain, sad))
+        ]
+        again = with_mood("sad", "go", sad.text, "on")
+        rebuilt = (await policy.answer(again, Session(records=records))).choices[0]
+        assert (rebuilt.prompt_ids, rebuilt.conversation) == (on.prompt_ids, on.conversation)
+        bad = ask("go", penalties={"chat_template_kwargs": {"messages": []}})
+        with pytest.raises(RequestRefused, match="'messages'"):
+            await policy.answer(bad, session)
+    finally:
+        await policy.close()
+        await client.close()

@@ -25,13 +25,13 @@ CLEAR_THOUGHTS = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 UNHEARD = [
     (Dialect.CHAT, {"regex": "[ab]"}, "regex"),
     (Dialect.CHAT, {"best_of": 3}, "best_of"),
-    (Dialect.CHAT, {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    (Dialect.CHAT, {"documents": [{"title": "x", "text": "y"}]}, "documents"),
     (Dialect.CHAT, USAGE_ALL_ALONG, "stream_options.continuous_usage_stats"),
     (Dialect.COMPLETIONS, {"ebnf": "root ::= 'a'"}, "ebnf"),
     (Dialect.COMPLETIONS, USAGE_ALL_ALONG, "stream_options.continuous_usage_stats"),
     (Dialect.RESPONSES, {"truncation": "auto"}, "truncation"),
     (Dialect.RESPONSES, {"context_management": [{"type": "compaction"}]}, "context_management"),
-    (Dialect.RESPONSES, {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    (Dialect.RESPONSES, {"chat_template_kwargs": {"text": "x" * 3_000}}, "chat_template_kwargs"),
     (Dialect.MESSAGES, {"context_management": CLEAR_TOOLS}, "context_management"),
     (Dialect.MESSAGES, {"chat_template": "{{ messages }}"}, "chat_template"),
 ]

@@ -16,7 +16,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rllm.errors import ContextLengthError, InferenceError
 from rllm.inference.client import TokenPiece, Tools, prompt_tokens
@@ -63,6 +63,10 @@ class CodepointTokenizer:
         offered = f"tools:{json.dumps(list(tools))}\0\n" if tools else ""
         said = "".join(f"{message['role']}:{_text_of(message)}\0\n" for message in messages)
         return offered + said + ("assistant:" if add_generation_prompt else "")
+
+    def with_template_variables(self, variables: Mapping[str, Any]) -> Self:
+        """Ignores them: there is no template."""
+        return self
 
 
 def _text_of(message: Message) -> str:

@@ -1,8 +1,9 @@
 """A Hugging Face tokenizer behind the three verbs that rendering needs."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
 from rllm.models.chat_template import render_template
@@ -10,6 +11,7 @@ from rllm.models.foreign import code_refused, json_object, own_class, require_pl
 from rllm.rendering.tools import shown_markup
 from rllm.types.messages import Message
 
+_CONVERSATION_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 _SHORT_CHARS = 4096
 """Of a text that is encoded in a few milliseconds."""
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -58,6 +60,7 @@ class HuggingFaceTokenizer:
             self._fast.no_padding()
         self._hidden = self._hidden_tokens()
         self._max_token_chars = 0
+        self._template_variables: dict[str, Any] = {}
         if not self._tokenizer.chat_template:
             raise ModelDirectoryError(
                 f"The tokenizer in {directory} has no chat template; add `chat_template` to "
@@ -100,6 +103,7 @@ class HuggingFaceTokenizer:
         except ValueError as error:  # several templates, and none for this
             raise ConfigError(f"The model's chat template refuses the conversation: {error}.") from error
         variables = {
+            **self._template_variables,
             **self._tokenizer.special_tokens_map,
             "messages": [_as_templates_read(message) for message in messages],
             "tools": list(tools) if tools else None,
@@ -107,6 +111,18 @@ class HuggingFaceTokenizer:
             "add_generation_prompt": add_generation_prompt,
         }
         return render_template(template, variables)
+
+    def with_template_variables(self, variables: Mapping[str, Any]) -> Self:
+        """See `TextTokenizer`."""
+        own = {*self._tokenizer.special_tokens_map, *_CONVERSATION_VARIABLES}
+        if taken := own.intersection(variables):
+            raise ConfigError(
+                f"The variable {sorted(taken)[0]!r} is what chat templates get the conversation in; "
+                "leave it out."
+            )
+        other = copy.copy(self)
+        other._template_variables = dict(variables)
+        return other
 
     def _hidden_tokens(self) -> frozenset[int] | None:
         """Special tokens but for markup; None where no markup is special, so that the decoder can leave them

@@ -21,10 +21,11 @@ a new segment begins with the prompt that the template makes.
 """
 
 import hashlib
+import itertools
 import json
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,16 +99,20 @@ class Turn:
 class ConversationTree:
     """All conversations of one session. `begin`, then `record`, as the calls come.
 
+    `numbers` gives each conversation its number, where several trees share a session.
     `max_turns` bounds the memory: of more prompts and answers than that, the oldest are forgotten, and a
     conversation that goes on from a forgotten answer counts as a new one. Ids are kept once, however many
     calls share them.
     """
 
-    def __init__(self, renderer: ChatRenderer, *, max_turns: int = 20_000) -> None:
+    def __init__(
+        self, renderer: ChatRenderer, *, max_turns: int = 20_000, numbers: Iterator[int] | None = None
+    ) -> None:
         if max_turns < 1:
             raise ValueError(f"`max_turns` is {max_turns}; it must be at least 1.")
         self.renderer = renderer
         self.num_conversations = 0
+        self._numbers = itertools.count() if numbers is None else numbers
         self._max_turns = max_turns
         self._asked: dict[bytes, dict[bytes, _Prompt]] = {}
         """By messages, then by tools."""
@@ -191,7 +196,7 @@ class ConversationTree:
             )
         ids = self.renderer.render(messages, tools)
         if conversation is None:
-            conversation = _Conversation(self.num_conversations)
+            conversation = _Conversation(next(self._numbers))
             self.num_conversations += 1
         segment = conversation.num_segments
         conversation.num_segments += 1

@@ -1,7 +1,7 @@
 """What rendering needs of a tokenizer: text to ids, ids to text, and a conversation to text."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self
 
 from rllm.types.messages import Message
 
@@ -37,5 +37,12 @@ class TextTokenizer(Protocol):
         read.
 
         Raises ConfigError where the template refuses it, such as one with a system message.
+        """
+        ...
+
+    def with_template_variables(self, variables: Mapping[str, Any]) -> Self:
+        """The same with more variables for the template, such as `enable_thinking`; it may ignore them.
+
+        Raises ConfigError for a name that the conversation itself is given under.
         """
         ...

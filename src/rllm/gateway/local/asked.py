@@ -12,11 +12,17 @@ from rllm.gateway.wire import CallRequest, ToolMode
 from rllm.rendering.tools import AnswerStream, ParsedAnswer, PlainFormat, ToolFormat
 
 MAX_TOP_LOGPROBS = 20
+TEMPLATE_VARIABLES = "chat_template_kwargs"
+"""As vLLM and SGLang call it."""
+_MAX_VARIABLES_CHARS = 2_000
 
 
 def require_answerable(request: CallRequest) -> None:
     """Raises RequestRefused (400) for what the built-in engine cannot honour."""
     for name, value in request.penalties.items():
+        if name == TEMPLATE_VARIABLES:
+            _require_variables(value)
+            continue
         raise RequestRefused(
             f"`{name}` is {shown(value)}; this engine samples from the model itself and does not know it. "
             f"{mend_of(name)}.",
@@ -39,6 +45,19 @@ def require_answerable(request: CallRequest) -> None:
                 param=f"messages[{place}].content",
                 code="unsupported_content",
             )
+
+
+def template_variables(request: CallRequest) -> dict[str, Any]:
+    return request.penalties.get(TEMPLATE_VARIABLES, {})
+
+
+def _require_variables(value: object) -> None:
+    if not isinstance(value, dict) or _chars_of(value) > _MAX_VARIABLES_CHARS:
+        raise RequestRefused(
+            f"`{TEMPLATE_VARIABLES}` is {shown(value)}; it must be an object of variables for the chat "
+            f"template, with at most {_MAX_VARIABLES_CHARS} characters.",
+            param=TEMPLATE_VARIABLES,
+        )
 
 
 def num_chars(request: CallRequest) -> int:

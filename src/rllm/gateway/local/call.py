@@ -5,11 +5,15 @@ TokenPiece ──ChoiceStream──► Piece, Piece, …      ModelOutput ──
 
 import asyncio
 import hashlib
+import itertools
+import json
 from array import array
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from rllm.gateway.local.asked import Reader
+from rllm.gateway.local.asked import TEMPLATE_VARIABLES, Reader
 from rllm.gateway.wire import (
     Answer,
     CallRecord,
@@ -22,16 +26,20 @@ from rllm.gateway.wire import (
     WireToolCall,
 )
 from rllm.inference.client import TokenPiece
+from rllm.rendering.chat import ChatRenderer
 from rllm.rendering.conversations import ConversationTree, Turn
 from rllm.rendering.tools import ParsedAnswer, StreamEvent
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, TopLogprobs
+
+_MAX_TREES = 16
 
 
 @dataclass(slots=True)
 class SessionState:
     """What the policy remembers of a session."""
 
-    tree: ConversationTree
+    trees: OrderedDict[str, ConversationTree] = field(default_factory=OrderedDict[str, ConversationTree])
+    """By the variables for the chat template that calls come with, as JSON: another prompt for each."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the tree is read or changed, perhaps by the thread for large prompts."""
     is_restored: bool = False
@@ -39,7 +47,20 @@ class SessionState:
     times_asked: dict[bytes, int] = field(default_factory=dict[bytes, int])
     """By digest of the prompt: asked again, the same prompt is given other draws."""
 
-    def replay(self, record: CallRecord) -> None:
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    """Of the conversations in all trees."""
+
+    def tree_for(self, renderer: ChatRenderer, variables: Mapping[str, Any]) -> ConversationTree:
+        key = json.dumps(variables, sort_keys=True)
+        tree = self.trees.get(key)
+        if tree is None:
+            tree = self.trees[key] = ConversationTree(renderer, numbers=self._numbers)
+            if len(self.trees) > _MAX_TREES:
+                self.trees.popitem(last=False)
+        self.trees.move_to_end(key)
+        return tree
+
+    def replay(self, record: CallRecord, renderer_for: Callable[[Mapping[str, Any]], ChatRenderer]) -> None:
         """A call from the ledger, as if it had just been answered."""
         if record.status is not CallStatus.OK or not record.prompt_ids:
             return
@@ -47,11 +68,13 @@ class SessionState:
         if record.choice == 0:
             self.times_asked[digest] = self.times_asked.get(digest, 0) + 1
         if record.prompt is None:
-            turn = self.tree.begin(record.messages, record.tools)
+            variables = record.sampling.get(TEMPLATE_VARIABLES, {})
+            tree = self.tree_for(renderer_for(variables), variables)
+            turn = tree.begin(record.messages, record.tools)
             said: Message = {
                 key: value for key, value in record.response.items() if key != "reasoning_content"
             }
-            self.tree.record(turn, record.completion_ids, said)
+            tree.record(turn, record.completion_ids, said)
 
 
 @dataclass(slots=True)
@@ -59,7 +82,7 @@ class LocalCall:
     """One request on its way."""
 
     request: CallRequest
-    state: SessionState
+    tree: ConversationTree
     turn: Turn | None
     """None for text completions, which belong to no conversation."""
     prompt_ids: list[int]

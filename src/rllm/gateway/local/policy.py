@@ -10,9 +10,10 @@ enforced while sampling or refused with a 400: nothing is taken and then ignored
 
 import asyncio
 import hashlib
+import json
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,11 +27,13 @@ from rllm.errors import (
 )
 from rllm.gateway.dialects.openai_fields import require_no_seed
 from rllm.gateway.local.asked import (
+    TEMPLATE_VARIABLES,
     grammar_of,
     num_chars,
     reader_of,
     require_answerable,
     require_may_fit,
+    template_variables,
 )
 from rllm.gateway.local.call import ChoiceStream, LocalCall, SessionState
 from rllm.gateway.offload import OffLoop
@@ -45,7 +48,8 @@ from rllm.gateway.wire import (
     unix_time,
 )
 from rllm.inference.client import TokenClient
-from rllm.rendering.conversations import ConversationTree, Turn
+from rllm.rendering.chat import ChatRenderer
+from rllm.rendering.conversations import Turn
 from rllm.rendering.tools import ToolFormat
 from rllm.types.draws import draw_seed
 from rllm.types.messages import ModelOutput, SamplingParams
@@ -54,6 +58,7 @@ _SESSION_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 _STATE = "local"
 _SHORT_CHARS = 8 << 10
 """Of a conversation that is rendered and encoded in a few milliseconds."""
+_MAX_RENDERERS = 16
 _ESCAPED_CHAR_BYTES = 6
 _OTHER_FIELDS_BYTES = 1 << 20
 _HISTORY = _SHORT_CHARS + 1
@@ -73,6 +78,8 @@ class LocalPolicy:
         self.model = model
         self._sends_seeds = sends_seeds
         self._in_flight = 0
+        self._renderers: dict[str, ChatRenderer] = {}
+        """By the variables for the chat template, as JSON."""
         # A chat template is rendered in another process, which is waited for: not by the event loop.
         self._small, self._large = OffLoop("prompts"), OffLoop("large-prompts")
 
@@ -118,7 +125,7 @@ class LocalPolicy:
         if call.turn is not None:
             async with state.lock:
                 for choice in call.answer.choices:
-                    state.tree.record(call.turn, choice.completion_ids, choice.message())
+                    call.tree.record(call.turn, choice.completion_ids, choice.message())
         prompt_tokens = len(call.prompt_ids)
         call.answer.usage = {
             "prompt_tokens": prompt_tokens,
@@ -146,10 +153,16 @@ class LocalPolicy:
             require_no_seed(request)
         if not state.is_restored:
             for record in session.history():
-                state.replay(record)
+                state.replay(record, self._renderer_for)
             state.is_restored = True
-        tool_format = self._tool_format_for(request)
-        plain_format = self.client.renderer.plain_format
+        variables = template_variables(request)
+        try:
+            renderer = self._renderer_for(variables)
+        except ConfigError as error:
+            raise RequestRefused(str(error), param=TEMPLATE_VARIABLES) from error
+        tree = state.tree_for(renderer, variables)
+        tool_format = self._tool_format_for(request, renderer)
+        plain_format = renderer.plain_format
         try:
             grammar = grammar_of(request, tool_format, plain_format)
         except ConfigError as error:
@@ -157,7 +170,7 @@ class LocalPolicy:
         turn: Turn | None = None
         try:
             if request.prompt is None:
-                turn = state.tree.begin(request.messages, request.tools)
+                turn = tree.begin(request.messages, request.tools)
                 prompt_ids = turn.prompt_ids
             else:
                 prompt_ids = self._rendered(request)
@@ -169,7 +182,7 @@ class LocalPolicy:
         sampling = self._sampling(request, session, prompt_ids, grammar)
         return LocalCall(
             request=request,
-            state=state,
+            tree=tree,
             turn=turn,
             prompt_ids=prompt_ids,
             samplings=[
@@ -187,22 +200,35 @@ class LocalPolicy:
     def _state_of(self, session: PolicySession) -> SessionState:
         state = session.state.get(_STATE)
         if state is None:
-            state = session.state[_STATE] = SessionState(ConversationTree(self.client.renderer))
+            state = session.state[_STATE] = SessionState()
         return state
 
     def _rendered(self, request: CallRequest) -> list[int]:
-        renderer = self.client.renderer
         if isinstance(request.prompt, list):
             return list(request.prompt)
+        renderer = self._renderer_for(template_variables(request))
         if request.prompt is not None:
             return renderer.tokenizer.encode(request.prompt)
         require_answerable(request)
         return renderer.render(request.messages, request.tools)
 
-    def _tool_format_for(self, request: CallRequest) -> ToolFormat | None:
+    def _renderer_for(self, variables: Mapping[str, Any]) -> ChatRenderer:
+        """Raises ConfigError for variables that the template cannot be given."""
+        if not variables:
+            return self.client.renderer
+        key = json.dumps(variables, sort_keys=True)
+        renderer = self._renderers.get(key)
+        if renderer is None:
+            tokenizer = self.client.renderer.tokenizer.with_template_variables(variables)
+            renderer = self._renderers[key] = ChatRenderer(tokenizer)
+            while len(self._renderers) > _MAX_RENDERERS:
+                self._renderers.pop(next(iter(self._renderers)), None)
+        return renderer
+
+    def _tool_format_for(self, request: CallRequest, renderer: ChatRenderer) -> ToolFormat | None:
         if not request.tools:
             return None
-        tool_format = self.client.renderer.tool_format
+        tool_format = renderer.tool_format
         if tool_format is None:
             raise RequestRefused(
                 f"`tools` has {len(request.tools)} tools, but the chat template of {self.model} does not "
