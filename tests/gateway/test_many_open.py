@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import resource
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -101,3 +102,14 @@ async def test_a_server_that_breaks_down_under_hundreds_of_calls_is_tried_again_
         pool.unreachable(upstream, "still none")
     assert upstream.failures == 2
     assert upstream.backoff_s() > first / 2
+
+
+async def test_a_gateway_in_any_process_may_open_as_many_files_as_the_machine_allows(tmp_path: Path) -> None:
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    try:
+        async with serving(tmp_path) as (_, gateway):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+            assert gateway.policy._http._room._value >= min(hard, 1 << 22) // 6
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json
 import os
-import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -283,7 +282,6 @@ def _serve(
     if token == "":
         raise ConfigError("--token is empty; choose one, leave it out to have one made, or say --no-auth.")
     where = Address(token=None if no_auth else token or "", **address)
-    _raise_file_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         stopped_by = runner.run(_until_stopped(made, where, as_json))
     if stopped_by is signal.SIGINT:
@@ -365,13 +363,6 @@ def _api_key(variable: str | None) -> str | None:
             f"--api-key-env is {variable}, which is not set; export it, or leave the option out."
         )
     return key
-
-
-def _raise_file_limit() -> None:
-    """Each open request is an open file; the usual limit of 1,024 is there for programs that use select."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _collect_garbage_rarely() -> None:

@@ -26,6 +26,7 @@ from rllm.errors import RequestRefused
 from rllm.gateway.dialects.base import ClientDialect
 from rllm.gateway.dialects.messages import MessagesDialect
 from rllm.gateway.dialects.registry import DIALECTS
+from rllm.gateway.files import raised_file_limit
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.offload import OffLoop
 from rllm.gateway.server.auth import Scope, Tokens, require_guarded
@@ -143,6 +144,7 @@ class Gateway:
             raise
 
     async def _start(self) -> None:
+        raised_file_limit()
         given = self._ledger_given
         self.ledger = given if isinstance(given, Ledger) else await asyncio.to_thread(Ledger.open, given)
         self.sessions = SessionRegistry(

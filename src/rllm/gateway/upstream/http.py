@@ -11,7 +11,6 @@ Nothing is retried here. Leaving `post` early, as a cancelled task does, closes 
 
 import asyncio
 import io
-import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import aiohttp
 import orjson
 from aiohttp.http_exceptions import HttpProcessingError
 
+from rllm.gateway.files import raised_file_limit
 from rllm.redaction import bytes_without_keys
 
 KEEP_ALIVE_S = 4.0
@@ -176,8 +176,7 @@ class HttpClient:
 
 def most_connections() -> int:
     """To all servers together."""
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 20 if allowed == resource.RLIM_INFINITY else max(8, allowed // _SHARE_OF_FILES)
+    return max(8, raised_file_limit() // _SHARE_OF_FILES)
 
 
 def _json_or_none(body: bytes) -> Any:
