@@ -88,15 +88,15 @@ def _chars_of(value: object) -> int:
     return chars
 
 
-def require_may_fit(chars: int, max_context: int, max_token_chars: int) -> None:
-    """Raises RequestRefused (400) for text that is surely too long, before a token of it is made.
+def require_may_fit(chars: int, max_chars: int, max_context: int) -> None:
+    """Raises RequestRefused (400) for text that is too long, before a token of it is made.
 
-    Encoding takes seconds and 200 bytes of memory for each character that no context could hold.
+    Encoding takes seconds for a few million characters, and 200 bytes of memory for each.
     """
-    if chars > max_context * max_token_chars:
+    if chars > max_chars:
         raise RequestRefused(
-            f"The conversation has {chars} characters, and the context holds {max_context} tokens of at most "
-            f"{max_token_chars} characters; send a shorter one.",
+            f"The conversation has {chars} characters, and {max_chars} are the most that a context of "
+            f"{max_context} tokens is given; send a shorter one.",
             code="context_length_exceeded",
         )
 

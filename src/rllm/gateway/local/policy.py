@@ -59,6 +59,8 @@ _STATE = "local"
 _SHORT_CHARS = 8 << 10
 """Of a conversation that is rendered and encoded in a few milliseconds."""
 _MAX_RENDERERS = 16
+_MAX_CHARS_PER_TOKEN = 16
+"""Vocabularies have longer tokens, such as a hundred spaces, but no text is made of these: four are usual."""
 _ESCAPED_CHAR_BYTES = 6
 _OTHER_FIELDS_BYTES = 1 << 20
 _HISTORY = _SHORT_CHARS + 1
@@ -84,10 +86,15 @@ class LocalPolicy:
         self._small, self._large = OffLoop("prompts"), OffLoop("large-prompts")
 
     @property
+    def max_chars(self) -> int:
+        """Of a conversation: more would not fit into the context."""
+        per_token = min(self.client.renderer.tokenizer.max_token_chars, _MAX_CHARS_PER_TOKEN)
+        return self.client.max_context * per_token
+
+    @property
     def max_body_bytes(self) -> int:
         """A longer body holds more text than the context, however its JSON spells it."""
-        chars = self.client.max_context * self.client.renderer.tokenizer.max_token_chars
-        return _ESCAPED_CHAR_BYTES * chars + _OTHER_FIELDS_BYTES
+        return _ESCAPED_CHAR_BYTES * self.max_chars + _OTHER_FIELDS_BYTES
 
     async def start(self) -> None:
         """The client runs already."""
@@ -139,7 +146,7 @@ class LocalPolicy:
     def _size_of(self, request: CallRequest) -> int:
         """Characters. Raises RequestRefused for more than any context could hold."""
         chars = num_chars(request)
-        require_may_fit(chars, self.client.max_context, self.client.renderer.tokenizer.max_token_chars)
+        require_may_fit(chars, self.max_chars, self.client.max_context)
         return chars
 
     def _thread_for(self, chars: int) -> OffLoop:
