@@ -235,9 +235,9 @@ def penalties(fields: Fields, idle: Mapping[str, tuple[Any, ...]]) -> dict[str, 
     for token in biases.body:
         biases.number(token, low=-_BIAS_LIMIT, high=_BIAS_LIMIT)
     changes = {
-        name: fields.given(name)
-        for name, values in {**CHANGES_NOTHING, **idle}.items()
-        if fields.given(name) is not None and fields.given(name) not in values
+        name: value
+        for name, value in fields.body.items()
+        if value is not None and value not in idle.get(name, CHANGES_NOTHING.get(name, (value,)))
     }
     options = Fields(fields.mapping("stream_options") or {}, "stream_options")
     if options.flag("continuous_usage_stats", False) and fields.flag("stream", False):

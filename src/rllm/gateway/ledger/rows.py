@@ -225,7 +225,8 @@ def _small_fields(record: CallRecord, where: str) -> dict[str, Any]:
 
 def _same(mine: Any, theirs: Any) -> bool:
     """Equality alone is not enough: 1 == True == 1.0 and 0.0 == -0.0, and JSON tells them apart."""
-    return type(mine) is type(theirs) and mine == theirs and repr(mine) == repr(theirs)
+    kind = type(mine)
+    return kind is type(theirs) and mine == theirs and (kind is str or repr(mine) == repr(theirs))
 
 
 class _JsonWriter:

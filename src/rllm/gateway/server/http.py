@@ -17,14 +17,15 @@ from rllm.gateway.server.delivery import error_response
 from rllm.gateway.wire import Dialect
 
 _MAX_CHARS = 200
+_SILENT_TIMES = 4
 _HEAD_TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class HttpServer(web.Server):
     """One handler for all that is HTTP. `how` is what aiohttp's connections are told.
 
-    `head_timeout_s`: how long the first request of a connection may take to begin, and the head of each one
-    to be whole. Between requests a connection may be idle.
+    `head_timeout_s`: how long the head of a request may take. A new connection may wait some times longer for
+    its first one, and between requests it may be idle.
     """
 
     def __init__(
@@ -45,37 +46,46 @@ class HttpServer(web.Server):
 class _Connection(web.RequestHandler):
     """`_request_count` and `_waiter` are aiohttp's own: what was parsed, and what waits for a next one."""
 
-    __slots__ = ("_head_timeout_s", "_head_timer")
+    __slots__ = ("_has_begun", "_head_timeout_s", "_head_timer")
 
     def __init__(self, server: HttpServer, **how: Any) -> None:
         super().__init__(server, **how)
         self._head_timeout_s = server.head_timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
+        self._has_begun = False
+        """A part of a head is here."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._head_timer = self._loop.call_later(self._head_timeout_s, self._give_up)
+        self._start_head_timer(_SILENT_TIMES * self._head_timeout_s)
 
     def data_received(self, data: bytes) -> None:
         num_requests = self._request_count
         super().data_received(data)
         if self._request_count != num_requests:
             self._stop_head_timer()
-        elif self._head_timer is None and self._waiter is not None:  # the beginning of a head
-            self._head_timer = self._loop.call_later(self._head_timeout_s, self._give_up)
+        elif not self._has_begun and self._waiter is not None:
+            self._has_begun = True
+            self._start_head_timer(self._head_timeout_s)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
         super().connection_lost(exc)
 
+    def _start_head_timer(self, timeout_s: float) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._head_timer = self._loop.call_later(timeout_s, self._give_up)
+
     def _stop_head_timer(self) -> None:
+        self._has_begun = False
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
     def _give_up(self) -> None:
         self._head_timer = None
-        if self.transport is not None:
+        if self.transport is not None and self._has_begun:
             self.transport.write(_HEAD_TIMED_OUT)
         self.force_close()
 
