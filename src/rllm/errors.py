@@ -9,6 +9,7 @@
     ├── StorageError           the disk refused a write (full, read-only)
     ├── RewardError            a reward that is not a finite number
     ├── AgentError             a user's agent or environment broke its contract; names class and method
+    ├── ActionError            an environment cannot read what the policy wrote: the policy's failure
     ├── ContextLengthError     a prompt leaves no room for a single new token
     ├── InferenceError         the engine or server that samples failed: an infrastructure failure
     ├── SandboxError           a sandbox failed, not the program in it: an infrastructure failure
@@ -84,6 +85,11 @@ class AgentError(RllmError):
 
     Mend: the message names class, method and value.
     """
+
+
+class ActionError(RllmError):
+    """Raised by an environment for an action that the policy wrote and nobody can read: the policy's
+    failure, never tried again."""
 
 
 class ContextLengthError(RllmError):

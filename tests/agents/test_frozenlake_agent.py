@@ -59,8 +59,8 @@ def play(agent: BaseAgent, env: FrozenLakeEnv, answers: list[str]) -> list[dict[
     agent.update_from_env(observation, 0.0, False, info)
     infos: list[dict[str, Any]] = []
     for answer in answers:
-        observation, reward, terminated, truncated, info = env.step(agent.update_from_model(answer))
-        agent.update_from_env(observation, reward, terminated or truncated, info)
+        observation, reward, done, info = env.step(agent.update_from_model(answer))
+        agent.update_from_env(observation, reward, done, info)
         infos.append(info)
     return infos
 

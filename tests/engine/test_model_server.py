@@ -112,13 +112,13 @@ def played_alone(task: dict[str, Any]) -> tuple[list[str], list[float]]:
     agent.update_from_env(observation, 0.0, False, info)
     said: list[str] = []
     paid: list[float] = []
-    done = truncated = False
-    while not (done or truncated):
+    done = False
+    while not done:
         seed = key.draw(len(said), "sample") % 2**63
         text, _, _ = model.answer_to(agent.chat_completions, seed)
         action = agent.update_from_model(text)
-        observation, reward, done, truncated, info = env.step(action)
-        agent.update_from_env(observation, reward, done or truncated, info)
+        observation, reward, done, info = env.step(action)
+        agent.update_from_env(observation, reward, done, info)
         said.append(text)
         paid.append(reward)
     return said, paid

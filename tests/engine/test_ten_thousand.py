@@ -15,6 +15,7 @@ import pytest
 
 from rllm.agents.frozenlake import FrozenLakeAgent
 from rllm.engine.agent_execution import AgentExecutionEngine
+from rllm.environments.base import CUT_OFF
 from rllm.environments.frozenlake import MOVES, FrozenLakeEnv
 from rllm.inference.scripted import ScriptedClient
 from rllm.types.draws import draw_seed
@@ -45,12 +46,11 @@ def model(messages: Sequence[Message]) -> str:
 def played_by_hand(seed: int) -> tuple[list[float], bool]:
     """Rewards of an episode on map `seed`, and whether it came to its own end."""
     env, rewards = FrozenLakeEnv(seed=seed, max_steps=MAX_STEPS), []
-    grid, over, cut_off = env.reset()[0], False, False
-    while not over:
-        grid, reward, ended, cut_off, _ = env.step(move_on(grid))
-        over = ended or cut_off
+    grid, done, info = env.reset()[0], False, {}
+    while not done:
+        grid, reward, done, info = env.step(move_on(grid))
         rewards.append(reward)
-    return rewards, not cut_off
+    return rewards, CUT_OFF not in info
 
 
 class Fate:

@@ -6,10 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as GymFrozenLake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.environments.base import BaseEnv, reset_env, unpack_step
+from rllm.environments.base import CUT_OFF, BaseEnv, reset_env, unpack_step
+from rllm.environments.frozenlake import FrozenLakeEnv
+from rllm.environments.gym_adapter import GymnasiumEnv
+from rllm.environments.tool import ToolEnvironment
 from rllm.errors import AgentError, RewardError
 
 
@@ -52,7 +56,26 @@ def test_an_environment_is_multithread_safe_unless_it_says_otherwise_and_closes_
     env.close()
 
 
-def test_a_four_tuple_is_never_truncated() -> None:
+def test_a_four_tuple_may_say_that_a_limit_ended_the_episode() -> None:
+    for done, cut_off in [(True, True), (True, False), (False, True)]:
+        result = unpack_step(Echo(), ("ice", 1.0, done, {CUT_OFF: cut_off}))
+        assert (result.done, result.truncated) == (done, done and cut_off)
+
+
+def test_every_built_in_environment_steps_with_four_values() -> None:
+    """As published training loops unpack them."""
+    lake = FrozenLakeEnv(desc=["SF", "HG"], max_steps=1)
+    wordy = ToolEnvironment({"question": "?"}, tools=[], max_steps=1)
+    wrapped = GymnasiumEnv(
+        GymFrozenLake(desc=["SF", "HG"], is_slippery=False), describe=lambda state, gym: str(state)
+    )
+    for env, action, cut_off in [(lake, "Right", True), (wordy, "4", False), (wrapped, 2, False)]:
+        env.reset()
+        _, _, done, info = env.step(action)
+        assert (done, info.get(CUT_OFF, False)) == (env is not wrapped, cut_off)
+
+
+def test_a_four_tuple_without_the_key_is_not_truncated() -> None:
     result = unpack_step(Echo(), ("ice", 1, True, {"k": 1}))
     assert (result.observation, result.reward, result.done, result.truncated) == ("ice", 1.0, True, False)
     assert result.info == {"k": 1}

@@ -182,8 +182,8 @@ def test_the_environment_pays_one_for_a_right_answer_and_says_why_another_is_wro
         ("", 0.0, "empty"),
     ):
         env.reset()
-        _, reward, terminated, truncated, info = env.step(answer)
-        assert (reward, terminated, truncated, info) == (paid, True, False, {"reason": reason})
+        _, reward, done, info = env.step(answer)
+        assert (reward, done, info) == (paid, True, {"reason": reason})
     with pytest.raises(AgentError, match="reset"):
         env.step("3+7+2")
 

@@ -8,7 +8,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as GymFrozenLake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.environments.base import unpack_step
+from rllm.environments.base import CUT_OFF, unpack_step
 from rllm.environments.frozenlake import MOVES, FrozenLakeEnv, lake_map
 from rllm.errors import AgentError, ConfigError
 from rllm.types import Action
@@ -45,21 +45,21 @@ def test_random_episodes_are_gymnasiums_own_step_by_step(is_slippery: bool) -> N
                 move = int(rng.integers(4))
                 before = state
                 state, reward, terminated, _, _ = gym.step(move)
-                observation, ours, ours_terminated, truncated, info = env.step(MOVES[move])
+                observation, ours, done, info = env.step(MOVES[move])
                 num_steps += 1
-                assert (ours, ours_terminated) == (reward, terminated)
-                assert truncated == (not terminated and num_steps == 60)
-                assert info == {"effective": state != before, "valid": True}
+                cut_off = not terminated and num_steps == 60
+                assert (ours, done) == (reward, terminated or cut_off)
+                assert info.get(CUT_OFF, False) == cut_off
+                assert (info["effective"], info["valid"]) == (state != before, True)
 
 
 def test_slips_are_a_function_of_the_seed_and_the_moves() -> None:
     def walk(seed: int | None, env: FrozenLakeEnv) -> list[str]:
         seen = [env.reset(seed=seed)[0]]
-        over = False
-        while not over:
-            observation, _, terminated, truncated, _ = env.step("Down")
+        done = False
+        while not done:
+            observation, _, done, _ = env.step("Down")
             seen.append(observation)
-            over = terminated or truncated
         return seen
 
     rows = ["SFFF", "FFFF", "FFFF", "FFFG"]
@@ -79,19 +79,19 @@ def test_a_whole_episode_reads_as_text() -> None:
     assert env.step("Right")[0] == "FPF\nHFH\nFFG"
     assert env.step("Down")[0] == "FFF\nHPH\nFFG"
     assert env.step("Down")[0] == "FFF\nHFH\nFPG"
-    assert env.step("Right") == ("FFF\nHFH\nFFW", 1.0, True, False, {"effective": True, "valid": True})
+    assert env.step("Right") == ("FFF\nHFH\nFFW", 1.0, True, {"effective": True, "valid": True})
 
 
 def test_a_hole_ends_the_episode_without_a_reward() -> None:
     env = FrozenLakeEnv(["SF", "HG"])
     env.reset()
-    assert env.step(Action("Down")) == ("FF\nXG", 0.0, True, False, {"effective": True, "valid": True})
+    assert env.step(Action("Down")) == ("FF\nXG", 0.0, True, {"effective": True, "valid": True})
 
 
 def test_a_wall_spends_the_turn_and_is_a_valid_move() -> None:
     env = FrozenLakeEnv(["SF", "HG"])
     start, _ = env.reset()
-    assert env.step("Left") == (start, 0.0, False, False, {"effective": False, "valid": True})
+    assert env.step("Left") == (start, 0.0, False, {"effective": False, "valid": True})
 
 
 @pytest.mark.parametrize("word", ["Right", "right", "RIGHT", Action("Right"), Action("rIgHt")])
@@ -115,8 +115,9 @@ def test_the_four_words_count_in_any_case(word: Any) -> None:
 def test_anything_else_spends_the_turn_and_moves_nothing(action: Any) -> None:
     env = FrozenLakeEnv(["SF", "HG"], max_steps=2)
     start, _ = env.reset()
-    assert env.step(action) == (start, 0.0, False, False, {"effective": False, "valid": False})
-    assert env.step(action) == (start, 0.0, False, True, {"effective": False, "valid": False})
+    assert env.step(action) == (start, 0.0, False, {"effective": False, "valid": False})
+    ended = {"effective": False, "valid": False, CUT_OFF: True}
+    assert env.step(action) == (start, 0.0, True, ended)
 
 
 def test_the_last_move_cuts_off_unless_it_ends_the_episode() -> None:

@@ -1,5 +1,6 @@
 """Any Gymnasium environment can be played once its observations are text."""
 
+import re
 from typing import Any
 
 import gymnasium
@@ -7,10 +8,14 @@ import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as GymFrozenLake
 
+from rllm.agents.conversation import ConversationAgent
+from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.environments import GymnasiumEnv, check_env
 from rllm.environments.base import unpack_step
 from rllm.errors import AgentError, ConfigError
+from rllm.inference.scripted import ScriptedClient
 from rllm.types import Action
+from rllm.types.episode import Outcome
 
 
 class Parrot(gymnasium.Env[str, str]):
@@ -65,9 +70,51 @@ def test_numbers_become_words_and_words_become_actions() -> None:
     )
     assert env.reset(seed=0)[0] == "cell 0 of 4"
     assert env.step("right")[0] == "cell 1 of 4"
-    observation, reward, terminated, truncated, _ = env.step(Action("down"))
-    assert (observation, reward, terminated, truncated) == ("cell 3 of 4", 1, True, False)
+    observation, reward, done, _ = env.step(Action("down"))
+    assert (observation, reward, done) == ("cell 3 of 4", 1, True)
     check_env(env, "right")
+
+
+async def test_an_answer_that_nobody_can_read_is_the_policys_failure() -> None:
+    """Neither the environment's, nor tried again: the model wrote it."""
+    moves = ["left", "down", "right", "up"]
+    for parse, answer, words in [
+        (moves.index, "sideways", r"`parse` cannot read the answer 'sideways'.*ValueError"),
+        (int, "7", r"FrozenLakeEnv cannot act by 7, which is not in its action space Discrete\(4\)"),
+        (None, "right", "cannot act by 'right'"),
+    ]:
+
+        class Lake(GymnasiumEnv):
+            @staticmethod
+            def from_dict(info: dict[str, Any]) -> "Lake":
+                gym = GymFrozenLake(desc=["SF", "HG"], is_slippery=False)
+                return Lake(gym, describe=lambda state, gym: f"cell {state}", parse=parse)  # noqa: B023
+
+        client = ScriptedClient(lambda messages: answer)  # noqa: B023
+        engine = AgentExecutionEngine(ConversationAgent, Lake, rollout_engine=client, max_failed_fraction=0.0)
+        (trajectory,) = await engine.execute_tasks([{"task_id": "t"}])
+        assert (trajectory.outcome, trajectory.reward) == (Outcome.POLICY_FAILURE, None)
+        error = trajectory.info["error"]
+        assert (error["type"], error["place"]) == ("ActionError", "environment")
+        assert re.search(words, error["message"]), error["message"]
+        assert engine.counts.retries == 0
+
+
+async def test_what_breaks_at_a_good_action_is_the_environments_failure() -> None:
+    class Broken(Parrot):
+        def step(self, action: str) -> Any:
+            raise OSError("gone")
+
+    class Env(GymnasiumEnv):
+        @staticmethod
+        def from_dict(info: dict[str, Any]) -> "Env":
+            return Env(Broken())
+
+    engine = AgentExecutionEngine(
+        ConversationAgent, Env, rollout_engine=ScriptedClient(lambda messages: "hi"), retry_wait_s=0.0
+    )
+    (trajectory,) = await engine.execute_tasks([{"task_id": "t"}])
+    assert trajectory.outcome is Outcome.INFRASTRUCTURE_FAILURE
 
 
 def test_an_observation_that_is_no_text_is_refused_with_the_mend() -> None:

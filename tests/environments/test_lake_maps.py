@@ -76,8 +76,8 @@ def arrives(env: FrozenLakeEnv, seed: int = 0) -> bool:
     env.reset(seed=seed)
     while True:
         move = expert_move(env.desc, env.position, rng, is_slippery=env.is_slippery)
-        _, reward, terminated, truncated, _ = env.step(move)
-        if terminated or truncated:
+        _, reward, done, _ = env.step(move)
+        if done:
             return reward == 1.0
 
 
@@ -181,8 +181,8 @@ def test_on_slippery_ice_the_expert_arrives_far_more_often_than_the_shortest_pat
             over = False
             while not over:
                 move = expert_move(rows, env.position, rng, is_slippery=is_careful)
-                _, reward, terminated, truncated, _ = env.step(move)
-                over = terminated or truncated
+                _, reward, done, _ = env.step(move)
+                over = done
             num_arrived += reward == 1.0
         return num_arrived / 150
 

@@ -101,7 +101,7 @@ def test_what_is_no_word_of_the_game_changes_nothing() -> None:
     env.reset()
     board = env.game.board()
     for move in ("go forward", "", "forward forward"):
-        observation, reward, _, _, info = env.step(move)
+        observation, reward, _, info = env.step(move)
         assert (env.game.board(), reward, info["valid"]) == (board, 0.0, False)
         assert board in observation
     assert info["outcome"] == "lost"

@@ -16,9 +16,9 @@ def played(task: dict[str, Any], answers: list[Any]) -> float:
     total = 0.0
     for answer in answers:
         action = answer["tool_calls"] if isinstance(answer, dict) else answer
-        _, reward, done, late, _ = environment.step(action)
+        _, reward, done, _ = environment.step(action)
         total += reward
-        if done or late:
+        if done:
             break
     environment.close()
     return total

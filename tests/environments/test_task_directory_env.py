@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rllm.data.downloads import Download
+from rllm.environments.base import CUT_OFF
 from rllm.environments.task_directory import WORLD, TaskDirectoryEnv
 from rllm.errors import AgentError, ConfigError, RewardError
 from rllm.eval.catalogue import benchmark_named
@@ -63,16 +64,16 @@ def test_commands_run_where_the_task_says_and_tests_come_afterwards(environment:
     observation, info = environment.reset()
     assert "Sort /app/words.txt" in observation
     assert info == {"task": "sort-words"}
-    shown, reward, done, late, _ = environment.step(
+    shown, reward, done, info = environment.step(
         "Look:\n```sh\npwd; ls /app; ls /tests /solution; exit 4\n```"
     )
-    assert (reward, done, late) == (0.0, False, False)
+    assert (reward, done) == (0.0, False)
     assert "/app\nwords.txt\n" in shown
     assert "test.sh" not in shown
     assert "exit code 4" in shown
     environment.step("```bash\nsort words.txt > sorted.txt\n```")
-    _, reward, done, late, info = environment.step("Done.")
-    assert (reward, done, late) == (1.0, True, False)
+    _, reward, done, info = environment.step("Done.")
+    assert (reward, done) == (1.0, True)
     assert info == {"rewards": {"reward": 1.0, "tidy": 0.5}, "reason": "tests", "is_correct": True}
     with pytest.raises(AgentError, match="call reset first"):
         environment.step("again")
@@ -81,9 +82,9 @@ def test_commands_run_where_the_task_says_and_tests_come_afterwards(environment:
 def test_an_unsolved_task_earns_nothing_and_turns_end(environment: TaskDirectoryEnv) -> None:
     environment.reset()
     for _ in range(2):
-        assert not environment.step("```sh\ntrue\n```")[3]
-    _, reward, done, late, info = environment.step("```sh\ntrue\n```")
-    assert (reward, done, late, info["is_correct"]) == (0.0, False, True, False)
+        assert not environment.step("```sh\ntrue\n```")[2]
+    _, reward, done, info = environment.step("```sh\ntrue\n```")
+    assert (reward, done, info[CUT_OFF], info["is_correct"]) == (0.0, True, True, False)
 
 
 def test_a_reward_that_the_agent_planted_is_gone_before_the_tests(environment: TaskDirectoryEnv) -> None:
@@ -122,7 +123,7 @@ def test_tests_that_give_a_reward_only_for_a_solution_are_no_excuse(task: Path) 
     )
     environment = TaskDirectoryEnv(task, backend=usable_backend())
     environment.reset()
-    _, reward, done, _, info = environment.step("Done.")
+    _, reward, done, info = environment.step("Done.")
     assert (reward, done, info["rewards"]) == (0.0, True, {})
     assert "on the task's own solution they leave one" in info["reason"]
 
@@ -132,7 +133,7 @@ def test_the_tests_run_as_another_user_where_there_is_one(task: Path) -> None:
     environment = TaskDirectoryEnv(task, backend=usable_backend())
     environment.reset()
     agents = environment.step("```sh\nid -u\n```")[0].split()[0]
-    (tests,) = environment.step("Done.")[4]["rewards"].values()
+    (tests,) = environment.step("Done.")[3]["rewards"].values()
     assert (tests != float(agents)) == is_privileged()
 
 
@@ -195,7 +196,7 @@ def test_an_agents_home_is_left_behind_unless_the_task_names_what_is_in_it(task:
     environment = TaskDirectoryEnv(task, backend=usable_backend())
     environment.reset()
     environment.step("```sh\nmkdir -p ~/answer ~/.local; touch ~/answer/f ~/.local/f\n```")
-    assert environment.step("Done.")[4]["rewards"] == {"reward": 1.0 if artifact else 0.0}
+    assert environment.step("Done.")[3]["rewards"] == {"reward": 1.0 if artifact else 0.0}
 
 
 def test_an_unknown_argument_is_refused(task: Path) -> None:
@@ -206,6 +207,6 @@ def test_an_unknown_argument_is_refused(task: Path) -> None:
 def test_a_task_that_is_solved_with_the_last_turn_is_solved_and_not_cut_off(task: Path) -> None:
     environment = TaskDirectoryEnv(task, backend=usable_backend(), max_turns=1)
     environment.reset()
-    _, reward, done, late, info = environment.step("```sh\nsort words.txt > sorted.txt\n```")
-    assert (reward, done, late, info["is_correct"]) == (1.0, True, False, True)
+    _, reward, done, info = environment.step("```sh\nsort words.txt > sorted.txt\n```")
+    assert (reward, done, info.get(CUT_OFF), info["is_correct"]) == (1.0, True, None, True)
     environment.close()

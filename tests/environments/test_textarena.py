@@ -48,7 +48,7 @@ def test_junk_is_an_invalid_move_and_never_pays(title: str, capsys: pytest.Captu
     assert env.reset()[0].strip()
     infos = []
     for junk in ("[junk]", "I would say [1]", "[[", "", "[-1 -1]"):
-        observation, reward, terminated, _, info = env.step(junk)
+        observation, reward, terminated, info = env.step(junk)
         assert reward == 0.0
         infos.append(info)
         if terminated:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rllm.environments import ToolEnvironment, check_env
+from rllm.environments.base import CUT_OFF
 from rllm.errors import AgentError, ConfigError, RewardError
 from rllm.tools.base import Tool
 from rllm.types import Action
@@ -58,9 +59,9 @@ def test_the_task_is_shown_with_the_schemas_of_the_tools() -> None:
     ],
 )
 def test_a_call_is_made_in_whichever_form_it_comes(action: Any) -> None:
-    observation, reward, done, truncated, info = made().step(action)
+    observation, reward, done, info = made().step(action)
     assert observation == {"tool_outputs": {"c1": "3"}}
-    assert (reward, done, truncated) == (0.0, False, False)
+    assert (reward, done) == (0.0, False)
     assert info["metadata"] == {"num_calls": 1, "num_failed_calls": 0}
 
 
@@ -78,8 +79,8 @@ def test_a_call_is_made_in_whichever_form_it_comes(action: Any) -> None:
     ],
 )
 def test_an_answer_ends_the_episode_and_is_judged(action: Any, reward: float) -> None:
-    observation, paid, done, truncated, info = made().step(action)
-    assert (observation, paid, done, truncated) == ({}, reward, True, False)
+    observation, paid, done, info = made().step(action)
+    assert (observation, paid, done) == ({}, reward, True)
     assert info["is_correct"] is (reward == 1.0)
 
 
@@ -90,10 +91,11 @@ def test_without_a_judge_no_answer_is_paid() -> None:
 def test_at_the_step_limit_calls_are_cut_off_unpaid_and_an_answer_still_counts() -> None:
     env = made(max_steps=2)
     env.step(call())
-    assert env.step(call())[1:4] == (0.0, False, True)
+    _, reward, done, info = env.step(call())
+    assert (reward, done, info[CUT_OFF]) == (0.0, True, True)
     env.reset()
     env.step(call())
-    assert env.step("3")[1:4] == (1.0, True, False)
+    assert env.step("3")[1:3] == (1.0, True)
 
 
 def test_calls_run_side_by_side_and_are_told_apart_without_ids() -> None:
@@ -123,7 +125,7 @@ def test_calls_run_side_by_side_and_are_told_apart_without_ids() -> None:
     ],
 )
 def test_a_wrong_call_is_an_error_to_read_beside_the_results_of_the_others(wrong: Any, told: str) -> None:
-    observation, _, done, _, info = made().step([call(call_id="good"), wrong])
+    observation, _, done, info = made().step([call(call_id="good"), wrong])
     good, bad = observation["tool_outputs"].values()
     assert good == "3"
     assert bad.startswith("Error: ")

@@ -34,7 +34,7 @@ from rllm.engine.turnstile import Turnstile
 from rllm.engine.vitals import Vitals
 from rllm.engine.world import MakeEnv, World
 from rllm.environments.base import StepResult
-from rllm.errors import AgentError, ContextLengthError, RewardError
+from rllm.errors import ActionError, AgentError, ContextLengthError, RewardError
 from rllm.inference.asking import Patience, answer_of
 from rllm.inference.client import ModelClient, ModelSession, Tools, takes_tools
 from rllm.inference.reading import no_tools
@@ -432,6 +432,8 @@ class _Rollout:
         started = time.perf_counter()
         try:
             return await call
+        except ActionError as error:
+            raise _Ended(TerminationReason.ERROR, Outcome.POLICY_FAILURE, error, ENVIRONMENT) from error
         except TimeoutError as error:
             raise _Ended(
                 TerminationReason.TIMEOUT, Outcome.INFRASTRUCTURE_FAILURE, error, ENVIRONMENT

@@ -18,6 +18,12 @@ import numpy as np
 from rllm.errors import AgentError
 from rllm.rewards.evaluator import finite_number
 
+CUT_OFF = "TimeLimit.truncated"
+"""Key of `info`: True where a limit ended the episode, in Gym's own spelling for its four-value form."""
+
+Moved = tuple[Any, float, bool, dict[str, Any]]
+"""(observation, reward, done, info)."""
+
 
 class BaseEnv(ABC):
     """One world that an agent acts in, one episode at a time.
@@ -48,7 +54,11 @@ class BaseEnv(ABC):
     def step(
         self, action: Any
     ) -> tuple[Any, float, bool, dict[str, Any]] | tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Act: (observation, reward, done, info), or Gymnasium's five with terminated and truncated apart."""
+        """Act: (observation, reward, done, info), or Gymnasium's five with terminated and truncated apart.
+
+        The built-in environments return four, and `info["TimeLimit.truncated"]` where a limit ended the
+        episode. Raise ActionError for an action that the policy wrote and nobody can read.
+        """
 
     def close(self) -> None:  # noqa: B027  most environments own nothing that needs closing
         """Free what the environment holds. May be called twice."""
@@ -76,6 +86,19 @@ class StepResult:
     truncated: bool
     """It is over only because a limit cut it off; never True when it came to its own end in the same step."""
     info: dict[str, Any]
+
+
+def moved(
+    observation: Any,
+    reward: float,
+    info: dict[str, Any],
+    *,
+    terminated: bool = False,
+    truncated: bool = False,
+) -> Moved:
+    """What `step` returns. `terminated`: the episode came to its end; `truncated`: a limit cut it off."""
+    cut_off = {CUT_OFF: True} if truncated and not terminated else {}
+    return observation, reward, terminated or truncated, {**info, **cut_off}
 
 
 def reset_env(env: BaseEnv, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
@@ -114,11 +137,12 @@ def unpack_step(env: BaseEnv, result: Any) -> StepResult:
             raise AgentError(f"{name} returned {_shown(value)} as `{flag}`; it must be True or False.")
     if not isinstance(info, dict):
         raise AgentError(f"{name} returned {_shown(info)} as `info`; it must be a dict.")
+    cut_off = truncated and not terminated if len(rest) == 2 else terminated and info.get(CUT_OFF) is True
     return StepResult(
         observation=observation,
         reward=finite_number(reward, f"{name} returned", "the reward"),
         done=bool(terminated or truncated),
-        truncated=bool(truncated and not terminated),
+        truncated=bool(cut_off),
         info=info,
     )
 

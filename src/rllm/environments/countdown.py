@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from rllm.environments.base import BaseEnv
+from rllm.environments.base import BaseEnv, Moved
 from rllm.environments.world import World
 from rllm.errors import AgentError, ConfigError
 from rllm.rewards.countdown import grade_countdown
@@ -95,13 +95,13 @@ class CountdownEnv(BaseEnv):
         self._over = False
         return self.problem.text, {}
 
-    def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Moved:
         if self._over:
             raise AgentError("CountdownEnv.step: there is no question to answer; call reset first.")
         self._over = True
         answer = action.action if isinstance(action, Action) else action
         grade = grade_countdown(str(answer), self.problem.numbers, self.problem.target)
-        return self.problem.text, float(grade.is_correct), True, False, {"reason": str(grade.reason)}
+        return self.problem.text, float(grade.is_correct), True, {"reason": str(grade.reason)}
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "CountdownEnv":

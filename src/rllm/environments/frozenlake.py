@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rllm.environments.base import BaseEnv
+from rllm.environments.base import BaseEnv, Moved, moved
 from rllm.environments.world import World
 from rllm.errors import AgentError, ConfigError
 from rllm.types.episode import Action
@@ -117,7 +117,7 @@ class FrozenLakeEnv(BaseEnv):
             self._rng.random()  # Gymnasium draws the start cell here: so one seed slips the same in both
         return self._observation(), {}
 
-    def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Moved:
         if self._over:
             raise AgentError("FrozenLakeEnv.step: there is no episode to act in; call reset first.")
         word = action.action if isinstance(action, Action) else action
@@ -131,7 +131,9 @@ class FrozenLakeEnv(BaseEnv):
         truncated = not terminated and self._num_steps >= self._max_steps
         self._over = terminated or truncated
         info = {"effective": self._state != before, "valid": move is not None}
-        return self._observation(), float(cell == "G"), terminated, truncated, info
+        return moved(
+            self._observation(), float(cell == "G"), info, terminated=terminated, truncated=truncated
+        )
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "FrozenLakeEnv":
@@ -253,8 +255,8 @@ def demonstration(
     observation, _ = env.reset(seed=int(rng.integers(2**31)))
     distances = _distances("".join(env.desc), _outcomes(len(env.desc), len(env.desc[0]), False))
     turns: list[tuple[str, str]] = []
-    over = False
-    while not over:
+    done = False
+    while not done:
         row, column = env.position
         sees = sight is None or distances[row * len(env.desc[0]) + column] <= sight
         if not sees or rng.random() < noise:
@@ -263,8 +265,7 @@ def demonstration(
         else:
             move = expert_move(env.desc, env.position, rng, is_slippery=env.is_slippery)
         turns.append((observation, move))
-        observation, _, terminated, truncated, _ = env.step(move)
-        over = terminated or truncated
+        observation, _, done, _ = env.step(move)
     return turns
 
 

@@ -4,12 +4,12 @@ what the agent says ──► parse ──► gymnasium.Env.step ──► descr
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rllm.environments.base import BaseEnv
-from rllm.errors import AgentError, ConfigError
+from rllm.environments.base import BaseEnv, Moved, moved, unpack_step
+from rllm.errors import ActionError, AgentError, ConfigError
 from rllm.types.episode import Action
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class GymnasiumEnv(BaseEnv):
 
     `describe(observation, env)` puts an observation into words; without it the observation itself must be
     text. `parse(action)` makes the Gymnasium action out of what the agent did; without it the action is
-    passed on as it is.
+    passed on as it is. What `parse` raises is the policy's failure: it wrote what nobody can read.
     """
 
     def __init__(
@@ -39,12 +39,28 @@ class GymnasiumEnv(BaseEnv):
         observation, info = self.env.reset(seed=seed)
         return self._text("reset", observation), _plain(info)
 
-    def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        said = action.action if isinstance(action, Action) else action
-        gym_action = said if self._parse is None else self._parse(said)
-        observation, reward, terminated, truncated, info = self.env.step(gym_action)
-        # Whether the reward is a finite number is for the rollout to say, which names the class that gave it.
-        return self._text("step", observation), cast("float", reward), terminated, truncated, _plain(info)
+    def step(self, action: Any) -> Moved:
+        gym_action = self._parsed(action.action if isinstance(action, Action) else action)
+        try:
+            result = self.env.step(gym_action)
+        except Exception as error:
+            if self.env.action_space.contains(gym_action):
+                raise
+            raise ActionError(
+                f"{self._source} cannot act by {gym_action!r:.200}, which is not in its action space "
+                f"{self.env.action_space}: {type(error).__name__}: {error}"
+            ) from error
+        observation, reward, terminated, truncated, info = result
+        checked = unpack_step(
+            self, (self._text("step", observation), reward, terminated, truncated, _plain(info))
+        )
+        return moved(
+            checked.observation,
+            checked.reward,
+            checked.info,
+            terminated=checked.done and not checked.truncated,
+            truncated=checked.truncated,
+        )
 
     def close(self) -> None:
         self.env.close()
@@ -65,14 +81,30 @@ class GymnasiumEnv(BaseEnv):
 
         return GymnasiumEnv(gymnasium.make(info["env_id"], **info.get("kwargs", {})))
 
+    @property
+    def _source(self) -> str:
+        return type(self.env.unwrapped).__name__
+
+    def _parsed(self, action: Any) -> Any:
+        if self._parse is None:
+            return action
+        try:
+            return self._parse(action)
+        except (AgentError, ConfigError):
+            raise
+        except Exception as error:
+            raise ActionError(
+                f"`parse` cannot read the answer {action!r:.200} as an action of {self._source}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
     def _text(self, method: str, observation: Any) -> str:
         text = observation if self._describe is None else self._describe(observation, self.env)
         if isinstance(text, str):
             return text
-        source = type(self.env.unwrapped).__name__
         raise AgentError(
-            f"{source}.{method} gave the observation {text!r} (a {type(text).__name__}), but agents read "
-            "text; give GymnasiumEnv a `describe(observation, env)` that returns a str."
+            f"{self._source}.{method} gave the observation {text!r} (a {type(text).__name__}), but agents "
+            "read text; give GymnasiumEnv a `describe(observation, env)` that returns a str."
         )
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rllm.environments.base import BaseEnv
+from rllm.environments.base import BaseEnv, Moved
 from rllm.environments.games.game import SPLITS, require_integer, require_known
 from rllm.environments.reasoning_gym_oracles import ORACLES
 from rllm.environments.reasoning_gym_scoring import score
@@ -92,7 +92,7 @@ class ReasoningGymEnv(BaseEnv):
         asked = str(self._entry["question"])
         return f"{asked}\n\n{_FORMAT}" if self._show_format else asked, {}
 
-    def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Moved:
         if self._over:
             raise AgentError("ReasoningGymEnv.step: no question is open; call reset first.")
         self._over = True
@@ -101,7 +101,7 @@ class ReasoningGymEnv(BaseEnv):
         source = self._entry["metadata"].get("source_dataset", self._dataset)
         judged = score(source, maker, self._entry, said if isinstance(said, str) else "")
         reward = 1.0 if judged.is_right else -self._shaping * (1.0 - judged.partial) + 0.0  # no -0.0
-        return "", reward, True, False, {"reason": judged.reason, "partial": judged.partial}
+        return "", reward, True, {"reason": judged.reason, "partial": judged.partial}
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "ReasoningGymEnv":

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rllm.environments.base import Moved, moved
 from rllm.environments.customer import Customer
 from rllm.environments.sums import SPLITS, split_of_text
 from rllm.environments.tool import ToolEnvironment
@@ -86,19 +87,19 @@ class ShopDeskEnvironment(ToolEnvironment):
         _, info = super().reset(seed)
         return self.task["question"], info
 
-    def _judged(self, answer: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def _judged(self, answer: str) -> Moved:
         """What has no <answer> in it is said to the customer, where there is one."""
         if self.customer is None or "<answer>" in answer:
             return super()._judged(answer)
         info = {"response": answer, "metadata": {}}
         if self.num_steps >= self.max_steps:
             self._over = True
-            return {}, 0.0, False, True, {**info, "is_correct": False}
+            return moved({}, 0.0, {**info, "is_correct": False}, truncated=True)
         reply = self.customer.answer(answer)
         if self.customer.has_left:
             self._over = True
-            return reply, 0.0, True, False, {**info, "is_correct": False, "reason": "the customer left"}
-        return reply, 0.0, False, False, info
+            return reply, 0.0, True, {**info, "is_correct": False, "reason": "the customer left"}
+        return reply, 0.0, False, info
 
     def _order(self, order_id: str) -> dict[str, str]:
         if order_id not in self.books:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rllm.data.task_directory import TaskDirectory, read_task_directory, task_directories
-from rllm.environments.base import BaseEnv
+from rllm.environments.base import BaseEnv, Moved, moved
 from rllm.environments.world import World
 from rllm.errors import AgentError, ConfigError
 from rllm.rewards.task_tests import RESULTS, TaskReward, task_reward
@@ -76,7 +76,7 @@ class TaskDirectoryEnv(BaseEnv):
         self._turns = 0
         return f"{self.task.instruction}\n\n{_HOW}", {"task": self.task.name}
 
-    def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Moved:
         if self._sandbox is None:
             raise AgentError("TaskDirectoryEnv.step: there is no machine; call reset first.")
         answer = action.action if isinstance(action, Action) else action
@@ -85,7 +85,7 @@ class TaskDirectoryEnv(BaseEnv):
         shown = _shown(self._run(self._sandbox, blocks[-1])) if blocks else ""
         is_done, is_late = not blocks, self._turns >= self.max_turns
         if not (is_done or is_late):
-            return shown, 0.0, False, False, {}
+            return shown, 0.0, False, {}
         verdict = self.verify()
         rewards, reason = verdict.rewards, verdict.reason
         self.close()
@@ -93,7 +93,7 @@ class TaskDirectoryEnv(BaseEnv):
         is_correct = reward >= 1.0
         is_done = is_done or is_correct  # solved with the last turn is solved: nothing was cut off
         info = {"rewards": rewards, "reason": reason, "is_correct": is_correct}
-        return shown, reward, is_done, not is_done, info
+        return moved(shown, reward, info, terminated=is_done, truncated=not is_done)
 
     def verify(self) -> TaskReward:
         """What the tests pay for what is there. No rewards where the agent is why there are none.

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rllm.environments.base import BaseEnv
+from rllm.environments.base import BaseEnv, Moved, moved
 from rllm.environments.judging import Judge, RewardFn, judge_of
 from rllm.environments.multi_turn import shown_question, split_task
 from rllm.errors import AgentError, ConfigError
@@ -65,7 +65,7 @@ class ToolEnvironment(BaseEnv):
         self.num_steps, self._over = 0, False
         return shown_question(self.task), {"tools": self.tools.json}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Moved:
         """An answer (text, or a call of `finish`), one call, or a list of calls."""
         if self._over:
             raise AgentError(f"{type(self).__name__}.step: the episode is over; call reset first.")
@@ -80,7 +80,8 @@ class ToolEnvironment(BaseEnv):
             return self._judged(answer)
         if self.num_steps >= self.max_steps:
             self._over = True
-            return {}, 0.0, False, True, {"response": calls, "metadata": {}, "is_correct": False}
+            info = {"response": calls, "metadata": {}, "is_correct": False}
+            return moved({}, 0.0, info, truncated=True)
         return self._called(calls)
 
     def close(self) -> None:
@@ -96,15 +97,15 @@ class ToolEnvironment(BaseEnv):
 
     # ---- one step --------------------------------------------------------------------------------------
 
-    def _judged(self, answer: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def _judged(self, answer: str) -> Moved:
         self._over = True
         if self._judge is None:
-            return {}, 0.0, True, False, {"response": answer, "metadata": {}}
+            return {}, 0.0, True, {"response": answer, "metadata": {}}
         verdict = self._judge(answer)
         info = {"response": answer, "metadata": verdict.info, "is_correct": verdict.is_correct}
-        return {}, verdict.reward, True, False, info
+        return {}, verdict.reward, True, info
 
-    def _called(self, calls: list[dict[str, Any]]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def _called(self, calls: list[dict[str, Any]]) -> Moved:
         _number(calls)
         readable = [call for call in calls if call["function"]["name"] != UNREADABLE]
         outputs = {output.id: output for output in self.tools.call_many(readable)}
@@ -114,7 +115,7 @@ class ToolEnvironment(BaseEnv):
         shown = {call["id"]: outputs[call["id"]].text for call in calls}
         failed = sum(outputs[call["id"]].error is not None for call in calls)
         info = {"response": calls, "metadata": {"num_calls": len(calls), "num_failed_calls": failed}}
-        return {"tool_outputs": shown}, 0.0, False, False, info
+        return {"tool_outputs": shown}, 0.0, False, info
 
     def _made(
         self, tools: Sequence[AnyTool] | None, tool_map: Mapping[str, Any] | None

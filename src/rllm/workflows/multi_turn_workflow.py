@@ -9,7 +9,7 @@ from typing import Any
 
 from rllm.agents.base import BaseAgent
 from rllm.environments.base import BaseEnv, StepResult, reset_env, unpack_step
-from rllm.errors import AgentError, ConfigError, RewardError
+from rllm.errors import ActionError, AgentError, ConfigError, RewardError
 from rllm.types.episode import Action, Episode, TerminationEvent, TerminationReason
 from rllm.types.messages import FinishReason, ModelOutput
 from rllm.workflows.workflow import Workflow
@@ -95,7 +95,7 @@ class MultiTurnWorkflow(Workflow):
     def _in_env(self, method: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except (AgentError, RewardError, ConfigError):
+        except (ActionError, AgentError, RewardError, ConfigError):
             raise
         except Exception as error:
             raise EnvironmentFailure(

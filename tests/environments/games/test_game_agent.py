@@ -48,8 +48,8 @@ def test_a_game_is_played_to_its_end() -> None:
     agent.update_from_env(observation, 0.0, False, info)
     for answer in ("A B", "Then <answer>A C</answer>", "sorry", "b c"):
         action = agent.update_from_model(answer)
-        observation, reward, terminated, truncated, info = env.step(action)
-        agent.update_from_env(observation, reward, terminated or truncated, info)
+        observation, reward, done, info = env.step(action)
+        agent.update_from_env(observation, reward, done, info)
     steps = agent.trajectory.steps
     assert [step.reward for step in steps] == [0.0, 0.0, 0.0, 1.0]
     assert [step.info["valid"] for step in steps] == [True, True, False, True]

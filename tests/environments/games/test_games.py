@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rllm.environments.base import CUT_OFF
 from rllm.environments.checks import check_env, lost_in_json
 from rllm.environments.games import Game, GameEnv
 from rllm.environments.games.game import SPLITS, drawn_instance, split_of
@@ -66,7 +67,7 @@ def played(env: GameEnv, moves: list[str]) -> list[tuple[Any, ...]]:
     seen: list[tuple[Any, ...]] = [env.reset()]
     for move in moves:
         seen.append(env.step(move))
-        if seen[-1][2] or seen[-1][3]:
+        if seen[-1][2]:
             break
     return seen
 
@@ -88,12 +89,12 @@ def test_the_expert_scores_one_on_ten_tasks_and_without_its_last_move_on_none(
         rewards: list[float] = []
         outcome = ""
         for position, (_, move) in enumerate(turns, start=1):
-            observation, reward, terminated, truncated, info = env.step(move)
+            observation, reward, done, info = env.step(move)
             rewards.append(reward)
             assert info["valid"]
-            assert not truncated
-            assert terminated == (position == len(turns))
-            if not terminated:
+            assert CUT_OFF not in info
+            assert done == (position == len(turns))
+            if not done:
                 assert observation == turns[position][0]
                 assert info["outcome"] == "playing"
             outcome = info["outcome"]
@@ -137,12 +138,12 @@ def test_an_episode_is_a_function_of_task_and_moves(
         legal = env.game.moves()
         assert len(set(legal)) == len(legal) > 0
         moves.append(legal[choice % len(legal)])
-        observation, reward, terminated, truncated, info = env.step(moves[-1])
+        observation, reward, done, info = env.step(moves[-1])
         assert info["valid"], f"{moves[-1]} was said to be legal: {observation}"
         assert reward in (0.0, 1.0)
         assert (reward == 1.0) == env.game.is_won == (info["outcome"] == "won")
         assert lost_in_json([observation, info]) is None
-        if terminated or truncated:
+        if done:
             break
     again = env_of(name, index=index)
     assert played(env, moves) == played(again, moves)
@@ -205,7 +206,7 @@ def test_what_is_no_legal_move_changes_nothing_and_is_counted(
         if env.game.is_won or env.game.is_lost or env._over:
             break
         before, expert_before = env.game.board(), env.game.expert_move()
-        observation, reward, _, _, info = env.step(move)
+        observation, reward, _, info = env.step(move)
         if info["valid"]:
             continue
         num_invalid += 1
@@ -219,7 +220,7 @@ def test_what_is_no_legal_move_changes_nothing_and_is_counted(
 def test_junk_never_scores_and_the_last_invalid_move_loses(name: str) -> None:
     for index in range(5):
         env = env_of(name, index=index)
-        rewards, infos = zip(*[each[1::3] for each in played(env, ["I would go Up"] * 9)[1:]], strict=True)
+        rewards, infos = zip(*[each[1::2] for each in played(env, ["I would go Up"] * 9)[1:]], strict=True)
         assert rewards == (0.0, 0.0, 0.0)
         assert [info["outcome"] for info in infos] == ["playing", "playing", "lost"]
         assert [info["invalid_moves"] for info in infos] == [1, 2, 3]
@@ -232,8 +233,8 @@ def test_turns_run_out(name: str) -> None:
     env = env_of(name)
     env = type(env)(env._instance, max_turns=1, max_invalid=9)
     env.reset()
-    _, reward, terminated, truncated, info = env.step("nonsense")
-    assert (reward, terminated, truncated, info["outcome"]) == (0.0, False, True, "out_of_turns")
+    _, reward, done, info = env.step("nonsense")
+    assert (reward, done, info[CUT_OFF], info["outcome"]) == (0.0, True, True, "out_of_turns")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -256,8 +257,8 @@ def test_a_mistaken_expert_plays_on_with_legal_moves(name: str) -> None:
     rng = np.random.default_rng(3)
     for task in world_named(name).tasks("train", 4):
         seen = played(env_class_of(name).from_dict(task), shown(name, task, 0.5, rng))
-        assert all(each[4]["valid"] for each in seen[1:])
-        assert seen[-1][2] or seen[-1][3]
+        assert all(each[3]["valid"] for each in seen[1:])
+        assert seen[-1][2]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from rllm.environments.base import BaseEnv
+from rllm.environments.base import BaseEnv, Moved, moved
 from rllm.environments.games.game import (
     Game,
     InvalidMove,
@@ -82,7 +82,7 @@ class GameEnv(BaseEnv):
         board = self._game.board()
         return f"{self._game.rules}\n\n{board}" if self._show_rules else board, {}
 
-    def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Moved:
         if self._over:
             raise AgentError("GameEnv.step: there is no game to play; call reset first.")
         said = action.action if isinstance(action, Action) else action
@@ -103,7 +103,8 @@ class GameEnv(BaseEnv):
         self._over = terminated or truncated
         outcome = "won" if won else "lost" if terminated else "out_of_turns" if truncated else "playing"
         info = {"valid": is_valid, "invalid_moves": self._num_invalid, "outcome": outcome}
-        return self._observation(remark, outcome), self._reward(won), terminated, truncated, info
+        observation = self._observation(remark, outcome)
+        return moved(observation, self._reward(won), info, terminated=terminated, truncated=truncated)
 
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -202,16 +203,15 @@ def demonstration(
     env = env_class.from_dict(dict(task))
     observation, _ = env.reset()
     turns: list[tuple[str, str]] = []
-    over = False
-    while not over and not env.game.expert_gave_up:
+    done = False
+    while not done and not env.game.expert_gave_up:
         if noise and rng.random() < noise:
             moves = env.game.moves()
             move = moves[rng.integers(len(moves))]
         else:
             move = env.game.expert_move()
         turns.append((observation, f"<answer>{move}</answer>" if tags else move))
-        observation, _, terminated, truncated, _ = env.step(move)
-        over = terminated or truncated
+        observation, _, done, _ = env.step(move)
     return turns
 
 
