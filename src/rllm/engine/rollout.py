@@ -403,6 +403,7 @@ class _Rollout:
                 "trajectory; it must append exactly one, because each model call is one step."
             )
         steps[-1].record_output(output)
+        steps[-1].share_history(steps[-2] if len(steps) > 1 else None)
         steps[-1].timings["model_s"] = self.model_s
         if output.unparsed_markup:
             steps[-1].info["unparsed_markup"] = True

@@ -116,7 +116,7 @@ def answer_of(episode: Episode) -> str:
 def asked_before_answer(episode: Episode) -> list[Message]:
     """The whole conversation up to what the model said last."""
     steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
-    messages = steps[-1].chat_completions if steps else []
+    messages = list(steps[-1].chat_completions) if steps else []
     return messages[:-1] if messages and messages[-1].get("role") == "assistant" else messages
 
 
@@ -125,7 +125,7 @@ def prompt_of(episode: Episode) -> list[Message]:
     first = next((step for trajectory in episode.trajectories for step in trajectory.steps), None)
     if first is None:
         return []
-    messages = first.chat_completions
+    messages = list(first.chat_completions)
     return messages[:-1] if messages and messages[-1].get("role") == "assistant" else messages
 
 

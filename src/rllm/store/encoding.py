@@ -6,6 +6,8 @@
 Two things would grow with the square of an episode's length if written as they are: each prompt repeats the
 prompt and answer before it, and so do the messages. A step stores how many tokens (messages) of the step
 before it begins with, and what follows. That is exact for any history: in a rewritten one less is in common.
+Where both steps are views of one row, nothing has to be compared to know it, so saving and loading take time
+with an episode's length.
 
 Token arrays are little-endian in the narrowest width that holds them; log-probabilities are float32.
 """
@@ -17,12 +19,15 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rllm.errors import AgentError
 from rllm.store.payload import pack_payload, unpack_payload
 from rllm.types.episode import Action, Episode, Step, Trajectory
 from rllm.types.messages import Message, ModelOutput
+from rllm.types.prefix import Prefix
+
+T = TypeVar("T")
 
 
 class EpisodeRow(NamedTuple):
@@ -103,23 +108,32 @@ def decode_episode(row: EpisodeRow, step_rows: Iterable[StepRow]) -> Episode:
     }
     for trajectory in fields["trajectories"]:
         trajectory.setdefault("task", fields["task"])
-    history_ids: list[int] = []
-    messages: list[Message] = []
+    prompt, response, messages = Prefix[int]([]), list[int](), Prefix[Message]([])
     trajectory_before = -1
     for step_row in sorted(step_rows, key=itemgetter(0, 1)):
         if step_row.trajectory != trajectory_before:
-            history_ids, messages, trajectory_before = [], [], step_row.trajectory
+            prompt, response, messages = Prefix[int]([]), [], Prefix[Message]([])
+            trajectory_before = step_row.trajectory
         step = fields["trajectories"][step_row.trajectory]["steps"][step_row.position]
         step.setdefault("reward", step_row.reward)
-        step["prompt_ids"] = history_ids[: step_row.num_prompt_ids_kept] + _unpack(step_row.prompt_ids)
+        prompt = _continued(prompt, response, step_row.num_prompt_ids_kept, _unpack(step_row.prompt_ids))
+        step["prompt_ids"] = prompt
         step["response_ids"] = _unpack(step_row.response_ids)
         step["logprobs"] = _unpack(step_row.logprobs)
         step["policy_versions"] = _unpack(step_row.policy_versions)
-        step["chat_completions"] = messages[: step.pop("num_messages_kept", 0)] + step.pop("messages", [])
+        messages = _continued(messages, [], step.pop("num_messages_kept", 0), step.pop("messages", []))
+        step["chat_completions"] = messages
         if "model_output" in step:
             _restore_output(step["model_output"], step)
-        history_ids, messages = step["prompt_ids"] + step["response_ids"], step["chat_completions"]
+        response = step["response_ids"]
     return Episode.from_dict(fields)
+
+
+def _continued(before: Prefix[T], answer: list[T], num_kept: int, new: list[T]) -> Prefix[T]:
+    """The first `num_kept` of `before` and `answer`, then `new`; of one row where all of both is kept."""
+    if num_kept == len(before) + len(answer):
+        return before.followed_by([*answer, *new])
+    return Prefix([*before[:num_kept], *answer[: max(0, num_kept - len(before))], *new])
 
 
 def _episode_fields(episode: Episode, trajectories: list[dict[str, Any]]) -> dict[str, Any]:
@@ -153,8 +167,7 @@ def _trajectory_fields(trajectory: Trajectory, episode: Episode) -> dict[str, An
 
 
 def _step_row(index: int, position: int, step: Step, before: Step | None, where: str) -> StepRow:
-    history_ids = [] if before is None else before.prompt_ids + before.response_ids
-    kept = _num_equal(history_ids, step.prompt_ids)
+    kept = 0 if before is None else _num_ids_kept(before, step.prompt_ids)
     return StepRow(
         trajectory=index,
         position=position,
@@ -241,6 +254,18 @@ def _restore_output(fields: dict[str, Any], step: dict[str, Any]) -> None:
     fields.setdefault("content", fields["text"])
 
 
+def _num_ids_kept(before: Step, prompt_ids: Sequence[int]) -> int:
+    """How many tokens of prompt and answer of the step before a prompt begins with."""
+    known = before.prompt_ids
+    if not isinstance(known, Prefix) or not known.shares_row_with(prompt_ids):
+        return _num_equal([*known, *before.response_ids], prompt_ids)
+    if len(prompt_ids) < len(known):
+        return len(prompt_ids)
+    return len(known) + _num_equal(
+        before.response_ids, prompt_ids[len(known) : len(known) + len(before.response_ids)]
+    )
+
+
 def _num_equal(earlier: Sequence[int], later: Sequence[int]) -> int:
     """How many leading tokens two rows have in common."""
     limit = min(len(earlier), len(later))
@@ -249,7 +274,9 @@ def _num_equal(earlier: Sequence[int], later: Sequence[int]) -> int:
     return next(index for index in range(limit) if earlier[index] != later[index])
 
 
-def _num_equal_messages(earlier: list[Message], later: list[Message]) -> int:
+def _num_equal_messages(earlier: Sequence[Message], later: Sequence[Message]) -> int:
+    if isinstance(earlier, Prefix) and earlier.shares_row_with(later):
+        return min(len(earlier), len(later))
     kept = 0
     for mine, theirs in zip(earlier, later, strict=False):
         if not _same(mine, theirs):
@@ -260,7 +287,9 @@ def _num_equal_messages(earlier: list[Message], later: list[Message]) -> int:
 
 def _same(mine: Any, theirs: Any) -> bool:
     """Equality alone is not enough: 1 == True == 1.0 and 0.0 == -0.0, and JSON tells them apart."""
-    return mine is theirs or (mine == theirs and repr(mine) == repr(theirs))
+    if mine is theirs or (isinstance(mine, Prefix) and mine.shares_row_with(theirs)):
+        return mine is theirs or len(mine) == len(theirs)
+    return mine == theirs and repr(mine) == repr(theirs)
 
 
 _COMPRESS_FROM_BYTES = 1024

@@ -19,6 +19,7 @@ from rllm.types.episode import (
 )
 from rllm.types.evaluation import EvalOutput, Signal
 from rllm.types.messages import FinishReason, LogprobMeaning, Message, ModelOutput, SamplingParams, ToolCall
+from rllm.types.prefix import Prefix
 from rllm.types.task import AgentConfig, EpisodeId, Task
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ __all__ = [
     "Message",
     "ModelOutput",
     "Outcome",
+    "Prefix",
     "SamplingParams",
     "Signal",
     "Step",

@@ -11,12 +11,14 @@ All of them have defaults for every field, accept the spellings of published pro
 
 import itertools
 import uuid
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from rllm.types.aliases import with_aliases
 from rllm.types.messages import Message, ModelOutput
+from rllm.types.prefix import shared
 from rllm.types.task import EpisodeId
 
 
@@ -76,16 +78,17 @@ class Step:
     """One model call and the environment's answer to it."""
 
     id: str = field(default_factory=_new_id)
-    prompt_ids: list[int] = field(default_factory=list[int])
-    """[P] tokens the model read; filled by the inference client."""
+    prompt_ids: MutableSequence[int] = field(default_factory=list[int])
+    """[P] tokens the model read; filled by the inference client. In a trajectory that an engine made or a
+    store gave back, a view of one row of all turns."""
     response_ids: list[int] = field(default_factory=list[int])
     """[R] tokens the model wrote, end token included; filled by the inference client."""
     logprobs: list[float] = field(default_factory=list[float])
     """[R] log-probability of each response token under the weights that sampled it, in nats."""
     policy_versions: list[int] = field(default_factory=list[int])
     """[R] optimizer updates those weights had seen, per token."""
-    chat_completions: list[Message] = field(default_factory=list[Message])
-    """Messages up to and including this answer."""
+    chat_completions: MutableSequence[Message] = field(default_factory=list[Message])
+    """Messages up to and including this answer; as with `prompt_ids`, a view of one list of all turns."""
     observation: Any = None
     """What the environment had shown when the model was asked."""
     thought: str = ""
@@ -138,8 +141,19 @@ class Step:
         self.policy_version = output.weight_version
         self.usage = output.usage
 
+    def share_history(self, earlier: "Step | None") -> None:
+        """Make prompt and messages views of the row and the list that `earlier`, the step before, has: cost
+        and memory of a trajectory then grow with its turns, and not with their square."""
+        ids = [] if earlier is None else earlier.prompt_ids
+        self.prompt_ids = shared(ids, self.prompt_ids)
+        messages = [] if earlier is None else earlier.chat_completions
+        self.chat_completions = shared(messages, self.chat_completions)
+        if self.model_output is not None:
+            self.model_output.prompt_ids = self.prompt_ids
+
     def to_dict(self) -> dict[str, Any]:
         data: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        data["prompt_ids"], data["chat_completions"] = list(self.prompt_ids), list(self.chat_completions)
         data["action"] = self.action.to_dict() if isinstance(self.action, Action) else self.action
         data["model_output"] = None if self.model_output is None else self.model_output.to_dict()
         return data

@@ -80,6 +80,7 @@ class MultiTurnWorkflow(Workflow):
                 "trajectory; it must append exactly one, because each model call is one step."
             )
         steps[-1].record_output(output)
+        steps[-1].share_history(steps[-2] if len(steps) > 1 else None)
         return action.action if isinstance(action, Action) else action
 
     # ---- in a worker thread ----------------------------------------------------------------------------
