@@ -177,6 +177,8 @@ class AgentExecutionEngine:
                         yield episode
         finally:
             run.close()
+            if self.owns_client and not self.rollouts and (release := getattr(self.client, "release", None)):
+                await release()  # nobody may ever close the engine, and the loop may end now
 
     async def execute_tasks(self, tasks: Sequence[Mapping[str, Any]]) -> list[Trajectory]:
         """One attempt at each task; trajectories in the order of the tasks.

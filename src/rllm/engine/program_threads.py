@@ -6,10 +6,14 @@
 The engine's loop also serves the gateway that the programs call. So async programs live in another loop: one
 that blocks it, say with a synchronous client, holds up its fellows but still gets its answers. A thread
 cannot be killed: one that does not end in time is left behind, and whoever comes next does not wait for it.
+
+Clients that programs leave open close themselves when they are collected, in whatever loop runs there. So the
+programs' loop collects before it ends, and in the engine's loop what comes too late for its own is not told.
 """
 
 import asyncio
 import contextvars
+import gc
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -168,6 +172,10 @@ class ProgramLoop:
         self._left = asyncio.Event()
         self._ready.set_result(asyncio.get_running_loop())
         await self._left.wait()
+        gc.collect()  # clients that nobody closed close their connections now, while their loop runs
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=GRACE_S / 10)
 
     def start(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> _Running:
         ended = _future()
@@ -208,6 +216,35 @@ class ProgramLoop:
         if coroutine is None or coroutine.cr_running:
             return spelled(frames_of_thread(self._thread.ident))
         return spelled(frames_of_task(tasks[0]))
+
+
+def hush_late_closes() -> None:
+    """Keep the running loop from printing that a client of a program could not close itself, because the loop
+    that it was made in has ended: its sockets are closed with it."""
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    if isinstance(before, _LateCloses):
+        return
+    loop.set_exception_handler(_LateCloses(before))
+
+
+@dataclass(slots=True)
+class _LateCloses:
+    before: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], Any] | None
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        task, error = context.get("future"), context.get("exception")
+        closes = isinstance(task, asyncio.Task) and getattr(task.get_coro(), "__name__", "") in _CLOSES
+        if closes and isinstance(error, RuntimeError) and str(error) == "Event loop is closed":
+            return
+        if self.before is not None:
+            self.before(loop, context)
+        else:
+            loop.default_exception_handler(context)
+
+
+_CLOSES = ("aclose", "close")
+"""Coroutines that clients run when they are collected."""
 
 
 def _future() -> "Future[Ended]":

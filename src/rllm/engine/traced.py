@@ -31,7 +31,7 @@ from rllm.engine.failures import (
     error_record,
 )
 from rllm.engine.places import shown
-from rllm.engine.program_threads import OutOfTime, ProgramRunner
+from rllm.engine.program_threads import OutOfTime, ProgramRunner, hush_late_closes
 from rllm.engine.rollout import MODEL
 from rllm.engine.vitals import LiveRollout, Vitals, live_of
 from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
@@ -150,6 +150,7 @@ class TracedEngine:
         the whole session and wins over what the program asks for; None leaves everything to the program.
         Attempts to `skip` were made before. Leaving the iteration early cancels what is in flight.
         """
+        hush_late_closes()
         pending = attempts_at(
             [task_of(task, place) for place, task in enumerate(tasks)], group_size, skip=skip
         )

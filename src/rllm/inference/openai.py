@@ -123,6 +123,10 @@ class OpenAIClient:
     def set_policy_version(self, policy_version: int) -> None:
         self.policy_version = policy_version
 
+    async def release(self) -> None:
+        """Close the connections that nobody uses; the next call opens new ones."""
+        await self._http.close()
+
     async def close(self) -> None:
         await self._http.close()
 

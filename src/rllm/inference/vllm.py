@@ -239,6 +239,10 @@ class VLLMClient:
             latency_s=time.perf_counter() - started,
         )
 
+    async def release(self) -> None:
+        """Close the connections that nobody uses; the next call opens new ones."""
+        await self._http.close()
+
     async def close(self) -> None:
         await self._http.close()
 

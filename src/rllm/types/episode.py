@@ -11,10 +11,9 @@ All of them have defaults for every field, accept the spellings of published pro
 
 import itertools
 import uuid
-from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 from rllm.types.aliases import with_aliases
 from rllm.types.messages import Message, ModelOutput
@@ -78,7 +77,7 @@ class Step:
     """One model call and the environment's answer to it."""
 
     id: str = field(default_factory=_new_id)
-    prompt_ids: MutableSequence[int] = field(default_factory=list[int])
+    prompt_ids: list[int] = field(default_factory=list[int])
     """[P] tokens the model read; filled by the inference client. In a trajectory that an engine made or a
     store gave back, a view of one row of all turns."""
     response_ids: list[int] = field(default_factory=list[int])
@@ -87,7 +86,7 @@ class Step:
     """[R] log-probability of each response token under the weights that sampled it, in nats."""
     policy_versions: list[int] = field(default_factory=list[int])
     """[R] optimizer updates those weights had seen, per token."""
-    chat_completions: MutableSequence[Message] = field(default_factory=list[Message])
+    chat_completions: list[Message] = field(default_factory=list[Message])
     """Messages up to and including this answer; as with `prompt_ids`, a view of one list of all turns."""
     observation: Any = None
     """What the environment had shown when the model was asked."""
@@ -144,10 +143,10 @@ class Step:
     def share_history(self, earlier: "Step | None") -> None:
         """Make prompt and messages views of the row and the list that `earlier`, the step before, has: cost
         and memory of a trajectory then grow with its turns, and not with their square."""
-        ids = [] if earlier is None else earlier.prompt_ids
-        self.prompt_ids = shared(ids, self.prompt_ids)
-        messages = [] if earlier is None else earlier.chat_completions
-        self.chat_completions = shared(messages, self.chat_completions)
+        ids = None if earlier is None else earlier.prompt_ids
+        self.prompt_ids = cast("list[int]", shared(ids, self.prompt_ids))
+        messages = None if earlier is None else earlier.chat_completions
+        self.chat_completions = cast("list[Message]", shared(messages, self.chat_completions))
         if self.model_output is not None:
             self.model_output.prompt_ids = self.prompt_ids
 

@@ -1,6 +1,5 @@
 """What goes into a model call and what comes out of it."""
 
-from collections.abc import MutableSequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -107,7 +106,7 @@ class ModelOutput:
     tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
     unparsed_markup: bool = False
     """Something looked like a tool call and could not be read; it is in `text`."""
-    prompt_ids: MutableSequence[int] = field(default_factory=list[int])
+    prompt_ids: list[int] = field(default_factory=list[int])
     """[P] tokens the model read."""
     completion_ids: list[int] = field(default_factory=list[int])
     """[R] tokens the model wrote, end token included."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from copy import deepcopy
 from itertools import islice
 from operator import is_
-from typing import Any, SupportsIndex, TypeVar, overload
+from typing import Any, SupportsIndex, TypeVar, cast, overload
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Prefix(MutableSequence[T]):
 
     def shares_row_with(self, other: object) -> bool:
         """Whether one of the two is the beginning of the other, because both are views of one row."""
-        return isinstance(other, Prefix) and self._row is other._row
+        return isinstance(other, Prefix) and self._row is cast("Prefix[Any]", other)._row
 
     def followed_by(self, items: Sequence[T]) -> "Prefix[T]":
         """A view that goes on with `items`: of the same row, where nothing else goes on from here."""
@@ -49,7 +49,7 @@ class Prefix(MutableSequence[T]):
     def __getitem__(self, index: SupportsIndex) -> T: ...
     @overload
     def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: SupportsIndex | slice) -> T | list[T]:
         if isinstance(index, slice):
             start, stop, step = index.indices(self._length)
             return self._row[start:stop:step] if step > 0 else list(self)[index]
@@ -73,9 +73,10 @@ class Prefix(MutableSequence[T]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Prefix | list):
             return NotImplemented
-        if len(self) != len(other):
+        items = cast("Sequence[Any]", other)
+        if len(self) != len(items):
             return False
-        return self.shares_row_with(other) or self[:] == other[:]
+        return self.shares_row_with(items) or self[:] == items[:]
 
     def __add__(self, other: Iterable[T]) -> list[T]:
         return [*self, *other]
@@ -100,7 +101,7 @@ class Prefix(MutableSequence[T]):
         return self._row
 
 
-def shared(earlier: Sequence[T], later: Sequence[T]) -> Prefix[T]:
+def shared(earlier: Sequence[T] | None, later: Sequence[T]) -> Prefix[T]:
     """`later` as a view that goes on from `earlier`, where it begins with the very same objects."""
     if not isinstance(earlier, Prefix) or isinstance(later, Prefix) or len(later) < len(earlier):
         return later if isinstance(later, Prefix) else Prefix(list(later))
