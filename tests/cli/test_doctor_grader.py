@@ -13,7 +13,8 @@ from rllm.inference.scripted import ScriptedClient
 from rllm.rewards.attacks import SAMPLES, Aim, Verdict, attacks_on, examine, sample_named
 from rllm.rewards.graders import GRADERS
 from rllm.rewards.judge import EqualityGrader
-from rllm.sandbox.backends import require_backend
+from rllm.rewards.tampering import tamperings
+from rllm.sandbox.backends import BACKENDS, require_backend
 from rllm.types.messages import Message
 
 Rllm = Callable[..., Result]
@@ -109,12 +110,26 @@ def test_a_grader_that_does_not_pay_the_oracle_is_broken(rllm: Rllm, tmp_path: P
         (["exact", "--task", "task.json"], "belong together"),
         (["judge"], "A judge needs a model"),
         (["exact", "--limit-s", "0"], "limit-s"),
+        (["task-directory", "--option", "a=1"], "a task of its own"),
     ],
 )
 def test_bad_usage_ends_with_exit_code_2(rllm: Rllm, words: Sequence[str], said: str) -> None:
     result = rllm("doctor", "grader", *words)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_the_tests_of_a_task_are_attacked_on_every_backend(
+    rllm: Rllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = dict(list(tamperings().items())[:2])
+    monkeypatch.setattr("rllm.rewards.tampering.tamperings", lambda: few)
+    report = json.loads(rllm("doctor", "grader", "task-directory", "--json").stdout)
+    assert report["sound"]
+    assert {*report["findings"], *report["not_run"]} == {*BACKENDS, "the other user"}
+    for findings in report["findings"].values():
+        assert [each["verdict"] for each in findings] == ["held"] * 3
+    assert "no file system of its own" in report["not_run"]["subprocess"]
 
 
 def test_every_grader_has_a_sample_or_says_that_it_needs_one() -> None:

@@ -1,5 +1,6 @@
 """Task directories played in a real sandbox, where this machine has one."""
 
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from rllm.environments.base import CUT_OFF
 from rllm.environments.task_directory import WORLD, TaskDirectoryEnv
 from rllm.errors import AgentError, ConfigError, RewardError
 from rllm.eval.catalogue import benchmark_named
+from rllm.eval.plan import EvaluationPlan
 from rllm.eval.tasks import benchmark_tasks, benchmark_world
 from rllm.sandbox.backends import require_backend
 from rllm.sandbox.launch import is_privileged
@@ -197,6 +199,23 @@ def test_an_agents_home_is_left_behind_unless_the_task_names_what_is_in_it(task:
     environment.reset()
     environment.step("```sh\nmkdir -p ~/answer ~/.local; touch ~/answer/f ~/.local/f\n```")
     assert environment.step("Done.")[3]["rewards"] == {"reward": 1.0 if artifact else 0.0}
+
+
+def test_a_task_of_a_collection_that_cannot_be_run_is_skipped_and_counted(task: Path) -> None:
+    other = task.parent / "a-web-server"
+    shutil.copytree(task, other)
+    (other / "environment" / "Dockerfile").write_text("FROM debian\nRUN apt-get install -y nginx\n")
+    benchmark = benchmark_named(str(task.parent))
+    assert [each["task_id"] for each in benchmark_tasks(benchmark)] == ["sort-words"]
+    assert WORLD.skipped is not None
+    skipped = WORLD.skipped("test", **benchmark.task)
+    assert list(skipped) == ["a-web-server"]
+    assert "installs nginx" in skipped["a-web-server"]
+    plan = EvaluationPlan(name="n", model="m", agent="a", evaluator="e", ways={}, skipped=skipped)
+    assert plan.to_dict()["skipped"] == skipped
+    shutil.rmtree(task)
+    with pytest.raises(ConfigError, match=r"None of the 1 tasks in .* can be run here.*installs nginx"):
+        benchmark_tasks(benchmark)
 
 
 def test_an_unknown_argument_is_refused(task: Path) -> None:

@@ -125,6 +125,7 @@ def _prepared_benchmark(asked: Asked) -> Prepared:
         agent_hash=source_hash(actor.source, agent_args),
         max_turns=config.rollout.max_turns if actor.agent is not None else 0,
         source=source_facts(spec, split) if asks_questions else {},
+        skipped={} if asks_questions else _skipped(spec, split, config),
         **_common(asked, judge, tasks),
     )
     if actor.agent is None:
@@ -235,6 +236,11 @@ def _benchmark_tasks(asked: Asked, spec: Benchmark, split: str, config: TrainCon
         raise ConfigError(f"`{spec.name}` has no split `{split}`; it has {', '.join(spec.splits)}.")
     count = _DEFAULT_TASKS if asked.num_tasks is None else asked.num_tasks
     return benchmark_world(spec).tasks(split, count, **config.task.environment_args)
+
+
+def _skipped(spec: Benchmark, split: str, config: TrainConfig) -> dict[str, str]:
+    world = benchmark_world(spec)
+    return {} if world.skipped is None else world.skipped(split, **config.task.environment_args)
 
 
 def _ways(asked: Asked, max_tokens: int) -> dict[str, SamplingParams | None]:

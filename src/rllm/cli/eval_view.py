@@ -95,6 +95,15 @@ def print_reports(asked: Asked, report: Mapping[str, Any], directory: Path, writ
         f"attempted = scored + truncated + failed; a failure counts as no success. {_method(reports)}",
         style="dim",
     )
+    if skipped := stamp.get("skipped"):
+        name, why = next(iter(skipped.items()))
+        console.print(
+            f"{len(skipped)} tasks cannot be run here and were skipped. The first is {name}: "
+            f"{why}",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
     for way, each in reports.items():
         if "pass_at_k" in each:
             console.print(_by_k(way, each))

@@ -179,13 +179,30 @@ class TaskDirectoryEnv(BaseEnv):
 def directory_tasks(
     split: str, count: int, *, start: int = 0, path: str = "", **arguments: Any
 ) -> list[dict[str, Any]]:
-    """The task directories under `path` by name. They have no splits: `test` is all of them."""
+    """The task directories under `path` by name, but those that cannot be run here. They have no splits:
+    `test` is all of them."""
     if not path:
         raise ConfigError("`task.path` is empty; give the directory that holds the tasks.")
     if split != "test":
         raise ConfigError(f"Task directories have no split `{split}`; they are all `test`.")
-    found = task_directories(Path(path))[start : start + count]
-    return [{"task_id": each.name, "path": str(each), **arguments} for each in found]
+    found = task_directories(Path(path))
+    skipped = skipped_directories(split, path=path)
+    if len(skipped) == len(found):
+        first = skipped[found[0].name]
+        raise ConfigError(f"None of the {len(found)} tasks in {path} can be run here. {first}")
+    played = [each for each in found if each.name not in skipped][start : start + count]
+    return [{"task_id": each.name, "path": str(each), **arguments} for each in played]
+
+
+def skipped_directories(split: str, *, path: str = "", **_: Any) -> dict[str, str]:
+    """Why tasks under `path` cannot be run here, by name."""
+    reasons: dict[str, str] = {}
+    for each in task_directories(Path(path)):
+        try:
+            read_task_directory(each, os.environ)
+        except ConfigError as error:
+            reasons[each.name] = str(error)
+    return reasons
 
 
 def demonstration(task: dict[str, Any], *, noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:
@@ -210,4 +227,9 @@ def _shown(ran: ExecResult) -> str:
     return f"{said}\n[{ran.status}{'' if ran.exit_code is None else f', exit code {ran.exit_code}'}]"
 
 
-WORLD = World(env_class=TaskDirectoryEnv, tasks=directory_tasks, demonstrate=demonstration)
+WORLD = World(
+    env_class=TaskDirectoryEnv,
+    tasks=directory_tasks,
+    skipped=skipped_directories,
+    demonstrate=demonstration,
+)

@@ -31,6 +31,9 @@ class World:
     draws: bool = False
     """Whether task number n is the same however many are asked for, and takes long enough to make that it is
     made when it is played."""
+    skipped: Callable[..., dict[str, str]] | None = None
+    """(split, **task arguments) -> name and reason of each task that cannot be played here, so that `tasks`
+    leaves it out; None where all can."""
     expert_args: tuple[str, ...] = ()
     """What its expert can be told."""
 

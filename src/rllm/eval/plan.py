@@ -49,11 +49,15 @@ class EvaluationPlan:
     """0 where a program decides."""
     source: dict[str, str] = field(default_factory=dict[str, str])
     """Where the rows were published, and which state of them they are: commit or checksum."""
+    skipped: dict[str, str] = field(default_factory=dict[str, str])
+    """Name -> reason of tasks of the benchmark that cannot be played here and were left out."""
     rllm: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         structured = ("ways", "model", "model_hash")
         told = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in structured}
+        if not self.skipped:
+            del told["skipped"]
         ways = {name: None if way is None else asdict(way) for name, way in self.ways.items()}
         return {"kind": KIND, "model": {"path": self.model, "hash": self.model_hash}, **told, "ways": ways}
 

@@ -169,7 +169,11 @@ def benchmark_world(benchmark: Benchmark) -> World:
     """What training and evaluation by name play."""
     if benchmark.environment == TASK_DIRECTORY and benchmark.source is not None:
         world = world_named(TASK_DIRECTORY)
-        return replace(world, tasks=partial(_unpacked_tasks, world, benchmark))
+        return replace(
+            world,
+            tasks=partial(_unpacked_tasks, world, benchmark),
+            skipped=partial(_unpacked_skips, world, benchmark),
+        )
     if not benchmark.asks_questions:
         return world_named(benchmark.environment)
     return World(
@@ -233,10 +237,17 @@ def _unpacked_tasks(
     world: World, benchmark: Benchmark, split: str, count: int, *, start: int = 0
 ) -> list[dict[str, Any]]:
     """Tasks of an archive of task directories, unpacked where its download is kept."""
+    return world.tasks(split, count, start=start, path=_unpacked_folder(benchmark))
+
+
+def _unpacked_skips(world: World, benchmark: Benchmark, split: str) -> dict[str, str]:
+    return world.skipped(split, path=_unpacked_folder(benchmark)) if world.skipped is not None else {}
+
+
+def _unpacked_folder(benchmark: Benchmark) -> str:
     if not isinstance(benchmark.source, ArchiveSource):
         raise ConfigError(f"The source of `{benchmark.name}` is no archive; task directories come in one.")
-    folder = unpacked(download(benchmark.source.url, sha256=benchmark.source.sha256))
-    return world.tasks(split, count, start=start, path=str(folder))
+    return str(unpacked(download(benchmark.source.url, sha256=benchmark.source.sha256)))
 
 
 def _require_split(benchmark: Benchmark, split: str) -> None:
