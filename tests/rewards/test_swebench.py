@@ -3,18 +3,15 @@ container."""
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rllm.errors import ConfigError, RewardError
-from rllm.rewards import swebench_grader as module
+from rllm.errors import ConfigError, RewardError, RllmError
 from rllm.rewards.swebench import END, START, Resolution, Status, ids_of, patch_of, statuses_of, verdict_of
-from rllm.rewards.swebench_grader import APPLY, SweBenchGrader, eval_script_of
-from rllm.sandbox.types import ExecResult
-from rllm.sandbox.types import Status as ExecStatus
+from rllm.rewards.swebench_grader import SweBenchGrader, eval_script_of
+from rllm.sandbox import Root, open_sandbox
 
 
 def log(*lines: str, code: int | None = None) -> str:
@@ -87,6 +84,11 @@ def test_an_issue_is_resolved_by_the_published_rules(
     assert verdict_of(statuses, fail_to_pass, pass_to_pass).resolution is resolution
 
 
+def test_a_log_that_says_both_says_failed() -> None:
+    assert statuses_of(log("FAILED a::b - no", "PASSED a::b", code=1)) == {"a::b": Status.FAILED}
+    assert statuses_of(log("PASSED a::b", "ERROR a::b", code=1)) == {"a::b": Status.ERROR}
+
+
 def test_where_logs_name_failures_alone_the_rest_has_passed() -> None:
     assert verdict_of({}, ["a"], ["b"], fail_only=True).resolution is Resolution.FULL
     assert verdict_of({"b": F}, ["a"], ["b"], fail_only=True).resolution is Resolution.NO
@@ -106,59 +108,36 @@ def test_the_last_patch_of_an_answer_counts() -> None:
     assert patch_of("I would change x.") is None
 
 
-class LocalRepository:
-    """A sandbox whose /testbed and /tmp are directories of a test: what the container would be."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.commands: list[str] = []
-
-    def __enter__(self) -> "LocalRepository":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def write(self, path: str, data: str) -> None:
-        (self.root / Path(path).name).write_text(self._here(data))
-
-    def exec(self, command: Any, *, cwd: str = "", **_: Any) -> ExecResult:
-        words = ["sh", "-c", command] if isinstance(command, str) else list(command)
-        self.commands.append(words[-1])
-        words = [self._here(word) for word in words]
-        done = subprocess.run(words, cwd=self.root / "testbed", capture_output=True, text=True, check=False)
-        return ExecResult(
-            status=ExecStatus.OK if done.returncode == 0 else ExecStatus.ERROR,
-            exit_code=done.returncode,
-            stdout=done.stdout,
-            stderr=done.stderr,
-            truncated=False,
-            wall_s=0.0,
-        )
-
-    def _here(self, text: str) -> str:
-        text = text.replace("python -m pytest", f"{sys.executable} -m pytest")
-        return text.replace("/testbed", str(self.root / "testbed")).replace("/tmp/", f"{self.root}/")
-
-
 def git(*words: str, cwd: Path) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     done = subprocess.run(["git", *identity, *words], cwd=cwd, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
+def usable_backend() -> str:
+    for name in ("bubblewrap", "unshare"):
+        try:
+            open_sandbox(name, root=Root(), packages=["pytest"]).close()
+        except RllmError:
+            continue
+        return name
+    pytest.skip("no sandbox here that has pytest")
+
+
 @pytest.fixture
-def issue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], LocalRepository]:
-    """A project with a bug, and its row."""
+def issue(tmp_path: Path) -> tuple[dict[str, Any], SweBenchGrader]:
+    """A project with a bug: its row, and who grades patches of it in a sandbox of this machine."""
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
-    project = tmp_path / "testbed"
+    project = tmp_path / "org__project-1"
     project.mkdir()
     (project / "calc.py").write_text("def double(x):\n    return x + x + 1\n")
     (project / "test_calc.py").write_text("from calc import double\n\ndef test_type():\n    assert double\n")
+    (project / "latest.py").symlink_to("calc.py")
     git("init", "-q", cwd=project)
     git("add", ".", cwd=project)
     git("commit", "-qm", "one", cwd=project)
+    (project / "conftest.py").write_text("# of the environment, and not in the repository\n")
     test_patch = (
         "diff --git a/test_calc.py b/test_calc.py\n--- a/test_calc.py\n+++ b/test_calc.py\n@@ -2,3 +2,6 "
         "@@\n \n"
@@ -171,10 +150,15 @@ def issue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, An
         "FAIL_TO_PASS": '["test_calc.py::test_double"]',
         "PASS_TO_PASS": '["test_calc.py::test_type"]',
     }
-    repository = LocalRepository(tmp_path)
-    monkeypatch.setattr(module, "require_backend", lambda name: None)
-    monkeypatch.setattr(module, "open_sandbox", lambda *_, **__: repository)
-    return row, repository
+    grader = SweBenchGrader(
+        backend=usable_backend(),
+        checkout=str(tmp_path / "{instance_id}"),
+        packages=("pytest",),
+        timeout_s=30,
+        memory_mb=512,
+        disk_mb=64,
+    )
+    return row, grader
 
 
 def fix(line: str) -> str:
@@ -185,23 +169,61 @@ def fix(line: str) -> str:
     )
 
 
-def test_a_patch_that_resolves_the_issue_scores_one(issue: tuple[dict[str, Any], LocalRepository]) -> None:
-    row, repository = issue
-    grade = SweBenchGrader().grade(fix("return 2 * x"), row)
+def new_file(path: str, *lines: str) -> str:
+    body = "".join(f"+{line}\n" for line in lines)
+    head = f"diff --git a/{path} b/{path}\nnew file mode 100755\n--- /dev/null\n+++ b/{path}\n"
+    return f"{head}@@ -0,0 +1,{len(lines)} @@\n{body}"
+
+
+def test_a_patch_that_resolves_the_issue_scores_one(issue: tuple[dict[str, Any], SweBenchGrader]) -> None:
+    row, grader = issue
+    grade = grader.grade(fix("return 2 * x"), row)
     assert (grade.score, grade.reason) == (1.0, "resolved: full")
-    assert repository.commands[1] == APPLY[0].format(patch="/tmp/model.patch")
 
 
-def test_a_project_that_nobody_can_write_to_is_no_fault_of_the_patch(
-    issue: tuple[dict[str, Any], LocalRepository], monkeypatch: pytest.MonkeyPatch
+def test_tests_that_never_run_to_their_end_are_no_fault_of_the_patch(
+    issue: tuple[dict[str, Any], SweBenchGrader],
 ) -> None:
-    row, repository = issue
-    run = repository.exec
-    monkeypatch.setattr(
-        repository, "exec", lambda command, **how: run("false" if command == "test -w ." else command, **how)
-    )
-    with pytest.raises(RewardError, match="cannot write to /testbed"):
-        SweBenchGrader().grade(fix("return 2 * x"), row)
+    row, grader = issue
+    with pytest.raises(
+        RewardError, match=r"do not run to their end, with a patch or without: .*cannot be found"
+    ):
+        grader.grade(fix("return 2 * x"), {**row, "eval_script": "no-such-program || echo cannot be found"})
+
+
+FORGERY = (
+    "import pytest",
+    "@pytest.hookimpl(hookwrapper=True)",
+    "def pytest_runtest_makereport(item, call):",
+    '    (yield).get_result().outcome = "passed"',
+)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        new_file("conftest.py", *FORGERY)
+        .replace("new file mode 100755\n--- /dev/null", "--- a/conftest.py")
+        .replace("@@ -0,0 +1,4 @@\n", "@@ -1 +1,4 @@\n-# of the environment, and not in the repository\n"),
+        new_file("tests/conftest.py", *FORGERY)
+        + new_file("pytest.ini", "[pytest]", "addopts = -p tests.conftest"),
+        new_file("pyproject.toml", "[tool.pytest.ini_options]", 'addopts = "--collect-only"'),
+        new_file(
+            "pytest.py",
+            "print('PASSED test_calc.py::test_double')",
+            "print('PASSED test_calc.py::test_type')",
+        ),
+        new_file(".git/hooks/post-checkout", "#!/bin/sh", "echo 'double = lambda x: 2 * x' > calc.py"),
+    ],
+    ids=["conftest of the environment", "new conftest", "settings", "a pytest of its own", "hook"],
+)
+def test_what_steers_the_tests_is_as_it_was(
+    issue: tuple[dict[str, Any], SweBenchGrader], planted: str
+) -> None:
+    row, grader = issue
+    grade = grader.grade(f"```diff\n{planted}```", row)
+    assert (grade.score, grade.is_correct) == (0.0, False)
+    assert any(each in grade.reason for each in ("resolved: no", "reaches into .git")), grade.reason
 
 
 @pytest.mark.parametrize(
@@ -219,20 +241,22 @@ def test_a_project_that_nobody_can_write_to_is_no_fault_of_the_patch(
     ],
 )
 def test_any_other_patch_scores_nothing(
-    issue: tuple[dict[str, Any], LocalRepository], answer: str, reason: str
+    issue: tuple[dict[str, Any], SweBenchGrader], answer: str, reason: str
 ) -> None:
-    grade = SweBenchGrader().grade(answer, issue[0])
+    row, grader = issue
+    grade = grader.grade(answer, row)
     assert (grade.score, grade.is_correct) == (0.0, False)
     assert any(each in grade.reason for each in reason.split("|")), grade.reason
 
 
-def test_tests_that_the_patch_rewrote_are_put_back(issue: tuple[dict[str, Any], LocalRepository]) -> None:
+def test_tests_that_the_patch_rewrote_are_put_back(issue: tuple[dict[str, Any], SweBenchGrader]) -> None:
     planted = (
         "```diff\ndiff --git a/test_calc.py b/test_calc.py\n--- a/test_calc.py\n+++ b/test_calc.py\n@@ "
         "-1,4 +1,4 @@\n"
         "-from calc import double\n+double = lambda x: 4\n \n def test_type():\n     assert double\n```"
     )
-    assert SweBenchGrader().grade(planted, issue[0]).score == 0.0
+    row, grader = issue
+    assert grader.grade(planted, row).score == 0.0
 
 
 def test_a_row_without_python_tests_needs_its_own_script() -> None:
@@ -251,4 +275,11 @@ def test_without_containers_the_error_says_so() -> None:
         "PASS_TO_PASS": "[]",
     }
     with pytest.raises(ConfigError, match="none-such"):
-        SweBenchGrader(backend="none-such").grade(fix("return 1"), row)
+        SweBenchGrader(backend="none-such", tree="/").grade(fix("return 1"), row)
+
+
+def test_a_local_sandbox_needs_the_project_here() -> None:
+    with pytest.raises(ConfigError, match="give `tree`, the directory of an unpacked image, or `checkout`"):
+        SweBenchGrader(backend="bubblewrap")
+    with pytest.raises(ConfigError, match="docker takes an `image`"):
+        SweBenchGrader(tree="/images")

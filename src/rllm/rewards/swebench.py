@@ -4,8 +4,9 @@
 
 The rules are the published harness's, as of swebench 5: expected-failure counts as passed; a skipped test
 keeps a PASS_TO_PASS promise but no FAIL_TO_PASS one; a test that is missing fails; ids that were cut in the
-middle of a parameter are matched by prefix where all candidates agree. One rule is stricter here: a test
-with a failing subtest has failed, though pytest 9 prints its own line as PASSED.
+middle of a parameter are matched by prefix where all candidates agree. Two rules are stricter here: a test
+with a failing subtest has failed, though pytest 9 prints its own line as PASSED; and so has one of which the
+log says both, since a program under test can print a line.
 """
 
 import ast
@@ -88,7 +89,7 @@ def statuses_of(log: str) -> dict[str, Status] | None:
             continue
         rest = match[2].replace(" - ", " ") if match[1] == "FAILED" else match[2]
         words = rest.split()
-        if words:
+        if words and found.get(words[0]) not in (Status.FAILED, Status.ERROR):
             found[words[0]] = Status(match[1])
     found |= dict.fromkeys(with_failed_parts, Status.FAILED)
     code = _EXIT.search(log[end:])

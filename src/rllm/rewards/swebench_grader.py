@@ -1,26 +1,49 @@
-"""Grades patches for issues by the project's own tests, in the container that was published for them.
+"""Grades patches for issues by the project's own tests: in the container that was published for them, or in a
+local sandbox that has the project as it was.
 
     answer ──► patch ──git apply──► /testbed ──eval script──► log ──rllm.rewards.swebench──► Grade
 
-The test files are put back before the tests run, so that a patch cannot change what it is measured by. An
-empty patch, or one that does not apply, is a score of 0; a container that fails, or a run that never
-reached its end for another reason than the patch, is a RewardError.
+The machine is new, and of what was answered only the patch gets there. The tests' own files are put back
+before they run, and with them what steers a test run (STEERING): a patch cannot change what it is measured
+by. An empty patch, or one that does not apply, is a score of 0; so is one with which the tests do not run to
+their end. Where they do not without it either, that is a RewardError.
 """
 
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rllm.errors import ConfigError, RewardError
 from rllm.rewards.extraction import final_text
 from rllm.rewards.grade import Grade, require_answer, right, task_field, task_has, wrong
 from rllm.rewards.swebench import END, START, Resolution, ids_of, patch_of, statuses_of, verdict_of
+from rllm.sandbox.archive import pack_links_and_all
 from rllm.sandbox.backends import open_sandbox, require_backend
 from rllm.sandbox.base import Sandbox
-from rllm.sandbox.types import ExecResult, Limits, Status
+from rllm.sandbox.types import ExecResult, Limits, Root, Snapshot, Status
+from rllm.sandbox.verifier import GIT_VARIABLES
 
+STEERING = (
+    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
+    *("sitecustomize.py", "usercustomize.py", "pytest.py", "*.pth", "*.dist-info/*", "*.egg-info/*"),
+)
+"""Files, in any folder, that are again as they were before the patch when the tests run."""
+_KEEP = "git ls-files -z --others -- {steering} | tar --null -T - -cf {kept}"
+_RESTORE = (
+    "git reset -q; git ls-files -z -- {steering} | xargs -0 -r git checkout -q HEAD --; "
+    "git ls-files -z --others -- {steering} | xargs -0 -r rm -f --; tar -xf {kept}"
+)
+"""Of what is in the repository and of what is not, such as the metadata of an installed project."""
+VARIABLES = {
+    "PYTHONNOUSERSITE": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    **GIT_VARIABLES,
+}
 APPLY = (
     "git apply --verbose {patch}",
     "git apply --verbose --3way {patch}",
@@ -29,19 +52,27 @@ APPLY = (
 )
 """Tried in this order; the tree is put back between them."""
 _RESET = "git checkout -- . && git clean -fdq"
-_PATCH, _SCRIPT = "/tmp/model.patch", "/tmp/eval.sh"
+_PATCH, _SCRIPT, _KEPT = "/tmp/model.patch", "/tmp/eval.sh", "/tmp/steering.tar"
+_INSIDE_GIT = re.compile(
+    r"^(?:---|\+\+\+|rename \w+|copy \w+|diff --git) .*?(?:^|[\s/\"])\.git(?:/|\s|$)", re.MULTILINE
+)
 
 
 @dataclass(kw_only=True, slots=True)
 class SweBenchGrader:
     """A `Grader`: 1 for an issue that is resolved in full, else 0.
 
-    `image` is the container to use instead of the row's own; a row of the classic form names none, and then
-    it is the published one of its `instance_id`.
+    With docker, `image` is the container to use instead of the row's own; a row of the classic form names
+    none, and then it is the published one of its `instance_id`. With bubblewrap or unshare, `tree` is the
+    directory of an unpacked image, or `checkout` that of a git checkout for this machine's own system, with
+    `packages` that are installed here; `{instance_id}` in either stands for the row's.
     """
 
     backend: str = "docker"
     image: str = ""
+    tree: str = ""
+    checkout: str = ""
+    packages: tuple[str, ...] = ()
     repository: str = "/testbed"
     timeout_s: float = 1800.0
     memory_mb: int = 4096
@@ -54,6 +85,15 @@ class SweBenchGrader:
     def __post_init__(self) -> None:
         if self.timeout_s <= 0:
             raise ConfigError(f"`timeout_s` is {self.timeout_s}; tests take more than 0 seconds.")
+        if self.backend != "docker" and bool(self.tree) == bool(self.checkout):
+            raise ConfigError(
+                f"The backend `{self.backend}` needs the project on this machine: give `tree`, the directory "
+                "of an unpacked image, or `checkout`, that of a git checkout."
+            )
+        if self.backend == "docker" and (self.tree or self.checkout):
+            raise ConfigError(
+                "`tree` and `checkout` are for bubblewrap and unshare; docker takes an `image`."
+            )
 
     def grade(self, answer: str, task: Mapping[str, Any]) -> Grade:
         """Raises ConfigError where there is no container engine, RewardError for a row or run that is
@@ -68,24 +108,16 @@ class SweBenchGrader:
         if patch is None:
             return wrong("no patch")
         require_backend(self.backend)
-        limits = Limits(
-            wall_s=self.timeout_s,
-            cpu_s=self.timeout_s,
-            memory_mb=self.memory_mb,
-            disk_mb=self.disk_mb,
-            output_kb=65_536,
-            processes=1024,
-        )
-        with open_sandbox(self.backend, limits=limits, image=self._image(task)) as sandbox:
-            self._require_writable(sandbox)
-            if not self._applies(sandbox, patch):
-                return wrong("the patch does not apply", patch)
-            sandbox.write(_SCRIPT, script)
-            ran = sandbox.exec(["bash", _SCRIPT], cwd=self.repository)
+        if _INSIDE_GIT.search(patch):
+            return wrong("the patch reaches into .git", patch)
+        ran = self._run(task, script, patch)
+        if ran is None:
+            return wrong("the patch does not apply", patch)
         if ran.status in (Status.TIMEOUT, Status.OUT_OF_MEMORY, Status.OUTPUT_LIMIT):
             return wrong(f"the tests ended by {ran.status}", patch)
         statuses = statuses_of(_log(ran))
         if statuses is None:
+            self._require_runs_without(task, script)
             return wrong("the tests did not run to their end", patch, log=_log(ran)[-2000:])
         verdict = verdict_of(
             statuses, fail_to_pass, pass_to_pass, fail_only=task.get("eval_type") == "fail_only"
@@ -102,31 +134,78 @@ class SweBenchGrader:
     def close(self) -> None:
         """Holds nothing."""
 
-    def _image(self, task: Mapping[str, Any]) -> str | None:
-        if self.backend != "docker":
-            return None
+    def _run(self, task: Mapping[str, Any], script: str, patch: str) -> ExecResult | None:
+        """Run the tests in a new world, after the patch unless it is empty; None where it does not apply."""
+        with self._opened(task) as sandbox:
+            sandbox.exec(_steering(_KEEP), cwd=self.repository, env=VARIABLES)
+            if patch and not self._applies(sandbox, patch):
+                return None
+            sandbox.exec(_steering(_RESTORE), cwd=self.repository, env=VARIABLES)
+            sandbox.write(_SCRIPT, script)
+            return sandbox.exec(["bash", _SCRIPT], cwd=self.repository, env=VARIABLES)
+
+    def _require_runs_without(self, task: Mapping[str, Any], script: str) -> None:
+        """Raises RewardError where the tests do not run to their end without any patch: that says nothing
+        about one."""
+        ran = self._run(task, script, "")
+        if ran is None or statuses_of(_log(ran)) is None:
+            said = "" if ran is None else _log(ran)[-500:]
+            raise RewardError(
+                f"The tests of {task.get('instance_id')} do not run to their end, with a patch or without: "
+                f"{said!r}"
+            )
+
+    def _opened(self, task: Mapping[str, Any]) -> Sandbox:
+        """A machine with the project at its `repository`, which programs can write to."""
+        limits = Limits(
+            wall_s=self.timeout_s,
+            cpu_s=self.timeout_s,
+            memory_mb=self.memory_mb,
+            disk_mb=self.disk_mb,
+            output_kb=65_536,
+            processes=1024,
+        )
+        name = str(task_field(task, "instance_id", self.name))
+        tree = self.tree.replace("{instance_id}", name)
+        root = Root(folders=(self.repository,), tree=tree)
+        image = self._image(task) if self.backend == "docker" else None
+        opened = open_sandbox(self.backend, limits=limits, image=image, root=root, packages=self.packages)
+        try:
+            if self.checkout:
+                self._check_out(opened, Path(self.checkout.replace("{instance_id}", name)))
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def _check_out(self, sandbox: Sandbox, checkout: Path) -> None:
+        if not (checkout / ".git").is_dir():
+            raise ConfigError(f"`checkout` is {checkout}, which is no git checkout with a .git directory.")
+        sandbox.restore(Snapshot(tar=pack_links_and_all(checkout, self.repository), base="/"))
+        sandbox.exec(
+            "command -v python || ln -s $(command -v python3) /usr/local/bin/python"
+        )  # as images have it
+
+    def _image(self, task: Mapping[str, Any]) -> str:
         if self.image or task_has(task, "image"):
             return self.image or str(task["image"])
         instance = str(task_field(task, "instance_id", self.name)).replace("__", "_1776_").lower()
         return f"swebench/sweb.eval.x86_64.{instance}:latest"
 
-    def _require_writable(self, sandbox: Sandbox) -> None:
-        """Raises RewardError where no patch could ever be applied: that would say nothing about this one."""
-        if sandbox.exec("test -w .", cwd=self.repository).status is not Status.OK:
-            raise RewardError(
-                f"The sandbox `{self.backend}` cannot write to {self.repository}, so that no patch could be "
-                "applied: containers have a read-only system here, and programs are user 1000. Use an image "
-                "whose project lies in a volume that this user owns, and name it with `repository`."
-            )
-
     def _applies(self, sandbox: Sandbox, patch: str) -> bool:
         sandbox.write(_PATCH, patch)
         for command in APPLY:
-            done = sandbox.exec(command.format(patch=_PATCH), cwd=self.repository)
+            done = sandbox.exec(command.format(patch=_PATCH), cwd=self.repository, env=VARIABLES)
             if done.status is Status.OK:
                 return True
-            sandbox.exec(_RESET, cwd=self.repository)
+            sandbox.exec(_RESET, cwd=self.repository, env=VARIABLES)
         return False
+
+
+def _steering(command: str) -> str:
+    return command.format(
+        steering=" ".join(shlex.quote(f":(glob)**/{each}") for each in STEERING), kept=_KEPT
+    )
 
 
 def eval_script_of(task: Mapping[str, Any], repository: str) -> str:

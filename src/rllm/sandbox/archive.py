@@ -32,6 +32,20 @@ def pack_tree(source: Path) -> bytes:
     return buffer.getvalue()
 
 
+def pack_links_and_all(source: Path, place: str) -> bytes:
+    """A tar of a directory of one's own with its links, as paths from `/` on below `place`."""
+    buffer = io.BytesIO()
+
+    def owned_by_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = ""
+        return entry
+
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.add(source, f".{place}", filter=owned_by_nobody)
+    return buffer.getvalue()
+
+
 def unpack_tree(stream: IO[bytes], target: Path) -> list[str]:
     """Make `target` from a tar of one file or directory, named "."; returns what is neither and was left out.
 

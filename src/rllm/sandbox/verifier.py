@@ -54,6 +54,11 @@ STEERING = (
 along."""
 GIT_CONFIG = {"core.hooksPath": "/dev/null", "core.fsmonitor": "false", "safe.directory": "*"}
 """What holds in every repository, whatever its own configuration says."""
+GIT_VARIABLES = {"GIT_CONFIG_COUNT": str(len(GIT_CONFIG))} | {
+    f"GIT_CONFIG_{part}_{place}": text
+    for place, pair in enumerate(GIT_CONFIG.items())
+    for part, text in zip(("KEY", "VALUE"), pair, strict=True)
+}
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -162,11 +167,8 @@ def environment_of(examination: Examination) -> dict[str, str]:
         "VERIFIER_LAST": examination.variables.get("PYTHONPATH", ""),
         "GIT_CONFIG_GLOBAL": "/dev/null",
         "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_COUNT": str(len(GIT_CONFIG)),
     }
-    for place, (key, value) in enumerate(GIT_CONFIG.items()):
-        own |= {f"GIT_CONFIG_KEY_{place}": key, f"GIT_CONFIG_VALUE_{place}": value}
-    return given | own | dict(examination.own_variables)
+    return given | own | GIT_VARIABLES | dict(examination.own_variables)
 
 
 def _bring_tests(fresh: Sandbox, tests: Path) -> None:
