@@ -28,6 +28,7 @@ def test_the_python_of_the_page_runs_from_top_to_bottom(
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         *("ok 42", "[1, 2]", "6", "", "['out', 'src']", "b'HELLO\\n'", "[]", "b'HELLO\\n'"),
+        r"b'hello\n' b'mine\n' ()",
     ]
 
 

@@ -24,7 +24,8 @@ class Limits:
     cpu_s: float = 10.0
     """Seconds of processor time, over all of its processes."""
     memory_mb: int = 512
-    """MiB of memory, over all of its processes; what lies in its files counts as disk."""
+    """MiB of memory, over all of its processes; what lies in its files counts as disk. Sockets hold memory of
+    the kernel's: there may be one for each MiB, and 64 in any case."""
     output_kb: int = 1024
     """KiB of stdout and stderr together; the result channel has as much again."""
     disk_mb: int = 64
@@ -59,7 +60,8 @@ class Status(StrEnum):
     TIMEOUT = "timeout"
     """It was still running after `wall_s`, or had used `cpu_s`."""
     OUT_OF_MEMORY = "out_of_memory"
-    """It held more than `memory_mb`, or asked for more and died of the refusal."""
+    """It held more than `memory_mb`, or more sockets than that allows, or asked for more and died of the
+    refusal."""
     KILLED = "killed"
     """Ended by a signal such as SIGKILL or SIGTERM, or for having more than `processes` where the kernel does
     not refuse them."""

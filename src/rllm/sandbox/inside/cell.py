@@ -35,6 +35,8 @@ PARTS = {"box": "/box", "tmp": "/tmp", "shm": "/dev/shm"}
 INODES_PER_MB = 64
 OPEN_FILES = 256
 MOST_DESCRIPTORS = 1 << 20
+TCP_BUFFER_BYTES = "4096 65536 212992"
+"""Least, first and most."""
 INSIDE_ID = 1000
 """uid and gid that a program sees as its own under "own_userns"."""
 
@@ -87,6 +89,7 @@ class Place:
             return
         if arguments["builds_root"]:
             root.build(arguments["binds"])
+        limit_tcp_buffers()
         self.filter = seccomp.seccomp_filter(os.uname().machine)
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -254,6 +257,25 @@ class Place:
             jobs.do(order, payload, box, home=home, is_bare=self.is_bare)
         finally:
             os._exit(jobs.GAVE_UP_CODE)
+
+
+def limit_tcp_buffers() -> None:
+    """Of this network namespace: what a TCP socket may hold without asking, as much as others that ask.
+
+    Its kernel lets root alone write that; where it does not, as for a plain user, the number of sockets is
+    all that bounds them.
+    """
+    safe = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    kernel.mount("proc", DISK, "proc", safe)  # the one that is there may be read-only
+    try:
+        for name in ("tcp_rmem", "tcp_wmem"):
+            with (
+                contextlib.suppress(PermissionError),
+                open(f"{DISK}/sys/net/ipv4/{name}", "w", encoding="ascii") as stream,
+            ):
+                stream.write(TCP_BUFFER_BYTES)
+    finally:
+        kernel.unmount(DISK)
 
 
 def mount_disk(disk_mb: float, identity: str, uid: int) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 TICKS_S = os.sysconf("SC_CLK_TCK")
+LEAST_SOCKETS = 64
+"""That any program may have, with however little memory."""
 
 
 def members(is_bare: bool, init: int) -> list[int]:
@@ -37,8 +39,11 @@ def members(is_bare: bool, init: int) -> list[int]:
     return sorted(family - {init})
 
 
-def excess(pids: list[int], init: int, limits: dict[str, Any]) -> str | None:
-    """Which limit the processes of a cell exceed together: "memory", "cpu" or "processes"; None if none."""
+def excess(pids: list[int], init: int, limits: dict[str, Any], *, is_bare: bool) -> str | None:
+    """Which limit the processes of a cell exceed together: "memory", "cpu" or "processes"; None if none.
+
+    What the kernel holds for a socket is nobody's memory, and up to 0.4 MiB: so there may be one for each MiB.
+    """
     resident_kb: dict[int, int] = {}
     orphans = _stat(init)[13:15]  # what the init has reaped, it is the only one that knows
     cpu_s, threads = sum(int(value) for value in orphans) / TICKS_S, 0
@@ -52,6 +57,8 @@ def excess(pids: list[int], init: int, limits: dict[str, Any]) -> str | None:
         return "processes"
     if cpu_s > limits["cpu_s"]:
         return "cpu"
+    if not is_bare and sockets() > max(LEAST_SOCKETS, limits["memory_mb"]):
+        return "memory"
     # Resident pages count shared ones once for each process; the fair share is exact and costs more to ask
     # for.
     limit_kb = limits["memory_mb"] * 1024
@@ -60,6 +67,12 @@ def excess(pids: list[int], init: int, limits: dict[str, Any]) -> str | None:
         if fair_kb > limit_kb:
             return "memory"
     return None
+
+
+def sockets() -> int:
+    """How many there are in this network namespace, also those whose descriptor is on its way in another."""
+    with open("/proc/net/sockstat", encoding="ascii") as stream:
+        return int(stream.readline().split()[2])
 
 
 def _stat(pid: int) -> list[str]:

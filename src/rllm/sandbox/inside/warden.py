@@ -148,7 +148,8 @@ def watch(
             elif time.monotonic() >= deadline_s:
                 why = "timeout"
             elif time.monotonic() >= look_s:
-                why = cellmates.excess(cellmates.members(place.is_bare, watched.init), watched.init, limits)
+                members = cellmates.members(place.is_bare, watched.init)
+                why = cellmates.excess(members, watched.init, limits, is_bare=place.is_bare)
                 look_s = time.monotonic() + LOOK_EVERY_S
             if why is not None:
                 place.kill(watched)
