@@ -98,8 +98,7 @@ def print_reports(asked: Asked, report: Mapping[str, Any], directory: Path, writ
     if skipped := stamp.get("skipped"):
         name, why = next(iter(skipped.items()))
         console.print(
-            f"{len(skipped)} tasks cannot be run here and were skipped. The first is {name}: "
-            f"{why}",
+            f"{len(skipped)} tasks cannot be run here and were skipped. The first is {name}: {why}",
             style="yellow",
             markup=False,
             soft_wrap=True,

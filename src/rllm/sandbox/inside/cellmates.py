@@ -42,7 +42,7 @@ def members(is_bare: bool, init: int) -> list[int]:
 def excess(pids: list[int], init: int, limits: dict[str, Any], *, is_bare: bool) -> str | None:
     """Which limit the processes of a cell exceed together: "memory", "cpu" or "processes"; None if none.
 
-    What the kernel holds for a socket is nobody's memory, and up to 0.4 MiB: so there may be one for each MiB.
+    What the kernel holds for a socket, up to 0.4 MiB, is in no process: there may be one socket for each MiB.
     """
     resident_kb: dict[int, int] = {}
     orphans = _stat(init)[13:15]  # what the init has reaped, it is the only one that knows
