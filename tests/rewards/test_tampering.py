@@ -47,7 +47,10 @@ def test_the_corpus_is_large_enough() -> None:
     assert len(TAMPERINGS) >= 25
 
 
-@pytest.mark.parametrize("backend", ["bubblewrap", pytest.param("unshare", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend",
+    ["bubblewrap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("unshare", "docker"))],
+)
 def test_no_tampering_pays_or_goes_unscored(backend: str) -> None:
     findings = examine_tests(needed(backend))
     assert len(findings) == len(TAMPERINGS) + 1

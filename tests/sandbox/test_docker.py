@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rllm.errors import ConfigError, RllmError, SandboxError
-from rllm.sandbox import Limits, Sandbox, Status, open_sandbox
+from rllm.sandbox import Limits, Root, Sandbox, Status, open_sandbox
 from rllm.sandbox.docker_api import engine
 
 LIMITS = Limits(wall_s=0.5, cpu_s=4, memory_mb=128, output_kb=2, disk_mb=8, processes=16)
@@ -48,7 +48,7 @@ def test_a_command_is_not_root_and_its_streams_are_told_apart(box: Sandbox, fake
     assert (asked["User"], asked["WorkingDir"]) == ("1000:1000", "/box")
     assert "A=b" in asked["Env"]
     assert asked["Cmd"][-2:] == ["echo", "hello"]
-    assert "ulimit -t 4;" in asked["Cmd"][2]
+    assert "ulimit -S -t 4;" in asked["Cmd"][2]
     assert "ulimit -d 131072;" in asked["Cmd"][2]
 
 
@@ -194,3 +194,32 @@ def test_a_real_engine_runs_a_program_and_keeps_nothing() -> None:
         assert box.read("in/file") == b"1"
         assert box.exec("sleep 60", limits=Limits(wall_s=2)).status is Status.TIMEOUT
         assert "sleep" not in box.exec("cat /proc/[0-9]*/cmdline").stdout
+
+
+def test_a_real_engine_holds_programs_to_their_limits() -> None:
+    """Memory, processes, processor time and size of files: each is seen to bite."""
+    limits = Limits(wall_s=20, cpu_s=2, memory_mb=128, disk_mb=8, processes=16)
+    try:
+        engine()
+        box = open_sandbox("docker", limits=limits, root=Root(folders=("/app",)))
+    except RllmError as error:
+        pytest.skip(f"docker: {error}")
+    with box:
+        held = box.exec(["python3", "-c", FOUR_TIMES_60_MB])
+        assert held.status is not Status.OK or "9" in held.stdout, "240 MB were held in 128"
+        assert box.exec("while :; do :; done").status is Status.TIMEOUT
+        assert box.exec("head -c 20M /dev/zero > /app/f").status is not Status.OK
+        assert box.exec("echo x > /app/g; cat /app/g").stdout == "x\n"
+        crowd = box.exec("for i in $(seq 40); do sleep 1 & done; echo all")
+        assert (crowd.status, crowd.stdout) != (Status.OK, "all\n")
+
+
+FOUR_TIMES_60_MB = """
+import os, time
+for _ in range(4):
+    if os.fork() == 0:
+        held = bytearray(60 << 20)
+        time.sleep(1)
+        os._exit(0)
+print([os.wait()[1] for _ in range(4)])
+"""

@@ -427,9 +427,10 @@ class DockerSandbox(Sandbox):
 def _ulimits(limits: Limits) -> str:
     """What the kernel counts for each process: the shell sets it, and then is the program. One limit a
     command, because dash takes no more."""
+    cpu_s = int(limits.cpu_s + 0.999)  # the soft limit's signal says why; a kill at the hard one would not
     return (
-        f"ulimit -c 0; ulimit -t {int(limits.cpu_s + 0.999)}; ulimit -f {int(limits.disk_mb * 2048)}; "
-        f"ulimit -d {int(limits.memory_mb * 1024)}"
+        f"ulimit -c 0; ulimit -t {cpu_s + 1}; ulimit -S -t {cpu_s}; "
+        f"ulimit -f {int(limits.disk_mb * 2048)}; ulimit -d {int(limits.memory_mb * 1024)}"
     )
 
 
