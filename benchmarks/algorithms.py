@@ -144,7 +144,7 @@ def advantages_of(episodes: list[Episode], estimator: str, **options: Any) -> di
 
 
 def rows_of(episodes: list[Episode], advantages: dict[str, Any]) -> TrainingBatch:
-    return training_batch(episodes, advantages, drop_tied=False)
+    return training_batch(episodes, advantages)
 
 
 def weighted(samples: list[TrainingSample]) -> list[WeightedRow]:

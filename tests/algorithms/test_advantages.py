@@ -179,7 +179,6 @@ def test_equal_rewards_and_single_attempts_are_exact_zeros_whatever_the_mean_rou
 ) -> None:
     assert _estimate(name, [(reward, 3, 0, 0.0)] * 7) == [0.0] * 7
     assert _estimate(name, [(reward, 3, 0, 0.0)]) == [0.0]
-    assert estimator_named(name).has_baseline
 
 
 def test_a_table_by_hand() -> None:

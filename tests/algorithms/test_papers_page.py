@@ -46,6 +46,16 @@ def test_a_row_selects_what_it_names_and_cites_somebody() -> None:
         assert differs
 
 
+def test_every_estimator_says_what_becomes_of_groups_that_tie() -> None:
+    words = {True: "`count` or `drop`", False: "none tie"}
+    for name, key, _, _, rest in ROWS:
+        if key == "algorithm.estimator":
+            expected = (
+                words[ESTIMATORS[name].compares_attempts] if name != "gpg" else "dropped, by its own factor"
+            )
+            assert rest.endswith(f"| {expected}"), name
+
+
 def test_links_lead_to_the_papers_that_they_show() -> None:
     links = re.findall(r"\[arXiv:([\d.]+)\]\(https://arxiv.org/abs/([\d.]+)\)", PAGE)
     assert len(links) > 40

@@ -307,9 +307,10 @@ def test_groups_that_all_tie_leave_the_weights_and_are_counted(letters: ModuleTy
     run = tmp_path / "run"
     letters.make_trainer(run, {"warm_start": {"steps": 0}}, env_class=Equal).train()
     lines = [line for line in read_metrics(run / "metrics.jsonl") if line["phase"] == "train"]
-    assert [(line["groups_tied"], line["policy_version"], line["tokens.trained"]) for line in lines] == [
-        (2, 0, 0)
+    assert [(line["groups_tied"], line["grad_norm"], line["tokens.dropped.tied"]) for line in lines] == [
+        (2, 0.0, 0)
     ] * 4
+    assert [line["policy_version"] for line in lines] == [2, 4, 6, 8]  # steps along a gradient of 0
     first, second = (load_model(run / name).model.state_dict_hf() for name in ("initial_model", "model"))
     assert all((first[name] == second[name]).all() for name in first)
 

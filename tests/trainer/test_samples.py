@@ -115,13 +115,11 @@ def test_every_sampled_token_is_trained_or_dropped_for_a_reason(rows: list[Any])
     assert keys == sorted(keys)
 
 
-def test_rows_that_taught_nothing_may_be_kept() -> None:
+def test_rows_that_teach_nothing_are_rows_like_any_other() -> None:
     episodes = [_episode([([1], [2, 3])], 1.0, attempt) for attempt in range(2)]
-    advantages = _advantages(episodes)
-    assert training_batch(episodes, advantages).token_counts["dropped.tied"] == 4
-    kept = training_batch(episodes, advantages, drop_tied=False)
-    assert kept.token_counts["trained"] == 4
-    assert all(row.advantages_T.tolist() == [0.0] * 3 for row in kept.samples)
+    batch = training_batch(episodes, _advantages(episodes))
+    assert (batch.token_counts["trained"], batch.token_counts["dropped.tied"]) == (4, 0)
+    assert all(row.advantages_T.tolist() == [0.0] * 3 for row in batch.samples)
 
 
 def test_a_token_that_a_grammar_forced_is_read_and_counted_but_never_trained_on() -> None:
@@ -146,7 +144,8 @@ def test_a_token_that_a_grammar_forced_is_read_and_counted_but_never_trained_on(
 def test_forced_tokens_of_an_attempt_that_is_dropped_are_dropped_with_it() -> None:
     episodes = [_episode([([1], [2, 3])], 1.0, attempt) for attempt in range(2)]
     episodes[0].trajectories[0].steps[0].policy_versions = [3, NOT_SAMPLED]
-    counts = training_batch(episodes, _advantages(episodes)).token_counts
+    masked = {"t/0": "tied", "t/1": "tied"}
+    counts = training_batch(episodes, _advantages(episodes), masked=masked).token_counts
     assert (counts["sampled"], counts["masked.forced"], counts["dropped.tied"]) == (4, 0, 4)
 
 
@@ -229,7 +228,7 @@ def test_observation_tokens_inserted_anywhere_change_no_advantage(
         ]
 
     def trained(episodes: list[Episode]) -> list[tuple[list[int], list[float], list[float]]]:
-        batch = training_batch(episodes, _advantages(episodes), drop_tied=False)
+        batch = training_batch(episodes, _advantages(episodes))
         return [
             tuple(
                 column[row.trainable_T].tolist()
@@ -360,14 +359,6 @@ def test_a_turn_that_sampled_nothing_hands_what_it_was_paid_to_the_one_before() 
     assert row.rewards_T.tolist() == [0, 0, 7, 0, 0, 0, 0]
 
 
-def test_a_row_is_dropped_as_tied_only_where_no_turn_of_its_attempt_teaches() -> None:
-    episodes = [_episode([([1], [2]), ([3], [4])], 1.0, attempt) for attempt in range(3)]
-    advantages = {"t/0": np.zeros(2), "t/1": np.array([0.0, 1.0]), "t/2": np.array([np.nan, np.nan])}
-    batch = training_batch(episodes, advantages)
-    assert batch.token_counts["dropped.tied"] == 2
-    assert [row.order_key[1] for row in batch.samples] == [1, 2]  # NaN is to be filled in, not left out
-
-
 @pytest.mark.parametrize("given", [np.ones(1), np.ones(3)])
 def test_advantages_that_are_not_one_for_each_turn_are_an_error(given: NDArray[np.float64]) -> None:
     with pytest.raises(ValueError, match="zip"):
@@ -389,7 +380,7 @@ def test_observation_tokens_inserted_anywhere_change_no_return_and_no_credit_of_
         groups, counts = group_episodes(episodes)
         advantages = group_advantages(groups, lambda role: "rloo", counts, gamma=0.9, credit="turn")
         found = []
-        for row in training_batch(episodes, advantages, drop_tied=False).samples:
+        for row in training_batch(episodes, advantages).samples:
             trained = row.trainable_T
             assert row.rewards_T is not None
             gained_T, returns_T = gae(

@@ -206,16 +206,32 @@ def test_tied_rows_need_not_be_computed_and_still_count_in_the_mean(
     assert _gap(found, expected) <= 1e-10
 
 
-def test_an_update_with_nothing_to_learn_leaves_weights_and_version(
+def test_an_update_without_a_trained_token_leaves_weights_and_version(
     decoder: Make, backend: Make, sample: Make
 ) -> None:
     learner = backend(decoder(), weight_decay=0.1)
     before = _weights(learner)
-    for samples in ([], [sample("pppp")], [sample("pss", advantage=0.0)]):
+    for samples in ([], [sample("pppp")]):
         assert learner.update(samples, PolicyLoss(), 1.0)["grad_norm"] == 0.0
     assert learner.policy_version == 0
     assert _equal(before, _weights(learner))
     assert learner.score([]) == []
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_an_update_whose_rows_all_tie_is_a_step_along_a_gradient_of_zero(
+    decoder: Make, backend: Make, sample: Make, name: str
+) -> None:
+    learner = backend(decoder(), name=name)
+    learner.update([sample("pss", advantage=0.0)], PolicyLoss(), 1.0)
+    begun = _weights(learner)
+    assert learner.policy_version == 1
+    assert _equal(begun, _weights(backend(decoder(), name=name)))  # there are no moments yet
+    learner.update([sample("pss")], PolicyLoss(), 1e-3)
+    moved = _weights(learner)
+    metrics = learner.update([sample("pss", advantage=0.0)], PolicyLoss(), 1e-3)
+    assert (learner.policy_version, metrics["grad_norm"], metrics["loss"]) == (3, 0.0, 0.0)
+    assert not _equal(moved, _weights(learner))
 
 
 def _weights(learner: TorchBackend) -> dict[str, Tensor]:

@@ -45,8 +45,8 @@ class Estimator:
     estimate: Estimate
     within_groups: bool = True
     """The attempts at one task; otherwise all attempts of a step by the role."""
-    has_baseline: bool = True
-    """Rewards are compared with each other, so equal ones teach nothing."""
+    compares_attempts: bool = True
+    """Attempts at one task are compared with each other: equal rewards give zeros, and the group ties."""
     min_group: int = 2
     """Attempts at one task without which there is nothing to compare: fewer get zeros."""
     needs_states: bool = False
@@ -124,23 +124,27 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce_plus_plus": Estimator(
         estimate=to_all_turns(lambda them: reinforce_plus_plus_advantages(_rewards(them), _lengths(them))),
         within_groups=False,
+        compares_attempts=False,
         min_group=1,
     ),
     "reinforce_baseline": Estimator(
-        estimate=_of_rewards(reinforce_baseline_advantages), within_groups=False, min_group=1
+        estimate=_of_rewards(reinforce_baseline_advantages),
+        within_groups=False,
+        compares_attempts=False,
+        min_group=1,
     ),
     "reinforce": Estimator(
-        estimate=_of_rewards(reinforce_advantages), within_groups=False, has_baseline=False, min_group=1
+        estimate=_of_rewards(reinforce_advantages), within_groups=False, compares_attempts=False, min_group=1
     ),
     "remax": Estimator(
         estimate=to_all_turns(lambda them: remax_advantages(_rewards(them), _baselines(them))),
-        has_baseline=False,
+        compares_attempts=False,
         min_group=1,
         needs_greedy=True,
     ),
     "gae": Estimator(
         estimate=_later,
-        has_baseline=False,
+        compares_attempts=False,
         min_group=1,
         needs_critic=True,
         token_level=True,
@@ -149,7 +153,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "teacher": Estimator(
         estimate=_later,
         within_groups=False,
-        has_baseline=False,
+        compares_attempts=False,
         min_group=1,
         token_level=True,
         tells_turns_apart=True,
@@ -200,7 +204,7 @@ def estimator_named(name: str, config: AlgorithmConfig | None = None) -> Estimat
             f"`{name}` is a {type(found).__name__}; an advantage estimator is a function of the rewards of a "
             "group, or an rllm.algorithms.estimators.Estimator."
         )
-    return Estimator(estimate=_of_user(name, found), has_baseline=False, min_group=1)
+    return Estimator(estimate=_of_user(name, found), min_group=1)
 
 
 def _of_user(name: str, function: Callable[[FloatArray], object]) -> Estimate:

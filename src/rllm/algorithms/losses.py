@@ -17,7 +17,7 @@ from rllm.algorithms.aggregation import Aggregation, FixedLength, aggregation_na
 from rllm.algorithms.correction import Correction, out_of_bounds_M
 from rllm.algorithms.kl import kl_terms
 from rllm.algorithms.surrogates import ClippedRatio, Surrogate, surrogate_named
-from rllm.algorithms.tokens import Loss, TokenInputs
+from rllm.algorithms.tokens import Loss, TokenInputs, has_gradient
 from rllm.config.algorithm import AlgorithmConfig
 from rllm.errors import ConfigError
 
@@ -29,6 +29,7 @@ __all__ = (
     "PolicyLoss",
     "TokenInputs",
     "ValueLoss",
+    "has_gradient",
     "policy_loss",
     "token_weights",
 )

@@ -15,6 +15,7 @@ has a value and no gradient. verl cuts log r to ±20 nats; here nothing is cut, 
 before the weights change.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from rllm.algorithms.tokens import TokenInputs, row_means
 from rllm.config.algorithm import AlgorithmConfig, is_own
-from rllm.config.callables import require_call
+from rllm.config.callables import made_from, require_call
 from rllm.config.names import object_named
 from rllm.errors import ConfigError
 
@@ -308,8 +309,13 @@ def surrogate_named(config: AlgorithmConfig) -> Surrogate:
 
 
 def own_function(name: str) -> OwnFunction:
-    """The loss function that a user wrote, by dotted path. Raises ConfigError where it cannot be called."""
-    function = object_named(name, group="rllm.losses", what="loss")
+    """The loss that a user wrote, by dotted path: a function, or an object (or its class) with `terms`.
+
+    Raises ConfigError where it cannot be called.
+    """
+    found = object_named(name, group="rllm.losses", what="loss")
+    found = made_from(found) if inspect.isclass(found) else found
+    function = getattr(found, "terms", found)
     require_call(function, name, ("tokens",), "loss", "write `def loss(tokens: TokenInputs) -> Tensor`")
     return OwnFunction(name=name, function=function)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rllm.algorithms.aggregation import Aggregation
+from rllm.types.sample import TrainingSample
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -76,6 +77,11 @@ class Loss(Protocol):
     def measures(self, tokens: TokenInputs) -> dict[str, Tensor]:
         """[M] what to report of each token; its mean over the tokens of an update becomes a metric."""
         ...
+
+
+def has_gradient(sample: TrainingSample, loss: Loss) -> bool:
+    """Whether the row has a part in the gradient of the loss."""
+    return loss.needs_every_row or bool(sample.advantages_T.any())
 
 
 def row_sums(values_M: Tensor, row_M: Tensor) -> tuple[Tensor, Tensor]:

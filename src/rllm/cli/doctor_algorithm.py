@@ -46,11 +46,14 @@ def command(ctx: click.Context, name: str, kind: str | None, as_json: bool) -> N
 
     A loss: its gradient against finite differences, its direction, and that neither the order of rows, nor
     the split into micro-batches, nor untrained tokens change it. An estimator: that the order of attempts
-    changes nothing, and what shifting, scaling and equal rewards do. Exit code 1 when a check fails.
+    changes nothing, and what shifting, scaling and equal rewards do. Then both from episodes to the gradient,
+    as the trainer applies them: what ties count, and the update that is to be expected beside the gradient of
+    the expected reward. Exit code 1 when a check fails.
     """
     from rllm.algorithms.checks import Verdict, check_estimator, group_form
     from rllm.algorithms.estimators import Estimator
     from rllm.algorithms.loss_checks import check_loss
+    from rllm.trainer.update_checks import check_update
 
     found = _algorithm_named(name)
     kind = kind or _kind_of(found, name)
@@ -63,6 +66,10 @@ def command(ctx: click.Context, name: str, kind: str | None, as_json: bool) -> N
         )
     else:
         checks = check_estimator(group_form(found) if isinstance(found, Estimator) else found)
+    if not any(each.verdict is Verdict.FAILED for each in checks):
+        # A loss is applied with unbiased advantages, so that what is measured is the loss's own doing.
+        chosen = {"estimator": "rloo"} | {kind: name}
+        checks += check_update([f"algorithm.{key}={value}" for key, value in chosen.items()])
     failed = [each for each in checks if each.verdict is Verdict.FAILED]
     if as_json:
         print_json(

@@ -26,6 +26,7 @@ LOSSES: dict[str, tuple[str, ...]] = {
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "group_mean", "constant")
 KL_KINDS = ("k1", "k2", "k3", "abs", "mse", "k1+", "k3+", "abs+")
 CREDITS = ("trajectory", "turn", "discounted")
+TIES = ("count", "drop")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -37,6 +38,10 @@ class AlgorithmConfig:
     """What the turns of a trajectory share: `trajectory` gives all of them its advantage, `discounted` the
     earlier ones less of it (times `gamma` for each turn to the end), `turn` compares each turn by what was
     paid from there on."""
+    ties: str = "count"
+    """What becomes of a group whose attempts were all given advantage 0: it counts in the means of the loss
+    (`count`, as in GRPO's paper), or is left out as if it had not been sampled (`drop`, as DAPO's dynamic
+    sampling does)."""
     gamma: float = 1.0
     """Discount of what is paid later: by turn in a step's return and in `credit`, by token in `gae`."""
     gae_lambda: float = 0.95
@@ -109,6 +114,7 @@ class AlgorithmConfig:
         if not is_own(self.estimator):
             one_of("algorithm.estimator", self.estimator, tuple(ESTIMATORS))
         one_of("algorithm.credit", self.credit, CREDITS)
+        one_of("algorithm.ties", self.ties, TIES)
         share("algorithm.gamma", self.gamma)
         share("algorithm.gae_lambda", self.gae_lambda)
         if self.pass_k == 1 or self.pass_k < 0:

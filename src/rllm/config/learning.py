@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from rllm.config.algorithm import AlgorithmConfig
+from rllm.config.algorithm import AlgorithmConfig, is_own
 from rllm.config.critic import CriticConfig
 from rllm.config.distill import TEACHER
 from rllm.config.filters import FiltersConfig
@@ -18,6 +18,8 @@ WITH_GAMMA = ("gae", "gigpo")
 """Estimators that discount, whatever the credit."""
 OWN_KEYS = {"gae_lambda": "gae", "pass_k": "pass_at_k", "gigpo_omega": "gigpo", "gigpo_norm": "gigpo"}
 """Keys of `[algorithm]` that one estimator alone looks at."""
+WITH_OWN_TIES = ("gpg",)
+"""Estimators whose advantages are the larger the more groups tie."""
 WITH_OWN_CREDIT = ("gae", "gigpo", TEACHER)
 """Estimators that tell the turns of a trajectory apart themselves."""
 
@@ -44,6 +46,14 @@ def validate_estimators(
                 f"`algorithm.credit` is {algorithm.credit!r}, but `{key}` is {name!r}, which credits the "
                 'turns of an attempt in its own way; set the credit to "trajectory".'
             )
+        if name in WITH_OWN_TIES and algorithm.ties == "drop":
+            raise ConfigError(
+                f"`algorithm.ties` is 'drop', but `{key}` is {name!r}, which makes up for groups that tie by "
+                'its own factor: dropping them would do so twice. Set it to "count".'
+            )
+    if not any(ESTIMATORS.get(name, is_own(name)) for name in keys.values()):
+        why = f"{algorithm.estimator} compares no attempts at one task, so none of its groups tie"
+        unused("algorithm", algorithm, "ties", why)
     if not set(keys.values()) & set(WITH_CRITIC):
         choose = f"choose the estimator {' or '.join(WITH_CRITIC)}"
         unused("critic", critic, "trunk", f"no estimator asks a critic; {choose}")

@@ -18,9 +18,9 @@ from rllm.config.schema import TrainConfig
 from rllm.errors import RewardError
 from rllm.types.episode import Episode, TrajectoryGroup
 
-TRUNCATED, NO_SIGNAL, NO_BASELINE = "truncated", "no_signal", "no_baseline"
-"""Why a trajectory is left out: a limit cut it off, its group teaches nothing, or the greedy attempt that it
-would be compared with failed."""
+TRUNCATED, NO_SIGNAL, NO_BASELINE, TIED = "truncated", "no_signal", "no_baseline", "tied"
+"""Why a trajectory is left out: a limit cut it off, its group is filtered as one that teaches nothing, the
+greedy attempt that it would be compared with failed, or its group ties and `algorithm.ties` drops those."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -14,9 +14,16 @@ import numpy as np
 
 from rllm.algorithms.advantages import FloatArray
 from rllm.algorithms.estimators import estimator_named
-from rllm.algorithms.filters import is_reward
+from rllm.algorithms.filters import GroupKey, is_reward
 from rllm.algorithms.grouping import group_advantages
-from rllm.algorithms.losses import ActorCriticLoss, ImitationLoss, PolicyLoss, ValueLoss, policy_loss
+from rllm.algorithms.losses import (
+    ActorCriticLoss,
+    ImitationLoss,
+    PolicyLoss,
+    ValueLoss,
+    has_gradient,
+    policy_loss,
+)
 from rllm.algorithms.surrogates import WholeVocabulary
 from rllm.config.distill import TEACHER
 from rllm.config.learning import WITH_CRITIC
@@ -26,7 +33,7 @@ from rllm.errors import ConfigError
 from rllm.trainer.backends.base import Critic, TrainingBackend
 from rllm.trainer.backends.critic import CriticBackend
 from rllm.trainer.critic import explained_variance, with_gae
-from rllm.trainer.judging import Judged, judge
+from rllm.trainer.judging import TIED, Judged, judge
 from rllm.trainer.outcomes import num_sampled, require_known_roles, step_metrics
 from rllm.trainer.policies import Policies
 from rllm.trainer.reference import ModelScorer, begin_with
@@ -129,13 +136,14 @@ def learn(
     require_known_roles(episodes, config)
     judged = judge(config, episodes, greedy)
     heard = pay_for_divergence(learner, episodes, judged) if config.algorithm.kl_in == "reward" else None
-    batch = rows(learner, episodes, judged, greedy, step)
+    batch = rows(learner, episodes, judged, greedy)
     metrics = step_metrics(episodes, judged, batch)
     trained: list[TrainingSample] = []
     for name, backend in policies.trainable():
-        ready = prepare(learner, name, backend, policies.samples_of(name, batch.samples), heard)
+        loss = learner.loss(name, step)
+        ready = prepare(learner, name, backend, policies.samples_of(name, batch.samples), loss, heard)
         trained += ready.samples
-        ready.facts |= update(learner, name, backend, ready, step)
+        ready.facts |= update(learner, name, backend, ready, loss, step)
         if config.algorithm.kl_target and "divergence" in ready.facts:
             coef, kl = learner.kl_coef(name), ready.facts["divergence"]
             learner.kl_coefs[name] = adapted_kl_coef(config.algorithm, coef, kl)
@@ -145,19 +153,23 @@ def learn(
 
 
 def rows(
-    learner: Learner, episodes: Sequence[Episode], judged: Judged, greedy: Sequence[Episode], step: int
+    learner: Learner, episodes: Sequence[Episode], judged: Judged, greedy: Sequence[Episode]
 ) -> TrainingBatch:
     """The rows that are trained on, with their advantages; every token that was sampled is counted, those of
-    `greedy` as dropped."""
-    policies = learner.policies
-    losses = [learner.loss(name, step) for name, _ in policies.trainable()]
+    `greedy` as dropped.
+
+    What ties is among them, whatever the loss: only `algorithm.ties = "drop"` leaves it out.
+    """
+    config = learner.config
+    found = advantages(config, judged)
+    if config.algorithm.ties == "drop":
+        judged.leave_out(tied(config, judged, found), TIED)
     batch = training_batch(
         episodes,
-        advantages(learner.config, judged),
+        found,
         rewards=judged.rewards,
-        drop_tied=not any(loss.needs_every_row for loss in losses),
         masked=judged.left_out,
-        is_trained=policies.is_trained,
+        is_trained=learner.policies.is_trained,
     )
     if greedy:
         batch.token_counts["dropped.greedy"] = num_sampled(greedy)
@@ -185,6 +197,19 @@ def advantages(config: TrainConfig, judged: Judged) -> dict[str, FloatArray]:
     return found
 
 
+def tied(config: TrainConfig, judged: Judged, advantages: Mapping[str, FloatArray]) -> list[GroupKey]:
+    """The groups that comparing attempts at one task teaches nothing: every turn of theirs has advantage 0.
+
+    Of estimators that compare something else none ties, whatever its advantages are.
+    """
+    return [
+        key
+        for key, group in judged.groups.items()
+        if estimator_named(config.estimator_of(key[1])).compares_attempts
+        and not any(advantages[each.uid].any() for each in group.trajectories)
+    ]
+
+
 @dataclass(kw_only=True, slots=True)
 class Heard:
     """What trainer and reference said of all rows of a step, before there were advantages."""
@@ -209,7 +234,6 @@ def pay_for_divergence(learner: Learner, episodes: Sequence[Episode], judged: Ju
         episodes,
         {each.uid: np.zeros(len(each.steps)) for each in trajectories.values()},
         rewards=judged.rewards,
-        drop_tied=False,
         masked=judged.left_out,
         is_trained=policies.is_trained,
     )
@@ -217,7 +241,7 @@ def pay_for_divergence(learner: Learner, episodes: Sequence[Episode], judged: Ju
     for name, backend in policies.trainable():
         coef = learner.kl_coef(name)
         mine = policies.samples_of(name, everything.samples)
-        mine, heard.facts[name] = asked(learner, name, backend, mine)
+        mine, heard.facts[name] = asked(learner, name, backend, mine, mine)
         for sample in mine:
             heard.rows[sample.order_key] = sample
             trajectory = trajectories[sample.order_key[:3]]
@@ -229,14 +253,24 @@ def pay_for_divergence(learner: Learner, episodes: Sequence[Episode], judged: Ju
 
 
 def asked(
-    learner: Learner, name: str, backend: TrainingBackend, samples: list[TrainingSample]
+    learner: Learner,
+    name: str,
+    backend: TrainingBackend,
+    samples: list[TrainingSample],
+    computed: list[TrainingSample],
 ) -> tuple[list[TrainingSample], dict[str, float]]:
-    """Samples with what the trainer and the reference say of them, as far as the configuration wants it."""
+    """Samples with what the trainer and the reference say of them, as far as the configuration wants it.
+
+    `computed`: those of them that a forward pass of the update goes through; the trainer says nothing of the
+    others, because nobody would look at it.
+    """
     algorithm, facts = learner.config.algorithm, dict[str, float]()
     if not samples:
         return samples, facts
     if algorithm.old_logprobs == "trainer":
-        samples, facts["logprob_gap_sampler"] = with_old_logprobs(samples, backend)
+        scored, facts["logprob_gap_sampler"] = with_old_logprobs(computed, backend)
+        again = {each.order_key: each for each in scored}
+        samples = [again.get(each.order_key, each) for each in samples]
     if name in learner.references:
         samples = with_reference(samples, learner.references[name])
         facts |= {"kl_coef": learner.kl_coef(name), "divergence": mean_kl(samples, algorithm.kl_kind)}
@@ -258,12 +292,14 @@ def prepare(
     name: str,
     backend: TrainingBackend,
     samples: list[TrainingSample],
+    loss: PolicyLoss,
     heard: Heard | None,
 ) -> Ready:
     """Rows with all that the updates of a policy need; its critic is asked here."""
     config, algorithm = learner.config, learner.config.algorithm
     if heard is None:
-        samples, facts = asked(learner, name, backend, samples)
+        computed = [each for each in samples if has_gradient(each, loss)]
+        samples, facts = asked(learner, name, backend, samples, computed)
     else:
         facts = heard.facts[name]
         samples = [replace(heard.rows[each.order_key], advantages_T=each.advantages_T) for each in samples]
@@ -295,13 +331,12 @@ def prepare(
 
 
 def update(
-    learner: Learner, name: str, backend: TrainingBackend, ready: Ready, step: int
+    learner: Learner, name: str, backend: TrainingBackend, ready: Ready, loss: PolicyLoss, step: int
 ) -> dict[str, float]:
     """The updates of a policy and its critic in one step, each on a share of the tasks; means of their
     metrics."""
     config, critic = learner.config, learner.critics.get(name)
     rate = learning_rate(config, step, learner.policies[name].learning_rate)
-    loss = learner.loss(name, step)
     value_loss = ValueLoss(clip=config.critic.clip, aggregation=loss.aggregation)
     on_one_trunk = critic is None and ready.valued
     both = ActorCriticLoss(policy=loss, value=value_loss, coef=config.critic.coef) if on_one_trunk else loss

@@ -23,17 +23,17 @@ def training_batch(
     advantages: Mapping[str, FloatArray],
     *,
     rewards: Mapping[str, float] = {},
-    drop_tied: bool = True,
     masked: Mapping[str, str] = {},
     is_trained: Callable[[str], bool] = lambda role: True,
 ) -> TrainingBatch:
     """Rows of all learnable episodes, ordered by (task, attempt, trajectory, segment).
 
     `advantages`: trajectory uid -> [K] advantage of each turn, given to every token sampled in it. `rewards`:
-    uid -> reward of trajectories that are paid otherwise than they say. `drop_tied` leaves out trajectories
-    whose advantages are all 0, which have no gradient. `masked`: uid -> why, such as `truncated`, of
-    trajectories that are left out. `is_trained`: whether a role is learned from. Tokens that a grammar left
-    no choice about are read but not trained on. Raises CountError unless sampled = trained + masked.forced +
+    uid -> reward of trajectories that are paid otherwise than they say. `masked`: uid -> why, such as
+    `truncated`, of trajectories that are left out. `is_trained`: whether a role is learned from. Trajectories
+    whose advantages are all 0 have their rows like any other: they count in the means of the loss, and
+    whether their forward pass can be spared is the backend's business. Tokens that a grammar left no choice
+    about are read but not trained on. Raises CountError unless sampled = trained + masked.forced +
     dropped.failed + dropped.tied + dropped.untrained + dropped.REASON of each reason in `masked`.
     """
     samples: list[TrainingSample] = []
@@ -49,8 +49,6 @@ def training_batch(
                 counts[f"dropped.{masked[trajectory.uid]}"] += num_sampled
             elif not is_trained(trajectory.name):
                 counts["dropped.untrained"] += num_sampled
-            elif drop_tied and not advantages[trajectory.uid].any():
-                counts["dropped.tied"] += num_sampled
             else:
                 paid = rewards.get(trajectory.uid, trajectory.reward)
                 rows = trajectory_rows(

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rllm.algorithms.losses import Loss, TokenInputs, token_weights
+from rllm.algorithms.losses import Loss, TokenInputs, has_gradient, token_weights
 from rllm.config.optimizer import OptimizerConfig
 from rllm.errors import CheckpointError, NumericsError
 from rllm.models.decoder import Attend
@@ -67,9 +67,11 @@ class PackedUpdates:
 
         `skipped_updates` is 1 where the update was bad and left out: weights and version stay.
         """
-        rows = self._rows(samples, token_weights(samples, loss.aggregation))
-        if not loss.needs_every_row:  # their weight stays in the denominator
-            rows = [row for row in rows if row.sample.advantages_T.any()]
+        weights = token_weights(samples, loss.aggregation)
+        # Rows without a gradient need no forward pass. They count in the weights of all others, and an update
+        # of such rows alone is a step along a gradient of 0: the same comes out as if they were computed.
+        rows = [row for row in self._rows(samples, weights) if has_gradient(row.sample, loss)]
+        is_empty = not any(weights_T.any() for weights_T in weights)
         self._optimizer.zero_grad()
         metrics, blame = _UpdateMetrics(), Blame(samples)
         trouble = ""
@@ -88,6 +90,8 @@ class PackedUpdates:
                 total.backward()
                 blame.add(batch, *outputs)
             metrics.add(loss, tokens, total, only_finite=bool(trouble))
+        if is_empty:  # nothing was trained on: the weights stay, and so does the version
+            return {"grad_norm": 0.0, "skipped_updates": 0.0, **metrics.means()}
         return {**self._step(learning_rate, blame, trouble), **metrics.means()}
 
     def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
@@ -179,8 +183,6 @@ class PackedUpdates:
 
     def _step(self, learning_rate: float, blame: Blame, trouble: str) -> dict[str, float]:
         weights = self._weights.with_gradient()
-        if not weights and not trouble:  # nothing was trained on: the weights stay, and so does the version
-            return {"grad_norm": 0.0, "skipped_updates": 0.0}
         config = self.config
         norm = 0.0
         if not trouble:
@@ -191,7 +193,8 @@ class PackedUpdates:
             log.warning("Update after policy version %d was left out: %s.", self.policy_version, trouble)
             self._optimizer.zero_grad()
             return {"grad_norm": norm if math.isfinite(norm) else 0.0, "skipped_updates": 1.0}
-        self._running_norm.add(norm, config.max_norm_factor)
+        if norm > 0.0:  # where everything ties, nothing is said of how large a gradient may be
+            self._running_norm.add(norm, config.max_norm_factor)
         self._optimizer.step(learning_rate)
         self._weights.copy_to_parameters()
         self.policy_version += 1

@@ -39,7 +39,13 @@ class MasterWeights:
                 self._hooks.append(_gather_gradients(parameter, master))
 
     def with_gradient(self) -> list[Tensor]:
-        return [each for each in self.named.values() if each.grad is not None]
+        """Those that an update moves; all of them, by a gradient of 0, where no micro-batch had one."""
+        weights = [each for each in self.named.values() if each.grad is not None]
+        if weights:
+            return weights
+        for each in self.named.values():
+            each.grad = torch.zeros_like(each)
+        return list(self.named.values())
 
     @torch.no_grad()
     def copy_to_parameters(self) -> None:
