@@ -22,7 +22,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "RLOO": ("algorithm.estimator=rloo",),
     "ReMax": ("algorithm.estimator=remax",),
     "REINFORCE++": ("algorithm.estimator=reinforce_plus_plus",),
-    "GSPO": ("algorithm.loss=gspo", "algorithm.clip_high=0"),  # the bounds of its paper
+    "GSPO": ("algorithm.loss=gspo", "algorithm.clip_high=-1"),  # the bounds of its paper
 }
 STEPS = {"frozenlake": 30, "countdown": 120}
 NUM_TASKS = 512

@@ -21,6 +21,7 @@ from rllm.algorithms.advantages import (
     reinforce_plus_plus_advantages,
     rloo_advantages,
 )
+from rllm.algorithms.context import AlgorithmContext
 from rllm.algorithms.estimators import ESTIMATORS, estimator_named
 from rllm.algorithms.returns import returns_to_go
 from rllm.config.algorithm import AlgorithmConfig
@@ -290,7 +291,7 @@ def test_the_keys_of_an_estimator_reach_its_formula() -> None:
     attempts = _attempts(rows)
 
     def found(name: str, **keys: Any) -> list[float]:
-        estimates = estimator_named(name, AlgorithmConfig(**keys)).estimate(attempts)
+        estimates = estimator_named(name, AlgorithmContext(config=AlgorithmConfig(**keys))).estimate(attempts)
         return [float(each[0]) for each in estimates]
 
     assert found("pass_at_k") == pytest.approx(_best_of_k(rows, 2))
@@ -355,8 +356,11 @@ def test_a_role_may_have_an_estimator_of_ones_own(own: str) -> None:
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("too_few", r"too_few made \[0.5\] of the rewards \[1.  0.5\]; it must return one finite number"),
-        ("broken", r"broken made \[inf inf\]"),
+        (
+            "too_few",
+            r"too_few made array\(\[0.5\]\) of the rewards \[1.0, 0.5\]; it must return one finite number",
+        ),
+        ("broken", r"broken made array\(\[inf, inf\]\)"),
         ("number", "is a int; an advantage estimator is a function"),
         ("missing", "missing"),
     ],

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rllm.algorithms.context import AlgorithmContext
 from rllm.algorithms.estimators import ESTIMATORS
 from rllm.algorithms.grouping import (
     GroupingCounts,
@@ -157,7 +158,9 @@ def test_a_group_that_lost_so_many_attempts_that_no_k_are_left_teaches_nothing_a
     episodes = [episode("a", attempt, {"agent": float(attempt)}) for attempt in range(3)]
     episodes += [episode("b", attempt, {"agent": float(attempt)}) for attempt in range(2)]
     groups, counts = group_episodes(episodes)
-    found = group_advantages(groups, lambda role: "pass_at_k", counts, config=AlgorithmConfig(pass_k=3))
+    found = group_advantages(
+        groups, lambda role: "pass_at_k", counts, context=AlgorithmContext(config=AlgorithmConfig(pass_k=3))
+    )
     assert {uid: float(each.sum()) for uid, each in found.items()} == {
         "a/0/agent": 0.0,
         "a/1/agent": 0.0,

@@ -274,7 +274,7 @@ def test_the_rest_of_the_section_is_taken_as_it_stands() -> None:
         old_logprobs="trainer",
     )
     config.validate()
-    loss = policy_loss(config, kl_coef=0.2, entropy_coef=0.0)
+    loss = policy_loss(replace(config, kl_coef=0.2, entropy_coef=0.0))
     assert loss == PolicyLoss(
         aggregation=FixedLength(num_tokens=512),
         kl_coef=0.2,

@@ -32,6 +32,7 @@ HOMES_OF_LIBRARY = {
         *(f"trainer/backends/{name}*" for name in ("torch", "packed", "critic", "guard")),
         *(f"trainer/backends/{name}*" for name in ("logprobs", "measured", "scoring")),
         "trainer/batching*",
+        "trainer/update_checks*",
     ),
     "peft": ("models/lora*",),
     "matplotlib": ("tracking/picture*",),

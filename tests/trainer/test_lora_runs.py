@@ -61,7 +61,9 @@ def finished(letters: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_the_sampler_has_the_adapter_as_soon_as_it_is_published(finished: Path) -> None:
     lines = [each for each in read_metrics(finished / "metrics.jsonl") if each["phase"] == "train"]
     assert max(each["canary_gap"] for each in lines) < 1e-5
-    assert max(each["logprob_gap_first"] for each in lines) < 1e-5
+    gaps = [each["logprob_gap_first"] for each in lines if "logprob_gap_first" in each]
+    assert gaps  # a first update whose rows all tie has computed none
+    assert max(gaps) < 1e-5
     assert all(each["canary_moved"] > 1e-4 for each in lines[1:])
 
 

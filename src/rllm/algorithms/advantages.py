@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from rllm.errors import ConfigError, RewardError
 
 FloatArray = NDArray[np.float64]
+TurnAdvantages = FloatArray | Sequence[FloatArray]
+"""[K] one number for all tokens of a turn, or for each of K turns [R] one for each token of its answer."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -28,7 +30,7 @@ class Attempt:
     reward: float
     """Of the whole trajectory."""
     num_tokens: int
-    """Tokens that are trained on."""
+    """Tokens that are trained on: those that the policy chose, in all turns."""
     turn_rewards_K: FloatArray
     """[K] what each turn was paid; they add up to `reward`."""
     returns_K: FloatArray
@@ -39,6 +41,23 @@ class Attempt:
     """Reward of the greedy attempt at the same task; only for an estimator with `needs_greedy`."""
     group: int = 0
     """Attempts with the same number are attempts at one task."""
+    role: str = ""
+    """Whose attempt it is."""
+    task_id: str = ""
+    num_tokens_K: tuple[int, ...] = ()
+    """[K] of `num_tokens`, those of each turn."""
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.returns_K)
+
+
+@dataclass(slots=True, frozen=True)
+class ByToken:
+    """Advantages of single tokens, as an estimator may return them."""
+
+    advantages: Sequence[FloatArray]
+    """Of each attempt [num_tokens]: its trained tokens in the order of its turns."""
 
 
 def grpo_advantages(rewards_G: FloatArray, *, eps: float = 1e-6) -> FloatArray:

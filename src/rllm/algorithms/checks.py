@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rllm.algorithms.advantages import Attempt, FloatArray
+from rllm.algorithms.advantages import Attempt, ByToken, FloatArray
 from rllm.algorithms.estimators import Estimator
 
 Estimate = Callable[[FloatArray], FloatArray]
@@ -47,8 +47,8 @@ def failed(name: str, detail: str) -> Check:
 
 
 def group_form(estimator: Estimator) -> Estimate:
-    """An estimator as a function of the rewards of one task's attempts: of one turn and equally long, seen
-    from the same state, beside a greedy attempt that was paid 0.5."""
+    """An estimator as a function of the rewards of one task's attempts: of one turn of four tokens, seen
+    from the same state, beside a greedy attempt that was paid 0.5; the mean over the tokens of each."""
 
     def estimate(rewards_G: FloatArray) -> FloatArray:
         attempts = [
@@ -59,10 +59,15 @@ def group_form(estimator: Estimator) -> Estimate:
                 returns_K=np.array([reward]),
                 states_K=("start",),
                 baseline=0.5,
+                role="agent",
+                task_id="task",
+                num_tokens_K=(4,),
             )
             for reward in rewards_G.tolist()
         ]
-        return np.concatenate(estimator.estimate(attempts))
+        found = estimator.estimate(attempts)
+        values = found.advantages if isinstance(found, ByToken) else found
+        return np.array([each.mean() for each in values])
 
     return estimate
 

@@ -6,15 +6,18 @@
 The formulas are those of `rllm.algorithms.advantages`.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rllm.algorithms.advantages import (
     Attempt,
+    ByToken,
     FloatArray,
     dr_grpo_advantages,
     gigpo_advantages,
@@ -30,12 +33,14 @@ from rllm.algorithms.advantages import (
     remax_advantages,
     rloo_advantages,
 )
+from rllm.algorithms.context import AlgorithmContext
 from rllm.config.algorithm import AlgorithmConfig
+from rllm.config.callables import require_call, takes
 from rllm.config.names import object_named
 from rllm.errors import ConfigError, RewardError
 
-Estimate = Callable[[Sequence[Attempt]], list[FloatArray]]
-"""Attempts that are compared with each other -> [K] advantages of the turns of each."""
+Estimate = Callable[[Sequence[Attempt]], list[FloatArray] | ByToken]
+"""Attempts that are compared with each other -> [K] advantages of the turns of each, or of their tokens."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -181,14 +186,15 @@ CHOICES: dict[str, Callable[[AlgorithmConfig], Estimator]] = {"pass_at_k": _with
 """Estimators that look at keys of their own; without them they are as in ESTIMATORS."""
 
 
-def estimator_named(name: str, config: AlgorithmConfig | None = None) -> Estimator:
-    """One of ESTIMATORS, with the keys of `config`; or what `file.py:name` or `package.module:name` leads to.
+def estimator_named(name: str, context: AlgorithmContext | None = None) -> Estimator:
+    """One of ESTIMATORS, with the keys of the context; or what `file.py:name` or `package.module:name` leads
+    to.
 
-    That is an `Estimator`, or a function rewards_G -> advantages_G of the attempts at one task, given to all
-    turns of an attempt. Raises ConfigError for a name that leads nowhere.
+    That is an `Estimator`, or a function of the user's; see `own_estimator`. Raises ConfigError for a name
+    that leads nowhere.
     """
-    if name in CHOICES and config is not None:
-        return CHOICES[name](config)
+    if name in CHOICES and context is not None:
+        return CHOICES[name](context.config)
     if name in ESTIMATORS:
         return ESTIMATORS[name]
     if ":" not in name:
@@ -202,19 +208,56 @@ def estimator_named(name: str, config: AlgorithmConfig | None = None) -> Estimat
     if not callable(found):
         raise ConfigError(
             f"`{name}` is a {type(found).__name__}; an advantage estimator is a function of the rewards of a "
-            "group, or an rllm.algorithms.estimators.Estimator."
+            "group, or of its attempts, or an rllm.algorithms.estimators.Estimator."
         )
-    return Estimator(estimate=_of_user(name, found), min_group=1)
+    return own_estimator(name, found, context or AlgorithmContext())
 
 
-def _of_user(name: str, function: Callable[[FloatArray], object]) -> Estimate:
-    def estimate(rewards_G: FloatArray) -> FloatArray:
-        advantages_G = np.asarray(function(rewards_G.copy()), dtype=np.float64)
-        if advantages_G.shape != rewards_G.shape or not np.isfinite(advantages_G).all():
-            raise ConfigError(
-                f"The estimator {name} made {advantages_G} of the rewards {rewards_G}; it must return one "
-                "finite number for each."
-            )
-        return advantages_G
+def own_estimator(name: str, function: Callable[..., Any], context: AlgorithmContext) -> Estimator:
+    """A function of the user's, of the attempts at one task:
 
-    return _of_rewards(estimate)
+    - `(rewards_G)` or `(attempts)`, by the name of its first argument; with a second one also the context;
+    - what it returns is [G], a number for each attempt; or for each attempt [K], a number for each of its
+      turns; or `ByToken`, a number for each of its trained tokens.
+    """
+    with_context = takes(function, 2)
+    of_attempts = sees_attempts(function)
+    what = ("attempts" if of_attempts else "rewards_G", *(("context",) if with_context else ()))
+    mend = "write `def estimator(rewards_G)`, or `def estimator(attempts, context)`"
+    require_call(function, name, what, "advantage estimator", mend)
+
+    def estimate(attempts: Sequence[Attempt]) -> list[FloatArray] | ByToken:
+        first = list(attempts) if of_attempts else _rewards(attempts)
+        return _checked(name, function(first, context) if with_context else function(first), attempts)
+
+    return Estimator(estimate=estimate, min_group=1)
+
+
+def sees_attempts(function: Callable[..., Any]) -> bool:
+    """Whether a function of the user's is one of attempts, by its first argument, instead of rewards."""
+    try:
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+    except ValueError:  # a builtin without a signature
+        return False
+    return first is not None and (first.name.startswith("attempt") or "Attempt" in str(first.annotation))
+
+
+def _checked(name: str, result: Any, attempts: Sequence[Attempt]) -> list[FloatArray] | ByToken:
+    """What a user's function returned, in one of its three forms. Raises ConfigError for any other."""
+    by_token = isinstance(result, ByToken)
+    sizes = [each.num_tokens if by_token else each.num_turns for each in attempts]
+    given: Any = result.advantages if isinstance(result, ByToken) else result
+    values: list[FloatArray] = []
+    if isinstance(given, Sequence | np.ndarray):
+        values = [np.asarray(each, dtype=np.float64) for each in cast("Sequence[Any]", given)]
+    if len(values) == len(attempts):
+        one_each = not by_token and all(each.ndim == 0 for each in values)
+        values = [np.full(n, each) for n, each in zip(sizes, values, strict=True)] if one_each else values
+    is_sound = [each.shape for each in values] == [(size,) for size in sizes]
+    if not is_sound or not all(np.isfinite(each).all() for each in values):
+        raise ConfigError(
+            f"The estimator {name} made {result!r:.300} of the rewards {_rewards(attempts).tolist()}; it "
+            "must return one finite number for each attempt, for each turn of each, or, as ByToken, for each "
+            f"trained token of each: {sizes} here."
+        )
+    return ByToken(values) if by_token else values

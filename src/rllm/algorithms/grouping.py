@@ -13,10 +13,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rllm.algorithms.advantages import Attempt, FloatArray
+from rllm.algorithms.advantages import Attempt, ByToken, FloatArray, TurnAdvantages
+from rllm.algorithms.context import AlgorithmContext
 from rllm.algorithms.estimators import Estimator, estimator_named
 from rllm.algorithms.returns import returns_to_go
-from rllm.config.algorithm import CREDITS, AlgorithmConfig
+from rllm.config.algorithm import CREDITS
 from rllm.errors import AgentError, ConfigError, RewardError
 from rllm.types.episode import Episode, Outcome, Step, Trajectory, TrajectoryGroup
 from rllm.types.sample import NOT_SAMPLED
@@ -87,13 +88,14 @@ def group_advantages(
     baselines: Mapping[tuple[str, str], float] = {},
     gamma: float = 1.0,
     credit: str = "trajectory",
-    config: AlgorithmConfig | None = None,
-) -> dict[str, FloatArray]:
-    """Trajectory uid -> [K] advantage of each of its turns.
+    context: AlgorithmContext | None = None,
+) -> dict[str, TurnAdvantages]:
+    """Trajectory uid -> advantages of its turns.
 
     `estimator_of` names the estimator of a role, `weight_of` says what its advantages are multiplied by.
     `rewards`: uid -> reward of trajectories that are paid otherwise than they say. `baselines`: (task, role)
-    -> reward of the greedy attempt. `gamma` discounts by turns. `config` has the keys of single estimators.
+    -> reward of the greedy attempt. `gamma` discounts by turns. `context` has the keys of single
+    estimators, and is what those of the user's may look at.
 
     `credit` says how the turns of a trajectory share what it earned:
 
@@ -106,39 +108,61 @@ def group_advantages(
 
     Raises RewardError for a trajectory whose reward, what one of its turns was paid, or its advantage is not
     a finite number; ConfigError for another `credit` than `trajectory` with an estimator that credits turns
-    itself.
+    or tokens itself.
     """
     if credit not in CREDITS:
         raise ConfigError(f"`algorithm.credit` is {credit!r}; choose one of {', '.join(CREDITS)}.")
     roles = dict.fromkeys(role for _, role in groups)
-    rules = {role: _rule_of(estimator_of(role), credit, config) for role in roles}
+    rules = {role: _rule_of(estimator_of(role), credit, context) for role in roles}
     compared: dict[tuple[str, ...], list[_Member]] = {}
     for number, (key, group) in enumerate(groups.items()):
         rule = rules[group.role]
         members = [
             _Member(
                 trajectory=each,
-                attempt=_attempt(
-                    each, _paid(group, each, rewards), number, rule, gamma, baseline=baselines.get(key)
+                attempt=replace(
+                    _attempt(each, _paid(group, each, rewards), gamma),
+                    states_K=tuple(map(state_of, each.steps)) if rule.needs_states else (),
+                    baseline=baselines.get(key),
+                    group=number,
+                    task_id=group.task_id,
                 ),
             )
             for each in group.trajectories
         ]
         _count(counts, [member.attempt.reward for member in members], rule.min_group)
         compared.setdefault(key if rule.within_groups else (group.role,), []).extend(members)
-    advantages: dict[str, FloatArray] = {}
+    advantages: dict[str, TurnAdvantages] = {}
     for (*_, role), members in compared.items():
         found = _credited(members, rules[role], credit, gamma)
         weight = weight_of(role)
-        for member, advantages_K in zip(members, found, strict=True):
-            if not (np.isfinite(advantages_K).all() or rules[role].token_level):
+        by_token = isinstance(found, ByToken)
+        for member, values in zip(members, found.advantages if by_token else found, strict=True):
+            if not (np.isfinite(values).all() or rules[role].token_level):
                 raise RewardError(
-                    f"{estimator_of(role)} makes the advantages {advantages_K} of the reward "
+                    f"{estimator_of(role)} makes the advantages {values} of the reward "
                     f"{member.attempt.reward:g} of trajectory {member.trajectory.uid} (role {role}); pay "
                     "smaller rewards, or mend the estimator."
                 )
-            advantages[member.trajectory.uid] = weight * advantages_K
+            weighted = weight * values
+            advantages[member.trajectory.uid] = (
+                _by_turn(member.trajectory, weighted) if by_token else weighted
+            )
     return advantages
+
+
+def _by_turn(trajectory: Trajectory, advantages_T: FloatArray) -> list[FloatArray]:
+    """[K] of [R]: the trained tokens' advantages, and 0 where a grammar left no choice."""
+    turns: list[FloatArray] = []
+    start = 0
+    for step in trajectory.steps:
+        chosen_R = np.array(step.policy_versions) != NOT_SAMPLED
+        end = start + int(chosen_R.sum())
+        turn_R = np.zeros(len(step.response_ids))
+        turn_R[chosen_R] = advantages_T[start:end]
+        turns.append(turn_R)
+        start = end
+    return turns
 
 
 def turn_rewards(trajectory: Trajectory, reward: float) -> FloatArray:
@@ -191,24 +215,17 @@ class _Member:
     attempt: Attempt
 
 
-def _attempt(
-    trajectory: Trajectory,
-    paid: tuple[float, FloatArray],
-    group: int,
-    rule: Estimator,
-    gamma: float,
-    *,
-    baseline: float | None,
-) -> Attempt:
+def _attempt(trajectory: Trajectory, paid: tuple[float, FloatArray], gamma: float) -> Attempt:
+    """What is known of a trajectory by itself."""
     reward, turn_rewards_K = paid
+    num_tokens_K = tuple(map(_num_trained, trajectory.steps))
     return Attempt(
         reward=reward,
-        num_tokens=sum(map(_num_trained, trajectory.steps)),
+        num_tokens=sum(num_tokens_K),
         turn_rewards_K=turn_rewards_K,
         returns_K=returns_to_go(turn_rewards_K, gamma),
-        states_K=tuple(map(state_of, trajectory.steps)) if rule.needs_states else (),
-        baseline=baseline,
-        group=group,
+        role=trajectory.name,
+        num_tokens_K=num_tokens_K,
     )
 
 
@@ -236,8 +253,8 @@ def _num_trained(step: Step) -> int:
     return len(step.response_ids) - num_forced(step)
 
 
-def _rule_of(name: str, credit: str, config: AlgorithmConfig | None) -> Estimator:
-    rule = estimator_named(name, config)
+def _rule_of(name: str, credit: str, context: AlgorithmContext | None) -> Estimator:
+    rule = estimator_named(name, context)
     if rule.tells_turns_apart and credit != "trajectory":
         raise ConfigError(
             f"`algorithm.credit` is {credit!r}, but {name} credits the turns of an attempt in its own way; "
@@ -256,7 +273,9 @@ def _count(counts: GroupingCounts, paid: Sequence[float], min_group: int) -> Non
         counts.compared += 1
 
 
-def _credited(members: Sequence[_Member], rule: Estimator, credit: str, gamma: float) -> list[FloatArray]:
+def _credited(
+    members: Sequence[_Member], rule: Estimator, credit: str, gamma: float
+) -> list[FloatArray] | ByToken:
     """[K] advantages of each of the members, which are compared with each other."""
     attempts = [member.attempt for member in members]
     if credit == "trajectory":
@@ -264,7 +283,7 @@ def _credited(members: Sequence[_Member], rule: Estimator, credit: str, gamma: f
     if credit == "discounted":
         return [
             advantages_K * gamma ** np.arange(len(advantages_K))[::-1]
-            for advantages_K in _estimated(attempts, rule)
+            for advantages_K in _by_attempt(_estimated(attempts, rule), credit)
         ]
     turns: dict[int, list[tuple[int, int]]] = {}
     for number, attempt in enumerate(attempts):
@@ -272,10 +291,20 @@ def _credited(members: Sequence[_Member], rule: Estimator, credit: str, gamma: f
             turns.setdefault(turn if rule.within_groups else 0, []).append((number, turn))
     advantages = [np.empty(len(attempt.returns_K)) for attempt in attempts]
     for places in turns.values():
-        found = _estimated([_turn_of(members[number], turn) for number, turn in places], rule)
+        estimated = _estimated([_turn_of(members[number], turn) for number, turn in places], rule)
+        found = _by_attempt(estimated, credit)
         for (number, turn), advantages_1 in zip(places, found, strict=True):
             advantages[number][turn] = advantages_1[0]
     return advantages
+
+
+def _by_attempt(estimated: list[FloatArray] | ByToken, credit: str) -> list[FloatArray]:
+    if isinstance(estimated, ByToken):
+        raise ConfigError(
+            f"`algorithm.credit` is {credit!r}, but the estimator credits every token by itself; set "
+            '`credit = "trajectory"`.'
+        )
+    return estimated
 
 
 def _turn_of(member: _Member, turn: int) -> Attempt:
@@ -284,7 +313,8 @@ def _turn_of(member: _Member, turn: int) -> Attempt:
     return replace(
         member.attempt,
         reward=float(returns_1[0]),
-        num_tokens=_num_trained(member.trajectory.steps[turn]),
+        num_tokens=member.attempt.num_tokens_K[turn],
+        num_tokens_K=member.attempt.num_tokens_K[turn : turn + 1],
         turn_rewards_K=returns_1,
         returns_K=returns_1,
         states_K=member.attempt.states_K[turn : turn + 1],
@@ -292,7 +322,7 @@ def _turn_of(member: _Member, turn: int) -> Attempt:
     )
 
 
-def _estimated(attempts: Sequence[Attempt], rule: Estimator) -> list[FloatArray]:
+def _estimated(attempts: Sequence[Attempt], rule: Estimator) -> list[FloatArray] | ByToken:
     if rule.within_groups and len(attempts) < rule.min_group:
         return [np.zeros(len(each.returns_K)) for each in attempts]
     return rule.estimate(attempts)

@@ -8,12 +8,13 @@
 loss = Σ_tokens weight · term; see `rllm.algorithms.aggregation` for the weights.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rllm.algorithms.aggregation import Aggregation, FixedLength, aggregation_named, token_weights
+from rllm.algorithms.context import AlgorithmContext
 from rllm.algorithms.correction import Correction, out_of_bounds_M
 from rllm.algorithms.kl import kl_terms
 from rllm.algorithms.surrogates import ClippedRatio, Surrogate, surrogate_named
@@ -192,15 +193,13 @@ class ImitationLoss:
         return {}
 
 
-def policy_loss(config: AlgorithmConfig, **overrides: float) -> PolicyLoss:
-    """The loss that `[algorithm]` describes.
+def policy_loss(config: AlgorithmConfig, context: AlgorithmContext | None = None) -> PolicyLoss:
+    """The loss that `[algorithm]` describes, which may look at the context.
 
-    `overrides`: keys of the section that change from step to step, such as `entropy_coef` and `kl_coef`.
     Raises ConfigError for a loss that does not exist.
     """
-    config = replace(config, **overrides)
     return PolicyLoss(
-        surrogate=surrogate_named(config),
+        surrogate=surrogate_named(config, context),
         aggregation=aggregation_named(config.aggregation, config.aggregation_constant),
         entropy_coef=config.entropy_coef,
         kl_coef=config.kl_coef if config.kl_in == "loss" else 0.0,

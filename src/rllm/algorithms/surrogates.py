@@ -23,9 +23,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from rllm.algorithms.context import AlgorithmContext
 from rllm.algorithms.tokens import TokenInputs, row_means
-from rllm.config.algorithm import AlgorithmConfig, is_own
-from rllm.config.callables import made_from, require_call
+from rllm.config.algorithm import OF_OWN, PAPER_BOUND, AlgorithmConfig, is_own
+from rllm.config.callables import made_from, name_of, require_call, takes
+from rllm.config.limits import unused
 from rllm.config.names import object_named
 from rllm.errors import ConfigError
 
@@ -225,14 +227,16 @@ class OwnFunction:
     """
 
     name: str
-    function: Callable[[TokenInputs], Any]
+    function: Callable[..., Any]
+    context: AlgorithmContext | None = None
+    """Given to a function that takes it as its second argument."""
 
     needs_every_row = True
     needs_whole_groups = True
 
     def terms(self, tokens: TokenInputs) -> Tensor:
         """Raises ConfigError unless the function gives one term for each token."""
-        terms_M = self.function(tokens)
+        terms_M = self.function(tokens) if self.context is None else self.function(tokens, self.context)
         if not isinstance(terms_M, Tensor) or terms_M.shape != tokens.new_M.shape:
             found = f"a tensor {tuple(terms_M.shape)}" if isinstance(terms_M, Tensor) else f"{terms_M!r:.100}"
             raise ConfigError(
@@ -275,10 +279,9 @@ Clipped = TypeVar("Clipped", ClippedRatio, SequenceRatio, ClippedWeight, Geometr
 
 
 def _with_bounds(paper: Clipped, config: AlgorithmConfig) -> Clipped:
-    """With `clip_low` and `clip_high`; where they are 0, the paper's stay."""
-    return replace(
-        paper, clip_low=config.clip_low or paper.clip_low, clip_high=config.clip_high or paper.clip_high
-    )
+    """With `clip_low` and `clip_high`; where they are left to the loss, the paper's stay."""
+    bounds = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    return replace(paper, **{name: value for name, value in bounds.items() if value != PAPER_BOUND})
 
 
 DPPO_KL = DivergenceMask(clip_low=0.05, clip_high=0.05, kl=True)
@@ -295,28 +298,35 @@ SURROGATES: dict[str, Callable[[AlgorithmConfig], Surrogate]] = {
 """By the name of `algorithm.loss`."""
 
 
-def surrogate_named(config: AlgorithmConfig) -> Surrogate:
+def surrogate_named(config: AlgorithmConfig, context: AlgorithmContext | None = None) -> Surrogate:
     """What `algorithm.loss` names, with its keys; `file.py:function` or `package.module:function` is the
-    user's.
+    user's, which may look at the context.
 
     Raises ConfigError where there is none.
     """
     if is_own(config.loss):
-        return own_function(config.loss)
+        return own_function(config.loss, context or AlgorithmContext(config=config))
     if config.loss not in SURROGATES:
         raise ConfigError(f"There is no loss `{config.loss}`; choose one of {', '.join(SURROGATES)}.")
     return SURROGATES[config.loss](config)
 
 
-def own_function(name: str) -> OwnFunction:
+def own_function(name: str, context: AlgorithmContext) -> OwnFunction:
     """The loss that a user wrote, by dotted path: a function, or an object (or its class) with `terms`.
 
-    Raises ConfigError where it cannot be called.
+    Raises ConfigError where it cannot be called, and for bounds that are set but that it cannot see.
     """
     found = object_named(name, group="rllm.losses", what="loss")
     found = made_from(found) if inspect.isclass(found) else found
     function = getattr(found, "terms", found)
-    require_call(function, name, ("tokens",), "loss", "write `def loss(tokens: TokenInputs) -> Tensor`")
+    mend = "write `def loss(tokens: TokenInputs) -> Tensor`, with `context` as a second argument if it wants"
+    if takes(function, 2):
+        require_call(function, name, ("tokens", "context"), "loss", mend)
+        return OwnFunction(name=name, function=function, context=context)
+    require_call(function, name, ("tokens",), "loss", mend)
+    for key in OF_OWN:
+        why = f"{name} takes no context to read it from; write `def {name_of(function)}(tokens, context)`"
+        unused("algorithm", context.config, key, why)
     return OwnFunction(name=name, function=function)
 
 

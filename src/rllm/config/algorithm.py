@@ -23,6 +23,9 @@ LOSSES: dict[str, tuple[str, ...]] = {
     "dppo_kl": ("clip_low", "clip_high"),
 }
 """Name -> the keys of `[algorithm]` that only some losses look at, and this one does."""
+OF_OWN = ("clip_low", "clip_high")
+"""Those that a loss of the user's may read; whether it does is known once it is loaded."""
+PAPER_BOUND = -1.0
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "group_mean", "constant")
 KL_KINDS = ("k1", "k2", "k3", "abs", "mse", "k1+", "k3+", "abs+")
 CREDITS = ("trajectory", "turn", "discounted")
@@ -55,10 +58,10 @@ class AlgorithmConfig:
     loss: str = "ppo"
     """Policy loss; see docs/algorithms.md. `file.py:function` names one of your own, from `TokenInputs` to
     [M] terms."""
-    clip_low: float = 0.0
-    clip_high: float = 0.0
-    """Bounds of the loss: `ppo` clips the importance ratio to [1 - clip_low, 1 + clip_high]. 0 takes those of
-    its paper: 0.2 and 0.2 of `ppo`, 0.0003 and 0.0004 of `gspo`."""
+    clip_low: float = -1.0
+    clip_high: float = -1.0
+    """Bounds of the loss: `ppo` clips the importance ratio to [1 - clip_low, 1 + clip_high]. -1 takes that
+    of its paper: 0.2 and 0.2 of `ppo`, 0.0003 and 0.0004 of `gspo`. A loss of one's own may read them."""
     dual_clip: float = 0.0
     """For negative advantages the `ppo` loss stops at this multiple of the advantage; 0 lets it grow."""
     sapo_positive: float = 1.0
@@ -128,15 +131,21 @@ class AlgorithmConfig:
     def _validate_loss(self) -> None:
         if not is_own(self.loss):
             one_of("algorithm.loss", self.loss, tuple(LOSSES))
-        share("algorithm.clip_low", self.clip_low)
-        finite("algorithm.clip_high", self.clip_high)
+        for name in ("clip_low", "clip_high"):
+            highest = 1.0 if name == "clip_low" else float("inf")
+            value = getattr(self, name)
+            if value != PAPER_BOUND and not (0.0 <= value <= highest and value < float("inf")):
+                upto = "between 0 and 1" if name == "clip_low" else "0 or more"
+                raise ConfigError(
+                    f"`algorithm.{name}` is {value}; it must be {upto}, or -1 for that of the loss's paper."
+                )
         for name in ("sapo_positive", "sapo_negative"):
             positive(f"algorithm.{name}", getattr(self, name))
         if self.dual_clip != 0.0 and not 1.0 < self.dual_clip < float("inf"):
             raise ConfigError(
                 f"`algorithm.dual_clip` is {self.dual_clip}; it must be above 1, such as 3, or 0 for none."
             )
-        for name in {key for keys in LOSSES.values() for key in keys} - set(LOSSES.get(self.loss, ())):
+        for name in {key for keys in LOSSES.values() for key in keys} - set(LOSSES.get(self.loss, OF_OWN)):
             losses = " or ".join(loss for loss, keys in LOSSES.items() if name in keys)
             unused("algorithm", self, name, f"the loss is `{self.loss}`; choose {losses}")
         one_of("algorithm.aggregation", self.aggregation, AGGREGATIONS)

@@ -27,6 +27,17 @@ def made_from(user_class: type) -> Any:
         ) from error
 
 
+def takes(function: Any, num_arguments: int) -> bool:
+    """Whether `function` has places for so many positional arguments, those with a default not counted."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # no function, or a builtin without a signature
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [each for each in parameters if each.kind in kinds and each.default is each.empty]
+    return len(required) >= num_arguments
+
+
 def require_call(function: Any, name: str, arguments: tuple[str, ...], what: str, mend: str) -> None:
     """Raises ConfigError unless `function` can be called with these positional arguments."""
     if not callable(function):

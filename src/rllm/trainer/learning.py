@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rllm.algorithms.advantages import FloatArray
+from rllm.algorithms.advantages import TurnAdvantages
+from rllm.algorithms.context import AlgorithmContext
 from rllm.algorithms.estimators import estimator_named
 from rllm.algorithms.filters import GroupKey, is_reward
 from rllm.algorithms.grouping import group_advantages
@@ -25,6 +26,7 @@ from rllm.algorithms.losses import (
     policy_loss,
 )
 from rllm.algorithms.surrogates import WholeVocabulary
+from rllm.config.algorithm import AlgorithmConfig
 from rllm.config.distill import TEACHER
 from rllm.config.learning import WITH_CRITIC
 from rllm.config.schema import TrainConfig
@@ -103,14 +105,22 @@ class Learner:
     def loss(self, policy: str, step: int) -> PolicyLoss:
         """The loss of a policy at a step of reinforcement learning."""
         algorithm, distill = self.config.algorithm, self.config.distill
-        loss = policy_loss(
+        now = replace(
             algorithm,
             entropy_coef=linear(algorithm.entropy_coef, step, self.config.steps, 0.0),
             kl_coef=self.kl_coef(policy),
         )
+        loss = policy_loss(now, context_of(self.config, step, now))
         if not distill.is_over_vocabulary:
             return loss
         return replace(loss, surrogate=WholeVocabulary(divergence=distill.divergence, beta=distill.jsd_beta))
+
+
+def context_of(config: TrainConfig, step: int, algorithm: AlgorithmConfig | None = None) -> AlgorithmContext:
+    """What estimators and losses may know at a step; `algorithm` is the section as it is then."""
+    return AlgorithmContext(
+        config=algorithm or config.algorithm, step=step, total_steps=config.steps, seed=config.seed
+    )
 
 
 def require_algorithm(config: TrainConfig) -> None:
@@ -136,7 +146,7 @@ def learn(
     require_known_roles(episodes, config)
     judged = judge(config, episodes, greedy)
     heard = pay_for_divergence(learner, episodes, judged) if config.algorithm.kl_in == "reward" else None
-    batch = rows(learner, episodes, judged, greedy)
+    batch = rows(learner, episodes, judged, greedy, step)
     metrics = step_metrics(episodes, judged, batch)
     trained: list[TrainingSample] = []
     for name, backend in policies.trainable():
@@ -153,7 +163,7 @@ def learn(
 
 
 def rows(
-    learner: Learner, episodes: Sequence[Episode], judged: Judged, greedy: Sequence[Episode]
+    learner: Learner, episodes: Sequence[Episode], judged: Judged, greedy: Sequence[Episode], step: int
 ) -> TrainingBatch:
     """The rows that are trained on, with their advantages; every token that was sampled is counted, those of
     `greedy` as dropped.
@@ -161,7 +171,7 @@ def rows(
     What ties is among them, whatever the loss: only `algorithm.ties = "drop"` leaves it out.
     """
     config = learner.config
-    found = advantages(config, judged)
+    found = advantages(config, judged, step)
     if config.algorithm.ties == "drop":
         judged.leave_out(tied(config, judged, found), TIED)
     batch = training_batch(
@@ -177,9 +187,9 @@ def rows(
     return batch
 
 
-def advantages(config: TrainConfig, judged: Judged) -> dict[str, FloatArray]:
-    """Uid -> [K] advantage of each turn. Where advantages are made token by token, in `prepare`, it is the
-    number of the turn until then."""
+def advantages(config: TrainConfig, judged: Judged, step: int) -> dict[str, TurnAdvantages]:
+    """Uid -> advantages of the turns. Where they are made of rows, in `prepare`, each is the number of its
+    turn until then."""
     found = group_advantages(
         judged.groups,
         config.estimator_of,
@@ -189,7 +199,7 @@ def advantages(config: TrainConfig, judged: Judged) -> dict[str, FloatArray]:
         baselines=judged.baselines,
         gamma=config.algorithm.gamma,
         credit=config.algorithm.credit,
-        config=config.algorithm,
+        context=context_of(config, step),
     )
     for (_, role), group in judged.groups.items():
         if is_token_level(config, role):
@@ -197,7 +207,7 @@ def advantages(config: TrainConfig, judged: Judged) -> dict[str, FloatArray]:
     return found
 
 
-def tied(config: TrainConfig, judged: Judged, advantages: Mapping[str, FloatArray]) -> list[GroupKey]:
+def tied(config: TrainConfig, judged: Judged, advantages: Mapping[str, TurnAdvantages]) -> list[GroupKey]:
     """The groups that comparing attempts at one task teaches nothing: every turn of theirs has advantage 0.
 
     Of estimators that compare something else none ties, whatever its advantages are.
@@ -206,7 +216,7 @@ def tied(config: TrainConfig, judged: Judged, advantages: Mapping[str, FloatArra
         key
         for key, group in judged.groups.items()
         if estimator_named(config.estimator_of(key[1])).compares_attempts
-        and not any(advantages[each.uid].any() for each in group.trajectories)
+        and not any(np.any(turn) for each in group.trajectories for turn in advantages[each.uid])
     ]
 
 

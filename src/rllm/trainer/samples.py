@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from rllm.algorithms.advantages import FloatArray
+from rllm.algorithms.advantages import FloatArray, TurnAdvantages
 from rllm.algorithms.grouping import LEARNABLE, num_forced, turn_rewards
 from rllm.errors import ConfigError, CountError
 from rllm.types.episode import Episode, Step, Trajectory
@@ -20,7 +20,7 @@ from rllm.types.sample import NOT_SAMPLED, TrainingBatch, TrainingSample
 
 def training_batch(
     episodes: Iterable[Episode],
-    advantages: Mapping[str, FloatArray],
+    advantages: Mapping[str, TurnAdvantages],
     *,
     rewards: Mapping[str, float] = {},
     masked: Mapping[str, str] = {},
@@ -28,12 +28,12 @@ def training_batch(
 ) -> TrainingBatch:
     """Rows of all learnable episodes, ordered by (task, attempt, trajectory, segment).
 
-    `advantages`: trajectory uid -> [K] advantage of each turn, given to every token sampled in it. `rewards`:
-    uid -> reward of trajectories that are paid otherwise than they say. `masked`: uid -> why, such as
-    `truncated`, of trajectories that are left out. `is_trained`: whether a role is learned from. Trajectories
-    whose advantages are all 0 have their rows like any other: they count in the means of the loss, and
-    whether their forward pass can be spared is the backend's business. Tokens that a grammar left no choice
-    about are read but not trained on. Raises CountError unless sampled = trained + masked.forced +
+    `advantages`: trajectory uid -> those of its turns, a number for all tokens of a turn or one for each.
+    `rewards`: uid -> reward of trajectories that are paid otherwise than they say. `masked`: uid -> why, such
+    as `truncated`, of trajectories that are left out. `is_trained`: whether a role is learned from.
+    Trajectories whose advantages are all 0 have their rows like any other: they count in the means of the
+    loss, and whether their forward pass can be spared is the backend's business. Tokens that a grammar left
+    no choice about are read but not trained on. Raises CountError unless sampled = trained + masked.forced +
     dropped.failed + dropped.tied + dropped.untrained + dropped.REASON of each reason in `masked`.
     """
     samples: list[TrainingSample] = []
@@ -72,18 +72,18 @@ def trajectory_rows(
     task_id: str,
     attempt: int,
     index: int,
-    advantages: FloatArray | float,
+    advantages: TurnAdvantages | float,
     turn_rewards_K: FloatArray | None = None,
 ) -> list[TrainingSample]:
     """One row per segment of each conversation of the trajectory.
 
-    `advantages`: [K] one for each turn, or one for all of them. `turn_rewards_K`: what each turn was paid,
+    `advantages`: those of the turns, or one for all of them. `turn_rewards_K`: what each turn was paid,
     which goes to the last token sampled in it; a turn that sampled none hands it to the one before.
     """
     builders: list[_RowBuilder] = []  # the one that grew last comes last: it is the likeliest to grow again
     begun: list[_RowBuilder] = []
     num_turns = len(trajectory.steps)
-    given_K = advantages.tolist() if isinstance(advantages, np.ndarray) else [advantages] * num_turns
+    given_K = list(advantages) if isinstance(advantages, Sequence | np.ndarray) else [advantages] * num_turns
     paid_K = [0.0] * num_turns if turn_rewards_K is None else _paid_to_samplers(trajectory, turn_rewards_K)
     for step, advantage, reward in zip(trajectory.steps, given_K, paid_K, strict=True):
         _require_trainable(step, task_id)
@@ -122,7 +122,7 @@ class _RowBuilder:
     """A row that grows by a prompt's new part and the answer to it."""
 
     def __init__(self) -> None:
-        self.turns: list[tuple[Step, float, float]] = []
+        self.turns: list[tuple[Step, FloatArray | float, float]] = []
         """(step, its advantage, what it was paid); the prompt of each begins with all turns before it."""
         self.temperature: float | None = None
 
@@ -132,7 +132,7 @@ class _RowBuilder:
         end = start + len(last.response_ids)
         return prompt_ids[start:end] == last.response_ids and prompt_ids[:start] == last.prompt_ids
 
-    def append(self, step: Step, advantage: float, reward: float) -> None:
+    def append(self, step: Step, advantage: FloatArray | float, reward: float) -> None:
         self.turns.append((step, advantage, reward))
         temperature = _temperature_of(step)
         if self.temperature is not None and temperature != self.temperature:
