@@ -36,7 +36,7 @@ def test_a_run_says_how_near_the_student_came_and_what_to_type_next(rllm: Rllm, 
     assert result.exit_code == 0, result.stderr
     assert "reverse KL, nats per token" in result.stdout
     assert "success" not in result.stdout
-    assert "rllm serve --model run/model" in result.stdout
+    assert "rllm serve model run/model" in result.stdout
     again = rllm(*words, "--output", "run", "--json")
     assert "run is finished" in again.stderr
     summary = json.loads(again.stdout)

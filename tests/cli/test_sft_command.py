@@ -39,7 +39,7 @@ def test_a_file_is_trained_on_and_the_result_shown(rllm: Rllm, chats: Path, tmp_
     ):
         assert word in result.stdout
     run = tmp_path / "runs" / "sft-chats-seed0"
-    assert f"rllm serve --model runs/{run.name}/model" in result.stdout
+    assert f"rllm serve model runs/{run.name}/model" in result.stdout
     assert "train" in result.stderr, "the live view goes to stderr"
     assert json.loads((run / "config.json").read_text())["kind"] == "sft"
     again = rllm("sft", "chats.jsonl", *QUICK, "--set", "epochs=4", "--json")

@@ -1,12 +1,14 @@
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from rllm.agents.base import BaseAgent
 from rllm.environments.base import BaseEnv
@@ -14,6 +16,7 @@ from rllm.errors import CheckpointError, ConfigError, ModelDirectoryError, Rewar
 from rllm.models.directory import load_model
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
+from rllm.tracking.console import LiveView
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.samples import trajectory_rows
@@ -339,3 +342,30 @@ def test_agents_and_environments_get_their_arguments(letters: ModuleType, tmp_pa
             for episode in store.episodes("train", 0)
         ]
     assert asked == ["Z 1 yours"] * 6
+
+
+def test_training_from_python_shows_the_progress_that_the_command_shows(
+    letters: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Counting:
+        """A tracker of the user's, which is heard as well."""
+
+        def __init__(self) -> None:
+            self.steps = 0
+
+        def begin(self, phase: str) -> None: ...
+        def advance(self, done: int, total: int) -> None: ...
+        def close(self) -> None: ...
+        def log(self, step: int, phase: str, metrics: Mapping[str, Any]) -> None:
+            self.steps += phase == "train"
+
+    short = {"steps": 2, "warm_start": {"steps": 1}, "evaluation": {"every_steps": 0}}
+    tracker = Counting()
+    letters.make_trainer(tmp_path / "run", short, tracker=tracker).train()
+    shown = capsys.readouterr()
+    assert "train  step 2/2  success" in shown.err
+    assert "warm_start  step 1/1" in shown.err
+    assert (shown.out, tracker.steps) == ("", 2)
+    view = LiveView(2, console=Console(quiet=True))
+    letters.make_trainer(tmp_path / "quiet", short, tracker=view).train()
+    assert capsys.readouterr().err == ""

@@ -112,7 +112,7 @@ def _print_result(tasks: str, config: TrainConfig, result: TrainResult) -> None:
     if directory.curve_path.is_file():
         console.print(f"Picture  {directory.curve_path}", soft_wrap=True)
     run, model = str(directory.path), str(directory.model_path)
-    following = [(["rllm", "serve", "--model", model], "talk to it")]
+    following = [(["rllm", "serve", "model", model], "talk to it")]
     if has_rewards:
         following.insert(0, (["rllm", "eval", tasks, "--model", run], "measure it on its own"))
     print_next(console, following)

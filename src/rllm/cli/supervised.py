@@ -156,7 +156,7 @@ def _print_result(result: TrainResult) -> None:
     print_next(
         console,
         [
-            (["rllm", "serve", "--model", model], "talk to it"),
+            (["rllm", "serve", "model", model], "talk to it"),
             (["rllm", "runs", "show", str(directory.path)], "look at the run again"),
         ],
     )

@@ -11,7 +11,8 @@ and `failed.KIND` (counts of this step; the view adds them up).
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -22,7 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rllm.tracking.base import Metric, Watched
+from rllm.tracking.base import Metric, Tracker, Trackers, Watched
 from rllm.tracking.screen import Screen
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -211,6 +212,19 @@ class LiveView:
         if num_steps < 1:
             return None
         return (self._clock() - since_s) / num_steps * max(0, self._total_steps - self._step)
+
+
+@contextmanager
+def on_screen(tracker: Tracker | None, total_steps: int, title: str) -> Iterator[Tracker]:
+    """`tracker`, with a view of the run on the screen beside it, unless it is one itself.
+
+    Who wants silence gives a LiveView of a `rich.console.Console(quiet=True)`.
+    """
+    if isinstance(tracker, LiveView):
+        yield tracker
+        return
+    with LiveView(total_steps, title=title) as view:
+        yield view if tracker is None else Trackers([tracker, view])
 
 
 _SHOWN = (

@@ -11,7 +11,7 @@ the parts to `rllm.trainer.loop.train`.
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from rllm.store.episodes import EpisodeStore
 from rllm.store.files import require_free_space
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers, require_tracker
+from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.trainer.extras import require_training_packages
 from rllm.trainer.programs import (
@@ -125,7 +126,7 @@ class AgentTrainer:
         training tasks where None. `validation_dataset`: evaluated while training, where
         `evaluation.every_steps` is set; `val_dataset` where None. `demonstrate`: the expert of the warm
         start; for a workflow, of all its roles. `output`: the run directory; a run that is already there goes
-        on.
+        on. `tracker`: where numbers go as well as to `metrics.jsonl` and the screen.
         """
         if backend != "local":
             raise ConfigError(
@@ -209,6 +210,10 @@ class AgentTrainer:
         from rllm.tracking.picture import draw_learning_curve
 
         draw_learning_curve(read_metrics(directory.metrics_path), summary, directory.curve_path)
+
+    def as_shown(self, tracker: Tracker) -> Tracker:
+        """`tracker` as it hears of this kind of run."""
+        return tracker
 
     def require_same_config(self, directory: RunDirectory) -> None:
         """Raises ConfigError for a run with another configuration."""
@@ -307,14 +312,14 @@ class AgentTrainer:
         learner.policies.publish()
         take_back(directory, state)
         remove_old(directory.checkpoints_path, state, self.config.checkpoint.keep)
-        with EpisodeStore.open(directory.store_path) as store:
+        with EpisodeStore.open(directory.store_path) as store, ExitStack() as open_while_training:
             require_episodes(store, state)
             require_same_tasks(store, {"training": self.train_tasks, "held-out": self.heldout_tasks})
             store.rollback_to(state.steps - 1)
-            trackers: list[Tracker] = [JsonlTracker(directory.metrics_path)]
-            if self.tracker is not None:
-                trackers.append(self.tracker)
-            tracker = Trackers(trackers)
+            view = open_while_training.enter_context(
+                on_screen(self.tracker, self.config.steps, f"rllm train {self.output.name}")
+            )
+            tracker = Trackers([JsonlTracker(directory.metrics_path), self.as_shown(view)])
             tracker.watch(engine)
             run = TrainingRun(
                 learner=learner,

@@ -90,7 +90,6 @@ class AgentDistillTrainer(AgentTrainer):
             train_dataset = prompt_tasks(_plain(train_dataset), dataset="`train_dataset`")
             if val_dataset is not None:
                 val_dataset = prompt_tasks(_plain(val_dataset), dataset="`val_dataset`")
-            tracker = tracker and _WithoutSuccess(tracker)
         named = (f"distill.teacher={teacher}",) if teacher else ()
         super().__init__(
             load_config(config, named, base=defaults),
@@ -196,6 +195,9 @@ class AgentDistillTrainer(AgentTrainer):
             for line in read_metrics(directory.metrics_path)
         ]
         draw_loss_curve(lines, directory.curve_path, title="rllm distill", unit="reverse KL, nats per token")
+
+    def as_shown(self, tracker: Tracker) -> Tracker:
+        return tracker if self.has_rewards else _WithoutSuccess(tracker)
 
 
 class _WithoutSuccess:

@@ -39,6 +39,7 @@ from rllm.errors import ConfigError
 from rllm.store.files import require_free_space
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers, require_tracker
+from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.trainer.agent_trainer import TrainResult
 from rllm.trainer.extras import require_training_packages
@@ -228,10 +229,12 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         take_back(directory, state)
         remove_old(directory.checkpoints_path, state, self.config.checkpoint.keep)
         job.backend.publish_weights()
-        trackers: list[Tracker] = [JsonlTracker(directory.metrics_path)]
-        if self.tracker is not None:
-            trackers.append(self.tracker)
-        with closing(Trackers(trackers)) as tracker, Stopping() as stopping:
+        title = f"rllm {self.kind} {self.output.name}"
+        with (
+            on_screen(self.tracker, 0, title) as view,
+            closing(Trackers([JsonlTracker(directory.metrics_path), view])) as tracker,
+            Stopping() as stopping,
+        ):
             run = SupervisedRun(
                 config=self.config,
                 job=job,
