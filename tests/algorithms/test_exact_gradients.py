@@ -76,6 +76,7 @@ def _mean_descent(
         weights_M=weights,
         row_M=row_M,
         group_R=torch.zeros(len(ANSWERS), dtype=torch.int64),
+        chosen_M=torch.zeros_like(weights),
     )
     (loss.terms(tokens) * weights).sum().backward()
     assert leaf.grad is not None

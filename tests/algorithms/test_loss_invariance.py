@@ -19,7 +19,10 @@ from rllm.algorithms.surrogates import OwnFunction, surrogate_named
 from rllm.config.algorithm import LOSSES, AlgorithmConfig
 from rllm.types.sample import TrainingSample
 
-COLUMNS = ("new", "old", "advantages", "entropy", "rollout", "ref", "new_values", "values", "returns")
+COLUMNS = (
+    *("new", "old", "advantages", "entropy", "rollout", "ref", "new_values", "values", "returns"),
+    "chosen",
+)
 LEAVES = ("new", "entropy", "new_values")
 """The columns that carry a gradient."""
 
@@ -44,6 +47,8 @@ class Row:
 
 def _rows(rng: random.Random) -> list[Row]:
     def column(name: str, size: int) -> list[float]:
+        if name == "chosen":
+            return [float(rng.random() < 0.3) for _ in range(size)]
         low, high = (-2.0, 2.0) if name == "advantages" else (-2.5, -0.05)
         return [rng.uniform(low, high) for _ in range(size)]
 

@@ -21,13 +21,16 @@ from rllm.algorithms.losses import (
 )
 from rllm.algorithms.surrogates import (
     SURROGATES,
+    ClippedCovariance,
     ClippedRatio,
     ClippedWeight,
     DivergenceMask,
     GeometricMean,
     OwnFunction,
+    PenalisedCovariance,
     SequenceRatio,
     SoftGate,
+    Tapered,
 )
 from rllm.config import algorithm as config_algorithm
 from rllm.config.algorithm import AlgorithmConfig
@@ -243,7 +246,26 @@ def test_every_loss_of_the_configuration_is_made_with_the_bounds_of_its_paper() 
         "sapo": SoftGate(positive=1.0, negative=1.05),
         "dppo_tv": DivergenceMask(clip_low=0.15, clip_high=0.15, kl=False),
         "dppo_kl": DivergenceMask(clip_low=0.05, clip_high=0.05, kl=True),
+        "topr": Tapered(),
+        "clip_cov": ClippedCovariance(clip_low=0.2, clip_high=0.2, fraction=2e-4, low=1.0, high=5.0),
+        "kl_cov": PenalisedCovariance(fraction=2e-4, kl_coef=1.0),
     }
+
+
+def test_a_bound_of_zero_is_a_bound_and_only_what_is_left_out_is_the_papers() -> None:
+    both = policy_loss(AlgorithmConfig(clip_low=0.0, clip_high=0.0)).surrogate
+    assert both == ClippedRatio(clip_low=0.0, clip_high=0.0)
+    assert policy_loss(AlgorithmConfig(clip_low=0.0)).surrogate == ClippedRatio(clip_low=0.0, clip_high=0.2)
+    given = tokens()
+    falls = (given.new_M < given.old_M) & (given.advantages_M < 0.0)
+    assert falls.any()
+    held = both.terms(given)[falls]
+    assert held.tolist() == pytest.approx((-given.advantages_M[falls]).tolist())  # as at a ratio of 1
+    for low in (-0.5, 1.5, float("nan")):
+        with pytest.raises(
+            ConfigError, match=r"`algorithm.clip_low` is .*; it must be between 0 and 1, or -1"
+        ):
+            AlgorithmConfig(clip_low=low).validate()
 
 
 @pytest.mark.parametrize("name", sorted(SURROGATES))
@@ -252,12 +274,12 @@ def test_every_key_that_a_loss_looks_at_changes_it(name: str) -> None:
     plain = policy_loss(AlgorithmConfig(loss=name))
     for key in keys:
         changed = AlgorithmConfig(loss=name)
-        setattr(changed, key, 3.0 if key == "dual_clip" else 0.37)
+        setattr(changed, key, 3.0 if key in ("dual_clip", "cov_high") else 0.37)
         changed.validate()
         assert policy_loss(changed) != plain
     surrogate: Any = plain.surrogate
-    has = {each.name for each in fields(surrogate)} - {"kl"}
-    assert {key.removeprefix("sapo_") for key in keys} == has
+    has = {each.name for each in fields(surrogate)} - {"kl", "context"}
+    assert {key.removeprefix("sapo_").removeprefix("cov_") for key in keys} == has
 
 
 def test_the_rest_of_the_section_is_taken_as_it_stands() -> None:

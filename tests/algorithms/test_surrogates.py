@@ -20,6 +20,7 @@ from rllm.algorithms.surrogates import (
     SequenceRatio,
     SoftGate,
     Surrogate,
+    Tapered,
 )
 from rllm.algorithms.tokens import TokenInputs
 from rllm.types.sample import TrainingSample
@@ -38,6 +39,7 @@ SURROGATES: dict[str, Surrogate] = {
     "sapo": SoftGate(positive=1.0, negative=1.05),
     "dppo_tv": DivergenceMask(clip_low=LOW, clip_high=HIGH),
     "dppo_kl": DivergenceMask(clip_low=LOW, clip_high=HIGH, kl=True),
+    "topr": Tapered(),
 }
 OF_ROWS = ("gspo", "gmpo")
 
@@ -48,6 +50,10 @@ def scalar(name: str, row: Row) -> list[tuple[float, float]]:
     if name == "gspo":
         mean = math.prod(ratios) ** (1 / len(row))
         return [_clipped(mean, a, math.inf) for _, _, a in row]
+    if name == "topr":
+        tapered = min(1.0, math.prod(ratios))
+        weights = [tapered if a < 0 else 1.0 for _, _, a in row]
+        return [(-w * a * new, -w * a) for w, (new, _, a) in zip(weights, row, strict=True)]
     if name == "gmpo":
         held = [
             min(r, math.exp(HIGH)) if a > 0 else max(r, math.exp(-LOW))
@@ -155,9 +161,10 @@ def _far_from_bounds(name: str, row: Row) -> bool:
     return all(each == closed[0] for each in closed)
 
 
-@pytest.mark.parametrize("name", sorted({*SURROGATES} - {"cispo"}))
+@pytest.mark.parametrize("name", sorted({*SURROGATES} - {"cispo", "topr"}))
 def test_the_gradient_is_the_slope_of_the_loss(name: str) -> None:
-    """CISPO is left out: its weight is a constant by definition, so its loss has another slope."""
+    """CISPO and TOPR are left out: their weight is a constant by definition, so the loss has another
+    slope."""
     surrogate = SURROGATES[name]
     rows = _smooth_rows(name, random.Random(5))
     new_M = inputs(rows).new_M

@@ -33,6 +33,7 @@ SOMETIMES_THERE = {
     "new_values_M": "a critic",
     "values_M": "a critic",
     "returns_M": "a critic",
+    "chosen_M": "the loss `clip_cov` or `kl_cov`",
 }
 """Column -> what a run must have for it; it is None in any other."""
 
@@ -98,6 +99,7 @@ def _row(pattern: str, task: str, attempt: int, rng: np.random.Generator) -> _Ro
         ref_logprobs_T=old_T + column(-0.7, 0.7),
         values_T=values_T,
         returns_T=values_T + column(-1.0, 1.0),
+        chosen_T=(sampled_T & (np.arange(size) % 3 == 0)).astype(np.float32),
         group_key=(task, "agent"),
         order_key=(task, attempt, 0, 0),
     )
@@ -136,6 +138,7 @@ def _tokens(rows: Sequence[_Row], weights: Sequence[FloatArray] | None = None) -
         ref_M=column([sample.ref_logprobs_T for sample in samples]),
         values_M=column([sample.values_T for sample in samples]),
         returns_M=column([sample.returns_T for sample in samples]),
+        chosen_M=column([sample.chosen_T for sample in samples]),
         new_M=column([row.gradient["new_M"] for row in rows]),
         entropy_M=column([row.gradient["entropy_M"] for row in rows]),
         new_values_M=column([row.gradient["new_values_M"] for row in rows]),

@@ -9,27 +9,33 @@ With r = exp(new - old) and A the advantage of the token:
     gmpo             -A · geometric mean of clipped r over the row
     sapo             -A · 4/τ · σ(τ (r - 1))                   no bounds: a gate that closes smoothly
     dppo_tv, dppo_kl -r A, until the probability has moved by more than clip_low or clip_high
+    topr             -A new, times min(1, r of the whole row) where A < 0
+    clip_cov         ppo, without the gradient of a few tokens that would lower entropy most
+    kl_cov           -r A, and a divergence from the old policy at those tokens
 
-Where new = old, as in the first update of a step, all of them have the gradient of `policy_gradient`. `sg`
-has a value and no gradient. verl cuts log r to ±20 nats; here nothing is cut, and what overflows is caught
-before the weights change.
+Where new = old, as in the first update of a step, all of them have the gradient of `policy_gradient`, the
+tokens that `clip_cov` leaves out excepted. `sg` has a value and no gradient. verl cuts log r to ±20 nats;
+here nothing is cut, and what overflows is caught before the weights change.
 """
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from rllm.algorithms.context import AlgorithmContext
-from rllm.algorithms.tokens import TokenInputs, row_means
+from rllm.algorithms.covariance import covariances, drawn_between, largest, with_chosen
+from rllm.algorithms.tokens import TokenInputs, row_means, row_sums
 from rllm.config.algorithm import OF_OWN, PAPER_BOUND, AlgorithmConfig, is_own
 from rllm.config.callables import made_from, name_of, require_call, takes
 from rllm.config.limits import unused
 from rllm.config.names import object_named
 from rllm.errors import ConfigError
+from rllm.types.draws import draw_seed
+from rllm.types.sample import TrainingSample
 
 
 class Surrogate(Protocol):
@@ -220,6 +226,94 @@ class DivergenceMask(_OfTokens):
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
+class Tapered(_OfTokens):
+    """-A new where A >= 0, and -sg(min(1, ρ)) A new where A < 0, with ρ the product of r over the row.
+
+    Le Roux et al. 2025 (TOPR, arXiv:2503.14286), with the paper's bounds: good answers are learned from
+    whatever the policy thinks of them by now, bad ones the less the unlikelier they have become, so that
+    their logits are not driven down without end. No baseline is subtracted here; the estimator's is.
+    """
+
+    def terms(self, tokens: TokenInputs) -> Tensor:
+        ratio_M = row_sums(tokens.new_M - tokens.old_M, tokens.row_M)[0].exp().clamp(max=1.0)
+        weight_M = torch.where(tokens.advantages_M < 0.0, ratio_M.to(tokens.new_M.dtype), 1.0)
+        return -weight_M * tokens.advantages_M * tokens.new_M
+
+    def clipped_M(self, tokens: TokenInputs) -> Tensor:
+        beyond_M = row_sums(tokens.new_M - tokens.old_M, tokens.row_M)[0] > 0.0
+        return (tokens.advantages_M < 0.0) & beyond_M
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ClippedCovariance(_OfTokens):
+    """As `ClippedRatio`, and 0 at a `fraction` of the tokens, drawn among those whose covariance of
+    log-probability and advantage lies between `low` and `high`.
+
+    Cui et al. 2025 (Clip-Cov, arXiv:2505.22617), section 4.2. The covariance is that of the policy before the
+    step, over the whole update (`rllm.algorithms.covariance`), where the paper's is of the policy as it
+    moves, and verl's of a micro-batch.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    fraction: float = 0.0002
+    low: float = 1.0
+    high: float = 5.0
+    context: AlgorithmContext = field(default_factory=AlgorithmContext)
+    """The draw belongs to its seed and step."""
+
+    def terms(self, tokens: TokenInputs) -> Tensor:
+        """Raises ConfigError where nobody has chosen."""
+        terms_M = _clipped_terms(_ratios(tokens), tokens.advantages_M, self.clip_low, self.clip_high)
+        return torch.where(_chosen(tokens), torch.zeros_like(terms_M), terms_M)
+
+    def clipped_M(self, tokens: TokenInputs) -> Tensor:
+        return _outside(_ratios(tokens), self.clip_low, self.clip_high) | _chosen(tokens)
+
+    def chosen(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """The rows of an update with their choice."""
+        first = samples[0].group_key[0] if samples else ""
+        seed = draw_seed(self.context.seed, "clip_cov", self.context.step, first)
+        places = drawn_between(covariances(samples), self.fraction, self.low, self.high, seed)
+        return with_chosen(samples, places)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class PenalisedCovariance(_OfTokens):
+    """-r A, and `kl_coef` · (r - 1 - log r) more at the `fraction` of the tokens whose covariance of
+    log-probability and advantage is largest.
+
+    Cui et al. 2025 (KL-Cov, arXiv:2505.22617), section 4.3. r - 1 - log r is, over tokens of the old policy,
+    unbiased for the paper's KL(π_old, π); verl has |log r|, whose gradient is 1 either way where old and new
+    differ by rounding alone. The covariance is that of `ClippedCovariance`.
+    """
+
+    fraction: float = 0.0002
+    kl_coef: float = 1.0
+
+    needs_every_row = True
+    """A chosen token is held whatever its advantage is."""
+
+    def terms(self, tokens: TokenInputs) -> Tensor:
+        """Raises ConfigError where nobody has chosen."""
+        log_ratio_M = tokens.new_M - tokens.old_M
+        ratio_M = log_ratio_M.exp()
+        held_M = torch.where(_chosen(tokens), ratio_M - 1.0 - log_ratio_M, torch.zeros_like(ratio_M))
+        return self.kl_coef * held_M - ratio_M * tokens.advantages_M
+
+    def clipped_M(self, tokens: TokenInputs) -> Tensor:
+        return _chosen(tokens)
+
+    def chosen(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """The rows of an update with their choice."""
+        return with_chosen(samples, largest(covariances(samples), self.fraction))
+
+
+OF_COVARIANCE = (ClippedCovariance, PenalisedCovariance)
+"""What looks at the whole update before it is split."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
 class OwnFunction:
     """A function of the user's, from `TokenInputs` to [M] terms.
 
@@ -275,7 +369,15 @@ class WholeVocabulary:
         return torch.zeros_like(tokens.new_M, dtype=torch.bool)
 
 
-Clipped = TypeVar("Clipped", ClippedRatio, SequenceRatio, ClippedWeight, GeometricMean, DivergenceMask)
+Clipped = TypeVar(
+    "Clipped",
+    ClippedRatio,
+    SequenceRatio,
+    ClippedWeight,
+    GeometricMean,
+    DivergenceMask,
+    ClippedCovariance,
+)
 
 
 def _with_bounds(paper: Clipped, config: AlgorithmConfig) -> Clipped:
@@ -294,6 +396,11 @@ SURROGATES: dict[str, Callable[[AlgorithmConfig], Surrogate]] = {
     "sapo": lambda config: SoftGate(positive=config.sapo_positive, negative=config.sapo_negative),
     "dppo_tv": lambda config: _with_bounds(DivergenceMask(), config),
     "dppo_kl": lambda config: _with_bounds(DPPO_KL, config),
+    "topr": lambda config: Tapered(),
+    "clip_cov": lambda config: _with_bounds(
+        ClippedCovariance(fraction=config.cov_fraction, low=config.cov_low, high=config.cov_high), config
+    ),
+    "kl_cov": lambda config: PenalisedCovariance(fraction=config.cov_fraction, kl_coef=config.cov_kl_coef),
 }
 """By the name of `algorithm.loss`."""
 
@@ -308,7 +415,10 @@ def surrogate_named(config: AlgorithmConfig, context: AlgorithmContext | None = 
         return own_function(config.loss, context or AlgorithmContext(config=config))
     if config.loss not in SURROGATES:
         raise ConfigError(f"There is no loss `{config.loss}`; choose one of {', '.join(SURROGATES)}.")
-    return SURROGATES[config.loss](config)
+    surrogate = SURROGATES[config.loss](config)
+    if context is not None and isinstance(surrogate, ClippedCovariance):
+        return replace(surrogate, context=context)
+    return surrogate
 
 
 def own_function(name: str, context: AlgorithmContext) -> OwnFunction:
@@ -328,6 +438,12 @@ def own_function(name: str, context: AlgorithmContext) -> OwnFunction:
         why = f"{name} takes no context to read it from; write `def {name_of(function)}(tokens, context)`"
         unused("algorithm", context.config, key, why)
     return OwnFunction(name=name, function=function)
+
+
+def _chosen(tokens: TokenInputs) -> Tensor:
+    if tokens.chosen_M is None:
+        raise ConfigError("This loss treats some tokens of an update apart, and none has been chosen.")
+    return tokens.chosen_M > 0.0
 
 
 def _ratios(tokens: TokenInputs) -> Tensor:

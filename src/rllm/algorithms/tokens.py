@@ -48,6 +48,8 @@ class TokenInputs:
     values_M: Tensor | None = None
     """The critic's values before the first update of the step."""
     returns_M: Tensor | None = None
+    chosen_M: Tensor | None = None
+    """1 where `clip_cov` or `kl_cov` treats the token apart, 0 elsewhere."""
 
 
 class Loss(Protocol):

@@ -21,6 +21,9 @@ LOSSES: dict[str, tuple[str, ...]] = {
     "sapo": ("sapo_positive", "sapo_negative"),
     "dppo_tv": ("clip_low", "clip_high"),
     "dppo_kl": ("clip_low", "clip_high"),
+    "topr": (),
+    "clip_cov": ("clip_low", "clip_high", "cov_fraction", "cov_low", "cov_high"),
+    "kl_cov": ("cov_fraction", "cov_kl_coef"),
 }
 """Name -> the keys of `[algorithm]` that only some losses look at, and this one does."""
 OF_OWN = ("clip_low", "clip_high")
@@ -68,6 +71,13 @@ class AlgorithmConfig:
     """Temperature of `sapo` where the advantage is positive."""
     sapo_negative: float = 1.05
     """Temperature of `sapo` where it is negative."""
+    cov_fraction: float = 0.0002
+    """Fraction of an update's tokens, one at least, that `clip_cov` and `kl_cov` treat apart."""
+    cov_low: float = 1.0
+    cov_high: float = 5.0
+    """Bounds of the covariance among which `clip_cov` draws them."""
+    cov_kl_coef: float = 1.0
+    """What `kl_cov` weighs their divergence from the policy before the step with."""
     aggregation: str = "token_mean"
     """`token_mean` over all trained tokens of an update, `sequence_mean` of each sequence's token mean,
     `sequence_sum` of each sequence's token sum, `group_mean` of each group's token mean, or `constant`: token
@@ -141,6 +151,16 @@ class AlgorithmConfig:
                 )
         for name in ("sapo_positive", "sapo_negative"):
             positive(f"algorithm.{name}", getattr(self, name))
+        if not 0.0 < self.cov_fraction <= 1.0:
+            raise ConfigError(
+                f"`algorithm.cov_fraction` is {self.cov_fraction}; set it above 0, to 1 at most."
+            )
+        if not self.cov_low < self.cov_high:
+            raise ConfigError(
+                f"`algorithm.cov_low` is {self.cov_low} and `algorithm.cov_high` {self.cov_high}; the first "
+                "must be below the second."
+            )
+        finite("algorithm.cov_kl_coef", self.cov_kl_coef)
         if self.dual_clip != 0.0 and not 1.0 < self.dual_clip < float("inf"):
             raise ConfigError(
                 f"`algorithm.dual_clip` is {self.dual_clip}; it must be above 1, such as 3, or 0 for none."

@@ -24,7 +24,7 @@ from rllm.trainer.batching_attention import PackedAttention
 from rllm.trainer.packing import PrefixGroup, WeightedRow, bucket_order, packed_groups
 from rllm.types.sample import TrainingSample
 
-OPTIONAL_COLUMNS = ("rollout_logprobs", "ref_logprobs", "values", "returns")
+OPTIONAL_COLUMNS = ("rollout_logprobs", "ref_logprobs", "values", "returns", "chosen")
 """Of a sample, where it has them."""
 
 

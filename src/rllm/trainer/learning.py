@@ -25,7 +25,7 @@ from rllm.algorithms.losses import (
     has_gradient,
     policy_loss,
 )
-from rllm.algorithms.surrogates import WholeVocabulary
+from rllm.algorithms.surrogates import OF_COVARIANCE, WholeVocabulary
 from rllm.config.algorithm import AlgorithmConfig
 from rllm.config.distill import TEACHER
 from rllm.config.learning import WITH_CRITIC
@@ -354,7 +354,8 @@ def update(
     of_critic: list[dict[str, float]] = []
     for share in group_shares(ready.samples, config.algorithm.updates_per_step):
         if step >= config.critic.warmup_steps:
-            of_policy.append(backend.update(share, both, rate))
+            known = loss.surrogate.chosen(share) if isinstance(loss.surrogate, OF_COVARIANCE) else share
+            of_policy.append(backend.update(known, both, rate))
         task_ids = {each.group_key[0] for each in share}
         valued = [each for each in ready.valued if each.group_key[0] in task_ids]
         if critic is not None and valued:

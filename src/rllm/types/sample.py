@@ -14,7 +14,7 @@ NOT_SAMPLED = -1
 """Version of a token that no policy wrote: templates, observations, tool output, forced end tokens."""
 
 _ALWAYS = ("token_ids_T", "policy_versions_T", "logprobs_T", "advantages_T")
-_SOMETIMES = ("rewards_T", "rollout_logprobs_T", "ref_logprobs_T", "values_T", "returns_T")
+_SOMETIMES = ("rewards_T", "rollout_logprobs_T", "ref_logprobs_T", "values_T", "returns_T", "chosen_T")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,6 +38,8 @@ class TrainingSample:
     """The critic's expectation, before the token, of what was paid from there on; 0 where not sampled."""
     returns_T: NDArray[np.float32] | None = None
     """What the critic should have said; 0 where not sampled."""
+    chosen_T: NDArray[np.float32] | None = None
+    """1 at tokens that the loss treats apart, such as those of `clip_cov`; 0 elsewhere."""
     group_key: tuple[str, str]
     """(task_id, role): rows of one group may share a prompt, which is then computed once."""
     order_key: tuple[str, int, int, int]

@@ -281,6 +281,7 @@ def optional_inputs(batch: PackedBatch) -> dict[str, Tensor | None]:
         "ref_M": batch.optional.get("ref_logprobs"),
         "values_M": batch.optional.get("values"),
         "returns_M": batch.optional.get("returns"),
+        "chosen_M": batch.optional.get("chosen"),
     }
 
 
