@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rllm.algorithms.aggregation import FixedLength
+from rllm.algorithms.context import AlgorithmContext
 from rllm.algorithms.correction import Correction
 from rllm.algorithms.losses import (
     ActorCriticLoss,
@@ -354,3 +355,31 @@ def test_a_function_that_cannot_be_called_with_tokens_is_refused_before_any_work
         policy_loss(AlgorithmConfig(loss=f"{path}:other"))
     with pytest.raises(ConfigError, match="There is no file"):
         policy_loss(AlgorithmConfig(loss=f"{tmp_path}/absent.py:mine"))
+
+
+def test_ones_own_loss_may_see_bounds_and_step_and_bounds_that_it_does_not_see_are_refused(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "seeing_loss.py"
+    path.write_text(
+        "def seeing(tokens, context):\n"
+        "    return tokens.new_M * (context.clip_low or 0.0) + context.step + (context.clip_high is None)\n\n"
+        "def blind(tokens):\n"
+        "    return tokens.new_M\n\n"
+        "class Made:\n"
+        "    def terms(self, tokens, context):\n"
+        "        return tokens.new_M * context.total_steps\n"
+    )
+    config = AlgorithmConfig(loss=f"{path}:seeing", clip_low=0.25)
+    config.validate()
+    given = tokens()
+    found = policy_loss(config, AlgorithmContext(config=config, step=4, total_steps=9)).terms(given)
+    assert found.tolist() == pytest.approx((given.new_M * 0.25 + 4 + 1).tolist())
+    made = AlgorithmConfig(loss=f"{path}:Made")
+    assert (
+        policy_loss(made, AlgorithmContext(total_steps=9)).terms(given).tolist() == (given.new_M * 9).tolist()
+    )
+    blind = AlgorithmConfig(loss=f"{path}:blind", clip_low=0.25)
+    blind.validate()
+    with pytest.raises(ConfigError, match=r"`algorithm.clip_low` is 0.25.*`def blind\(tokens, context\)`"):
+        policy_loss(blind)
