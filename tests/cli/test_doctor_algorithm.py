@@ -1,4 +1,5 @@
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ Rllm = Callable[..., Result]
 
 MINE = '''
 import torch
+from rllm.algorithms.advantages import ByToken
 from rllm.algorithms.losses import TokenInputs
 
 
@@ -26,6 +28,27 @@ class Weighted:
 
     def terms(self, tokens):
         return -2.0 * tokens.advantages_M * tokens.new_M
+
+
+def held(tokens):
+    return my_loss(tokens) + 0.1 * (tokens.new_M - tokens.ref_M) - 0.1 * tokens.entropy_M
+
+
+def valued(tokens):
+    return my_loss(tokens) + (tokens.new_values_M - tokens.returns_M) ** 2
+
+
+def with_step(tokens, context):
+    return my_loss(tokens) * (1.0 + context.step)
+
+
+def by_token(attempts, context):
+    mean = sum(each.reward for each in attempts) / len(attempts)
+    return ByToken([torch.full((each.num_tokens,), each.reward - mean).numpy() for each in attempts])
+
+
+def of_batch(tokens):
+    return -tokens.new_M * tokens.advantages_M / 1.0 if tokens.advantages_M.any() else 1 / 0
 
 
 def my_advantages(rewards_G):
@@ -48,7 +71,11 @@ def mine(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("my_loss", "loss"), ("Weighted", "loss"), ("my_advantages", "estimator")]
+    ("name", "kind"),
+    [
+        *((name, "loss") for name in ("my_loss", "Weighted", "held", "valued", "with_step")),
+        *((name, "estimator") for name in ("my_advantages", "by_token")),
+    ],
 )
 def test_a_sound_algorithm_gets_a_clear_table_and_what_to_type_next(
     rllm: Rllm, mine: str, name: str, kind: str
@@ -58,6 +85,27 @@ def test_a_sound_algorithm_gets_a_clear_table_and_what_to_type_next(
     assert f"{mine}:{name}, a" in result.stdout
     assert "failed" not in result.stdout
     assert f"--set algorithm.{kind}={mine}:{name}" in result.stdout
+    words = shlex.split(next(line for line in result.stdout.splitlines() if "rllm train" in line))
+    typed = words[1 : words.index("train", 2)]  # what it does stands behind it: "train with it"
+    assert rllm(*typed, "--dry-run").exit_code == 0
+
+
+def test_what_goes_wrong_only_on_some_batches_is_a_verdict(rllm: Rllm, mine: str) -> None:
+    report = json.loads(rllm("doctor", "algorithm", f"{mine}:of_batch", "--json").stdout)
+    (broken,) = [each for each in report["checks"] if each["verdict"] == "failed"]
+    assert "ZeroDivisionError" in broken["detail"]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("rloo", "unbiased"), ("gpg", "1.22 times as long")])
+def test_the_doctor_applies_an_estimator_from_episodes_to_gradient(
+    rllm: Rllm, mine: str, name: str, expected: str
+) -> None:
+    checks = {
+        each["name"]: each
+        for each in json.loads(rllm("doctor", "algorithm", name, "--json").stdout)["checks"]
+    }
+    assert checks["tied groups"]["verdict"] == checks["applied in micro-batches"]["verdict"] == "passed"
+    assert expected in checks["expected update"]["detail"]
 
 
 def test_a_broken_law_ends_with_exit_code_1_and_says_how_to_mend_it(rllm: Rllm, mine: str) -> None:

@@ -53,11 +53,11 @@ def command(ctx: click.Context, name: str, kind: str | None, as_json: bool) -> N
     from rllm.algorithms.checks import Verdict, check_estimator, group_form
     from rllm.algorithms.context import AlgorithmContext
     from rllm.algorithms.estimators import Estimator, estimator_named, sees_attempts
-    from rllm.algorithms.loss_checks import check_loss
+    from rllm.algorithms.loss_checks import check_loss, columns_read
     from rllm.algorithms.surrogates import own_function
     from rllm.trainer.update_checks import check_update
 
-    found = _algorithm_named(name)
+    found, reads = _algorithm_named(name), list[str]()
     kind = kind or _kind_of(found, name)
     if kind == "loss":
         terms = own_function(name, AlgorithmContext()).terms if ":" in name else found.terms
@@ -66,6 +66,7 @@ def command(ctx: click.Context, name: str, kind: str | None, as_json: bool) -> N
             needs_every_row=getattr(found, "needs_every_row", True),
             needs_whole_groups=getattr(found, "needs_whole_groups", True),
         )
+        reads = columns_read(terms)
     else:
         if isinstance(found, Estimator) or takes(found, 2) or sees_attempts(found):
             found = group_form(estimator_named(name))
@@ -73,7 +74,7 @@ def command(ctx: click.Context, name: str, kind: str | None, as_json: bool) -> N
     if not any(each.verdict is Verdict.FAILED for each in checks):
         # A loss is applied with unbiased advantages, so that what is measured is the loss's own doing.
         chosen = {"estimator": "rloo"} | {kind: name}
-        checks += check_update([f"algorithm.{key}={value}" for key, value in chosen.items()])
+        checks += check_update([f"algorithm.{key}={value}" for key, value in chosen.items()], reads)
     failed = [each for each in checks if each.verdict is Verdict.FAILED]
     if as_json:
         print_json(

@@ -81,6 +81,13 @@ SPARED: Picks = ((0, 2, 2), (0, 1))
 """A batch in which the first task ties, and the second does not."""
 SILENT = ("algorithm.kl_coef=1e-12", "algorithm.entropy_coef=1e-12")
 """Each has rows computed that would be spared, and counts for nothing."""
+FOR_COLUMN = {
+    "ref_M": "algorithm.kl_coef=1e-12",
+    "entropy_M": "algorithm.entropy_coef=1e-12",
+    "rollout_M": "algorithm.old_logprobs=trainer",
+}
+"""What a run must have for a column that a loss reads."""
+OF_CRITIC = frozenset({"new_values_M", "values_M", "returns_M"})
 
 
 class UpdateProbe:
@@ -202,18 +209,25 @@ class UpdateProbe:
         )
 
 
-def check_update(assignments: Sequence[str]) -> list[Check]:
+def check_update(assignments: Sequence[str], reads: Sequence[str] = ()) -> list[Check]:
     """Verdicts on an algorithm as the trainer applies it, `assignments` being what selects it.
 
-    What a function of the user's raises on the way is a verdict as well.
+    `reads`: columns that its loss looks at. What a function of the user's raises on the way is a verdict as
+    well.
     """
+    if OF_CRITIC & set(reads):
+        detail = "not applied here: the loss reads what a critic says, and there is none"
+        return [Check(name="applied update", verdict=Verdict.NOTED, detail=detail)]
+    assignments = [*assignments, *(FOR_COLUMN[name] for name in reads if name in FOR_COLUMN)]
     try:
         probe = UpdateProbe(assignments)
         applied = probe.gradient(SPARED)
         checks = [_ties(assignments, applied), _split(assignments, applied)]
         return [*checks, _expected_update(probe)]
     except Exception as error:  # noqa: BLE001  whatever a user's function raises is the verdict
-        return [failed("update", f"raised {type(error).__name__} between episodes and gradient: {error}")]
+        return [
+            failed("applied update", f"raised {type(error).__name__} between episodes and gradient: {error}")
+        ]
 
 
 def _ties(assignments: Sequence[str], applied: Tensor) -> Check:
