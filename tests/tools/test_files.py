@@ -171,3 +171,22 @@ def test_a_large_directory_is_cut_with_a_mark(tmp_path: Path) -> None:
         (tmp_path / f"f{number:03}").touch()
     listing = FileViewer(tmp_path)(path=".").text.split("\n")
     assert (len(listing), listing[-1]) == (502, "[… more …]")
+
+
+def test_a_hard_link_to_a_file_outside_is_neither_read_nor_written(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    outside = tmp_path / "outside"
+    outside.write_text("secret\n")
+    os.link(outside, tmp_path / "root" / "inside")
+    editor = FileEditor(tmp_path / "root")
+    for command, arguments in {
+        "view": {},
+        "create": {"file_text": "mine"},
+        "str_replace": {"old_str": "secret", "new_str": "mine"},
+        "insert": {"insert_line": 0, "new_str": "mine"},
+    }.items():
+        assert "a hard link" in refused(editor, command, "inside", **arguments)
+    assert "a hard link" in (FileViewer(tmp_path / "root")(path="inside").error or "")
+    assert outside.read_text() == "secret\n"
+    outside.unlink()  # now the file has no other name
+    said(editor, "create", "inside", file_text="mine")

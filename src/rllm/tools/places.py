@@ -54,7 +54,7 @@ def _file_path(path: str) -> PurePosixPath:
 
 
 class DirectoryPlace:
-    """Files below a directory. Links are not followed, whoever made them and whenever.
+    """Files below a directory. Links, hard ones too, are not followed, whoever made them and whenever.
 
     Every directory on the way is opened by name inside the one before, refusing links: a path that is changed
     while it is walked leads nowhere else.
@@ -140,6 +140,8 @@ def _check_plain(path: str, found: os.stat_result) -> None:
         raise ToolError(f"`{path}` is a directory.")
     if not stat.S_ISREG(found.st_mode):
         raise ToolError(f"`{path}` is not a plain file.")
+    if found.st_nlink > 1:  # the other name may be anywhere, and what is written here is written there
+        raise ToolError(f"`{path}` has another name somewhere (a hard link); put a copy in its place first.")
 
 
 @contextmanager
