@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from rllm.errors import ConfigError
+from rllm.tools.addresses import require_public
 from rllm.tools.base import Tool, ToolError, ToolOutput
 from rllm.tools.web_service import Patience, WebService, WebServiceError, key_from
 
@@ -169,6 +170,7 @@ class _Fetch(_WebTool):
         is_address = url.startswith(("http://", "https://")) and not set(url) & set(" \t\r\n\0")
         if not is_address or len(url) > MAX_URL_CHARS:
             raise ToolError(f"`url` is {url[:80]!r}; give an address that begins with http:// or https://.")
+        require_public(url)
         page = self._page(url)
         if not 0 <= first_char <= len(page):
             raise ToolError(f"`first_char` is {first_char}; the page has {len(page)} characters.")
