@@ -77,3 +77,20 @@ def test_a_sandbox_of_ones_own_is_used_and_stays_open(backend: str) -> None:
 def test_a_backend_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="no-such-backend"):
         tool_named("shell", backend="no-such-backend")
+
+
+@pytest.mark.parametrize("name", ["shell", "python"])
+def test_a_backend_without_walls_is_refused_to_root_and_warned_of(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    with pytest.raises(ConfigError, match=r"no walls, and this process is root's.*allow_root=True"):
+        tool_named(name, backend="subprocess")
+    assert not caplog.records
+    tool_named(name, backend="subprocess", allow_root=True).close()
+    assert "whatever root can" in caplog.text
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    caplog.clear()
+    tool_named(name, backend="subprocess").close()
+    assert "UNSAFE" in caplog.text
+    assert "whatever you can" in caplog.text

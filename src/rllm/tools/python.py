@@ -10,11 +10,12 @@ import threading
 from collections.abc import Sequence
 
 from rllm.errors import ConfigError
-from rllm.sandbox import ExecResult, Limits, PythonRunner, Status, require_backend, shared_runner
+from rllm.sandbox import ExecResult, Limits, PythonRunner, Status, shared_runner
 from rllm.sandbox.interpreter import interpreter
 from rllm.sandbox.packages import normalized
 from rllm.tools.base import Tool, ToolError, ToolOutput
 from rllm.tools.cells import program_of
+from rllm.tools.walls import require_walls
 
 MAX_CODE_CHARS = 100_000
 """Of one call, and of all calls of a session together."""
@@ -38,15 +39,17 @@ class PythonInterpreter(Tool):
         limits: Limits = DEFAULT_LIMITS,
         packages: Sequence[str] = (),
         runner: PythonRunner | None = None,
+        allow_root: bool = False,
     ) -> None:
         """`session`: definitions stay from call to call of this tool, so give each rollout its own.
 
         `packages` are distributions installed here that the code may import, beside the standard library.
         `runner` is the caller's to close, and brings its own packages; without it the process's shared one
-        for `backend` is used. Raises ConfigError where the backend or a package is not there.
+        for `backend` is used. Raises ConfigError where the backend or a package is not there, and where
+        `subprocess`, which has no walls, would run code as root without `allow_root`.
         """
         if runner is None:
-            require_backend(backend)
+            require_walls(self.name, backend, allow_root=allow_root)
             interpreter(packages=normalized(packages))  # says what is not installed before anything is run
         elif packages:
             raise ConfigError("Both `runner` and `packages` are given; give the packages to the runner.")

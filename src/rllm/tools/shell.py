@@ -10,9 +10,10 @@ import secrets
 import shlex
 import threading
 
-from rllm.sandbox import ExecResult, Limits, Sandbox, Status, open_sandbox, require_backend
+from rllm.sandbox import ExecResult, Limits, Sandbox, Status, open_sandbox
 from rllm.tools.base import Tool, ToolError, ToolOutput
 from rllm.tools.python import DEFAULT_LIMITS, ending
+from rllm.tools.walls import require_walls
 
 MAX_COMMAND_CHARS = 100_000
 _MAX_STATE_CHARS = 32_768
@@ -26,14 +27,20 @@ class Shell(Tool):
     name = "shell"
 
     def __init__(
-        self, backend: str = "bubblewrap", *, sandbox: Sandbox | None = None, limits: Limits = DEFAULT_LIMITS
+        self,
+        backend: str = "bubblewrap",
+        *,
+        sandbox: Sandbox | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        allow_root: bool = False,
     ) -> None:
         """Runs in `sandbox`, which stays the caller's to close, or in one that is opened with the first call.
 
-        Raises ConfigError where the backend is not there.
+        Raises ConfigError where the backend is not there, and where `subprocess`, which has no walls, would
+        run commands as root without `allow_root`.
         """
         if sandbox is None:
-            require_backend(backend)
+            require_walls(self.name, backend, allow_root=allow_root)
         self._backend = backend
         self._sandbox = sandbox
         self._is_own = sandbox is None
