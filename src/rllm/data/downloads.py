@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rllm.data.home import rllm_home
+from rllm.data.unpacking import open_tar
 from rllm.errors import ConfigError
 from rllm.store.files import StorageErrors, write_atomic
 
@@ -97,7 +98,7 @@ def unpacked(got: Download) -> Path:
         temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
         with StorageErrors(target):
             try:
-                with tarfile.open(got.path) as archive:
+                with open_tar(got.path) as archive:
                     archive.extractall(temporary, filter="data")
                 os.rename(temporary, target)
             except tarfile.TarError as error:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.data.jsonl import read_jsonl
+from rllm.data.unpacking import Allowance, gunzipped
 from rllm.errors import ConfigError
 from rllm.store.files import write_atomic
 
@@ -36,22 +37,24 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows_in(path.read_bytes(), path.name)
 
 
-def rows_in(data: bytes, name: str) -> list[dict[str, Any]]:
-    """The rows of a file's content; `name` says the format and is what errors name."""
+def rows_in(data: bytes, name: str, allowance: Allowance | None = None) -> list[dict[str, Any]]:
+    """The rows of a file's content; `name` says the format and is what errors name.
+
+    `allowance`: what may still come out of the archive that the file is from. Raises ConfigError for what
+    unpacks to too much.
+    """
     ending = format_of(name)
+    allowance = allowance or Allowance(name, len(data))
     if ending == ".parquet":
         from rllm.data.parquet import parquet_rows
 
-        return parquet_rows(data, name)
+        return parquet_rows(data, name, allowance)
     if ending == ".arrow":
         from rllm.data.parquet import arrow_rows
 
-        return arrow_rows(data, name)
+        return arrow_rows(data, name, allowance)
     if ending == ".jsonl.gz":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError) as error:
-            raise ConfigError(f"{name} is no gzip file: {error}.") from error
+        data = gunzipped(data, name, allowance)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

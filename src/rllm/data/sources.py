@@ -8,10 +8,7 @@ A row that comes from one of several configurations says which under `subset`.
 """
 
 import fnmatch
-import gzip
 import importlib.util
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
@@ -20,6 +17,7 @@ from typing import Any
 from rllm.data.downloads import download
 from rllm.data.hub import CONVERTED, hub_files
 from rllm.data.rows import format_of, rows_in
+from rllm.data.unpacking import Archive, gunzipped
 from rllm.errors import ConfigError, MissingExtraError
 
 SUBSET = "subset"
@@ -211,10 +209,11 @@ def _from_package(source: PackageSource) -> Pulled:
 
 def _rows_of_file(path: Path, name: str, patterns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rows of a file, or of the members of an archive that match."""
-    members = _members(path)
-    if members is None:
+    if not Archive.is_one(path):
         yield from rows_in(path.read_bytes(), name)
         return
+    archive = Archive(path)
+    members = archive.names()
     chosen = [each for pattern in patterns or ("*",) for each in fnmatch.filter(sorted(members), pattern)]
     if not chosen:
         raise ConfigError(
@@ -223,7 +222,7 @@ def _rows_of_file(path: Path, name: str, patterns: Sequence[str]) -> Iterator[di
         )
     for member in chosen:
         if _is_rows(member):
-            yield from rows_in(read_member(path, member), f"{name}: {member}")
+            yield from rows_in(archive.read(member), f"{name}: {member}", archive.allowance)
 
 
 def _is_rows(name: str) -> bool:
@@ -233,37 +232,15 @@ def _is_rows(name: str) -> bool:
         return False
 
 
-def _members(path: Path) -> list[str] | None:
-    """Names of the files in an archive; None for a file that is none."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            return [each for each in archive.namelist() if not each.endswith("/")]
-    if tarfile.is_tarfile(path):
-        with tarfile.open(path) as archive:
-            return [each.name for each in archive.getmembers() if each.isfile()]
-    return None
-
-
-def read_member(path: Path, member: str) -> bytes:
-    """One file of an archive, in memory: nothing is unpacked onto the disk."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            return archive.read(member)
-    with tarfile.open(path) as archive:
-        opened = archive.extractfile(member)
-        if opened is None:
-            raise ConfigError(f"{path.name} has no file {member}.")
-        return opened.read()
-
-
 def _parallel_lines(path: Path, names: Sequence[str], source: ArchiveSource) -> list[dict[str, Any]]:
     """Line n of each file together make row n."""
     if len(names) != len(source.lines):
         raise ConfigError(f"{source.url}: {len(names)} files for the columns {', '.join(source.lines)}.")
     texts: list[list[str]] = []
+    archive = Archive(path)
     for name in names:
-        data = read_member(path, name)
-        data = gzip.decompress(data) if name.endswith(".gz") else data
+        data = archive.read(name)
+        data = gunzipped(data, name, archive.allowance) if name.endswith(".gz") else data
         texts.append(data.decode("utf-8").splitlines())
     if len({len(each) for each in texts}) != 1:
         counts = ", ".join(f"{name}: {len(each)}" for name, each in zip(names, texts, strict=True))

@@ -1,0 +1,186 @@
+"""Compressed files that are made to fill a machine: refused while little has been unpacked."""
+
+import gzip
+import io
+import json
+import os
+import resource
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rllm.data import sources
+from rllm.data.dataset import Dataset
+from rllm.data.downloads import Download, unpacked
+from rllm.data.rows import rows_in
+from rllm.data.sources import ArchiveSource, Split, pull
+from rllm.data.unpacking import MIN_BYTES, Allowance, Archive, gunzipped
+from rllm.errors import ConfigError
+
+MAX_GROWTH_KB = 700_000
+"""Of this process, over files that hold gigabytes."""
+MEBIBYTE = b" " * (1 << 20)
+LINE = json.dumps({"a": "b" * 80}).encode() + b"\n"
+
+
+def _line_of(num_bytes: int) -> bytes:
+    return b'{"a": "' + b"b" * num_bytes + b'"}\n'
+
+
+def _gzip(num_mebibytes: int) -> bytes:
+    made = io.BytesIO()
+    with gzip.GzipFile(fileobj=made, mode="wb") as file:
+        file.write(LINE)
+        for _ in range(num_mebibytes):
+            file.write(MEBIBYTE)
+    return made.getvalue()
+
+
+def _zip(path: Path, num_members: int, num_mebibytes: int, method: int = zipfile.ZIP_DEFLATED) -> None:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for number in range(num_members):
+            with archive.open(f"{number}.jsonl", "w") as member:
+                member.write(LINE)
+                for _ in range(num_mebibytes):
+                    member.write(MEBIBYTE)
+
+
+def _tar(path: Path, mode: Any, num_mebibytes: int) -> None:
+    with tarfile.open(path, mode) as archive:
+        facts = tarfile.TarInfo("a/rows.jsonl")
+        facts.size = num_mebibytes << 20
+        archive.addfile(facts, io.BytesIO(MEBIBYTE * num_mebibytes))
+        archive.addfile(tarfile.TarInfo("a/b.jsonl"))
+
+
+def _parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
+
+
+def _often(text: str, times: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array([0] * times, pa.int32()), pa.array([text]))
+
+
+BOMBS: dict[str, Callable[[Path], Path]] = {
+    "gzip": lambda there: _written(there / "a.jsonl.gz", _gzip(80)),
+    "gzip in parts": lambda there: _written(there / "a.jsonl.gz", _gzip(2) * 40),
+    "a zip of one": lambda there: _made(there / "a.zip", lambda path: _zip(path, 1, 80)),
+    "a zip of many": lambda there: _made(there / "a.zip", lambda path: _zip(path, 8, 10)),
+    "a zip of bz2": lambda there: _made(there / "a.zip", lambda path: _zip(path, 1, 80, zipfile.ZIP_BZIP2)),
+    "a zip of lzma": lambda there: _made(there / "a.zip", lambda path: _zip(path, 1, 80, zipfile.ZIP_LZMA)),
+    "a tar of gzip": lambda there: _made(there / "a.tar.gz", lambda path: _tar(path, "w:gz", 80)),
+    "a tar of xz": lambda there: _made(there / "a.tar.xz", lambda path: _tar(path, "w:xz", 80)),
+    "a tar of bz2": lambda there: _made(there / "a.tar.bz2", lambda path: _tar(path, "w:bz2", 80)),
+    "a gzip in a zip": lambda there: _made(there / "a.zip", _nested),
+    "a text in many rows": lambda there: _written(
+        there / "a.parquet", _parquet(pa.table({"a": _often("x" * (1 << 20), 5000)}))
+    ),
+    "a text in many lists": lambda there: _written(
+        there / "a.parquet",
+        _parquet(pa.table({"a": pa.array([["x" * (1 << 16)] * 300] * 10)})),
+    ),
+    "nothing in many rows": lambda there: _written(
+        there / "a.parquet", _parquet(pa.table({"a": pa.nulls(1_000_000, pa.string())}))
+    ),
+    "a dictionary of Arrow": lambda there: _written(
+        there / "a.arrow", _arrow(pa.table({"a": _often("x" * (1 << 20), 5000)}))
+    ),
+}
+
+
+def _written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def _made(path: Path, make: Callable[[Path], None]) -> Path:
+    make(path)
+    return path
+
+
+def _nested(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(4):
+            archive.writestr(f"{number}.jsonl.gz", _gzip(30))
+
+
+def _arrow(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def _read(path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    if path.suffix in (".gz", ".parquet", ".arrow") and ".tar" not in path.name:
+        return Dataset.load_data(path)
+    monkeypatch.setattr(sources, "download", lambda url, sha256="": Download(path=path, sha256="0" * 64))
+    return pull(ArchiveSource(url="https://example.org/archive"), Split())
+
+
+def test_a_bomb_is_refused_before_it_takes_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: dict[str, str] = {}
+    for kind, make in BOMBS.items():
+        folder = tmp_path / kind
+        folder.mkdir()
+        path = make(folder)
+        before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            _read(path, monkeypatch)
+            taken[kind] = "accepted"
+        except ConfigError as error:
+            if "unpacks to more than" not in str(error) or path.name not in str(error):
+                taken[kind] = str(error)
+        grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb
+        if grown_kb > MAX_GROWTH_KB:
+            taken[kind] = f"grew by {grown_kb:,} kB"
+    assert not taken
+
+
+def test_a_tar_that_would_fill_the_disk_leaves_nothing(tmp_path: Path) -> None:
+    path = _made(tmp_path / "a.tar.gz", lambda path: _tar(path, "w:gz", 80))
+    with pytest.raises(ConfigError, match="unpacks to more than"):
+        unpacked(Download(path=path, sha256="0" * 64))
+    assert os.listdir(tmp_path) == ["a.tar.gz"]
+
+
+def test_honest_files_are_read_whole(tmp_path: Path) -> None:
+    lines = LINE * 20_000
+    assert len(rows_in(gzip.compress(lines), "a.jsonl.gz")) == 20_000
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.jsonl", lines)
+    assert Archive(tmp_path / "a.zip").read("a.jsonl") == lines
+    modes: tuple[Any, ...] = ("w", "w:gz", "w:xz")
+    for mode in modes:
+        with tarfile.open(tmp_path / "a.tar", mode) as archive:
+            for name in ("a.jsonl", "b.jsonl"):
+                facts = tarfile.TarInfo(name)
+                facts.size = len(lines)
+                archive.addfile(facts, io.BytesIO(lines))
+        assert Archive(tmp_path / "a.tar").names() == ["a.jsonl", "b.jsonl"]
+        assert Archive(tmp_path / "a.tar").read("b.jsonl") == lines
+    rows = [
+        {"a": f"{number} é", "b": [str(number % 3)], "c": {"d": "x", "e": None}, "f": number, "g": b"\0"}
+        for number in range(5000)
+    ]
+    assert rows_in(_parquet(pa.Table.from_pylist(rows)), "a.parquet") == rows
+    assert rows_in(_arrow(pa.Table.from_pylist(rows)), "a.arrow") == rows
+
+
+def test_a_ratio_is_allowed_once_and_then_no_more() -> None:
+    allowance = Allowance("a", 10)
+    allowance.take(MIN_BYTES)
+    with pytest.raises(ConfigError, match="a has 10 bytes"):
+        allowance.take(1)
+    assert gunzipped(gzip.compress(_line_of(1000)), "a.gz") == _line_of(1000)
+    for broken in (b"junk", gzip.compress(b"a" * 100)[:-9], b"\x1f\x8b\x08" + b"\xff" * 30):
+        with pytest.raises(ConfigError, match=r"a\.gz is no gzip file"):
+            gunzipped(broken, "a.gz")
