@@ -37,6 +37,8 @@ _CONTEXT_OVERFLOW = re.compile(
 _KEEP_ALIVE_S = 4.0
 """Shorter than the 5 s of uvicorn, and so of vLLM: who closes a connection first is not surprised."""
 _OPENED_AT_ONCE = 64
+MAX_REPLY_BYTES = 256 << 20
+"""A whole answer: 100,000 tokens with log-probabilities take 20 MB of JSON."""
 _MAX_ERROR_BYTES = 1 << 20
 _MAX_ERROR_CHARS = 2_000
 """Of what a server says about an error; some repeat the whole request."""
@@ -117,7 +119,7 @@ class ServerHttp:
         """JSON; None where there is none."""
         with self.failures():
             async with self.session.get(url, trace_request_ctx=WhichConnection()) as response:
-                body = await response.read()
+                body = await self.body_of(response)
         return json_or_none(body) if response.status == 200 else None
 
     async def open(
@@ -171,7 +173,21 @@ class ServerHttp:
 
     async def whole(self, response: Response) -> Any:
         with self.failures():
-            return json_or_none(await response.read())
+            return json_or_none(await self.body_of(response))
+
+    async def body_of(self, response: Response) -> bytes:
+        """Unpacked as it comes, so that a few packed bytes cannot become gigabytes."""
+        parts: list[bytes] = []
+        num_bytes = 0
+        async for part in response.content.iter_any():
+            num_bytes += len(part)
+            if num_bytes > MAX_REPLY_BYTES:
+                raise InferenceError(
+                    f"The server at {self.base_url} answered with more than {MAX_REPLY_BYTES >> 20} MiB; "
+                    "the rest is not read."
+                )
+            parts.append(part)
+        return b"".join(parts)
 
     @contextmanager
     def failures(self) -> Iterator[None]:

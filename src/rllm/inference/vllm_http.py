@@ -97,7 +97,7 @@ class VLLMHttp(ServerHttp):
             async with self.session.post(
                 root + path, json=dict(body), trace_request_ctx=WhichConnection()
             ) as response:
-                said = await response.read()
+                said = await self.body_of(response)
         if response.status == 404:
             raise ConfigError(
                 f"The server at {root} has no {path}; start vLLM with VLLM_SERVER_DEV_MODE=1 in its "
