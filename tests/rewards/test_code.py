@@ -808,3 +808,34 @@ def test_the_grader_may_give_packages_to_every_row() -> None:
         pytest.skip("neither bubblewrap nor unshare can isolate anything here")
     row, right, _ = NUMPY_ROWS["plain"]
     assert CodeGrader(sandbox=backend_here(), packages=["numpy"]).grade(fenced(right), row).score == 1.0
+
+
+LEAVING = ("exit()", "quit()", "exit(0)", "sys.exit()", "raise SystemExit")
+DEEP = """\
+import sys, threading
+sys.setrecursionlimit(10**6)
+threading.stack_size({size})
+def depth(n):
+    return 0 if n == 0 else 1 + depth(n - 1)
+def main():
+    print(depth(int(input())))
+thread = threading.Thread(target=main)
+thread.start()
+thread.join()
+"""
+
+
+def test_programs_of_contests_leave_and_take_stacks_as_they_do_everywhere(grader: CodeGrader) -> None:
+    row = {"stdin_tests": [{"input": "1 2\n", "output": "3\n"}]}
+    for leaving in LEAVING:
+        text = f"import sys\nprint(sum(map(int, input().split())))\n{leaving}\nprint('never')"
+        assert grader.grade(fenced(text), row).score == 1.0, leaving
+    deep = {"stdin_tests": [{"input": "30000\n", "output": "30000\n"}]}
+    for size in ("2**26", "2**28", "2**29", "512 * 1024 * 1024", "2**30 - 4096"):
+        grade = grader.grade(fenced(DEEP.format(size=size)), deep)
+        assert grade.score == 1.0, (size, grade)
+
+
+def test_leaving_with_an_error_is_no_right_answer(grader: CodeGrader) -> None:
+    row = {"function": "add", "tests": [{"args": [1, 2], "expected": 3}]}
+    assert grader.grade(fenced(f"{ADD}\nexit()"), row).score == 0.0
