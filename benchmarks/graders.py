@@ -4,6 +4,10 @@ r"""Answers graded per second, and what it costs to grade them where they can be
     rows ──────────────► the same check, bare in this process, which a hostile answer would take down
 
     python benchmarks/graders.py [--quick] [--json] [--only math code]
+    python benchmarks/graders.py --calibration [--json]
+
+`--calibration` counts, over 500 answers that somebody wrote who had not read a grader, the wrong ones that
+are paid and the right ones that are not: of each kind, under each reading, and by math-verify beside.
 
 Every row is another one, so no cache of an answer helps. `math, formulas` is what has to go to a worker with
 sympy; `math, mixed` is the mixture of right answers of school and competition sets: three of four are plain
@@ -27,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rllm.errors import ConfigError
+from rllm.rewards.extraction import Reading
 from rllm.rewards.grade import Grader
 from rllm.rewards.graders import grader_named
 
@@ -109,6 +114,87 @@ def bare_code(answer: str, task: Mapping[str, Any]) -> float:
     return float(all(names[task["function"]](*test["args"]) == test["expected"] for test in task["tests"]))
 
 
+BLIND = Path(__file__).parent.parent / "tests/rewards/corpus/blind/blind_answers.jsonl"
+GRADER_OF_KIND = {"math": "math", "numeric": "math", "choice": "choice", "exact": "exact"}
+
+
+def blind_rows() -> list[dict[str, Any]]:
+    """The blind answers, each with the task that data sets make of its gold."""
+    rows = [json.loads(line) for line in BLIND.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        gold = row["gold"]
+        if row["kind"] == "numeric" and "####" in gold:
+            gold = gold.rpartition("####")[2].strip().replace(",", "")
+        row["task"] = {"question": row["question"], "answer": gold} | (
+            {"choices": row["choices"]} if row.get("choices") else {}
+        )
+    return rows
+
+
+def calibration() -> list[dict[str, Any]]:
+    """Of each reader and kind: how many wrong answers it pays, and how many right ones it does not.
+
+    Under the strict reading the right answers are those that such a reading should pay.
+    """
+    rows, counted = blind_rows(), []
+    for reading in Reading:
+        for kind, name in GRADER_OF_KIND.items():
+            grader = grader_named(name, reading=reading)
+            graded = [(row, grader.grade(row["answer"], row["task"])) for row in rows if row["kind"] == kind]
+            paid = [(row, grade.is_correct) for row, grade in graded]
+            counted.append(
+                _errors(str(reading), kind, paid, "strict" if reading is Reading.STRICT else "right")
+            )
+    for kind in ("math", "numeric"):
+        paid = [(row, _math_verify_pays(row)) for row in rows if row["kind"] == kind]
+        counted.append(_errors("math-verify", kind, paid, "right"))
+    return counted
+
+
+def _errors(
+    reader: str, kind: str, paid: Sequence[tuple[dict[str, Any], bool]], right: str
+) -> dict[str, Any]:
+    return {
+        "reader": reader,
+        "kind": kind,
+        "wrong": sum(not row["right"] for row, _ in paid),
+        "false_positives": sum(is_paid and not row["right"] for row, is_paid in paid),
+        "right": sum(row[right] for row, _ in paid),
+        "false_negatives": sum(row[right] and not is_paid for row, is_paid in paid),
+    }
+
+
+def _math_verify_pays(row: Mapping[str, Any]) -> bool:
+    from math_verify import parse, verify
+
+    gold = row["task"]["answer"]
+    is_marked = "$" in gold or r"\boxed" in gold
+    return bool(verify(parse(gold if is_marked else f"${gold}$"), parse(row["answer"])))
+
+
+def show_calibration(counted: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(title="500 answers written by somebody who had not read a grader")
+    for name in ("reader", "kind", "wrong ones paid", "right ones unpaid"):
+        table.add_column(name, justify="left" if name in ("reader", "kind") else "right")
+    for reader in dict.fromkeys(each["reader"] for each in counted):
+        lines = [each for each in counted if each["reader"] == reader]
+        names = ("wrong", "false_positives", "right", "false_negatives")
+        total = {
+            "reader": reader,
+            "kind": "all",
+            **{name: sum(each[name] for each in lines) for name in names},
+        }
+        for each in (*lines, total):
+            share = each["false_negatives"] / each["right"]
+            table.add_row(
+                each["reader"],
+                each["kind"],
+                f"{each['false_positives']} of {each['wrong']}",
+                f"{each['false_negatives']} of {each['right']} ({share:.1%})",
+            )
+    Console(width=100).print(table)
+
+
 CONTESTS = (
     Contest(name="math, plain", grader="math", rows=plain_rows, bare=bare_math, count=4_000),
     Contest(name="math, formulas", grader="math", rows=formula_rows, bare=bare_math, count=800),
@@ -121,8 +207,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows, one round")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument(
+        "--calibration", action="store_true", help="right and wrong verdicts instead of speed"
+    )
     parser.add_argument("--only", nargs="+", default=[], help="names of graders")
     arguments = parser.parse_args()
+    if arguments.calibration:
+        counted = calibration()
+        print(json.dumps(counted, indent=2)) if arguments.json else show_calibration(counted)
+        return
     measured: list[dict[str, Any]] = []
     for contest in CONTESTS:
         if arguments.only and contest.grader not in arguments.only:

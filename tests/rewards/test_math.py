@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from rllm.environments.judging import judge_of
 from rllm.errors import ConfigError, MissingExtraError, RewardError
 from rllm.rewards.grade import Grade
 from rllm.rewards.graders import grader_named
@@ -278,7 +279,7 @@ def test_the_same_question_has_the_same_grade() -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    for wrong in ({"extraction": "anywhere"}, {"percent": "any"}, {"tolerance": 1.5}, {"tolerance": -1.0}):
+    for wrong in ({"reading": "anywhere"}, {"percent": "any"}, {"tolerance": 1.5}, {"tolerance": -1.0}):
         with pytest.raises(ConfigError):
             MathGrader(**wrong)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="no option `tolerence`; did you mean `tolerance`"):
@@ -296,3 +297,15 @@ def test_an_answer_that_is_no_text_is_the_callers_mistake() -> None:
         MATH.grade(5, {"answer": "5"})  # pyright: ignore[reportArgumentType]
     with pytest.raises(RewardError, match="it must be a mapping"):
         MATH.grade("5", "5")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_row_with_a_formula_starts_the_workers_before_its_answer_comes() -> None:
+    grader = MathGrader(workers=1, timeout_s=4.5)  # settings of its own, so a pool of its own
+    grader.prepare({"answer": "72"})
+    assert not grader.pool.is_warm
+    judge_of(
+        {"grader": "math", "grader_args": {"workers": 1, "timeout_s": 4.5}, "grading": {"answer": "x^2+1"}}
+    )
+    assert grader.pool.is_warm
+    assert grader.grade(r"\boxed{1+x^2}", {"answer": "x^2+1"}).score == 1.0
+    grader.prepare({})  # the row is at fault, and its grade says so

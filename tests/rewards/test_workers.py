@@ -226,3 +226,24 @@ def test_secrets_of_the_caller_are_not_in_the_workers(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     assert "OPENAI_API_KEY" not in pool.call("names_in_the_environment").value
+
+
+def test_loading_is_no_part_of_the_limit_and_begins_before_the_first_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = tmp_path / "loaded"
+    (tmp_path / "slow_to_load.py").write_text(
+        f"import os, time\ntime.sleep({3 * LIMIT_S})\nopen({str(loaded)!r}, 'a').write(str(os.getpid()))\n"
+        "def do():\n    return os.getpid()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pool = WorkerPool("slow_to_load:do", workers=1, timeout_s=LIMIT_S)
+    pool.warm()
+    pool.warm()
+    assert wait_until(loaded.exists), "it loads before anybody calls"
+    reply = pool.call()
+    pool.close()
+    assert (reply.status, loaded.read_text()) == (WorkerStatus.OK, str(reply.value)), "once"
+    cold = WorkerPool("slow_to_load:do", workers=1, timeout_s=LIMIT_S)
+    assert cold.call().status is WorkerStatus.OK
+    cold.close()

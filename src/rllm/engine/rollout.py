@@ -468,4 +468,7 @@ class _Rollout:
 
 
 def _grade_in(info: dict[str, Any]) -> dict[str, Any]:
-    return {name: info[name] for name in _GRADE_FIELDS if isinstance(info.get(name), bool | str)}
+    grade = {name: info[name] for name in _GRADE_FIELDS if isinstance(info.get(name), bool | str)}
+    if grade and isinstance(readings := info.get("readings"), dict):
+        grade["readings"] = dict(readings)
+    return grade

@@ -66,6 +66,9 @@ def judge_of(task: Mapping[str, Any], reward_fn: RewardFn | None = None) -> Judg
             f"The task's `grading` is {fields!r:.80}; the grader `{name}` reads "
             f"{', '.join(grader.task_fields)} there."
         )
+    prepare(grader, fields)
+    if isinstance(question := task.get("question"), str):
+        fields = {"question": question, **fields}
     return lambda answer: _verdict_of(_graded(grader, answer, fields))
 
 
@@ -74,6 +77,12 @@ def _graded(grader: Any, answer: str, fields: Mapping[str, Any]) -> Any:
         return grader.grade(answer, fields)
     except RewardError as error:
         raise GraderFailure(f"The {grader.name} grader could not judge: {error}") from error
+
+
+def prepare(grader: Any, fields: Mapping[str, Any]) -> None:
+    """Let a grader that holds slow processes start them while the model is still writing."""
+    if callable(start := getattr(grader, "prepare", None)):
+        start(fields)
 
 
 def shared_grader(name: str, **options: Any) -> Any:

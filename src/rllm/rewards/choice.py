@@ -1,31 +1,59 @@
 r"""Was the right one of several choices taken?
 
-    answer ──► \boxed{B}, <answer>B</answer>, a last line "Answer: B", or "B" alone ──► the place of a choice
-    task["answer"]: a letter, a place from 0 on, or the text of a choice            ──► the place of a choice
+    answer ──► \boxed{B}, "Answer: B", "It's B!", "I think **B** is right", "green" ──► the place of a choice
+    task["answer"]: a letter, a place from 0 on, or the text of a choice           ──► the place of a choice
 
-A letter somewhere in the text is no answer: "A good choice is C" takes nothing.
+A letter somewhere in the text is no answer, and the article "A" is no letter: "A good guess" takes nothing.
 """
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rllm.errors import RewardError
-from rllm.rewards.extraction import MAX_ANSWER_CHARS, Mark, Marked, NoAnswer, marked_answer
+from rllm.rewards.extraction import MAX_ANSWER_CHARS, Mark, NoAnswer, Reading
 from rllm.rewards.grade import Grade, require_answer, right, shown_value, task_field, task_has, wrong
+from rllm.rewards.phrases import ANSWER_IS, takes_back
+from rllm.rewards.readings import (
+    AnswerForm,
+    Stated,
+    as_read,
+    require_reading,
+    stated_answer,
+    unread,
+    ways_to_read,
+)
 
 MAX_CHOICES = 26
-MAX_LINE_CHARS = 200
-_LAST_LINE = re.compile(
-    r"\W{0,8}(?:(?:so|thus|therefore|hence),? )?(?:the )?(?:final |correct |best |right )?"
-    r"(?:answer|choice|option)(?: is)?[\s:*]{1,8}\W{0,4}?"
-    r"(?P<taken>\(?[A-Za-z]\)?[.)]?(?:[ :].*?)?)[\s*.!]{0,8}\Z",
+_CHOOSES = re.compile(
+    r"(?<![a-z])(?:(?:it(?:'s|’s| is| must be| has to be| should be)|that(?:'s|’s| is)|must be"
+    r"|going with|go with|choose|chose|pick(?:ed)?"
+    r"|select(?:ed)?|i(?:'d|’d| would)? (?:think|say|believe|vote for|answer)(?: it(?:'s|’s"
+    r"| is))?)\s+(?:(?:option|choice|answer|letter)\s+)?"
+    r"|(?:correct|right|best)\s+(?:option|choice|answer)\s+)(?=[*_(\\[`\"“$\\]{0,6}[A-Za-z](?![A-Za-z’']))",
     re.IGNORECASE,
 )
+"""How somebody takes a choice who does not say "answer"; a letter follows."""
 _LETTER = re.compile(
-    r"[\s*]{0,4}\(?(?P<letter>[A-Za-z])(?P<close>[).:*]*)(?:\s+(?P<rest>\S.*))?\s*\Z", re.DOTALL
+    r"\s*(?:(?:la|el|le|il|die|der|das)\s+)?(?:(?:option|choice|letter|answer|opción|opção|option|antwort|вариант|选项|選項)\s*)?[*(\[{\"“]{0,4}(?P<letter>[A-Za-zＡ-Ｚ])"
+    r"(?P<close>[)\]}.:*、,，”\"]*)(?:(?P<gap>\s*[-–—:=]?\s*)(?P<rest>\S.*))?\s*\Z",
+    re.DOTALL | re.IGNORECASE,
 )
-_QUOTED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{([^{}]*)\}")
+_QUOTED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|boxed)\s*\{([^{}]*)\}")
+_SEVERAL = re.compile(
+    r"\s*(?:,|/|&|and|or|und|oder|et|ou|y|o|или|и|或|和)?\s*\(?[A-Za-z]\)?(?![A-Za-z'’])", re.IGNORECASE
+)
+_ALONE = re.compile(
+    r"(?<![A-Za-z0-9'’!~¬])(?<!Plan )(?<!Table )(?<!Type )(?<!Figure )(?<!Vitamin )(?<!Part )(?<!Team )"
+    r"(?:\((?P<round>[A-Z])\)|\*\*\(?(?P<bold>[A-Z])\)?[.:]?\*\*|(?P<bare>[B-HJ-Z](?!\s+(?!(?:is|because|since|as|fits|matches|seems|must|would|has|was|are|remains|works|here|for|by|in|and|or)\b)[a-z])|A(?=\s*(?:or\b|and\b|[,/&.:*!?]|\Z))))(?![A-Za-z0-9'’])"
+)
+"""A letter in a sentence that is no article and no pronoun."""
+_DISMISSED = re.compile(
+    r",\s*(?:not|no|nicht|pas|non|não|не)\s[^,.;]+|(?:\bnot|\brather than|\bunlike|\binstead of|\bover"
+    r"|\bthan)\s+(?:option |choice )?[*(]{0,3}[A-Z][*)]{0,3}(?![A-Za-z])"
+)
 
 
 class ChoiceGrader:
@@ -37,7 +65,8 @@ class ChoiceGrader:
     name = "choice"
     task_fields = ("answer",)
 
-    def __init__(self, *, thinks_first: bool = False) -> None:
+    def __init__(self, *, reading: str = Reading.STRICT, thinks_first: bool = False) -> None:
+        self.reading = require_reading(reading)
         self.thinks_first = thinks_first
 
     def grade(self, answer: str, task: Mapping[str, Any]) -> Grade:
@@ -45,42 +74,105 @@ class ChoiceGrader:
         require_answer(answer, self.name)
         choices = _choices(task)
         gold = _gold_place(task_field(task, "answer", self.name), choices)
-        found = self._found(answer)
-        if isinstance(found, NoAnswer):
-            return wrong(found.value)
-        taken = _place_of(found, choices)
-        if taken is None:
-            reason = NoAnswer.NOT_MARKED.value if found.mark is Mark.WHOLE else "no_choice"
-            return wrong(reason, None if found.mark is Mark.WHOLE else found.text)
-        letter = chr(ord("A") + taken)
-        return right("equal", letter) if taken == gold else wrong("different", letter)
+        form = AnswerForm(
+            is_answer=lambda text: _place_of((text,), choices) is not None,
+            words_follow=True,
+            phrases=(ANSWER_IS, _CHOOSES),
+        )
+        stated = stated_answer(answer, form, thinks_first=self.thinks_first)
+        if isinstance(stated, NoAnswer):
+            return unread(stated)
+        if stated.mark is Mark.WHOLE and "\n" not in stated.texts[0]:
+            stated = replace(stated, texts=(*stated.texts, *ways_to_read(stated.texts[0])))
+        places = [_place_of(texts, choices) for texts in (stated.texts, *stated.restated)]
+        if places[0] is None and stated.mark is Mark.WHOLE:
+            stated, places = _in_prose(stated, choices)
+        if places[0] is None:
+            is_prose = stated.mark in (Mark.WHOLE, Mark.PROSE)
+            return (
+                unread(NoAnswer.NOT_MARKED)
+                if is_prose
+                else as_read(wrong("no_choice", stated.texts[0]), stated.reading, self.reading)
+            )
+        letter = chr(ord("A") + places[0])
+        is_right = all(place in (None, gold) for place in places) and places[0] == gold
+        grade = right("equal", letter) if is_right else wrong("different", letter)
+        return as_read(grade, stated.reading, self.reading)
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _found(self, answer: str) -> Marked | NoAnswer:
-        found = marked_answer(answer, thinks_first=self.thinks_first, max_chars=len(answer))
-        if isinstance(found, NoAnswer) or found.mark is not Mark.WHOLE:
-            return found
-        lines = found.text[-2 * MAX_LINE_CHARS :].splitlines()
-        line = lines[-1] if len(lines[-1]) > 4 else " ".join(lines[-2:])  # "Answer:" may have its own line
-        if len(line) <= MAX_LINE_CHARS and (match := _LAST_LINE.match(line)):
-            return Marked(text=match["taken"], mark=Mark.TAGGED)
-        return found
+
+def _in_prose(stated: Stated, choices: Sequence[str]) -> tuple[Stated, list[int | None]]:
+    """The choice that the first line is, or else the one that the last sentence names."""
+    first, _, rest = stated.texts[0].partition("\n")
+    if rest and (place := _place_of((first,), choices)) is not None and not takes_back(rest):
+        return replace(stated, mark=Mark.PROSE, reading=Reading.LENIENT), [place]
+    if stated.alternative is None:
+        return stated, [None]
+    sentence = _DISMISSED.sub(" ", stated.alternative.texts[-1])
+    if _DENIES.search(sentence):
+        return stated, [None]
+    if _LISTED.match(sentence) and len(_LISTED.findall(stated.texts[0])) > 1:
+        return stated, [None]  # the last of the choices, gone through one by one
+    letters = {match[match.lastgroup or 0] for match in _ALONE.finditer(sentence)}
+    named = {place for place, choice in enumerate(choices) if _names(sentence, choice)}
+    places = {ord(letter) - ord("A") for letter in letters} | named
+    taken = places.pop() if len(places) == 1 else None
+    if taken is not None and taken >= (len(choices) or MAX_CHOICES):
+        taken = None
+    return stated.alternative, [taken]
 
 
-def _place_of(found: Marked, choices: Sequence[str]) -> int | None:
-    """Which choice is taken; None for none, or where letter and text contradict each other."""
-    said = _QUOTED.sub(r"\1", found.text[: 2 * MAX_ANSWER_CHARS]).strip(" $*")
+_DENIES = re.compile(
+    r"\b(?:wrong|incorrect|false|except|anything but|rule[sd]? out|eliminat\w+|opposite|none|trap)\b",
+    re.IGNORECASE,
+)
+_LISTED = re.compile(r"^\W*[A-Z][).:]\s", re.MULTILINE)
+_LEAVES_NO_BLANKS = re.compile("[\u3040-\u30ff\u4e00-\u9fff\u0e00-\u0e7f]")
+
+
+def _names(sentence: str, choice: str) -> bool:
+    plain, said = _plain(choice), " ".join(sentence.casefold().split())
+    if _LEAVES_NO_BLANKS.search(plain):
+        return plain in said
+    return bool(plain) and re.search(rf"(?<!\w){re.escape(plain)}(?!\w)", said) is not None
+
+
+def _place_of(texts: Sequence[str], choices: Sequence[str]) -> int | None:
+    """Which choice the first of these ways names; None for none, or where letter and text disagree."""
+    for text in texts:
+        said = _QUOTED.sub(r"\1", _QUOTED.sub(r"\1", text[: 2 * MAX_ANSWER_CHARS])).strip(" $*\n")
+        place = _place_of_text(said, choices)
+        if place is None:
+            place = _place_of_letter(said, choices)
+        if place is not None:
+            return place
+    return None
+
+
+def _place_of_letter(said: str, choices: Sequence[str]) -> int | None:
     match = _LETTER.match(said)
-    place = ord(match["letter"].upper()) - ord("A") if match else MAX_CHOICES
-    if match is None or place >= (len(choices) or MAX_CHOICES):
-        return _place_of_text(said, choices)
-    if not match["rest"]:
-        return None if found.mark is Mark.WHOLE and match["letter"].islower() else place
-    if _place_of_text(match["rest"], choices) == place:
+    if match is None:
+        return None
+    letter = unicodedata.normalize("NFKC", match["letter"])
+    place = ord(letter.upper()) - ord("A")
+    rest = match["rest"] or ""
+    if (
+        place >= (len(choices) or MAX_CHOICES)
+        or _SEVERAL.match(rest)
+        or (match["close"][-1:] == "," and rest)
+    ):
+        return None
+    if not rest:
         return place
-    return _place_of_text(said, choices)
+    other = _place_of_text(rest, choices)
+    if other is not None:
+        return place if other == place else None
+    if not (set(match["close"]) & set(")]}.:*、") or match["gap"].strip()):
+        return None  # "A good guess", "B movies"
+    named = {each for each, choice in enumerate(choices) if _names(rest, choice)}
+    return place if place in named or not named else None
 
 
 def _place_of_text(said: str, choices: Sequence[str]) -> int | None:

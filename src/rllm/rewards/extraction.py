@@ -25,17 +25,34 @@ _THOUGHTS = (
     ("[THINK]", "[/THINK]"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
+    ("◁think▷", "◁/think▷"),
+    ("<scratchpad>", "</scratchpad>"),
+    ("<reflection>", "</reflection>"),
 )
-_TAGS = (("<answer>", "</answer>"), ("<|begin_of_box|>", "<|end_of_box|>"))
+_TAGS = (
+    ("<answer>", "</answer>"),
+    ("<final_answer>", "</final_answer>"),
+    ("<|begin_of_box|>", "<|end_of_box|>"),
+)
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _BLANKS = " \t\n\r\f\v\xa0\u2028\u2029\ufeff\u200b"
 _END_OF_TURN = re.compile(
     r"(?:\s|<\|(?:im_end|eot_id|end|endoftext|return|end_of_text|end_of_turn)\|>|</s>|<eos>)+\Z"
 )
 _CLOSERS = re.compile(
-    r"(?:[\s$.,;:!*_`~'\"’”}]|\\[)\],;! ]|\\end\{(?:equation|align|aligned|gather|center)\*?\})*"
+    r"(?:[\s$.,;:!*_`~'\"’”}。！।]|\\[)\],;! ]|\\end\{(?:equation|align|aligned|gather|center)\*?\})*"
 )
 """What may still stand after a mark: what closes a formula, a quotation or a sentence."""
+
+
+class Reading(StrEnum):
+    """How much an answer must be marked to count."""
+
+    STRICT = "strict"
+    """It is marked or stated, and the text ends with it."""
+    LENIENT = "lenient"
+    """Also one that other text follows, and what the last sentence says where nothing is marked: as published
+    harnesses read."""
 
 
 class NoAnswer(StrEnum):
@@ -49,6 +66,8 @@ class NoAnswer(StrEnum):
     NOT_MARKED = "not_marked"
     """Nothing is marked as the answer, and the whole text is none."""
     TOO_LONG = "too_long"
+    UNDECIDED = "undecided"
+    """The answer is denied, asked, supposed, taken back, or one of several."""
 
 
 class Mark(StrEnum):
@@ -56,6 +75,10 @@ class Mark(StrEnum):
 
     BOXED = "boxed"
     TAGGED = "tagged"
+    STATED = "stated"
+    """By a sentence: "The answer is …"."""
+    PROSE = "prose"
+    """Not at all: it is the last thing that the last sentence says."""
     WHOLE = "whole"
     """Not at all: it is the whole text after the thoughts."""
 
@@ -116,6 +139,31 @@ def marked_answer(
     return found
 
 
+def boxes_in(said: str) -> list[tuple[int, str, int]]:
+    """(begin, what is inside, end) of every box that stands in no other; end is -1 for one left open."""
+    found: list[tuple[int, str, int]] = []
+    place = 0
+    while match := _BOX.search(said, place):
+        found.append(_box_at(said, match))
+        if found[-1][2] < 0:
+            break
+        place = found[-1][2]
+    return found
+
+
+def last_tag(said: str) -> tuple[int, str, int] | None:
+    """(begin, what is inside, end) of the last `<answer>`; end is -1 for one left open."""
+    begin, opening, closing = max(
+        ((said.rfind(opening), opening, closing) for opening, closing in _TAGS), key=lambda each: each[0]
+    )
+    if begin < 0:
+        return None
+    end = said.find(closing, begin)
+    if end < 0:
+        return begin, "", -1
+    return begin, said[begin + len(opening) : end].strip(), end + len(closing)
+
+
 def last_assistant_text(episode: Episode) -> str:
     """What an episode ends with: `artifacts["answer"]`, else the last trajectory's output or last answer.
 
@@ -141,57 +189,44 @@ def _last_message(messages: list[dict[str, object]]) -> str:
 
 
 def _last_mark(said: str, after: re.Pattern[str] | None) -> Marked | NoAnswer:
-    tag = max(
-        ((said.rfind(opening), opening, closing) for opening, closing in _TAGS), key=lambda each: each[0]
-    )
-    box = _last_box(said)
-    begin, opening, closing = tag
-    if begin < 0 and box is None:
+    tag, box = last_tag(said), _last_box(said)
+    if tag is None and box is None:
         return Marked(text=said, mark=Mark.WHOLE)
-    if begin >= 0:
-        end = said.find(closing, begin)
-        if box is None or box[0] < begin or box[0] < end:
-            return _tagged(said, begin + len(opening), end, len(closing))
-    assert box is not None, "one of the two was found"
+    if tag is not None and (box is None or box[0] < tag[0] or box[0] < tag[2]):
+        return _tagged(said, tag)
+    assert box is not None, "one of the two is there"
     _, inside, end = box
     if end < 0:
         return NoAnswer.UNFINISHED
     unit = after.match(said, end) if after is not None else None
-    if unit is not None and _ends(said, unit.end()):
+    if unit is not None and ends(said, unit.end()):
         return Marked(text=inside + unit.group(), mark=Mark.BOXED)
-    return Marked(text=inside, mark=Mark.BOXED) if _ends(said, end) else NoAnswer.NOT_LAST
+    return Marked(text=inside, mark=Mark.BOXED) if ends(said, end) else NoAnswer.NOT_LAST
 
 
-def _tagged(said: str, begin: int, end: int, len_closing: int) -> Marked | NoAnswer:
+def _tagged(said: str, tag: tuple[int, str, int]) -> Marked | NoAnswer:
+    _, inside, end = tag
     if end < 0:
         return NoAnswer.UNFINISHED
-    if not _ends(said, end + len_closing):
+    if not ends(said, end):
         return NoAnswer.NOT_LAST
-    inside = said[begin:end].strip()
     box = _last_box(inside)
     if box is None:
         return Marked(text=inside, mark=Mark.TAGGED)
     if box[2] < 0:
         return NoAnswer.UNFINISHED
-    return Marked(text=box[1], mark=Mark.TAGGED) if _ends(inside, box[2]) else NoAnswer.NOT_LAST
+    return Marked(text=box[1], mark=Mark.TAGGED) if ends(inside, box[2]) else NoAnswer.NOT_LAST
 
 
-def _ends(said: str, place: int) -> bool:
+def ends(said: str, place: int) -> bool:
     """Whether nothing of weight stands from `place` on."""
     closed = _CLOSERS.match(said, place)
     return closed is not None and closed.end() == len(said)
 
 
 def _last_box(said: str) -> tuple[int, str, int] | None:
-    """(begin, what is inside, end) of the last box that stands in no other; end is -1 for one left open."""
-    found: tuple[int, str, int] | None = None
-    place = 0
-    while match := _BOX.search(said, place):
-        found = _box_at(said, match)
-        if found[2] < 0:
-            return found
-        place = found[2]
-    return found
+    boxes = boxes_in(said)
+    return boxes[-1] if boxes else None
 
 
 def _box_at(said: str, match: re.Match[str]) -> tuple[int, str, int]:

@@ -11,41 +11,36 @@ busy beyond the limit is wrong.
 import importlib.util
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
 from rllm.errors import ConfigError, MissingExtraError, RewardError
-from rllm.rewards.extraction import Mark, Marked, NoAnswer, final_text, marked_answer
+from rllm.rewards.extraction import Mark, NoAnswer, Reading, marked_answer
 from rllm.rewards.grade import Grade, gold_texts, require_answer, right, wrong
 from rllm.rewards.math_comparison import ask_nobody, same
 from rllm.rewards.math_reading import Equation, Scalar, Several, UnreadableError, Value, Words, read
+from rllm.rewards.math_units import is_another_than_asked
+from rllm.rewards.phrases import ANSWER_IS, CONCLUSION
+from rllm.rewards.readings import UNIT_BEHIND, AnswerForm, as_read, require_reading, stated_answer, unread
 from rllm.rewards.workers import WorkerReply, WorkerStatus, shared_pool
 
 CHECK = "rllm.rewards.math_symbols:check"
 STARVED_CPU_S = 0.5
 """A check that timed out with less processor time than this was not slow: the machine was busy."""
 _KEPT_GOLDS = 4096
-_AFTER_BOX = re.compile(
-    r"\s*\$?\s*(?:\\?%|\\text\{[A-Za-z /]{1,20}\}|\^\{?\\circ\}?|(?:[ckm]?m|units?|degrees?|dollars?)\b)"
-    r"(?:\^\{?[23]\}?)?"
+_FORMULA_LIKE = re.compile(r"[0-9\\∞π√∅½]|(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])")
+_NUMBER = re.compile(
+    r"(?<![0-9A-Za-z.,])[-−]?(?:\\?[$€£])?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?(?:\s?\\?%)?"
 )
-_BEFORE_ANSWER = re.compile(
-    r"\s*(?:####|\**(?:the\s+)?(?:final\s+)?answer\**(?:\s+is)?\**\s*:?)\s*", re.IGNORECASE
+_CONCLUDES = re.compile(
+    r"(?:=|は|が|为|是|共|得|(?<![a-z])(?:is|are|was|were|equals?|totals?|makes?|costs?|pays?|earns?|gets?|gives?|needs?|has|have|left|of))\s*$",
+    re.IGNORECASE,
 )
-_NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:\s*\\?%)?|-?\.[0-9]+")
-
-
-class Extraction(StrEnum):
-    """Where the answer may stand."""
-
-    STRICT = "strict"
-    r"""Marked by `\boxed` or `<answer>` at the end, or alone."""
-    FINAL_LINE = "final_line"
-    """Where nothing is marked, also the last line, without "Answer:" or "####" in front."""
-    LAST_NUMBER = "last_number"
-    """Where nothing is marked, also the last number of the text. Rambling is paid: not for training."""
+_MAX_WORDS = 6
+"""Of a stated answer to a question whose right answer is words."""
 
 
 class MathGrader:
@@ -61,22 +56,20 @@ class MathGrader:
     def __init__(
         self,
         *,
-        extraction: str = Extraction.STRICT,
+        reading: str = Reading.STRICT,
         tolerance: float = 0.0,
         percent: str = "hundredth",
         thinks_first: bool = False,
         workers: int = 2,
         timeout_s: float = 5.0,
     ) -> None:
-        if extraction not in set(Extraction):
-            raise ConfigError(f"`extraction` is {extraction!r}; there are {', '.join(Extraction)}.")
+        self.reading = require_reading(reading)
         if percent not in ("hundredth", "either"):
             raise ConfigError(f"`percent` is {percent!r}; there are hundredth (50% is 0.5) and either.")
         if not 0.0 <= tolerance < 1.0:
             raise ConfigError(f"`tolerance` is {tolerance}; it must be from 0 (exact) to below 1.")
         if importlib.util.find_spec("math_verify") is None:
             raise MissingExtraError("math-verify", "grading")
-        self.extraction = Extraction(extraction)
         self.tolerance = tolerance
         self.percent = percent
         self.thinks_first = thinks_first
@@ -87,23 +80,44 @@ class MathGrader:
     def grade(self, answer: str, task: Mapping[str, Any]) -> Grade:
         """Raises RewardError for a row whose answer is missing or cannot be read."""
         require_answer(answer, self.name)
-        golds = [(text, self._gold(text)) for text in map(_unboxed, gold_texts(task, self.name))]
-        found = self._found(answer)
-        if isinstance(found, NoAnswer):
-            return wrong(found.value)
-        try:
-            value = read(found.text)
-        except UnreadableError as error:
-            if found.mark is Mark.WHOLE:
-                return wrong(NoAnswer.NOT_MARKED.value)
-            return wrong("unreadable", found.text, why=str(error))
-        is_prose = found.mark is Mark.WHOLE and isinstance(value, Words)
-        if is_prose and not any(isinstance(gold, Words) for _, gold in golds):
-            return wrong(NoAnswer.NOT_MARKED.value)
-        return self._judged(found.text, value, golds)
+        golds = [
+            (each, self._gold(each)) for text in gold_texts(task, self.name) for each in _ways_of_gold(text)
+        ]
+        wants_words = any(_has_words(gold) for _, gold in golds)
+
+        def is_answer(text: str) -> bool:
+            return bool(_FORMULA_LIKE.search(text)) or (wants_words and len(text.split()) <= _MAX_WORDS)
+
+        form = AnswerForm(
+            is_answer=is_answer, is_list=True, words_follow=True, phrases=(ANSWER_IS, CONCLUSION)
+        )
+        stated = stated_answer(answer, form, thinks_first=self.thinks_first)
+        if isinstance(stated, NoAnswer):
+            return unread(stated)
+        if stated.mark is Mark.WHOLE and not any(self._is_answer(each, wants_words) for each in stated.texts):
+            if stated.alternative is None:
+                return unread(NoAnswer.NOT_MARKED)
+            stated = replace(stated.alternative, texts=_numbers_last(stated.alternative.texts))
+        grade = self._of_ways(stated.texts, golds, wants_words)
+        if grade.is_correct and _in_another_unit(grade.extracted or "", golds, task.get("question")):
+            grade = wrong("another_unit", grade.extracted)
+        for texts in stated.restated:
+            if grade.is_correct:
+                grade = self._of_ways(texts, golds, wants_words)
+        return as_read(grade, stated.reading, self.reading)
 
     def close(self) -> None:
         """Nothing: the workers are shared by all math graders of the process, and end with it."""
+
+    def prepare(self, task: Mapping[str, Any]) -> None:
+        """Begin to start the workers, where the right answer is a formula: what they import takes seconds.
+
+        Returns at once. Answers wait for the workers, and their limit begins when one is ready.
+        """
+        with suppress(RewardError, UnreadableError):  # the answer's grade says what is wrong with the row
+            golds = [way for text in gold_texts(task, self.name) for way in _ways_of_gold(text)]
+            if any(_has_formula(read(gold)) for gold in golds):
+                self.pool.warm()
 
     def _judged(self, text: str, value: Value, golds: list[tuple[str, Value]]) -> Grade:
         readings = [(text, value)]
@@ -163,17 +177,69 @@ class MathGrader:
                 self._golds.popitem(last=False)
         return value
 
-    def _found(self, answer: str) -> Marked | NoAnswer:
-        found = marked_answer(answer, thinks_first=self.thinks_first, after=_AFTER_BOX)
-        said = final_text(answer, thinks_first=self.thinks_first)
-        is_marked = isinstance(found, Marked) and found.mark is not Mark.WHOLE
-        if is_marked or not said or self.extraction is Extraction.STRICT:
-            return found
-        if self.extraction is Extraction.FINAL_LINE:
-            line = said.splitlines()[-1]
-            return Marked(text=_BEFORE_ANSWER.sub("", line, count=1).strip(" *"), mark=Mark.WHOLE)
-        numbers = _NUMBER.findall(said)
-        return Marked(text=numbers[-1], mark=Mark.WHOLE) if numbers else NoAnswer.NOT_MARKED
+    def _is_answer(self, text: str, wants_words: bool) -> bool:
+        """Whether a whole text is nothing but an answer: one formula, or one line."""
+        if len(text.strip("$\\[]() \n").splitlines()) > 1 and r"\begin" not in text:
+            return False
+        try:
+            return wants_words or not _has_words(read(text))
+        except UnreadableError:
+            return False
+
+    def _of_ways(self, texts: Sequence[str], golds: list[tuple[str, Value]], wants_words: bool) -> Grade:
+        """Of the first way to read a statement that gives a value; words count where words are right."""
+        why = ""
+        for text in texts:
+            try:
+                value = read(text)
+            except UnreadableError as error:
+                why = why or str(error)
+                continue
+            if not _has_words(value):
+                return self._judged(text, value, golds)
+            if wants_words and (grade := self._judged(text, value, golds)).is_correct:
+                return grade
+        return wrong("unreadable", texts[0], why=why) if why else wrong("different", texts[0])
+
+
+def _in_another_unit(text: str, golds: list[tuple[str, Value]], question: Any) -> bool:
+    """Whether a right number without a unit was answered in one that the question does not ask for."""
+    if not isinstance(question, str) or any(isinstance(gold, Scalar) and gold.unit for _, gold in golds):
+        return False
+    value = read(text)
+    return isinstance(value, Scalar) and is_another_than_asked(value.unit, question)
+
+
+def _numbers_last(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """With the number of a sentence that has one alone, or the one that it concludes with."""
+    for sentence in (texts[-1], _ASIDES.sub(" ", texts[-1])):
+        numbers = [*_NUMBER.finditer(sentence)]
+        if len(numbers) > 1:
+            numbers = [each for each in numbers if _CONCLUDES.search(sentence[: each.start()])][-1:]
+        if len(numbers) == 1:
+            unit = UNIT_BEHIND.match(sentence[numbers[0].end() :])
+            return (*texts, f"{numbers[0].group()} {unit[1]}" if unit else numbers[0].group())
+    return texts
+
+
+_ASIDES = re.compile(r"\([^()]*\)|[,;:]\s.*\Z", re.DOTALL)
+
+
+_LABELLED = re.compile(
+    r"\s*\$?\s*\\(?:text|textbf|mathbf|mathrm"
+    r"|textrm)\s*\{\s*\(?(?P<letter>[A-H])\)?[.)]?\s*\}\s*(?:\\[ ,;:!]|\\q?quad|~|\s|[.):])*"
+    r"(?P<rest>[^\s$].*?)\s*\$?\s*\Z",
+    re.DOTALL,
+)
+r"""A choice with its letter, as competitions write it: `\textbf{(C)}\ 12`."""
+
+
+def _ways_of_gold(gold: str) -> tuple[str, ...]:
+    r"""Data sets write the right answer with its solution, boxed, or with the letter of its choice."""
+    gold = _unboxed(gold)
+    if match := _LABELLED.match(gold):
+        return match["rest"], match["letter"], f"({match['letter']}) {match['rest']}"
+    return (gold,)
 
 
 def _unboxed(gold: str) -> str:
@@ -191,6 +257,10 @@ def _unreadable_gold(text: str, why: str) -> RewardError:
         f"The math grader cannot read the task field `answer`, which is {text!r:.300}: {why}. "
         "Mend the row, or grade it with the `exact` grader."
     )
+
+
+def _has_words(value: Value) -> bool:
+    return isinstance(value, Words) or (isinstance(value, Several) and any(map(_has_words, value.items)))
 
 
 def _has_formula(value: Value) -> bool:

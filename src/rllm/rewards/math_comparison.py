@@ -7,13 +7,15 @@ In this process nobody is asked, so that what plain numbers and words decide is 
 `math_symbols` is.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 
-from rllm.rewards.math_reading import Equation, Scalar, Several, Value, Words
-from rllm.rewards.math_units import is_known
+from rllm.rewards.math_reading import WITHOUT, Equation, Scalar, Several, Value, Words
+from rllm.rewards.math_units import is_known, unit_named
 
+_WRITTEN_TOGETHER = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)([A-Za-z]{1,3})\Z")
 Ask = Callable[[Scalar | Equation, Scalar | Equation], bool | None]
 
 
@@ -35,7 +37,8 @@ def same(gold: Value, answer: Value, ask: Ask, *, tolerance: float = 0.0) -> boo
     if isinstance(gold, Several) and gold.brackets == "=":
         return compared(gold.items[-1], answer)
     if isinstance(answer, Several) and answer.brackets == "=":
-        return _all(compared(gold, side) for side in answer.items)
+        is_empty = len(answer.items) > 1 and all(side == answer.items[0] for side in answer.items)
+        return False if is_empty else _all(compared(gold, side) for side in answer.items)
     if isinstance(gold, Words) or isinstance(answer, Words):
         return isinstance(gold, Words) and isinstance(answer, Words) and gold.text == answer.text
     if isinstance(gold, Several) and isinstance(answer, Several):
@@ -46,6 +49,8 @@ def same(gold: Value, answer: Value, ask: Ask, *, tolerance: float = 0.0) -> boo
         one, other = _equation(gold), _equation(answer)
         return one is not None and other is not None and ask(one, other)
     if isinstance(gold, Scalar) and isinstance(answer, Equation):  # "1 + 2 = 3" says 3 if both sides are 3
+        if answer.left == answer.right:
+            return False  # "3 = 3" says nothing
         sides = _all((compared(gold, answer.left), compared(gold, answer.right)))
         one = _equation(gold)
         return sides if one is None else _any((sides, ask(one, answer)))
@@ -67,6 +72,7 @@ def _equation(value: Value) -> Equation | None:
 
 
 def _scalars_same(gold: Scalar, answer: Scalar, ask: Ask, tolerance: float) -> bool | None:
+    answer = _with_unit(answer, gold.unit)
     if not _units_agree(gold.unit, answer.unit):
         return False
     if gold.text == answer.text:
@@ -80,18 +86,27 @@ def _scalars_same(gold: Scalar, answer: Scalar, ask: Ask, tolerance: float) -> b
     return ask(replace(gold, unit="", name=""), replace(answer, unit="", name=""))
 
 
+def _with_unit(answer: Scalar, unit: str) -> Scalar:
+    """`1500m`, as what it is where metres are right: a number and its unit, no product."""
+    match = _WRITTEN_TOGETHER.match(answer.text)
+    if not unit or answer.unit or match is None or unit_named(match[2]) != unit:
+        return answer
+    return replace(answer, text=match[1], value=Fraction(match[1]), unit=unit)
+
+
 def numbers_same(gold: Fraction, answer: Fraction, tolerance: float) -> bool:
     return gold == answer or (tolerance > 0.0 and abs(gold - answer) <= Fraction(tolerance) * abs(gold))
 
 
 def _units_agree(gold: str, answer: str) -> bool:
-    """Left out, or the same; a noun that the right answer does not name changes what is said."""
-    return gold == answer or not answer or (not gold and is_known(answer))
+    """Left out, or the same, or two nouns. A noun for a unit, "12 apples" for "12 cm", is another answer."""
+    return gold == answer or not answer or not gold or not (is_known(gold) or is_known(answer))
 
 
 def _several_same(
     gold: Several, answer: Several, compared: Callable[[Value, Value], bool | None]
 ) -> bool | None:
+    gold, answer = _as_tuple(gold, answer), _as_tuple(answer, gold)
     kinds = {gold.brackets, answer.brackets}
     if kinds in ({"{}"}, {"{}", ""}):
         pairs = [[compared(one, other) for other in answer.items] for one in gold.items]
@@ -99,11 +114,23 @@ def _several_same(
         return _all([*map(_any, pairs), *map(_any, columns)])
     if len(gold.items) != len(answer.items):
         return False
-    if kinds in ({""}, {"U"}):
+    if kinds in ({""}, {"U"}, {WITHOUT}):
         return _same_in_any_order(gold.items, answer.items, compared)
     if len(kinds) == 1 or kinds == {"()", ""}:
         return _all(map(compared, gold.items, answer.items))
     return False
+
+
+def _as_tuple(value: Several, other: Several) -> Several:
+    """A column, or a row, as the tuple that it is compared with; three numbers in square brackets as well."""
+    if other.brackets not in ("()", "M") or value.brackets not in ("M", "[]"):
+        return value
+    if value.brackets == "[]":
+        return replace(value, brackets="()") if len(value.items) != 2 else value
+    rows = [row.items if isinstance(row, Several) else (row,) for row in value.items]
+    if other.brackets == "M" or (len(rows) > 1 and any(len(row) != 1 for row in rows)):
+        return value
+    return Several(brackets="()", items=tuple(item for row in rows for item in row))
 
 
 def _same_in_any_order(

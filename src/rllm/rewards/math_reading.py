@@ -55,7 +55,8 @@ class Several:
     """Values together."""
 
     brackets: str
-    """`()`, `[)` …; `{}` a set; `` a bare list; `U` a union; `M` a matrix of rows; `=` equal sides."""
+    """`()`, `[)` …; `{}` a set; `` a bare list; `U` a union; `M` a matrix of rows; `=` equal sides;
+    WITHOUT all real numbers but these."""
     items: "tuple[Value, ...]"
 
 
@@ -69,7 +70,9 @@ class Equation:
 
 Value = Words | Scalar | Several | Equation
 
+WITHOUT = "R\\"
 EMPTY_SET = Several(brackets="{}", items=())
+_NO_SOLUTION = re.compile(r"(?:thereis|thereare)?no(?:real)?solutions?(?:exists?)?\Z|(?:the)?emptyset\Z")
 INFINITY, MINUS_INFINITY = Scalar(text=r"\infty"), Scalar(text=r"-\infty")
 _INFINITE = re.compile(r"([+-]?)\s*\\infty\Z")
 _MATRIX = re.compile(r"\\begin\{([pbB]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}\Z")
@@ -86,9 +89,14 @@ _SIGN_OF = {
     **dict.fromkeys((r"\gt", ">"), ">"),
     "=": "=",
     r"\in": "in",
+    **dict.fromkeys((r"\ne", r"\neq", "!="), "!="),
 }
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _UNION = re.compile(r"\\cup(?![a-zA-Z])")
+_MINUS = re.compile(r"\\(?:setminus|backslash|smallsetminus)(?![a-zA-Z])|(?<=\})\s*-\s*(?=\\\{)")
+_SUCH_THAT = re.compile(
+    r"\\\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?\s*)?(?:\\mid|\||:)(?P<rest>.+)\\\}\Z"
+)
 _SEPARATOR = re.compile(r"[,;]\s*(?:(?:and|or)(?![a-zA-Z]))?|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z}])")
 _WORD = re.compile(r"(?<![a-zA-Z\\])[A-Za-z]{3,}")
 _NUMBERS_APART = re.compile(r"(?<![_0-9.])[0-9.]+\s+[0-9.]")
@@ -116,7 +124,7 @@ def read(text: str) -> Value:
 
 def plain_words(text: str) -> str:
     """Text for comparison: no case, no blanks, no full stop, no quotation marks."""
-    text = _QUOTED.sub(r"\1", text.replace("$", " "))
+    text = _QUOTED.sub(r"\1", text.replace("$", " ").replace("{:}", ":"))
     return re.sub(r"[\s\"“”*]|\\[ ,;:!]", "", text.casefold()).strip(".,;:!'")
 
 
@@ -128,8 +136,12 @@ def _value(text: str, written: str = "") -> Value:
     if match := _MATRIX.match(text):
         return _matrix(match.group(2))
     outer = _outer(text)
+    if match := _SUCH_THAT.match(text):
+        return _value(match["rest"].strip())
+    if (parts := _split(text, outer, _MINUS)) and len(parts) == 2 and (rest := _without(*map(_value, parts))):
+        return rest
     if parts := _split(text, outer, _UNION):
-        return _several("U", parts)
+        return _joined_reals(_several("U", parts))
     if parts := _split(text, outer, _SEPARATOR):
         return _listed(parts, [each.group() for each in _SEPARATOR.finditer(outer)])
     if inside := _inside_brackets(text):
@@ -144,7 +156,7 @@ def _value(text: str, written: str = "") -> Value:
 def _scalar_or_words(text: str, written: str) -> Value:
     if match := _INFINITE.match(text):
         return MINUS_INFINITY if match.group(1) == "-" else INFINITY
-    if text in (r"\emptyset", r"\varnothing"):
+    if text in (r"\emptyset", r"\varnothing") or _NO_SOLUTION.match(plain_words(written)):
         return EMPTY_SET
     if text in (r"\mathbb{R}", r"\R", r"\mathbb R"):
         return Several(brackets="()", items=(MINUS_INFINITY, INFINITY))
@@ -233,11 +245,58 @@ def _listed(parts: list[str], separators: list[str]) -> Several:
     """A bare list; inequalities that are joined by "or" are the union of their intervals."""
     listed = _several("", parts)
     if any("or" in each for each in separators) and all(_is_interval(each) for each in listed.items):
-        return replace(listed, brackets="U")
+        return _joined_reals(replace(listed, brackets="U"))
+    if all(isinstance(each, Several) and each.brackets == WITHOUT for each in listed.items):
+        return Several(
+            brackets=WITHOUT,
+            items=tuple(item for each in listed.items for item in getattr(each, "items", ())),
+        )
+    first = listed.items[0]
+    if isinstance(first, Several) and first.brackets == WITHOUT:  # "x \\ne 2, 3"
+        return replace(first, items=(*first.items, *listed.items[1:]))
     names = [item.name for item in listed.items if isinstance(item, Scalar) and item.name]
     if len(set(names)) == len(listed.items):  # "y = 2, x = 1" is what "x = 1, y = 2" is
         return replace(listed, items=tuple(sorted(listed.items, key=lambda item: getattr(item, "name", ""))))
     return listed
+
+
+def _without(whole: Value, taken: Value) -> Several | None:
+    """An interval without some points: all real numbers but those, or what is left of it in pieces."""
+    if not (_is_interval(whole) and isinstance(whole, Several)):
+        return None
+    points = _points(taken)
+    begin, end = whole.items
+    if (begin, end) == (MINUS_INFINITY, INFINITY):
+        return Several(brackets=WITHOUT, items=points)
+    numbers = sorted({each.value for each in points if isinstance(each, Scalar) and each.value is not None})
+    if len(numbers) != len(points):
+        return None
+    pieces: list[Value] = []
+    opening = whole.brackets[0]
+    for number in numbers:
+        pieces.append(Several(brackets=f"{opening})", items=(begin, Scalar(text=str(number), value=number))))
+        opening, begin = "(", Scalar(text=str(number), value=number)
+    pieces.append(Several(brackets=f"{opening}{whole.brackets[1]}", items=(begin, end)))
+    return Several(brackets="U", items=tuple(pieces))
+
+
+def _points(value: Value) -> tuple[Value, ...]:
+    return value.items if isinstance(value, Several) and value.brackets in ("{}", "") else (value,)
+
+
+def _joined_reals(union: Several) -> Several:
+    """Open intervals that leave out single points of the line are all real numbers but those."""
+    if not all(
+        isinstance(each, Several) and each.brackets == "()" and len(each.items) == 2 for each in union.items
+    ):
+        return union
+    next_of = {item.items[0]: item.items[1] for item in union.items if isinstance(item, Several)}
+    points: list[Value] = []
+    end = next_of.pop(MINUS_INFINITY, None)
+    while end is not None and end != INFINITY:
+        points.append(end)
+        end = next_of.pop(end, None)
+    return Several(brackets=WITHOUT, items=tuple(points)) if end == INFINITY and not next_of else union
 
 
 def _is_interval(value: Value) -> bool:
@@ -274,6 +333,8 @@ def _related(text: str, relations: list[re.Match[str]]) -> Value:
         return _value(sides[1])
     if set(signs) == {"="}:
         return _equated(sides)
+    if signs == ["!="] and _LONE_NAME.match(sides[0]):
+        return Several(brackets=WITHOUT, items=_points(_value(sides[1])))
     return _interval(sides, signs) or Words(text=plain_words(text))
 
 

@@ -8,6 +8,7 @@ thousands are joined, words stand in `\text{…}`.
 """
 
 import re
+import unicodedata
 
 _BLANKS = "\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000\t\r\n"
 _GREEK_NAMES = "pi theta alpha beta gamma delta lambda mu phi sigma omega epsilon"
@@ -41,8 +42,24 @@ _LOOKS = re.compile(
 )
 _EMPTY_DELIMITER = re.compile(r"\\(?:left|right)\s*\.")
 _BRACKET_NAMES = re.compile(r"\\([lr])(brace|brack|vert|Vert|angle|paren)(?![a-zA-Z])")
-_BRACKETS = {"lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")"}
+_BRACKETS = {
+    "lbrace": r"\{",
+    "rbrace": r"\}",
+    "lbrack": "[",
+    "rbrack": "]",
+    "lparen": "(",
+    "rparen": ")",
+    "langle": "(",
+    "rangle": ")",
+}
 _JOINED = re.compile(r"(?<=[0-9])(?:\{,\}|\\!,|,\\!|\\,|\\ )(?=[0-9]{3}(?![0-9]))")
+_DECIMAL_COMMA = re.compile(r"(?<=[0-9])\{,\}(?=[0-9])")
+_MODULUS = re.compile(
+    r"\s*(?:\\pmod\s*\{?\s*[0-9]+\s*\}?"
+    r"|\\text\{\s*\(\s*mod\s*\}\s*[0-9]+\s*\)|(?:\\text\{\s*)?\(\s*(?:\\bmod|mod)\s*[0-9]+\s*\)\}?)\s*\Z"
+)
+"""In brackets behind a remainder: which division it is of."""
+_INTRODUCED = re.compile(r"\A\s*\\text(?:bf|rm)?\{[^{}]*\b(?:is|are|equals)\s*:?\s*\}(?=[^=]+\Z)")
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:[, ][0-9]{3})+(?![0-9,])")
 _WORDS = re.compile(
     r"\\(?:text|textrm|textit|textbf|textsf|mbox|mathrm|mathbf|mathit|mathsf|operatorname|emph)\*?\s*"
@@ -60,16 +77,28 @@ _PLAIN_NAME = re.compile(
     rf"(?<![\\a-zA-Z{{])({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?![a-zA-Z}}])"
 )
 _SEPARATORS = frozenset({"and", "or", ", and", ", or"})
+_BARE_NUMBER = re.compile(r"[-+]?[0-9][0-9.,]*\Z")
 _LETTER = re.compile(r"\(?([A-Za-z])\)?\Z")
+
+
+_CONSTANT = re.compile(
+    r"\+\s*(?:c|C_\{?[01]\}?|\\text\{\s*(?:[Cc]|[Cc]onst(?:ant)?\.?)\s*\}|const(?:ant)?\.?)\s*\Z"
+)
+"""Of integration, under each of its names."""
+_DIGIT = re.compile(r"[^\W_a-zA-Z0-9]")
 
 
 def tidy(text: str) -> str:
     """The formula, written the one way."""
+    text = _DIGIT.sub(_plain_digit, text)
     text = _SUPERSCRIPT_RUN.sub(
         lambda run: f"^{{{''.join(map(_SUPERSCRIPTS.__getitem__, run.group()))}}}", text
     )
     text = text.translate(_CHARACTERS)
     text = _JOINED.sub("", text)
+    text = _DECIMAL_COMMA.sub(".", text).replace("{:}", ":")
+    text = _MODULUS.sub("", text)
+    text = _INTRODUCED.sub("", text)
     if not any(bracket in text for bracket in "([") and r"\{" not in text:
         text = _THOUSANDS.sub(lambda number: re.sub("[, ]", "", number.group()), text)
     text = _EMPTY_DELIMITER.sub("", text)
@@ -82,6 +111,7 @@ def tidy(text: str) -> str:
     text = re.sub(r"(?<!\\)\*", r"\\cdot ", text)
     text = _with_braces(text)
     text = _PRIME.sub("'", text)
+    text = _CONSTANT.sub("+C", text)
     text = " ".join(text.split())
     return text if text.endswith("..") else text.removesuffix(".").strip()
 
@@ -107,14 +137,23 @@ def bracket_end(text: str, begin: int) -> int:
     return -1
 
 
+def _plain_digit(match: re.Match[str]) -> str:
+    """A digit of another script, as 0 to 9."""
+    character = match.group()
+    return str(unicodedata.decimal(character)) if character.isdecimal() else character
+
+
 def _word(match: re.Match[str]) -> str:
     word = " ".join(match.group(1).split())
     if word in _SEPARATORS:
         return f" {word} "
     if word in _NAMES:
         return rf"\{word} "
+    if _BARE_NUMBER.match(word):
+        return word
     if letter := _LETTER.match(word):
-        return letter.group(1)
+        is_unit = letter.group(1) in "msghL" and match.string[: match.start()].rstrip()[-1:].isdigit()
+        return f" {letter.group(1)}" if is_unit else letter.group(1)
     return rf"\text{{{word}}}" if word else " "
 
 

@@ -37,10 +37,30 @@ _NAMES = {
     "dollar": "dollars USD usd",
     "cent": "cents",
     "euro": "euros EUR",
+    "volt": "V volts",
+    "ampere": "amp amps amperes",
+    "ohm": "ohms",
+    "watt": "W watts",
+    "kilowatt": "kW kilowatts",
+    "joule": "J joules",
+    "newton": "N newtons",
+    "hertz": "Hz",
+    "pascal": "Pa pascals",
+    "mole": "mol moles",
     "mile per hour": "mph",
     "kilometer per hour": "kph kmh",
 }
 _UNIT_OF = {alias: unit for unit, aliases in _NAMES.items() for alias in (unit, *aliases.split())}
+_KIND_OF = {
+    name: kind
+    for kind, names in {
+        "length": "millimeter centimeter meter kilometer inch foot yard mile",
+        "time": "second minute hour day week month year",
+        "mass": "milligram gram kilogram pound ounce ton",
+        "volume": "liter milliliter gallon",
+    }.items()
+    for name in names.split()
+}
 _TIMES = {
     "hundred": 100,
     "thousand": 1000,
@@ -53,7 +73,35 @@ _NO_UNIT = frozenset(
     {
         *("and", "or", "not", "no", "any", "all", "is", "are", "was", "if", "for", "the", "from", "than"),
         *("mod", "modulo", "percent", "half", "third", "quarter", "squared", "cubed"),
-        *("over", "point", "plus", "minus", "times", "divided"),
+        *("over", "point", "plus", "minus", "times", "divided", "factorial", "modulus", "base"),
+        *(
+            "pair",
+            "pairs",
+            "tens",
+            "hundreds",
+            "thousands",
+            "millions",
+            "billions",
+            "dozens",
+            "score",
+            "gross",
+        ),
+        *("halves", "thirds", "quarters", "fourths", "fifths", "sixths", "eighths", "tenths", "hundredths"),
+        *(
+            "but",
+            "maybe",
+            "perhaps",
+            "wrong",
+            "infinity",
+            "pi",
+            "more",
+            "less",
+            "fewer",
+            "i",
+            "in",
+            "with",
+            "where",
+        ),
     }
 )
 """Words that change what is said; no noun."""
@@ -63,11 +111,31 @@ _SIGN_LAST = re.compile(r"(?<=[0-9])\s*(\\\$|[€£¥₹])\Z")
 _LAST = re.compile(
     r"(?<=[0-9})!%])(?P<gap>\s*)(?:"
     r"\\text\{(?P<quoted>[A-Za-z][A-Za-z ./]{0,40})\}"
-    r"|(?P<plain>(?:[A-Za-z]{2,20}|[a-z](?=/))(?:[ /][A-Za-z]{1,20}){0,3})"
+    r"|(?P<plain>(?:[A-Za-z]{2,20}|[a-z](?=/)"
+    r"|(?<=[0-9] )[msghLVWJN](?=\s*(?:\^\{[23]\})?\Z))(?:[ /][A-Za-z]{1,20}){0,3})"
     r"|\^\{?\s*\\circ\s*\}?\s*(?:\\text\{)?(?P<scale>[CF]?)\}?|\\degree|(?P<sec>\\sec)"
     r")\s*(?:\^\{(?P<power>[23])\})?\Z"
 )
+_NOUNS = re.compile(r"[A-Za-z]+(?: [A-Za-z]+)*\Z")
 _PERCENT = re.compile(r"(?<=[0-9})])\s*(?:\\text\{(?:percent|per cent|percentage)\}|percent)\Z")
+
+
+def unit_named(word: str) -> str:
+    """The one name of a unit; "" for what is none."""
+    return _UNIT_OF.get(word, "")
+
+
+def is_another_than_asked(unit: str, question: str) -> bool:
+    """Whether a question names units of length, time, mass or volume, and this one of the same kind is not
+    among them: 21.1 m, where kilometres are asked for."""
+    kind = _KIND_OF.get(unit)
+    if kind is None:
+        return False
+    named = {
+        _UNIT_OF.get(word) or _UNIT_OF.get(word.lower()) for word in re.findall(r"[A-Za-z]{2,}", question)
+    }
+    same_kind = {name for name in named if name and _KIND_OF.get(name) == kind}
+    return bool(same_kind) and unit not in same_kind
 
 
 def is_known(unit: str) -> bool:
@@ -95,7 +163,9 @@ def without_unit(text: str) -> tuple[str, str, Fraction]:
     if words in _TIMES and not match["power"]:
         return rest, "", Fraction(_TIMES[words])
     unit = _unit(words, match["power"] or "")
-    is_noun = words.isalpha() and len(words) >= 3 and words.lower() not in _NO_UNIT
+    is_noun = (
+        len(words) >= 3 and _NO_UNIT.isdisjoint(words.lower().split()) and _NOUNS.match(words) is not None
+    )
     if is_known(unit) or (is_noun and (match["quoted"] or match["gap"])):
         return rest, unit, Fraction(1)
     return text, "", Fraction(1)

@@ -8,27 +8,64 @@ Each formula is a pure function of two texts. The right answers are the task's `
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rllm.errors import ConfigError
-from rllm.rewards.extraction import NoAnswer, marked_answer
+from rllm.rewards.extraction import Mark, NoAnswer, Reading, marked_answer
 from rllm.rewards.grade import Grade, gold_texts, require_answer, wrong
+from rllm.rewards.readings import AnswerForm, as_read, require_reading, stated_answer, unread
 
 MAX_TEXT_CHARS = 50_000
 """Of an answer; a longer one is wrong unread."""
 MAX_TOKENS = 4_000
 """That ROUGE-L compares with each other: its work grows with the product of both lengths."""
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = frozenset({"a", "an", "the"})
+_PUNCTUATION = str.maketrans("", "", string.punctuation + "“”„‘’«»…、。，！？")
+_ONE_WAY = str.maketrans(dict.fromkeys("−–‒—", "-"))
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))|(?<=[0-9])\s+(?=%)")
+_DIGIT = re.compile("[0-9]")
+_NUMBER = re.compile(
+    r"(?<![a-z0-9])-?(?:\$(?=[0-9.]))?\.?[0-9](?:[0-9.:/-]*[0-9])?|[0-9](?:[0-9.:/-]*[0-9])?"
+)
+_DECIMAL = re.compile(r"-?[0-9]*\.[0-9]+")
+_SYMBOL = re.compile(r"(?<=[a-z])(\+\+?|#)[.,;:!?)\"'*]*\Z")
+"""What names have at their end: C++, C#, A+."""
 _NO_ROUGE_TOKEN = re.compile(r"[^a-z0-9]+")
+_QUOTED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|operatorname|emph)\s*\{([^{}]*)\}")
+_CONNECTS = re.compile(
+    r"(?<![a-z])(?:it[’']s|is|are|was|were|be|by|in|at|on|from|to|of|as|called|named|:)\s+", re.IGNORECASE
+)
+_SUBJECT = re.compile(r"(.{1,80}?)\s+(?:is|are|was|were)\s+(?:the|a|an|who|what|where)\b", re.IGNORECASE)
+_MAX_STATED_WORDS = 12
 ROUGE_KINDS = ("rouge1", "rouge2", "rougeL")
 
 
 def squad_normalised(text: str) -> str:
-    """Lower case, without punctuation, articles and extra blanks (Rajpurkar et al. 2016, evaluate-v1.1)."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    """Lower case, without punctuation, articles and extra blanks (Rajpurkar et al. 2016, evaluate-v1.1).
+
+    That was made for words. What changes a number or a symbol stays: -5, 1.5, 50%, C++ and 12:30 are not
+    5, 15, 50, C and 1230. 1,000 is 1000, and 1.50 is 1.5.
+    """
+    plain = _THOUSANDS.sub("", unicodedata.normalize("NFKC", text).translate(_ONE_WAY).lower())
+    words = [word for word in map(_plain_word, plain.split()) if word]
+    return " ".join(word for word in words if word not in _ARTICLES) or " ".join(words)
+
+
+def _plain_word(word: str) -> str:
+    if _DIGIT.search(word) is None:
+        kept = _SYMBOL.search(word)
+        return word.translate(_PUNCTUATION) + (kept[1] if kept else "")
+    number = _NUMBER.search(word)
+    if number is None:
+        return word.translate(_PUNCTUATION)
+    before, inside, after = word[: number.start()], number.group(), word[number.end() :]
+    if "." in inside and inside.count(".") == 1 and _DECIMAL.fullmatch(inside):
+        inside = inside.rstrip("0").rstrip(".")
+    sign = "%" if after.startswith("%") else "+" if after.startswith("+") else ""
+    return before.translate(_PUNCTUATION) + inside + sign + after.translate(_PUNCTUATION)
 
 
 def exact_match(answer: str, gold: str) -> float:
@@ -86,9 +123,7 @@ class TextGrader:
         require_answer(answer, self.name)
         golds = gold_texts(task, self.name)
         found = marked_answer(answer, thinks_first=self.thinks_first, max_chars=MAX_TEXT_CHARS)
-        if isinstance(found, NoAnswer):
-            return wrong(found.value)
-        return self.graded(found.text, golds)
+        return wrong(found.value) if isinstance(found, NoAnswer) else self.graded(found.text, golds)
 
     def graded(self, said: str, golds: Sequence[str]) -> Grade:
         scores = [self.score(said, gold) for gold in golds]
@@ -108,9 +143,52 @@ class TextGrader:
 class ExactGrader(TextGrader):
     """1 for the same words, whatever their case, punctuation and articles; `normalised=False`: as written."""
 
-    def __init__(self, *, normalised: bool = True, thinks_first: bool = False) -> None:
+    def __init__(
+        self, *, normalised: bool = True, reading: str = Reading.STRICT, thinks_first: bool = False
+    ) -> None:
         score = exact_match if normalised else _as_written
         super().__init__("exact", score, correct_from=1.0, thinks_first=thinks_first)
+        self.reading = require_reading(reading)
+
+    def grade(self, answer: str, task: Mapping[str, Any]) -> Grade:
+        """Raises RewardError for a row without a right answer."""
+        require_answer(answer, self.name)
+        golds = gold_texts(task, self.name)
+        most_words = max(_MAX_STATED_WORDS, *(2 * len(gold.split()) for gold in golds))
+        form = AnswerForm(is_answer=lambda text: 0 < len(text.split()) <= most_words)
+        stated = stated_answer(answer, form, thinks_first=self.thinks_first)
+        if isinstance(stated, NoAnswer):
+            return unread(stated)
+        if (
+            stated.mark is Mark.WHOLE
+            and stated.texts[0].endswith("?")
+            and not any(each.endswith("?") for each in golds)
+        ):
+            return unread(NoAnswer.UNDECIDED)
+        grade = self._best(stated.texts, golds)
+        if stated.mark is Mark.WHOLE and not grade.is_correct and stated.alternative is not None:
+            stated = stated.alternative
+            grade = self._best(_in_sentence(stated.texts), golds)
+        is_restated = all(self._best(texts, golds).is_correct for texts in stated.restated)
+        if grade.is_correct and not is_restated:
+            grade = wrong("different", grade.extracted)
+        return as_read(grade, stated.reading, self.reading)
+
+    def _best(self, texts: Sequence[str], golds: Sequence[str]) -> Grade:
+        """The best grade of the ways to read one statement; a number goes with its unit."""
+        ways = [_QUOTED.sub(r"\1", text).replace(r"\ ", " ").strip(" $") for text in texts]
+        if len(ways) > 1 and ways[1][-1:] in "0123456789%" and ways[0].startswith(ways[1]):
+            ways = [ways[0], *ways[2:]]
+        return max((self.graded(way, golds) for way in ways), key=lambda grade: grade.score)
+
+
+def _in_sentence(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """What a sentence says of its subject, and the subject: "Rome is the capital", "… was made by Eve"."""
+    sentence = texts[-1][:400]
+    found = [sentence[match.end() :] for match in _CONNECTS.finditer(sentence)]
+    if subject := _SUBJECT.match(sentence):
+        found.append(subject[1])
+    return (*texts, *found)
 
 
 class F1Grader(TextGrader):

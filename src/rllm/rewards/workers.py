@@ -83,6 +83,9 @@ class WorkerPool:
         self.replaced = 0
         """Workers that had to be killed, or were found dead."""
         self._closed = False
+        self.is_warm = False
+        """Whether its workers were told to start before the first call."""
+        self._warming = threading.Lock()
         self._alive: set[_Worker] = set()
         self._free = self._nobody_free()
         self._ending = weakref.finalize(self, _end_all, self._alive, os.getpid())
@@ -111,6 +114,25 @@ class WorkerPool:
         finally:
             self._free.put(worker)
 
+    def warm(self) -> None:
+        """Begin to start the workers, once, and return at once; calls wait for one that is ready."""
+        with self._warming:
+            if self.is_warm or self._closed:
+                return
+            self.is_warm = True
+        for _ in range(self.workers):
+            threading.Thread(target=self._warm_one, name="rllm-warming", daemon=True).start()
+
+    def _warm_one(self) -> None:
+        worker = self._free.get()
+        try:
+            if worker is None and not self._closed:
+                worker = self._started()
+        except RewardError:
+            worker = None  # the first call that needs it tries again, and says what is wrong
+        finally:
+            self._free.put(worker)
+
     def close(self) -> None:
         """Ends all workers, also those in the middle of a call; again is harmless."""
         self._closed = True
@@ -129,6 +151,7 @@ class WorkerPool:
         _INHERITED.extend(self._alive)
         self._alive.clear()
         self._free = self._nobody_free()
+        self.is_warm = False
 
     def _nobody_free(self) -> "queue.LifoQueue[_Worker | None]":
         free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
