@@ -36,6 +36,7 @@ def test_the_catalogue_has_a_hundred_entries_with_what_one_chooses_by() -> None:
             "size",
             "agent",
             "evaluator",
+            "published_reading",
             "licence",
         ]
     assert sum(each["offline"] for each in found) >= 60

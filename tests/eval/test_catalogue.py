@@ -61,7 +61,18 @@ def test_every_benchmark_of_the_catalogue_is_whole(name: str) -> None:
 @pytest.mark.parametrize("name", ["gsm8k", "frozenlake", "reasoning-gym/chain_sum"])
 def test_the_summary_is_plain_and_whole(name: str) -> None:
     summary = benchmark_named(name).summary()
-    assert list(summary) == ["name", "category", "offline", "splits", "size", "agent", "evaluator", "licence"]
+    names = [
+        "name",
+        "category",
+        "offline",
+        "splits",
+        "size",
+        "agent",
+        "evaluator",
+        "published_reading",
+        "licence",
+    ]
+    assert list(summary) == names
     assert summary["splits"][0] == "test"
 
 

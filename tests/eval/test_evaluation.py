@@ -1,4 +1,5 @@
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from rllm.agents.conversation import ConversationAgent
 from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.environments.countdown import CountdownEnv, countdown_tasks
+from rllm.environments.single_turn import SingleTurnEnvironment
 from rllm.errors import ConfigError, InferenceError
 from rllm.eval.comparison import compare
 from rllm.eval.evaluation import Evaluation, results_in
@@ -335,3 +337,36 @@ def test_what_models_write_is_never_markup_on_the_page(field: str, tmp_path: Pat
     assert "100.0 %" in html
     assert "Interval: Wilson" in html
     assert "{&#x27;" not in html
+
+
+async def test_a_report_shows_the_strict_and_the_lenient_reading_side_by_side(tmp_path: Path) -> None:
+    said = ["\\boxed{5}", "It is \\boxed{5}, because 2+3=5.", "\\boxed{6}, because 3+3=6.", "Hm."]
+    tasks = [
+        {"task_id": str(number), "question": text, "grader": "math", "grading": {"answer": "5"}}
+        for number, text in enumerate(said)
+    ]
+    engine = AgentExecutionEngine(
+        ConversationAgent,
+        SingleTurnEnvironment,
+        rollout_engine=ScriptedClient(lambda messages: messages[-1]["content"]),
+        max_steps=1,
+    )
+    with Evaluation(tmp_path / "e", _plan(evaluator="math", dataset_hash=hash_of(tasks))) as evaluation:
+        await evaluation.run_ways(engine, tasks)
+        told = evaluation.report()
+        evaluation.finish(told)
+    report = told["reports"]["sampled"]
+    assert {name: each["success"] for name, each in report["readings"].items()} == {
+        "strict": 0.25,
+        "lenient": 0.5,
+    }
+    assert report["success"] == 0.25, "a reward is of the strict reading"
+    assert report["readings"]["lenient"]["interval_method"] == "wilson"
+    shown = page("readings", json.loads(json.dumps(told)), [])
+    for name, rate in (("strict", "25.0 %"), ("lenient", "50.0 %")):
+        assert f"{name} reading" in shown
+        assert rate in shown
+    again = rescore(tmp_path / "e", tmp_path / "again", task_evaluator())
+    assert again.report["reports"]["sampled"]["readings"] == report["readings"]
+    plain = await _evaluate(tmp_path / "plain", ScriptedClient(_answer), _plan())
+    assert "readings" not in plain["reports"]["sampled"], "a world reads no text"

@@ -129,6 +129,7 @@ def _lines(benchmark: Benchmark, pulled: list[str]) -> list[tuple[str, str]]:
         ("splits", splits),
         ("agent", benchmark.agent),
         ("evaluator", benchmark.evaluator),
+        ("published reading", benchmark.published_reading or "–"),
         ("licence", benchmark.licence),
         ("citation", benchmark.citation),
         ("runs", "without a network" if benchmark.offline else "after its rows were pulled"),

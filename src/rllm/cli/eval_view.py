@@ -103,6 +103,10 @@ def print_reports(asked: Asked, report: Mapping[str, Any], directory: Path, writ
             markup=False,
             soft_wrap=True,
         )
+    if any(each.get("readings") for each in reports.values()):
+        console.print(_readings(reports))
+        if published := _published_reading(asked):
+            console.print(f"Published figures of {asked.name} are of the {published} reading.", style="dim")
     for way, each in reports.items():
         if "pass_at_k" in each:
             console.print(_by_k(way, each))
@@ -143,6 +147,8 @@ def show_evaluation(directory: RunDirectory, state: Text) -> None:
     console.print(facts([("model", str(config["model"]["path"])), *told]))
     if summary is not None:
         console.print(_scores(summary["reports"]))
+        if any(each.get("readings") for each in summary["reports"].values()):
+            console.print(_readings(summary["reports"]))
 
 
 def print_comparison(first: Path, second: Path, found: Mapping[str, Comparison]) -> None:
@@ -219,6 +225,22 @@ def _scores(reports: Mapping[str, Any]) -> Any:
             f"{report['mean_turns']:.1f}",
         )
     return made
+
+
+def _readings(reports: Mapping[str, Any]) -> Any:
+    """What each reading of the same answers pays."""
+    made = table("success", "strict reading", "lenient reading")
+    for name, report in reports.items():
+        if read := report.get("readings"):
+            cells = (read[each] for each in ("strict", "lenient"))
+            made.add_row(
+                name, *(rate_with_interval(each["success"], each["success_interval"]) for each in cells)
+            )
+    return made
+
+
+def _published_reading(asked: Asked) -> str:
+    return "" if asked.program else benchmark_named(asked.benchmark).published_reading
 
 
 def _method(reports: Mapping[str, Any]) -> str:

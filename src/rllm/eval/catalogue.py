@@ -78,6 +78,8 @@ class Benchmark:
     """What the model is asked, with {{names}} that the transform fills in."""
     system: str = ""
     """A system message before it."""
+    published_reading: str = ""
+    """The reading of answers (`strict`, `lenient`) of published figures, where its grader has both."""
     evaluator_args: dict[str, Any] = field(default_factory=dict[str, Any])
     task: dict[str, Any] = field(default_factory=dict[str, Any])
     """Arguments that its tasks are made with."""
@@ -134,6 +136,7 @@ class Benchmark:
             "size": self.size,
             "agent": self.agent,
             "evaluator": self.evaluator,
+            "published_reading": self.published_reading,
             "licence": self.licence,
         }
 

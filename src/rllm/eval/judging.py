@@ -16,7 +16,7 @@ from typing import Any
 from rllm.engine.attempts import EpisodeEngine
 from rllm.engine.rollout import GRADE
 from rllm.environments.follow_ups import FOLLOW_UPS, conversation_verdict
-from rllm.environments.judging import GraderFailure, RewardFn, judge_of
+from rllm.environments.judging import GraderFailure, RewardFn, judge_of, prepare
 from rllm.errors import ConfigError, InferenceError
 from rllm.rewards.evaluator import Evaluator
 from rllm.rewards.evaluators import GraderEvaluator, grading_fields
@@ -193,7 +193,9 @@ def pay(episode: Episode, output: EvalOutput | GraderFailure) -> None:
         trajectory.reward = output.reward
         trajectory.signals |= {signal.name: signal.value for signal in output.signals}
         trajectory.info[GRADE] = {
-            name: output.metadata[name] for name in ("extracted", "reason") if output.metadata.get(name)
+            name: output.metadata[name]
+            for name in ("extracted", "reason", "readings")
+            if output.metadata.get(name)
         } | {"is_correct": output.is_correct}
     episode.is_correct = output.is_correct
 
@@ -211,6 +213,7 @@ def require_gradable(evaluator: Evaluator, tasks: Sequence[Mapping[str, Any]], d
                     f"{dataset}: row {number} has no {wanted.replace('|', ' or ')}, which the grader "
                     f"`{owner.name}` reads; it has {', '.join(map(str, fields)) or 'nothing'}."
                 )
+        prepare(owner.grader, fields)
 
 
 def _noted(evaluator: Evaluator, error: Exception) -> EvalOutput:

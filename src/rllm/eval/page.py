@@ -84,6 +84,7 @@ def page(title: str, report: Mapping[str, Any], examples: Sequence[Example]) -> 
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
         _scores(reports),
+        _readings(reports),
         *(_categories(way, each["categories"]) for way, each in reports.items() if "categories" in each),
         *(_by_k(way, each) for way, each in reports.items() if "pass_at_k" in each),
         _facts("What was used", {_prefix(way, reports): _used(each) for way, each in reports.items()}),
@@ -108,6 +109,18 @@ def _scores(reports: Mapping[str, Any]) -> str:
         f"{head}</tr>{rows}</table><p><small>attempted = scored + truncated + failed. {_methods(reports)}"
         "</small></p>"
     )
+
+
+def _readings(reports: Mapping[str, Any]) -> str:
+    """What each reading pays, side by side."""
+    read = {way: each["readings"] for way, each in reports.items() if each.get("readings")}
+    names = list(next(iter(read.values()), ()))
+    rows = "".join(
+        f"<tr><td>{escape(way)}</td>" + "".join(f"<td>{_score(each[name])}</td>" for name in names) + "</tr>"
+        for way, each in read.items()
+    )
+    head = "".join(f"<th>{escape(name)} reading</th>" for name in names)
+    return f'<table class="scores"><tr><th></th>{head}</tr>{rows}</table>' if read else ""
 
 
 def _methods(reports: Mapping[str, Any]) -> str:

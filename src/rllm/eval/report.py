@@ -7,7 +7,7 @@ Results ──► report_of ──► counts, success with failures as zero and 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rllm.algorithms.pass_at_k import pass_at_k
@@ -111,6 +111,8 @@ def details_of(
         "latency_s": {"p50": _quantile(seconds, 0.5), "p95": _quantile(seconds, 0.95)},
         "cost": prices.cost(prompt, completion),
     }
+    if any(result.readings for result in results):
+        told["readings"] = {name: _read(results, name) for name in ("strict", "lenient")}
     if ks:
         told |= _by_k(results, ks)
     categories = {result.category for result in results if result.category}
@@ -187,6 +189,12 @@ def interval_of(values: Sequence[float]) -> tuple[tuple[float, float], str]:
     if len(set(values)) == 1 and 0.0 <= values[0] <= 1.0:
         return wilson_interval(values[0] * len(values), len(values)), "wilson"
     return bootstrap_interval(values), "bootstrap"
+
+
+def _read(results: Sequence[Result], reading: str) -> dict[str, Any]:
+    """The success under one reading, failures as zero."""
+    report = report_of([replace(each, is_correct=each.readings.get(reading, False)) for each in results])
+    return {name: getattr(report, name) for name in ("success", "success_interval", "interval_method")}
 
 
 def _category(results: Sequence[Result], name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Episodes are in the store; ten thousand Results are a few megabytes.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rllm.engine.rollout import GRADE
@@ -46,6 +46,8 @@ class Result:
     """Whether an answer ran into `max_tokens`."""
     is_unjudged: bool = False
     """Whether it failed because its judge could not judge it."""
+    readings: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    """Whether it is right under each reading; empty where its grader has none."""
     asked: str = ""
     """Hash of what was asked, where two evaluations are to be compared: equal ids may be other tasks."""
 
@@ -74,6 +76,7 @@ def result_of(episode: Episode) -> Result:
         category=str(task.get(CATEGORY, "")),
         extracted=grade.get("extracted"),
         reason=str(grade.get("reason") or error.get("message") or error.get("type") or ""),
+        readings=grade.get("readings") or {},
         is_cut_off=any(
             step.model_output is not None and step.model_output.finish_reason is FinishReason.LENGTH
             for step in steps
