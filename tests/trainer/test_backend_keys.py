@@ -37,7 +37,7 @@ CHANGES: dict[str, Any] = {
     "on_bad_update": "skip",
     "micro_batch_tokens": 60,
     "gradient_checkpointing": True,
-    "logprob_chunk": 5,
+    "logits_mb": 0.0032,
 }
 
 
@@ -107,7 +107,7 @@ def test_a_key_that_a_backend_does_not_know_is_refused_unless_it_is_left_alone()
 
 @pytest.mark.parametrize(
     "changes",
-    [{"schedule": "step"}, {"on_bad_update": "ignore"}, {"logprob_chunk": 0}, {"name": "sgd"}],
+    [{"schedule": "step"}, {"on_bad_update": "ignore"}, {"logits_mb": 0.0}, {"name": "sgd"}],
     ids=str,
 )
 def test_a_value_that_means_nothing_is_refused(changes: dict[str, Any]) -> None:

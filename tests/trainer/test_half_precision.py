@@ -91,7 +91,7 @@ def test_a_new_phase_keeps_the_masters(decoder: Make, backend: Make, batch: list
 
 
 def test_log_probabilities_are_float32(decoder: Make, backend: Make, batch: list[TrainingSample]) -> None:
-    learner = backend(_half(decoder), logprob_chunk=4)
+    learner = backend(_half(decoder), logits_mb=0.003)
     assert learner.is_half
     exact = backend(decoder(2))
     assert not exact.is_half

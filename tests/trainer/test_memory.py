@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from rllm.algorithms.losses import PolicyLoss
 from rllm.trainer.backends.logprobs import selected_logprobs
+from rllm.trainer.backends.torch_measure import measure_rows
 from rllm.types.sample import TrainingSample
 
 Make = Callable[..., Any]
@@ -110,7 +111,7 @@ def test_memory_grows_with_the_chunk_and_not_with_tokens_times_vocabulary(with_e
     assert peak(1024, chunk) < 7 * one_chunk
 
 
-@pytest.mark.parametrize("plan", [{"logprob_chunk": 3}, {"gradient_checkpointing": True}], ids=str)
+@pytest.mark.parametrize("plan", [{"logits_mb": 0.002}, {"gradient_checkpointing": True}], ids=str)
 @pytest.mark.parametrize("entropy_coef", [0.0, 0.1])
 def test_an_update_that_saves_memory_is_the_same_update(
     decoder: Make, backend: Make, batch: list[TrainingSample], plan: dict[str, Any], entropy_coef: float
@@ -136,3 +137,30 @@ def test_recomputed_layers_are_not_held(decoder: Make, backend: Make, group: Mak
         return bytes_of.peak
 
     assert peak(gradient_checkpointing=True) < 0.5 * peak()
+
+
+def test_all_that_makes_logits_of_rows_keeps_to_the_megabytes(
+    decoder: Make, backend: Make, group: Make
+) -> None:
+    """An update, scoring and measuring, with a vocabulary that is all there is to memory."""
+    rows = group("t", 4, ["s" * 100] * 4)
+    vocabulary = 2_000
+
+    def peaks(logits_mb: float) -> list[int]:
+        model = decoder(vocab_size=vocabulary)
+        learner = backend(model, logits_mb=logits_mb)
+        acts = (
+            lambda: learner.update(rows, PolicyLoss(), 0.0),
+            lambda: learner.score(rows),
+            lambda: measure_rows(model, rows, micro_batch_tokens=16_384, logits_mb=logits_mb),
+        )
+        found: list[int] = []
+        for act in acts:
+            with LiveBytes() as bytes_of:
+                act()
+            found.append(bytes_of.peak)
+        return found
+
+    for little, much in zip(peaks(0.5), peaks(512.0), strict=True):
+        assert much > 400 * vocabulary * 4
+        assert little < 0.3 * much

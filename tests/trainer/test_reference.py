@@ -21,7 +21,7 @@ from rllm.types.sample import TrainingSample
 ADAPTER = {"lora": {"rank": 4}}
 
 
-@pytest.mark.parametrize("sizes", [(16_384, 2048), (40, 3)])
+@pytest.mark.parametrize("sizes", [(16_384, 512.0), (40, 0.002)])
 def test_a_scorer_says_what_one_pass_over_each_row_says(
     decoder: Callable[..., Any],
     batch: list[TrainingSample],
@@ -29,7 +29,7 @@ def test_a_scorer_says_what_one_pass_over_each_row_says(
     sizes: tuple[int, int],
 ) -> None:
     model = decoder(2)
-    scorer = ModelScorer(model=model, micro_batch_tokens=sizes[0], logprob_chunk=sizes[1])
+    scorer = ModelScorer(model=model, micro_batch_tokens=sizes[0], logits_mb=sizes[1])
     for sample, scores_T in zip(batch, scorer.score(batch), strict=True):
         expected_T = plain_logprobs(model, sample).detach().numpy() * sample.trainable_T
         np.testing.assert_allclose(scores_T, expected_T, atol=1e-5)

@@ -35,14 +35,14 @@ def _taught(batch: list[TrainingSample]) -> list[TrainingSample]:
 
 
 @pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl", "jsd"])
-@pytest.mark.parametrize("sizes", [(16_384, 2048), (60, 3)])
+@pytest.mark.parametrize("sizes", [(16_384, 512.0), (60, 0.004)])
 def test_its_gradient_is_that_of_all_logits_at_a_time(
     decoder: Make, batch: list[TrainingSample], kind: str, sizes: tuple[int, int]
 ) -> None:
     rows = _taught(batch)
     student, teacher = decoder(2).double(), decoder(4, seed=9).double()
     loss = PolicyLoss(surrogate=WholeVocabulary(divergence=kind, beta=0.3), entropy_coef=0.1)
-    learner = _backend(student, teacher, micro_batch_tokens=sizes[0], logprob_chunk=sizes[1])
+    learner = _backend(student, teacher, micro_batch_tokens=sizes[0], logits_mb=sizes[1])
     metrics = learner.update(rows, loss, 0.0)
     found = _gradient(student)
 

@@ -42,9 +42,10 @@ class OptimizerConfig:
     gradient_checkpointing: bool = False
     """Keep only what enters each layer and compute the rest again in the backward pass: less memory, a third
     more work."""
-    logprob_chunk: int = 2048
-    """Tokens whose logits exist at the same time. More trained tokens than that in a pass are computed in
-    chunks, and once more in the backward pass, so that memory does not grow with tokens × vocabulary."""
+    logits_mb: float = 512.0
+    """Megabytes that logits, with their softmax and gradient, may take at the same time. Where the trained
+    tokens of a pass would need more, they are computed in chunks, and once more in the backward pass, so that
+    memory does not grow with tokens × vocabulary."""
 
     def validate(self) -> None:
         one_of("optimizer.name", self.name, ("adamw", "muon"))
@@ -59,7 +60,7 @@ class OptimizerConfig:
         positive("optimizer.learning_rate", self.learning_rate)
         at_least("optimizer.warmup_steps", self.warmup_steps, 0)
         at_least("optimizer.micro_batch_tokens", self.micro_batch_tokens, 1)
-        at_least("optimizer.logprob_chunk", self.logprob_chunk, 1)
+        positive("optimizer.logits_mb", self.logits_mb)
         positive("optimizer.max_grad_norm", self.max_grad_norm)
         if self.max_norm_factor != 0.0 and not 1.0 < self.max_norm_factor < float("inf"):
             raise ConfigError(

@@ -271,6 +271,10 @@ class Decoder(nn.Module):
     def max_positions(self) -> int:
         return self.shape.max_positions
 
+    @property
+    def vocab_size(self) -> int:
+        return self.shape.vocab_size
+
     def attention_sizes(self) -> tuple[int, int, int]:
         """(layers, key-value heads, head size)."""
         return self.shape.num_layers, self.shape.num_kv_heads, self.shape.head_dim

@@ -36,6 +36,10 @@ class CausalModel(Protocol):
     def attention_sizes(self) -> tuple[int, int, int]: ...
     @property
     def max_positions(self) -> int: ...
+    @property
+    def vocab_size(self) -> int:
+        """Logits of a token."""
+        ...
 
 
 @dataclass(kw_only=True, slots=True)

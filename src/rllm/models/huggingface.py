@@ -196,6 +196,10 @@ class HuggingFaceDecoder(nn.Module):
         return self.inner.get_output_embeddings()(hidden_N_D)
 
     @property
+    def vocab_size(self) -> int:
+        return self.inner.get_output_embeddings().weight.shape[0]
+
+    @property
     def max_positions(self) -> int:
         return getattr(self.inner.config.get_text_config(), "max_position_embeddings", None) or 2048
 

@@ -49,20 +49,20 @@ class ModelScorer:
     """A `CausalModel`."""
     micro_batch_tokens: int = 16_384
     """Tokens that one forward pass holds."""
-    logprob_chunk: int = 2048
-    """Tokens that have logits at the same time."""
+    logits_mb: float = 512.0
+    """Megabytes that logits may take at the same time."""
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         return score_rows(
             self.model,
             samples,
             micro_batch_tokens=self.micro_batch_tokens,
-            logprob_chunk=self.logprob_chunk,
+            logits_mb=self.logits_mb,
         )
 
 
 def reference_of(
-    policy: Policy, *, micro_batch_tokens: int = 16_384, logprob_chunk: int = 2048
+    policy: Policy, *, micro_batch_tokens: int = 16_384, logits_mb: float = 512.0
 ) -> ModelScorer:
     """The policy as its run began, for a run without a warm start.
 
@@ -71,12 +71,12 @@ def reference_of(
     gone.
     """
     return ModelScorer(
-        model=_initial_model(policy), micro_batch_tokens=micro_batch_tokens, logprob_chunk=logprob_chunk
+        model=_initial_model(policy), micro_batch_tokens=micro_batch_tokens, logits_mb=logits_mb
     )
 
 
 def copy_of(
-    policy: Policy, adapter: LoraConfig, *, micro_batch_tokens: int = 16_384, logprob_chunk: int = 2048
+    policy: Policy, adapter: LoraConfig, *, micro_batch_tokens: int = 16_384, logits_mb: float = 512.0
 ) -> ModelScorer:
     """A frozen model like the policy's, which `begin_with` gives the policy's weights.
 
@@ -87,7 +87,7 @@ def copy_of(
     return ModelScorer(
         model=model.requires_grad_(False),
         micro_batch_tokens=micro_batch_tokens,
-        logprob_chunk=logprob_chunk,
+        logits_mb=logits_mb,
     )
 
 

@@ -30,7 +30,7 @@ def make_references(config: TrainConfig, policies: Policies) -> dict[str, ModelS
         return {}
     sizes = {
         "micro_batch_tokens": config.optimizer.micro_batch_tokens,
-        "logprob_chunk": config.optimizer.logprob_chunk,
+        "logits_mb": config.optimizer.logits_mb,
     }
     if not config.warm_start.steps:
         return {name: reference_of(policies[name], **sizes) for name, _ in policies.trainable()}

@@ -117,7 +117,7 @@ class SftJob(SupervisedJob):
             self.policy.loaded.model,
             self.measured,
             micro_batch_tokens=self.config.optimizer.micro_batch_tokens,
-            chunk=self.config.optimizer.logprob_chunk,
+            logits_mb=self.config.optimizer.logits_mb,
         )
         return {"loss": found.loss, "token_accuracy": found.token_accuracy}
 

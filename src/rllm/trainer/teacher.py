@@ -162,7 +162,7 @@ def teacher_of(config: TrainConfig, students: Mapping[str, LoadedModel]) -> Teac
     scorer = ModelScorer(
         model=loaded.model,
         micro_batch_tokens=config.optimizer.micro_batch_tokens,
-        logprob_chunk=config.optimizer.logprob_chunk,
+        logits_mb=config.optimizer.logits_mb,
     )
     return Teacher(config=config, scorer=scorer, loaded=loaded)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rllm.inference.local import forward
 from rllm.inference.local.client import LocalClient
 from rllm.models.directory import LoadedModel
 from rllm.types.messages import FinishReason, LogprobMeaning, ModelOutput, SamplingParams
@@ -261,3 +262,24 @@ async def test_an_answer_is_no_longer_than_it_may_be(
     assert output.finish_reason is FinishReason.LENGTH
     assert output.usage == {"prompt_tokens": 9, "completion_tokens": max_tokens, "cached_tokens": 0}
     assert output.text == endless.tokenizer.decode(output.completion_ids)
+
+
+async def test_a_scored_text_of_any_length_has_few_logits_at_a_time(
+    endless: LoadedModel, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same scores, and never more logits than the bytes that are set aside for them."""
+    client, ids = serve(endless, max_context=256), _prompt(200)
+    whole = await client.score(ids, 3, 0.7)
+    num_tokens: list[int] = []
+    logits = endless.model.logits
+    monkeypatch.setattr(
+        endless.model,
+        "logits",
+        lambda states: (num_tokens.append(len(states)), logits(states))[1],
+        raising=False,
+    )
+    monkeypatch.setattr(forward, "SCORED_BYTES", 16 * 4 * forward.SCORED_COPIES * client.vocab_size)
+    chunked = await serve(endless, max_context=256).score(ids, 3, 0.7)
+    assert max(num_tokens) == 16
+    assert sum(num_tokens) == len(ids) - 3
+    assert chunked == pytest.approx(whole, abs=1e-5)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.local.cache import KVCache, Slot
-from rllm.inference.local.forward import PromptRows, Row, forward, prefill
+from rllm.inference.local.forward import PromptRows, Row, forward, prefill, prefill_scored
 from rllm.inference.local.requests import Holder, LiveRequests, Request
 from rllm.types.messages import FinishReason
 
@@ -383,16 +383,14 @@ class LocalEngine:
         slot, start = request.slot, request.score_from or 0
         known = min(self._cache.begin(slot, request.prompt_ids), start - 1)
         self._cache.truncate(slot, known)
-        row = Row(slot, request.prompt_ids[known:])
-        logits = prefill(self.model, self._cache, [row], all_logits=True)
-        temperature = request.sampling.temperature or 1.0
-        logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
-        targets = torch.tensor(request.prompt_ids[start:], dtype=torch.long, device=logits.device)
-        predicted_by = torch.arange(
-            start - 1 - known, len(request.prompt_ids) - 1 - known, device=logits.device
+        request.logprobs = prefill_scored(
+            self.model,
+            self._cache,
+            Row(slot, request.prompt_ids[known:]),
+            len(request.prompt_ids) - start,
+            request.sampling.temperature or 1.0,
         )
-        request.logprobs = logprobs[predicted_by, targets].tolist()
-        request.policy_versions = [self.policy_version] * len(targets)
+        request.policy_versions = [self.policy_version] * len(request.logprobs)
         request.finish_reason = FinishReason.STOP
         self._deliver([request])
 

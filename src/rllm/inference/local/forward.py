@@ -20,6 +20,9 @@ from torch import Tensor
 
 from rllm.inference.local.cache import KVCache, Slot
 
+SCORED_BYTES, SCORED_COPIES = 2**28, 3
+"""What the logits of scored tokens may take at the same time, with what is made of them."""
+
 
 @dataclass(slots=True)
 class Row:
@@ -170,13 +173,24 @@ def forward(
     decoding: DecodeRows | None,
     tokens_B: Tensor | None,
     prompts: PromptRows | None,
-    *,
-    all_logits: bool = False,
 ) -> Tensor:
     """Read `tokens_B`, one for every decoding row, and the new tokens of every prompt row.
 
-    [B + R, V] logits after each row's last token; [B + N, V], after every token, with `all_logits`.
+    [B + R, V] logits after each row's last token.
     """
+    return model.logits(_states(model, cache, decoding, tokens_B, prompts, only_last=True))
+
+
+def _states(
+    model: Any,
+    cache: KVCache,
+    decoding: DecodeRows | None,
+    tokens_B: Tensor | None,
+    prompts: PromptRows | None,
+    *,
+    only_last: bool,
+) -> Tensor:
+    """[B + R, D] final states of each row's last token; without `only_last` [B + N, D], of all."""
     num_decoding = decoding.num_rows if decoding else 0
     tokens = _joined(tokens_B, prompts and prompts.tokens_N)
     positions = _joined(decoding and decoding.positions_B, prompts and prompts.positions_N)
@@ -191,20 +205,31 @@ def forward(
         )
 
     keep_M = None
-    if prompts and not all_logits:
+    if prompts and only_last:
         keep_M = torch.cat((torch.arange(num_decoding, device=tokens.device), prompts.last_R + num_decoding))
-    logits = model.logits(model.hidden(tokens, positions, attend, keep_M))
+    states = model.hidden(tokens, positions, attend, keep_M)
     for row in prompts.rows if prompts else ():
         row.slot.ids.extend(row.new_ids)
-    return logits
+    return states
 
 
-def prefill(model: Any, cache: KVCache, rows: Sequence[Row], *, all_logits: bool = False) -> Tensor:
-    """Read the new tokens of every row.
+def prefill(model: Any, cache: KVCache, rows: Sequence[Row]) -> Tensor:
+    """Read the new tokens of every row. [R, V] logits after each row's last token."""
+    return forward(model, cache, None, None, PromptRows(cache, rows))
 
-    [R, V] logits after each row's last token; [N, V] for all with `all_logits`.
-    """
-    return forward(model, cache, None, None, PromptRows(cache, rows), all_logits=all_logits)
+
+def prefill_scored(model: Any, cache: KVCache, row: Row, num_scored: int, temperature: float) -> list[float]:
+    """Read the new tokens of a row; log-probabilities of its last `num_scored` tokens, each of which has a
+    new one before it. Logits exist for as many tokens at a time as `SCORED_BYTES` hold."""
+    states_N_D = _states(model, cache, None, None, PromptRows(cache, [row]), only_last=False)
+    predicting_M_D = states_N_D[-1 - num_scored : -1]
+    targets_M = torch.tensor(row.new_ids[-num_scored:], device=states_N_D.device)
+    chunk = max(1, SCORED_BYTES // (SCORED_COPIES * 4 * model.vocab_size))
+    logprobs: list[float] = []
+    for states_C_D, targets_C in zip(predicting_M_D.split(chunk), targets_M.split(chunk), strict=True):
+        logprobs_C_V = torch.log_softmax(model.logits(states_C_D).float() / temperature, dim=-1)
+        logprobs += logprobs_C_V.gather(1, targets_C.unsqueeze(1)).squeeze(1).tolist()
+    return logprobs
 
 
 def _joined(first: Tensor | None, second: Tensor | None) -> Tensor:

@@ -16,6 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+COPIES = 4
+"""Of the logits in float32 that exist at the peak: themselves, log-probabilities, probabilities, gradient."""
+
+
+def tokens_at_once(model: Any, megabytes: float) -> int:
+    """How many tokens may have logits at the same time, at least one; `megabytes` is for all copies of
+    them."""
+    return max(1, int(megabytes * 1e6 / (COPIES * 4 * model.vocab_size)))
+
 
 def selected_logprobs(
     model: Any,

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rllm.trainer.backends.logprobs import selected_logprobs
+from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
 from rllm.trainer.batching import PackedBatch, micro_batches
 from rllm.trainer.packing import WeightedRow
 from rllm.types.sample import TrainingSample
@@ -19,16 +19,18 @@ def score_rows(
     samples: Sequence[TrainingSample],
     *,
     micro_batch_tokens: int = 16_384,
-    logprob_chunk: int = 2048,
+    logits_mb: float = 512.0,
     share_prefixes: bool = True,
 ) -> list[NDArray[np.float32]]:
     """One [T] array per sample: log-probability of each trainable token at its sampling temperature, 0
     elsewhere. `model` is a `CausalModel`, of a policy, a reference or a teacher."""
 
+    chunk = tokens_at_once(model, logits_mb)
+
     def logprobs(batch: PackedBatch) -> Tensor:
         temperature_M = None if batch.plain else batch.temperature_M
         return selected_logprobs(
-            model, hidden_states(model, batch), batch.targets_M, temperature_M, chunk=logprob_chunk
+            model, hidden_states(model, batch), batch.targets_M, temperature_M, chunk=chunk
         )[0]
 
     return _per_row(model, samples, logprobs, micro_batch_tokens, share_prefixes)

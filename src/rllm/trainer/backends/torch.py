@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rllm.algorithms.losses import Loss, TokenInputs
 from rllm.config.optimizer import OptimizerConfig
-from rllm.trainer.backends.logprobs import selected_logprobs
+from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
 from rllm.trainer.backends.packed import PackedUpdates, ValueHead, trained_tokens
 from rllm.trainer.backends.scoring import hidden_states, score_rows
 from rllm.trainer.backends.torch_optimizer import HALF
@@ -39,7 +39,7 @@ SUPPORTS = frozenset(
         "optimizer.on_bad_update",
         "optimizer.micro_batch_tokens",
         "optimizer.gradient_checkpointing",
-        "optimizer.logprob_chunk",
+        "optimizer.logits_mb",
     }
 )
 
@@ -81,7 +81,7 @@ class TorchBackend(PackedUpdates):
             self.model,
             samples,
             micro_batch_tokens=self.config.micro_batch_tokens,
-            logprob_chunk=self.config.logprob_chunk,
+            logits_mb=self.config.logits_mb,
             share_prefixes=self._share_prefixes,
         )
 
@@ -96,7 +96,7 @@ class TorchBackend(PackedUpdates):
             hidden_M_D,
             batch.targets_M,
             None if batch.plain else batch.temperature_M,
-            chunk=self.config.logprob_chunk,
+            chunk=tokens_at_once(self.model, self.config.logits_mb),
             with_entropy=loss.needs_entropy,
         )
         return TokenInputs(

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from rllm.algorithms.kl_distributions import divergence_terms
 from rllm.algorithms.losses import Loss, PolicyLoss, TokenInputs
 from rllm.algorithms.surrogates import WholeVocabulary
+from rllm.trainer.backends.logprobs import tokens_at_once
 from rllm.trainer.backends.packed import trained_tokens
 from rllm.trainer.backends.scoring import hidden_states
 from rllm.trainer.backends.torch import TorchBackend
@@ -33,6 +34,8 @@ class DistillingBackend(TorchBackend):
     def _inputs(self, batch: PackedBatch, loss: Loss) -> TokenInputs:
         if not isinstance(loss, PolicyLoss) or not isinstance(loss.surrogate, WholeVocabulary):
             return super()._inputs(batch, loss)
+        # The teacher has logits as well.
+        chunk = tokens_at_once(self.model, self.config.logits_mb / 2)
         asked, student_M_D = loss.surrogate, hidden_states(self.model, batch)
         with torch.no_grad():
             teacher_M_D = hidden_states(self.teacher, batch)
@@ -40,7 +43,7 @@ class DistillingBackend(TorchBackend):
             checkpoint(self._compared, asked, *columns, loss.needs_entropy, use_reentrant=False)
             for columns in zip(
                 *(
-                    each.split(self.config.logprob_chunk)
+                    each.split(chunk)
                     for each in (student_M_D, teacher_M_D, batch.targets_M, batch.temperature_M)
                 ),
                 strict=True,

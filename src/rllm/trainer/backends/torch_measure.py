@@ -1,6 +1,6 @@
 """How well a model foretells rows that it is not trained on: one forward pass, without gradients.
 
-rows ──► micro-batches ──► hidden states ──► logits of `chunk` tokens at a time ──► loss, token accuracy
+rows ──► micro-batches ──► hidden states ──► logits of some tokens at a time ──► loss, token accuracy
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from rllm.trainer.backends.logprobs import tokens_at_once
 from rllm.trainer.batching import WeightedRow, micro_batches
 from rllm.types.sample import TrainingSample
-
-CHUNK = 2_048
-"""Tokens whose logits exist at the same time."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -30,7 +28,7 @@ class RowMeasures:
 
 
 def measure_rows(
-    model: Any, samples: Sequence[TrainingSample], *, micro_batch_tokens: int, chunk: int = CHUNK
+    model: Any, samples: Sequence[TrainingSample], *, micro_batch_tokens: int, logits_mb: float = 512.0
 ) -> RowMeasures:
     """Raises ValueError where no row has a labelled token."""
     device = next(model.parameters()).device
@@ -38,6 +36,7 @@ def measure_rows(
         WeightedRow(index=index, sample=sample, weights_T=sample.trainable_T.astype(np.float64))
         for index, sample in enumerate(samples)
     ]
+    chunk = tokens_at_once(model, logits_mb)
     total_loss, num_right, num_tokens = 0.0, 0, 0
     was_training = model.training
     model.eval()
