@@ -24,6 +24,7 @@ class _Fragile(torch.nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self.vocab_size = model.vocab_size
         self.fails_when: Callable[[Tensor, Tensor], bool] = lambda tokens, positions: False
 
     def hidden(self, tokens_N: Tensor, positions_N: Tensor, *given: Any) -> Tensor:

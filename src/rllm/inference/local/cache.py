@@ -67,6 +67,7 @@ class KVCache:
         self.bias = torch.full(shape[1:-1], float("-inf"), device=device, dtype=dtype)
         self.num_slots = num_slots
         self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
         self.slots = [Slot(index) for index in range(num_slots)]
         self._free = list(range(num_slots))
         self._num_releases = 0
@@ -135,6 +136,11 @@ class KVCache:
         length streams through memory faster than one that leaves a gap after every head.
         """
         return self._rooms[bisect_left(self._rooms, length)]
+
+    def rooms_for(self, lengths_B: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`room_for` each of them."""
+        rooms = np.array(self._rooms)
+        return rooms[np.searchsorted(rooms, lengths_B)]
 
     def reserve(self, length: int) -> None:
         """Make room for rows of `length` tokens.

@@ -1,11 +1,13 @@
 """One forward pass of the engine: rows of new tokens on top of what their slots hold.
 
     decoding:  exactly one token a row  ─┐                           ┌─► a product per (slot, head)
-    prompts:   several new tokens a row ─┴─► tokens_N ─► write K, V ─┴─► attention padded to the longest row
+    prompts:   several new tokens a row ─┴─► tokens_N ─► write K, V ─┴─► attention of padded rows
+                                                                         in groups of similar length
 
-Both kinds share the pass, because linear layers see nothing but a flat row of tokens. Decode attends over the
-contiguous range of slots that holds all its rows: reading keys in place beats gathering them. Where rows are
-scattered over more than twice their number of slots, gathering is cheaper and is done instead.
+Both kinds share the pass, because linear layers see nothing but a flat row of tokens. Attention is computed
+in groups, so that one long row does not set the cost of all. Decode attends over the contiguous range of
+slots that holds a group's rows: reading keys in place beats gathering them. Where rows are scattered over
+many slots of others, they are several groups.
 """
 
 from collections.abc import Sequence
@@ -20,6 +22,9 @@ from torch import Tensor
 
 from rllm.inference.local.cache import KVCache, Slot
 
+OVERHEAD_PAIRS, OVERHEAD_PLACES = 2**18, 2**16
+"""What a further group costs a layer, as numbers of keys times heads and head size: pairs of a query and a
+key in prompts, keys that are read in decoding. About 30 to 50 µs on one core."""
 SCORED_BYTES, SCORED_COPIES = 2**28, 3
 """What the logits of scored tokens may take at the same time, with what is made of them."""
 
@@ -33,31 +38,74 @@ class Row:
 
 
 class PromptRows:
-    """Rows that read several tokens: prompts, or what was said since the last answer."""
+    """Rows that read several tokens: prompts, or what was said since the last answer.
+
+    Tokens stand group by group; what is computed of a row's last token is put back in the order of the rows.
+    """
 
     def __init__(self, cache: KVCache, rows: Sequence[Row]) -> None:
         device = cache.keys.device
         starts_R = np.array([len(row.slot.ids) for row in rows])
         lengths_R = np.array([len(row.new_ids) for row in rows])
         slots_R = np.array([row.slot.index for row in rows])
-        ends_R = starts_R + lengths_R
+        cache.reserve(int((starts_R + lengths_R).max()))
+        groups = _alike(
+            lengths_R, starts_R + lengths_R, OVERHEAD_PAIRS // (cache.num_kv_heads * cache.head_dim)
+        )
+        # By slot within a group: keys of slots that stand in a row are read in place.
+        groups = [group[np.argsort(slots_R[group], kind="stable")] for group in groups]
+        order_R = np.concatenate(groups)
+        starts_R, lengths_R, slots_R = starts_R[order_R], lengths_R[order_R], slots_R[order_R]
+        ends_of_groups = np.cumsum([len(group) for group in groups])
+        self._groups = [
+            _PromptGroup(cache, slots_R[part], starts_R[part], lengths_R[part])
+            for part in np.split(np.arange(len(rows)), ends_of_groups[:-1])
+        ]
         firsts_R = np.cumsum(lengths_R) - lengths_R
         self.rows = rows
         self.num_tokens = int(lengths_R.sum())
-        self._cache = cache
-        self._longest, self._span = int(lengths_R.max()), int(ends_R.max())
-        cache.reserve(self._span)
         positions_N = np.arange(self.num_tokens) + np.repeat(starts_R - firsts_R, lengths_R)
-        self.tokens_N = torch.tensor([token for row in rows for token in row.new_ids], device=device)
+        tokens = [token for row in order_R.tolist() for token in rows[row].new_ids]
+        self.tokens_N = torch.tensor(tokens, device=device)
         self.positions_N = torch.from_numpy(positions_N).to(device)
         self.write = cache.write_index(np.repeat(slots_R, lengths_R), positions_N)
         self.last_R = torch.from_numpy(firsts_R + lengths_R - 1).to(device)
-        """Place in N of each row's last token."""
+        """Places in N of the rows' last tokens, ascending."""
+        self.place_R: Tensor | None = None
+        """Where in `last_R` each of `rows` is; None where they are in the same order."""
+        if (np.diff(order_R) != 1).any():
+            self.place_R = torch.from_numpy(np.argsort(order_R)).to(device)
+
+    def attend(self, layer: int, queries: Tensor) -> Tensor:
+        """Attention of all tokens, or of the last one of each row where only those are asked for."""
+        only_last = len(queries) != self.num_tokens
+        sizes = [len(group.slots_R) if only_last else group.num_tokens for group in self._groups]
+        parts = zip(self._groups, queries.split(sizes), strict=True)
+        seen = [group.attend(layer, part, only_last=only_last) for group, part in parts]
+        return seen[0] if len(seen) == 1 else torch.cat(seen)
+
+
+class _PromptGroup:
+    """Rows of similar length, whose attention is computed as one block, padded to the longest."""
+
+    def __init__(
+        self,
+        cache: KVCache,
+        slots_R: NDArray[np.int64],
+        starts_R: NDArray[np.int64],
+        lengths_R: NDArray[np.int64],
+    ) -> None:
+        device = cache.keys.device
+        ends_R = starts_R + lengths_R
+        self.slots_R = slots_R
+        self.num_tokens = int(lengths_R.sum())
+        self._cache = cache
+        self._longest, self._span = int(lengths_R.max()), int(ends_R.max())
         self._slots = _consecutive(slots_R, device)
         self._place_N: Tensor | None = None
         """Place of each token in the padded [R, longest] block; None when nothing is padded."""
-        if self.num_tokens < len(rows) * self._longest:
-            shift_R = np.arange(len(rows)) * self._longest - firsts_R
+        if self.num_tokens < len(slots_R) * self._longest:
+            shift_R = np.arange(len(slots_R)) * self._longest - (np.cumsum(lengths_R) - lengths_R)
             places_N = np.arange(self.num_tokens) + np.repeat(shift_R, lengths_R)
             self._place_N = torch.from_numpy(places_N).to(device)
         # A mask is made only where `is_causal`, or no mask at all, would not say the same.
@@ -70,14 +118,13 @@ class PromptRows:
             query_R_Q1 = starts_R[:, None, None] + np.arange(self._longest)[:, None]
             self._visible = torch.from_numpy((columns_T <= query_R_Q1)[:, None]).to(device)
 
-    def attend(self, layer: int, queries: Tensor) -> Tensor:
-        """Attention of all tokens, or of the last one of each row where only those are asked for."""
-        num_rows, (_, num_heads, head_dim) = len(self.rows), queries.shape
+    def attend(self, layer: int, queries: Tensor, *, only_last: bool) -> Tensor:
+        num_rows, (_, num_heads, head_dim) = len(self.slots_R), queries.shape
         keys = self._cache.keys[layer][:, :, : self._span][self._slots]
         values = self._cache.values[layer][:, :, : self._span][self._slots]
         grouped = num_heads != self._cache.num_kv_heads
-        if len(queries) != self.num_tokens:
-            last = queries.view(num_rows, num_heads, 1, head_dim)
+        if only_last:
+            last = queries.reshape(num_rows, num_heads, 1, head_dim)
             return F.scaled_dot_product_attention(
                 last, keys, values, attn_mask=self._visible_to_last, enable_gqa=grouped
             ).squeeze(2)
@@ -85,7 +132,7 @@ class PromptRows:
         if self._place_N is not None:
             padded = queries.new_zeros(num_rows * self._longest, num_heads, head_dim)
             padded.index_copy_(0, self._place_N, queries)
-        padded = padded.view(num_rows, self._longest, num_heads, head_dim).transpose(1, 2)
+        padded = padded.reshape(num_rows, self._longest, num_heads, head_dim).transpose(1, 2)
         seen = F.scaled_dot_product_attention(
             padded,
             keys,
@@ -114,16 +161,13 @@ class DecodeRows:
         self._longest = int(positions_B.max()) + 1
         cache.reserve(self._longest)
         self._capacity = 0
-        low, count = int(slots_B[0]), int(slots_B[-1] - slots_B[0]) + 1
-        self._gather: Tensor | None = None
-        self._spread: Tensor | None = None
-        self._range = slice(low * cache.num_kv_heads, (low + count) * cache.num_kv_heads)
-        if count > 2 * self.num_rows:
-            heads = slots_B[:, None] * cache.num_kv_heads + np.arange(cache.num_kv_heads)
-            self._gather = torch.from_numpy(heads.ravel()).to(device)
-        elif count > self.num_rows:
-            self._spread = torch.from_numpy(slots_B - low).to(device)
-        self._num_slots = self.num_rows if self._gather is not None else count
+        overhead = OVERHEAD_PLACES // (cache.num_kv_heads * cache.head_dim)
+        rooms_B = cache.rooms_for(positions_B + 1)
+        self._groups = [
+            _DecodeGroup(cache, rows, slots_B[rows], int(positions_B[rows].max()) + 1)
+            for alike in _alike(np.ones_like(rooms_B), rooms_B, overhead)
+            for rows in _near(np.sort(alike), slots_B, overhead // int(rooms_B[alike].max()))
+        ]
 
     @property
     def write(self) -> Tensor:
@@ -139,13 +183,43 @@ class DecodeRows:
         self._write += 1
         self._longest += 1
         self._cache.reserve(self._longest)
+        for group in self._groups:
+            group.longest += 1
+
+    def attend(self, layer: int, queries: Tensor) -> Tensor:
+        if len(self._groups) == 1:
+            return self._groups[0].attend(layer, queries)
+        seen = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        for group in self._groups:
+            seen[group.rows] = group.attend(layer, queries[group.rows])
+        return seen
+
+
+class _DecodeGroup:
+    """Rows of similar length in slots that stand close together: one product over the range of slots."""
+
+    def __init__(
+        self, cache: KVCache, rows: NDArray[np.int64], slots_R: NDArray[np.int64], longest: int
+    ) -> None:
+        device = cache.keys.device
+        low, count = int(slots_R[0]), int(slots_R[-1] - slots_R[0]) + 1
+        self.rows = _consecutive(rows, device)
+        """Places of the group's rows among all that are decoded."""
+        self.longest = longest
+        self._cache = cache
+        self._num_slots = count
+        self._range = slice(low * cache.num_kv_heads, (low + count) * cache.num_kv_heads)
+        self._spread: Tensor | None = None
+        """Where in the range each row's slot is; None where the range has no others."""
+        if count > len(slots_R):
+            self._spread = torch.from_numpy(slots_R - low).to(device)
 
     def attend(self, layer: int, queries: Tensor) -> Tensor:
         cache = self._cache
         heads, (_, num_heads, head_dim) = cache.num_kv_heads, queries.shape
-        span = cache.room_for(self._longest)
+        span = cache.room_for(self.longest)
         keys, values, bias = (
-            self._select(rows, span)
+            rows[self._range, :span]
             for rows in (
                 cache.keys[layer].view(-1, cache.capacity, head_dim),
                 cache.values[layer].view(-1, cache.capacity, head_dim),
@@ -161,10 +235,47 @@ class DecodeRows:
         seen = torch.bmm(torch.softmax(scores, dim=-1), values).view(self._num_slots, num_heads, head_dim)
         return seen if self._spread is None else seen.index_select(0, self._spread)
 
-    def _select(self, rows: Tensor, span: int) -> Tensor:
-        if self._gather is not None:
-            return rows[:, :span].index_select(0, self._gather)
-        return rows[self._range, :span]
+
+def _alike(
+    lengths_R: NDArray[np.int64], spans_R: NDArray[np.int64], overhead: int
+) -> list[NDArray[np.int64]]:
+    """Rows in groups, each of which is computed as a block of its longest length by its longest span.
+
+    A group takes rows, from the largest on, as long as the padding costs less than another group would
+    (`overhead`, in places of such blocks), or than an eighth of what is computed anyway. It depends on
+    nothing but the lengths, so the same batch is always computed in the same way.
+    """
+    areas_R = lengths_R * spans_R
+    total = int(areas_R.sum())
+    if len(areas_R) * int(lengths_R.max()) * int(spans_R.max()) - total <= overhead + total // 8:
+        return [np.arange(len(areas_R))]
+    groups: list[list[int]] = []
+    longest = widest = total = 0
+    columns = (lengths_R.tolist(), spans_R.tolist())
+    for row in np.argsort(-areas_R, kind="stable").tolist():
+        length, span = columns[0][row], columns[1][row]
+        longest, widest, total = max(longest, length), max(widest, span), total + length * span
+        if groups and (len(groups[-1]) + 1) * longest * widest - total <= overhead + total // 8:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+            longest, widest, total = length, span, length * span
+    return [np.array(group) for group in groups]
+
+
+def _near(rows: NDArray[np.int64], slots_B: NDArray[np.int64], max_unused: int) -> list[NDArray[np.int64]]:
+    """Rows, ascending, cut where more than so many slots of others would be read along with theirs."""
+    slots = slots_B[rows]
+    if int(slots[-1] - slots[0]) + 1 - len(rows) <= max_unused:
+        return [rows]
+    cuts: list[int] = []
+    num_unused = 0
+    for place, gap in enumerate((np.diff(slots) - 1).tolist(), start=1):
+        num_unused += gap
+        if num_unused > max_unused:
+            cuts.append(place)
+            num_unused = 0
+    return np.split(rows, cuts)
 
 
 def forward(
@@ -208,6 +319,8 @@ def _states(
     if prompts and only_last:
         keep_M = torch.cat((torch.arange(num_decoding, device=tokens.device), prompts.last_R + num_decoding))
     states = model.hidden(tokens, positions, attend, keep_M)
+    if keep_M is not None and prompts and prompts.place_R is not None:
+        states = torch.cat((states[:num_decoding], states[num_decoding:][prompts.place_R]))
     for row in prompts.rows if prompts else ():
         row.slot.ids.extend(row.new_ids)
     return states
