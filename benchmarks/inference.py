@@ -4,6 +4,7 @@
              ──► transformers: generate, batch by batch  ─┼─► useful tokens / s, in turn: medians
              ──► transformers: continuous batching       ─┘
     warm caches ──► one decode step without scheduling and sampling: the bare forward pass
+    rows of two kinds, apart and together ──► what mixing them costs, in CPU time
 
     python benchmarks/inference.py [--model builtin:small | DIR] [--threads N] [--quick] [--json]
 
@@ -213,6 +214,57 @@ def lengths_in_flight(work: Work) -> list[int]:
     return [len(prompt) + int(rng.integers(0, max_tokens)) for prompt, max_tokens in rows]
 
 
+# ---- rows of different lengths -----------------------------------------------------------------------------
+
+MIXTURES = {"one long, 63 short": ([1900], [32] * 63), "8 long, 56 short": ([512] * 8, [48] * 56)}
+"""Tokens of the rows of both kinds."""
+MIXED_TARGET = 1.2
+"""Times the sum of its parts."""
+
+
+def mixed(loaded: LoadedModel, repeats: int) -> list[dict[str, Any]]:
+    """CPU time of prompts, and of decode steps, of mixed lengths over that of both kinds one after the
+    other: medians of what was measured in turn."""
+    found: list[dict[str, Any]] = []
+    for name, kinds in MIXTURES.items():
+        together = [length for kind in kinds for length in kind]
+        for phase, seconds in (("prompts", read_s), ("decode", decode_s)):
+            ratios = [
+                seconds(loaded, together) / sum(seconds(loaded, list(kind)) for kind in kinds)
+                for _ in range(repeats)
+            ]
+            found.append({"mixture": name, "phase": phase, "ratio": statistics.median(ratios)})
+    return found
+
+
+def read_s(loaded: LoadedModel, lengths: list[int]) -> float:
+    """The second time, so that the cache's memory is there."""
+    cache = new_cache(loaded, len(lengths), max(lengths))
+    with torch.inference_mode():
+        for _ in range(2):
+            for slot in cache.slots:
+                cache.truncate(slot, 0)
+            rows = [Row(slot, [5] * length) for slot, length in zip(cache.slots, lengths, strict=True)]
+            with measured() as spent:
+                prefill(loaded.model, cache, rows)
+    return spent.cpu
+
+
+def decode_s(loaded: LoadedModel, lengths: list[int], num_steps: int = 20) -> float:
+    cache = new_cache(loaded, len(lengths), max(lengths) + num_steps + 1)
+    tokens = torch.full((len(lengths),), 5)
+    with torch.inference_mode():
+        for slot, length in zip(cache.slots, lengths, strict=True):
+            prefill(loaded.model, cache, [Row(slot, [5] * length)])
+        rows = DecodeRows(cache, np.arange(len(lengths)), np.array(lengths))
+        forward(loaded.model, cache, rows, tokens, None)
+        with measured() as spent:
+            for _ in range(num_steps):
+                rows.advance()
+                forward(loaded.model, cache, rows, tokens, None)
+    return spent.cpu / num_steps
+
+
 # ---- the comparison ----------------------------------------------------------------------------------------
 
 
@@ -292,12 +344,12 @@ def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, mask
 
 
-def new_cache(loaded: LoadedModel, num_slots: int) -> KVCache:
+def new_cache(loaded: LoadedModel, num_slots: int, max_context: int = 4 * LONGEST) -> KVCache:
     return KVCache(
         num_layers=loaded.num_layers,
         num_slots=num_slots,
         num_kv_heads=loaded.num_kv_heads,
-        max_context=4 * LONGEST,
+        max_context=max_context,
         head_dim=loaded.head_dim,
         device=torch.device("cpu"),
         dtype=torch.float32,
@@ -344,7 +396,7 @@ def main() -> None:
     parser.add_argument("--model", default="builtin:tiny", help="builtin:NAME or a model directory")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--sizes", type=int, nargs="*", default=[1, 16, 64, 256], help="none: mixtures alone")
     parser.add_argument("--quick", action="store_true", help="fewer requests, two repetitions")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -372,10 +424,15 @@ def main() -> None:
             )
             for size in options.sizes
         ]
+        mixtures = mixed(loaded, 2 if options.quick else options.repeats)
     if options.json:
-        print(json.dumps({"model": options.model, "threads": options.threads, "rows": rows}, indent=2))
-    else:
-        show(rows, options.model, options.threads)
+        figures = {"model": options.model, "threads": options.threads, "rows": rows, "mixtures": mixtures}
+        print(json.dumps(figures, indent=2))
+        return
+    show(rows, options.model, options.threads)
+    for each in mixtures:
+        print(f"{each['mixture']}, {each['phase']}: {each['ratio']:.2f} times the sum of their parts")
+    print(f"Target: {MIXED_TARGET}.")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
                                                         ◄─ seconds of its N steps ─┘
 
     python benchmarks/train_step.py [--model builtin:small | DIR] [--threads N] [--quick] [--json]
-        [--trl-python PATH]
+        [--trl-python PATH | --alone]
 
 Both sides sample every attempt, reward it, and update the weights with all rows, in `--updates` equal
 shares of the batch (2 is rLLM's default); rewards are a hash of the text, so no group ties and no row is
@@ -46,6 +46,8 @@ from rllm.types.messages import Message
 ROOT = Path(__file__).resolve().parent.parent
 TRL = "trl==1.16.0"
 LEARNING_RATE = 5e-4
+THEIRS = (("trl_s", 3), ("ratio", 2), ("ratio_cpu", 2))
+"""Figures of TRL, with their decimals; left out with `--alone`."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -128,7 +130,7 @@ class Spent:
 class Baton:
     """A tracker that hands over to TRL after every `turn_steps` steps, and keeps the times of both."""
 
-    trl: "TrlSide"
+    trl: "TrlSide | None"
     turn_steps: int
     warmup_steps: int
     rllm_turns: list[Spent] = field(default_factory=list[Spent])
@@ -149,8 +151,9 @@ class Baton:
             self.rollout_s.append(float(metrics["rollout_s"]))
         if done > 0 and done % self.turn_steps == 0:
             self.rllm_turns.append(Spent(time.perf_counter() - self._wall, cpu_seconds() - self._cpu))
-            self.trl_turns.append(self.trl.run(self.turn_steps))
-        elif done == 0:
+            if self.trl is not None:
+                self.trl_turns.append(self.trl.run(self.turn_steps))
+        elif done == 0 and self.trl is not None:
             self.trl.run(self.warmup_steps)
         if done >= 0 and done % self.turn_steps == 0:
             self._wall, self._cpu = time.perf_counter(), cpu_seconds()
@@ -202,15 +205,19 @@ class TrlSide:
 def tasks_of(setting: Setting, count: int, renderer: ChatRenderer) -> list[dict[str, Any]]:
     """Distinct questions whose prompts have exactly `setting.prompt` tokens.
 
-    Capital letters are one token each.
+    Digits are one token each in most vocabularies; where they are not, that is said.
     """
-    template = len(renderer.render([{"role": "user", "content": "A"}])) - 1
-    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    num_letters = setting.prompt - template
+    template = len(renderer.render([{"role": "user", "content": "7"}])) - 1
+    num_digits = setting.prompt - template
     tasks = []
     for number in range(count):
-        digits = [letters[number // 26**place % 26] for place in range(3)]
-        question = "".join(digits[index % 3] for index in range(num_letters))
+        question = (f"{number:05d}" * num_digits)[:num_digits]
+        num_tokens = len(renderer.render([{"role": "user", "content": question}]))
+        if num_tokens != setting.prompt:
+            raise RuntimeError(
+                f"A prompt has {num_tokens} tokens; {setting.prompt} are needed. This model joins "
+                "digits; choose one that does not."
+            )
         tasks.append({"task_id": f"{number:05d}", "question": question})
     return tasks
 
@@ -227,24 +234,26 @@ def compare(setting: Setting, model: Path, scratch: Path, options: argparse.Name
         )
         for task in tasks
     ]
-    trl = TrlSide(
-        options.trl_python,
-        {
-            "model": str(model),
-            "prompts": prompts,
-            "threads": options.threads,
-            "tasks_per_step": setting.tasks_per_step,
-            "group_size": setting.group_size,
-            "completion": setting.completion,
-            "updates_per_step": options.updates,
-            "learning_rate": LEARNING_RATE,
-            "scratch": str(scratch / "trl"),
-        },
-    )
-    if trl.prompt_lengths != [setting.prompt]:
-        raise RuntimeError(
-            f"Prompts have {trl.prompt_lengths} tokens at TRL; {setting.prompt} were asked for."
+    trl: TrlSide | None = None
+    if not options.alone:
+        trl = TrlSide(
+            options.trl_python,
+            {
+                "model": str(model),
+                "prompts": prompts,
+                "threads": options.threads,
+                "tasks_per_step": setting.tasks_per_step,
+                "group_size": setting.group_size,
+                "completion": setting.completion,
+                "updates_per_step": options.updates,
+                "learning_rate": LEARNING_RATE,
+                "scratch": str(scratch / "trl"),
+            },
         )
+        if trl.prompt_lengths != [setting.prompt]:
+            raise RuntimeError(
+                f"Prompts have {trl.prompt_lengths} tokens at TRL; {setting.prompt} were asked for."
+            )
     baton = Baton(trl, turn_steps, warmup)
     trainer = AgentTrainer(
         config_of(setting, model, num_steps, options),
@@ -256,6 +265,8 @@ def compare(setting: Setting, model: Path, scratch: Path, options: argparse.Name
         tracker=baton,
     )
     trainer.train()
+    if trl is None:
+        return {**asdict(setting), **own_summary_of(baton)}
     trl.close()
     return {**asdict(setting), "completion_mean_trl": trl.completion_length, **summary_of(baton)}
 
@@ -283,18 +294,25 @@ def config_of(setting: Setting, model: Path, num_steps: int, options: argparse.N
     }
 
 
+def own_summary_of(baton: Baton) -> dict[str, Any]:
+    steps = baton.turn_steps
+    return {
+        "rllm_s": statistics.median(ours.wall for ours in baton.rllm_turns) / steps,
+        "rllm_cpu_s": statistics.median(ours.cpu for ours in baton.rllm_turns) / steps,
+        "rollout_s": statistics.median(baton.rollout_s),
+    }
+
+
 def summary_of(baton: Baton) -> dict[str, Any]:
     pairs = list(zip(baton.rllm_turns, baton.trl_turns, strict=True))
     steps = baton.turn_steps
     return {
-        "rllm_s": statistics.median(ours.wall for ours, _ in pairs) / steps,
+        **own_summary_of(baton),
         "trl_s": statistics.median(theirs.wall for _, theirs in pairs) / steps,
-        "rllm_cpu_s": statistics.median(ours.cpu for ours, _ in pairs) / steps,
         "trl_cpu_s": statistics.median(theirs.cpu for _, theirs in pairs) / steps,
         "ratio": statistics.median(theirs.wall / ours.wall for ours, theirs in pairs),
         "ratio_cpu": statistics.median(theirs.cpu / ours.cpu for ours, theirs in pairs),
         "ratios": [round(theirs.wall / ours.wall, 2) for ours, theirs in pairs],
-        "rollout_s": statistics.median(baton.rollout_s),
     }
 
 
@@ -337,9 +355,7 @@ def show(rows: Sequence[dict[str, Any]], title: str) -> None:
             f"{row['tasks_per_step'] * row['group_size']} × ({row['prompt']} + {row['completion']})",
             f"{row['rllm_s']:.3f}",
             f"{row['rollout_s']:.3f}",
-            f"{row['trl_s']:.3f}",
-            f"{row['ratio']:.2f}",
-            f"{row['ratio_cpu']:.2f}",
+            *(f"{row[name]:.{digits}f}" if name in row else "–" for name, digits in THEIRS),
             f"{row['target']:.1f}",
         )
     Console(width=130).print(table)
@@ -357,12 +373,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5, help="turns of each side")
     parser.add_argument("--turn-steps", type=int, default=5, help="steps in a turn")
     parser.add_argument("--quick", action="store_true", help="two turns of three steps")
+    parser.add_argument("--alone", action="store_true", help="without TRL")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
         "--trl-python", type=Path, help="a Python that has TRL; without it, .venv-trl is made"
     )
     options = parser.parse_args()
-    options.trl_python = options.trl_python or trl_python()
+    if not options.alone:
+        options.trl_python = options.trl_python or trl_python()
     rows: list[dict[str, Any]] = []
     for setting in SETTINGS:
         with tempfile.TemporaryDirectory() as scratch:

@@ -1,0 +1,61 @@
+"""Every script in benchmarks/ runs: a figure that nobody can measure again is none.
+
+What takes minutes or another environment is asked for its help, which imports all that it works with.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+SMALL: dict[str, list[str]] = {
+    "algorithms.py": ["--quick", "--json"],
+    "engine.py": ["--quick", "--at-once", "8", "--json"],
+    "eval.py": ["--examples", "20", "--turns", "1", "--json"],
+    "graders.py": ["--quick", "--json"],
+    "inference.py": ["--quick", "--sizes", "1", "--json"],
+    "serving_memory.py": ["--quick", "--json"],
+    "train_step.py": ["--quick", "--alone", "--json"],
+}
+PARTS = {"engine_peer", "engine_model", "engine_probe", "engine_rllm", "engine_tables", "eval_inspect"}
+PARTS |= {f"gateway_{name}" for name in ("forwarder", "in_process", "load", "peer", "tables", "upstream")}
+PARTS |= {"trl_side", "trl_supervised_side"}
+"""Started, or imported, by the others."""
+ALL = sorted(path.name for path in BENCHMARKS.glob("*.py") if path.stem not in PARTS)
+
+
+def _run(script: str, *options: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *options], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    return done.stdout
+
+
+def test_a_training_step_is_measured_on_prompts_of_the_length_that_is_asked_for() -> None:
+    """Without TRL; with it, the same prompts go to both sides."""
+    figures = json.loads(_run("train_step.py", *SMALL["train_step.py"]))
+    assert [row["prompt"] for row in figures["rows"]] == [32, 192]
+    assert all(row["rllm_cpu_s"] > 0.0 for row in figures["rows"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", sorted(SMALL))
+def test_a_benchmark_runs_at_its_smallest(script: str) -> None:
+    figures: Any = json.loads(_run(script, *SMALL[script]))
+    assert figures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", sorted(set(ALL) - set(SMALL)))
+def test_a_benchmark_that_takes_minutes_imports_all_that_it_works_with(script: str) -> None:
+    assert "usage:" in _run(script, "--help")
+
+
+def test_the_page_names_every_benchmark() -> None:
+    page = (BENCHMARKS / "README.md").read_text()
+    assert [name for name in ALL if f"`{name}`" not in page] == []
