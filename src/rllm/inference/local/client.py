@@ -210,7 +210,7 @@ class LocalSession:
                 "behind it; raise `inference.max_context` or end the conversation earlier."
             )
         mailbox = self.client.mailbox()
-        answered: asyncio.Future[Request] = mailbox.loop.create_future()
+        answered: asyncio.Future[None] = mailbox.loop.create_future()
         reader = _Reader(answered, on_piece)
         listener = Listener(partial(mailbox.put, reader), mailbox.wake) if on_piece else None
         watch = await self.client.watch(sampling, listener)
@@ -252,7 +252,7 @@ class _Reader:
 
     __slots__ = ("_on_piece", "_piece", "answered")
 
-    def __init__(self, answered: "asyncio.Future[Request]", on_piece: OnPiece | None) -> None:
+    def __init__(self, answered: "asyncio.Future[None]", on_piece: OnPiece | None) -> None:
         self.answered = answered
         self._on_piece = on_piece
         self._piece: TokenPiece | None = None
@@ -315,6 +315,8 @@ class _Mailbox:
                 continue
             reader.tell()
             if not reader.answered.done():
-                reader.answered.set_result(what)
+                # Not the request: it knows its reader, and such a circle, with the state of its grammar,
+                # would wait for the garbage collector, which a server runs seldom.
+                reader.answered.set_result(None)
         for reader in listening:
             reader.tell()
