@@ -4,8 +4,8 @@
     bias:         [S, K, T]         0 where the slot holds a token, -inf elsewhere: added to attention scores
 
 T grows with the longest row there has been and never shrinks; how much of it a pass reads is `room_for` the
-longest row of that pass. So what is computed does not depend on what was served before: a sum over more
-places, masked ones included, has another last bit.
+longest of the rows that are computed together. So what is computed does not depend on what was served before:
+a sum over more places, masked ones included, has another last bit.
 
 A slot belongs to one conversation from its first prompt until the conversation closes. Freed slots keep their
 contents until they are needed again, or the engine says that nobody may see them.
