@@ -23,7 +23,9 @@ MIN_KEY_CHARS = 8
 """Shorter ones are placeholders, such as `EMPTY`, and words of any text."""
 _MIN_PIECE_CHARS = 12
 """Of a longer key, so much in a row is not quoted either: servers cut off what they quote."""
-_OF_A_KEY = re.compile(r"(.*[_-])?(KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD)", re.IGNORECASE)
+_OF_A_KEY = re.compile(
+    r"(.*[_-])?(KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|AUTHORIZATION|COOKIE)", re.IGNORECASE
+)
 _MIN_VARIABLE_CHARS = 16
 
 
@@ -50,6 +52,11 @@ class _Key:
 
 
 _keys: dict[str, _Key] = {}
+
+
+def holds_key(name: str) -> bool:
+    """Whether what a variable or header of this name holds is a key, as far as its name tells."""
+    return _OF_A_KEY.fullmatch(name) is not None
 
 
 def hide_key(key: str | None) -> None:
@@ -118,9 +125,7 @@ def _steerless(character: str) -> str:
 def _variables() -> list[str]:
     """What the environment holds of that kind."""
     return [
-        value
-        for name, value in os.environ.items()
-        if len(value) >= _MIN_VARIABLE_CHARS and _OF_A_KEY.fullmatch(name)
+        value for name, value in os.environ.items() if len(value) >= _MIN_VARIABLE_CHARS and holds_key(name)
     ]
 
 

@@ -42,7 +42,7 @@ def test_an_episode_with_a_tool_call_and_an_answer() -> None:
     assert [each["function"]["name"] for each in info["tools"]][:3] == ["add", "subtract", "multiply"]
     stepped = env.step(call("multiply", a=6, b=7))
     assert said(stepped) == "42"
-    assert stepped[1:4] == (0.0, False, False)
+    assert stepped[1:3] == (0.0, False)
     assert env.step("42")[1:3] == (1.0, True)
     env.close()
     env.close()

@@ -71,7 +71,9 @@ def test_tools_are_called_over_http_with_the_headers_that_were_given(monkeypatch
             _, tools = tools_of(pool)
             assert tools["double"](number=21).output == "42"
             assert tools["header"](name="x-given").output == "explicit"
-            assert tools["header"](name="authorization").output == "Bearer t"
+            assert tools["header"](name="authorization").output == "[key]", (
+                "sent, and hidden in what comes back"
+            )
 
 
 def test_a_server_that_goes_away_fails_the_call_and_is_found_again_when_it_is_back() -> None:

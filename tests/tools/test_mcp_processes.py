@@ -114,7 +114,9 @@ def test_the_environment_of_a_server_is_what_it_was_given(monkeypatch: pytest.Mo
     with MCPPool(server) as pool, pool.lease() as lease:
         variable = named(mcp_tools(lease))["variable"]
         assert variable(name="OWN_SECRET").output == "(not set)"
-        assert variable(name="OWN_KEY").output == "passed on"
+        assert variable(name="OWN_KEY").output == "[key]", (
+            "it was passed on, and is hidden in what comes back"
+        )
         assert variable(name="GIVEN").output == "explicit"
         assert variable(name="PATH").output == os.environ["PATH"]
     monkeypatch.delenv("OWN_KEY")

@@ -224,7 +224,9 @@ def _junk(task: Mapping[str, Any]) -> Iterator[Attack]:
     for name, answer in junk.items():
         yield Attack(name=name, answer=answer)
     row = json.dumps(task, default=str)[: LONG // 10]
-    yield Attack(name="the task itself", answer=row, holds_oracle=True)
+    # Models answer in JSON too: that it is no answer has to be said.
+    question = f"This is what I was asked:\n{row}\nI do not know the answer."
+    yield Attack(name="the task itself", answer=question, holds_oracle=True)
 
 
 def _misplaced(oracle: str, almost: str) -> Iterator[Attack]:

@@ -235,7 +235,7 @@ def _output_fields(output: ModelOutput, step: Step) -> dict[str, Any]:
     for own, of_step in _OUTPUT_FIELDS_OF_STEP.items():
         mine, theirs = getattr(output, own), getattr(step, of_step)
         if not _same(mine, theirs):
-            fields[own] = mine
+            fields[own] = list(mine) if isinstance(mine, Prefix) else mine
     if output.content != output.text:
         fields["content"] = output.content
     if output.reasoning:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rllm.errors import ConfigError, RllmError
-from rllm.redaction import hide_key
+from rllm.redaction import hide_key, holds_key
 
 _DEFAULT_SESSIONS = 64
 _WAYS = ("command", "url", "target")
@@ -123,8 +123,9 @@ class MCPServer:
     def http_headers(self) -> dict[str, str]:
         """`headers` and what `headers_from` names. Raises ConfigError for a variable that is not set."""
         headers = dict(self.headers) | {header: self._own(name) for header, name in self.headers_from.items()}
-        for value in headers.values():
-            hide_key(value.removeprefix("Bearer "))
+        for name, value in headers.items():
+            if holds_key(name):
+                hide_key(value.removeprefix("Bearer "))
         return headers
 
     def make_target(self) -> Any:
