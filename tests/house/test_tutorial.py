@@ -31,11 +31,12 @@ def test_the_tutorial_trains_an_agent_and_its_commands_find_the_run(checkout: Pa
     program = tmp_path / "tutorial.py"
     program.write_text("\n\n".join(blocks(checkout, "python")))
     shown = "".join(blocks(checkout, "sh")).split("\n")
-    commands = [f"{sys.executable} -m rllm.cli.main {line.removeprefix('rllm ')}" for line in shown if line]
-    for command in (f"{sys.executable} tutorial.py", *commands):
+    commands = [
+        [sys.executable, "-m", "rllm.cli.main", *line.removeprefix("rllm ").split()] for line in shown if line
+    ]
+    for command in ([sys.executable, "tutorial.py"], *commands):
         done = subprocess.run(
             command,
-            shell=True,
             cwd=tmp_path,
             env=environment(checkout),
             stdin=subprocess.DEVNULL,
@@ -45,7 +46,7 @@ def test_the_tutorial_trains_an_agent_and_its_commands_find_the_run(checkout: Pa
             timeout=LONGEST_S,
         )
         assert done.returncode == 0, done.stderr
-        if command.endswith("tutorial.py"):
+        if command[-1] == "tutorial.py":
             assert "mean reward on numbers never trained on" in done.stdout
     assert (tmp_path / "runs" / "tutorial" / "summary.json").is_file()
 

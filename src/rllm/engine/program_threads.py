@@ -8,12 +8,14 @@ that blocks it, say with a synchronous client, holds up its fellows but still ge
 cannot be killed: one that does not end in time is left behind, and whoever comes next does not wait for it.
 
 Clients that programs leave open close themselves when they are collected, in whatever loop runs there. So the
-programs' loop collects before it ends, and in the engine's loop what comes too late for its own is not told.
+programs' loop collects before it ends, and what comes too late for its own loop is kept out of asyncio's log.
 """
 
 import asyncio
 import contextvars
 import gc
+import logging
+import re
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -218,33 +220,24 @@ class ProgramLoop:
         return spelled(frames_of_task(tasks[0]))
 
 
-def hush_late_closes() -> None:
-    """Keep the running loop from printing that a client of a program could not close itself, because the loop
-    that it was made in has ended: its sockets are closed with it."""
-    loop = asyncio.get_running_loop()
-    before = loop.get_exception_handler()
-    if isinstance(before, _LateCloses):
-        return
-    loop.set_exception_handler(_LateCloses(before))
+class _LateCloses(logging.Filter):
+    """Drops what asyncio logs when a client that a program left open is collected in another program's loop,
+    after its own has ended: it cannot close itself, and its sockets were closed with its loop."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        is_late = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+        return not (is_late and _CLOSES.search(record.getMessage()))
 
 
-@dataclass(slots=True)
-class _LateCloses:
-    before: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], Any] | None
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        task, error = context.get("future"), context.get("exception")
-        closes = isinstance(task, asyncio.Task) and getattr(task.get_coro(), "__name__", "") in _CLOSES
-        if closes and isinstance(error, RuntimeError) and str(error) == "Event loop is closed":
-            return
-        if self.before is not None:
-            self.before(loop, context)
-        else:
-            loop.default_exception_handler(context)
-
-
-_CLOSES = ("aclose", "close")
+_CLOSES = re.compile(r"coro=<[\w.]*\b(aclose|close)\(\)")
 """Coroutines that clients run when they are collected."""
+_LATE_CLOSES = _LateCloses()
+
+
+def hush_late_closes() -> None:
+    """Keep asyncio's log, of every loop, free of clients that cannot close themselves any more."""
+    logging.getLogger("asyncio").addFilter(_LATE_CLOSES)
 
 
 def _future() -> "Future[Ended]":

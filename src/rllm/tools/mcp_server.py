@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from rllm.errors import ConfigError, RllmError
@@ -107,9 +108,11 @@ class MCPServer:
 
     @property
     def words(self) -> list[str]:
-        """The command as words."""
-        first = shlex.split(self.command) if isinstance(self.command, str) else list(self.command)
-        return [*first, *self.args]
+        """The command as words; text that is the path of a file is one, whatever spaces it holds."""
+        if not isinstance(self.command, str):
+            return [*self.command, *self.args]
+        is_path = Path(self.command).is_file()
+        return [*([self.command] if is_path else shlex.split(self.command)), *self.args]
 
     @property
     def key(self) -> str:
