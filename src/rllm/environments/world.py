@@ -1,5 +1,6 @@
 """What a world by name consists of: an environment, its tasks, and who knows how to play it."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,20 @@ Turns = Sequence[tuple[Any, str | Message]]
 """(observation, answer) turn by turn; an answer is text, or an assistant message that makes calls."""
 Expert = Callable[[dict[str, Any], float, np.random.Generator], Turns]
 """(task, noise, generator) -> what it would have said."""
+Baselines = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Sequence[float]]]
+"""tasks -> name of a simple policy -> its expected return on each of them."""
+RANDOM, OPTIMUM = "random", "optimum"
+"""Names that all baselines have: any legal answer, and the best that can be expected. The others are
+policies that look at nothing, such as one answer for all tasks."""
+
+
+def task_content(task: Mapping[str, Any]) -> str:
+    """All of a task but its name."""
+    return json.dumps({name: task[name] for name in task if name not in ("task_id", "uid")}, sort_keys=True)
+
+
+def _one_kind(task: Mapping[str, Any]) -> str:
+    return ""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -36,6 +51,13 @@ class World:
     leaves it out; None where all can."""
     expert_args: tuple[str, ...] = ()
     """What its expert can be told."""
+    identity: Callable[[Mapping[str, Any]], str] = task_content
+    """What a task asks, up to what changes nothing (a board's symmetry, the order of numbers): two tasks with
+    one identity are one instance, and splits share none."""
+    kind: Callable[[Mapping[str, Any]], str] = _one_kind
+    """Which kind of instance a task is, such as `sums` or `differences`; success is reported by kind too."""
+    baselines: Baselines | None = None
+    """What policies without skill, and the best one, come to on given tasks; None where nobody knows."""
 
     def expert(self, arguments: Mapping[str, Any]) -> Expert | None:
         """The expert, told `arguments`; None where nobody knows how.
