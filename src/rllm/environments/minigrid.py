@@ -15,9 +15,10 @@ from functools import cache, lru_cache
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from rllm.environments.games.env import GameEnv, game_world
+from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, require_integer
 from rllm.environments.games.parsing import one_of
+from rllm.environments.games.world import game_world
 from rllm.environments.world import World
 from rllm.errors import ConfigError, MissingExtraError
 

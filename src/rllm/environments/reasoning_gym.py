@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rllm.environments.answers import answer_baselines
 from rllm.environments.base import BaseEnv, Moved
 from rllm.environments.games.game import SPLITS, require_integer, require_known
 from rllm.environments.reasoning_gym_oracles import ORACLES
@@ -168,7 +169,18 @@ def world_of(dataset: str) -> World:
         tasks=partial(reasoning_tasks, dataset),
         demonstrate=demonstration,
         expert_args=("tags",),
+        identity=_asked,
+        baselines=answer_baselines(_right_answer),
     )
+
+
+def _asked(task: Mapping[str, Any]) -> str:
+    """The question itself: two places in a split may hold one."""
+    return ReasoningGymEnv.from_dict({**task, "show_format": False}).reset()[0]
+
+
+def _right_answer(task: Mapping[str, Any]) -> str:
+    return ReasoningGymEnv.from_dict(dict(task)).oracle
 
 
 def question(dataset: str, split: str, index: int, config: str) -> Entry:

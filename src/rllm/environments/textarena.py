@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from rllm.environments.games.env import GameEnv, game_world
+from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_integer, require_known
 from rllm.environments.games.parsing import shown
+from rllm.environments.games.world import game_world
 from rllm.environments.textarena_experts import EXPERTS
 from rllm.environments.world import World
 from rllm.errors import ConfigError, MissingExtraError

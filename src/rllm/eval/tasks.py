@@ -21,6 +21,7 @@ from rllm.data.questions import Row, question_task
 from rllm.data.registry import DatasetRegistry
 from rllm.data.sources import ArchiveSource, PackageSource, Split, pull
 from rllm.data.transforms.registry import transform_named
+from rllm.environments.answers import answer_baselines, task_oracle
 from rllm.environments.follow_ups import FollowUpEnvironment
 from rllm.environments.single_turn import SingleTurnEnvironment
 from rllm.environments.stray import strayed
@@ -180,6 +181,7 @@ def benchmark_world(benchmark: Benchmark) -> World:
         env_class=FollowUpEnvironment if benchmark.environment == FOLLOW_UPS else SingleTurnEnvironment,
         tasks=partial(_question_tasks, benchmark),
         demonstrate=_demonstrated,
+        baselines=answer_baselines(task_oracle),
     )
 
 

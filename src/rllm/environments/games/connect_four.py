@@ -9,9 +9,10 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from rllm.environments.games.env import GameEnv, game_world
+from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_choice, require_integer
 from rllm.environments.games.parsing import number
+from rllm.environments.games.world import game_world
 
 OPPONENTS = ("random", "careful")
 """The careful one wins where it can, prevents a win where it must, and else moves at random."""

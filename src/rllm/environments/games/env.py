@@ -5,7 +5,6 @@ task ──► GameEnv ──► rules + board ──► "Right" ──► Game.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,7 +19,6 @@ from rllm.environments.games.game import (
     require_integer,
     require_known,
 )
-from rllm.environments.world import World
 from rllm.errors import AgentError, ConfigError
 from rllm.types.episode import Action
 
@@ -74,6 +72,16 @@ class GameEnv(BaseEnv):
     def game(self) -> Game:
         """The game as it stands; who looks at it sees what is hidden from the player."""
         return self._game
+
+    @property
+    def instance(self) -> dict[str, Any]:
+        """All there is to know about this one game."""
+        return self._instance
+
+    @property
+    def max_turns(self) -> int:
+        """How many answers there are."""
+        return self._max_turns
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         self._game = self.game_class(self._instance)
@@ -213,15 +221,3 @@ def demonstration(
         turns.append((observation, f"<answer>{move}</answer>" if tags else move))
         observation, _, done, _ = env.step(move)
     return turns
-
-
-def game_world(
-    env_class: type[GameEnv], *, label: str = "", has_expert: bool = True, **arguments: Any
-) -> World:
-    """What `worlds` lists: the game with its tasks and its expert; `arguments` are settled for all tasks."""
-    return World(
-        env_class=env_class,
-        tasks=partial(game_tasks, env_class, label=label, **arguments),
-        demonstrate=partial(demonstration, env_class) if has_expert else None,
-        expert_args=("tags",),
-    )

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from rllm.environments.games.env import GameEnv, game_world
+from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, require_integer
 from rllm.environments.games.parsing import number
+from rllm.environments.games.world import game_world
 
 
 class GuessNumber(Game):

@@ -5,9 +5,10 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from rllm.environments.games.env import GameEnv, game_world
+from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, require_integer
 from rllm.environments.games.parsing import cell
+from rllm.environments.games.world import game_world
 from rllm.errors import ConfigError
 
 _ON, _OFF = "O."

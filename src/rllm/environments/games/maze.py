@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from rllm.environments.games.env import GameEnv, game_world
+from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_integer
 from rllm.environments.games.parsing import STEP_OF, direction
+from rllm.environments.games.world import game_world
 from rllm.errors import ConfigError
 
 _WALL, _FLOOR, _PLAYER, _GOAL = "#.PG"

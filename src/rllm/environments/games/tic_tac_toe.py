@@ -9,9 +9,10 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from rllm.environments.games.env import GameEnv, game_world
+from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_choice, require_integer
 from rllm.environments.games.parsing import number
+from rllm.environments.games.world import game_world
 
 OPPONENTS = ("random", "perfect")
 _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))

@@ -7,9 +7,10 @@ from importlib import resources
 from random import Random
 from typing import Any
 
-from rllm.environments.games.env import GameEnv, game_world
+from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove
 from rllm.environments.games.parsing import shown
+from rllm.environments.games.world import game_world
 from rllm.errors import ConfigError
 
 _LENGTH = 5
