@@ -11,6 +11,8 @@ import pytest
 from rich.console import Console
 
 from rllm.agents.base import BaseAgent
+from rllm.build.configs import training_config
+from rllm.build.training import build_trainer
 from rllm.environments.base import BaseEnv
 from rllm.errors import CheckpointError, ConfigError, ModelDirectoryError, RewardError, RunInUseError
 from rllm.models.directory import load_model
@@ -342,6 +344,23 @@ def test_agents_and_environments_get_their_arguments(letters: ModuleType, tmp_pa
             for episode in store.episodes("train", 0)
         ]
     assert asked == ["Z 1 yours"] * 6
+
+
+def test_training_tasks_differ_from_the_others_as_the_configuration_says(tmp_path: Path) -> None:
+    small = ("rollout.tasks_per_step=2", "rollout.group_size=2", "evaluation.num_tasks=2")
+    short = ("steps=1", "warm_start.steps=0", "task.num_train_tasks=4", "evaluation.every_steps=0")
+    sizes = ("task.environment_args.size=4", "task.train_args.size=5")
+    trainer = build_trainer(training_config("frozenlake", None, (*small, *short, *sizes)), tmp_path / "run")
+    trainer.train()
+    with EpisodeStore.open(tmp_path / "run" / "store.sqlite", read_only=True) as store:
+        rows = {
+            phase: {
+                str(episode.trajectories[0].steps[0].observation).count("\n") + 1
+                for episode in store.episodes(phase)
+            }
+            for phase in ("train", "before")
+        }
+    assert rows == {"train": {5}, "before": {4}}
 
 
 def test_training_from_python_shows_the_progress_that_the_command_shows(

@@ -165,11 +165,9 @@ class AgentTrainer:
                 )
         self.config = _with_estimators(self.config, traj_group_adv_estimator_map or {})
         self.agent_class, self.agent_args = agent_class, dict(agent_args or {})
-        self.env_class, self.env_args = (
-            env_class,
-            {**dict(env_args or {}), **self.config.task.environment_args},
-        )
         self.train_tasks: Sequence[Any] = to_tasks(train_dataset)
+        self.env_class = env_class
+        self.env_args = dict(env_args or {}) | self._args_beside_tasks()
         heldout = self.train_tasks if val_dataset is None else to_tasks(val_dataset)
         self.heldout_tasks = heldout[: self.config.evaluation.num_tasks]
         validation = heldout if validation_dataset is None else to_tasks(validation_dataset)
@@ -187,6 +185,12 @@ class AgentTrainer:
             )
         if not self.train_tasks:
             raise ConfigError("`train_dataset` is empty; give at least one task.")
+
+    def _args_beside_tasks(self) -> dict[str, Any]:
+        """What `task.environment_args` holds that tasks do not say themselves: `env_args` win over a task,
+        and training tasks may differ from the others (`task.train_args`)."""
+        own = self.train_tasks[0] if self.train_tasks else {}
+        return {name: each for name, each in self.config.task.environment_args.items() if name not in own}
 
     def train(self) -> TrainResult:
         """Run, or resume, to the end; also from a notebook."""
