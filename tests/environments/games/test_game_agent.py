@@ -41,7 +41,7 @@ def test_the_contract_of_agents_holds() -> None:
 
 
 def test_a_game_is_played_to_its_end() -> None:
-    env = HanoiEnv({"disks": "AA", "goal": "C"})
+    env = HanoiEnv({"disks": "AA", "goal": "CC"})
     agent = GameAgent()
     agent.reset()
     observation, info = env.reset()

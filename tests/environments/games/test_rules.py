@@ -84,25 +84,26 @@ def test_the_expert_guesses_every_number_in_seven() -> None:
 
 @pytest.mark.parametrize("num_disks", [1, 2, 3, 4])
 def test_hanoi_takes_the_fewest_moves_from_everywhere(num_disks: int) -> None:
+    """As is known: to bring all disks to one peg, the largest that is not home waits for the smaller ones."""
     for disks in map("".join, product("ABC", repeat=num_disks)):
         if disks == "C" * num_disks:
             continue
-        assert num_expert_moves(Hanoi({"disks": disks, "goal": "C"})) == fewest_hanoi_moves(disks)
+        assert num_expert_moves(Hanoi({"disks": disks, "goal": "C" * num_disks})) == fewest_hanoi_moves(disks)
 
 
-def fewest_hanoi_moves(disks: str) -> int:
-    """Breadth-first, without any thought."""
-    edge, seen, distance = [disks], {disks}, 0
-    while "C" * len(disks) not in seen:
-        reached = []
-        for state, (source, target) in product(edge, product("ABC", repeat=2)):
-            disk = state.find(source)
-            if disk >= 0 and (state.find(target) < 0 or disk < state.find(target)):
-                reached.append(f"{state[:disk]}{target}{state[disk + 1 :]}")
-        edge = [state for state in dict.fromkeys(reached) if state not in seen]
-        seen.update(edge)
-        distance += 1
-    return distance
+def fewest_hanoi_moves(disks: str, goal: str = "C") -> int:
+    if not disks:
+        return 0
+    if disks[0] == goal:
+        return fewest_hanoi_moves(disks[1:], goal)
+    (spare,) = set("ABC") - {disks[0], goal}
+    return fewest_hanoi_moves(disks[1:], spare) + 1 + 2 ** len(disks[1:]) - 1
+
+
+def test_from_one_arrangement_to_another_takes_as_long_as_back() -> None:
+    for disks, goal in (("ABC", "CBA"), ("AABC", "CBBA"), ("ABBA", "BAAB")):
+        there, back = (num_expert_moves(Hanoi({"disks": a, "goal": b})) for a, b in ((disks, goal), (goal, disks)))
+        assert there == back
 
 
 def test_queens_have_as_many_solutions_as_is_known() -> None:
@@ -196,7 +197,7 @@ def test_four_in_a_line_is_found_exactly_where_it_is(cells: set[tuple[int, int]]
 
 @pytest.mark.parametrize("index", range(5))
 def test_the_careful_opponent_takes_a_win_and_prevents_one(index: int) -> None:
-    game = ConnectFour({"seed": index, "opponent": "careful", "first": True})
+    game = ConnectFour({"played": "", "seed": index, "opponent": "careful"})
     for _ in range(3):
         game.play("4")
         if game.board().splitlines()[5 - 3].split()[3] == "O":
@@ -214,14 +215,14 @@ def test_nobody_beats_the_perfect_opponent_and_a_draw_is_enough() -> None:
             return [(game.is_won, game.board().split())]
         found = []
         for move in game.moves():
-            following = TicTacToe({"seed": 3, "opponent": "perfect", "first": True})
+            following = TicTacToe({"board": "." * 9, "seed": 3, "opponent": "perfect"})
             for each in (*moves, move):
                 following.play(each)
             found += all_ends(following, [*moves, move])
         return found
 
     lines = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
-    for won, cells in all_ends(TicTacToe({"seed": 3, "opponent": "perfect", "first": True}), []):
+    for won, cells in all_ends(TicTacToe({"board": "." * 9, "seed": 3, "opponent": "perfect"}), []):
         assert not any(all(cells[place] == "X" for place in line) for line in lines)
         assert won == (not any(all(cells[place] == "O" for place in line) for line in lines))
 
@@ -305,12 +306,13 @@ def test_lights_go_out_in_the_fewest_presses(rows: list[str]) -> None:
 BROKEN: list[tuple[type[Game], dict[str, Any]]] = [
     (Blackjack, {"cards": ["1", "2", "3", "4"]}),
     (Blackjack, {"cards": "A K Q J"}),
-    (ConnectFour, {"seed": -1, "opponent": "random", "first": True}),
-    (ConnectFour, {"seed": 1, "opponent": "random", "first": "yes"}),
+    (ConnectFour, {"played": "", "seed": -1, "opponent": "random"}),
+    (ConnectFour, {"played": "8", "seed": 1, "opponent": "random"}),
+    (ConnectFour, {"played": "1111111", "seed": 1, "opponent": "random"}),
     (GuessNumber, {"number": 101, "max_number": 100}),
     (GuessNumber, {"number": "5", "max_number": 100}),
     (Hanoi, {"disks": "ABD", "goal": "A"}),
-    (Hanoi, {"disks": "AAA", "goal": "A"}),
+    (Hanoi, {"disks": "AAA", "goal": "AAA"}),
     (Hanoi, {"disks": "AAA", "goal": "AB"}),
     (LightsOut, {"rows": ["O.", "XX"]}),
     (LightsOut, {"rows": ["O...", "....", "....", "...."]}),
@@ -330,6 +332,8 @@ BROKEN: list[tuple[type[Game], dict[str, Any]]] = [
     (SudokuGame, {"rows": ["1...", "....", "....", "...."]}),
     (SudokuGame, {"rows": ["1234", "3412", "2143", "432x"]}),
     (TicTacToe, {"seed": 1, "opponent": "random"}),
+    (TicTacToe, {"board": "........", "seed": 1, "opponent": "random"}),
+    (TicTacToe, {"board": "X........", "seed": 1, "opponent": "random"}),
     (Twenty48, {"seed": 1, "size": 4, "target": 48}),
     (Wordle, {"word": "qqqqq"}),
 ]

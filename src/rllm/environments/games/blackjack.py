@@ -44,6 +44,16 @@ class Blackjack(Game):
         cards = rng.sample([rank for rank in _RANKS for _ in range(4)], _NUM_CARDS)
         return None if worth([cards[0], cards[2]]) == 21 else {"cards": cards}
 
+    @classmethod
+    def identity(cls, instance: Mapping[str, Any]) -> Any:
+        """What the player sees to begin with; the cards to come are chance."""
+        first, up, second = ("10" if card in "JQK" else card for card in instance["cards"][:3])
+        return [sorted((first, second)), up]
+
+    @classmethod
+    def kind(cls, instance: Mapping[str, Any]) -> str:
+        return "soft" if "A" in (instance["cards"][0], instance["cards"][2]) else "hard"
+
     @property
     def rules(self) -> str:
         return (

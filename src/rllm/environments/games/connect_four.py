@@ -13,6 +13,7 @@ from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_choice, require_integer
 from rllm.environments.games.parsing import number
 from rllm.environments.games.world import game_world
+from rllm.errors import ConfigError
 
 OPPONENTS = ("random", "careful")
 """The careful one wins where it can, prevents a win where it must, and else moves at random."""
@@ -24,28 +25,43 @@ _MAX_NODES = 4_000
 
 
 class ConnectFour(Game):
-    """The player is X; `first` says who begins."""
+    """The player is X and moves next after `played`: the columns, 1 to 7, that both have dropped pieces into."""
 
     name = "connect-four"
     title = "Connect Four"
     turns = 21
-    instance_keys = ("seed", "opponent", "first")
+    instance_keys = ("played", "seed", "opponent")
 
     def __init__(self, instance: Mapping[str, Any]) -> None:
         super().__init__(instance)
         require_integer("seed", instance["seed"], 0, 2**63 - 1)
         require_choice("opponent", instance["opponent"], OPPONENTS)
-        require_choice("first", instance["first"], (True, False))
         self._seed: int = instance["seed"]
         self._opponent: str = instance["opponent"]
-        self._mine = self._theirs = 0
-        if not instance["first"]:
-            self._theirs = _replied(0, 0, self._seed, self._opponent)
+        self._mine, self._theirs = _sides_after(instance["played"])
 
     @staticmethod
-    def draw(rng: Random, *, opponent: str = "random") -> dict[str, Any]:
+    def draw(rng: Random, *, opponent: str = "random", max_played: int = 8) -> dict[str, Any] | None:
+        """A position after up to `max_played` random moves of both; None where the game is over."""
         require_choice("opponent", opponent, OPPONENTS)
-        return {"seed": rng.getrandbits(32), "opponent": opponent, "first": rng.random() < 0.5}
+        require_integer("max_played", max_played, 0, 20)
+        played = "".join(str(rng.randint(1, _NUM_COLUMNS)) for _ in range(rng.randint(0, max_played)))
+        if any(played.count(column) > _NUM_ROWS for column in played):
+            return None
+        if any(_has_four(side) for side in _sides_after(played)):
+            return None
+        return {"played": played, "seed": rng.getrandbits(32), "opponent": opponent}
+
+    @classmethod
+    def identity(cls, instance: Mapping[str, Any]) -> Any:
+        """The position or what it is in a mirror, and who the opponent is."""
+        mirrored = "".join(str(_NUM_COLUMNS + 1 - int(column)) for column in instance["played"])
+        sides = min(_sides_after(instance["played"]), _sides_after(mirrored))
+        return [*sides, instance["opponent"]]
+
+    @classmethod
+    def kind(cls, instance: Mapping[str, Any]) -> str:
+        return f"{len(instance['played'])} played"
 
     @property
     def rules(self) -> str:
@@ -89,6 +105,19 @@ class ConnectFour(Game):
 
     def _symbol(self, bit: int) -> str:
         return "X" if self._mine & bit else "O" if self._theirs & bit else "."
+
+
+def _sides_after(played: Any) -> tuple[int, int]:
+    """The pieces of X, who moves next, and those of O."""
+    if not isinstance(played, str) or any(column not in "1234567" for column in played):
+        raise ConfigError(f"`played` is {played!r:.200}; give the columns as digits from 1 to 7, or nothing.")
+    sides = [0, 0]
+    for number_left, column in zip(range(len(played), 0, -1), played, strict=True):
+        place = int(column) - 1
+        if place not in _free_columns(sides[0] | sides[1]):
+            raise ConfigError(f"`played` is {played!r:.200}; column {column} has no room for that many pieces.")
+        sides[number_left % 2] |= _place_in(place, sides[0] | sides[1])
+    return sides[0], sides[1]
 
 
 def _free_columns(taken: int) -> list[int]:

@@ -25,6 +25,8 @@ from rllm.types.episode import Action
 _PLAYING_KEYS = ("max_turns", "max_invalid", "shaping", "show_rules")
 """How a game is played, whatever game it is."""
 _INVALID_MOVES = 3
+HABITS = {"first": 0, "last": -1}
+"""Name of a bad habit -> which of all legal moves it plays, whatever the board shows."""
 _NAMING_KEYS = ("task_id", "uid")
 """What data sets call a row; it says nothing about the environment."""
 
@@ -199,13 +201,17 @@ def demonstration(
     noise: float,
     rng: np.random.Generator,
     tags: bool = False,
+    habit: str = "",
 ) -> list[tuple[str, str]]:
     """One game of the expert as (observation, answer) pairs.
 
-    With probability `noise` a move is any legal one instead, shown as if it were meant; a game that the
-    expert gives up after that breaks off. With `tags` an answer is <answer>move</answer>, without it the move
-    alone.
+    With probability `noise` a move is any legal one instead, shown as if it were meant, or with a `habit`
+    always the first or the last of them: whoever imitates that greedily falls into the habit, and learns the
+    right move as well. A game that the expert gives up after that breaks off. With `tags` an answer is
+    <answer>move</answer>, without it the move alone.
     """
+    if habit and habit not in HABITS:
+        raise ConfigError(f"`habit` is {habit!r:.200}; choose {' or '.join(HABITS)}, or leave it out.")
     if not 0.0 <= noise <= 1.0:
         raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
     env = env_class.from_dict(dict(task))
@@ -215,7 +221,7 @@ def demonstration(
     while not done and not env.game.expert_gave_up:
         if noise and rng.random() < noise:
             moves = env.game.moves()
-            move = moves[rng.integers(len(moves))]
+            move = moves[HABITS[habit]] if habit else moves[rng.integers(len(moves))]
         else:
             move = env.game.expert_move()
         turns.append((observation, f"<answer>{move}</answer>" if tags else move))

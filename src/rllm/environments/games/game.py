@@ -3,9 +3,11 @@
     (split, index) ──► drawn_instance ──► instance ──► Game(instance) ──► board, play, expert_move
 
 An instance says all there is to know about one game: the position it begins with, what is hidden, and what
-chance and opponent will do. It belongs to one split by a hash of itself, so training, validation and test
-share none, however many are drawn; small ones may come up more than once within a split. Every drawn instance
-has been won by the game's expert within the turns that there are.
+chance and opponent will do. Its identity is what is left of it when what changes nothing is set aside: which
+way a board is turned, the seed of an opponent. An instance belongs to one split by a hash of its identity, so
+training, validation and test share none, however many are drawn. Among 256 tasks in a row, validation and test
+have no identity twice as long as there are others. Every drawn instance has been won by the game's expert
+within the turns that there are.
 """
 
 import difflib
@@ -16,12 +18,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from random import Random
+from threading import Lock
 from typing import Any, ClassVar
 
 from rllm.errors import ConfigError
 
 SPLITS = ("train", "validation", "test")
 _MAX_DRAWS = 5_000
+_STRETCH = 256
+"""Tasks in a row of which no two are one instance, in validation and test."""
+_MAX_REPEATS = 500
+"""Draws in a row of what was drawn before, after which there is taken to be nothing else."""
 
 
 class InvalidMove(Exception):
@@ -72,6 +79,11 @@ class Game(ABC):
         """What makes two instances the same one, as JSON; splits share none of it."""
         return instance
 
+    @classmethod
+    def kind(cls, instance: Mapping[str, Any]) -> str:
+        """Which kind of instance it is, where success may differ between kinds."""
+        return ""
+
     @property
     @abstractmethod
     def rules(self) -> str:
@@ -109,7 +121,21 @@ class Game(ABC):
 
 def split_of(game: type[Game], instance: Mapping[str, Any]) -> str:
     """The one split an instance is drawn for: half of all train, a quarter validates, a quarter tests."""
-    text = json.dumps([game.name, game.identity(instance)], sort_keys=True).encode()
+    return _split_of_identity(game, identity_of(game, instance))
+
+
+def identity_of(game: type[Game], instance: Mapping[str, Any]) -> str:
+    """The identity of an instance as text."""
+    return _identity(game, json.dumps(instance, sort_keys=True))
+
+
+@lru_cache(maxsize=16_384)
+def _identity(game: type[Game], instance: str) -> str:
+    return json.dumps(game.identity(json.loads(instance)), sort_keys=True)
+
+
+def _split_of_identity(game: type[Game], identity: str) -> str:
+    text = json.dumps([game.name, json.loads(identity)], sort_keys=True).encode()
     quarter = hashlib.blake2b(text, digest_size=8, salt=b"games").digest()[0] % 4
     return ("test", "validation", "train", "train")[quarter]
 
@@ -125,7 +151,8 @@ def drawn_instance(
 ) -> dict[str, Any]:
     """Instance number `index` of `split`, which the expert wins within `max_turns` answers.
 
-    Counter-based: it is a function of these arguments alone.
+    It is a function of these arguments alone. Each training instance is drawn by itself; in the other splits
+    those before it since the last multiple of 256 are drawn as well, and none of them is drawn again.
     """
     if split not in SPLITS:
         raise ConfigError(f"`split` is {split!r}; {game.name} has {', '.join(SPLITS)}.")
@@ -137,25 +164,79 @@ def drawn_instance(
     for key, value in arguments.items():
         if not isinstance(value, str | int | float):
             raise ConfigError(f"`{key}` is {value!r:.200}; {game.name} is drawn with plain values.")
-    return json.loads(_drawn(game, split, index, turns, tuple(sorted({**defaults, **arguments}.items()))))
+    values = tuple(sorted({**defaults, **arguments}.items()))
+    if split == "train":
+        return json.loads(_drawn_alone(game, index, turns, values))
+    stretch, place = divmod(index, _STRETCH)
+    return json.loads(_stretch(game, split, stretch, turns, values).at(place))
 
 
 @lru_cache(maxsize=16_384)
-def _drawn(game: type[Game], split: str, index: int, max_turns: int, arguments: tuple[Any, ...]) -> str:
-    rng = Random(f"{game.name} {split} {index}")
-    for _ in range(_MAX_DRAWS):
-        instance = game.draw(rng, **dict(arguments))
-        if instance is None or split_of(game, instance) != split:
-            continue
-        beginning = game(instance)
-        if not beginning.has_expert or expert_wins(beginning, max_turns):
-            return json.dumps(instance)
-    shown = ", ".join(f"`{name}` {value!r}" for name, value in arguments)
-    raise ConfigError(
-        f"{_MAX_DRAWS} draws of {game.name} with {shown or 'no arguments'} gave none for the {split} split "
-        f"that its expert wins within `max_turns` {max_turns}; raise `max_turns`, or draw from easier or "
-        "more varied games."
-    )
+def _drawn_alone(game: type[Game], index: int, max_turns: int, arguments: tuple[Any, ...]) -> str:
+    return _Stretch(game, "train", index, max_turns, arguments).at(0)
+
+
+@lru_cache(maxsize=256)
+def _stretch(
+    game: type[Game], split: str, number: int, max_turns: int, arguments: tuple[Any, ...]
+) -> "_Stretch":
+    return _Stretch(game, split, number, max_turns, arguments)
+
+
+class _Stretch:
+    """Instances of a split, drawn one after the other as they are needed, all distinct while there are others."""
+
+    def __init__(
+        self, game: type[Game], split: str, number: int, max_turns: int, arguments: tuple[Any, ...]
+    ) -> None:
+        self._game = game
+        self._split = split
+        self._max_turns = max_turns
+        self._arguments = arguments
+        self._rng = Random(f"{game.name} {split} {number}")
+        self._instances: list[str] = []
+        self._identities: set[str] = set()
+        self._exhausted = False
+        self._lock = Lock()  # environments are made in several threads
+
+    def at(self, place: int) -> str:
+        """Instance number `place` as JSON; when all have come up they come again in the same order."""
+        with self._lock:
+            while place >= len(self._instances) and not self._exhausted:
+                self._draw()
+            return self._instances[place % len(self._instances)]
+
+    def _draw(self) -> None:
+        """Append one instance, or find out that there is no other."""
+        num_repeats = 0
+        for _ in range(_MAX_DRAWS):
+            instance = self._game.draw(self._rng, **dict(self._arguments))
+            if instance is None:
+                continue
+            identity = identity_of(self._game, instance)
+            if _split_of_identity(self._game, identity) != self._split:
+                continue
+            if identity in self._identities:
+                num_repeats += 1
+                if num_repeats == _MAX_REPEATS:
+                    break
+                continue
+            beginning = self._game(instance)
+            if not beginning.has_expert or expert_wins(beginning, self._max_turns):
+                self._instances.append(json.dumps(instance))
+                self._identities.add(identity)
+                return
+        if not self._instances:
+            raise ConfigError(self._complaint())
+        self._exhausted = True
+
+    def _complaint(self) -> str:
+        values = ", ".join(f"`{name}` {value!r}" for name, value in self._arguments)
+        return (
+            f"{_MAX_DRAWS} draws of {self._game.name} with {values or 'no arguments'} gave none for the "
+            f"{self._split} split that its expert wins within `max_turns` {self._max_turns}; raise "
+            "`max_turns`, or draw from easier or more varied games."
+        )
 
 
 def expert_wins(game: Game, max_turns: int) -> bool:

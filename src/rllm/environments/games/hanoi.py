@@ -1,6 +1,7 @@
-"""The Tower of Hanoi, from any arrangement of the disks to any peg."""
+"""The Tower of Hanoi, from any arrangement of the disks to any other."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -11,98 +12,133 @@ from rllm.environments.games.world import game_world
 from rllm.errors import ConfigError
 
 _PEGS = "ABC"
+_MAX_DISKS = 8
 
 
 class Hanoi(Game):
-    """An instance says where each disk lies, from the smallest to the largest, and where all shall be."""
+    """An instance says on which peg each disk lies and shall lie, from the largest to the smallest."""
 
     name = "hanoi"
     title = "Tower of Hanoi"
-    turns = 16
+    turns = 24
     instance_keys = ("disks", "goal")
 
     def __init__(self, instance: Mapping[str, Any]) -> None:
         super().__init__(instance)
-        disks, goal = instance["disks"], instance["goal"]
-        if not isinstance(disks, str) or not 1 <= len(disks) <= 10 or set(disks) - set(_PEGS):
-            raise ConfigError(f"`disks` is {disks!r:.200}; give the peg of each disk, such as AAB.")
-        if not isinstance(goal, str) or len(goal) != 1 or goal not in _PEGS or disks == goal * len(disks):
-            raise ConfigError(f"`goal` is {goal!r:.200}; it must be A, B or C, and not where all disks are.")
-        self._peg_of = list(disks)
-        self._goal: str = goal
+        self._peg_of = _checked_arrangement("disks", instance["disks"])
+        self._goal = _checked_arrangement("goal", instance["goal"])
+        if len(self._peg_of) != len(self._goal) or self._peg_of == self._goal:
+            raise ConfigError(
+                f"`goal` is {self._goal!r}; it must name another arrangement of as many disks as `disks`."
+            )
+        self._num_home = sum(map(str.__eq__, self._peg_of, self._goal))
 
     @staticmethod
-    def draw(rng: Random, *, num_disks: int = 3) -> dict[str, Any] | None:
-        require_integer("num_disks", num_disks, 2, 8)
-        disks, goal = "".join(rng.choice(_PEGS) for _ in range(num_disks)), rng.choice(_PEGS)
-        return None if disks == goal * num_disks else {"disks": disks, "goal": goal}
+    def draw(rng: Random, *, num_disks: int = 4) -> dict[str, Any] | None:
+        require_integer("num_disks", num_disks, 2, _MAX_DISKS)
+        disks, goal = ("".join(rng.choice(_PEGS) for _ in range(num_disks)) for _ in range(2))
+        return None if disks == goal else {"disks": disks, "goal": goal}
+
+    @classmethod
+    def identity(cls, instance: Mapping[str, Any]) -> Any:
+        """Whatever the pegs are called: by the order in which they come up."""
+        pegs = instance["goal"] + instance["disks"]
+        used = list(dict.fromkeys(pegs))
+        return "".join(str(used.index(peg)) for peg in pegs)
+
+    @classmethod
+    def kind(cls, instance: Mapping[str, Any]) -> str:
+        """How far it is."""
+        distance = _distances(instance["goal"])[instance["disks"]]
+        return "1 to 5 moves" if distance <= 5 else "6 to 10 moves" if distance <= 10 else "over 10 moves"
 
     @property
     def rules(self) -> str:
         return (
-            f"Tower of Hanoi: bring all disks to peg {self._goal}. Each line is a peg with its disks from "
-            "bottom to top; a larger number is a larger disk. Move the top disk of a peg onto an empty peg "
-            'or onto a larger disk. Answer with two pegs, from and to, such as "A C".'
+            f"Tower of Hanoi with {len(self._goal)} disks on the pegs A, B and C. `now` names the peg of each "
+            "disk from the largest to the smallest, and `goal` where each shall be. Move the smallest disk of "
+            "a peg onto an empty peg or onto a larger disk. Answer with two pegs, from and to, such as "
+            '"AC".'
         )
 
     def board(self) -> str:
-        return "\n".join(f"{peg}: {' '.join(map(str, self._disks_on(peg)))}".rstrip() for peg in _PEGS)
+        return f"now {self._peg_of}\ngoal {self._goal}"
 
     def play(self, move: str) -> str:
-        source, target = self._pegs(move)
-        self._require_legal(source, target)
-        self._peg_of[self._top(source) - 1] = target
+        source, target = _pegs(move)
+        if source == target:
+            raise InvalidMove(f"peg {source} is where the disk already is.")
+        top = self._peg_of.rfind(source)
+        if top < 0:
+            raise InvalidMove(f"peg {source} is empty.")
+        if top < self._peg_of.rfind(target):
+            raise InvalidMove(f"the disk on top of peg {source} is larger than that of peg {target}.")
+        self._peg_of = _moved(self._peg_of, top, target)
         return ""
 
     @property
     def is_won(self) -> bool:
-        return all(peg == self._goal for peg in self._peg_of)
+        return self._peg_of == self._goal
 
     @property
     def is_lost(self) -> bool:
         return False
 
     def moves(self) -> list[str]:
-        return [
-            f"{source} {target}"
-            for source in _PEGS
-            for target in _PEGS
-            if source != target and self._disks_on(source) and self._top(source) < self._top(target)
-        ]
+        return [move for move, _ in _reachable(self._peg_of)]
 
     def expert_move(self) -> str:
-        """First move of the shortest way: the largest disk that is not home needs the smaller ones aside."""
-        target, move = self._goal, ""
-        for disk in range(len(self._peg_of) - 1, -1, -1):
-            peg = self._peg_of[disk]
-            if peg != target:
-                move = f"{peg} {target}"
-                target = next(each for each in _PEGS if each not in (peg, target))
-        return move
+        """The first move of a shortest way."""
+        distances = _distances(self._goal)
+        return min(_reachable(self._peg_of), key=lambda each: distances[each[1]])[0]
 
     def progress(self) -> float:
-        return sum(peg == self._goal for peg in self._peg_of) / len(self._peg_of)
+        """Disks that came home since the beginning, out of those that were not there."""
+        home = sum(map(str.__eq__, self._peg_of, self._goal))
+        return max(0.0, (home - self._num_home) / (len(self._goal) - self._num_home))
 
-    def _disks_on(self, peg: str) -> list[int]:
-        return [disk + 1 for disk in range(len(self._peg_of) - 1, -1, -1) if self._peg_of[disk] == peg]
 
-    def _top(self, peg: str) -> int:
-        """The smallest disk of a peg; larger than any for an empty one."""
-        return min(self._disks_on(peg), default=len(self._peg_of) + 1)
+def _checked_arrangement(name: str, pegs: Any) -> str:
+    if not isinstance(pegs, str) or not 1 <= len(pegs) <= _MAX_DISKS or set(pegs) - set(_PEGS):
+        raise ConfigError(
+            f"`{name}` is {pegs!r:.200}; give the peg of 1 to {_MAX_DISKS} disks, such as AAB."
+        )
+    return pegs
 
-    def _pegs(self, move: str) -> tuple[str, str]:
-        parts = move.upper().split()
-        if len(parts) != 2 or not all(len(part) == 1 and part in _PEGS for part in parts):
-            raise InvalidMove(f"{shown(move)} is not two pegs, such as A C.")
-        return parts[0], parts[1]
 
-    def _require_legal(self, source: str, target: str) -> None:
-        if source == target:
-            raise InvalidMove(f"peg {source} is where the disk already is.")
-        if not self._disks_on(source):
-            raise InvalidMove(f"peg {source} is empty.")
-        if self._top(source) > self._top(target):
-            raise InvalidMove(f"disk {self._top(source)} is larger than disk {self._top(target)}.")
+def _pegs(move: str) -> tuple[str, str]:
+    parts = move.upper().replace(" ", "")
+    if len(parts) != 2 or set(parts) - set(_PEGS):
+        raise InvalidMove(f"{shown(move)} is not two pegs, such as AC.")
+    return parts[0], parts[1]
+
+
+def _moved(disks: str, disk: int, target: str) -> str:
+    return f"{disks[:disk]}{target}{disks[disk + 1 :]}"
+
+
+def _reachable(disks: str) -> Iterator[tuple[str, str]]:
+    """Legal moves, and the arrangements that they lead to."""
+    for source in _PEGS:
+        top = disks.rfind(source)
+        for target in _PEGS:
+            if source != target and top >= 0 and top > disks.rfind(target):
+                yield source + target, _moved(disks, top, target)
+
+
+@lru_cache(maxsize=256)
+def _distances(goal: str) -> dict[str, int]:
+    """How many moves each arrangement is away from `goal`."""
+    distances, edge = {goal: 0}, [goal]
+    while edge:
+        following: list[str] = []
+        for disks in edge:
+            for _, reached in _reachable(disks):
+                if reached not in distances:
+                    distances[reached] = distances[disks] + 1
+                    following.append(reached)
+        edge = following
+    return distances
 
 
 class HanoiEnv(GameEnv):

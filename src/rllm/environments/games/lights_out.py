@@ -8,6 +8,7 @@ from typing import Any
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, require_integer
 from rllm.environments.games.parsing import cell
+from rllm.environments.games.symmetry import smallest_image
 from rllm.environments.games.world import game_world
 from rllm.errors import ConfigError
 
@@ -48,6 +49,11 @@ class LightsOut(Game):
                 lights ^= _pressed(size, place)
         drawn = "".join(_ON if lights >> place & 1 else _OFF for place in range(size * size))
         return {"rows": [drawn[row : row + size] for row in range(0, size * size, size)]} if lights else None
+
+    @classmethod
+    def identity(cls, instance: Mapping[str, Any]) -> Any:
+        """Whichever way the board is turned."""
+        return smallest_image(instance["rows"])
 
     @property
     def rules(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_integer
 from rllm.environments.games.parsing import cell
+from rllm.environments.games.symmetry import turned
 from rllm.environments.games.world import game_world
 from rllm.errors import ConfigError
 
@@ -63,6 +64,13 @@ class Minesweeper(Game):
             for place in safe:
                 game._reveal(place)
         return instance if game._num_given + 2 <= size * size - num_mines else None
+
+    @classmethod
+    def identity(cls, instance: Mapping[str, Any]) -> Any:
+        """Whichever way the board is turned."""
+        size = instance["size"]
+        places = [(row, column) for row, column in [instance["opened"], *instance["mines"]]]
+        return [size, min((image[0], sorted(image[1:])) for image in turned(places, size))]
 
     @property
     def rules(self) -> str:

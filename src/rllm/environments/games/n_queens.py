@@ -8,6 +8,7 @@ from typing import Any
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_integer
 from rllm.environments.games.parsing import cell
+from rllm.environments.games.symmetry import turned
 from rllm.environments.games.world import game_world
 from rllm.errors import ConfigError
 
@@ -45,6 +46,13 @@ class NQueens(Game):
         solution = rng.choice(_solutions(size))
         given = set(rng.sample(range(size), num_given))
         return {"queens": [column if row in given else _NO_QUEEN for row, column in enumerate(solution)]}
+
+    @classmethod
+    def identity(cls, instance: Mapping[str, Any]) -> Any:
+        """Whichever way the board is turned."""
+        queens = instance["queens"]
+        places = [(row, column) for row, column in enumerate(queens) if column != _NO_QUEEN]
+        return [len(queens), min(sorted(image) for image in turned(places, len(queens)))]
 
     @property
     def rules(self) -> str:

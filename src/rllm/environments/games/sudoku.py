@@ -1,8 +1,17 @@
-"""Sudoku of four by four: every row, column and block holds 1 to 4; each grid has one solution."""
+"""Sudoku of four by four: every row, column and block holds 1 to 4; each grid has one solution.
+
+An empty place shows its name, so that a move can repeat what is read:
+
+    12c4
+    3g12      "c3" ──► the place at c holds 3
+    2143
+    43l1
+"""
 
 import re
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from operator import itemgetter
 from random import Random
 from typing import Any
 
@@ -15,7 +24,9 @@ from rllm.errors import ConfigError
 _SIZE, _BLOCK = 4, 2
 _DIGITS = "1234"
 _EMPTY = "."
-_MOVE = re.compile(r"([1-4])[ ,]+([1-4])[ ,]+([1-4])")
+_NAMES = "aeimbfjncgkodhlp"
+"""Of the places, row by row: the letters go down the columns."""
+_MOVE = re.compile(r"([a-p]) ?([1-4])", re.IGNORECASE)
 
 
 class Sudoku(Game):
@@ -50,27 +61,46 @@ class Sudoku(Game):
             return None
         return {"rows": [grid[row : row + _SIZE] for row in range(0, _SIZE * _SIZE, _SIZE)]}
 
+    @classmethod
+    def identity(cls, instance: Mapping[str, Any]) -> Any:
+        """Whatever rows, columns and blocks are exchanged in the ways that keep a sudoku one, and whichever
+        digit is called 1."""
+        grid = "".join(instance["rows"])
+        emptied = [each == _EMPTY for each in grid]
+        patterns = [rearranged(emptied) for rearranged in _rearrangements()]
+        first = min(patterns)  # digits are renamed, which takes time, only where the empty places tie
+        return min(
+            _renamed("".join(rearranged(grid)))
+            for rearranged, pattern in zip(_rearrangements(), patterns, strict=True)
+            if pattern == first
+        )
+
+    @classmethod
+    def kind(cls, instance: Mapping[str, Any]) -> str:
+        return f"{''.join(instance['rows']).count(_EMPTY)} empty"
+
     @property
     def rules(self) -> str:
         return (
-            "Sudoku: fill the grid so that every row, column and 2 x 2 block holds 1, 2, 3 and 4. A dot is "
-            "empty. A digit that is in the same row, column or block already cannot be placed, and what is "
-            'placed stays; there is one solution. Answer with row, column and digit, such as "1 3 4".'
+            "Sudoku: fill the grid so that every row, column and 2 x 2 block holds 1, 2, 3 and 4. A letter "
+            "is the name of an empty place. There is one solution, and a digit that is not its loses the "
+            'game. Answer with a letter and a digit, such as "c3".'
         )
 
     def board(self) -> str:
-        return "\n".join(" ".join(self._grid[row : row + _SIZE]) for row in range(0, _SIZE * _SIZE, _SIZE))
+        places = [
+            name if digit == _EMPTY else digit for name, digit in zip(_NAMES, self._grid, strict=True)
+        ]
+        return "\n".join("".join(places[row : row + _SIZE]) for row in range(0, _SIZE * _SIZE, _SIZE))
 
     def play(self, move: str) -> str:
         match = _MOVE.fullmatch(move)
         if match is None:
-            raise InvalidMove(f"{shown(move)} is not a row, a column and a digit from 1 to 4, such as 1 3 4.")
-        place = (int(match[1]) - 1) * _SIZE + int(match[2]) - 1
+            raise InvalidMove(f"{shown(move)} is not a letter from a to p and a digit from 1 to 4, such as c3.")
+        place = _NAMES.index(match[1].lower())
         if self._grid[place] != _EMPTY:
             raise InvalidMove("that place is taken.")
-        if match[3] not in _possible(self._grid, place):
-            raise InvalidMove(f"{match[3]} is in that row, column or block already.")
-        self._grid = f"{self._grid[:place]}{match[3]}{self._grid[place + 1 :]}"
+        self._grid = f"{self._grid[:place]}{match[2]}{self._grid[place + 1 :]}"
         return ""
 
     @property
@@ -85,20 +115,44 @@ class Sudoku(Game):
 
     def moves(self) -> list[str]:
         return [
-            f"{place // _SIZE + 1} {place % _SIZE + 1} {digit}"
-            for place, each in enumerate(self._grid)
+            f"{name}{digit}"
+            for name, each in zip(_NAMES, self._grid, strict=True)
             if each == _EMPTY
-            for digit in _possible(self._grid, place)
+            for digit in _DIGITS
         ]
 
     def expert_move(self) -> str:
         """The place with the fewest possible digits gets the right one."""
         empty = [place for place, each in enumerate(self._grid) if each == _EMPTY]
         place = min(empty, key=lambda place: len(_possible(self._grid, place)))
-        return f"{place // _SIZE + 1} {place % _SIZE + 1} {self._solution[place]}"
+        return f"{_NAMES[place]}{self._solution[place]}"
 
     def progress(self) -> float:
         return 1.0 - self._grid.count(_EMPTY) / self._num_empty if self._num_empty else 1.0
+
+
+@cache
+def _rearrangements() -> tuple[Callable[[Sequence[Any]], tuple[Any, ...]], ...]:
+    """The 128 ways to put the places in an order in which a sudoku is one still."""
+    lines = [
+        (*first, *second)
+        for one, other in (((0, 1), (2, 3)), ((2, 3), (0, 1)))
+        for first in (one, one[::-1])
+        for second in (other, other[::-1])
+    ]
+    orders = [
+        tuple(row * _SIZE + column for row in rows for column in columns)
+        for rows in lines
+        for columns in lines
+    ]
+    mirrored = [tuple(place % _SIZE * _SIZE + place // _SIZE for place in order) for order in orders]
+    return tuple(itemgetter(*order) for order in (*orders, *mirrored))
+
+
+def _renamed(grid: str) -> str:
+    """The digits called 1, 2, 3, 4 in the order in which they come up."""
+    digits = dict.fromkeys(grid.replace(_EMPTY, ""))
+    return grid.translate({ord(digit): str(number) for number, digit in enumerate(digits, start=1)})
 
 
 @lru_cache(maxsize=16)

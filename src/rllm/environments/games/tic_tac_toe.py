@@ -1,7 +1,8 @@
 """Tic-tac-toe against an opponent whose replies are settled by a seed and the board.
 
 Against the random opponent only a win counts. Nobody beats the perfect one, so against it a draw counts too.
-Which instances are drawn depends on the seed of the opponent; two seeds may still lead to the same game.
+A game begins with the board empty, or in a position that both came to by random moves. Positions are few: two
+that differ in the seed of the opponent alone are the same instance.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,9 @@ from typing import Any
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_choice, require_integer
 from rllm.environments.games.parsing import number
+from rllm.environments.games.symmetry import smallest_image
 from rllm.environments.games.world import game_world
+from rllm.errors import ConfigError
 
 OPPONENTS = ("random", "perfect")
 _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
@@ -21,28 +24,42 @@ _BEST_FIRST = (4, 0, 2, 6, 8, 1, 3, 5, 7)
 
 
 class TicTacToe(Game):
-    """The player is X; `first` says who begins."""
+    """The player is X and moves next in `board`: nine characters, row by row, X, O, and a dot for free."""
 
     name = "tic-tac-toe"
     title = "Tic-tac-toe"
     turns = 7
-    instance_keys = ("seed", "opponent", "first")
+    instance_keys = ("board", "seed", "opponent")
 
     def __init__(self, instance: Mapping[str, Any]) -> None:
         super().__init__(instance)
         require_integer("seed", instance["seed"], 0, 2**63 - 1)
         require_choice("opponent", instance["opponent"], OPPONENTS)
-        require_choice("first", instance["first"], (True, False))
         self._seed: int = instance["seed"]
         self._opponent: str = instance["opponent"]
-        self._board = _FREE * 9
-        if not instance["first"]:
-            self._board = _replied(self._board, self._seed, self._opponent)
+        self._board: str = _checked_board(instance["board"])
 
     @staticmethod
-    def draw(rng: Random, *, opponent: str = "random") -> dict[str, Any]:
+    def draw(rng: Random, *, opponent: str = "random", max_played: int = 5) -> dict[str, Any] | None:
+        """A position after up to `max_played` random moves of both; None where the game is over."""
         require_choice("opponent", opponent, OPPONENTS)
-        return {"seed": rng.getrandbits(32), "opponent": opponent, "first": rng.random() < 0.5}
+        require_integer("max_played", max_played, 0, 7)
+        board = _FREE * 9
+        for number_left in range(rng.randint(0, max_played), 0, -1):
+            board = _taken(board, rng.choice(_free(board)), _YOU if number_left % 2 == 0 else _THEY)
+            if _is_over(board):
+                return None
+        return {"board": board, "seed": rng.getrandbits(32), "opponent": opponent}
+
+    @classmethod
+    def identity(cls, instance: Mapping[str, Any]) -> Any:
+        """The position, whichever way the board is turned, and who the opponent is."""
+        board = instance["board"]
+        return [smallest_image([board[row : row + 3] for row in (0, 3, 6)]), instance["opponent"]]
+
+    @classmethod
+    def kind(cls, instance: Mapping[str, Any]) -> str:
+        return f"{instance['board'].count(_FREE)} free"
 
     @property
     def rules(self) -> str:
@@ -80,6 +97,14 @@ class TicTacToe(Game):
         """Of the moves that lead to the goal, as it knows what will be replied, one that is sound anyway."""
         found = _winning_move(self._board, self._seed, self._opponent)
         return str(_soundest_first(self._board)[0] + 1 if found is None else found + 1)
+
+
+def _checked_board(board: Any) -> str:
+    if not isinstance(board, str) or len(board) != 9 or set(board) - {_FREE, _YOU, _THEY}:
+        raise ConfigError(f"`board` is {board!r:.200}; give nine places, each X, O or a dot.")
+    if board.count(_THEY) - board.count(_YOU) not in (0, 1):
+        raise ConfigError(f"`board` is {board!r}; X moves next, so O has as many places or one more.")
+    return board
 
 
 def _winner(board: str) -> str | None:

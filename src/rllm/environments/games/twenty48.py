@@ -7,6 +7,7 @@ from typing import Any
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_integer
 from rllm.environments.games.parsing import STEP_OF, direction
+from rllm.environments.games.symmetry import smallest_image
 from rllm.environments.games.world import game_world
 from rllm.errors import ConfigError
 
@@ -38,6 +39,13 @@ class Twenty48(Game):
     def draw(rng: Random, *, size: int = 4, target: int = 32) -> dict[str, Any]:
         require_integer("size", size, 3, 5)
         return {"seed": rng.getrandbits(32), "size": size, "target": _checked_target(target)}
+
+    @classmethod
+    def identity(cls, instance: Mapping[str, Any]) -> Any:
+        """The first two tiles, whichever way the board is turned; which tiles will come is chance."""
+        grid = Twenty48(instance)._grid
+        tiles = smallest_image(["".join(map(str, row)) for row in grid])
+        return [instance["target"], tiles]
 
     @property
     def rules(self) -> str:

@@ -15,8 +15,8 @@ from random import Random
 from typing import Any
 
 from rllm.environments.games.env import GameEnv, demonstration, game_tasks
-from rllm.environments.games.game import Game, expert_wins
-from rllm.environments.world import OPTIMUM, RANDOM, World, task_content
+from rllm.environments.games.game import Game, expert_wins, identity_of
+from rllm.environments.world import OPTIMUM, RANDOM, World
 from rllm.types.draws import draw_seed
 
 _PLAYS = 2
@@ -36,16 +36,21 @@ def game_world(
         env_class=env_class,
         tasks=partial(game_tasks, env_class, label=label, **arguments),
         demonstrate=partial(demonstration, env_class) if has_expert else None,
-        expert_args=("tags",),
+        expert_args=("tags", "habit"),
         identity=partial(game_identity, env_class),
+        kind=partial(game_kind, env_class),
         baselines=partial(game_baselines, env_class),
     )
 
 
 def game_identity(env_class: type[GameEnv], task: Mapping[str, Any]) -> str:
     """What the task's instance is by the rules of its game, however the task is named or numbered."""
-    env = env_class.from_dict(dict(task))
-    return task_content({"identity": env.game_class.identity(env.instance)})
+    return identity_of(env_class.game_class, env_class.from_dict(dict(task)).instance)
+
+
+def game_kind(env_class: type[GameEnv], task: Mapping[str, Any]) -> str:
+    """Which kind of instance the task's is, by the rules of its game."""
+    return env_class.game_class.kind(env_class.from_dict(dict(task)).instance)
 
 
 def game_baselines(

@@ -1,0 +1,23 @@
+"""Images of square boards: what is the same board, turned or seen in a mirror."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+Place = tuple[int, int]
+
+
+def turned(places: Iterable[Place], size: int) -> Iterator[list[Place]]:
+    """The eight images of `places` (row, column) on a board of `size` rows; each keeps their order."""
+    image = list(places)
+    for _ in range(4):
+        yield image
+        yield [(row, size - 1 - column) for row, column in image]
+        image = [(column, size - 1 - row) for row, column in image]
+
+
+def smallest_image(rows: Sequence[str]) -> list[str]:
+    """The first in the alphabet of the eight images of a square drawing: all eight have the same."""
+    size = len(rows)
+    places = [(row, column) for row in range(size) for column in range(size)]
+    images = ("".join(rows[row][column] for row, column in image) for image in turned(places, size))
+    smallest = min(images)
+    return [smallest[start : start + size] for start in range(0, size * size, size)]
