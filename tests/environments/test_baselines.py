@@ -34,12 +34,12 @@ def test_a_game_knows_what_chance_and_the_best_come_to(name: str) -> None:
 
 def test_one_instance_under_two_names_has_one_return() -> None:
     world = world_named("hanoi")
-    tasks = world.tasks("validation", 64)
+    tasks = world.tasks("validation", 64, num_disks=3)
     returns = baselines_of("hanoi", tasks)[RANDOM]
     by_identity: dict[str, set[float]] = {}
     for task, value in zip(tasks, returns, strict=True):
         by_identity.setdefault(world.identity(task), set()).add(value)
-    positions = {str(drawn_instance(Hanoi, "validation", index)) for index in range(64)}
+    positions = {str(drawn_instance(Hanoi, "validation", index, num_disks=3)) for index in range(64)}
     assert len(by_identity) == len(positions) < 64
     assert all(len(values) == 1 for values in by_identity.values())
 

@@ -116,6 +116,80 @@ def test_no_instance_is_in_two_splits(name: str, arguments: dict[str, Any]) -> N
         assert not instances & set().union(*(drawn[other] for other in SPLITS if other != split))
 
 
+@pytest.mark.parametrize("name", ["hanoi", "sudoku", "tic-tac-toe", "lights-out"])
+def test_evaluation_tasks_repeat_no_instance_while_there_are_others(name: str) -> None:
+    world = world_named(name)
+    tasks = world.tasks("test", 100)
+    named = [world.identity(task) for task in tasks]
+    distinct = len(set(named))
+    assert len(set(named[:distinct])) == distinct, "it repeats only when all have come up"
+    assert named == [world.identity(task) for task in world.tasks("test", 100)]
+    assert world.identity(world.tasks("test", 1, start=70)[0]) == named[70]
+    assert distinct == {"hanoi": 100, "sudoku": 100, "tic-tac-toe": 75, "lights-out": 23}[name]
+
+
+SYMMETRIC: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    (
+        "hanoi",
+        {"disks": "AAB", "goal": "CCC"},
+        {"disks": "CCA", "goal": "BBB"},
+        {"disks": "AAB", "goal": "AAA"},
+    ),
+    (
+        "lights-out",
+        {"rows": ["OO.", "...", "..."]},
+        {"rows": ["...", "..O", "..O"]},
+        {"rows": [".O.", "...", ".O."]},
+    ),
+    ("n-queens", {"queens": [0, *[-1] * 4]}, {"queens": [*[-1] * 4, 4]}, {"queens": [1, *[-1] * 4]}),
+    (
+        "minesweeper",
+        {"size": 3, "mines": [[0, 0]], "opened": [1, 1]},
+        {"size": 3, "mines": [[0, 2]], "opened": [1, 1]},
+        {"size": 3, "mines": [[0, 1]], "opened": [1, 1]},
+    ),
+    (
+        "sudoku",
+        {"rows": ["12c4", "3412", "2143", "4321"]},
+        {"rows": ["4321", "1234", "3412", "214p"]},
+        {"rows": ["12c4", "3412", "2143", "432p"]},
+    ),
+    (
+        "tic-tac-toe",
+        {"board": "O........", "seed": 1, "opponent": "random"},
+        {"board": "......O..", "seed": 2, "opponent": "random"},
+        {"board": "....O....", "seed": 1, "opponent": "random"},
+    ),
+    (
+        "connect-four",
+        {"played": "12", "seed": 1, "opponent": "random"},
+        {"played": "76", "seed": 5, "opponent": "random"},
+        {"played": "21", "seed": 1, "opponent": "random"},
+    ),
+    (
+        "blackjack",
+        {"cards": ["K", "5", "2", "A", "7"]},
+        {"cards": ["2", "5", "J", "3", "8"]},
+        {"cards": ["2", "6", "J", "3", "8"]},
+    ),
+]
+"""An instance, another one that is the same, and one that is not."""
+
+
+@pytest.mark.parametrize(("name", "one", "same", "other"), SYMMETRIC)
+def test_what_changes_nothing_makes_no_new_instance(
+    name: str, one: dict[str, Any], same: dict[str, Any], other: dict[str, Any]
+) -> None:
+    identity = world_named(name).identity
+    if name == "sudoku":  # instances write a dot where a player reads a name
+        one, same, other = (
+            {"rows": ["".join(each if each.isdigit() else "." for each in row) for row in given["rows"]]}
+            for given in (one, same, other)
+        )
+    assert identity({"instance": one}) == identity({"instance": same}) != identity({"instance": other})
+    assert split_of(game_of(name), one) == split_of(game_of(name), same)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_contract_of_environments_holds(name: str) -> None:
     env = env_of(name)
@@ -259,6 +333,24 @@ def test_a_mistaken_expert_plays_on_with_legal_moves(name: str) -> None:
         seen = played(env_class_of(name).from_dict(task), shown(name, task, 0.5, rng))
         assert all(each[3]["valid"] for each in seen[1:])
         assert seen[-1][2]
+
+
+@pytest.mark.parametrize(("habit", "place"), [("first", 0), ("last", -1)])
+def test_an_expert_with_a_habit_plays_the_same_bad_move_and_no_other(habit: str, place: int) -> None:
+    world, rng = world_named("sudoku"), np.random.default_rng(3)
+    assert world.demonstrate is not None
+    counts = {"expert": 0, "habit": 0}
+    for task in world.tasks("train", 20):
+        env = env_class_of("sudoku").from_dict(task)
+        env.reset()
+        for _, move in world.demonstrate(task, noise=0.5, rng=rng, habit=habit):
+            bad, good = env.game.moves()[place], env.game.expert_move()
+            assert move in (bad, good)
+            counts["expert" if move == good else "habit"] += 1
+            env.step(move)
+    assert min(counts.values()) > 10
+    with pytest.raises(ConfigError, match="choose first or last"):
+        world.demonstrate(world.tasks("train", 1)[0], noise=0.5, rng=rng, habit="middle")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -102,7 +102,9 @@ def fewest_hanoi_moves(disks: str, goal: str = "C") -> int:
 
 def test_from_one_arrangement_to_another_takes_as_long_as_back() -> None:
     for disks, goal in (("ABC", "CBA"), ("AABC", "CBBA"), ("ABBA", "BAAB")):
-        there, back = (num_expert_moves(Hanoi({"disks": a, "goal": b})) for a, b in ((disks, goal), (goal, disks)))
+        there, back = (
+            num_expert_moves(Hanoi({"disks": a, "goal": b})) for a, b in ((disks, goal), (goal, disks))
+        )
         assert there == back
 
 

@@ -25,7 +25,7 @@ _MAX_NODES = 4_000
 
 
 class ConnectFour(Game):
-    """The player is X and moves next after `played`: the columns, 1 to 7, that both have dropped pieces into."""
+    """The player is X and moves next after `played`: the columns, 1 to 7, of all pieces so far."""
 
     name = "connect-four"
     title = "Connect Four"
@@ -115,7 +115,9 @@ def _sides_after(played: Any) -> tuple[int, int]:
     for number_left, column in zip(range(len(played), 0, -1), played, strict=True):
         place = int(column) - 1
         if place not in _free_columns(sides[0] | sides[1]):
-            raise ConfigError(f"`played` is {played!r:.200}; column {column} has no room for that many pieces.")
+            raise ConfigError(
+                f"`played` is {played!r:.200}; column {column} has no room for that many pieces."
+            )
         sides[number_left % 2] |= _place_in(place, sides[0] | sides[1])
     return sides[0], sides[1]
 

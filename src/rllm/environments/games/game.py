@@ -3,11 +3,11 @@
     (split, index) ──► drawn_instance ──► instance ──► Game(instance) ──► board, play, expert_move
 
 An instance says all there is to know about one game: the position it begins with, what is hidden, and what
-chance and opponent will do. Its identity is what is left of it when what changes nothing is set aside: which
-way a board is turned, the seed of an opponent. An instance belongs to one split by a hash of its identity, so
-training, validation and test share none, however many are drawn. Among 256 tasks in a row, validation and test
-have no identity twice as long as there are others. Every drawn instance has been won by the game's expert
-within the turns that there are.
+chance and opponent will do. Its identity is what is left of it without what changes nothing: which way a
+board is turned, the seed of an opponent. An instance belongs to one split by a hash of its identity, so
+training, validation and test share none, however many are drawn. In validation and test the first 256 tasks,
+the next 256 and so on have no identity twice while there are others. Every drawn instance has been won by the
+game's expert within the turns that there are.
 """
 
 import difflib
@@ -184,7 +184,7 @@ def _stretch(
 
 
 class _Stretch:
-    """Instances of a split, drawn one after the other as they are needed, all distinct while there are others."""
+    """Instances of a split, drawn one after the other as needed, no two alike while there are more."""
 
     def __init__(
         self, game: type[Game], split: str, number: int, max_turns: int, arguments: tuple[Any, ...]

@@ -55,10 +55,10 @@ class Hanoi(Game):
     @property
     def rules(self) -> str:
         return (
-            f"Tower of Hanoi with {len(self._goal)} disks on the pegs A, B and C. `now` names the peg of each "
-            "disk from the largest to the smallest, and `goal` where each shall be. Move the smallest disk of "
-            "a peg onto an empty peg or onto a larger disk. Answer with two pegs, from and to, such as "
-            '"AC".'
+            f"Tower of Hanoi with {len(self._goal)} disks on the pegs A, B and C. `now` names the peg of "
+            "each disk from the largest to the smallest, and `goal` where each shall be. Move the smallest "
+            "disk of a peg onto an empty peg or onto a larger disk. Answer with two pegs, from and to, such "
+            'as "AC".'
         )
 
     def board(self) -> str:
@@ -100,9 +100,7 @@ class Hanoi(Game):
 
 def _checked_arrangement(name: str, pegs: Any) -> str:
     if not isinstance(pegs, str) or not 1 <= len(pegs) <= _MAX_DISKS or set(pegs) - set(_PEGS):
-        raise ConfigError(
-            f"`{name}` is {pegs!r:.200}; give the peg of 1 to {_MAX_DISKS} disks, such as AAB."
-        )
+        raise ConfigError(f"`{name}` is {pegs!r:.200}; give the peg of 1 to {_MAX_DISKS} disks, such as AAB.")
     return pegs
 
 

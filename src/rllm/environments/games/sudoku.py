@@ -88,15 +88,15 @@ class Sudoku(Game):
         )
 
     def board(self) -> str:
-        places = [
-            name if digit == _EMPTY else digit for name, digit in zip(_NAMES, self._grid, strict=True)
-        ]
+        places = [name if digit == _EMPTY else digit for name, digit in zip(_NAMES, self._grid, strict=True)]
         return "\n".join("".join(places[row : row + _SIZE]) for row in range(0, _SIZE * _SIZE, _SIZE))
 
     def play(self, move: str) -> str:
         match = _MOVE.fullmatch(move)
         if match is None:
-            raise InvalidMove(f"{shown(move)} is not a letter from a to p and a digit from 1 to 4, such as c3.")
+            raise InvalidMove(
+                f"{shown(move)} is not a letter from a to p and a digit from 1 to 4, such as c3."
+            )
         place = _NAMES.index(match[1].lower())
         if self._grid[place] != _EMPTY:
             raise InvalidMove("that place is taken.")

@@ -8,6 +8,7 @@ tasks ──► game_baselines ──► "random": legal moves drawn evenly, som
 The optimum is that of one who sees all there is; a game that hides cards has baselines of its own.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -60,7 +61,7 @@ def game_baselines(
 
     `random` is an average of `plays` games of each instance; equal instances have equal ones.
     """
-    instances = [game_identity(env_class, task) for task in tasks]
+    instances = [json.dumps(env_class.from_dict(dict(task)).instance, sort_keys=True) for task in tasks]
     distinct = dict(zip(instances, tasks, strict=True))
     returns = {
         RANDOM: {name: _random_return(env_class, task, name, plays) for name, task in distinct.items()},
