@@ -15,7 +15,7 @@ WORKERS := -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench mutate lock clean
+.PHONY: help demo test test-all check bench learn mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -23,6 +23,7 @@ help:
 	@echo 'make test-all  the tests, slow ones included'
 	@echo 'make check     format, lint and types'
 	@echo 'make bench     the engine and a training step beside their peers'
+	@echo 'make learn     every training block with the reported seeds, at most three hours; TASK=NAME for one'
 	@echo 'make mutate    300 seeded mistakes in the rooms that decide what is learned: which does no test notice?'
 	@echo 'make lock      resolve requirements/ anew, after a change of pyproject.toml or constraints.txt'
 	@echo 'make clean     remove .venv and what the tools left behind; runs/ stays'
@@ -44,6 +45,12 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@set -e; for script in benchmarks/inference.py benchmarks/train_step.py; do echo "$(BIN)/python $$script"; $(BIN)/python "$$script"; done
+
+# What was measured is kept in runs/learning: the same command goes on. Other SEEDS than the reported ones, or
+# SPLIT=validation, are for developing and leave the published figures alone.
+learn: $(VENV)/.dev
+	$(BIN)/python benchmarks/learning.py $(if $(TASK),--task $(TASK)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SPLIT),--split $(SPLIT))
+	$(BIN)/python benchmarks/learning_tables.py
 
 mutate: $(VENV)/.dev
 	$(BIN)/python tests/mutate.py

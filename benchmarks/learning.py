@@ -1,63 +1,319 @@
-"""The README's table and picture: `rllm train frozenlake` with seeds 0, 1 and 2, one after the other.
+"""`make learn`: every built-in training block with the seeds that are reported, and which of them learn.
 
-    python benchmarks/learning.py [--seeds 0 1 2] [--root runs/learning] [--picture docs/learning_curve.png]
+    blocks × seeds ──► one process a run: `rllm train NAME --seed N` ──► figures ──► results/learning.json
+                                                                                        └──► README and docs
 
-Runs that are already there are not repeated. Wall time is only worth quoting from a machine that does
-nothing else.
+    python benchmarks/learning.py [--task NAME ...] [--seeds 50 51 52] [--hours 3] [--json]
+    python benchmarks/learning.py --task blackjack --seeds 100 --split validation        while developing
+
+A run is kept under its task, configuration, version of the source and seed: one that was stopped goes on, a
+finished one is not repeated, and a changed configuration or source makes a new one. Only the reported seeds
+on the test split are written to learning.json; others to `learning.json` under --root. The exit status is 0
+where every block that was asked for reaches every floor (`learning_floors.py`), 1 where one does not, and 2
+where time ran out: the same command then goes on.
 """
 
 import argparse
-import resource
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
-from rllm.store.run_directory import RunDirectory
-from rllm.tracking.console import LiveView
+from learning_blocks import ROOT, Block, blocks
+from learning_figures import (
+    Outcomes,
+    effective_size,
+    knowledge_of,
+    outcomes_of,
+    parameters_of,
+    run_figures,
+    score_of,
+    skill_of,
+)
+from learning_floors import floors_of, missed, missed_together
+from learning_tables import RESULTS
+
+import rllm
+from rllm.environments.world import OPTIMUM, RANDOM
+from rllm.errors import ConfigError
+from rllm.store.files import write_atomic
 from rllm.tracking.jsonl import read_metrics
-from rllm.tracking.picture import draw_comparison
+
+SEEDS = (50, 51, 52)
+"""Reported; nothing is chosen by them."""
+POLL_S, PROGRESS_S = 0.1, 30.0
+UNKNOWN_WALL_S = 240.0
+"""What a run is expected to take before any has finished."""
+NO_TIME = 2
 
 
-def cell(report: dict[str, Any], way: str) -> str:
-    """A rate with its 95 % interval, in percent."""
-    low, high = report[f"{way}_interval"]
-    return f"{100 * report[way]:.1f} ({100 * low:.0f}–{100 * high:.0f})"
+def source_version() -> str:
+    """Of all that a run executes; the catalogue is left out, because configurations are compared apart."""
+    source, digest = ROOT / "src" / "rllm", hashlib.sha256()
+    for path in sorted(source.rglob("*")):
+        if (
+            path.is_file()
+            and path.suffix in (".py", ".md", ".toml", ".json")
+            and path.parent.name != "catalogue"
+        ):
+            digest.update(str(path.relative_to(source)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
-def row(seed: int, summary: dict[str, Any]) -> str:
-    before, after = summary["before"], summary["after"]
-    gain = 100 * (after["success"] - before["greedy"])
-    cells = [cell(report, way) for report in (before, after) for way in ("success", "greedy")]
-    return f"| {seed} | {' | '.join(cells)} | {gain:+.1f} | {summary['wall_s']:.0f} s |"
+def commit() -> str:
+    """Short, with `+` where files differ from it; empty outside of a clone."""
+    said = subprocess.run(
+        ["git", "describe", "--always", "--exclude=*", "--dirty=+"], cwd=ROOT, capture_output=True, text=True
+    )
+    return said.stdout.strip()
 
 
-def main() -> None:
+@dataclass(kw_only=True, slots=True)
+class Campaign:
+    """All runs that were asked for."""
+
+    blocks: list[Block]
+    seeds: list[int]
+    root: Path
+    split: str
+    limit_s: float
+    source: str = field(default_factory=source_version)
+
+    def place(self, block: Block, seed: int) -> Path:
+        return self.root / block.name / f"{block.config}-{self.source}-{self.split}" / f"seed{seed}"
+
+    def pairs(self) -> list[tuple[Block, int]]:
+        """Seed by seed, so that a table that was stopped has something of every task."""
+        return [(block, seed) for seed in self.seeds for block in self.blocks]
+
+    def seconds(self, block: Block, seed: int) -> float | None:
+        """What a finished run took, failed ones included."""
+        return _about(self.place(block, seed)).get("wall_s")
+
+    def seconds_left(self) -> float:
+        """An estimate: what the same block took with another seed, or else the mean run."""
+        known = {(block.name, seed): self.seconds(block, seed) for block, seed in self.pairs()}
+        finished = [each for each in known.values() if each is not None]
+        mean = sum(finished) / len(finished) if finished else UNKNOWN_WALL_S
+        left = 0.0
+        for (name, _), spent in known.items():
+            if spent is None:
+                mine = [each for (other, _), each in known.items() if other == name and each is not None]
+                left += sum(mine) / len(mine) if mine else mean
+        return left
+
+    def run_all(self) -> bool:
+        """Whether everything is finished; False where time ran out."""
+        pairs, started = self.pairs(), time.monotonic()
+        for number, (block, seed) in enumerate(pairs, start=1):
+            if self.seconds(block, seed) is not None:
+                continue
+            left_s = self.limit_s - (time.monotonic() - started)
+            if left_s <= 0:
+                return False
+            title = f"[{number}/{len(pairs)}] {block.name}, seed {seed}"
+            _say(f"{title}: begins; about {_clock(self.seconds_left())} left")
+            if not self.run_one(block, seed, title, left_s):
+                return False
+        return True
+
+    def run_one(self, block: Block, seed: int, title: str, left_s: float) -> bool:
+        """False where it was stopped for want of time.
+
+        A run that fails is finished: its last words are kept.
+        """
+        place = self.place(block, seed)
+        place.mkdir(parents=True, exist_ok=True)
+        run = block.runs(place)[0]
+        begun = spoken = time.monotonic()
+        with (place / "output.txt").open("ab") as log:
+            process = subprocess.Popen(
+                block.words(seed, place, self.split), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
+            )
+            try:
+                while (peak_mib := _peak_mib(process)) is None:
+                    time.sleep(POLL_S)
+                    if time.monotonic() - begun > left_s:
+                        return False
+                    if time.monotonic() - spoken > PROGRESS_S:
+                        spoken = time.monotonic()
+                        _say(f"{title}: {_progress(run)}; about {_clock(self.seconds_left())} left for all")
+            finally:
+                if process.returncode is None:
+                    process.terminate()  # it saves a checkpoint
+                    process.wait()
+        about: dict[str, Any] = {"peak_mib": peak_mib, "wall_s": round(time.monotonic() - begun, 1)}
+        if process.returncode != 0:
+            words = (place / "output.txt").read_text(errors="replace").strip().splitlines()
+            about["failed"] = words[-1][:300] if words else "it said nothing"
+            _say(f"{title}: FAILED: {about['failed']}")
+        write_atomic(place / "about.json", json.dumps(about, indent=2) + "\n")
+        return True
+
+    def entry(self, block: Block) -> dict[str, Any] | None:
+        """What learning.json says of a task; None before its first run has finished."""
+        finished = [seed for seed in self.seeds if self.seconds(block, seed) is not None]
+        if not finished:
+            return None
+        file = ROOT / block.files[0] if block.files else None
+        knowledge, outcomes, runs = (
+            knowledge_of(block.environment, file),
+            list[Outcomes](),
+            list[dict[str, Any]](),
+        )
+        parameters = 0
+        for seed in finished:
+            place = self.place(block, seed)
+            about, (run, earlier) = _about(place), block.runs(place)
+            if "failed" in about:
+                runs.append({"seed": seed, "failed": about["failed"]})
+                continue
+            parameters = parameters_of(run)
+            outcomes.append(outcomes_of(run, knowledge))
+            figures = run_figures(run, outcomes[-1], earlier)
+            runs.append({"seed": seed, **figures, "peak_mib": about["peak_mib"]})
+        entry: dict[str, Any] = {
+            "category": block.category,
+            "config": block.config,
+            "source": self.source,
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "rllm": rllm.__version__,
+            "commit": commit(),
+            "tried": block.tried,
+            "parameters": parameters,
+            "runs": runs,
+            **_together(outcomes),
+        }
+        entry["floors"] = floors_of(entry, self.seeds)
+        return entry
+
+
+def _together(outcomes: Sequence[Outcomes]) -> dict[str, Any]:
+    """What holds for all seeds of a task."""
+    if not outcomes:
+        return {
+            "score": None,
+            "skill": None,
+            "baselines": {},
+            "best_baseline": "",
+            "best_baseline_score": None,
+        }
+    first = outcomes[0]
+    means = {name: round(float(values_N.mean()), 4) for name, values_N in first.baselines.items()}
+    best, span = "", None
+    if {RANDOM, OPTIMUM} <= means.keys():
+        best = first.best_baseline
+        span = 100.0 * (means[best] - means[RANDOM]) / (means[OPTIMUM] - means[RANDOM])
+    return {
+        "tasks": len(first.identities_N),
+        "distinct": len(set(first.identities_N)),
+        "effective": effective_size(first.identities_N),
+        "score": score_of(outcomes),
+        "skill": skill_of(outcomes),
+        "baselines": means,
+        "best_baseline": best,
+        "best_baseline_score": None if span is None else round(span, 1),
+    }
+
+
+def _peak_mib(process: subprocess.Popen[bytes]) -> float | None:
+    """Of a process that has ended; None while it runs."""
+    pid, status, used = os.wait4(process.pid, os.WNOHANG)
+    if pid == 0:
+        return None
+    process.returncode = os.waitstatus_to_exitcode(status)  # its own `wait` would find nobody
+    return round(used.ru_maxrss / 2**10, 1)
+
+
+def _about(place: Path) -> dict[str, Any]:
+    path = place / "about.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _progress(run: Path) -> str:
+    lines = read_metrics(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
+    if not lines:
+        return "starting"
+    last = lines[-1]
+    step = f" {last['step'] + 1}/{last['total_steps']}" if "total_steps" in last else ""
+    success = f", {last['success']:.0%}" if "success" in last else ""
+    return f"{last['phase']}{step}{success}"
+
+
+def _clock(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def machine() -> dict[str, Any]:
+    return {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+
+
+def written(
+    results: Path, entries: dict[str, dict[str, Any]], seeds: Sequence[int], split: str
+) -> dict[str, Any]:
+    """The file with these entries in place of older ones; tasks that are no block any more leave."""
+    before = json.loads(results.read_text())["tasks"] if results.exists() else {}
+    known = blocks()
+    tasks = {name: entry for name, entry in sorted((before | entries).items()) if name in known}
+    report = {"seeds": list(seeds), "split": split, "machine": machine(), "tasks": tasks}
+    results.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(results, json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--root", type=Path, default=Path("runs/learning"))
-    parser.add_argument("--picture", type=Path, default=Path("docs/learning_curve.png"))
-    arguments = parser.parse_args()
-    lines = [
-        "| seed | warm start, sampled | warm start, greedy "
-        "| trained, sampled | trained, greedy | gain | wall time |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    curves: dict[str, list[dict[str, Any]]] = {}
-    for seed in arguments.seeds:
-        config = training_config("frozenlake", seed=seed)
-        output = arguments.root / f"seed{seed}"
-        with LiveView(config.steps, title=f"seed {seed}") as view:
-            result = build_trainer(config, output, view).train()
-        lines.append(row(seed, result.summary))
-        curves[f"seed {seed}"] = read_metrics(RunDirectory.read(output).metrics_path)
-    draw_comparison(curves, arguments.picture)
-    print("\n".join(lines))
-    peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"\nPeak memory of this process, all seeds: {peak_gib:.2f} GiB")
+    parser.add_argument("--task", nargs="*", default=[], metavar="NAME", help="blocks; all where left out")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--split", default="test", choices=("test", "validation"))
+    parser.add_argument("--hours", type=float, default=3.0, help="stop then, to go on another time")
+    parser.add_argument("--root", type=Path, default=ROOT / "runs" / "learning")
+    parser.add_argument("--json", action="store_true", help="print the figures instead of a table")
+    options = parser.parse_args()
+    known = blocks()
+    if unknown := [name for name in options.task if name not in known]:
+        raise SystemExit(f"There is no block `{unknown[0]}`; there are {', '.join(known)}.")
+    reported = tuple(options.seeds) == SEEDS and options.split == "test"
+    campaign = Campaign(
+        blocks=[known[name] for name in options.task or known],
+        seeds=options.seeds,
+        root=options.root,
+        split=options.split,
+        limit_s=3600.0 * options.hours,
+    )
+    is_whole = campaign.run_all()
+    entries = {block.name: entry for block in campaign.blocks if (entry := campaign.entry(block))}
+    results = RESULTS if reported else options.root / "learning.json"
+    report = written(results, entries, options.seeds, options.split)
+    if options.json:
+        print(json.dumps({**report, "tasks": entries}))
+    for name, entry in entries.items():
+        _say(f"{name}: {'; '.join(missed(entry)) or 'reaches every floor'}")
+    together = missed_together(entries) if not options.task else []
+    _say("\n".join([*together, f"Figures: {results}"]))
+    if not is_whole:
+        _say(f"Time is over ({options.hours:g} h): the same command goes on.")
+        return NO_TIME
+    return int(bool(together) or any(missed(entry) for entry in entries.values()))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main())
+    except ConfigError as error:
+        sys.exit(str(error))

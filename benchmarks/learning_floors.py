@@ -1,0 +1,76 @@
+"""What a task that is said to learn has to show, and which of it was missed.
+
+figures of a task's runs ──► floors: name ──► value, limit, met
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MIN_TASKS, MIN_CATEGORIES, MAX_MEAN_WALL_S = 12, 6, 240.0
+LIMITS: dict[str, tuple[str, float, str]] = {
+    "score": (">=", 90.0, "score of every seed"),
+    "score_low": (">=", 85.0, "lower end of the score's interval, all seeds together"),
+    "start": ("<=", 35.0, "sampled success before reinforcement, %"),
+    "skill": (">=", 20.0, "points of skill of every seed"),
+    "skill_low": (">", 0.0, "lower end of the skill's interval, all seeds together"),
+    "baseline": ("<=", 70.0, "score of the best policy without skill"),
+    "distinct": (">=", 200.0, "distinct test tasks"),
+    "wall_s": ("<=", 600.0, "seconds of the longest run"),
+    "parameters": ("<=", 5e6, "parameters"),
+}
+"""Floor -> how it is compared, with what, and what it is."""
+
+
+def floors_of(task: Mapping[str, Any], seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Of one task's entry; a figure that nobody could make is missed."""
+    runs = [each for each in task["runs"] if "failed" not in each]
+    if len(runs) < len(seeds):
+        return {"runs": {"value": len(runs), "limit": len(seeds), "met": False}}
+    score, skill = task["score"], task["skill"]
+    values: dict[str, float | None] = {
+        "score": None if score is None else min(each["score"]["value"] for each in runs),
+        "score_low": None if score is None else score["interval"][0],
+        "start": max(each["start"]["value"] for each in runs),
+        "skill": min(each["skill"]["value"] for each in runs),
+        "skill_low": skill["interval"][0],
+        "baseline": task["best_baseline_score"],
+        "distinct": task["distinct"],
+        "wall_s": max(each["wall_s"] for each in runs),
+        "parameters": task["parameters"],
+    }
+    return {name: _floor(name, value) for name, value in values.items()}
+
+
+def _floor(name: str, value: float | None) -> dict[str, Any]:
+    how, limit, _ = LIMITS[name]
+    met = value is not None and {">=": value >= limit, ">": value > limit, "<=": value <= limit}[how]
+    return {"value": value, "limit": limit, "met": met}
+
+
+def missed(task: Mapping[str, Any]) -> list[str]:
+    """Sentences."""
+    found: list[str] = []
+    for name, floor in task["floors"].items():
+        if floor["met"]:
+            continue
+        if name == "runs":
+            found.append(f"{floor['value']} of {floor['limit']} runs finished")
+            continue
+        value = "unknown" if floor["value"] is None else f"{floor['value']:g}"
+        found.append(f"{LIMITS[name][2]}: {value}, not {LIMITS[name][0]} {floor['limit']:g}")
+    return found
+
+
+def missed_together(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What the whole table misses."""
+    good = {name: each for name, each in tasks.items() if not missed(each)}
+    walls = [run["wall_s"] for each in good.values() for run in each["runs"]]
+    categories = {each["category"] for each in good.values()}
+    found: list[str] = []
+    if len(good) < MIN_TASKS:
+        found.append(f"{len(good)} of at least {MIN_TASKS} tasks reach every floor")
+    if len(categories) < MIN_CATEGORIES:
+        found.append(f"they are of {len(categories)} of at least {MIN_CATEGORIES} kinds")
+    if walls and sum(walls) / len(walls) > MAX_MEAN_WALL_S:
+        found.append(f"a run takes {sum(walls) / len(walls):.0f} s on average, not <= {MAX_MEAN_WALL_S:g}")
+    return found
