@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rllm.environments.answers import answer_baselines, task_oracle
-from rllm.environments.games.blackjack import worth
+from rllm.environments.games.blackjack import BlackjackEnv, worth
 from rllm.environments.games.game import drawn_instance
 from rllm.environments.games.hanoi import Hanoi
 from rllm.environments.world import OPTIMUM, RANDOM
@@ -48,7 +48,7 @@ def test_always_stand_wins_where_the_dealer_comes_to_less() -> None:
     tasks = world_named("blackjack").tasks("validation", 32)
     stands = baselines_of("blackjack", tasks)["always Stand"]
     for task, value in zip(tasks, stands, strict=True):
-        cards = world_named("blackjack").env_class.from_dict(task).instance["cards"]
+        cards = BlackjackEnv.from_dict(task).instance["cards"]
         player, dealer, rest = [cards[0], cards[2]], [cards[1], cards[3]], cards[4:]
         while worth(dealer) < 17:
             dealer.append(rest.pop(0))

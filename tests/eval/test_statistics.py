@@ -103,7 +103,7 @@ def test_three_tasks_that_agree_do_not_prove_that_two_models_are_the_same() -> N
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_equal_scores_are_not_taken_for_certainty(share: float) -> None:
-    (low, high), method = interval_of([share] * 5)
+    (low, high), method = interval_of([share] * 5, list("abcde"))
     assert method == "wilson"
     assert low <= share <= high
     assert high - low > 0.3

@@ -55,6 +55,7 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
         agent_args=config.task.agent_args,
         env_args={} if pays is None else {"reward_fn": as_reward_fn(pays)},
         demonstrate=expert,
+        world=world,
         output=output,
         tracker=tracker,
     )

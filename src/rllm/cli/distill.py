@@ -95,7 +95,7 @@ def _print_result(tasks: str, config: TrainConfig, result: TrainResult) -> None:
     has_rewards = config.task.environment != PROMPTS
     num_tasks = summary["after"]["sampled_report"]["attempted"]
     console = out()
-    console.print(f"\nDistance from the teacher on {num_tasks} held-out tasks", style="bold")
+    console.print(f"\nDistance from the teacher on {num_tasks} {summary['tasks']['title']}", style="bold")
     made = table("", "reverse KL, nats per token", *(["sampled success", "greedy"] if has_rewards else []))
     names = {"before": "before", "after": "after"}
     if config.warm_start.steps:

@@ -65,7 +65,8 @@ def facts_of(run: RunDirectory) -> RunFacts:
     pid = run.writer_pid
     reports = {line["phase"]: line for line in metrics if line["phase"] in REPORTS} | (summary or {})
     kind = config.get("kind", "train")
-    measured = ("success", "success_interval", "greedy", "greedy_interval", "reverse_kl", "reverse_kl_error")
+    measured = ("success", "success_interval", "greedy", "greedy_interval", "score", "score_interval")
+    measured += ("reverse_kl", "reverse_kl_error")
     if config.get("task", {}).get("environment") == PROMPTS:  # nobody pays there
         measured = measured[-2:]
     if kind == "eval":

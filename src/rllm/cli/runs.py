@@ -20,6 +20,7 @@ from rllm.cli.episode_view import TokenText, episode_view
 from rllm.cli.eval_view import show_evaluation
 from rllm.cli.replay import command as replay
 from rllm.cli.run_facts import REPORTS, RunFacts, RunState, facts_of, report_labels
+from rllm.cli.skill_view import print_success
 from rllm.cli.supervised_view import show_supervised
 from rllm.cli.terminal import (
     err,
@@ -27,7 +28,6 @@ from rllm.cli.terminal import (
     out,
     print_next,
     rate,
-    success_table,
     table,
 )
 from rllm.config.distill import PROMPTS
@@ -152,10 +152,10 @@ def _show_run(directory: RunDirectory, as_json: bool) -> None:
     console.print(facts(_highlights(found, config, summary)))
     labels, has_rewards = report_labels(config), config["task"]["environment"] != PROMPTS
     if has_rewards:
-        console.print("\nSuccess on held-out tasks, with 95 % intervals", style="bold")
-        console.print(success_table({labels[name]: found.reports.get(name) for name in REPORTS}))
+        shown = {name: labels[name] for name in REPORTS}
+        print_success(console, found.reports, summary or {}, shown)
     if any("reverse_kl" in report for report in found.reports.values()):
-        console.print("\nDistance from the teacher on held-out tasks, with 95 % intervals", style="bold")
+        console.print("\nDistance from the teacher, with 95 % intervals", style="bold")
         console.print(_distances(found, labels))
     if success and has_rewards:
         console.print(

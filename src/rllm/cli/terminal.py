@@ -57,15 +57,26 @@ def rate_with_interval(value: float | None, interval: Sequence[float] | None) ->
     return text
 
 
+def score_with_interval(value: float | None, interval: Sequence[float] | None) -> Text:
+    """`91.2` and its 95 % interval: 0 is what chance comes to, 100 the optimum."""
+    text = Text("–", style="dim") if value is None else Text(f"{value:.1f}")
+    if interval:
+        text.append(f"  [{interval[0]:.1f}, {interval[1]:.1f}]", style="dim")
+    return text
+
+
 def success_table(reports: Mapping[str, Mapping[str, Any] | None]) -> Table:
-    """Label -> a report of summary.json: sampled and greedy success side by side."""
-    made = table("", "sampled", "greedy")
+    """Label -> a report of summary.json: sampled and greedy success side by side, and the sampled score where
+    chance and the optimum are known."""
+    scored = any("score" in (report or {}) for report in reports.values())
+    made = table("", "sampled", "greedy", *(("score, of 100",) if scored else ()))
     for label, report in reports.items():
         known = report or {}
         made.add_row(
             label,
             rate_with_interval(known.get("success"), known.get("success_interval")),
             rate_with_interval(known.get("greedy"), known.get("greedy_interval")),
+            *((score_with_interval(known.get("score"), known.get("score_interval")),) if scored else ()),
         )
     return made
 

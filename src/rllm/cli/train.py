@@ -22,7 +22,8 @@ from rllm.cli.command import example, json_option, print_json
 from rllm.cli.plan import conflict_with_run, print_plan, require_place, unused_directory
 from rllm.cli.programs import is_program
 from rllm.cli.run_facts import REPORTS, report_labels
-from rllm.cli.terminal import err, out, print_next, success_table
+from rllm.cli.skill_view import print_success
+from rllm.cli.terminal import err, out, print_next
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
@@ -311,20 +312,8 @@ class Wanted:
 def _print_result(wanted: Wanted, config: TrainConfig, result: TrainResult) -> None:
     summary, directory = result.summary, RunDirectory.read(result.directory)
     labels = report_labels(config_dict(config))
-    num_tasks = summary["after"]["sampled_report"]["attempted"]
     console = out()
-    console.print(f"\nSuccess on {num_tasks} held-out tasks, with 95 % intervals", style="bold")
-    console.print(success_table({labels[name]: summary[name] for name in REPORTS}))
-    gain = 100 * (summary["after"]["success"] - summary["before"]["greedy"])
-    console.print(
-        Text.assemble(
-            "Skill ",
-            (f"{gain:+.1f} points", "bold green" if gain > 0 else "bold red"),
-            (f": trained, sampled, over {labels['before']}, greedy. More than sharpening gives.", "dim")
-            if gain > 0
-            else (f": trained, sampled, over {labels['before']}, greedy. No skill was gained.", "dim"),
-        )
-    )
+    print_success(console, summary, summary, {name: labels[name] for name in REPORTS})
     failed = sum(summary["after"][f"{way}_report"]["failed"] for way in ("sampled", "greedy"))
     if failed:
         console.print(f"{failed} of the last episodes failed and count as no success.", style="red")

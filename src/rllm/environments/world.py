@@ -25,7 +25,8 @@ policies that look at nothing, such as one answer for all tasks."""
 
 def task_content(task: Mapping[str, Any]) -> str:
     """All of a task but its name."""
-    return json.dumps({name: task[name] for name in task if name not in ("task_id", "uid")}, sort_keys=True)
+    told = {name: task[name] for name in task if name not in ("task_id", "uid")}
+    return json.dumps(told, sort_keys=True, default=str)
 
 
 def _one_kind(task: Mapping[str, Any]) -> str:

@@ -14,10 +14,10 @@ from rllm.eval.report import by_task
 from rllm.eval.results import Result
 from rllm.eval.statistics import (
     bootstrap_interval,
+    equal_differences_interval,
     mcnemar,
     newcombe_interval,
     sign_flip_test,
-    wilson_interval,
 )
 
 
@@ -124,9 +124,7 @@ def _num_failed(results: Sequence[Result], task_ids: Collection[str]) -> int:
 def _difference_interval(differences: Sequence[float]) -> tuple[tuple[float, float], str]:
     if len(set(differences)) > 1:
         return bootstrap_interval(differences), "bootstrap"
-    # Resampling equal numbers would claim certainty; from 0 to 1 they are shares like any other.
-    low, high = wilson_interval(sum((each + 1.0) / 2.0 for each in differences), len(differences))
-    return (2.0 * low - 1.0, 2.0 * high - 1.0), "wilson"
+    return equal_differences_interval(differences[0], len(differences)), "wilson"
 
 
 def _require_same_questions(first: Sequence[Result], second: Sequence[Result]) -> None:

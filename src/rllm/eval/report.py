@@ -10,10 +10,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from rllm.algorithms.pass_at_k import pass_at_k
 from rllm.errors import ConfigError
 from rllm.eval.results import Result
-from rllm.eval.statistics import bootstrap_interval, wilson_interval
+from rllm.eval.statistics import (
+    effective_size,
+    percentiles,
+    resampled_means,
+    wilson_interval,
+)
 from rllm.eval.votes import same_answers
 from rllm.types.episode import Outcome
 
@@ -34,12 +41,16 @@ class EvaluationReport:
     success_interval: tuple[float, float]
     """95 % interval of `success`."""
     interval_method: str
-    """How it was made: `wilson` where each task was attempted once, else `bootstrap` over tasks."""
+    """How it was made: `wilson` where each instance was attempted once, else `bootstrap` over instances."""
     success_without_failed: float | None
     """None when everything failed."""
     mean_reward: float | None
     """Over the episodes that did not fail."""
     mean_turns: float
+    distinct: int
+    """Instances among the tasks: those that ask the same are one."""
+    effective_size: float
+    """How many distinct instances say as much, by Kish: (Σ n)² / Σ n² over attempts at each."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,6 +100,8 @@ def report_of(results: Sequence[Result]) -> EvaluationReport:
         success_without_failed=successes / valid if valid else None,
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         mean_turns=sum(result.turns for result in results) / attempted if attempted else 0.0,
+        distinct=len({_instance(result) for result in results}),
+        effective_size=effective_size([_instance(result) for result in results]),
     )
 
 
@@ -137,25 +150,33 @@ def require_ks(ks: Sequence[int], attempts: int) -> None:
         pass_at_k(attempts, 0, k)
 
 
+def _instance(result: Result) -> str:
+    return result.instance or result.episode.task_id
+
+
 def _success_interval(results: Sequence[Result]) -> tuple[tuple[float, float], str]:
-    tasks = by_task(results).values()
-    if len(tasks) == len(results):
+    """Of the share of attempts that succeeded."""
+    instances = [_instance(result) for result in results]
+    if len(set(instances)) == len(results):
         return wilson_interval(sum(result.is_correct for result in results), len(results)), "wilson"
-    return interval_of([sum(each.is_correct for each in attempts) / len(attempts) for attempts in tasks])
+    return interval_of([float(result.is_correct) for result in results], instances)
 
 
 def _by_k(results: Sequence[Result], ks: Sequence[int]) -> dict[str, Any]:
     tasks = list(by_task(results).values())
+    instances = [_instance(attempts[0]) for attempts in tasks]
     told: dict[str, Any] = {"pass_at_k": {}, "best_of_k": {}, "majority_at_k": {}}
     for k in ks:
         shares = [pass_at_k(len(each), sum(one.is_correct for one in each), k) for each in tasks]
-        told["pass_at_k"][str(k)] = _mean_with_interval(shares)
+        told["pass_at_k"][str(k)] = _mean_with_interval(shares, instances)
         told["best_of_k"][str(k)] = _mean_with_interval(
-            [max(0.0 if one.has_failed else one.reward for one in each[:k]) for each in tasks]
+            [max(0.0 if one.has_failed else one.reward for one in each[:k]) for each in tasks], instances
         )
         votes = [_majority(each[:k]) for each in tasks]
         if all(vote is not None for vote in votes):
-            told["majority_at_k"][str(k)] = _mean_with_interval([float(bool(vote)) for vote in votes])
+            told["majority_at_k"][str(k)] = _mean_with_interval(
+                [float(bool(vote)) for vote in votes], instances
+            )
     if not told["majority_at_k"]:
         del told["majority_at_k"]  # nobody extracts answers here, so there is nothing to vote on
     return told
@@ -174,21 +195,22 @@ def _majority(attempts: Sequence[Result]) -> bool | None:
     return winner.is_correct
 
 
-def _mean_with_interval(values: Sequence[float]) -> dict[str, Any]:
+def _mean_with_interval(values: Sequence[float], instances: Sequence[str]) -> dict[str, Any]:
     if not values:
         return {"value": 0.0, "interval": (0.0, 1.0), "interval_method": "none"}
-    interval, method = interval_of(values)
+    interval, method = interval_of(values, instances)
     return {"value": sum(values) / len(values), "interval": interval, "interval_method": method}
 
 
-def interval_of(values: Sequence[float]) -> tuple[tuple[float, float], str]:
+def interval_of(values: Sequence[float], instances: Sequence[str]) -> tuple[tuple[float, float], str]:
     """95 % interval of the mean of one score per task, and how it was made.
 
     Resampling equal scores would claim certainty, so of those between 0 and 1 it is Wilson's.
     """
+    distinct = len(set(instances))
     if len(set(values)) == 1 and 0.0 <= values[0] <= 1.0:
-        return wilson_interval(values[0] * len(values), len(values)), "wilson"
-    return bootstrap_interval(values), "bootstrap"
+        return wilson_interval(values[0] * distinct, distinct), "wilson"
+    return percentiles(resampled_means(np.asarray(values)[:, None], instances)[:, 0]), "bootstrap"
 
 
 def _read(results: Sequence[Result], reading: str) -> dict[str, Any]:

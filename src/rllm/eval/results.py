@@ -13,6 +13,7 @@ from typing import Any
 
 from rllm.engine.rollout import GRADE
 from rllm.environments.judging import GRADER_KEYS, GraderFailure
+from rllm.environments.world import task_content
 from rllm.store.episodes import EpisodeStore
 from rllm.types.episode import Episode, Outcome, Step
 from rllm.types.messages import FinishReason, Message
@@ -48,6 +49,8 @@ class Result:
     """Whether it failed because its judge could not judge it."""
     readings: Mapping[str, bool] = field(default_factory=dict[str, bool])
     """Whether it is right under each reading; empty where its grader has none."""
+    instance: str = ""
+    """What the task asks, up to what changes nothing: tasks with one instance are not independent."""
     asked: str = ""
     """Hash of what was asked, where two evaluations are to be compared: equal ids may be other tasks."""
 
@@ -63,7 +66,7 @@ def result_of(episode: Episode) -> Result:
         episode.info.get("evaluation", {}),  # what the evaluator of a program said
     )
     error = next((each.info["error"] for each in episode.trajectories if "error" in each.info), {})
-    task = episode.task if isinstance(episode.task, Mapping) else getattr(episode.task, "metadata", {})
+    task = row_of(episode.task)
     return Result(
         episode=episode.episode_id,
         outcome=episode.outcome or Outcome.INFRASTRUCTURE_FAILURE,
@@ -74,6 +77,7 @@ def result_of(episode: Episode) -> Result:
         completion_tokens=sum(_tokens(step, "completion_tokens", step.response_ids) for step in steps),
         model_s=sum(step.timings.get("model_s", 0.0) for step in steps),
         category=str(task.get(CATEGORY, "")),
+        instance=instance_hash(task_content(task)) if task else episode.task_id,
         extracted=grade.get("extracted"),
         reason=str(grade.get("reason") or error.get("message") or error.get("type") or ""),
         readings=grade.get("readings") or {},
@@ -83,6 +87,16 @@ def result_of(episode: Episode) -> Result:
         ),
         is_unjudged=error.get("type") == GraderFailure.__name__,
     )
+
+
+def instance_hash(identity: str) -> str:
+    """Short, however long what a task asks is."""
+    return hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def row_of(task: Any) -> Mapping[str, Any]:
+    """The data of a task, whatever holds it."""
+    return task if isinstance(task, Mapping) else getattr(task, "metadata", {})
 
 
 def newest_episodes(store: EpisodeStore, way: str) -> Iterator[Episode]:

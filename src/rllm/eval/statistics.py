@@ -2,12 +2,14 @@
 
 successes of n ──► wilson_interval                           one attempt at each task
 scores by task ──► bootstrap_interval                        several: tasks are independent, attempts are not
+               └─► resampled_means                           … or several tasks that are one instance
 pairs by task  ──► mcnemar, newcombe_interval                the same tasks, two models, one attempt
                └─► sign_flip_test, bootstrap_interval        … or several
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -49,8 +51,53 @@ def bootstrap_interval(
         values_N[rng.integers(values_N.size, size=(min(rows, resamples - done), values_N.size))].mean(axis=1)
         for done in range(0, resamples, rows)
     ]
-    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
+    return percentiles(np.concatenate(means))
+
+
+def resampled_means(
+    values_N_K: np.ndarray, instances_N: Sequence[Hashable], *, seed: int = 0, resamples: int = _RESAMPLES
+) -> np.ndarray:
+    """[R, K] means of K scores of each task, with whole instances drawn again: the cluster bootstrap (Davison
+    and Hinkley 1997, section 3.8). Tasks that repeat an instance are drawn together, because they are not
+    independent.
+
+    The K means of a row are of the same draw, so functions of several of them may be taken row by row.
+    """
+    number = {instance: place for place, instance in enumerate(dict.fromkeys(instances_N))}
+    places_N = np.asarray([number[instance] for instance in instances_N])
+    sums_C_K = np.zeros((len(number), values_N_K.shape[1]))
+    np.add.at(sums_C_K, places_N, values_N_K)
+    sizes_C = np.bincount(places_N, minlength=len(number)).astype(np.float64)
+    rng = np.random.default_rng(seed)
+    rows, even_C = max(1, _BLOCK // len(number)), np.full(len(number), 1.0 / len(number))
+    means: list[np.ndarray] = []
+    for done in range(0, resamples, rows):
+        counts_R_C = rng.multinomial(len(number), even_C, size=min(rows, resamples - done))
+        means.append((counts_R_C @ sums_C_K) / (counts_R_C @ sizes_C)[:, None])
+    return np.concatenate(means)
+
+
+def percentiles(draws_R: np.ndarray) -> tuple[float, float]:
+    """95 % interval of what was resampled."""
+    low, high = np.quantile(draws_R, (0.025, 0.975))
     return float(low), float(high)
+
+
+def effective_size(instances_N: Sequence[Hashable]) -> float:
+    """How many distinct instances say as much: (Σ n)² / Σ n² over the numbers of tasks that each has (Kish
+    1965)."""
+    counts = Counter(instances_N).values()
+    return sum(counts) ** 2 / sum(count * count for count in counts) if counts else 0.0
+
+
+def equal_differences_interval(difference: float, pairs: int) -> tuple[float, float]:
+    """95 % interval of a difference that all pairs have alike: resampling them would claim certainty.
+
+    From -1 to 1 such a difference is a share of pairs like any other; a larger one sets its own scale.
+    """
+    scale = max(1.0, abs(difference))
+    low, high = wilson_interval((difference / scale + 1.0) / 2.0 * pairs, pairs)
+    return scale * (2.0 * low - 1.0), scale * (2.0 * high - 1.0)
 
 
 def newcombe_interval(both: int, only_first: int, only_second: int, neither: int) -> tuple[float, float]:

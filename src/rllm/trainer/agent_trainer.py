@@ -12,7 +12,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,9 @@ from rllm.data.sampler import TaskSampler
 from rllm.data.tasks import tasks_of
 from rllm.engine.event_loop import run
 from rllm.environments.base import BaseEnv, reset_env
+from rllm.environments.world import World, task_content
 from rllm.errors import ConfigError
+from rllm.eval.task_facts import TaskFacts, also_in, task_facts
 from rllm.rewards.evaluator import as_evaluator
 from rllm.store.episodes import EpisodeStore
 from rllm.store.files import require_free_space
@@ -68,6 +70,11 @@ if TYPE_CHECKING:
     from rllm.trainer.learning import Demonstrations, Learner
     from rllm.trainer.policies import Policies, Publish
     from rllm.trainer.teacher import Teacher
+
+
+_LOOKED_AT = 256
+"""Training tasks, the first that are drawn, that are looked through for reported ones where a world makes
+them: its splits are apart by a hash, and to make them all would take minutes."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -114,6 +121,7 @@ class AgentTrainer:
         traj_group_adv_estimator_map: Mapping[str, str] | None = None,
         validation_dataset: Sequence[Task | dict[str, Any]] | None = None,
         demonstrate: Demonstrate | DemonstrateRoles | None = None,
+        world: World | None = None,
         output: str | Path = "runs/latest",
         tracker: Tracker | None = None,
     ) -> None:
@@ -125,8 +133,10 @@ class AgentTrainer:
         estimator, as `roles.ROLE.estimator`. `val_dataset`: held-out tasks, reported before and after; the
         training tasks where None. `validation_dataset`: evaluated while training, where
         `evaluation.every_steps` is set; `val_dataset` where None. `demonstrate`: the expert of the warm
-        start; for a workflow, of all its roles. `output`: the run directory; a run that is already there goes
-        on. `tracker`: where numbers go as well as to `metrics.jsonl` and the screen.
+        start; for a workflow, of all its roles. `world`: what knows which tasks are one instance, and what
+        simple policies come to; without one, tasks that are the same but for their names. `output`: the run
+        directory; a run that is already there goes on. `tracker`: where numbers go as well as to
+        `metrics.jsonl` and the screen.
         """
         if backend != "local":
             raise ConfigError(
@@ -174,6 +184,7 @@ class AgentTrainer:
         self.validation_tasks = validation[: self.config.evaluation.every_num_tasks]
         self.demonstrate: Any = demonstrate
         """DemonstrateRoles for a workflow, otherwise Demonstrate."""
+        self.world = world
         require_tracker(tracker)
         self.tracker = tracker
         self.teacher: Teacher | None = None
@@ -333,6 +344,7 @@ class AgentTrainer:
                 clients=clients,
                 engine=engine,
                 heldout_tasks=self.heldout_tasks,
+                facts=await asyncio.to_thread(self.task_facts),
                 validation_tasks=self.validation_tasks,
                 curriculum=self._curriculum(learner.tasks, state),
                 state=state,
@@ -345,6 +357,16 @@ class AgentTrainer:
                 gc.unfreeze()
                 tracker.close()
                 run.learner_thread.shutdown()
+
+    def task_facts(self) -> TaskFacts:
+        """Of the reported tasks. Simple policies are paid by the world, so they are compared with nobody whom
+        another judge pays."""
+        pays = self.env_class is not None and "reward_fn" not in self.env_args
+        facts = task_facts(self.heldout_tasks, self.world, with_baselines=pays)
+        trained = TaskSampler(self.train_tasks, seed=self.config.seed, purpose="tasks")
+        is_listed = self.world is None or (self.world.identity is task_content and not self.world.draws)
+        count = len(self.train_tasks) if is_listed else min(_LOOKED_AT, len(self.train_tasks))
+        return replace(facts, trained_on=also_in(facts, trained.batch(0, count), self.world))
 
     def _curriculum(self, tasks: TaskSampler[Any], state: "RunState") -> Curriculum[Any]:
         chosen = self.config.curriculum

@@ -126,6 +126,8 @@ class AgentDistillTrainer(AgentTrainer):
             for report in (summary[name] for name in PHASES if name in summary):
                 for name in ("success", "success_interval", "greedy", "greedy_interval"):
                     del report[name]
+            for name in ("baselines", "skill", "kinds"):
+                del summary[name]
         return summary
 
     def make_learner(

@@ -25,7 +25,9 @@ from rllm.config.schema import TrainConfig
 from rllm.data.curriculum import Curriculum
 from rllm.engine.attempts import EpisodeEngine
 from rllm.errors import ConfigError
-from rllm.eval.evaluate import EvaluationReport, evaluate
+from rllm.eval.evaluate import EvaluationReport, evaluate, results_on
+from rllm.eval.skill import learning_facts, score_of
+from rllm.eval.task_facts import TaskFacts
 from rllm.inference.local.client import LocalClient
 from rllm.store.episodes import GREEDY_PHASE, TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory
@@ -62,6 +64,8 @@ class TrainingRun:
     engine: EpisodeEngine
     heldout_tasks: Sequence[Any]
     """Reported before and after."""
+    facts: TaskFacts
+    """What is known of those."""
     validation_tasks: Sequence[Any]
     """Evaluated while training; may be watched and tuned on."""
     curriculum: Curriculum[Any]
@@ -107,7 +111,7 @@ async def train(run: TrainingRun) -> dict[str, Any]:
         await reinforce(run)
         await report(run, "after")
     run.policies.save_models(run.directory.path)
-    return summary_of(run)
+    return await asyncio.to_thread(summary_of, run)
 
 
 async def reinforce(run: TrainingRun) -> None:
@@ -202,18 +206,19 @@ async def report(run: TrainingRun, name: str) -> None:
         run.policies.publish()
         heard = _progress(run.tracker, 2 * len(run.heldout_tasks))
         sampled, episodes = await evaluate(
-            run.engine, run.heldout_tasks, sampling_of(config), f"report/{name}", heard
+            run.engine, run.heldout_tasks, sampling_of(config), f"report/{name}", heard, facts=run.facts
         )
         if name != "untrained" or not config.warm_start.steps:  # else it may still learn not to fail
             require_one_that_did_not_fail(episodes, config.inference.max_context)
         warn_of_full_contexts(episodes, config.inference.max_context)
         require_known_roles(episodes, config)
         greedy, greedy_episodes = await evaluate(
-            run.engine, run.heldout_tasks, sampling_of(config, 0.0), f"report/{name}", heard
+            run.engine, run.heldout_tasks, sampling_of(config, 0.0), f"report/{name}", heard, facts=run.facts
         )
         measured = await _taught(run, episodes)
         run.store.save_episodes(name, 0, episodes)
-        run.store.save_episodes(f"{name}.greedy", 0, greedy_episodes)
+        run.store.save_episodes(greedy_phase(name), 0, greedy_episodes)
+        score = score_of(results_on(episodes, run.facts), run.facts)
     state.reports[name] = {
         "success": sampled.success,
         "success_interval": list(sampled.success_interval),
@@ -221,6 +226,7 @@ async def report(run: TrainingRun, name: str) -> None:
         "greedy_interval": list(greedy.success_interval),
         "sampled_report": _report_dict(sampled, episodes),
         "greedy_report": _report_dict(greedy, greedy_episodes),
+        **score,
         **measured,
     }
     run.tracker.log(
@@ -230,6 +236,7 @@ async def report(run: TrainingRun, name: str) -> None:
             "success": sampled.success,
             "greedy": greedy.success,
             "failed": sampled.failed,
+            **({"score": score["score"]} if score else {}),
             **measured,
             "run_s": wall_s(state),
         },
@@ -278,6 +285,11 @@ async def validate(run: TrainingRun, step: int) -> dict[str, float]:
     return metrics
 
 
+def greedy_phase(name: str) -> str:
+    """What the greedy episodes of a report are stored as."""
+    return f"{name}.greedy"
+
+
 def wall_s(state: RunState) -> float:
     """Seconds of work on the run so far."""
     return sum(state.phase_s.values())
@@ -286,8 +298,14 @@ def wall_s(state: RunState) -> float:
 def summary_of(run: TrainingRun) -> dict[str, Any]:
     """What `summary.json` holds."""
     state = run.state
+    played = {
+        name: results_on(run.store.episodes(phase), run.facts)
+        for name, phase in (("before", "before"), ("greedy", greedy_phase("before")), ("after", "after"))
+    }
     return {
         **state.reports,
+        "tasks": run.facts.to_dict(),
+        **learning_facts(**played, facts=run.facts),
         "wall_s": wall_s(state),
         "phase_s": state.phase_s,
         "sampled_tokens": state.sampled_tokens,

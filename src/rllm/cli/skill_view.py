@@ -1,0 +1,129 @@
+"""What a run's summary says of its tasks and of what was learned, in words; `train` and `runs show` print it.
+
+summary ──► print_success: what it is of, a table, baselines, skill, warnings, kinds
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from rllm.cli.terminal import success_table, table
+from rllm.environments.world import OPTIMUM, RANDOM
+from rllm.eval.skill import Measure, Verdict
+from rllm.eval.task_facts import MIN_DISTINCT
+
+_STYLES = {Verdict.GAINED: "bold green", Verdict.NO_DIFFERENCE: "bold yellow", Verdict.LOST: "bold red"}
+_SENTENCES = {
+    Verdict.GAINED: "Skill was gained.",
+    Verdict.NO_DIFFERENCE: "No difference is seen: the interval covers 0.",
+    Verdict.LOST: "Skill was lost.",
+}
+
+
+def heading(tasks: Mapping[str, Any]) -> str:
+    """What the numbers are of. `tasks`: that part of a summary."""
+    distinct = f"{tasks['distinct']} distinct"
+    if round(tasks["effective_size"]) < tasks["distinct"]:
+        distinct += f", effective size {tasks['effective_size']:.0f}"
+    return f"Success on {tasks['reported']} {tasks['title']} ({distinct}), with 95 % intervals"
+
+
+def print_success(
+    console: Console, reports: Mapping[str, Any], summary: Mapping[str, Any], labels: Mapping[str, str]
+) -> None:
+    """Success in each of `reports`, and what was gained where the run is finished. A summary that an earlier
+    version wrote has no more than its reports."""
+    measured = "tasks" in summary
+    console.print(
+        f"\n{heading(summary['tasks']) if measured else 'Success, with 95 % intervals'}", style="bold"
+    )
+    console.print(success_table({label: reports.get(name) for name, label in labels.items()}))
+    if measured:
+        print_skill(console, summary, labels["before"])
+
+
+def print_skill(console: Console, summary: Mapping[str, Any], start: str) -> None:
+    """What was gained over what needs no skill. `start`: what the model before reinforcement is called."""
+    if baselines := summary["baselines"]:
+        console.print(Text(_baselines(baselines)), soft_wrap=True)
+    if skill := summary["skill"]:
+        console.print(_skill(skill, start), soft_wrap=True)
+    for line in warnings(summary, start):
+        console.print(Text(line, style="yellow"), soft_wrap=True)
+    if len(summary["kinds"]) > 1:
+        console.print(_kinds(summary, start))
+
+
+def warnings(summary: Mapping[str, Any], start: str) -> list[str]:
+    """What a reader would otherwise overlook."""
+    tasks, found = summary["tasks"], list[str]()
+    if tasks["trained_on"]:
+        found.append(
+            f"{tasks['trained_on']} of the {tasks['reported']} tasks are trained on, so this says nothing of "
+            "tasks that the model has not met; give tasks that are held out."
+        )
+    if tasks["distinct"] < MIN_DISTINCT:
+        found.append(
+            f"{tasks['distinct']} distinct instances are few: below {MIN_DISTINCT} an interval is wider than "
+            "most differences. Measure on more, or on a larger task."
+        )
+    is_success = summary["skill"].get("measure") == Measure.SUCCESS
+    found += [
+        f"{each['kind']} became worse than {start}: {_value(each['before'], is_success)} → "
+        f"{_value(each['after'], is_success)}, {_change(each, is_success)}."
+        for each in summary["kinds"]
+        if each["verdict"] == Verdict.LOST and each["kind"]
+    ]
+    return found
+
+
+def _skill(skill: Mapping[str, Any], start: str) -> Text:
+    is_success, verdict = skill["measure"] == Measure.SUCCESS, Verdict(skill["verdict"])
+    reference = skill["references"][skill["reference"]]
+    return Text.assemble(
+        "Skill ",
+        (_change(skill, is_success), _STYLES[verdict]),
+        (
+            f": trained, sampled, over {_name(skill['reference'], start)} "
+            f"({_value(reference['value'], is_success)}), the best of those without this training. "
+            f"{_SENTENCES[verdict]}",
+            "dim",
+        ),
+    )
+
+
+def _baselines(baselines: Mapping[str, float]) -> str:
+    """The optimum first, then what needs no skill, the best of it first."""
+    order = sorted(baselines, key=lambda name: (name != OPTIMUM, -baselines[name], name != RANDOM))
+    return f"Without training: {', '.join(f'{name} {baselines[name]:.3g}' for name in order)}"
+
+
+def _kinds(summary: Mapping[str, Any], start: str) -> Any:
+    made = table("kind", "tasks", f"{start}, sampled", "trained, sampled", "difference", right=("tasks",))
+    is_success = summary["skill"].get("measure") == Measure.SUCCESS
+    for each in summary["kinds"]:
+        made.add_row(
+            Text(each["kind"]),
+            str(each["tasks"]),
+            _value(each["before"], is_success),
+            _value(each["after"], is_success),
+            Text(_change(each, is_success), style=_STYLES[Verdict(each["verdict"])].removeprefix("bold ")),
+        )
+    return made
+
+
+def _name(reference: str, start: str) -> str:
+    return reference.replace("before", start, 1) if reference.startswith("before,") else f"`{reference}`"
+
+
+def _value(value: float, is_success: bool) -> str:
+    return f"{value:.1%}" if is_success else f"{value:.3g}"
+
+
+def _change(told: Mapping[str, Any], is_success: bool) -> str:
+    (low, high), difference = told["interval"], told["difference"]
+    if is_success:
+        return f"{100 * difference:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
+    return f"{difference:+.3g} of return [{low:+.3g}, {high:+.3g}]"
