@@ -5,29 +5,37 @@
                                                 x *= 2
                                                 return x
 
-A recipe belongs to one split by a hash of its text, so splits share none, however many are drawn.
+A recipe belongs to one split by a hash of the function that it describes ("add 3, add 2" and "add 2, add 3"
+are one). A split goes through some thousand functions before one comes again.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from rllm.environments.single_turn import SingleTurnEnvironment
-from rllm.environments.world import Turns, World
+from rllm.environments.world import OPTIMUM, RANDOM, Turns, World
 from rllm.errors import ConfigError
 
 SPLITS = ("train", "validation", "test")
 SIGN_OF = {"add": "+", "take": "-", "times": "*", "mod": "%"}
 """Word of the recipe -> sign of the program."""
-TRIED_ON = (-7, 0, 1, 2, 5, 12, 100)
-"""The x that a program is run on."""
-MISTAKES = ("wrong_sign", "wrong_number", "wrong_order")
-"""What an expert does who is not quite awake."""
-_MAX_DRAWS = 10_000
-_MAX_NUMBER = 9
+MIN_NUMBER, MAX_NUMBER = 2, 9
+TRIED_ON = range(-4, 14)
+"""The x that a program is run on. They tell any two recipes apart that differ anywhere: without a `mod` a
+recipe is a line with a slope, two of which differ on one of two points; with one it has a period of at most
+9, and sequences with periods p and q that agree on p + q numbers in a row are one (Fine and Wilf 1965)."""
+MISTAKES = ("plus_only", "wrong_sign", "wrong_number", "wrong_order")
+"""What an expert does who is not quite awake; `plus_only` adds every number, whatever the word."""
+_MAX_DRAWS = 2_000
+"""Draws in a row that give no new function before a split counts as used up."""
+_NUM_FUNCTIONS = {"train": 3072, "validation": 1024, "test": 1024}
+"""How many functions a split goes through, if there are as many, before it begins again."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -52,6 +60,15 @@ class Recipe:
             x = _applied(word, x, number)
         return x
 
+    def tests(self, tried_on: Iterable[int]) -> list[dict[str, Any]]:
+        """What the code grader runs."""
+        return [{"args": [x], "expected": self.value(x)} for x in tried_on]
+
+    @property
+    def function(self) -> tuple[int, ...]:
+        """Its values on TRIED_ON: the same for two recipes that describe one function, and for no others."""
+        return tuple(map(self.value, TRIED_ON))
+
 
 def small_program_tasks(
     split: str,
@@ -73,7 +90,7 @@ def small_program_tasks(
     lengths = [num_parts] if isinstance(num_parts, int) else list(num_parts)
     if not lengths or not all(1 <= length <= 8 for length in lengths):
         raise ConfigError(f"`num_parts` is {num_parts!r}; choose from 1 to 8, or a list of such numbers.")
-    recipes = [_recipe(split, start + offset, lengths) for offset in range(count)]
+    recipes = _recipes(split, start, count, tuple(lengths))
     return [
         {
             "task_id": f"small-programs-{split}-{start + offset}",
@@ -81,10 +98,7 @@ def small_program_tasks(
             "parts": [list(part) for part in recipe.parts],
             "grader": "code",
             "grader_args": {"sandbox": sandbox},
-            "grading": {
-                "function": "f",
-                "tests": [{"args": [x], "expected": recipe.value(x)} for x in TRIED_ON],
-            },
+            "grading": {"function": "f", "tests": recipe.tests(TRIED_ON)},
         }
         for offset, recipe in enumerate(recipes)
     ]
@@ -99,45 +113,113 @@ def demonstration(
         raise ConfigError(f"`mistakes` has {unknown[0]!r}; experts know {', '.join(MISTAKES)}.")
     if not 0.0 <= noise <= 1.0:
         raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
-    recipe = Recipe(parts=tuple((word, number) for word, number in task["parts"]))
+    recipe = recipe_of(task)
     if mistakes and rng.random() < noise:
         recipe = _spoiled(recipe, mistakes[int(rng.integers(len(mistakes)))], rng)
     return [(task["question"], recipe.program())]
 
 
 def split_of(recipe: Recipe) -> str:
-    """The one split that a recipe is drawn for: half of all train, a quarter validates, a quarter tests."""
-    digest = hashlib.blake2b(recipe.text.encode(), digest_size=8, salt=b"small-programs").digest()
+    """The one split that a function is drawn for: half of all train, a quarter validates, a quarter tests."""
+    digest = hashlib.blake2b(repr(recipe.function).encode(), digest_size=8, salt=b"small-programs").digest()
     return ("test", "validation", "train", "train")[digest[0] % 4]
 
 
-def _recipe(split: str, index: int, lengths: Sequence[int]) -> Recipe:
-    """Counter-based: a function of these arguments alone."""
-    rng = np.random.Generator(np.random.Philox(key=[SPLITS.index(split), index]))
-    for _ in range(_MAX_DRAWS):
-        length = lengths[int(rng.integers(len(lengths)))]
-        recipe = Recipe(parts=tuple(_part(rng) for _ in range(length)))
-        if split_of(recipe) == split:
-            return recipe
-    raise ConfigError(f"{_MAX_DRAWS} draws gave no recipe of the {split} split; raise `num_parts`.")
+def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """What programs come to that copy the numbers and do not read the words, and the best one program."""
+    asked = [recipe_of(task) for task in tasks]
+    functions = [recipe.function for recipe in asked]
+    most = max(functions, key=functions.count)
+    return {
+        RANDOM: [_luck(recipe) for recipe in asked],
+        OPTIMUM: [1.0] * len(asked),
+        "one program for all": [float(function == most) for function in functions],
+        **{
+            f"always {word}": [
+                float(_with_words(recipe, [word] * len(recipe.parts)).function == recipe.function)
+                for recipe in asked
+            ]
+            for word in SIGN_OF
+        },
+    }
+
+
+def recipe_of(task: Mapping[str, Any]) -> Recipe:
+    return Recipe(parts=tuple((word, number) for word, number in task["parts"]))
+
+
+def _luck(recipe: Recipe) -> float:
+    """How likely random signs before the right numbers make the right function."""
+    words = list(itertools.product(SIGN_OF, repeat=len(recipe.parts)))
+    return sum(_with_words(recipe, each).function == recipe.function for each in words) / len(words)
+
+
+def _with_words(recipe: Recipe, words: Sequence[str]) -> Recipe:
+    numbers = (number for _, number in recipe.parts)
+    return Recipe(parts=tuple(zip(words, numbers, strict=True)))
+
+
+def _recipes(split: str, start: int, count: int, lengths: tuple[int, ...]) -> list[Recipe]:
+    """Recipes of different functions; from the first again once all were drawn."""
+    drawn = _drawn(split, lengths)
+    if count and not drawn:
+        raise ConfigError(
+            f"{_MAX_DRAWS} draws gave no recipe of the {split} split; raise `num_parts`, which is {lengths}."
+        )
+    return [drawn[index % len(drawn)] for index in range(start, start + count)]
+
+
+@lru_cache(maxsize=16)
+def _drawn(split: str, lengths: tuple[int, ...]) -> list[Recipe]:
+    def draw(rng: np.random.Generator) -> Recipe:
+        return Recipe(parts=tuple(_part(rng) for _ in range(lengths[int(rng.integers(len(lengths)))])))
+
+    return distinct_recipes(split, draw)
+
+
+def distinct_recipes(split: str, draw: Callable[[np.random.Generator], Recipe]) -> list[Recipe]:
+    """What `draw` makes of random numbers that are the split's own, each function once."""
+    rng = np.random.Generator(np.random.Philox(key=[SPLITS.index(split), 0]))
+    recipes: list[Recipe] = []
+    functions: set[tuple[int, ...]] = set()
+    fruitless = 0
+    while len(recipes) < _NUM_FUNCTIONS[split] and fruitless < _MAX_DRAWS:
+        recipe = draw(rng)
+        fruitless += 1
+        if (function := recipe.function) not in functions:
+            functions.add(function)
+            if split_of(recipe) == split:
+                recipes.append(recipe)
+                fruitless = 0
+    return recipes
 
 
 def _part(rng: np.random.Generator) -> tuple[str, int]:
     words = list(SIGN_OF)
-    return words[int(rng.integers(len(words)))], int(rng.integers(2, _MAX_NUMBER + 1))
+    return words[int(rng.integers(len(words)))], int(rng.integers(MIN_NUMBER, MAX_NUMBER + 1))
+
+
+def _identity(task: Mapping[str, Any]) -> str:
+    return repr(recipe_of(task).function)
+
+
+def _kind(task: Mapping[str, Any]) -> str:
+    return "with mod" if any(word == "mod" for word, _ in task["parts"]) else "without mod"
 
 
 def _spoiled(recipe: Recipe, mistake: str, rng: np.random.Generator) -> Recipe:
     parts = list(recipe.parts)
     place = int(rng.integers(len(parts)))
     word, number = parts[place]
+    if mistake == "plus_only":
+        return _with_words(recipe, ["add"] * len(parts))
     if mistake == "wrong_order":
         parts.reverse()
     elif mistake == "wrong_sign":
         others = [each for each in SIGN_OF if each != word]
         parts[place] = (others[int(rng.integers(len(others)))], number)
     else:
-        others = [each for each in range(2, _MAX_NUMBER + 1) if each != number]
+        others = [each for each in range(MIN_NUMBER, MAX_NUMBER + 1) if each != number]
         parts[place] = (word, others[int(rng.integers(len(others)))])
     return Recipe(parts=tuple(parts))
 
@@ -155,4 +237,7 @@ WORLD = World(
     tasks=small_program_tasks,
     demonstrate=demonstration,
     expert_args=("mistakes",),
+    identity=_identity,
+    kind=_kind,
+    baselines=baselines,
 )

@@ -28,6 +28,7 @@ WORLDS = {
     "maze": "rllm.environments.games.maze:WORLD",
     "minesweeper": "rllm.environments.games.minesweeper:WORLD",
     "n-queens": "rllm.environments.games.n_queens:WORLD",
+    "program-repair": "rllm.environments.program_repair:WORLD",
     "small-programs": "rllm.environments.small_programs:WORLD",
     "shop-desk": "rllm.environments.shop_desk:WORLD",
     "sokoban": "rllm.environments.games.sokoban:WORLD",
