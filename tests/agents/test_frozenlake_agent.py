@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rllm.agents import BaseAgent, FrozenLakeAgent, check_agent
 from rllm.agents.frozenlake import neighbours, parse_move, system_prompt
 from rllm.environments import FrozenLakeEnv
+from rllm.errors import ConfigError
 from rllm.types import Action, Step
 
 WORDS = ("Left", "Down", "Right", "Up")
@@ -168,3 +169,30 @@ def test_the_prompt_is_short_because_every_token_costs() -> None:
 def test_the_agent_keeps_the_contract(agent: FrozenLakeAgent) -> None:
     check_agent(agent, observation="PF\nHG", answer="Right")
     check_agent(agent, observation="PF\nHG", answer="nonsense")
+
+
+@pytest.mark.parametrize(
+    ("grid", "shown"),
+    [
+        ("PFH\nHFF\nFFG", "PF\nHF"),
+        ("FFH\nHPF\nFFG", "PF\nFG"),
+        ("FFH\nHFP\nFFG", "P\nG"),
+        ("FFH\nHFF\nFPG", "PG"),
+    ],
+)
+def test_an_agent_with_a_view_sees_the_grid_from_where_it_stands(grid: str, shown: str) -> None:
+    agent = FrozenLakeAgent(view=2)
+    agent.update_from_env(grid, 0.0, False, {})
+    assert agent.chat_completions[-1] == {"role": "user", "content": shown}
+
+
+def test_a_view_of_a_small_lake_is_all_of_it_and_the_neighbours_stand_below() -> None:
+    agent = FrozenLakeAgent(view=4, show_neighbours=True)
+    agent.update_from_env("PFH\nHFF\nFFG", 0.0, False, {})
+    assert agent.chat_completions[-1]["content"] == "PFH\nHFF\nFFG\n#HF#"
+
+
+@pytest.mark.parametrize("view", [0, -1, 2.5, True, "4"])
+def test_a_view_that_is_no_number_of_cells_is_refused(view: Any) -> None:
+    with pytest.raises(ConfigError, match="`view` is"):
+        FrozenLakeAgent(view=view)

@@ -181,7 +181,7 @@ def test_an_unknown_key_of_a_task_is_refused(key: str, mend: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"size": 3}, r"`size` is 3; maps are drawn 4 to 8 cells wide"),
+        ({"size": 2}, r"`size` is 2; maps are drawn 3 to 8 cells wide"),
         ({"size": 9}, r"`size` is 9"),
         ({"size": "4"}, r"`size` is '4'"),
         ({"size": 8}, r"`max_steps` is 8; the goal is 14 or more moves away"),

@@ -1,7 +1,9 @@
 """Maps are solvable, drawn by number alone, and no two splits share one."""
 
+import itertools
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from rllm.environments.frozenlake import (
     DROWNED,
     MOVES,
     SPLITS,
+    WORLD,
     FrozenLakeEnv,
     demonstration,
     expert_move,
@@ -24,19 +27,72 @@ from rllm.environments.frozenlake import (
 from rllm.errors import ConfigError
 
 
-def test_no_map_is_in_two_splits_over_thousands_of_draws() -> None:
-    maps = {split: {tuple(lake_map(split, index)) for index in range(2500)} for split in SPLITS}
-    assert all(len(each) > 200 for each in maps.values())
+def test_no_map_is_in_two_splits() -> None:
+    maps = {split: {tuple(lake_map(split, index)) for index in range(800)} for split in SPLITS}
+    assert all(len(each) > 100 for each in maps.values())
     for split, rows in maps.items():
         others = set().union(*(maps[other] for other in SPLITS if other != split))
         assert not rows & others
         assert {split_of(each) for each in rows} == {split}
 
 
-@pytest.mark.parametrize("size", range(4, 9))
+@pytest.mark.parametrize("size", range(3, 9))
 def test_the_lake_without_holes_is_for_training(size: int) -> None:
     rows = ["S" + "F" * (size - 1), *["F" * size] * (size - 2), "F" * (size - 1) + "G"]
     assert split_of(rows) == "train"
+
+
+def grids_alike(rows: Sequence[str]) -> set[str]:
+    """The eight rotations and reflections of a map, by numpy."""
+    grid = np.array([list(row) for row in rows])
+    images = [turned for side in (grid, grid.T) for turned in (np.rot90(side, k) for k in range(4))]
+    return {"\n".join("".join(row) for row in image) for image in images}
+
+
+def test_no_lake_of_one_split_is_a_mirrored_one_of_another() -> None:
+    drawn = {split: [lake_map(split, index, size=3 + index % 2) for index in range(200)] for split in SPLITS}
+    alike = {split: set().union(*map(grids_alike, maps)) for split, maps in drawn.items()}
+    assert all(len(grids_alike(maps[0])) > 1 for maps in drawn.values())
+    for split in SPLITS:
+        assert not alike[split] & set().union(*(alike[other] for other in SPLITS if other != split))
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_held_out_lakes_of_several_sizes_differ_by_more_than_reflection(split: str) -> None:
+    tasks = WORLD.tasks(split, 256, size=[3, 4, 5, 6], max_steps=12)
+    kinds = Counter(WORLD.kind(task) for task in tasks)
+    maps = [FrozenLakeEnv.from_dict(task).desc for task in tasks]
+    assert len({min(grids_alike(rows)) for rows in maps}) == 256
+    assert len({WORLD.identity(task) for task in tasks}) == 256
+    assert set(kinds) == {"3x3", "4x4", "5x5", "6x6"}
+    assert min(kinds[size] for size in ("4x4", "5x5", "6x6")) > 50
+    assert tasks[:40] == WORLD.tasks(split, 40, size=[3, 4, 5, 6], max_steps=12)
+
+
+def test_of_a_size_with_few_lakes_there_are_fewer_tasks_than_were_asked_for() -> None:
+    tasks = lake_tasks("test", 100, size=3, max_steps=12)
+    every_way = {
+        min(grids_alike(rows))
+        for holes in itertools.product("FH", repeat=7)
+        if split_of(rows := [f"S{''.join(holes[:2])}", "".join(holes[2:5]), f"{''.join(holes[5:])}G"])
+        == "test"
+        and is_valid([list(row) for row in rows], 3)
+    }
+    assert {min(grids_alike(FrozenLakeEnv.from_dict(task).desc)) for task in tasks} <= every_way
+    assert len(tasks) == len(every_way) == 8
+
+
+def test_the_same_lake_is_another_task_when_it_is_slippery_or_there_is_more_time() -> None:
+    rows = ["SFF", "FHF", "FFG"]
+    ways = [{"desc": rows, "max_steps": 8}, {"desc": rows}, {"desc": ["GFF", "FHF", "FFS"]}]
+    others = [{"desc": rows, "max_steps": 9}, {"desc": rows, "is_slippery": True}]
+    assert [len({WORLD.identity(task) for task in tasks}) for tasks in (ways, others)] == [1, 2]
+    assert not {WORLD.identity(task) for task in ways} & {WORLD.identity(task) for task in others}
+
+
+def test_no_sizes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="`size` is an empty list"):
+        lake_tasks("train", 1, size=[])
 
 
 def test_half_of_all_maps_train_and_a_quarter_each_validates_and_tests() -> None:
@@ -84,7 +140,7 @@ def arrives(env: FrozenLakeEnv, seed: int = 0) -> bool:
 def test_a_map_depends_on_its_number_and_not_on_what_was_drawn_before() -> None:
     for index in range(40):
         lake_map("test", index, size=7, max_steps=16)
-    drawn_in_a_fresh_process = ["SFHFFFF", "FFFFFFF", "FFFFFFF", "FFFHFFF", "FFFFHFF", "FFFFFFF", "FFFFFFG"]
+    drawn_in_a_fresh_process = ["SFHFFFF", "FFFFFFF", "HFHHFFF", "FHFFFHF", "HFFFFHF", "FFFFFFF", "FFFFFFG"]
     assert lake_map("test", 41, size=7, max_steps=16) == drawn_in_a_fresh_process
 
 

@@ -10,7 +10,9 @@ from importlib import resources
 from typing import Any
 
 from rllm.agents.base import BaseAgent
-from rllm.environments.frozenlake import MOVES, PLAYER
+from rllm.environments.frozenlake import PLAYER
+from rllm.environments.lake_values import MOVES
+from rllm.errors import ConfigError
 from rllm.types.episode import Action, Step, Trajectory
 from rllm.types.messages import Message
 
@@ -43,12 +45,19 @@ class FrozenLakeAgent(BaseAgent):
     """One user message per observation: the grid and nothing else, unless asked for.
 
     `max_steps` adds how many moves are left; `show_neighbours` adds a line with what lies to the left, below,
-    to the right and above.
+    to the right and above. With `view` the grid is cut to what lies ahead: as many rows from the player's
+    own downwards, and as many columns from the player's own to the right, so that lakes of all sizes look
+    alike.
     """
 
-    def __init__(self, max_steps: int | None = None, show_neighbours: bool = False) -> None:
+    def __init__(
+        self, max_steps: int | None = None, show_neighbours: bool = False, view: int | None = None
+    ) -> None:
+        if view is not None and (not isinstance(view, int) or isinstance(view, bool) or view < 1):
+            raise ConfigError(f"`view` is {view!r}; it is a number of rows and columns, so choose 1 or more.")
         self._max_steps = max_steps
         self._show_neighbours = show_neighbours
+        self._view = view
         self.reset()
 
     @property
@@ -90,12 +99,19 @@ class FrozenLakeAgent(BaseAgent):
         return action
 
     def _question(self, grid: str) -> str:
-        lines = [grid]
+        lines = [grid if self._view is None else ahead(grid, self._view)]
         if self._show_neighbours:
             lines.append(neighbours(grid))
         if self._max_steps is not None:
             lines.append(f"Moves left: {self._max_steps - len(self._trajectory.steps)}")
         return "\n".join(lines)
+
+
+def ahead(grid: str, view: int) -> str:
+    """The part of the grid that begins with the player and has at most `view` rows and columns."""
+    rows = grid.split("\n")
+    row, column = next((row, cells.index(PLAYER)) for row, cells in enumerate(rows) if PLAYER in cells)
+    return "\n".join(cells[column : column + view] for cells in rows[row : row + view])
 
 
 def neighbours(grid: str) -> str:

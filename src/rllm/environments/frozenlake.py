@@ -3,38 +3,48 @@
     (split, index) ──► lake_map ──► rows ──► FrozenLakeEnv ──► "PFFF\\nFHFH\\nFFFH\\nHFFG"
                                       └────► expert_move, demonstration (what supervised training starts from)
 
-A map belongs to one split by a hash of its rows. So training, validation and test cannot share a map, however
-many are drawn; to have different seeds would not be enough, because small maps repeat.
+A map belongs to one split by a hash of where its holes are, up to rotation and reflection. So training,
+validation and test cannot share a lake, however many are drawn; to have different seeds would not be enough,
+because small maps repeat.
 """
 
 import difflib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
 from rllm.environments.base import BaseEnv, Moved, moved
-from rllm.environments.world import World
+from rllm.environments.lake_values import MOVES, best_moves, distances, expected_return, outcomes_of
+from rllm.environments.world import OPTIMUM, RANDOM, World
 from rllm.errors import AgentError, ConfigError
 from rllm.types.episode import Action
 
-MOVES = ("Left", "Down", "Right", "Up")
-"""In the order of Gymnasium's actions 0 to 3."""
 PLAYER, DROWNED, ARRIVED = "P", "X", "W"
 """How the player's cell is shown on the ice, in a hole and on the goal."""
 SPLITS = ("train", "validation", "test")
-_SIZES = range(4, 9)
-_SALT = b"lake-19"
-"""Chosen so that the maps without holes, of all sizes, fall in the training split."""
+_SIZES = range(3, 9)
+_SALT = b"lake-404"
+"""Chosen so that the maps without holes, of all sizes, fall in the training split, and that the 27 lakes of
+3 x 3, with the start in a corner, are about evenly divided."""
 _MAX_DRAWS = 10_000
 _DRAWS_AT_ONCE = 16
-_UNREACHABLE = 1 << 30
-_DISCOUNT = 0.95
-_TIE = 1e-9
+_MAX_REPEATS = 500
+"""Lakes in a row that were drawn before, after which a held-out split counts as exhausted."""
+_BLIND_POLICIES: dict[str, tuple[float, ...] | None] = {
+    OPTIMUM: None,
+    RANDOM: (0.25, 0.25, 0.25, 0.25),
+    "always Left": (1.0, 0.0, 0.0, 0.0),
+    "always Down": (0.0, 1.0, 0.0, 0.0),
+    "always Right": (0.0, 0.0, 1.0, 0.0),
+    "always Up": (0.0, 0.0, 0.0, 1.0),
+    "Down or Right": (0.0, 0.5, 0.5, 0.0),
+}
+"""Chance of each move, wherever the player is; None looks at the map."""
 _MOVE_OF_WORD = {word.lower(): move for move, word in enumerate(MOVES)}
 _ENV_KEYS = ("size", "p", "seed", "split", "is_slippery", "desc", "max_steps", "random_start")
 _NAMING_KEYS = ("task_id", "uid", "index")
@@ -83,7 +93,7 @@ class FrozenLakeEnv(BaseEnv):
             rows = _given_rows(desc)
             _require_steps(max_steps, at_least=1)
         self._lake = _lake(rows)
-        self._outcomes = _outcomes(len(rows), self._lake.num_columns, bool(is_slippery))
+        self._outcomes = outcomes_of(len(rows), self._lake.num_columns, bool(is_slippery))
         self._is_slippery = bool(is_slippery)
         self._max_steps = max_steps
         self._seed = seed
@@ -105,6 +115,10 @@ class FrozenLakeEnv(BaseEnv):
     @property
     def is_slippery(self) -> bool:
         return self._is_slippery
+
+    @property
+    def max_steps(self) -> int:
+        return self._max_steps
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Back to the start. Without a seed, slippery ice goes on with the draws of the episode before."""
@@ -179,9 +193,21 @@ def lake_map(
 def split_of(rows: Sequence[str]) -> str:
     """The one split that a map is drawn for: half of all maps train, a quarter validates, a quarter tests.
 
-    It depends on where the holes are, not on start and goal: another start does not make a new lake.
+    It depends on where the holes are, up to rotation and reflection, and not on start and goal: a mirrored
+    lake is no new one, and neither is one with another start.
     """
-    return _split_of_text(_holes("\n".join(rows)))
+    holes = _canonical([row.replace("S", "F").replace("G", "F") for row in rows])
+    quarter = hashlib.blake2b(holes.encode(), digest_size=8, salt=_SALT).digest()[0] % 4
+    return ("test", "validation", "train", "train")[quarter]
+
+
+def _canonical(rows: Sequence[str]) -> str:
+    """The same text for all eight rotations and reflections of a map: the least of theirs."""
+    images: list[str] = []
+    for turned in (rows, ["".join(column) for column in zip(*rows, strict=True)]):
+        for each in (turned, [row[::-1] for row in turned]):
+            images += ["\n".join(each), "\n".join(each[::-1])]
+    return min(images)
 
 
 def lake_tasks(
@@ -189,32 +215,55 @@ def lake_tasks(
     count: int,
     *,
     start: int = 0,
-    size: int = 4,
+    size: int | Sequence[int] = 4,
     p: float = 0.8,
     is_slippery: bool = False,
     max_steps: int = 8,
     random_start: bool = False,
 ) -> list[dict[str, Any]]:
-    """Tasks for maps `start` to `start + count - 1` of a split; each goes into FrozenLakeEnv.from_dict."""
+    """Tasks for maps of a split, from number `start` on; each goes into FrozenLakeEnv.from_dict.
+
+    Several sizes take turns, by the number of the map. Of the held-out splits a map that is there already, up
+    to rotation and reflection, is left out and the next number taken: so no two tasks are the same lake, and
+    there are fewer than `count` where no more lakes are found. Training maps come as they are drawn.
+    """
     if count < 0 or start < 0:
         raise ConfigError(f"`count` is {count} and `start` is {start}; maps are counted from 0 upwards.")
-    if count > 0:
-        lake_map(
-            split, start, size=size, p=p, max_steps=max_steps, random_start=random_start
-        )  # refuses impossible arguments before work starts
+    sizes = [size] if isinstance(size, int) else list(size)
+    if not sizes:
+        raise ConfigError("`size` is an empty list; give at least one size of lakes.")
+    for place, each in enumerate(sizes[: max(count, 0)]):  # refuses impossible arguments before work starts
+        lake_map(split, start + place, size=each, p=p, max_steps=max_steps, random_start=random_start)
+    numbers = range(start, start + count)
+    if split != "train":
+        drawn = partial(_drawn_rows, p=p, max_steps=max_steps, random_start=bool(random_start))
+        numbers = _distinct_numbers(
+            lambda number: drawn(split, number, sizes[number % len(sizes)]), start, count
+        )
     return [
         {
-            "task_id": f"frozenlake-{split}-{index}",
+            "task_id": f"frozenlake-{split}-{number}",
             "split": split,
-            "seed": index,
-            "size": size,
+            "seed": number,
+            "size": sizes[number % len(sizes)],
             "p": p,
             "is_slippery": is_slippery,
             "max_steps": max_steps,
             "random_start": random_start,
         }
-        for index in range(start, start + count)
+        for number in numbers
     ]
+
+
+def _distinct_numbers(rows_of: Callable[[int], Sequence[str]], start: int, count: int) -> list[int]:
+    """The first `count` numbers from `start` on whose lakes differ by more than rotation and reflection."""
+    first_number: dict[str, int] = {}
+    number, num_repeats = start, 0
+    while len(first_number) < count and num_repeats < _MAX_REPEATS:
+        is_new = first_number.setdefault(_canonical(rows_of(number)), number) == number
+        num_repeats = 0 if is_new else num_repeats + 1
+        number += 1
+    return list(first_number.values())
 
 
 def expert_move(
@@ -226,7 +275,7 @@ def expert_move(
     to arrive.
     """
     row, column = position
-    best = _best_moves(tuple(desc), is_slippery)[row * len(desc[0]) + column]
+    best = best_moves(tuple(desc), is_slippery)[row * len(desc[0]) + column]
     return best[0] if len(best) == 1 else best[rng.integers(len(best))]
 
 
@@ -253,12 +302,12 @@ def demonstration(
         raise ConfigError(f"`sight` is {sight!r}; it is a number of moves, so choose an integer from 0 up.")
     env = FrozenLakeEnv.from_dict(task)
     observation, _ = env.reset(seed=int(rng.integers(2**31)))
-    distances = _distances("".join(env.desc), _outcomes(len(env.desc), len(env.desc[0]), False))
+    to_go = distances("".join(env.desc), outcomes_of(len(env.desc), len(env.desc[0]), False))
     turns: list[tuple[str, str]] = []
     done = False
     while not done:
         row, column = env.position
-        sees = sight is None or distances[row * len(env.desc[0]) + column] <= sight
+        sees = sight is None or to_go[row * len(env.desc[0]) + column] <= sight
         if not sees or rng.random() < noise:
             mistakes = _moves_over_ice(env.desc, env.position) if strolls else MOVES
             move = mistakes[rng.integers(len(mistakes))]
@@ -287,7 +336,7 @@ def _drawn_rows(
 ) -> tuple[str, ...]:
     # A key names the map, so any map is drawn without the ones before it.
     rng = np.random.Generator(np.random.Philox(key=[SPLITS.index(split), index]))
-    outcomes = _outcomes(size, size, False)
+    firm = outcomes_of(size, size, False)
     grids = np.full((_DRAWS_AT_ONCE, size, size + 1), ord("\n"), dtype=np.uint8)
     start, goal = 0, size * size - 1
     for _ in range(_MAX_DRAWS // _DRAWS_AT_ONCE):
@@ -296,11 +345,9 @@ def _drawn_rows(
             if random_start:
                 start = int(rng.integers(goal))
             grid[divmod(start, size)], grid[divmod(goal, size)] = ord("S"), ord("G")
-            text = grid.tobytes()[:-1].decode()
-            if _split_of_text(_holes(text)) == split:
-                rows = tuple(text.split("\n"))
-                if _distances("".join(rows), outcomes)[start] <= max_steps:
-                    return rows
+            rows = tuple(grid.tobytes()[:-1].decode().split("\n"))
+            if split_of(rows) == split and distances("".join(rows), firm)[start] <= max_steps:
+                return rows
     raise ConfigError(
         f"{_MAX_DRAWS} draws with `size` {size} and `p` {p} gave no map of the {split} split whose goal is "
         f"within `max_steps` {max_steps} moves; raise `max_steps`, or bring `p` nearer to 0.8."
@@ -356,18 +403,6 @@ def _given_rows(desc: Sequence[str]) -> tuple[str, ...]:
     return tuple(desc)
 
 
-def _holes(text: str) -> bytes:
-    """A map as if it began and ended in the corners, where that is possible: what decides on its split."""
-    cells = text.replace("S", "F").replace("G", "F")
-    first, last = ("S" if cells[0] == "F" else "H"), ("G" if cells[-1] == "F" else "H")
-    return f"{first}{cells[1:-1]}{last}".encode()
-
-
-def _split_of_text(text: bytes) -> str:
-    quarter = hashlib.blake2b(text, digest_size=8, salt=_SALT).digest()[0] % 4
-    return ("test", "validation", "train", "train")[quarter]
-
-
 @lru_cache(maxsize=16_384)
 def _lake(rows: tuple[str, ...]) -> Lake:
     cells = "".join(rows)
@@ -380,73 +415,25 @@ def _lake(rows: tuple[str, ...]) -> Lake:
     )
 
 
-Outcomes = tuple[tuple[tuple[tuple[float, int], ...], ...], ...]
+def identity(task: Mapping[str, Any]) -> str:
+    """The lake of a task up to rotation and reflection, start and goal included, and how it is played."""
+    env = FrozenLakeEnv.from_dict(dict(task))
+    return f"{_canonical(env.desc)} {env.max_steps} moves{' slippery' if env.is_slippery else ''}"
 
 
-@lru_cache(maxsize=256)
-def _outcomes(num_rows: int, num_columns: int, is_slippery: bool) -> Outcomes:
-    """[state][move] -> (probability, next state) pairs, in the order that Gymnasium draws from.
-
-    Read off Gymnasium's own table for a lake without holes or goal: where the ice leads depends on the edges
-    alone, and what the reached cell means is on the map. So one table serves all maps of a shape.
-    """
-    from gymnasium.envs.toy_text import frozen_lake  # heavy: only who plays waits for it
-
-    ice = ["S" + "F" * (num_columns - 1), *["F" * num_columns] * (num_rows - 1)]
-    table = frozen_lake.FrozenLakeEnv(desc=ice, is_slippery=is_slippery).P
-    return tuple(
-        tuple(
-            tuple((float(probability), int(state)) for probability, state, _, _ in table[state_before][move])
-            for move in range(len(MOVES))
-        )
-        for state_before in range(num_rows * num_columns)
-    )
+def kind(task: Mapping[str, Any]) -> str:
+    """Size of the lake, such as `4x4`."""
+    rows = FrozenLakeEnv.from_dict(dict(task)).desc
+    return f"{len(rows)}x{len(rows[0])}"
 
 
-def _distances(cells: str, outcomes: Outcomes) -> list[int]:
-    """Moves on firm ice from each state to the nearest goal: breadth-first from there."""
-    distances = [_UNREACHABLE] * len(cells)
-    reached = [state for state, cell in enumerate(cells) if cell == "G"]
-    distance = 0
-    while reached:
-        for state in reached:
-            distances[state] = distance
-        distance += 1
-        neighbours = {outcome[0][1] for state in reached for outcome in outcomes[state]}
-        reached = [state for state in neighbours if distances[state] == _UNREACHABLE and cells[state] != "H"]
-    return distances
-
-
-@lru_cache(maxsize=16_384)
-def _best_moves(rows: tuple[str, ...], is_slippery: bool) -> tuple[tuple[str, ...], ...]:
-    """The equally good moves of each state; all four where none leads to the goal."""
-    cells, outcomes = "".join(rows), _outcomes(len(rows), len(rows[0]), is_slippery)
-    if is_slippery:
-        values_S_A = _move_values(cells, outcomes)
-    else:
-        distances = np.array(_distances(cells, outcomes))
-        values_S_A = -distances[np.array([[move[0][1] for move in moves] for moves in outcomes])]
-    is_best_S_A = values_S_A >= values_S_A.max(axis=1, keepdims=True) - _TIE
-    return tuple(
-        tuple(word for word, is_best in zip(MOVES, row, strict=True) if is_best) for row in is_best_S_A
-    )
-
-
-def _move_values(cells: str, outcomes: Outcomes) -> np.ndarray:
-    """[S, A] discounted chance to arrive: Q = sum_k P_k (r_k + gamma max Q(next_k)), by iteration."""
-    table = np.array(outcomes)
-    probabilities_S_A_K, next_S_A_K = table[..., 0], table[..., 1].astype(int)
-    kinds = np.array(list(cells))
-    paid_S_A_K = (kinds == "G")[next_S_A_K]
-    goes_on_S = np.isin(kinds, ["S", "F"])
-    values_S = np.zeros(len(cells))
-    while True:
-        values_S_A = (probabilities_S_A_K * (paid_S_A_K + _DISCOUNT * values_S[next_S_A_K])).sum(axis=-1)
-        new_values_S = values_S_A.max(axis=1) * goes_on_S
-        change = np.abs(new_values_S - values_S).max()
-        values_S = new_values_S
-        if change < _TIE * (1 - _DISCOUNT):
-            return values_S_A
+def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Exact returns of the best policy, of random moves, and of each policy that looks at nothing."""
+    envs = [FrozenLakeEnv.from_dict(dict(task)) for task in tasks]
+    return {
+        name: [expected_return(env.desc, env.is_slippery, env.max_steps, policy) for env in envs]
+        for name, policy in _BLIND_POLICIES.items()
+    }
 
 
 WORLD = World(
@@ -454,4 +441,7 @@ WORLD = World(
     tasks=lake_tasks,
     demonstrate=demonstration,
     expert_args=("strolls", "sight"),
+    identity=identity,
+    kind=kind,
+    baselines=baselines,
 )
