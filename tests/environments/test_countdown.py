@@ -3,6 +3,8 @@
 import json
 from collections import Counter
 from itertools import permutations, product
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,14 @@ from hypothesis import strategies as st
 from rllm.environments.checks import check_env
 from rllm.environments.countdown import (
     SPLITS,
+    WORLD,
     CountdownEnv,
     Problem,
-    countdown_problem,
+    baselines,
     countdown_tasks,
     demonstration,
+    identity,
+    kind,
     problem_of,
     random_answer,
     solutions,
@@ -26,21 +31,76 @@ from rllm.errors import AgentError, ConfigError
 from rllm.rewards.countdown import CountdownReason, grade_countdown
 from rllm.types.episode import Action
 
-
-def asked(problem: Problem) -> tuple[tuple[int, ...], int]:
-    """What makes two problems the same one."""
-    return tuple(sorted(problem.numbers)), problem.target
+SUMS_AND_DIFFERENCES: dict[str, Any] = {"num_numbers": 2, "max_number": 99, "operators": "+-"}
+"""Those of the catalogue."""
 
 
-@pytest.mark.parametrize("num_numbers", [2, 3])
-def test_no_problem_is_in_two_splits_over_thousands_of_draws(num_numbers: int) -> None:
-    drawn = {
-        split: {asked(countdown_problem(split, index, num_numbers=num_numbers)) for index in range(1000)}
-        for split in SPLITS
-    }
-    assert all(len(each) > 30 for each in drawn.values())
+@pytest.mark.parametrize("arguments", [{}, SUMS_AND_DIFFERENCES])
+def test_no_problem_is_in_two_splits_over_hundreds_of_draws(arguments: dict[str, Any]) -> None:
+    drawn = {split: {identity(task) for task in countdown_tasks(split, 300, **arguments)} for split in SPLITS}
+    assert all(len(each) > 100 for each in drawn.values())
     for split, problems in drawn.items():
         assert not problems & set().union(*(drawn[other] for other in SPLITS if other != split))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("start", [0, 1_000_192])
+def test_the_first_256_tasks_of_a_split_are_as_many_problems(split: str, start: int) -> None:
+    tasks = countdown_tasks(split, 256, start=start, **SUMS_AND_DIFFERENCES)
+    assert len({(tuple(sorted(task["numbers"])), task["target"]) for task in tasks}) == 256
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_no_answer_that_is_always_the_same_is_right_more_than_half_of_the_time(split: str) -> None:
+    tasks = countdown_tasks(split, 256, **SUMS_AND_DIFFERENCES)
+    right = Counter[str]()
+    for task in tasks:
+        first, second = task["numbers"]
+        values = {
+            "first + second": first + second,
+            "first - second": first - second,
+            "second - first": second - first,
+            "larger - smaller": abs(first - second),
+        }
+        right.update(name for name, value in values.items() if value == task["target"])
+    assert right["first + second"] == right["larger - smaller"] == 128
+    assert 56 <= right["first - second"] <= 72  # equal numbers are both
+    assert 56 <= right["second - first"] <= 72
+    assert Counter(map(kind, tasks)) == {"sums": 128, "differences": 128}
+
+
+def test_kinds_of_four_signs_are_as_many_each_and_no_problem_is_of_two() -> None:
+    tasks = countdown_tasks("train", 200, num_numbers=2, max_number=20)
+    assert Counter(map(kind, tasks)) == dict.fromkeys(("sums", "differences", "products", "quotients"), 50)
+    assert kind({"numbers": [2, 2], "target": 4}) == "sums"
+    assert kind({"numbers": [3, 1, 2], "target": 6}) == "3 numbers"
+
+
+def test_baselines_are_what_chance_and_constants_really_come_to() -> None:
+    tasks = countdown_tasks("validation", 60, **SUMS_AND_DIFFERENCES)
+    known = WORLD.baselines
+    assert known is not None
+    returns = known(tasks)
+    assert list(returns) == ["random", "always +", "optimum"]
+    rng = Random(0)
+    for task, luck, adds in zip(tasks, returns["random"], returns["always +"], strict=True):
+        problem = problem_of(task)
+        answers = [random_answer(problem, rng, "+-") for _ in range(200)]
+        right = sum(grade_countdown(each, problem.numbers, problem.target).is_correct for each in answers)
+        assert abs(right / 200 - luck) < 0.17
+        assert adds == (sum(problem.numbers) == problem.target)
+    assert set(returns["optimum"]) == {1.0}
+    assert known([{"numbers": [3, 3], "target": 0, "operators": "+-"}])["random"] == [0.5]
+
+
+def test_chance_of_three_numbers_is_counted_over_all_ways_to_join_them() -> None:
+    tasks = countdown_tasks("validation", 4, operators="+-*/")
+    for task, luck in zip(tasks, baselines(tasks)["random"], strict=True):
+        problem, rng = problem_of(task), Random(1)
+        answers = [random_answer(problem, rng) for _ in range(1_000)]
+        right = sum(grade_countdown(each, problem.numbers, problem.target).is_correct for each in answers)
+        assert abs(right / 1_000 - luck) < 0.04
+    assert baselines([{"numbers": [1, 1], "target": 5}])["optimum"] == [0.0]
 
 
 @given(numbers=st.lists(st.integers(0, 99), min_size=2, max_size=4), target=st.integers(0, 999))
@@ -63,39 +123,44 @@ def test_half_of_all_problems_train_and_a_quarter_each_validates_and_tests() -> 
     assert 0.22 < counts["test"] / total < 0.28
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     split=st.sampled_from(SPLITS),
-    index=st.integers(0, 2**63 - 1),
+    start=st.integers(0, 2**40).map(lambda number: number * 512),
     num_numbers=st.integers(2, 4),
     max_number=st.integers(9, 30),
     max_target=st.integers(30, 200),
     operators=st.sampled_from(["+-", "+-*", "+-*/", "*+"]),
 )
 def test_every_drawn_problem_has_an_answer_and_the_grader_agrees(
-    split: str, index: int, num_numbers: int, max_number: int, max_target: int, operators: str
+    split: str, start: int, num_numbers: int, max_number: int, max_target: int, operators: str
 ) -> None:
-    problem = countdown_problem(
+    tasks = countdown_tasks(
         split,
-        index,
+        4,
+        start=start,
         num_numbers=num_numbers,
         max_number=max_number,
         max_target=max_target,
         operators=operators,
     )
-    assert len(problem.numbers) == num_numbers
-    assert all(1 <= each <= max_number for each in problem.numbers)
-    assert 0 <= problem.target <= max_target
-    assert split_of(problem) == split
-    answer = solutions(problem, operators)[0]
-    assert grade_countdown(answer, problem.numbers, problem.target).is_correct
-    assert set(answer) <= set(f"{operators}()0123456789")
+    for problem in map(problem_of, tasks):
+        assert len(problem.numbers) == num_numbers
+        assert all(1 <= each <= max_number for each in problem.numbers)
+        assert 0 <= problem.target <= max_target
+        assert split_of(problem) == split
+        answer = solutions(problem, operators)[0]
+        assert grade_countdown(answer, problem.numbers, problem.target).is_correct
+        assert set(answer) <= set(f"{operators}()0123456789")
 
 
-def test_a_problem_is_a_function_of_its_number_alone() -> None:
-    alone = countdown_problem("test", 40, num_numbers=4)
-    assert [countdown_problem("test", index, num_numbers=4) for index in range(39, 42)][1] == alone
-    assert problem_of(countdown_tasks("test", 3, start=39, num_numbers=4)[1]) == alone
+def test_a_task_is_a_function_of_its_number_however_many_are_drawn() -> None:
+    whole = countdown_tasks("test", 1030, **SUMS_AND_DIFFERENCES)
+    for start, count in ((0, 1), (40, 3), (510, 5), (1024, 6), (7, 0)):
+        assert (
+            countdown_tasks("test", count, start=start, **SUMS_AND_DIFFERENCES)
+            == whole[start : start + count]
+        )
 
 
 def test_tasks_go_through_json_into_environments() -> None:
@@ -147,8 +212,8 @@ def test_the_search_finds_an_answer_exactly_where_there_is_one(numbers: list[int
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32), num_numbers=st.integers(2, 4))
 def test_a_mistake_on_purpose_is_a_proper_expression_of_the_numbers(seed: int, num_numbers: int) -> None:
-    problem = countdown_problem("train", seed, num_numbers=num_numbers)
-    answer = random_answer(problem, np.random.default_rng(seed))
+    problem = problem_of(countdown_tasks("train", 1, start=seed * 512, num_numbers=num_numbers)[0])
+    answer = random_answer(problem, Random(seed))
     reason = grade_countdown(answer, problem.numbers, problem.target).reason
     assert reason in (CountdownReason.RIGHT, CountdownReason.WRONG_VALUE)
 
@@ -168,6 +233,23 @@ def test_noise_is_the_share_of_answers_that_are_drawn() -> None:
     assert right(0.0) == 1.0
     assert right(1.0) < 0.2
     assert 0.4 < right(0.5) < 0.65
+
+
+def test_the_habit_of_an_expert_is_wrong_wherever_the_numbers_differ() -> None:
+    rng = np.random.default_rng(0)
+    tasks = countdown_tasks("train", 200, **SUMS_AND_DIFFERENCES)
+    for task in tasks:
+        small, large = sorted(task["numbers"])
+        answer = demonstration(task, noise=1.0, rng=rng, habit="smaller_first")
+        assert answer == f"{small}-{large}"
+        grade = grade_countdown(answer, task["numbers"], task["target"])
+        assert grade.is_correct == (task["target"] == 0)
+    for task in tasks:
+        assert demonstration(task, noise=0.0, rng=rng, habit="smaller_first") in solutions(
+            problem_of(task), "+-"
+        )
+    with pytest.raises(ConfigError, match="`habit` is 'smallest'"):
+        demonstration(tasks[0], noise=0.5, rng=rng, habit="smallest")
 
 
 def test_the_environment_pays_one_for_a_right_answer_and_says_why_another_is_wrong() -> None:
@@ -212,7 +294,7 @@ def test_what_is_no_problem_is_refused(task: dict[str, object], named: str) -> N
     ("arguments", "named"),
     [
         ({"split": "dev"}, "split"),
-        ({"index": -1}, "index"),
+        ({"start": -1}, "start"),
         ({"num_numbers": 1}, "num_numbers"),
         ({"num_numbers": 5}, "num_numbers"),
         ({"max_number": 1}, "max_number"),
@@ -227,7 +309,7 @@ def test_arguments_that_no_problem_can_be_drawn_with_are_refused(
     arguments: dict[str, object], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        countdown_problem(**{"split": "train", "index": 0, **arguments})  # pyright: ignore[reportArgumentType]
+        countdown_tasks(**{"split": "train", "count": 1, **arguments})  # pyright: ignore[reportArgumentType]
 
 
 def test_a_problem_that_nobody_can_solve_is_not_demonstrated() -> None:

@@ -1,10 +1,15 @@
 """Countdown: make the target from a few numbers, each used exactly once.
 
-    (split, index) ──► countdown_problem ──► Problem((3, 7, 2), 12) ──► "3 7 2 target 12" ──► CountdownEnv
-                                               └────► solutions, demonstration ──► "3+7+2"
+    countdown_tasks ──► Problem((3, 7, 2), 12) ──► "3 7 2 target 12" ──► CountdownEnv
+                          └────► solutions, demonstration ──► "3+7+2"
+
+Problems are balanced: the sign that is applied last goes through all signs in turn, and half of the answers
+begin with a number that is shown before the one they end with. So no expression that is always the same is
+right more often than one in so many signs.
 
 A problem belongs to one split by a hash of its target and its numbers in order of size. So training,
 validation and test share no problem, not even one with the numbers in another order, however many are drawn.
+Of 512 tasks in a row, counted from a multiple of that, none is another again as long as there are so many.
 """
 
 import difflib
@@ -14,14 +19,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, islice, permutations, product
 from numbers import Integral
+from random import Random
 from typing import Any
 
 import numpy as np
 
 from rllm.environments.base import BaseEnv, Moved
-from rllm.environments.world import World
+from rllm.environments.world import OPTIMUM, RANDOM, World
 from rllm.errors import AgentError, ConfigError
 from rllm.rewards.countdown import grade_countdown
 from rllm.types.episode import Action
@@ -29,12 +35,20 @@ from rllm.types.episode import Action
 SPLITS = ("train", "validation", "test")
 OPERATORS = "+-*/"
 _NUM_NUMBERS = range(2, 5)
+SMALLER_FIRST = "smaller_first"
+HABITS = ("", SMALLER_FIRST)
+"""What an expert falls into: any expression of the numbers, or the smallest number less all others."""
 _MAX_DRAWS = 10_000
+_STRETCH = 512
+"""Tasks in a row that repeat none among them."""
+_MAX_REPEATS = 20
+"""Draws in a row that give a problem again; after so many, problems with that sign begin anew."""
 _ENV_KEYS = ("numbers", "target")
 _DRAWING_KEYS = ("num_numbers", "max_number", "max_target", "operators")
 """What problems are drawn with: a problem that is drawn is not changed by it."""
 _NAMING_KEYS = ("task_id", "uid", "index")
 """What data sets call a row; it says nothing about the problem."""
+_KINDS = {"+": "sums", "-": "differences", "*": "products", "/": "quotients"}
 _HOLDS = {"+": 1, "-": 1, "*": 2, "/": 2}
 """How tightly a sign binds."""
 
@@ -122,40 +136,23 @@ def problem_of(task: Mapping[str, Any]) -> Problem:
     return _given_problem(task["numbers"], task["target"])
 
 
-def countdown_problem(
-    split: str,
-    index: int,
-    *,
-    num_numbers: int = 3,
-    max_number: int = 9,
-    max_target: int = 99,
-    operators: str = OPERATORS,
-) -> Problem:
-    """Problem number `index` of `split`: it can be solved, with `operators` alone.
+def identity(task: Mapping[str, Any]) -> str:
+    """Numbers in order of size, and the target: the order they are shown in makes no other problem."""
+    return f"{sorted(task['numbers'])} {task['target']}"
 
-    Counter-based: a problem is a function of these arguments alone. It may come up more than once in a split.
-    """
-    _check_drawing(split, index, num_numbers, max_number, max_target, operators)
-    # A key names the problem, so any problem is drawn without the ones before it.
-    rng = np.random.Generator(np.random.Philox(key=[SPLITS.index(split), index]))
-    for _ in range(_MAX_DRAWS):
-        numbers = tuple(int(each) for each in rng.integers(1, max_number + 1, size=num_numbers))
-        drawn = _random_expression(numbers, operators, rng)
-        if drawn is None or not isinstance(drawn.value, int) or not 0 <= drawn.value <= max_target:
-            continue
-        problem = Problem(numbers=numbers, target=drawn.value)
-        if split_of(problem) == split:
-            return problem
-    raise ConfigError(
-        f"{_MAX_DRAWS} draws with `num_numbers` {num_numbers}, `max_number` {max_number} and `max_target` "
-        f"{max_target} gave no problem of the {split} split; raise `max_number` or `max_target`."
-    )
+
+def kind(task: Mapping[str, Any]) -> str:
+    """Of two numbers, which sign makes the target: `sums`, `differences`, `products` or `quotients`."""
+    problem = problem_of(task)
+    if len(problem.numbers) > 2:
+        return f"{len(problem.numbers)} numbers"
+    return next((_KINDS[sign] for sign in OPERATORS if solutions(problem, sign)), "none")
 
 
 def split_of(problem: Problem) -> str:
     """The one split that a problem is drawn for: half of all train, a quarter validates, a quarter tests."""
-    asked = f"{sorted(problem.numbers)} {problem.target}".encode()
-    quarter = hashlib.blake2b(asked, digest_size=8, salt=b"countdown").digest()[0] % 4
+    text = identity({"numbers": problem.numbers, "target": problem.target}).encode()
+    quarter = hashlib.blake2b(text, digest_size=8, salt=b"countdown").digest()[0] % 4
     return ("test", "validation", "train", "train")[quarter]
 
 
@@ -169,28 +166,94 @@ def countdown_tasks(
     max_target: int = 99,
     operators: str = OPERATORS,
 ) -> list[dict[str, Any]]:
-    """Problems `start` to `start + count - 1` of a split as tasks; each goes into CountdownEnv.from_dict."""
+    """Problems `start` to `start + count - 1` of a split as tasks; each goes into CountdownEnv.from_dict.
+
+    They can be solved, with `operators` alone. Problem number n is the same however many are drawn.
+    """
     if count < 0 or start < 0:
         raise ConfigError(f"`count` is {count} and `start` is {start}; problems are counted from 0 upwards.")
-    problems = [
-        countdown_problem(
-            split,
-            index,
-            num_numbers=num_numbers,
-            max_number=max_number,
-            max_target=max_target,
-            operators=operators,
-        )
-        for index in range(start, start + count)
-    ]
+    drawing = _Drawing(
+        split=split,
+        num_numbers=num_numbers,
+        max_number=max_number,
+        max_target=max_target,
+        operators=operators,
+    )
+    problems: list[Problem] = []
+    for stretch in range(start // _STRETCH, -(-(start + count) // _STRETCH)):
+        first = stretch * _STRETCH
+        some = islice(drawing.stretch(stretch), min(_STRETCH, start + count - first))
+        problems.extend(list(some)[max(start - first, 0) :])
     return [
         {
-            "task_id": f"countdown-{split}-{start + offset}",
+            "task_id": f"countdown-{split}-{index}",
             "numbers": list(problem.numbers),
             "target": problem.target,
+            "operators": operators,
         }
-        for offset, problem in enumerate(problems)
+        for index, problem in enumerate(problems, start=start)
     ]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _Drawing:
+    """What problems are drawn with."""
+
+    split: str
+    num_numbers: int
+    max_number: int
+    max_target: int
+    operators: str
+
+    def __post_init__(self) -> None:
+        _check_drawing(self)
+
+    def stretch(self, number: int) -> Iterator[Problem]:
+        """The problems of one stretch of tasks, from its first on: a function of its number alone."""
+        rng = Random(f"countdown {self.split} {number}")
+        known: dict[str, set[tuple[tuple[int, ...], int]]] = {sign: set() for sign in self.operators}
+        while True:
+            for sign in self.operators:
+                for ascending in (True, False):
+                    yield self._new_problem(rng, sign, known, ascending)
+
+    def _new_problem(
+        self, rng: Random, sign: str, known: dict[str, set[tuple[tuple[int, ...], int]]], ascending: bool
+    ) -> Problem:
+        """A problem that is not among the `known` ones, where it becomes the last one with its sign."""
+        num_repeats = 0
+        for _ in range(_MAX_DRAWS):
+            problem = self._draw(rng, sign, ascending=ascending)
+            if problem is None or split_of(problem) != self.split:
+                continue
+            key = (tuple(sorted(problem.numbers)), problem.target)
+            if any(key in each for each in known.values()):
+                num_repeats += 1
+                if num_repeats < _MAX_REPEATS:
+                    continue
+                known[sign].clear()
+            known[sign].add(key)
+            return problem
+        raise ConfigError(
+            f"{_MAX_DRAWS} draws with `num_numbers` {self.num_numbers}, `max_number` {self.max_number} and "
+            f"`max_target` {self.max_target} gave no problem of the {self.split} split with {sign!r} as its "
+            "last sign; raise `max_number` or `max_target`, or leave out that sign."
+        )
+
+    def _draw(self, rng: Random, sign: str, *, ascending: bool) -> Problem | None:
+        """A problem with `sign` last in its answer, which begins with a number that is shown before its last
+        number if `ascending`, else after it; None for what cannot be asked."""
+        numbers = tuple(rng.randint(1, self.max_number) for _ in range(self.num_numbers))
+        drawn = _random_expression(numbers, self.operators, rng, last_sign=sign)
+        if drawn is None or not isinstance(drawn.value, int) or not 0 <= drawn.value <= self.max_target:
+            return None
+        places = drawn.places()
+        if (places[0] < places[-1]) != ascending:
+            numbers = numbers[::-1]
+        problem = Problem(numbers=numbers, target=drawn.value)
+        # With two numbers a kind is what it is called: 4 from 2 and 2 is a sum, so no product.
+        is_ambiguous = len(numbers) == 2 and _KINDS[sign] != kind({"numbers": numbers, "target": drawn.value})
+        return None if is_ambiguous else problem
 
 
 @lru_cache(maxsize=65_536)
@@ -203,29 +266,102 @@ def solutions(problem: Problem, operators: str = OPERATORS) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda text: (len(text), _swaps(found[text]), text)))
 
 
-def demonstration(
-    task: Mapping[str, Any], *, noise: float, rng: np.random.Generator, operators: str = OPERATORS
-) -> str:
-    """The plainest right answer to a task; with probability `noise` any expression of its numbers instead.
+def demonstration(task: Mapping[str, Any], *, noise: float, rng: np.random.Generator, habit: str = "") -> str:
+    """The plainest right answer to a task; with probability `noise` what `habit` says instead.
 
     Who imitates the result writes proper expressions and has something left to learn from rewards.
     """
     _require_share("noise", noise)
-    problem = problem_of(task)
+    if habit not in HABITS:
+        raise ConfigError(f"`habit` is {habit!r}; it is {SMALLER_FIRST!r}, or left out for any expression.")
+    problem, operators = problem_of(task), _operators_of(task)
     right = solutions(problem, operators)
     if not right:
         raise ConfigError(
             f"Nobody makes {problem.text} with {operators}; demonstrate tasks that have an answer."
         )
-    return random_answer(problem, rng, operators) if rng.random() < noise else right[0]
+    if rng.random() >= noise:
+        return right[0]
+    if habit == SMALLER_FIRST:
+        return "-".join(map(str, sorted(problem.numbers)))
+    return random_answer(problem, Random(int(rng.integers(2**63))), operators)
 
 
-def random_answer(problem: Problem, rng: np.random.Generator, operators: str = OPERATORS) -> str:
+def random_answer(problem: Problem, rng: Random, operators: str = OPERATORS) -> str:
     """Some expression that uses each number once; right only by luck."""
     while True:
         drawn = _random_expression(problem.numbers, operators, rng)
         if drawn is not None:
             return drawn.text()
+
+
+def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """What any expression of the numbers comes to, and the one best that never looks at the target.
+
+    The latter writes the numbers from the largest to the smallest and the same signs between them always.
+    """
+    problems = [(problem_of(task), _operators_of(task)) for task in tasks]
+    constants = {
+        f"always {signs}": [float(_value_of(problem, signs) == problem.target) for problem, _ in problems]
+        for signs in _constant_signs(problems)
+    }
+    best = max(constants, key=lambda name: sum(constants[name]), default=None)
+    return {
+        RANDOM: [_luck(problem, operators) for problem, operators in problems],
+        **({} if best is None else {best: constants[best]}),
+        OPTIMUM: [float(bool(solutions(problem, operators))) for problem, operators in problems],
+    }
+
+
+def _constant_signs(problems: Sequence[tuple[Problem, str]]) -> list[str]:
+    """Signs that fit between the numbers of all problems; none where problems differ in length."""
+    lengths = {len(problem.numbers) for problem, _ in problems}
+    if len(lengths) != 1:
+        return []
+    signs = sorted(set().union(*(operators for _, operators in problems)))
+    return ["".join(each) for each in product(signs, repeat=lengths.pop() - 1)]
+
+
+def _value_of(problem: Problem, signs: str) -> int | Fraction | None:
+    """The largest number, then one sign and number after another."""
+    value, *others = sorted(problem.numbers, reverse=True)
+    for sign, number in zip(signs, others, strict=True):
+        if sign == "/" and number == 0:
+            return None
+        value = _APPLY[sign](value, number)
+    return value
+
+
+def _luck(problem: Problem, operators: str) -> float:
+    """How likely `random_answer` is right: all ways to join the numbers are as likely."""
+    num_right, num_all = _num_right(tuple(sorted(map(float, problem.numbers))), problem.target, operators)
+    return num_right / num_all
+
+
+@lru_cache(maxsize=65_536)
+def _num_right(parts: tuple[float, ...], target: int, operators: str) -> tuple[int, int]:
+    """(ways to join all parts that come to the target, all ways). Floating point: numbers are small, and
+    fractions would take ten times as long."""
+    if len(parts) == 1:
+        return int(abs(parts[0] - target) < 1e-6), 1
+    num_right = num_all = 0
+    for first, second in permutations(range(len(parts)), 2):
+        left, right = parts[first], parts[second]
+        others = tuple(part for place, part in enumerate(parts) if place not in (first, second))
+        for sign in operators:
+            if sign == "/" and right == 0:
+                continue
+            joined = left / right if sign == "/" else _APPLY[sign](left, right)
+            some_right, some = _num_right(tuple(sorted((joined, *others))), target, operators)
+            num_right, num_all = num_right + some_right, num_all + some
+    return num_right, num_all
+
+
+def _operators_of(task: Mapping[str, Any]) -> str:
+    """The signs that a task may be solved with: those that it was drawn with."""
+    operators = task.get("operators", OPERATORS)
+    _check_operators(operators)
+    return operators
 
 
 def _all_of(parts: list[_Expression], operators: str) -> Iterator[_Expression]:
@@ -245,14 +381,17 @@ def _all_of(parts: list[_Expression], operators: str) -> Iterator[_Expression]:
 
 
 def _random_expression(
-    numbers: Sequence[int], operators: str, rng: np.random.Generator
+    numbers: Sequence[int], operators: str, rng: Random, *, last_sign: str = ""
 ) -> _Expression | None:
-    """Numbers joined two at a time, in any order, by any signs; None where that divides by zero."""
+    """Numbers joined two at a time, in any order, by any signs; None where that divides by zero.
+
+    `last_sign`: what joins the last two, if it is not drawn.
+    """
     parts = [_Expression(number, place) for place, number in enumerate(numbers)]
     while len(parts) > 1:
-        left = parts.pop(rng.integers(len(parts)))
-        right = parts.pop(rng.integers(len(parts)))
-        joined = _joined(left, operators[rng.integers(len(operators))], right)
+        left = parts.pop(rng.randrange(len(parts)))
+        right = parts.pop(rng.randrange(len(parts)))
+        joined = _joined(left, (not parts and last_sign) or rng.choice(operators), right)
         if joined is None:
             return None
         parts.append(joined)
@@ -301,25 +440,26 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
-def _check_drawing(
-    split: str, index: int, num_numbers: int, max_number: int, max_target: int, operators: str
-) -> None:
-    if split not in SPLITS:
-        raise ConfigError(f"`split` is {split!r}; countdown has {', '.join(SPLITS)}.")
-    if not _is_count(index) or index >= 2**63:
+def _check_drawing(drawing: _Drawing) -> None:
+    if drawing.split not in SPLITS:
+        raise ConfigError(f"`split` is {drawing.split!r}; countdown has {', '.join(SPLITS)}.")
+    if drawing.num_numbers not in _NUM_NUMBERS:
         raise ConfigError(
-            f"The index is {index!r}; it is the number of a problem, so choose an integer from 0 up."
+            f"`num_numbers` is {drawing.num_numbers!r}; there are {_NUM_NUMBERS[0]} to {_NUM_NUMBERS[-1]} of "
+            "them."
         )
-    if num_numbers not in _NUM_NUMBERS:
+    if not _is_count(drawing.max_number) or drawing.max_number < 2:
         raise ConfigError(
-            f"`num_numbers` is {num_numbers!r}; there are {_NUM_NUMBERS[0]} to {_NUM_NUMBERS[-1]} of them."
+            f"`max_number` is {drawing.max_number!r}; numbers are drawn from 1 up to it, so choose 2 or more."
         )
-    if not _is_count(max_number) or max_number < 2:
-        raise ConfigError(
-            f"`max_number` is {max_number!r}; numbers are drawn from 1 up to it, so choose 2 or more."
-        )
-    if not _is_count(max_target):
-        raise ConfigError(f"`max_target` is {max_target!r}; it must be an integer, 0 or more.")
+    if not _is_count(drawing.max_target):
+        raise ConfigError(f"`max_target` is {drawing.max_target!r}; it must be an integer, 0 or more.")
+    _check_operators(drawing.operators)
+
+
+def _check_operators(operators: Any) -> None:
+    if not isinstance(operators, str):
+        raise ConfigError(f"`operators` is {operators!r:.200}; it is text, some of {OPERATORS}.")
     if not operators or len(set(operators)) != len(operators) or set(operators) - set(OPERATORS):
         raise ConfigError(f"`operators` is {operators!r}; choose some of {OPERATORS}, each once.")
 
@@ -330,9 +470,17 @@ def _require_share(name: str, value: float) -> None:
 
 
 def _shown(
-    task: Mapping[str, Any], *, noise: float, rng: np.random.Generator, operators: str = OPERATORS
+    task: Mapping[str, Any], *, noise: float, rng: np.random.Generator, habit: str = ""
 ) -> list[tuple[str, str]]:
-    return [(problem_of(task).text, demonstration(task, noise=noise, rng=rng, operators=operators))]
+    return [(problem_of(task).text, demonstration(task, noise=noise, rng=rng, habit=habit))]
 
 
-WORLD = World(env_class=CountdownEnv, tasks=countdown_tasks, demonstrate=_shown, expert_args=("operators",))
+WORLD = World(
+    env_class=CountdownEnv,
+    tasks=countdown_tasks,
+    demonstrate=_shown,
+    expert_args=("habit",),
+    identity=identity,
+    kind=kind,
+    baselines=baselines,
+)
