@@ -78,8 +78,23 @@ def test_the_expert_breaks_every_code() -> None:
         assert expert_wins(Mastermind({"code": "".join(code), "num_digits": 6}), 10)
 
 
-def test_the_expert_guesses_every_number_in_seven() -> None:
-    assert max(num_expert_moves(GuessNumber({"number": n, "max_number": 100})) for n in range(1, 101)) == 7
+@pytest.mark.parametrize("length", [2, 3, 7, 8, 31, 32])
+def test_halving_finds_every_number_in_as_many_guesses_as_the_length_has_binary_digits(length: int) -> None:
+    games = [{"low": 60, "high": 59 + length, "number": 60 + place} for place in range(length)]
+    assert max(num_expert_moves(GuessNumber(game)) for game in games) == length.bit_length()
+    assert GuessNumber.turns_for(games[0]) == length.bit_length()
+
+
+def test_a_guess_narrows_what_is_shown_and_only_the_interval_may_be_named() -> None:
+    game = GuessNumber({"low": 37, "high": 49, "number": 41})
+    assert game.board() == "37 to 49"
+    assert (game.play("43"), game.board()) == ("lower", "37 to 42")
+    assert (game.play("39"), game.board()) == ("higher", "40 to 42")
+    assert (game.play("38"), game.board()) == ("higher", "40 to 42")
+    for guess in ("36", "50", "forty"):
+        with pytest.raises(InvalidMove):
+            game.play(guess)
+    assert (game.play("41"), game.is_won) == ("right", True)
 
 
 @pytest.mark.parametrize("num_disks", [1, 2, 3, 4])
