@@ -1,10 +1,10 @@
 """A tiny model learns to use a calculator that is served over MCP.
 
-    imitation of an expert who mostly guesses ──► reinforcement: "472 + 385 = ?" ──► call ──► result
-                                                       right, or not: 1 or 0 ◄── answer ◄──────┘
+    imitation of an expert who is mostly wrong ──► reinforcement: "472 + 385 = ?" ──► call ──► result
+                                                        right, or not: 1 or 0 ◄── answer ◄──────┘
 
-python calculator.py                     as `rllm train calculator`: runs/calculator
-python calculator.py runs/other stdio    the server as a process of its own
+python calculator.py                          as `rllm train calculator`: runs/calculator
+python calculator.py runs/other in-process    without a process for the server
 """
 
 import sys
@@ -18,10 +18,10 @@ from rllm.agents import ToolAgent
 from rllm.environments import MCPEnvironment
 from rllm.environments.calculator import calculator_tasks, demonstration
 
-MISTAKES = ("no_tool", "no_tool", "no_tool", "wrong_copy")
+MISTAKES = ("wrong_tool", "wrong_tool", "wrong_tool", "no_tool", "no_tool")
 CONFIG: dict[str, Any] = {
-    "steps": 80,
-    "warm_start": {"steps": 220, "episodes_per_step": 64, "learning_rate": 1e-2, "noise": 0.6},
+    "steps": 50,
+    "warm_start": {"steps": 160, "episodes_per_step": 64, "learning_rate": 1e-2, "noise": 0.75},
     "rollout": {"tasks_per_step": 24, "group_size": 8, "max_turns": 3, "max_tokens_per_turn": 96},
     "algorithm": {"clip_high": 0.28},
     "optimizer": {"name": "muon", "learning_rate": 7e-4, "warmup_steps": 5},
@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
 
 
 def expert(task: dict[str, Any], noise: float, rng: Any) -> Any:
-    """Calls the tool now and then; mostly it guesses, or misreads the result."""
+    """Mostly it calls the other tool, or guesses."""
     return demonstration(task, noise=noise, rng=rng, mistakes=MISTAKES)
 
 
@@ -53,7 +53,7 @@ def trainer(run: Path, server: str, config: Mapping[str, Any]) -> AgentTrainer:
 
 if __name__ == "__main__":
     where = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/calculator")
-    how = sys.argv[2] if len(sys.argv) > 2 else "in-process"
+    how = sys.argv[2] if len(sys.argv) > 2 else "stdio"
     summary = trainer(where, how, CONFIG).train().summary
     for name in ("untrained", "before", "after"):
         print(f"{name:10} sampled {summary[name]['success']:.1%}, greedy {summary[name]['greedy']:.1%}")

@@ -1,5 +1,6 @@
 """The calculator's world: problems, a server that really answers, and an expert who knows how to use it."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,24 @@ def test_problems_are_functions_of_their_split_and_number_and_splits_share_none(
     assert not sets["train"] & sets["test"]
     assert not sets["train"] & sets["validation"]
     assert not sets["test"] & sets["validation"]
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_256_tasks_in_a_row_are_as_many_problems_half_of_them_sums(split: str) -> None:
+    tasks = calculator_tasks(split, 256, operators="+-")
+    assert len({(*sorted(task["numbers"]), task["sign"]) for task in tasks}) == 256
+    assert len(set(map(WORLD.identity, tasks))) == 256
+    assert Counter(map(WORLD.kind, tasks)) == {"sums": 128, "differences": 128}
+
+
+def test_who_always_takes_one_tool_is_right_half_of_the_time_and_who_guesses_hardly_ever() -> None:
+    tasks = calculator_tasks("validation", 64, operators="+-")
+    assert WORLD.baselines is not None
+    means = {name: np.mean(values) for name, values in WORLD.baselines(tasks).items()}
+    assert means["always add"] == means["always subtract"] == 0.5
+    assert means["optimum"] == 1.0
+    constants = [name for name in means if name.startswith("always ") and name[7:].lstrip("-").isdigit()]
+    assert all(means[name] < 0.1 for name in ("random", *constants))
 
 
 @pytest.mark.parametrize(
@@ -97,6 +116,9 @@ def test_an_expert_knows_its_mistakes_only() -> None:
     task = calculator_tasks("train", 1)[0]
     with pytest.raises(ConfigError, match="experts know no_tool"):
         demonstration(task, noise=1.0, rng=np.random.default_rng(0), mistakes=["sleeps"])
+    (alone,) = calculator_tasks("train", 1, operators="-")
+    with pytest.raises(ConfigError, match="subtract is the only tool"):
+        demonstration(alone, noise=1.0, rng=np.random.default_rng(0), mistakes=["wrong_tool"])
     with pytest.raises(ConfigError, match="`noise` is 2"):
         demonstration(task, noise=2.0, rng=np.random.default_rng(0))
 

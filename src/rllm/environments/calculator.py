@@ -4,9 +4,10 @@
                             └──► demonstration: {"name": "add", "arguments": {"a": 472, "b": 385}} ──► "857"
 
 Too much to be done in the head of a small model, and easy with the tool: what there is to learn is to call
-it, to copy the numbers into the call, and to copy the result into the answer.
+the right one, to copy the numbers into the call, and to copy the result into the answer.
 
-A problem belongs to one split by a hash of its numbers, so that training, validation and test share none.
+A problem belongs to one split by a hash of its numbers, so that training, validation and test share none. All
+signs are asked for equally often.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from rllm.environments.answers import answer_baselines
 from rllm.environments.mcp import MCPEnvironment
 from rllm.environments.world import Turns, World
 from rllm.errors import ConfigError
@@ -36,9 +38,10 @@ SERVERS: dict[str, dict[str, Any]] = {
     "stdio": {"command": [sys.executable, "-m", "rllm.tools.mcp_calculator"]},
 }
 """Where the calculator runs."""
-MISTAKES = ("no_tool", "wrong_call", "wrong_copy")
-"""What an expert does who is not quite awake: guesses, calls with a number that was not asked, misreads the
-result."""
+MISTAKES = ("no_tool", "wrong_tool", "wrong_call", "wrong_copy")
+"""What an expert does who is not quite awake: guesses, calls the next tool in the list, calls with a number
+that was not asked, misreads the result."""
+_KINDS = {"+": "sums", "-": "differences", "*": "products"}
 _FIRST_CALL = "call_0"
 """Id of an answer's first call, as inference clients number them."""
 _MAX_DRAWS = 10_000
@@ -75,7 +78,8 @@ def calculator_tasks(
 ) -> list[dict[str, Any]]:
     """Problems `start` to `start + count - 1` of a split, as tasks of MCPEnvironment.
 
-    `server`: `in-process`, or `stdio` for a process of its own. Raises ConfigError for what cannot be drawn.
+    `server`: `stdio` for a process of its own that is spoken to in MCP's messages, or `in-process`, where the
+    SDK's client calls the server's functions without messages. Raises ConfigError for what cannot be drawn.
     """
     _check_drawing(split, min_number, max_number, operators, server)
     if count < 0 or start < 0:
@@ -116,6 +120,8 @@ def demonstration(
     if mistake == "no_tool":
         return [(question, str(_misread(asked.value, rng)))]
     called = asked
+    if mistake == "wrong_tool":
+        called = Problem(first=asked.first, sign=_next_sign(task, asked.sign), second=asked.second)
     if mistake == "wrong_call":
         called = Problem(first=_misread(asked.first, rng), sign=asked.sign, second=asked.second)
     result = str(called.value)
@@ -134,19 +140,43 @@ def _listed(server: str) -> list[dict[str, Any]]:
         return [each.json for each in mcp_tools(lease)]
 
 
+def identity(task: Mapping[str, Any]) -> str:
+    """The numbers in order of size, and the sign: 5 - 3 and 3 - 5 count as one."""
+    return f"{sorted(task['numbers'])} {task['sign']}"
+
+
+def kind(task: Mapping[str, Any]) -> str:
+    """`sums`, `differences` or `products`."""
+    return _KINDS[task["sign"]]
+
+
+def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Answers that look at nothing, and the calls that always take one tool with the numbers as they are."""
+    returns = dict(_answers(tasks))
+    problems = [
+        Problem(first=task["numbers"][0], sign=task["sign"], second=task["numbers"][1]) for task in tasks
+    ]
+    for sign in sorted({problem.sign for problem in problems}):
+        values = [_APPLY[sign](problem.first, problem.second) for problem in problems]
+        returns[f"always {TOOL_OF[sign]}"] = [
+            float(value == problem.value) for value, problem in zip(values, problems, strict=True)
+        ]
+    return returns
+
+
 def split_of(problem: Problem) -> str:
     """The one split that a problem is drawn for: half of all train, a quarter validates, a quarter tests."""
-    asked = f"{sorted((problem.first, problem.second))} {problem.sign}".encode()
-    quarter = hashlib.blake2b(asked, digest_size=8, salt=b"calculator").digest()[0] % 4
+    text = identity({"numbers": (problem.first, problem.second), "sign": problem.sign}).encode()
+    quarter = hashlib.blake2b(text, digest_size=8, salt=b"calculator").digest()[0] % 4
     return ("test", "validation", "train", "train")[quarter]
 
 
 def _problem(split: str, index: int, min_number: int, max_number: int, operators: str) -> Problem:
     """Counter-based: a function of these arguments alone."""
     rng = np.random.Generator(np.random.Philox(key=[SPLITS.index(split), index]))
+    sign = operators[index % len(operators)]
     for _ in range(_MAX_DRAWS):
         first, second = (int(each) for each in rng.integers(min_number, max_number + 1, size=2))
-        sign = operators[int(rng.integers(len(operators)))]
         problem = Problem(first=first, sign=sign, second=second)
         if split_of(problem) == split:
             return problem
@@ -154,6 +184,17 @@ def _problem(split: str, index: int, min_number: int, max_number: int, operators
         f"{_MAX_DRAWS} draws from {min_number} to {max_number} gave no problem of the {split} split; raise "
         "`max_number`."
     )
+
+
+def _next_sign(task: Mapping[str, Any], sign: str) -> str:
+    """That of the tool which is offered behind the right one; behind the last, of the first."""
+    offered = [each for each in TOOL_OF if TOOL_OF[each] in task["mcp_servers"]["calculator"]["only"]]
+    if len(offered) < 2:
+        raise ConfigError(
+            f"`mistakes` has 'wrong_tool', but {TOOL_OF[sign]} is the only tool there is; leave it out, or "
+            "set `operators` to two or more."
+        )
+    return offered[(offered.index(sign) + 1) % len(offered)]
 
 
 def _misread(number: int, rng: np.random.Generator) -> int:
@@ -192,6 +233,14 @@ def _check_drawing(split: str, min_number: int, max_number: int, operators: str,
         raise ConfigError(f"`server` is {server!r}; the calculator runs {' or '.join(SERVERS)}.")
 
 
+_answers = answer_baselines(lambda task: task["grading"]["answer"])
+
 WORLD = World(
-    env_class=MCPEnvironment, tasks=calculator_tasks, demonstrate=demonstration, expert_args=("mistakes",)
+    env_class=MCPEnvironment,
+    tasks=calculator_tasks,
+    demonstrate=demonstration,
+    expert_args=("mistakes",),
+    identity=identity,
+    kind=kind,
+    baselines=baselines,
 )
