@@ -106,12 +106,28 @@ def test_episodes_do_not_share_their_books() -> None:
     assert played(task, expert(task)) == 1.0
 
 
+def test_policies_that_ignore_the_rules_come_to_what_playing_them_pays() -> None:
+    tasks = shop_desk_tasks("test", 40)
+    expected = WORLD.baselines(tasks)
+    assert expected["always as the customer wishes"] == [played(task, expert(task, 1.0)) for task in tasks]
+    refused = [played(task, ["<answer>refused</answer>"]) for task in tasks]
+    assert expected["always refused"] == refused
+    assert max(np.mean(expected[name]) for name in expected if name != "optimum") < 0.7
+
+
 def test_tasks_follow_from_their_number_and_splits_share_none() -> None:
     assert WORLD.tasks("train", 5)[3] == WORLD.tasks("train", 1, start=3)[0]
+
+    def about(task: dict[str, Any]) -> str:
+        """The letter without the order's number, and the order."""
+        letter = task["question"].replace(task["order"], "")
+        return json.dumps([letter, task["books"][task["order"]]])
+
     asked = {
-        split: {json.dumps([task["question"], task["books"]]) for task in WORLD.tasks(split, 100)}
-        for split in ("train", "validation", "test")
+        split: {about(task) for task in WORLD.tasks(split, 300)} for split in ("train", "validation", "test")
     }
+    assert min(len(each) for each in asked.values()) >= 297, "next to none comes twice"
+    assert len({WORLD.identity(task) for task in WORLD.tasks("test", 300)}) == len(asked["test"])
     assert not asked["train"] & asked["test"]
     assert not asked["validation"] & asked["test"]
     with pytest.raises(ConfigError, match="`num_orders` is 0"):

@@ -12,6 +12,7 @@ says no more than the wish at first, and whatever is written without a call goes
 
 import copy
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from rllm.environments.base import Moved, moved
 from rllm.environments.customer import Customer
 from rllm.environments.sums import SPLITS, split_of_text
 from rllm.environments.tool import ToolEnvironment
-from rllm.environments.world import Turns, World
+from rllm.environments.world import OPTIMUM, RANDOM, Turns, World
 from rllm.errors import ConfigError
 from rllm.rewards.extraction import Marked, marked_answer
 from rllm.types.messages import Message
@@ -158,9 +159,30 @@ def _task(split: str, index: int, num_orders: int) -> dict[str, Any]:
     rng = np.random.Generator(np.random.Philox(key=[SPLITS.index(split), index]))
     for _ in range(_MAX_DRAWS):
         made = _drawn(rng, num_orders)
-        if split_of_text(made["question"] + json.dumps(made["books"])) == split:
+        if split_of_text(_identity(made)) == split:
             return {"task_id": f"shop-desk-{split}-{index}", **made}
     raise ConfigError(f"{_MAX_DRAWS} draws gave no request of the {split} split; raise `num_orders`.")
+
+
+def _identity(task: Mapping[str, Any]) -> str:
+    """The request and the order that it is about: its number and the other orders change nothing."""
+    wish = {name: value for name, value in task["act"]["arguments"].items() if name != "order_id"}
+    return json.dumps([task["from"], task["wish"], wish, task["books"][task["order"]]], sort_keys=True)
+
+
+def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Policies that do not look at the rules; the random one tosses a coin between these two."""
+    allowed = [float(task["verdict"] == "done") for task in tasks]
+    return {
+        RANDOM: [0.5] * len(allowed),
+        OPTIMUM: [1.0] * len(allowed),
+        "always as the customer wishes": allowed,
+        "always refused": [1.0 - each for each in allowed],
+    }
+
+
+def _kind(task: Mapping[str, Any]) -> str:
+    return task["category"]
 
 
 def _talked_over(task: dict[str, Any]) -> dict[str, Any]:
@@ -232,4 +254,12 @@ def _call(name: str, arguments: dict[str, str]) -> Message:
     }
 
 
-WORLD = World(env_class=ShopDeskEnvironment, tasks=shop_desk_tasks, demonstrate=demonstration, draws=True)
+WORLD = World(
+    env_class=ShopDeskEnvironment,
+    tasks=shop_desk_tasks,
+    demonstrate=demonstration,
+    draws=True,
+    identity=_identity,
+    kind=_kind,
+    baselines=baselines,
+)
