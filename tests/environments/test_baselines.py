@@ -48,11 +48,12 @@ def test_always_stand_wins_where_the_dealer_comes_to_less() -> None:
     tasks = world_named("blackjack").tasks("validation", 32)
     stands = baselines_of("blackjack", tasks)["always Stand"]
     for task, value in zip(tasks, stands, strict=True):
-        cards = BlackjackEnv.from_dict(task).instance["cards"]
-        player, dealer, rest = [cards[0], cards[2]], [cards[1], cards[3]], cards[4:]
+        instance = BlackjackEnv.from_dict(task).instance
+        player, dealer, rest = instance["player"], list(instance["dealer"]), list(instance["deck"])
         while worth(dealer) < 17:
             dealer.append(rest.pop(0))
-        assert value == float(worth(dealer) > 21 or worth(player) > worth(dealer))
+        end = 0 if worth(dealer) > 21 else worth(dealer)
+        assert value == float(worth(player) > end) - float(worth(player) < end)
 
 
 def test_of_questions_the_commonest_answer_is_the_best_constant() -> None:

@@ -16,7 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from rllm.environments.games.env import GameEnv
-from rllm.environments.games.game import Game, require_integer
+from rllm.environments.games.game import Game, require_choice, require_integer
 from rllm.environments.games.parsing import one_of
 from rllm.environments.games.world import game_world
 from rllm.environments.world import World
@@ -38,20 +38,30 @@ _WITHOUT_BOT = (
 """Levels of BabyAI that its bot stumbles over or loses."""
 _MAX_SEARCHES = 100
 """For one move of the bot; a few are usual."""
+_MAP_RULES = (
+    "The map shows what is in view: ^ is you, ahead of you is up; ? is not in sight, . free floor, # wall, "
+    "D door, K key, B ball, X box, G goal, ~ lava, which is deadly. "
+)
 _AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))
 """(columns, rows) that a step forward goes, by MiniGrid's directions."""
 
 
 class GridLevel(Game):
-    """A level by its registered name without the version, such as BabyAI-GoToRedBall, and a seed."""
+    """A level by its registered name without the version, such as BabyAI-GoToRedBall, and a seed.
+
+    Without `show_map` the player sees the mission and what is in view as a list, and no map: less to read,
+    and enough where no walls stand in the way.
+    """
 
     name = "minigrid"
     title = "MiniGrid"
     turns = 64
-    instance_keys = ("level", "seed")
+    instance_keys = ("level", "seed", "show_map")
 
     def __init__(self, instance: Mapping[str, Any]) -> None:
-        super().__init__(instance)
+        super().__init__({"show_map": True, **instance})
+        require_choice("show_map", instance.get("show_map", True), (True, False))
+        self._show_map: bool = instance.get("show_map", True)
         require_integer("seed", instance["seed"], 0, 2**31 - 1)
         self.has_expert = has_expert(instance["level"])
         self._level: str = instance["level"]
@@ -64,9 +74,9 @@ class GridLevel(Game):
         self._won = self._lost = False
 
     @staticmethod
-    def draw(rng: Random, *, level: str = "BabyAI-GoToRedBall") -> dict[str, Any]:
+    def draw(rng: Random, *, level: str = "BabyAI-GoToRedBall", show_map: bool = True) -> dict[str, Any]:
         _registered(level)
-        return {"level": level, "seed": rng.getrandbits(31)}
+        return {"level": level, "seed": rng.getrandbits(31), "show_map": show_map}
 
     @classmethod
     def turns_for(cls, arguments: Mapping[str, Any]) -> int:
@@ -85,15 +95,16 @@ class GridLevel(Game):
     @property
     def rules(self) -> str:
         return (
-            "You walk through rooms and have a mission. The map shows what is in view: ^ is you, ahead of "
-            "you is up; ? is not in sight, . free floor, # wall, D door, K key, B ball, X box, G goal, ~ "
-            "lava, which is deadly. left and right turn you, forward takes a step, pickup takes what is just "
-            "ahead, drop puts it down there, toggle opens or closes a door or box just ahead; a locked door "
-            "opens with the key of its colour in your hands. To go to something is to stand before it, "
+            f"You walk through rooms and have a mission. {_MAP_RULES if self._show_map else ''}left and "
+            "right turn you, forward takes a step, pickup takes what is just ahead, drop puts it down there, "
+            "toggle opens or closes a door or box just ahead; a locked door opens with the key of its colour "
+            "in your hands. To go to something is to stand before it, "
             f"facing it. Answer with one word: {', '.join(MOVES)}."
         )
 
     def board(self) -> str:
+        if not self._show_map:
+            return f"{self._view['mission']}\n{'; '.join(_things(self._view['image'])) or 'nothing'}"
         carried = self._env.carrying
         return "\n".join(
             [

@@ -1,6 +1,7 @@
 """The rules of single games, against positions that were worked out by hand or by another way of counting."""
 
 from itertools import combinations, product
+from random import Random
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm.environments.games import Game, InvalidMove
-from rllm.environments.games.blackjack import Blackjack, worth
+from rllm.environments.games.blackjack import Blackjack, BlackjackEnv, hit_pays, stand_pays, worth
 from rllm.environments.games.connect_four import ConnectFour, _has_four
 from rllm.environments.games.game import drawn_instance, expert_wins
 from rllm.environments.games.guess_number import GuessNumber
@@ -126,12 +127,13 @@ def test_from_one_arrangement_to_another_takes_as_long_as_back() -> None:
 def test_queens_have_as_many_solutions_as_is_known() -> None:
     assert [len(_solutions(size)) for size in range(4, 10)] == [2, 10, 4, 40, 92, 352]
     game = NQueens({"queens": [1, -1, -1, 2]})
+    assert game.board() == "2..3"
     with pytest.raises(InvalidMove, match="queen at 1 2"):
-        game.play("2 2")
-    game.play("2 4")
-    game.play("3 1")
+        game.play("2")
+    game.play("4")
+    game.play("1")
     assert game.is_won
-    assert game.board() == ".Q..\n...Q\nQ...\n..Q."
+    assert game.board() == "2413"
 
 
 @pytest.mark.parametrize(
@@ -143,25 +145,76 @@ def test_aces_count_what_is_best(cards: str, total: int) -> None:
 
 
 def hand(cards: str, moves: list[str]) -> Blackjack:
-    game = Blackjack({"cards": cards.split()})
+    dealt = cards.split()
+    game = Blackjack({"player": dealt[0:4:2], "dealer": dealt[1:4:2], "deck": dealt[4:]})
     for move in moves:
         game.play(move)
     return game
 
 
 @pytest.mark.parametrize(
-    ("cards", "moves", "won"),
+    ("cards", "moves", "end"),
     [
-        ("10 9 9 8", ["Stand"], True),  # 19 against 17
-        ("10 9 7 8", ["Stand"], False),  # a push
-        ("10 9 7 7 K", ["Stand"], True),  # the dealer draws above 21
-        ("10 9 7 8 4", ["Hit", "stand"], True),  # 21 against 17
-        ("10 9 7 8 5", ["HIT"], False),  # 22
+        ("10 9 9 8", ["Stand"], "won"),  # 19 against 17
+        ("10 9 7 8", ["Stand"], "drawn"),
+        ("10 9 6 8", ["Stand"], "lost"),
+        ("10 9 7 7 K", ["Stand"], "won"),  # the dealer draws above 21
+        ("10 9 7 8 4", ["Hit", "stand"], "won"),  # 21 against 17
+        ("10 9 7 8 5", ["HIT"], "lost"),  # 22
     ],
 )
-def test_a_hand_is_won_by_beating_the_dealer(cards: str, moves: list[str], won: bool) -> None:
+def test_a_hand_is_won_by_beating_the_dealer(cards: str, moves: list[str], end: str) -> None:
     game = hand(cards, moves)
-    assert (game.is_won, game.is_lost) == (won, not won)
+    assert [game.is_won, game.is_drawn, game.is_lost] == [end == each for each in ("won", "drawn", "lost")]
+    dealt = cards.split()
+    env = BlackjackEnv({"player": dealt[0:4:2], "dealer": dealt[1:4:2], "deck": dealt[4:]})
+    env.reset()
+    *_, (_, reward, done, info) = [env.step(move) for move in moves]
+    assert (reward, done, info["outcome"]) == ({"won": 1.0, "drawn": 0.0, "lost": -1.0}[end], True, end)
+
+
+@pytest.mark.parametrize(
+    ("player", "dealer", "best"),
+    [
+        ("10 6", "6", "Stand"),
+        ("10 6", "10", "Hit"),
+        ("10 2", "4", "Stand"),
+        ("10 2", "3", "Hit"),
+        ("A 7", "9", "Hit"),
+        ("A 7", "8", "Stand"),
+        ("A 6", "2", "Hit"),
+        ("10 7", "A", "Stand"),
+    ],
+)
+def test_the_expert_plays_what_every_book_on_blackjack_says(player: str, dealer: str, best: str) -> None:
+    deck = ["5", "5"]
+    for hidden in ("2", "K"):  # it does not see the dealer's other card
+        game = Blackjack({"player": player.split(), "dealer": [dealer, hidden], "deck": deck})
+        assert game.expert_move() == best
+
+
+def test_to_play_the_best_pays_what_exact_expectation_says() -> None:
+    """Played out with drawn cards, standing and hitting come to what the sums over all cards say."""
+    rng, ranks = Random(1), ["A", *map(str, range(2, 11)), "J", "Q", "K"]
+    for player, dealer in (("10 6", "10"), ("A 4", "5"), ("9 9", "7")):
+        cards = player.split()
+        for first, exact in (
+            ("Stand", stand_pays(worth(cards), int(dealer))),
+            (
+                "Hit",
+                hit_pays((sum(1 if card == "A" else int(card) for card in cards), "A" in cards), int(dealer)),
+            ),
+        ):
+            total = 0.0
+            for _ in range(1500):
+                game = Blackjack(
+                    {"player": cards, "dealer": [dealer, rng.choice(ranks)], "deck": rng.choices(ranks, k=20)}
+                )
+                game.play(first)
+                while not (game.is_won or game.is_drawn or game.is_lost):
+                    game.play(game.expert_move())
+                total += game.is_won - game.is_lost
+            assert total / 1500 == pytest.approx(exact, abs=0.08)
 
 
 def test_the_dealers_second_card_is_hidden_until_the_player_stands() -> None:
@@ -321,8 +374,9 @@ def test_lights_go_out_in_the_fewest_presses(rows: list[str]) -> None:
 
 
 BROKEN: list[tuple[type[Game], dict[str, Any]]] = [
-    (Blackjack, {"cards": ["1", "2", "3", "4"]}),
-    (Blackjack, {"cards": "A K Q J"}),
+    (Blackjack, {"player": ["1", "2"], "dealer": ["3", "4"], "deck": []}),
+    (Blackjack, {"player": "A K", "dealer": ["3", "4"], "deck": []}),
+    (Blackjack, {"player": ["A"], "dealer": ["3", "4"], "deck": []}),
     (ConnectFour, {"played": "", "seed": -1, "opponent": "random"}),
     (ConnectFour, {"played": "8", "seed": 1, "opponent": "random"}),
     (ConnectFour, {"played": "1111111", "seed": 1, "opponent": "random"}),

@@ -1,65 +1,86 @@
-"""Blackjack, one hand: the deck is settled, and drawn so that some number of hits wins.
+"""Blackjack, one hand against the dealer, from cards that are dealt already: a win pays 1, a loss costs 1.
 
-Only to beat the dealer counts; a push does not. Hands that cannot be won, and those where the player has 21
-to begin with, are not drawn: so a score here is no estimate of what one wins at a table.
+Cards come from very many decks, so that each is as likely as ever, whatever has been dealt. Which ones will
+come is settled by the instance; the expert does not know them, and plays what pays most on average, worked
+out exactly. The baselines are played on the very cards, so that luck is the same for all who are compared.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from random import Random
 from typing import Any
 
 from rllm.environments.games.env import GameEnv
-from rllm.environments.games.game import Game, InvalidMove
+from rllm.environments.games.game import Game, InvalidMove, require_integer
 from rllm.environments.games.parsing import one_of
 from rllm.environments.games.world import game_world
+from rllm.environments.world import OPTIMUM, RANDOM
 from rllm.errors import ConfigError
 
 _MOVES = ("Hit", "Stand")
 _RANKS = ("A", "2", "3", "4", "5", "6", "7", "8", "9", "10", "J", "Q", "K")
-_NUM_CARDS = 24
-"""More than one deck lets two hands come to."""
+_NUM_CARDS = 32
+"""In the deck; more than two hands can come to."""
 _DEALER_STANDS = 17
+_HANDS = ("player", "dealer", "deck")
 
 
 class Blackjack(Game):
-    """An instance is the deck from the top: player, dealer, player, dealer, then as they are asked for."""
+    """An instance is the cards of the player and the dealer, and those that will come."""
 
     name = "blackjack"
     title = "Blackjack"
     turns = 10
-    instance_keys = ("cards",)
+    instance_keys = _HANDS
+    has_expert = False
+    losing_pays = -1.0
 
     def __init__(self, instance: Mapping[str, Any]) -> None:
         super().__init__(instance)
-        cards = instance["cards"]
-        if not isinstance(cards, list) or len(cards) < 4 or any(card not in _RANKS for card in cards):
-            raise ConfigError(f"`cards` is {cards!r:.200}; give four or more out of {' '.join(_RANKS)}.")
-        self._player = [cards[0], cards[2]]
-        self._dealer = [cards[1], cards[3]]
-        self._deck = cards[4:]
+        for key in _HANDS:
+            cards = instance[key]
+            if not isinstance(cards, list) or any(card not in _RANKS for card in cards):
+                raise ConfigError(
+                    f"`{key}` is {cards!r:.200}; give a list of cards out of {' '.join(_RANKS)}."
+                )
+        self._player, self._dealer, self._deck = (list(instance[key]) for key in _HANDS)
+        if len(self._player) < 2 or len(self._dealer) != 2:
+            raise ConfigError(
+                f"`player` has {len(self._player)} cards and `dealer` {len(self._dealer)}; give the player "
+                "two or more and the dealer two."
+            )
         self._has_stood = False
 
     @staticmethod
-    def draw(rng: Random) -> dict[str, Any] | None:
-        cards = rng.sample([rank for rank in _RANKS for _ in range(4)], _NUM_CARDS)
-        return None if worth([cards[0], cards[2]]) == 21 else {"cards": cards}
+    def draw(rng: Random, *, max_dealt: int = 3, max_worth: int = 18) -> dict[str, Any] | None:
+        """Two to `max_dealt` cards of the player; None where they are worth more than `max_worth`."""
+        require_integer("max_dealt", max_dealt, 2, 6)
+        require_integer("max_worth", max_worth, 4, 20)
+        player = rng.choices(_RANKS, k=rng.randint(2, max_dealt))
+        if worth(player) > max_worth:
+            return None
+        return {
+            "player": player,
+            "dealer": rng.choices(_RANKS, k=2),
+            "deck": rng.choices(_RANKS, k=_NUM_CARDS),
+        }
 
     @classmethod
     def identity(cls, instance: Mapping[str, Any]) -> Any:
         """What the player sees to begin with; the cards to come are chance."""
-        first, up, second = ("10" if card in "JQK" else card for card in instance["cards"][:3])
-        return [sorted((first, second)), up]
+        return [sorted(map(_value, instance["player"])), _value(instance["dealer"][0])]
 
     @classmethod
     def kind(cls, instance: Mapping[str, Any]) -> str:
-        return "soft" if "A" in (instance["cards"][0], instance["cards"][2]) else "hard"
+        """What pays more in the beginning."""
+        return f"to {_best_move(instance['player'], instance['dealer'][0]).lower()}"
 
     @property
     def rules(self) -> str:
         return (
             "Blackjack: come nearer to 21 than the dealer without going above. 2 to 10 count as they say, J, "
             "Q and K 10, an ace 1 or 11. Hit takes a card, Stand takes no more; then the dealer takes cards "
-            "up to 17 or more. Above 21 you lose, and the same worth as the dealer's is no win. "
+            "up to 17 or more. Above 21 you lose; the same worth as the dealer's neither wins nor loses. "
             "Answer with one word: Hit or Stand."
         )
 
@@ -83,27 +104,84 @@ class Blackjack(Game):
 
     @property
     def is_lost(self) -> bool:
-        return worth(self._player) > 21 or (self._has_stood and not self.is_won)
+        return worth(self._player) > 21 or (self._has_stood and not self.is_won and not self.is_drawn)
+
+    @property
+    def is_drawn(self) -> bool:
+        return self._has_stood and worth(self._player) == worth(self._dealer)
 
     def moves(self) -> list[str]:
         return list(_MOVES) if self._deck else ["Stand"]
 
     def expert_move(self) -> str:
-        """It knows the deck: Hit while more cards are needed for a win, and Stand where nothing wins."""
-        for num_hits in range(len(self._deck) + 1):
-            player = [*self._player, *self._deck[:num_hits]]
-            if worth(player) > 21:
-                break
-            dealer, _ = _dealt_out(self._dealer, self._deck[num_hits:])
-            if _beats(player, dealer):
-                return "Hit" if num_hits else "Stand"
-        return "Stand"
+        """What pays most on average, for one who sees what the player sees."""
+        return _best_move(self._player, self._dealer[0]) if self._deck else "Stand"
 
 
 def worth(cards: Sequence[str]) -> int:
     """The best worth: aces count 11 as long as that stays within 21."""
-    total = sum(1 if card == "A" else 10 if card in "JQK" else int(card) for card in cards)
+    total = sum(map(_value, cards))
     return total + 10 if "A" in cards and total + 10 <= 21 else total
+
+
+def _value(card: str) -> int:
+    """An ace counts 1."""
+    return 1 if card == "A" else 10 if card in "JQK" else int(card)
+
+
+_SHARES = {value: (4 if value == 10 else 1) / len(_RANKS) for value in range(1, 11)}
+"""How likely each value is."""
+_Hand = tuple[int, bool]
+"""(total with aces as 1, whether an ace is in it)."""
+
+
+def _hand_of(cards: Sequence[str]) -> _Hand:
+    return sum(map(_value, cards)), "A" in cards
+
+
+def _with(hand: _Hand, value: int) -> _Hand:
+    return hand[0] + value, hand[1] or value == 1
+
+
+def _worth_of(hand: _Hand) -> int:
+    return hand[0] + 10 if hand[1] and hand[0] + 10 <= 21 else hand[0]
+
+
+@cache
+def _dealer_ends(hand: _Hand) -> dict[int, float]:
+    """How likely each worth is that the dealer ends with."""
+    if _worth_of(hand) >= _DEALER_STANDS:
+        return {_worth_of(hand): 1.0}
+    ends: dict[int, float] = {}
+    for value, share in _SHARES.items():
+        for end, chance in _dealer_ends(_with(hand, value)).items():
+            ends[end] = ends.get(end, 0.0) + share * chance
+    return ends
+
+
+@cache
+def stand_pays(player: int, up: int) -> float:
+    """What it comes to on average to stand on a worth of `player` against the dealer's card of value `up`."""
+    ends = _dealer_ends(_with((0, False), up))
+    return sum(chance * (1 if end > 21 else (player > end) - (player < end)) for end, chance in ends.items())
+
+
+@cache
+def hit_pays(player: _Hand, up: int) -> float:
+    """What it comes to on average to take a card, and to play on as pays most."""
+    return sum(share * _best_pays(_with(player, value), up) for value, share in _SHARES.items())
+
+
+@cache
+def _best_pays(player: _Hand, up: int) -> float:
+    if _worth_of(player) > 21:
+        return -1.0
+    return max(stand_pays(_worth_of(player), up), hit_pays(player, up))
+
+
+def _best_move(player: Sequence[str], up: str) -> str:
+    stands = stand_pays(worth(player), _value(up))
+    return "Hit" if hit_pays(_hand_of(player), _value(up)) > stands else "Stand"
 
 
 def _dealt_out(dealer: Sequence[str], deck: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -118,6 +196,36 @@ def _beats(player: Sequence[str], dealer: Sequence[str]) -> bool:
     return worth(player) <= 21 and (worth(dealer) > 21 or worth(player) > worth(dealer))
 
 
+def _stood_pays(player: Sequence[str], dealer: Sequence[str], deck: Sequence[str]) -> float:
+    """What it comes to to stand, with these very cards to come."""
+    ended, _ = _dealt_out(dealer, deck)
+    return float(_beats(player, ended)) - float(worth(player) > 21 or _beats(ended, player))
+
+
+def _played_pays(instance: Mapping[str, Any], hits: Callable[[Sequence[str], str], float]) -> float:
+    """What a policy comes to on an instance's cards; `hits`: (hand, dealer's card) -> chance of a hit."""
+    player, dealer, deck = (list(instance[key]) for key in _HANDS)
+    total, chance = 0.0, 1.0
+    while chance and deck and worth(player) <= 21:
+        hit = hits(player, dealer[0])
+        total += chance * (1.0 - hit) * _stood_pays(player, dealer, deck)
+        chance *= hit
+        player.append(deck.pop(0))
+    return total - chance * (worth(player) > 21)
+
+
+def blackjack_baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """What simple policies and the best one come to on the very cards of each task, exactly."""
+    policies: dict[str, Callable[[Sequence[str], str], float]] = {
+        RANDOM: lambda player, up: 0.5,
+        "always Hit": lambda player, up: 1.0,
+        "always Stand": lambda player, up: 0.0,
+        OPTIMUM: lambda player, up: float(_best_move(player, up) == "Hit"),
+    }
+    instances = [BlackjackEnv.from_dict(dict(task)).instance for task in tasks]
+    return {name: [_played_pays(each, hits) for each in instances] for name, hits in policies.items()}
+
+
 def _hand(cards: Sequence[str]) -> str:
     return f"{' '.join(cards)} ({worth(cards)})"
 
@@ -128,4 +236,4 @@ class BlackjackEnv(GameEnv):
     game_class = Blackjack
 
 
-WORLD = game_world(BlackjackEnv)
+WORLD = game_world(BlackjackEnv, baselines=blackjack_baselines)

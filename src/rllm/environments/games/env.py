@@ -32,7 +32,7 @@ _NAMING_KEYS = ("task_id", "uid")
 
 
 class GameEnv(BaseEnv):
-    """One game of its `game_class`; 1 for winning it, 0 for everything else.
+    """One game of its `game_class`; 1 for winning it, 0 for everything else unless the game says otherwise.
 
     Every answer is a turn. One that is no legal move changes nothing and is told why; the game is lost with
     number `max_invalid` of them, and cut off after `max_turns` answers. With `shaping` s a game that ends
@@ -69,10 +69,13 @@ class GameEnv(BaseEnv):
         self._num_turns = 0
         self._num_invalid = 0
         self._over = True
+        self._at_beginning = True
+        """Nobody has had the game in hands, so that `reset` need not set up what may take long again."""
 
     @property
     def game(self) -> Game:
         """The game as it stands; who looks at it sees what is hidden from the player."""
+        self._at_beginning = False
         return self._game
 
     @property
@@ -86,7 +89,9 @@ class GameEnv(BaseEnv):
         return self._max_turns
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        self._game = self.game_class(self._instance)
+        if not self._at_beginning:
+            self._game = self.game_class(self._instance)
+        self._at_beginning = True
         self._num_turns = self._num_invalid = 0
         self._over = False
         board = self._game.board()
@@ -97,6 +102,7 @@ class GameEnv(BaseEnv):
             raise AgentError("GameEnv.step: there is no game to play; call reset first.")
         said = action.action if isinstance(action, Action) else action
         self._num_turns += 1
+        self._at_beginning = False
         try:
             if not isinstance(said, str):
                 raise InvalidMove("a move is text.")
@@ -108,13 +114,14 @@ class GameEnv(BaseEnv):
             left = self._max_invalid - self._num_invalid
             remark = f"Invalid move: {invalid} ({left} more and the game is lost.)"
         won = self._game.is_won
-        terminated = won or self._game.is_lost or self._num_invalid >= self._max_invalid
+        ended = won or self._game.is_drawn or self._game.is_lost
+        terminated = ended or self._num_invalid >= self._max_invalid
         truncated = not terminated and self._num_turns >= self._max_turns
         self._over = terminated or truncated
-        outcome = "won" if won else "lost" if terminated else "out_of_turns" if truncated else "playing"
+        outcome = self._outcome(terminated, truncated)
         info = {"valid": is_valid, "invalid_moves": self._num_invalid, "outcome": outcome}
         observation = self._observation(remark, outcome)
-        return moved(observation, self._reward(won), info, terminated=terminated, truncated=truncated)
+        return moved(observation, self._reward(outcome), info, terminated=terminated, truncated=truncated)
 
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -138,13 +145,27 @@ class GameEnv(BaseEnv):
         return cls(drawn_instance(game, **given, max_turns=playing.get("max_turns")), **playing)
 
     def _observation(self, remark: str, outcome: str) -> str:
-        end = {"won": "You won.", "lost": "You lost.", "out_of_turns": "No turns are left.", "playing": ""}
+        end = {
+            "won": "You won.",
+            "drawn": "Nobody won.",
+            "lost": "You lost.",
+            "out_of_turns": "No turns are left.",
+            "playing": "",
+        }
         return "\n".join(part for part in (remark, self._game.board(), end[outcome]) if part)
 
-    def _reward(self, won: bool) -> float:
-        if won or not self._over:
-            return float(won)
-        return -self._shaping * (1.0 - (self._game.progress() or 0.0)) + 0.0  # no -0.0
+    def _outcome(self, terminated: bool, truncated: bool) -> str:
+        if self._game.is_won:
+            return "won"
+        if self._game.is_drawn:
+            return "drawn"
+        return "lost" if terminated else "out_of_turns" if truncated else "playing"
+
+    def _reward(self, outcome: str) -> float:
+        if outcome not in ("lost", "out_of_turns"):
+            return float(outcome == "won")
+        missed = 1.0 - (self._game.progress() or 0.0)
+        return self._game.losing_pays - self._shaping * missed + 0.0  # no -0.0
 
     def _checked_shaping(self, shaping: float) -> float:
         if isinstance(shaping, bool) or not isinstance(shaping, int | float) or not 0.0 <= shaping <= 1.0:

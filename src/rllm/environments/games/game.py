@@ -52,6 +52,8 @@ class Game(ABC):
     """What an instance holds; all are needed."""
     has_expert: bool = True
     """Whether somebody knows how to win; then nothing is drawn that they do not win."""
+    losing_pays: float = 0.0
+    """What a game that ends unwon is paid; a game that is drawn is paid 0."""
     expert_gave_up: bool = False
     """Whether `expert_move` has no idea any more."""
 
@@ -105,6 +107,11 @@ class Game(ABC):
     @abstractmethod
     def is_lost(self) -> bool:
         """It cannot be won any more, and is over."""
+
+    @property
+    def is_drawn(self) -> bool:
+        """It is over, and nobody won it."""
+        return False
 
     @abstractmethod
     def moves(self) -> list[str]:

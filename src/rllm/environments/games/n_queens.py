@@ -1,4 +1,9 @@
-"""N queens: some stand already; place the others so that none attacks another."""
+"""N queens: some stand already; place the others, row by row from the top, so that none attacks another.
+
+A row is written as the column of its queen, so that a board of eight rows is eight signs:
+
+    3.7.15..   "5" ──► 357.15..
+"""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -7,7 +12,7 @@ from typing import Any
 
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_integer
-from rllm.environments.games.parsing import cell
+from rllm.environments.games.parsing import number
 from rllm.environments.games.symmetry import turned
 from rllm.environments.games.world import game_world
 from rllm.errors import ConfigError
@@ -26,9 +31,9 @@ class NQueens(Game):
     def __init__(self, instance: Mapping[str, Any]) -> None:
         super().__init__(instance)
         queens = instance["queens"]
-        if not isinstance(queens, list) or not 4 <= len(queens) <= 10:
+        if not isinstance(queens, list) or not 4 <= len(queens) <= 9:
             raise ConfigError(
-                f"`queens` is {queens!r:.200}; give one column, or -1, for each of 4 to 10 rows."
+                f"`queens` is {queens!r:.200}; give one column, or -1, for each of 4 to 9 rows."
             )
         for column in queens:
             require_integer("queens", column, _NO_QUEEN, len(queens) - 1)
@@ -40,11 +45,13 @@ class NQueens(Game):
             )
 
     @staticmethod
-    def draw(rng: Random, *, size: int = 8, num_given: int = 3) -> dict[str, Any]:
-        require_integer("size", size, 4, 10)
+    def draw(rng: Random, *, size: int = 8, num_given: int = 3, max_given: int = 4) -> dict[str, Any]:
+        """From `num_given` to `max_given` rows have a queen."""
+        require_integer("size", size, 4, 9)
         require_integer("num_given", num_given, 0, size - 1)
+        require_integer("max_given", max_given, num_given, size - 1)
         solution = rng.choice(_solutions(size))
-        given = set(rng.sample(range(size), num_given))
+        given = set(rng.sample(range(size), rng.randint(num_given, max_given)))
         return {"queens": [column if row in given else _NO_QUEEN for row, column in enumerate(solution)]}
 
     @classmethod
@@ -54,23 +61,25 @@ class NQueens(Game):
         places = [(row, column) for row, column in enumerate(queens) if column != _NO_QUEEN]
         return [len(queens), min(sorted(image) for image in turned(places, len(queens)))]
 
+    @classmethod
+    def kind(cls, instance: Mapping[str, Any]) -> str:
+        return f"{instance['queens'].count(_NO_QUEEN)} to place"
+
     @property
     def rules(self) -> str:
         size = len(self._queens)
         return (
             f"N queens: place queens until {size} of them stand on the {size} x {size} board and none "
-            "attacks another along a row, a column or a diagonal. Q is a queen, . is free; queens stay where "
-            'they are. Answer with the row and column of the next queen, counted from 1, such as "2 5".'
+            "attacks another along a row, a column or a diagonal. Each sign is a row from top to bottom: a "
+            "digit is the column of its queen, a dot is a row without one; queens stay where they are. "
+            f"Answer with the column, 1 to {size}, of the queen for the first dot."
         )
 
     def board(self) -> str:
-        size = len(self._queens)
-        return "\n".join(
-            "".join("Q" if at == column else "." for at in range(size)) for column in self._queens
-        )
+        return "".join("." if column == _NO_QUEEN else str(column + 1) for column in self._queens)
 
     def play(self, move: str) -> str:
-        row, column = cell(move, len(self._queens), len(self._queens))
+        row, column = self._queens.index(_NO_QUEEN), number(move, 1, len(self._queens)) - 1
         if (attacker := self._attacker(row, column)) is not None:
             raise InvalidMove(f"the queen at {attacker[0] + 1} {attacker[1] + 1} attacks that place.")
         self._queens = (*self._queens[:row], column, *self._queens[row + 1 :])
@@ -82,25 +91,21 @@ class NQueens(Game):
 
     @property
     def is_lost(self) -> bool:
-        """Nowhere is a place for another queen."""
+        """The first row without a queen has no place for one."""
         return not self.is_won and not self.moves()
 
     def moves(self) -> list[str]:
-        size = len(self._queens)
-        return [
-            f"{row + 1} {column + 1}"
-            for row in range(size)
-            for column in range(size)
-            if self._attacker(row, column) is None
-        ]
+        if self.is_won:
+            return []
+        row, size = self._queens.index(_NO_QUEEN), len(self._queens)
+        return [str(column + 1) for column in range(size) if self._attacker(row, column) is None]
 
     def expert_move(self) -> str:
-        """The first row without a queen gets the one of a solution."""
+        """The first row without a queen gets that of a solution."""
         solution = _completion(self._queens)
         if solution is None:
             return self.moves()[0]
-        row = self._queens.index(_NO_QUEEN)
-        return f"{row + 1} {solution[row] + 1}"
+        return str(solution[self._queens.index(_NO_QUEEN)] + 1)
 
     def progress(self) -> float:
         to_place = self._given.count(_NO_QUEEN)
@@ -128,7 +133,7 @@ def _has(solution: tuple[int, ...], queens: tuple[int, ...]) -> bool:
 
 @lru_cache(maxsize=16)
 def _solutions(size: int) -> tuple[tuple[int, ...], ...]:
-    """All of them, row by row; 92 for eight rows, 724 for ten."""
+    """All of them, row by row; 92 for eight rows, 352 for nine."""
     partial: list[tuple[int, ...]] = [()]
     for row in range(size):
         partial = [

@@ -1,11 +1,11 @@
 """Sudoku of four by four: every row, column and block holds 1 to 4; each grid has one solution.
 
-An empty place shows its name, so that a move can repeat what is read:
+Each place has a name, a letter, which stands before its digit, so that a move reads as the board does:
 
-    12c4
-    3g12      "c3" ──► the place at c holds 3
-    2143
-    43l1
+    a1b2c.d4
+    e3f.g1h2      "c3" ──► the place c holds 3
+    i2j1k4l3
+    m4n3o2p1
 """
 
 import re
@@ -24,8 +24,8 @@ from rllm.errors import ConfigError
 _SIZE, _BLOCK = 4, 2
 _DIGITS = "1234"
 _EMPTY = "."
-_NAMES = "aeimbfjncgkodhlp"
-"""Of the places, row by row: the letters go down the columns."""
+_NAMES = "abcdefghijklmnop"
+"""Of the places, row by row."""
 _MOVE = re.compile(r"([a-p]) ?([1-4])", re.IGNORECASE)
 
 
@@ -51,11 +51,12 @@ class Sudoku(Game):
         self._num_empty = self._grid.count(_EMPTY)
 
     @staticmethod
-    def draw(rng: Random, *, num_empty: int = 8) -> dict[str, Any] | None:
-        """None where the places taken out leave more than one solution."""
+    def draw(rng: Random, *, num_empty: int = 6, max_empty: int = 8) -> dict[str, Any] | None:
+        """From `num_empty` to `max_empty` places are taken out; None where that leaves several solutions."""
         require_integer("num_empty", num_empty, 1, 12)
+        require_integer("max_empty", max_empty, num_empty, 12)
         grid = rng.choice(_all_grids())
-        for place in rng.sample(range(_SIZE * _SIZE), num_empty):
+        for place in rng.sample(range(_SIZE * _SIZE), rng.randint(num_empty, max_empty)):
             grid = f"{grid[:place]}{_EMPTY}{grid[place + 1 :]}"
         if len(_solutions(grid)) != 1:
             return None
@@ -83,12 +84,13 @@ class Sudoku(Game):
     def rules(self) -> str:
         return (
             "Sudoku: fill the grid so that every row, column and 2 x 2 block holds 1, 2, 3 and 4. A letter "
-            "is the name of an empty place. There is one solution, and a digit that is not its loses the "
-            'game. Answer with a letter and a digit, such as "c3".'
+            "names a place, and what follows it is its digit, or a dot where it is empty. There is one "
+            "solution, and a digit that is not its loses the game. Answer with a letter and a digit, such "
+            'as "c3".'
         )
 
     def board(self) -> str:
-        places = [name if digit == _EMPTY else digit for name, digit in zip(_NAMES, self._grid, strict=True)]
+        places = [f"{name}{digit}" for name, digit in zip(_NAMES, self._grid, strict=True)]
         return "\n".join("".join(places[row : row + _SIZE]) for row in range(0, _SIZE * _SIZE, _SIZE))
 
     def play(self, move: str) -> str:

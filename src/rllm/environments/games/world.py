@@ -17,7 +17,7 @@ from typing import Any
 
 from rllm.environments.games.env import GameEnv, demonstration, game_tasks
 from rllm.environments.games.game import Game, expert_wins, identity_of
-from rllm.environments.world import OPTIMUM, RANDOM, World
+from rllm.environments.world import OPTIMUM, RANDOM, Baselines, World
 from rllm.types.draws import draw_seed
 
 _PLAYS = 2
@@ -30,9 +30,17 @@ _SCREENED = 32
 
 
 def game_world(
-    env_class: type[GameEnv], *, label: str = "", has_expert: bool = True, **arguments: Any
+    env_class: type[GameEnv],
+    *,
+    label: str = "",
+    has_expert: bool = True,
+    baselines: Baselines | None = None,
+    **arguments: Any,
 ) -> World:
-    """What `worlds` lists: the game with its tasks and its expert; `arguments` are settled for all tasks."""
+    """What `worlds` lists: the game with its tasks and its expert; `arguments` are settled for all tasks.
+
+    `baselines`: what simple policies come to, where the game knows it better than plays of it tell.
+    """
     return World(
         env_class=env_class,
         tasks=partial(game_tasks, env_class, label=label, **arguments),
@@ -40,7 +48,7 @@ def game_world(
         expert_args=("tags", "habit"),
         identity=partial(game_identity, env_class),
         kind=partial(game_kind, env_class),
-        baselines=partial(game_baselines, env_class),
+        baselines=baselines or partial(game_baselines, env_class),
     )
 
 
