@@ -197,7 +197,19 @@ def state_of(step: Step) -> str:
     shown: object = step.observation
     if shown is None:
         shown = step.chat_completions[-2] if len(step.chat_completions) > 1 else step.prompt_ids
-    return json.dumps(shown, sort_keys=True, default=_plain)
+    try:
+        return json.dumps(shown, sort_keys=True, default=_plain)
+    except TypeError:  # keys that are tuples, or of several kinds, which have no order
+        return json.dumps(_with_text_keys(shown), sort_keys=True, default=_plain)
+
+
+def _with_text_keys(value: object) -> object:
+    if isinstance(value, dict):
+        items = cast("dict[object, object]", value).items()
+        return {repr(key): _with_text_keys(each) for key, each in items}
+    if isinstance(value, list | tuple):
+        return [_with_text_keys(each) for each in cast("list[object]", value)]
+    return value
 
 
 def _plain(value: object) -> object:

@@ -74,6 +74,7 @@ async def agent_engine(
             max_workers=asked.concurrency or parallel if asks_questions else rollout.env_workers,
             max_prompt_length=0,  # the context is the limit
             max_response_length=0,
+            stored=True,
             seed=asked.seed,
         )
     finally:
@@ -108,6 +109,7 @@ async def program_engine(asked: Asked, flow: AgentFlow, evaluator: Evaluator) ->
                 seed=asked.seed,
                 sets_max_tokens=bool(asked.sampling.get("max_tokens")),
                 n_parallel_tasks=asked.concurrency or _SERVER_PARALLEL,
+                stored=True,
             )
         )
         yield JudgedEngine(engine, None)
@@ -130,6 +132,7 @@ async def workflow_engine(
             rollout_engine=client,
             n_parallel_tasks=asked.concurrency or _SERVER_PARALLEL,
             raise_on_error=False,
+            stored=True,
             seed=asked.seed,
         )
         yield JudgedEngine(engine, evaluator)

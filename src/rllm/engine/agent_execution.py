@@ -18,6 +18,7 @@ from rllm.engine.attempts import EpisodeCounts, Finished, Quota, attempts_at, pl
 from rllm.engine.contracts import require_agent_class, require_env_class
 from rllm.engine.environment_pool import EnvironmentPool
 from rllm.engine.failures import FailureBudget, broken_contract, contract_error_of
+from rllm.engine.records import Records
 from rllm.engine.rollout import AGENT, ENVIRONMENT, GRADE, MODEL, RolloutKey, failed, run_trajectory
 from rllm.engine.settings import client_for, copied, limits_of, require_settings, require_tasks, sampling_of
 from rllm.engine.supervision import LoopWatchdog
@@ -72,6 +73,7 @@ class AgentExecutionEngine:
         overlong_filter: bool = False,
         requires_ids: bool = False,
         max_failed_fraction: float = 1.0,
+        stored: bool = False,
         config: Any = None,
     ) -> None:
         """The model is `rollout_engine`, a client, or is made by `engine_name` (`openai`, `vllm` or `local`)
@@ -91,7 +93,7 @@ class AgentExecutionEngine:
 
         `max_failed_fraction`: share of the latest attempts that may fail through no fault of the policy
         before the run ends; 0 is strict. Whatever it is, a run whose first episodes all break a contract
-        ends.
+        ends. `stored`: a store is to hold the episodes, so one with a value that JSON cannot hold fails.
         """
         self.agent_args = dict(agent_args or {})
         self.env_args = dict(env_args or {})
@@ -140,6 +142,7 @@ class AgentExecutionEngine:
         self.requires_ids = requires_ids
         self.counts = EpisodeCounts()
         self.failures = FailureBudget(max_failed_fraction)
+        self.stored = stored
         self.rollouts: dict[EpisodeId, Vitals] = {}
         """That are being played."""
         self._blocking_places: set[str] = set()
@@ -231,6 +234,7 @@ class _Run:
         self.sampling = sampling
         self.pool = EnvironmentPool(engine.env_workers)
         self.turnstile = Turnstile()
+        self.records = Records(AGENT, stored=engine.stored)
         self.quota = Quota(wanted, self._stop) if wanted else None
         self._num_workers = 0
         self._loop = asyncio.get_running_loop()
@@ -279,7 +283,8 @@ class _Run:
                     del self.engine.rollouts[identity]
                 self.engine.counts.call_retries += vitals.call_retries
                 episode = _episode(identity, task, trajectory, tries)
-                self.engine.failures.settle(episode, vitals.failure, self.num_attempts)
+                episode, failure = self.records.kept(episode, vitals.failure)
+                self.engine.failures.settle(episode, failure, self.num_attempts)
                 finished.put_nowait(episode)
         finally:
             if session is not None:
@@ -345,6 +350,11 @@ class _Run:
         )
         if trajectory.reward is None:
             return trajectory
+        return self._settled(trajectory, vitals)
+
+    def _settled(self, trajectory: Trajectory, vitals: Vitals) -> Trajectory:
+        """One that is paid; failed, where it cannot be trained on and is to be."""
+        engine = self.engine
         if engine.requires_ids and (missing := _missing_ids(engine.client, trajectory)) is not None:
             return failed(trajectory, missing, MODEL, vitals)
         if engine.overlong_filter and trajectory.outcome is Outcome.TRUNCATED:

@@ -21,10 +21,11 @@ from rllm.engine.attempts import EpisodeCounts, Finished, Quota, attempts_at, pl
 from rllm.engine.environment_pool import EnvironmentPool
 from rllm.engine.failures import FailureBudget, contract_error_of
 from rllm.engine.published_client import PublishedClient
+from rllm.engine.records import Records
 from rllm.engine.settings import require_settings, require_tasks
 from rllm.engine.supervision import LoopWatchdog
 from rllm.engine.vitals import LiveRollout, Vitals, live_of
-from rllm.engine.workflow_attempt import UNPAID, AnyTask, Attempt, WorkflowSettings
+from rllm.engine.workflow_attempt import UNPAID, WORKFLOW, AnyTask, Attempt, WorkflowSettings
 from rllm.errors import ConfigError
 from rllm.inference.asking import Patience
 from rllm.inference.rollout_engine import (
@@ -75,10 +76,11 @@ class AgentWorkflowEngine:
         oversampling: float = 1.0,
         max_workers: int = 64,
         max_failed_fraction: float = 1.0,
+        stored: bool = False,
     ) -> None:
         """`rollout_engine` is a model client, or `clients` has one for each policy; `roles` says of which
         policy a role is and how it samples. `raise_on_error` is for `execute_tasks`; `run` raises where the
-        failures are beyond the budget: for it, `max_failed_fraction`, and `oversampling` see
+        failures are beyond the budget: for it, `max_failed_fraction`, `oversampling` and `stored` see
         `AgentExecutionEngine`.
 
         Time, in seconds: `call_timeout_s` is of one model call, `step_timeout_s` of one call in a thread
@@ -129,6 +131,7 @@ class AgentWorkflowEngine:
         self.oversampling = oversampling
         self.counts = EpisodeCounts()
         self.failures = FailureBudget(max_failed_fraction)
+        self.stored = stored
         self.rollouts: dict[EpisodeId, Attempt] = {}
         """That are being played."""
         self._blocking_places: set[str] = set()
@@ -224,6 +227,7 @@ class _Run:
         self.sampling = sampling
         self.raise_on_error = raise_on_error
         self.quota: Quota | None = None
+        self.records = Records(WORKFLOW, stored=engine.stored)
         self.pool = EnvironmentPool(engine.max_workers)
         self._loop = asyncio.get_running_loop()
         self._deadline_at = None if engine.deadline_s is None else self._loop.time() + engine.deadline_s
@@ -283,6 +287,7 @@ class _Run:
             finally:
                 rollouts.pop(identity, None)
             episode.info["tries"] = tries
+            episode, error = self.records.kept(episode, error)
             if self.raise_on_error and error is not None and episode.outcome in UNPAID:
                 if not isinstance(error, Exception):  # sys.exit() would end the program
                     error = contract_error_of(error, attempt.name)

@@ -12,7 +12,8 @@ from rllm.agents.base import BaseAgent
 from rllm.engine.places import shortened
 from rllm.environments.base import BaseEnv
 from rllm.errors import AgentError
-from rllm.types.episode import Episode, Step, Trajectory
+from rllm.types.episode import Episode, Step, TerminationReason, Trajectory
+from rllm.types.messages import FinishReason, ModelOutput
 
 
 def require_agent_class(agent_class: Any, agent_args: Mapping[str, Any]) -> None:
@@ -62,14 +63,32 @@ def require_episode(episode: Episode, source: str) -> None:
     """Raises AgentError for an episode of a user's that holds something else than trajectories of steps."""
     for name, kind in (("trajectories", list), ("artifacts", dict), ("metrics", dict), ("info", dict)):
         _require_is(getattr(episode, name), kind, f"{source}: `Episode.{name}`")
+    _require_is(episode.termination_reason, TerminationReason, f"{source}: `Episode.termination_reason`")
     for place, trajectory in enumerate(episode.trajectories):
-        where = f"{source}: trajectory {place}"
-        _require_is(trajectory, Trajectory, where)
-        _require_is(trajectory.name, str, f"{where}, its `name`,")
-        for name, kind in (("steps", list), ("signals", dict), ("info", dict)):
-            _require_is(getattr(trajectory, name), kind, f"{where}, its `{name}`,")
-        for number, step in enumerate(trajectory.steps):
-            _require_is(step, Step, f"{where}, step {number}")
+        require_trajectory(trajectory, f"{source}: trajectory {place}")
+
+
+def require_trajectory(trajectory: Trajectory, where: str) -> None:
+    """Raises AgentError for one of a user's that holds something else than steps."""
+    _require_is(trajectory, Trajectory, where)
+    for name, kind in _OF_TRAJECTORIES:
+        _require_is(getattr(trajectory, name), kind, f"{where}, its `{name}`,")
+    for number, step in enumerate(trajectory.steps):
+        _require_is(step, Step, f"{where}, step {number}")
+        if step.model_output is not None:
+            called = f"{where}, step {number}, its `model_output`"
+            _require_is(step.model_output, ModelOutput, called)
+            _require_is(step.model_output.finish_reason, FinishReason, f"{called}, its `finish_reason`")
+
+
+_OF_TRAJECTORIES = (
+    ("name", str),
+    ("uid", str),
+    ("termination_reason", TerminationReason),
+    ("steps", list),
+    ("signals", dict),
+    ("info", dict),
+)
 
 
 def _require_is(value: Any, kind: type, what: str) -> None:

@@ -27,8 +27,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rllm.agents.base import BaseAgent
+from rllm.engine.contracts import require_trajectory
 from rllm.engine.environment_pool import EnvironmentPool
-from rllm.engine.failures import CONTRACT_ERRORS, error_record
+from rllm.engine.failures import CONTRACT_ERRORS, contract_error_of, error_record
 from rllm.engine.places import shown
 from rllm.engine.turnstile import Turnstile
 from rllm.engine.vitals import Vitals
@@ -220,6 +221,9 @@ class _Rollout:
 
     async def end_of(self, time_up: float | None) -> _Ended:
         """Play until it ends, and say how."""
+        return self.checked(await self.end_of_play(time_up))
+
+    async def end_of_play(self, time_up: float | None) -> _Ended:
         try:
             async with asyncio.timeout_at(time_up) as scope:
                 self.vitals.interrupt = partial(_expire, scope)
@@ -229,7 +233,7 @@ class _Rollout:
                 finally:
                     self.vitals.interrupt = None
         except _Ended as end:
-            return self.checked(end)
+            return end
         except TimeoutError:
             pass
         except Exception as error:  # noqa: BLE001  the agent broke its contract, or gave what nobody can read
@@ -243,15 +247,27 @@ class _Rollout:
         return _Ended(TerminationReason.TIMEOUT, Outcome.TRUNCATED, late)
 
     def checked(self, end: _Ended) -> _Ended:
-        """The end; a failure where something that is no number would have been paid."""
+        """The end; a failure where the agent made its trajectory something else, or where what is no number
+        would have been paid."""
+        name = type(self.agent).__name__
         try:
-            for step in self.trajectory.steps if end.outcome in PAID else ():
-                step.reward = finite_number(
-                    step.reward, f"{type(self.agent).__name__} set", "a step's reward"
-                )
-        except RewardError as error:
-            return _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, error, AGENT)
-        return end
+            require_trajectory(self.trajectory, f"{name}.trajectory")
+        except Exception as error:  # noqa: BLE001  of users' values, which may do anything when looked at
+            cause: BaseException = contract_error_of(error, f"{name}.trajectory cannot be read")
+            steps: Any = self.trajectory.steps
+            self.trajectory = Trajectory(
+                steps=[each for each in steps if isinstance(each, Step)] if isinstance(steps, list) else []
+            )
+        else:
+            try:
+                for step in self.trajectory.steps if end.outcome in PAID else ():
+                    step.reward = finite_number(step.reward, f"{name} set", "a step's reward")
+                return end
+            except RewardError as error:
+                cause = error
+        if end.outcome not in PAID:
+            return end
+        return _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, cause, AGENT)
 
     async def play(self) -> None:
         """Turn after turn; ends by raising _Ended."""
@@ -423,7 +439,9 @@ class _Rollout:
             raise _Ended(event.reason, Outcome.TRUNCATED, event) from event
         except CONTRACT_ERRORS:
             raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit(), a panic of an extension
             raise _Ended(TerminationReason.ERROR, Outcome.POLICY_FAILURE, error, AGENT) from error
 
     # ---- the environment ---------------------------------------------------------------------------------
@@ -439,7 +457,9 @@ class _Rollout:
             raise _Ended(
                 TerminationReason.TIMEOUT, Outcome.INFRASTRUCTURE_FAILURE, error, ENVIRONMENT
             ) from error
-        except (Exception, asyncio.CancelledError) as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # sys.exit(), a panic of an extension
             _let_through_if_cancelled(error)
             raise _Ended(
                 TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, error, ENVIRONMENT

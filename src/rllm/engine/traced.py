@@ -32,6 +32,7 @@ from rllm.engine.failures import (
 )
 from rllm.engine.places import shown
 from rllm.engine.program_threads import OutOfTime, ProgramRunner, hush_late_closes
+from rllm.engine.records import Records
 from rllm.engine.rollout import MODEL
 from rllm.engine.vitals import LiveRollout, Vitals, live_of
 from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
@@ -93,10 +94,11 @@ class TracedEngine:
         sets_max_tokens: bool = True,
         requires_ids: bool = False,
         max_failed_fraction: float = 1.0,
+        stored: bool = False,
     ) -> None:
         """`sets_max_tokens`: the `max_tokens` of `sampling` wins over what the program asks for; otherwise
         the program's own counts. `requires_ids`: a call without token ids fails its episode, because it
-        cannot be trained on. `max_failed_fraction`: see `AgentExecutionEngine`.
+        cannot be trained on. `max_failed_fraction`, `stored`: see `AgentExecutionEngine`.
         """
         for name, value in (("n_parallel_tasks", n_parallel_tasks), ("retry_limit", retry_limit)):
             if value < 1:
@@ -120,6 +122,7 @@ class TracedEngine:
         self.requires_ids = requires_ids
         self.counts = EpisodeCounts()
         self.failures = FailureBudget(max_failed_fraction)
+        self.stored = stored
         self.rollouts: dict[EpisodeId, Vitals] = {}
         """Of the programs that run."""
         self._runner = ProgramRunner()
@@ -155,9 +158,10 @@ class TracedEngine:
             [task_of(task, place) for place, task in enumerate(tasks)], group_size, skip=skip
         )
         session_sampling, num_attempts = self._session_sampling(sampling), len(pending)
+        records = Records(PROGRAM, stored=self.stored)
 
         def work(finished: Finished) -> Coroutine[Any, Any, None]:
-            return self._work(pending, num_attempts, finished, purpose, session_sampling)
+            return self._work(pending, num_attempts, records, finished, purpose, session_sampling)
 
         async with aclosing(played(pending, work, self.num_parallel, self.counts)) as episodes:
             async for episode in episodes:
@@ -190,6 +194,7 @@ class TracedEngine:
         self,
         pending: list[tuple[EpisodeId, Task]],
         num_attempts: int,
+        records: Records,
         finished: Finished,
         purpose: str,
         sampling: dict[str, Any],
@@ -213,7 +218,8 @@ class TracedEngine:
             finally:
                 del self.rollouts[identity]
             episode.info["tries"] = tries
-            self.failures.settle(episode, vitals.failure, num_attempts)
+            episode, failure = records.kept(episode, vitals.failure)
+            self.failures.settle(episode, failure, num_attempts)
             finished.put_nowait(episode)
 
     def _session_id(self, identity: EpisodeId, purpose: str) -> str:

@@ -247,6 +247,10 @@ class Attempt:
                     "return an Episode, or None for the episode of what was committed."
                 )
             )
+        try:
+            require_episode(value, f"The episode of {self.name}")
+        except Exception as unfit:  # noqa: BLE001  of users' values, which may do anything when looked at
+            return None, _failed(contract_error_of(unfit, f"The episode of {self.name} cannot be read"))
         if value.termination_reason is TerminationReason.UNKNOWN:
             value.termination_reason = TerminationReason.ENV_DONE
         return value, _end_of(value.termination_reason)

@@ -101,21 +101,30 @@ def lost_in_json(value: Any) -> str | None:
 
 
 def require_finite(observation: Any, method: str) -> None:
-    """Raises AgentError for an observation that is, or directly holds, NaN or an infinity: nobody can read
-    it, and no store keeps it."""
-    if isinstance(observation, str):
-        return
-    parts: Any = observation
-    if isinstance(observation, dict):
-        parts = observation.values()
-    elif not isinstance(observation, list | tuple):
-        parts = (observation,)
-    for part in parts:
-        if isinstance(part, float | np.ndarray | np.floating) and not np.isfinite(part).all():
-            raise AgentError(
-                f"{method} returned the observation {observation!r:.200}; it must not hold {part!r:.80}: say "
-                "in words what there is to see, or mend what computed it."
-            )
+    """Raises AgentError for an observation that is or holds NaN or an infinity: nobody can read it, and no
+    store keeps it."""
+    part = None if isinstance(observation, str) else _part_not_finite(observation, _MAX_DEPTH)
+    if part is not None:
+        raise AgentError(
+            f"{method} returned the observation {observation!r:.200}; it must not hold {part!r:.80}: say "
+            "in words what there is to see, or mend what computed it."
+        )
+
+
+_MAX_DEPTH = 100
+"""An observation that is nested deeper, or holds itself, is not looked through to its end."""
+
+
+def _part_not_finite(value: Any, depth: int) -> Any:
+    """The first number or array in it that is not finite; None where there is none."""
+    if isinstance(value, dict | list | tuple):
+        parts = value.values() if isinstance(value, dict) else value
+        found = (_part_not_finite(part, depth - 1) for part in parts if type(part) is not str)
+        return next((part for part in found if part is not None), None) if depth else None
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "fc":
+        return None
+    is_number = isinstance(value, float | np.ndarray | np.floating)
+    return value if is_number and not np.isfinite(value).all() else None
 
 
 def raise_problems(name: str, problems: list[str]) -> None:

@@ -21,6 +21,7 @@ from rllm.errors import ConfigError, InferenceError
 from rllm.rewards.evaluator import Evaluator
 from rllm.rewards.evaluators import GraderEvaluator, grading_fields
 from rllm.rewards.extraction import last_assistant_text
+from rllm.store.encoding import require_storable
 from rllm.tracking.base import Counted
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 from rllm.types.evaluation import EvalOutput
@@ -172,7 +173,9 @@ class JudgedEngine:
 def verdict(evaluator: Evaluator, episode: Episode) -> EvalOutput | GraderFailure:
     """The judgement, or why there is none. Raises ConfigError for what is wrong of every task alike."""
     try:
-        return judged(evaluator, episode)
+        output = judged(evaluator, episode)
+        require_storable(Episode(id=episode.id, info={"evaluation": output.metadata}))
+        return output
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001  whatever a judge raises is a failure of its row

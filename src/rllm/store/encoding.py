@@ -22,7 +22,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from rllm.errors import AgentError
-from rllm.store.payload import pack_payload, unpack_payload
+from rllm.store.payload import pack_payload, payload_text, unpack_payload
 from rllm.types.episode import Action, Episode, Step, Trajectory
 from rllm.types.messages import Message, ModelOutput
 from rllm.types.prefix import Prefix
@@ -66,18 +66,7 @@ class StepRow(NamedTuple):
 
 def encode_episode(episode: Episode) -> tuple[EpisodeRow, list[StepRow]]:
     """Raises AgentError, naming episode, step and field, for a value that JSON cannot hold."""
-    where = f"Episode {episode.id!r}"
-    rows: list[StepRow] = []
-    trajectories: list[dict[str, Any]] = []
-    for index, trajectory in enumerate(episode.trajectories):
-        trajectories.append(_trajectory_fields(trajectory, episode))
-        before: Step | None = None
-        for position, step in enumerate(trajectory.steps):
-            rows.append(
-                _step_row(index, position, step, before, f"{where}, step {position} of {trajectory.name!r}")
-            )
-            trajectories[-1]["steps"].append(_step_fields(step, before))
-            before = step
+    rows, fields, where = _rows_and_fields(episode)
     paid = [float(each.reward) for each in episode.trajectories if each.reward is not None]
     row = EpisodeRow(
         task_id=episode.task_id,
@@ -92,9 +81,32 @@ def encode_episode(episode: Episode) -> tuple[EpisodeRow, list[StepRow]]:
         ),
         started_at=_number_or_none(episode.metrics.get("started_at")),
         duration_s=_number_or_none(episode.metrics.get("duration_s")),
-        payload=pack_payload(_episode_fields(episode, trajectories), where),
+        payload=pack_payload(fields, where),
     )
     return row, rows
+
+
+def require_storable(episode: Episode) -> None:
+    """Raises what `encode_episode` would raise."""
+    _, fields, where = _rows_and_fields(episode)
+    payload_text(fields, where)
+
+
+def _rows_and_fields(episode: Episode) -> tuple[list[StepRow], dict[str, Any], str]:
+    """The rows of the steps, what the payload is made of, and how an error names the episode."""
+    where = f"Episode {episode.id!r}"
+    rows: list[StepRow] = []
+    trajectories: list[dict[str, Any]] = []
+    for index, trajectory in enumerate(episode.trajectories):
+        trajectories.append(_trajectory_fields(trajectory, episode))
+        before: Step | None = None
+        for position, step in enumerate(trajectory.steps):
+            rows.append(
+                _step_row(index, position, step, before, f"{where}, step {position} of {trajectory.name!r}")
+            )
+            trajectories[-1]["steps"].append(_step_fields(step, before))
+            before = step
+    return rows, _episode_fields(episode, trajectories), where
 
 
 def decode_episode(row: EpisodeRow, step_rows: Iterable[StepRow]) -> Episode:

@@ -21,9 +21,18 @@ from rllm.types.task import Task
 _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 _TUPLE, _PAIRS, _TASK, _PATH, _TAGGED = "__tuple__", "__pairs__", "__task__", "__path__", "__tagged__"
 _DEEPEST = 100
+_MAX_INTEGER_BITS = 14_000
+"""Python neither writes nor reads a number of more than 4,300 digits."""
+MAX_PAYLOAD_CHARS = 256 << 20
+"""Of one episode, tokens apart; SQLite holds no value of more than a gigabyte."""
 
 
 def pack_payload(fields: dict[str, Any], where: str) -> bytes:
+    """Raises AgentError for what cannot be given back."""
+    return zlib.compress(payload_text(fields, where).encode(), 1)
+
+
+def payload_text(fields: dict[str, Any], where: str) -> str:
     """Plain JSON where that gives back what went in; else tuples, other keys and Tasks are tagged."""
     try:
         text = _to_json(fields)
@@ -32,7 +41,12 @@ def pack_payload(fields: dict[str, Any], where: str) -> bytes:
         faithful, text = False, ""
     if not faithful:
         text = _to_json({_TAGGED: _tagged_episode(fields, where)})
-    return zlib.compress(text.encode(), 1)
+    if len(text) > MAX_PAYLOAD_CHARS:
+        raise AgentError(
+            f"{where}: as JSON it has {len(text):,} characters beside its tokens, and at most "
+            f"{MAX_PAYLOAD_CHARS:,} are kept; keep large things in files and their names in the episode."
+        )
+    return text
 
 
 def unpack_payload(payload: bytes) -> dict[str, Any]:
@@ -68,7 +82,7 @@ _Place = tuple["_Place | None", str | int]
 
 def _tagged(value: Any, where: str, place: _Place, depth: int = 0) -> Any:
     kind = type(value)
-    if kind is str or kind is int or kind is bool or value is None:
+    if kind is str or kind is bool or value is None:
         return value
     if depth > _DEEPEST:
         raise AgentError(
@@ -80,6 +94,11 @@ def _tagged(value: Any, where: str, place: _Place, depth: int = 0) -> Any:
         raise AgentError(
             f"{where}: `{_spelled(place)}` is {value}, which JSON cannot hold; "
             "leave it out or write it as a string."
+        )
+    if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:
+        raise AgentError(
+            f"{where}: `{_spelled(place)}` has {value.bit_length():,} bits, and JSON cannot hold a number of "
+            f"more than {_MAX_INTEGER_BITS:,}; write it as a string."
         )
     if isinstance(value, bool | int | float | str):
         return value

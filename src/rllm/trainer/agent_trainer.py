@@ -304,6 +304,7 @@ class AgentTrainer:
             max_prompt_length=0,  # `inference.max_context` is the limit
             max_response_length=0,
             requires_ids=True,
+            stored=True,
             gamma=config.algorithm.gamma,
             seed=config.seed,
         )

@@ -107,6 +107,7 @@ async def program_engine(
             seed=config.seed,
             sets_max_tokens=rollout.max_tokens_per_turn > 0,
             requires_ids=True,
+            stored=True,
         ) as engine,
     ):
         yield engine

@@ -70,6 +70,7 @@ def workflow_engine(
         n_parallel_tasks=rollout.num_parallel,
         retry_limit=rollout.retry_limit,
         max_failed_fraction=rollout.max_failed_fraction,
+        stored=True,
         raise_on_error=False,
         clients=clients,
         roles=_role_settings(config),
