@@ -15,6 +15,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from rllm.errors import ContextLengthError
 from rllm.rendering.chat import ChatRenderer, Conversation
 from rllm.types.messages import Message, ModelOutput, SamplingParams, TopLogprobs
 
@@ -70,6 +71,28 @@ def prompt_tokens(conversation: Conversation, messages: Sequence[Message], tools
     """`ModelSession.prompt_tokens` of a session that keeps ids: what `conversation.prompt` would give."""
     # A conversation replaces its lists and never changes them in place, so a shallow copy is one to try with.
     return len(copy.copy(conversation).prompt(messages, tools))
+
+
+_MAX_CHARS_PER_TOKEN = 16
+"""Vocabularies have longer tokens, such as a hundred spaces, but no text is made of these: four are usual."""
+
+
+def max_prompt_chars(renderer: ChatRenderer, max_context: int) -> int:
+    """Of a conversation: more would not fit into the context. Encoding takes seconds for a few million
+    characters, and 200 bytes of memory for each, so whoever encodes looks at the characters first."""
+    return max_context * min(renderer.tokenizer.max_token_chars, _MAX_CHARS_PER_TOKEN)
+
+
+def require_may_fit(messages: Sequence[Message], renderer: ChatRenderer, max_context: int) -> None:
+    """Raises ContextLengthError for a message with more text than any prompt of the context has."""
+    max_chars = max_prompt_chars(renderer, max_context)
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str) and len(content) > max_chars:
+            raise ContextLengthError(
+                f"A message has {len(content)} characters, and {max_chars} are the most that a context of "
+                f"{max_context} tokens is given."
+            )
 
 
 @lru_cache(maxsize=64)

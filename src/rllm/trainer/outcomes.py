@@ -73,11 +73,20 @@ def _cause_of(episode: Episode) -> str:
 
 
 def require_known_roles(episodes: Sequence[Episode], config: TrainConfig) -> None:
-    """Raises ConfigError for a role that no policy is chosen for, and for a role of the configuration that
-    nobody plays and whose name is nearly that of one somebody plays."""
-    played = {each.name for episode in episodes for each in episode.trajectories}
-    for role in sorted(played):
-        config.policy_of(role)
+    """Raises ConfigError where more than `rollout.max_failed_fraction` of the episodes have a role that no
+    policy is chosen for, and for a role of the configuration that nobody plays and whose name is nearly that
+    of one somebody plays."""
+    played: set[str] = set()
+    strays: list[ConfigError] = []
+    for episode in episodes:
+        try:
+            for trajectory in episode.trajectories:
+                config.policy_of(trajectory.name)
+                played.add(trajectory.name)
+        except ConfigError as error:
+            strays.append(error)
+    if len(strays) > config.rollout.max_failed_fraction * len(episodes):
+        raise strays[0]
     for role in config.roles.keys() - played:
         if close := difflib.get_close_matches(role, played - config.roles.keys(), n=1):
             raise ConfigError(

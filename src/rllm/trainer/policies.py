@@ -77,6 +77,10 @@ class Policies(dict[str, Policy]):
         policy = self[self._config.policy_of(role)]
         return policy.backend is not None and self._config.role(role).reward_weight > 0.0
 
+    def vocabulary_of(self, role: str) -> int:
+        """Tokens that the role's model knows."""
+        return self[self._config.policy_of(role)].loaded.config["vocab_size"]
+
     def samples_of(self, name: str, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
         """Those that the policy's roles said."""
         return [each for each in samples if self._config.policy_of(each.group_key[1]) == name]

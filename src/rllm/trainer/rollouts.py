@@ -20,6 +20,7 @@ from rllm.trainer.judging import needs_greedy, tasks_with_signal
 from rllm.trainer.learning import Learner
 from rllm.trainer.outcomes import require_one_that_did_not_fail
 from rllm.trainer.schedules import temperature
+from rllm.trainer.trainable import fail_untrainable
 from rllm.types.episode import Episode
 from rllm.types.messages import SamplingParams
 from rllm.types.task import Task, task_id_of
@@ -66,9 +67,9 @@ async def sample_step(
         tasks = curriculum.batch(step, missing)
         if config.filters.rejects:
             tasks = [_named(task, number) for number, task in enumerate(tasks, start=len(rollouts.tasks))]
-        rollouts.episodes += await _sampled(
-            engine, tasks, f"train/{step}", sampling, config.rollout.group_size
-        )
+        episodes = await _sampled(engine, tasks, f"train/{step}", sampling, config.rollout.group_size)
+        fail_untrainable(episodes, learner.policies, config.rollout.max_failed_fraction)
+        rollouts.episodes += episodes
         rollouts.tasks += tasks
         rollouts.rounds += 1
         require_one_that_did_not_fail(rollouts.episodes, config.inference.max_context)

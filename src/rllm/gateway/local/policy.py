@@ -47,7 +47,7 @@ from rllm.gateway.wire import (
     completion_id,
     unix_time,
 )
-from rllm.inference.client import TokenClient
+from rllm.inference.client import TokenClient, max_prompt_chars
 from rllm.rendering.chat import ChatRenderer
 from rllm.rendering.conversations import Turn
 from rllm.rendering.tools import ToolFormat
@@ -59,8 +59,6 @@ _STATE = "local"
 _SHORT_CHARS = 8 << 10
 """Of a conversation that is rendered and encoded in a few milliseconds."""
 _MAX_RENDERERS = 16
-_MAX_CHARS_PER_TOKEN = 16
-"""Vocabularies have longer tokens, such as a hundred spaces, but no text is made of these: four are usual."""
 _ESCAPED_CHAR_BYTES = 6
 _OTHER_FIELDS_BYTES = 1 << 20
 _HISTORY = _SHORT_CHARS + 1
@@ -88,8 +86,7 @@ class LocalPolicy:
     @property
     def max_chars(self) -> int:
         """Of a conversation: more would not fit into the context."""
-        per_token = min(self.client.renderer.tokenizer.max_token_chars, _MAX_CHARS_PER_TOKEN)
-        return self.client.max_context * per_token
+        return max_prompt_chars(self.client.renderer, self.client.max_context)
 
     @property
     def max_body_bytes(self) -> int:

@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece, Tools, prompt_tokens
+from rllm.inference.client import TokenPiece, Tools, prompt_tokens, require_may_fit
 from rllm.inference.local.engine import LocalEngine
 from rllm.inference.local.grammar import Grammars
 from rllm.inference.local.requests import Request
@@ -155,6 +155,7 @@ class LocalSession:
     async def respond(
         self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()
     ) -> ModelOutput:
+        require_may_fit(messages, self.client.renderer, self.client.max_context)
         output = await self.respond_to_ids(self.conversation.prompt(messages, tools), sampling)
         if tools:
             read_into(output, parsed_text(output.text, self.client.renderer, tools))
@@ -162,6 +163,7 @@ class LocalSession:
         return output
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
+        require_may_fit(messages, self.client.renderer, self.client.max_context)
         return prompt_tokens(self.conversation, messages, tools)
 
     async def respond_to_ids(

@@ -1,0 +1,81 @@
+"""Episodes of a step in, those that cannot be trained on marked as failed.
+
+A program or workflow may bring tokens without log-probabilities, tokens of a server that does not tell how it
+sampled, or a role that no policy plays. Found only while learning, one such episode would end a run of
+thousands; here it fails alone, before anything is compared, stored or learned from.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from rllm.algorithms.grouping import LEARNABLE
+from rllm.engine.failures import error_record
+from rllm.engine.places import shown
+from rllm.errors import ConfigError
+from rllm.trainer.policies import Policies
+from rllm.trainer.samples import trajectory_rows
+from rllm.types.episode import Episode, Outcome, TerminationReason
+
+log = logging.getLogger(__name__)
+
+TRAINER = "trainer"
+"""Where an episode failed: `info["error"]["place"]`."""
+
+
+def fail_untrainable(episodes: Sequence[Episode], policies: Policies, max_failed_fraction: float) -> None:
+    """Mark the episodes that cannot be trained on as failures.
+
+    Raises the first ConfigError where they are more than `max_failed_fraction` of all, or none is left.
+    """
+    errors: list[ConfigError] = []
+    learnable = [each for each in episodes if each.outcome in LEARNABLE]
+    for episode in learnable:
+        try:
+            _require_trainable(episode, policies)
+        except ConfigError as error:
+            errors.append(error)
+            _fail(episode, error)
+    if not errors:
+        return
+    if len(errors) == len(learnable) or len(errors) > max_failed_fraction * len(episodes):
+        errors[0].add_note(
+            f"{len(errors)} of the {len(episodes)} episodes of this step cannot be trained on; "
+            f"`rollout.max_failed_fraction` is {max_failed_fraction:g}."
+        )
+        raise errors[0]
+    log.warning(
+        "%d of %d episodes cannot be trained on and are left out: %s",
+        len(errors),
+        len(episodes),
+        shown(errors[0]),
+    )
+
+
+def _require_trainable(episode: Episode, policies: Policies) -> None:
+    for index, trajectory in enumerate(episode.trajectories):
+        if not policies.is_trained(trajectory.name):
+            continue
+        num_tokens = policies.vocabulary_of(trajectory.name)
+        for row in trajectory_rows(trajectory, episode.task_id, episode.rollout_idx, index, 0.0):
+            if not 0 <= row.token_ids_T.min() <= row.token_ids_T.max() < num_tokens:
+                raise ConfigError(
+                    f"A row of task {episode.task_id} has the token ids {row.token_ids_T.min()} to "
+                    f"{row.token_ids_T.max()}, but the model of role {trajectory.name!r} has {num_tokens}; "
+                    "sample from that model, and leave steps without ids that are no model call."
+                )
+            if not np.isfinite(row.logprobs_T).all():
+                raise ConfigError(
+                    f"A row of task {episode.task_id} has log-probabilities that are not finite; sample "
+                    "from a server that returns what it sampled with."
+                )
+
+
+def _fail(episode: Episode, error: ConfigError) -> None:
+    episode.outcome, episode.termination_reason = Outcome.INFRASTRUCTURE_FAILURE, TerminationReason.ERROR
+    episode.is_correct = False
+    episode.info["error"] = error_record(error, TRAINER)
+    for trajectory in episode.trajectories:
+        trajectory.outcome, trajectory.termination_reason = episode.outcome, episode.termination_reason
+        trajectory.reward = None
