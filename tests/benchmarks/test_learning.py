@@ -261,7 +261,7 @@ def test_a_real_block_is_trained_measured_and_told_what_it_misses(
 ) -> None:
     options = [
         "--task",
-        "arithmetic",
+        "countdown",
         "--seeds",
         "100",
         "--split",
@@ -274,7 +274,7 @@ def test_a_real_block_is_trained_measured_and_told_what_it_misses(
         [sys.executable, str(BENCHMARKS / "learning.py"), *options], capture_output=True, text=True
     )
     assert done.returncode in (0, 1), done.stderr[-2_000:]
-    found = json.loads(done.stdout)["tasks"]["arithmetic"]
+    found = json.loads(done.stdout)["tasks"]["countdown"]
     assert found["runs"][0]["curve"]
     assert found["parameters"] > 100_000
     assert found["runs"][0]["peak_mib"] > 100.0

@@ -2,7 +2,8 @@
 
     (split, index) ──► Sum(numbers, signs) ──► "17 + 4 * 3 =" ──► graded exactly against 29
 
-A sum belongs to one split by a hash of its text, so splits share none, however many are drawn.
+A sum belongs to one split by a hash of its terms, in whatever order they are added, so splits share none,
+however many are drawn.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rllm.environments.answers import answer_baselines
 from rllm.environments.single_turn import SingleTurnEnvironment
 from rllm.environments.stray import strayed
 from rllm.environments.world import World
@@ -18,6 +20,7 @@ from rllm.errors import ConfigError
 
 SPLITS = ("train", "validation", "test")
 OPERATORS = "+-*"
+_KINDS = {"+": "plus", "-": "minus", "*": "times"}
 _MAX_TERMS = 8
 _MAX_DRAWS = 10_000
 
@@ -33,6 +36,14 @@ class Sum:
     def text(self) -> str:
         pairs = zip(self.signs, self.numbers[1:], strict=True)
         return f"{self.numbers[0]}{''.join(f' {sign} {number}' for sign, number in pairs)}"
+
+    @property
+    def identity(self) -> str:
+        """The terms with their signs, in order: 3 + 5 and 5 + 3 are one sum. With products, the text."""
+        if "*" in self.signs:
+            return self.text
+        pairs = zip(f"+{self.signs}", self.numbers, strict=True)
+        return " ".join(sorted(f"{sign}{number}" for sign, number in pairs))
 
     @property
     def value(self) -> int:
@@ -55,7 +66,7 @@ def arithmetic_sum(
         numbers = tuple(int(each) for each in rng.integers(0, max_number + 1, size=num_terms))
         signs = "".join(operators[rng.integers(len(operators))] for _ in range(num_terms - 1))
         drawn = Sum(numbers=numbers, signs=signs)
-        if split_of_text(drawn.text) == split:
+        if split_of_text(drawn.identity) == split:
             return drawn
     raise ConfigError(
         f"{_MAX_DRAWS} draws with `num_terms` {num_terms} and `max_number` {max_number} gave no sum of the "
@@ -90,7 +101,8 @@ def arithmetic_tasks(
                 "grader_args": {},
                 "grading": {"answer": str(asked.value)},
                 "oracle": str(asked.value),
-                "category": f"{num_terms} terms",
+                "category": " ".join(_KINDS[sign] for sign in sorted(set(asked.signs))),
+                "identity": asked.identity,
             }
         )
     return tasks
@@ -114,4 +126,12 @@ def _check(split: str, index: int, num_terms: int, max_number: int, operators: s
         raise ConfigError(f"`operators` is {operators!r}; choose some of {OPERATORS}.")
 
 
-WORLD = World(env_class=SingleTurnEnvironment, tasks=arithmetic_tasks, demonstrate=answered, draws=True)
+WORLD = World(
+    env_class=SingleTurnEnvironment,
+    tasks=arithmetic_tasks,
+    demonstrate=answered,
+    draws=True,
+    identity=lambda task: task["identity"],
+    kind=lambda task: task["category"],
+    baselines=answer_baselines(lambda task: task["grading"]["answer"]),
+)

@@ -3,7 +3,8 @@
     (split, index) ──► a story, names and numbers drawn into it ──► question ──► steps ──► answer
 
 Each story computes its own answer from the numbers drawn, and never asks for a part of a thing or less than
-nothing. A problem belongs to one split by a hash of its text.
+nothing. A problem belongs to one split by a hash of its story and its numbers: with other names and things
+it is the same problem.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rllm.environments.answers import answer_baselines
 from rllm.environments.single_turn import SingleTurnEnvironment
 from rllm.environments.sums import SPLITS, answered, split_of_text
 from rllm.environments.world import World
@@ -202,11 +204,16 @@ def word_problem(split: str, index: int, *, max_number: int = 50, max_steps: int
     for _ in range(_MAX_DRAWS):
         tell = STORIES[rng.integers(len(STORIES))]
         story = tell(draw)
-        if len(story.steps) <= max_steps and split_of_text(story.text) == split:
-            return story, tell.__name__.strip("_")
+        kind = tell.__name__.strip("_")
+        if len(story.steps) <= max_steps and split_of_text(_identity(kind, story)) == split:
+            return story, kind
     raise ConfigError(
         f"{_MAX_DRAWS} draws with `max_number` {max_number} gave no problem of the {split} split; raise it."
     )
+
+
+def _identity(kind: str, story: Story) -> str:
+    return f"{kind}: {', '.join(story.steps)}"
 
 
 def word_problem_tasks(
@@ -225,9 +232,18 @@ def word_problem_tasks(
                 "grading": {"answer": str(story.answer)},
                 "oracle": "\n".join((*story.steps, f"<answer>{story.answer}</answer>")),
                 "category": kind,
+                "identity": _identity(kind, story),
             }
         )
     return tasks
 
 
-WORLD = World(env_class=SingleTurnEnvironment, tasks=word_problem_tasks, demonstrate=answered, draws=True)
+WORLD = World(
+    env_class=SingleTurnEnvironment,
+    tasks=word_problem_tasks,
+    demonstrate=answered,
+    draws=True,
+    identity=lambda task: task["identity"],
+    kind=lambda task: task["category"],
+    baselines=answer_baselines(lambda task: task["grading"]["answer"]),
+)
