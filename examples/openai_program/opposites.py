@@ -1,10 +1,11 @@
-"""A plain OpenAI-SDK program that learns from its rewards: what is the opposite of a word?
+"""A plain OpenAI-SDK program that learns from its rewards: what is the opposite of which word?
 
-task ──► solve: one chat completion, one token ──► score: right or wrong ──► better weights
+"Not of Left: opposite of Up?" ──► solve: one completion, one token ──► score ──► better weights
 
 python opposites.py             train it, from random weights, on a CPU: runs/opposites
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from openai import OpenAI
 import rllm
 from rllm import AgentConfig, AgentTrainer, Episode, Task
 
-PAIRS = ("Up Down", "Left Right", "yes no")
-OPPOSITE = dict(pair.split() for pair in PAIRS) | dict(pair.split()[::-1] for pair in PAIRS)
-TASKS = [{"id": word, "question": word, "answer": answer} for word, answer in OPPOSITE.items()]
-ASKED_AGAIN = [{**task, "id": f"{task['id']} {number}"} for number in range(20) for task in TASKS]
+HERE = Path(__file__).parent
+
+
+def questions(name: str) -> list[dict[str, str]]:
+    """Rows of a file. Each asks about one word and not about another; no such pair is in both files."""
+    return [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text().splitlines()]
+
 
 client = OpenAI(base_url="http://unused", api_key="any")  # one pool of connections for all programs
 
@@ -27,7 +31,7 @@ def solve(task: Task, config: AgentConfig) -> None:
     """One call. Nothing is returned, so the episode is made from what the gateway captured."""
     client.with_options(base_url=config.base_url).chat.completions.create(
         model=config.model,
-        messages=[{"role": "user", "content": f"Opposite of {task.instruction}?"}],
+        messages=[{"role": "user", "content": task.instruction}],
         max_tokens=1,
     )
 
@@ -41,8 +45,8 @@ def score(task: dict[str, Any], episode: Episode) -> bool:
 if __name__ == "__main__":
     trainer = AgentTrainer(
         Path(__file__).with_name("opposites.toml"),
-        train_dataset=TASKS,
-        val_dataset=ASKED_AGAIN,
+        train_dataset=questions("opposites"),
+        val_dataset=questions("opposites_test"),
         agent_flow=solve,
         evaluator=score,
         output=sys.argv[1] if len(sys.argv) > 1 else "runs/opposites",

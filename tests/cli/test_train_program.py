@@ -193,13 +193,35 @@ def test_a_dry_run_of_a_program_shows_what_it_would_do(program: Path, rllm: Rllm
 def test_the_example_is_trained_by_the_command_in_its_readme(rllm: Rllm) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "openai_program"
     file = example / "opposites.py"
-    readme = (example / "README.md").read_text()
-    assert "rllm train opposites.py:solve --evaluator opposites.py:score --dataset opposites.jsonl" in readme
-    words = (f"{file}:solve", "--evaluator", f"{file}:score", "--dataset", example / "opposites.jsonl")
-    plan = rllm("train", *words, "--config", example / "opposites.toml", "--dry-run", "--json")
+    command = (example / "README.md").read_text().partition("rllm train ")[2].partition("\n")[0]
+    words = command.split()
+    assert words[0] == "opposites.py:solve"
+    paths = [str(example / word) if "." in word else word for word in words]
+    plan = rllm("train", *paths, "--dry-run", "--json")
     assert plan.exit_code == 0, plan.stderr
-    assert json.loads(plan.stdout)["derived"]["episodes_per_step"] == 6 * 32
+    assert json.loads(plan.stdout)["derived"]["episodes_per_step"] == 12 * 16
     assert len(file.read_text().splitlines()) < 100
+
+
+def test_no_pair_of_words_of_the_example_is_trained_on_and_tested() -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "openai_program"
+    opposite = {"Up": "Down", "Left": "Right", "yes": "no", "Down": "Up", "Right": "Left", "no": "yes"}
+    pairs: dict[str, set[tuple[str, str]]] = {"opposites": set(), "opposites_test": set()}
+    for name, known in pairs.items():
+        rows = [json.loads(line) for line in (example / f"{name}.jsonl").read_text().splitlines()]
+        for row in rows:
+            word, other = row["word"], row["other"]
+            assert row["answer"] == opposite[word]
+            assert row["question"] in (
+                f"Opposite of {word}, not of {other}?",
+                f"Not of {other}: opposite of {word}?",
+            )
+            known.add((word, other))
+        assert len({row["id"] for row in rows}) == len({row["question"] for row in rows}) == 2 * len(known)
+        assert {word for word, _ in known} == set(opposite), "every word is asked for in both"
+    train, test = pairs.values()
+    assert not train & test
+    assert len(train | test) == 30
 
 
 def test_a_program_in_which_every_episode_fails_is_a_failure(program: Path, rllm: Rllm) -> None:
