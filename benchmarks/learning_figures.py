@@ -23,6 +23,7 @@ from rllm.environments.world import OPTIMUM, RANDOM, task_content
 from rllm.eval.tasks import world_of
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
+from rllm.types.episode import Episode
 
 RESAMPLES = 2_000
 Identity = Callable[[Mapping[str, Any]], str]
@@ -84,6 +85,11 @@ def knowledge_of(environment: str, file: Path | None = None) -> TaskKnowledge:
     )
 
 
+def worth(episode: Episode) -> float:
+    """What it was paid; where several roles are paid, each in its own way, whether it succeeded."""
+    return episode.reward if len(episode.trajectories) == 1 else float(episode.is_correct)
+
+
 def outcomes_of(run: Path, knowledge: TaskKnowledge) -> Outcomes:
     """Of the run's own report; tasks in the order of the store."""
     with EpisodeStore.open(run / "store.sqlite", read_only=True) as store:
@@ -93,7 +99,7 @@ def outcomes_of(run: Path, knowledge: TaskKnowledge) -> Outcomes:
         raise ValueError(f"{run} reports other tasks before than after.")
     tasks = [each.task for each in phases[0]]
     found = {} if knowledge.baselines is None else knowledge.baselines(tasks)
-    before_N, greedy_N, after_N = (np.array([each.reward for each in episodes]) for episodes in phases)
+    before_N, greedy_N, after_N = (np.array(list(map(worth, episodes))) for episodes in phases)
     return Outcomes(
         identities_N=[knowledge.identity(task) for task in tasks],
         before_N=before_N,

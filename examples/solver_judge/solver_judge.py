@@ -1,14 +1,16 @@
 """Two models learn together: one solves countdown problems, the other judges which of two answers is right.
 
-    imitation of noisy experts ──► reinforcement: problem ──► 2 answers of the solver ──► 2 picks of the judge
-          (both roles)                    paid for being right ◄──┘     paid for beating a coin ◄──┘
+    imitation of bad habits ──► reinforcement: problem ──► 2 answers of the solver ──► 2 picks of the judge
+          (both roles)                paid for being right ◄──┘     paid for beating a coin ◄──┘
 
-python solver_judge.py             both from random weights, on a CPU: runs/solver_judge
-python measure.py                  what each of them learned, and the picture
+python solver_judge.py [RUN [SEED [SPLIT]]]   both from random weights, on a CPU: runs/solver_judge, 0, test
+python measure.py [RUN]                       what each of them learned, and the picture
 """
 
+import hashlib
+import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,34 +18,40 @@ from typing import Any
 import numpy as np
 
 from rllm import AgentTrainer, Episode, Step, Trajectory
-from rllm.environments.countdown import countdown_tasks, problem_of
 from rllm.rewards.countdown_reward import compute_score
 from rllm.workflows import SolverJudgeWorkflow
 
-OPERATORS = "+-"
-PROBLEMS: dict[str, Any] = {"num_numbers": 2, "max_number": 50, "operators": OPERATORS}
+FORMS = {
+    "sum": ("{0}+{1}", operator.add),
+    "difference": ("{0}-{1}", operator.sub),
+    "product": ("{0}*{1}", operator.mul),
+    "negative": ("{1}-{0}", lambda first, second: second - first),
+}
+"""Kind of problem -> the answer that is right, and the target."""
+HABIT = "sum"
+NUMBERS = range(51, 100)
+"""So large that a sum has three digits, a product four, and a difference two at most."""
 LETTERS = "AB"
-FONDNESS = 0.7
-"""How often the judge that is imitated picks the sum, whatever the target: who imitates it does so always."""
 CONFIG: dict[str, Any] = {
-    "steps": 160,
+    "steps": 50,
     "policies": {
-        "solver": {"path": "builtin:tiny", "learning_rate": 1e-4},
+        "solver": {"path": "builtin:tiny", "learning_rate": 7e-4},
         "judge": {"path": "builtin:tiny", "learning_rate": 1e-3},
     },
-    "roles": {"solver": {"max_tokens": 8}, "judge": {"max_tokens": 2, "estimator": "reinforce"}},
-    "warm_start": {"steps": 55, "episodes_per_step": 256, "learning_rate": 1e-2, "noise": 0.5},
-    "rollout": {"tasks_per_step": 128, "group_size": 2},
+    "roles": {"solver": {"max_tokens": 10}, "judge": {"max_tokens": 2, "estimator": "reinforce"}},
+    "warm_start": {"steps": 80, "episodes_per_step": 128, "learning_rate": 1e-2, "noise": 0.85},
+    "rollout": {"tasks_per_step": 64, "group_size": 4},
     "algorithm": {"clip_high": 0.28},
     "optimizer": {"name": "muon"},
     "inference": {"max_context": 64},
-    "evaluation": {"num_tasks": 512},
+    "evaluation": {"num_tasks": 512, "every_steps": 10, "every_num_tasks": 64},
     "checkpoint": {"every_steps": 20},
 }
 
 
 def to_solver(task: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": problem_of(task).text}]
+    first, second = task["numbers"]
+    return [{"role": "user", "content": f"{first} {second} target {task['target']}"}]
 
 
 def to_judge(task: dict[str, Any], answers: list[str]) -> list[dict[str, Any]]:
@@ -89,41 +97,68 @@ class Countdown(SolverJudgeWorkflow):
 
 
 def experts(task: dict[str, Any], noise: float, rng: np.random.Generator) -> list[Any]:
-    """What both roles imitate: a solver and a judge who err on purpose, so that rewards can teach them."""
-    first, second = task["numbers"]
-    both = [f"{first}{sign}{second}" for sign in OPERATORS]
-
-    def one_of(answers: list[str], noise: float) -> int:
-        """Place of the right one; with probability `noise` any."""
-        return int(rng.integers(2)) if rng.random() < noise else int(is_right(task, answers[1]))
-
-    pick = both[0] if rng.random() < FONDNESS else both[one_of(both, 0.0)]
-    judged = [(to_judge(task, pair), LETTERS[pair.index(pick)]) for pair in (both, both[::-1])]
+    """What both roles imitate: experts who know the answer and, with probability `noise`, follow a habit, so
+    that rewards can teach them. The solver's is to add, the judge's to pick a sum."""
+    right, habit = answer_of(task, kind(task)), answer_of(task, HABIT)
+    wrong = [each for each in FORMS if each != kind(task)]
+    pair = [right, answer_of(task, wrong[int(rng.integers(len(wrong)))])]
+    pick = habit if habit in pair and rng.random() < noise else right
     return [
-        ("solver", [(to_solver(task), both[one_of(both, noise)])]),
-        *(("judge", [each]) for each in judged),
+        ("solver", [(to_solver(task), habit if rng.random() < noise else right)]),
+        *(("judge", [(to_judge(task, each), LETTERS[each.index(pick)])]) for each in (pair, pair[::-1])),
     ]
 
 
 @cache
 def tasks(split: str) -> list[dict[str, Any]]:
-    """Different problems, the larger number first; as many ask for the difference as for the sum, so that to
-    add always is right half of the time only."""
+    """All problems of a split, mixed; no two splits share a pair of numbers."""
+    pairs = [(first, second) for second in NUMBERS for first in NUMBERS if second < first]
     drawn = [
-        {**task, "numbers": sorted(task["numbers"], reverse=True)}
-        for task in countdown_tasks(split, 10_000, **PROBLEMS)
+        {"task_id": f"{name} of {first} and {second}", "numbers": [first, second], "target": target}
+        for first, second in pairs
+        if split_of(first, second) == split
+        for name, (_, value) in FORMS.items()
+        for target in (value(first, second),)
     ]
-    different = {(*task["numbers"], task["target"]): task for task in reversed(drawn)}.values()
-    sums = [task for task in different if task["target"] == sum(task["numbers"])]
-    differences = [task for task in different if task["target"] < sum(task["numbers"])]
-    return [task for both in zip(sums, differences, strict=False) for task in both]
+    return [drawn[place] for place in np.random.default_rng(0).permutation(len(drawn))]
 
 
-def trainer(run: Path, config: Mapping[str, Any]) -> AgentTrainer:
+def split_of(first: int, second: int) -> str:
+    digest = hashlib.blake2b(f"{first} {second}".encode(), digest_size=8).digest()
+    return ("test", "validation", "train", "train")[digest[0] % 4]
+
+
+def answer_of(task: Mapping[str, Any], name: str) -> str:
+    return FORMS[name][0].format(*task["numbers"])
+
+
+def identity(task: Mapping[str, Any]) -> str:
+    return f"{task['numbers']} {task['target']}"
+
+
+def kind(task: Mapping[str, Any]) -> str:
+    return next(name for name, (_, value) in FORMS.items() if value(*task["numbers"]) == task["target"])
+
+
+def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """An episode is won where the answer that the judge picks is right. No judge helps a solver that always
+    writes the same; the last policy has two such solvers and a judge who knows."""
+    always = {f"always the {name}": [float(kind(task) == name) for task in tasks] for name in FORMS}
+    most = sorted(FORMS, key=lambda name: sum(always[f"always the {name}"]))[-2:]
+    return {
+        "random": [1 / len(FORMS)] * len(tasks),
+        "optimum": [1.0] * len(tasks),
+        **always,
+        "two answers for all and a perfect judge": [float(kind(task) in most) for task in tasks],
+    }
+
+
+def trainer(run: Path, config: Mapping[str, Any], split: str = "test") -> AgentTrainer:
     return AgentTrainer(
         config,
         train_dataset=tasks("train"),
-        val_dataset=tasks("test")[: config["evaluation"]["num_tasks"]],
+        val_dataset=tasks(split)[: config["evaluation"]["num_tasks"]],
+        validation_dataset=tasks("validation")[config["evaluation"]["num_tasks"] :],
         workflow_class=Countdown,
         workflow_args={"n_solutions": 2, "reward_function": is_right},
         demonstrate=experts,
@@ -131,18 +166,19 @@ def trainer(run: Path, config: Mapping[str, Any]) -> AgentTrainer:
     )
 
 
-def train(output: Path, config: Mapping[str, Any]) -> None:
+def train(output: Path, config: Mapping[str, Any], split: str = "test") -> None:
     """Two runs: `output/imitation`, and `output/reinforcement`, which begins with its models."""
-    imitated = trainer(output / "imitation", {**config, "steps": 0}).train()
+    imitated = trainer(output / "imitation", {**config, "steps": 0}, split).train()
     policies = {
         name: {**policy, "path": str(imitated.model_path_of(name))}
         for name, policy in config["policies"].items()
     }
     no_more = {**config["warm_start"], "steps": 0}
-    trainer(output / "reinforcement", {**config, "policies": policies, "warm_start": no_more}).train()
+    trainer(output / "reinforcement", {**config, "policies": policies, "warm_start": no_more}, split).train()
 
 
 if __name__ == "__main__":
     where = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/solver_judge")
-    train(where, {**CONFIG, "seed": int(sys.argv[2]) if len(sys.argv) > 2 else 0})
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    train(where, {**CONFIG, "seed": seed}, sys.argv[3] if len(sys.argv) > 3 else "test")
     print(f"two runs with their models: {where}; next: python measure.py {where}")

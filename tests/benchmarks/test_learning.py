@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rllm.types.episode import Episode, Trajectory
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SEEDS = [50, 51, 52]
 
@@ -107,6 +109,17 @@ def test_a_task_that_repeats_makes_no_interval_narrower(scripts: dict[str, Modul
     assert width == pytest.approx(2 * 196 * np.std(after) / 10, rel=0.1)
     assert figures.effective_size(names * 16) == 100.0
     assert figures.effective_size(["a"] * 3 + ["b"]) == 1.6
+
+
+def test_an_attempt_of_several_roles_is_worth_its_success_and_not_the_sum_of_their_pay(
+    scripts: dict[str, ModuleType],
+) -> None:
+    solvers = [Trajectory(name="solver", reward=1.0) for _ in range(2)]
+    judges = [Trajectory(name="judge", reward=-0.5), Trajectory(name="judge", reward=0.5)]
+    worth = scripts["learning_figures"].worth
+    assert worth(Episode(trajectories=[*solvers, *judges], is_correct=True)) == 1.0
+    assert worth(Episode(trajectories=[*solvers, *judges], is_correct=False)) == 0.0
+    assert worth(Episode(trajectories=[Trajectory(reward=0.25)], is_correct=True)) == 0.25
 
 
 # ---- floors ----------------------------------------------------------------------------------------------

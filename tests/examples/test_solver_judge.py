@@ -16,7 +16,7 @@ from rllm.store.episodes import EpisodeStore
 from rllm.types.episode import Outcome
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "solver_judge"
-MAX_LINES = 150
+MAX_LINES = 185
 SHORT = {
     "threads": 1,
     "steps": 2,
@@ -116,8 +116,10 @@ def test_a_frozen_judge_plays_and_its_parameters_do_not_change(
     assert any(judge.reward for judge in judges)  # there was something that it would have learned from
 
 
-def test_the_solver_errs_as_often_as_it_is_told_and_the_judge_by_liking_sums(example: ModuleType) -> None:
-    tasks = example.tasks("train")[:600]
+def test_both_experts_know_the_answer_and_follow_their_habit_as_often_as_they_are_told(
+    example: ModuleType,
+) -> None:
+    tasks = example.tasks("train")[:800]
 
     def right(noise: float) -> dict[str, float]:
         rng = np.random.default_rng(0)
@@ -129,24 +131,33 @@ def test_the_solver_errs_as_often_as_it_is_told_and_the_judge_by_liking_sums(exa
                 graded[role].append(example.is_right(task, answer))
         return {role: sum(each) / len(each) for role, each in graded.items()}
 
-    fond = 0.5 + 0.5 * 0.3  # always where the target is the sum, three times in ten where it is not
-    assert right(0.0) == pytest.approx({"solver": 1.0, "judge": fond}, abs=0.06)
-    assert right(0.5) == pytest.approx({"solver": 0.75, "judge": fond}, abs=0.06)
-    assert right(1.0) == pytest.approx({"solver": 0.5, "judge": fond}, abs=0.06)
+    # A quarter of the targets are sums. A third of the other pairs have a sum that is wrong.
+    assert right(0.0) == {"solver": 1.0, "judge": 1.0}
+    assert right(1.0) == pytest.approx({"solver": 0.25, "judge": 0.75}, abs=0.05)
+    assert right(0.5) == pytest.approx({"solver": 0.625, "judge": 0.875}, abs=0.05)
 
 
-def test_neither_sign_is_right_more_often_and_no_test_problem_is_a_training_problem(
-    example: ModuleType,
-) -> None:
-    seen: dict[str, set[tuple[int, ...]]] = {}
-    for split in ("train", "test"):
-        tasks = example.tasks(split)[:512]
-        assert len(tasks) == 512
-        assert sum(task["target"] == sum(task["numbers"]) for task in tasks) == 256
-        assert all(first >= second for first, second in (task["numbers"] for task in tasks))
-        seen[split] = {(*task["numbers"], task["target"]) for task in tasks}
-        assert len(seen[split]) == 512
-    assert not seen["train"] & seen["test"]
+def test_no_answer_is_right_more_often_and_no_two_splits_share_a_pair_of_numbers(example: ModuleType) -> None:
+    pairs: dict[str, set[tuple[int, ...]]] = {}
+    for split in ("train", "validation", "test"):
+        tasks = example.tasks(split)
+        assert len({example.identity(task) for task in tasks[:512]}) == 512
+        assert len({(*task["numbers"], task["target"]) for task in tasks}) == len(tasks) > 1000
+        returns = example.baselines(tasks)
+        constant = [np.mean(returns[name]) for name in returns if name.startswith("always")]
+        assert constant == [0.25] * 4
+        pairs[split] = {tuple(task["numbers"]) for task in tasks}
+    assert not pairs["train"] & pairs["test"]
+    assert not pairs["validation"] & pairs["test"]
+    assert not pairs["train"] & pairs["validation"]
+
+
+def test_exactly_one_of_the_four_answers_is_right(example: ModuleType) -> None:
+    for task in example.tasks("validation")[:200]:
+        answers = {name: example.answer_of(task, name) for name in example.FORMS}
+        assert [name for name, answer in answers.items() if example.is_right(task, answer)] == [
+            example.kind(task)
+        ]
 
 
 def test_the_example_is_short() -> None:
