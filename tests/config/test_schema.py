@@ -35,7 +35,8 @@ AT_LEAST = {
     "warm_start.steps": 0,
     "warm_start.episodes_per_step": 1,
     "evaluation.num_tasks": 1,
-    "evaluation.every_steps": 0,
+    "evaluation.every_steps": -1,
+    "evaluation.patience": 0,
     "evaluation.every_num_tasks": 1,
     "checkpoint.every_steps": 1,
     "checkpoint.keep": 1,
@@ -325,6 +326,7 @@ def test_what_follows_from_the_keys_is_counted() -> None:
         "optimizer_updates_per_step": 2,
         "optimizer_updates": 27,
         "most_sampled_tokens_per_step": 120,
+        "evaluate_every_steps": 1,
         "demonstrations": 42,
     }
 

@@ -5,6 +5,7 @@ Asked ──prepared──► plan (all that a score depends on), tasks ──�
 Whatever cannot be honoured is refused while preparing: nothing is sampled, loaded or written yet.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from rllm.build.sources import source_hash, version
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
 from rllm.data.tasks import tasks_of
+from rllm.environments.world import World
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import Benchmark, benchmark_named
 from rllm.eval.evaluation import Evaluation
@@ -31,6 +33,7 @@ from rllm.eval.judging import require_gradable, row_by_row, task_evaluator
 from rllm.eval.plan import EvaluationPlan, hash_of, model_hash
 from rllm.eval.report import NO_PRICES, Prices, require_ks
 from rllm.eval.results import Result
+from rllm.eval.task_facts import task_facts
 from rllm.eval.tasks import benchmark_tasks, benchmark_world, source_facts
 from rllm.rewards.evaluator import Evaluator
 from rllm.store.run_directory import RunDirectory, is_run
@@ -50,6 +53,10 @@ class Prepared:
     tasks: list[Any]
     open_engine: "Callable[[], Any]"
     """An async context manager that gives the EpisodeEngine."""
+    world: World | None = None
+    """What the tasks are of; None for a program's own."""
+    world_pays: bool = False
+    """Whether nobody else judges, so that what simple policies are paid there can be compared."""
 
     @property
     def num_attempts(self) -> int:
@@ -74,7 +81,10 @@ class Prepared:
             if evaluation.num_done < self.num_attempts:
                 async with self.open_engine() as engine:
                     await evaluation.run_ways(engine, self.tasks, on_result)
-            report = evaluation.report(ks=ks, prices=prices)
+            facts = await asyncio.to_thread(
+                task_facts, self.tasks, self.world, with_baselines=self.world_pays
+            )
+            report = evaluation.report(ks=ks, prices=prices, facts=facts)
             evaluation.finish(report)
             on_report(report)
         return report
@@ -135,6 +145,7 @@ def _prepared_benchmark(asked: Asked) -> Prepared:
             plan=plan,
             tasks=for_programs(tasks),
             open_engine=partial(_program_or_workflow, asked, actor, evaluator),
+            world=benchmark_world(spec),
         )
     if judge.evaluator is not None:
         require_gradable(judge.evaluator, tasks, spec.name)
@@ -144,6 +155,8 @@ def _prepared_benchmark(asked: Asked) -> Prepared:
         plan=plan,
         tasks=tasks,
         open_engine=partial(agent_engine, asked, spec, config, actor.agent, agent_args, judge.evaluator),
+        world=benchmark_world(spec),
+        world_pays=judge.evaluator is None,
     )
 
 

@@ -34,6 +34,19 @@ def held_out_rows(dataset: str, most: int) -> list[Task]:
     return _named_rows(dataset, _held_out_split(dataset), most)
 
 
+def validation_rows(dataset: str, most: int, *, start: int) -> list[Task] | None:
+    """What is evaluated on while training, of names whose `test` is measured on; None where there is none.
+    Of a world that draws tasks, `most` from number `start` on."""
+    if _held_out_split(dataset) != "test":
+        return None
+    if dataset.startswith(BENCHMARK):
+        spec = benchmark_named(dataset.removeprefix(BENCHMARK))
+        return for_programs(benchmark_world(spec).tasks("validation", most, start=start, **spec.task))
+    if "validation" not in DatasetRegistry.get_dataset_splits(dataset):
+        return None
+    return _named_rows(dataset, "validation", most)
+
+
 def held_out_name(dataset: str) -> str:
     """The data set's own name where it holds tasks out, and otherwise nothing."""
     return dataset if _held_out_split(dataset) else ""

@@ -10,7 +10,7 @@ import numpy as np
 from rllm.agents.named import agent_named
 from rllm.build.actors import agent_class_named, program_named
 from rllm.build.judges import judge_while_training, split_judging
-from rllm.build.rows import held_out_rows, training_rows
+from rllm.build.rows import held_out_rows, training_rows, validation_rows
 from rllm.config.distill import PROMPTS
 from rllm.config.schema import TrainConfig
 from rllm.data.jsonl import read_jsonl
@@ -25,6 +25,9 @@ from rllm.trainer.distill import AgentDistillTrainer
 VALIDATION_START = 1_000_000
 """Validation tasks while training come from here on, so that they are not those of
 `evaluation.split = "validation"`."""
+_TRIES = 4
+"""Validation tasks that are drawn for each that is needed where the same split is reported: those that are
+instances of a reported task are left out."""
 
 
 def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = None) -> AgentTrainer:
@@ -37,6 +40,7 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
     judging, task_args = split_judging(config.task.environment_args)
     pays = judge_while_training(config.task.environment, judging)
     evaluation = config.evaluation
+    num_validation = (_TRIES if evaluation.split == "validation" else 1) * evaluation.every_num_tasks
     drawn = DrawnTasks(world, config.task.num_train_tasks, {**task_args, **config.task.train_args})
     train_tasks = drawn if world.draws else drawn.whole()
     expert = world.expert(config.warm_start.expert_args)
@@ -47,9 +51,7 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
         config,
         train_dataset=train_tasks,
         val_dataset=world.tasks(evaluation.split, evaluation.num_tasks, **task_args),
-        validation_dataset=world.tasks(
-            "validation", evaluation.every_num_tasks, start=VALIDATION_START, **task_args
-        ),
+        validation_dataset=world.tasks("validation", num_validation, start=VALIDATION_START, **task_args),
         agent_class=agent_class,
         env_class=world.env_class,
         agent_args=config.task.agent_args,
@@ -64,7 +66,11 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
 def _program_trainer(config: TrainConfig, output: Path, tracker: Tracker | None) -> AgentTrainer:
     task, actor = config.task, program_named(config.task.program)
     train = training_rows(task.dataset)
-    held_out = held_out_rows(task.val_dataset, config.evaluation.num_tasks) if task.val_dataset else None
+    evaluation, val_name = config.evaluation, task.val_dataset
+    held_out = held_out_rows(val_name, evaluation.num_tasks) if val_name else None
+    validation = (
+        validation_rows(val_name, evaluation.every_num_tasks, start=VALIDATION_START) if val_name else None
+    )
     if actor.workflow is not None:
         if task.evaluator:
             raise ConfigError(
@@ -75,6 +81,7 @@ def _program_trainer(config: TrainConfig, output: Path, tracker: Tracker | None)
             config,
             train_dataset=train,
             val_dataset=held_out,
+            validation_dataset=validation,
             workflow_class=actor.workflow,
             output=output,
             tracker=tracker,
@@ -83,6 +90,7 @@ def _program_trainer(config: TrainConfig, output: Path, tracker: Tracker | None)
         config,
         train_dataset=train,
         val_dataset=held_out,
+        validation_dataset=validation,
         agent_flow=actor.flow,
         evaluator=task.evaluator or failing_alone(task_evaluator()),
         output=output,

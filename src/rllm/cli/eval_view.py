@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 from rllm.build.asked import Asked
-from rllm.cli.terminal import facts, out, print_next, rate, rate_with_interval, table
+from rllm.cli.terminal import facts, out, print_next, rate, rate_with_interval, score_with_interval, table
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.comparison import Change, Comparison
 from rllm.eval.page import INTERVAL_METHODS, Example, page
 from rllm.eval.rescoring import Rescored
 from rllm.eval.results import answer_of, asked_before_answer, newest_episodes, result_of
+from rllm.eval.words import baselines_sentence, instances_sentence
 from rllm.store.episodes import EpisodeStore
 from rllm.store.files import write_atomic
 from rllm.store.run_directory import RunDirectory, is_run
@@ -91,6 +92,7 @@ def print_reports(asked: Asked, report: Mapping[str, Any], directory: Path, writ
     tasks = asked.program.dataset if asked.program else f"{stamp['split']} tasks"
     console.print(f"\n{asked.name}, {tasks}: {asked.place.title}", style="bold", soft_wrap=True)
     console.print(_scores(reports))
+    console.print(Text(f"{_instances(reports)}{_baselines(report)}"), soft_wrap=True)
     console.print(
         f"attempted = scored + truncated + failed; a failure counts as no success. {_method(reports)}",
         style="dim",
@@ -147,6 +149,8 @@ def show_evaluation(directory: RunDirectory, state: Text) -> None:
     console.print(facts([("model", str(config["model"]["path"])), *told]))
     if summary is not None:
         console.print(_scores(summary["reports"]))
+        if "baselines" in summary:  # one of an earlier version has none
+            console.print(Text(f"{_instances(summary['reports'])}{_baselines(summary)}"), soft_wrap=True)
         if any(each.get("readings") for each in summary["reports"].values()):
             console.print(_readings(summary["reports"]))
 
@@ -213,18 +217,35 @@ def _print_failures(console: Console, way: str, report: Mapping[str, Any]) -> No
 
 
 def _scores(reports: Mapping[str, Any]) -> Any:
+    scored = any("score" in report for report in reports.values())
     made = table(
-        "", "success [95 % interval]", "without failed", *_COUNTS, "turns", right=(*_COUNTS, "turns")
+        "",
+        "success [95 % interval]",
+        *(("score, of 100",) if scored else ()),
+        "without failed",
+        *_COUNTS,
+        "turns",
+        right=(*_COUNTS, "turns"),
     )
     for name, report in reports.items():
         made.add_row(
             name,
             rate_with_interval(report["success"], report["success_interval"]),
+            *((score_with_interval(report.get("score"), report.get("score_interval")),) if scored else ()),
             rate(report["success_without_failed"]),
             *(str(report[count]) for count in _COUNTS),
             f"{report['mean_turns']:.1f}",
         )
     return made
+
+
+def _instances(reports: Mapping[str, Any]) -> str:
+    """Of how many instances the scores are."""
+    return instances_sentence(next(iter(reports.values())))
+
+
+def _baselines(report: Mapping[str, Any]) -> str:
+    return f" {baselines_sentence(report['baselines'])}" if report["baselines"] else ""
 
 
 def _readings(reports: Mapping[str, Any]) -> Any:

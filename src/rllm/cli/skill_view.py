@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from rllm.cli.terminal import success_table, table
-from rllm.environments.world import OPTIMUM, RANDOM
 from rllm.eval.skill import Measure, Verdict
 from rllm.eval.task_facts import MIN_DISTINCT
+from rllm.eval.words import baselines_sentence, instances_sentence
 
 _STYLES = {Verdict.GAINED: "bold green", Verdict.NO_DIFFERENCE: "bold yellow", Verdict.LOST: "bold red"}
 _SENTENCES = {
@@ -40,6 +40,8 @@ def print_success(
         f"\n{heading(summary['tasks']) if measured else 'Success, with 95 % intervals'}", style="bold"
     )
     console.print(success_table({label: reports.get(name) for name, label in labels.items()}))
+    if steps := summary.get("ended_early_after"):
+        console.print(f"Ended early, after {steps} steps: evaluations between showed no gain any more.")
     if measured:
         print_skill(console, summary, labels["before"])
 
@@ -47,7 +49,7 @@ def print_success(
 def print_skill(console: Console, summary: Mapping[str, Any], start: str) -> None:
     """What was gained over what needs no skill. `start`: what the model before reinforcement is called."""
     if baselines := summary["baselines"]:
-        console.print(Text(_baselines(baselines)), soft_wrap=True)
+        console.print(Text(baselines_sentence(baselines)), soft_wrap=True)
     if skill := summary["skill"]:
         console.print(_skill(skill, start), soft_wrap=True)
     for line in warnings(summary, start):
@@ -65,10 +67,7 @@ def warnings(summary: Mapping[str, Any], start: str) -> list[str]:
             "tasks that the model has not met; give tasks that are held out."
         )
     if tasks["distinct"] < MIN_DISTINCT:
-        found.append(
-            f"{tasks['distinct']} distinct instances are few: below {MIN_DISTINCT} an interval is wider than "
-            "most differences. Measure on more, or on a larger task."
-        )
+        found.append(instances_sentence(tasks))
     is_success = summary["skill"].get("measure") == Measure.SUCCESS
     found += [
         f"{each['kind']} became worse than {start}: {_value(each['before'], is_success)} → "
@@ -92,12 +91,6 @@ def _skill(skill: Mapping[str, Any], start: str) -> Text:
             "dim",
         ),
     )
-
-
-def _baselines(baselines: Mapping[str, float]) -> str:
-    """The optimum first, then what needs no skill, the best of it first."""
-    order = sorted(baselines, key=lambda name: (name != OPTIMUM, -baselines[name], name != RANDOM))
-    return f"Without training: {', '.join(f'{name} {baselines[name]:.3g}' for name in order)}"
 
 
 def _kinds(summary: Mapping[str, Any], start: str) -> Any:

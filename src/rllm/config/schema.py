@@ -5,6 +5,7 @@ some part of the program ignores: what a run cannot honour is refused here or by
 run it.
 """
 
+import math
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -194,19 +195,33 @@ class WarmStartConfig:
 @dataclass(kw_only=True, slots=True)
 class EvaluationConfig:
     num_tasks: int = 256
-    """Held-out tasks of the reports before and after."""
+    """Tasks of the reports before and after."""
     split: str = "test"
     """`test`, or `validation` for choosing hyperparameters."""
-    every_steps: int = 0
-    """Evaluate on the validation split every so many steps; 0 does not."""
+    every_steps: int = -1
+    """Evaluate on validation tasks every so many steps; -1 takes a tenth of the steps where there are such
+    tasks, 0 does not."""
     every_num_tasks: int = 64
     """Tasks of those evaluations between."""
+    patience: int = 0
+    """Evaluations between that may show no gain one after the other before the run ends early; 0 goes on to
+    the last step. A gain is one that the 95 % interval of the pairs with the last gain keeps above 0."""
 
     def validate(self) -> None:
         at_least("evaluation.num_tasks", self.num_tasks, 1)
         one_of("evaluation.split", self.split, ("test", "validation"))
-        at_least("evaluation.every_steps", self.every_steps, 0)
+        at_least("evaluation.every_steps", self.every_steps, -1)
         at_least("evaluation.every_num_tasks", self.every_num_tasks, 1)
+        at_least("evaluation.patience", self.patience, 0)
+        if self.patience and self.every_steps == 0:
+            raise ConfigError(
+                f"`evaluation.patience` is {self.patience}, but `evaluation.every_steps` is 0, so nothing "
+                "says whether there is a gain; set that above 0, or leave it out."
+            )
+
+    def period(self, steps: int) -> int:
+        """Steps from one evaluation between to the next, in a run of so many; 0 where there are none."""
+        return math.ceil(steps / 10) if self.every_steps < 0 else self.every_steps
 
 
 @dataclass(kw_only=True, slots=True)
@@ -350,5 +365,6 @@ class TrainConfig:
             "optimizer_updates_per_step": updates,
             "optimizer_updates": self.warm_start.steps + self.steps * updates,
             "most_sampled_tokens_per_step": most * rollout.max_turns * rollout.max_tokens_per_turn,
+            "evaluate_every_steps": self.evaluation.period(self.steps),
             "demonstrations": self.warm_start.steps * self.warm_start.episodes_per_step,
         }

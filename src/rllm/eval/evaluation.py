@@ -18,6 +18,8 @@ from rllm.errors import ConfigError, InferenceError
 from rllm.eval.plan import EvaluationPlan, hash_of, require_evaluation, require_same_plan
 from rllm.eval.report import NO_PRICES, Prices, details_of, report_of
 from rllm.eval.results import AGAIN, Result, asked_of, newest_episodes, prompt_of, result_of
+from rllm.eval.skill import score_of
+from rllm.eval.task_facts import NO_FACTS, TaskFacts
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.types.episode import Episode
@@ -108,10 +110,21 @@ class Evaluation:
             finally:
                 self._save(way, batch)
 
-    def report(self, *, ks: Sequence[int] = (), prices: Prices = NO_PRICES) -> dict[str, Any]:
-        """The whole report as plain JSON: a part for each way, and the stamp."""
-        told = {way: _report(list(self.results[way].values()), ks, prices) for way in self.plan.ways}
-        return {"stamp": {**self.plan.to_dict(), "prompt_hash": hash_of(self._prompts)}, "reports": told}
+    def report(
+        self, *, ks: Sequence[int] = (), prices: Prices = NO_PRICES, facts: TaskFacts = NO_FACTS
+    ) -> dict[str, Any]:
+        """The whole report as plain JSON: a part for each way, what simple policies come to on its tasks,
+        and the stamp."""
+        reports: dict[str, Any] = {}
+        for way in self.plan.ways:
+            results = facts.described(list(self.results[way].values()))
+            reports[way] = {
+                **report_of(results).to_dict(),
+                **score_of(results, facts),
+                **details_of(results, ks=ks, prices=prices),
+            }
+        stamp = {**self.plan.to_dict(), "prompt_hash": hash_of(self._prompts)}
+        return {"stamp": stamp, "baselines": facts.means(), "reports": reports}
 
     def finish(self, report: Mapping[str, Any]) -> None:
         """The result, for whoever reads the directory later."""
@@ -169,7 +182,3 @@ def results_in(directory: Path) -> dict[str, list[Result]]:
             for way in config["ways"]
             if way in store.phases()
         }
-
-
-def _report(results: Sequence[Result], ks: Sequence[int], prices: Prices) -> dict[str, Any]:
-    return {**report_of(results).to_dict(), **details_of(results, ks=ks, prices=prices)}

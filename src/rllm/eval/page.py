@@ -8,7 +8,10 @@ What models and tasks said is shown as text and never as markup.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import islice
 from typing import Any
+
+from rllm.eval.words import baselines_sentence, instances_sentence
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem;
@@ -54,8 +57,8 @@ _USED = {
     "mean_reward": "reward, on average",
 }
 INTERVAL_METHODS = {
-    "wilson": "Wilson's score interval over tasks",
-    "bootstrap": "bootstrap over tasks, because attempts at one task are not independent",
+    "wilson": "Wilson's score interval over instances",
+    "bootstrap": "bootstrap over instances, because attempts at one are not independent",
 }
 
 
@@ -84,6 +87,7 @@ def page(title: str, report: Mapping[str, Any], examples: Sequence[Example]) -> 
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
         _scores(reports),
+        _comparison(report),
         _readings(reports),
         *(_categories(way, each["categories"]) for way, each in reports.items() if "categories" in each),
         *(_by_k(way, each) for way, each in reports.items() if "pass_at_k" in each),
@@ -109,6 +113,21 @@ def _scores(reports: Mapping[str, Any]) -> str:
         f"{head}</tr>{rows}</table><p><small>attempted = scored + truncated + failed. {_methods(reports)}"
         "</small></p>"
     )
+
+
+def _comparison(report: Mapping[str, Any]) -> str:
+    """Of how many instances the scores are, and what they are to be compared with."""
+    reports: Mapping[str, Any] = report["reports"]
+    sentences = [instances_sentence(each) for each in islice(reports.values(), 1)]
+    if baselines := report.get("baselines"):
+        sentences.append(baselines_sentence(baselines))
+    sentences += [
+        f"Score, {way}: {each['score']:.1f} {_interval([bound / 100 for bound in each['score_interval']])}, "
+        "where chance is 0 and the optimum 100."
+        for way, each in reports.items()
+        if "score" in each
+    ]
+    return f"<p>{escape(' '.join(sentences))}</p>"
 
 
 def _readings(reports: Mapping[str, Any]) -> str:

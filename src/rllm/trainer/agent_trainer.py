@@ -59,7 +59,7 @@ from rllm.trainer.warm_start import (
     role_demonstration_samples,
 )
 from rllm.trainer.workflows import WORKFLOW_DEFAULTS, require_workflow_config, workflow_engine
-from rllm.types.task import Task
+from rllm.types.task import Task, task_id_of
 from rllm.workflows.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -131,12 +131,12 @@ class AgentTrainer:
         by the decorators, plain functions, objects, or names such as `file.py:solve`. `workflow_class`: made
         anew for each attempt with `workflow_args`. `traj_group_adv_estimator_map`: role -> advantage
         estimator, as `roles.ROLE.estimator`. `val_dataset`: held-out tasks, reported before and after; the
-        training tasks where None. `validation_dataset`: evaluated while training, where
-        `evaluation.every_steps` is set; `val_dataset` where None. `demonstrate`: the expert of the warm
-        start; for a workflow, of all its roles. `world`: what knows which tasks are one instance, and what
-        simple policies come to; without one, tasks that are the same but for their names. `output`: the run
-        directory; a run that is already there goes on. `tracker`: where numbers go as well as to
-        `metrics.jsonl` and the screen.
+        training tasks where None. `validation_dataset`: evaluated while training, every
+        `evaluation.every_steps`; what `val_dataset` has beyond `evaluation.num_tasks` where None.
+        `demonstrate`: the expert of the warm start; for a workflow, of all its roles. `world`: what knows
+        which tasks are one instance, and what simple policies come to; without one, tasks that are the same
+        but for their names. `output`: the run directory; a run that is already there goes on. `tracker`:
+        where numbers go as well as to `metrics.jsonl` and the screen.
         """
         if backend != "local":
             raise ConfigError(
@@ -180,11 +180,14 @@ class AgentTrainer:
         self.env_args = dict(env_args or {}) | self._args_beside_tasks()
         heldout = self.train_tasks if val_dataset is None else to_tasks(val_dataset)
         self.heldout_tasks = heldout[: self.config.evaluation.num_tasks]
-        validation = heldout if validation_dataset is None else to_tasks(validation_dataset)
-        self.validation_tasks = validation[: self.config.evaluation.every_num_tasks]
+        # What is watched while training may be tuned on, so it is never what is reported.
+        spare = () if val_dataset is None else heldout[self.config.evaluation.num_tasks :]
+        validation = spare if validation_dataset is None else to_tasks(validation_dataset)
+        self.world = world
+        self.validation_tasks = self._unreported(validation)[: self.config.evaluation.every_num_tasks]
+        self._require_validation_tasks(len(validation))
         self.demonstrate: Any = demonstrate
         """DemonstrateRoles for a workflow, otherwise Demonstrate."""
-        self.world = world
         require_tracker(tracker)
         self.tracker = tracker
         self.teacher: Teacher | None = None
@@ -347,6 +350,7 @@ class AgentTrainer:
                 heldout_tasks=self.heldout_tasks,
                 facts=await asyncio.to_thread(self.task_facts),
                 validation_tasks=self.validation_tasks,
+                validation_facts=task_facts(self.validation_tasks, self.world, with_baselines=False),
                 curriculum=self._curriculum(learner.tasks, state),
                 state=state,
             )
@@ -358,6 +362,28 @@ class AgentTrainer:
                 gc.unfreeze()
                 tracker.close()
                 run.learner_thread.shutdown()
+
+    def _unreported(self, tasks: Sequence[Any]) -> Sequence[Any]:
+        """Those of `tasks` that are instances of no reported one. Two splits of a world share none."""
+        makes_splits = self.world is not None and self.world.identity is not task_content
+        if not tasks or (makes_splits and self.config.evaluation.split == "test"):
+            return tasks
+        facts = task_facts(tasks, self.world, with_baselines=False)
+        reported = set(also_in(facts, self.heldout_tasks, self.world))
+        return [task for place, task in enumerate(tasks) if task_id_of(task, place) not in reported]
+
+    def _require_validation_tasks(self, num_given: int) -> None:
+        """Raises ConfigError where evaluations between are asked for and there is nothing to evaluate on."""
+        evaluation = self.config.evaluation
+        if self.validation_tasks or (evaluation.every_steps <= 0 and not evaluation.patience):
+            return
+        key = "patience" if evaluation.patience else "every_steps"
+        lack = f"all {num_given} that there are, are reported" if num_given else "none were given"
+        raise ConfigError(
+            f"`evaluation.{key}` is {getattr(evaluation, key)}, but there are no validation tasks: {lack}. "
+            "Give `validation_dataset`, or more held-out tasks than `evaluation.num_tasks`, which is "
+            f"{evaluation.num_tasks}; or leave the key out."
+        )
 
     def task_facts(self) -> TaskFacts:
         """Of the reported tasks. Simple policies are paid by the world, so they are compared with nobody whom

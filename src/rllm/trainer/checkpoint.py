@@ -52,6 +52,9 @@ class RunState:
     sampled_tokens: int = 0
     best: dict[str, float] = field(default_factory=dict[str, float])
     """`position` and `score` of the checkpoint that did best on held-out tasks between; empty before any."""
+    patience: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What decides whether the run ends early; see `Patience.state`."""
+    has_ended_early: bool = False
 
     def is_best(self, score: float) -> bool:
         """Whether `score`, of this position, is above all before; it is noted then."""

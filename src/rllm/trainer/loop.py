@@ -26,7 +26,7 @@ from rllm.data.curriculum import Curriculum
 from rllm.engine.attempts import EpisodeEngine
 from rllm.errors import ConfigError
 from rllm.eval.evaluate import EvaluationReport, evaluate, results_on
-from rllm.eval.skill import learning_facts, score_of
+from rllm.eval.skill import Measure, learning_facts, score_of, values_of
 from rllm.eval.task_facts import TaskFacts
 from rllm.inference.local.client import LocalClient
 from rllm.store.episodes import GREEDY_PHASE, TRAIN_PHASE, EpisodeStore
@@ -41,6 +41,7 @@ from rllm.trainer.outcomes import (
     role_facts,
     warn_of_full_contexts,
 )
+from rllm.trainer.patience import Patience
 from rllm.trainer.policies import Policies
 from rllm.trainer.reference import save_references
 from rllm.trainer.rollouts import Rollouts, sample_step, sampling_of
@@ -67,7 +68,9 @@ class TrainingRun:
     facts: TaskFacts
     """What is known of those."""
     validation_tasks: Sequence[Any]
-    """Evaluated while training; may be watched and tuned on."""
+    """Evaluated while training; may be watched and tuned on. None of them is reported."""
+    validation_facts: TaskFacts
+    """What is known of those."""
     curriculum: Curriculum[Any]
     """Which tasks come next."""
     state: RunState
@@ -119,6 +122,8 @@ async def reinforce(run: TrainingRun) -> None:
     config, state = run.config, run.state
     run.tracker.begin("train")
     for step in range(state.steps, config.steps):
+        if state.has_ended_early:
+            break
         with _timed(state, "train"):
             started = time.perf_counter()
             rollouts = await sample_step(run.engine, run.learner, run.curriculum, step)
@@ -145,7 +150,8 @@ async def reinforce(run: TrainingRun) -> None:
         run.tracker.log(step, "train", metrics)
         run.is_whole = True
         is_best = "heldout_success" in metrics and state.is_best(metrics["heldout_success"])
-        if state.steps % config.checkpoint.every_steps == 0 or is_best or state.steps == config.steps:
+        is_last = state.steps == config.steps or state.has_ended_early
+        if state.steps % config.checkpoint.every_steps == 0 or is_best or is_last:
             run.save()
 
 
@@ -266,23 +272,38 @@ async def _taught(run: TrainingRun, episodes: Sequence[Episode]) -> dict[str, fl
 
 async def validate(run: TrainingRun, step: int) -> dict[str, float]:
     """Both curves, sampled and greedy, on the validation split, every so many steps."""
-    config, every = run.config, run.config.evaluation.every_steps
-    if not every or (step + 1) % every:
+    config, every = run.config, run.config.evaluation.period(run.config.steps)
+    if not every or not run.validation_tasks or (step + 1) % every:
         return {}
     metrics: dict[str, float] = {}
     for name, sampling in (("success", sampling_of(config)), ("greedy", sampling_of(config, 0.0))):
-        seen, episodes = await evaluate(run.engine, run.validation_tasks, sampling, "validation")
+        seen, episodes = await evaluate(
+            run.engine, run.validation_tasks, sampling, "validation", facts=run.validation_facts
+        )
         metrics |= {
             f"heldout_{name}": seen.success,
             f"heldout_{name}_low": seen.success_interval[0],
             f"heldout_{name}_high": seen.success_interval[1],
         }
         if name == "success":
+            metrics |= note_gain(run, episodes)
             taught = await _taught(run, episodes)
             metrics |= {f"heldout_{measure}": value for measure, value in taught.items()}
         for role, facts in role_facts(episodes).items():
             metrics[f"role.{role}.heldout_{'reward' if name == 'success' else name}"] = facts["reward_mean"]
     return metrics
+
+
+def note_gain(run: TrainingRun, episodes: Sequence[Episode]) -> dict[str, float]:
+    """Whether an evaluation between shows a gain; with the last one that was waited for, the run ends."""
+    limit, state = run.config.evaluation.patience, run.state
+    if not limit:
+        return {}
+    patience = Patience(**state.patience)
+    returns = values_of(results_on(episodes, run.validation_facts), Measure.RETURN)
+    patience.note(returns, run.validation_facts.instances)
+    state.patience, state.has_ended_early = patience.state(), patience.flat >= limit
+    return {"heldout_flat": float(patience.flat)}
 
 
 def greedy_phase(name: str) -> str:
@@ -310,6 +331,7 @@ def summary_of(run: TrainingRun) -> dict[str, Any]:
         "phase_s": state.phase_s,
         "sampled_tokens": state.sampled_tokens,
         "best": state.best,
+        **({"ended_early_after": state.steps} if state.has_ended_early else {}),
         **({"policies": run.policies.facts()} if len(run.policies) > 1 else {}),
     }
 

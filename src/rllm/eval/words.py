@@ -1,0 +1,27 @@
+"""What a report says of its tasks, in sentences; the terminal and the page say the same."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rllm.environments.world import OPTIMUM, RANDOM
+from rllm.eval.task_facts import MIN_DISTINCT
+
+
+def instances_sentence(counts: Mapping[str, Any]) -> str:
+    """Of how many instances a score is. `counts` has `distinct` and `effective_size`."""
+    distinct, effective = counts["distinct"], counts["effective_size"]
+    told = f"{distinct:,} distinct instances"
+    if round(effective) < distinct:
+        told += f", not evenly often: as good as {effective:,.0f}"
+    if distinct >= MIN_DISTINCT:
+        return f"{told}."
+    return (
+        f"{told} are few: below {MIN_DISTINCT} an interval is wider than most differences. "
+        "Measure on more, or on a larger task."
+    )
+
+
+def baselines_sentence(baselines: Mapping[str, float]) -> str:
+    """The optimum first, then what needs no skill, the best of it first."""
+    order = sorted(baselines, key=lambda name: (name != OPTIMUM, -baselines[name], name != RANDOM))
+    return f"Returns without training: {', '.join(f'{name} {baselines[name]:.3g}' for name in order)}."
