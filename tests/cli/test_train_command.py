@@ -110,6 +110,15 @@ def test_a_dry_run_prints_the_resolved_tree_and_writes_nothing(rllm: Rllm, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
 
 
+def test_a_world_without_training_settings_says_what_to_name(rllm: Rllm) -> None:
+    said = rllm("train", "tic-tac-toe", "--dry-run")
+    assert said.exit_code == 0
+    assert "`tic-tac-toe` is for measuring" in said.stderr
+    assert "`warm_start.steps`" in said.stderr
+    assert rllm("train", "tic-tac-toe", "--set", "steps=3", "--dry-run").stderr == ""
+    assert rllm("train", "sudoku", "--dry-run").stderr == ""
+
+
 def test_fresh_takes_the_first_free_name_and_deletes_nothing(rllm: Rllm, tmp_path: Path) -> None:
     words = ("train", "frozenlake", "--fresh", "--dry-run", "--json")
     names = []

@@ -133,3 +133,16 @@ def test_an_unknown_level_is_refused_with_the_nearest_name() -> None:
         world_named("babyai/GoToRedBal").tasks("train", 1)
     with pytest.raises(ConfigError, match="MiniGrid has no level `MiniGrid-xyzzy`"):
         world_named("minigrid/xyzzy").tasks("train", 1)
+
+
+def test_without_the_map_the_player_sees_the_mission_and_a_list() -> None:
+    world = world_named("babyai/GoToLocalS6N2")
+    instance = {"level": "BabyAI-GoToLocalS6N2", "seed": 3}
+    mission, things = GridLevelEnv({**instance, "show_map": False}, show_rules=False).reset()[0].split("\n")
+    assert mission.startswith("go to ")
+    with_map = GridLevelEnv(instance, show_rules=False).reset()[0]
+    assert f"Mission: {mission}" in with_map
+    assert f"In view: {things}" in with_map
+    assert world.tasks("train", 1, show_map=False)[0]["show_map"] is False
+    with pytest.raises(ConfigError, match="show_map"):
+        GridLevelEnv({**instance, "show_map": "no"})

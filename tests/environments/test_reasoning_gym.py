@@ -197,6 +197,20 @@ def test_noise_is_an_answer_to_another_question() -> None:
     assert demonstration(tasks[0], noise=0.0, rng=rng, tags=True)[0][1] == f"<answer>{right[0]}</answer>"
 
 
+@pytest.mark.parametrize(("habit", "word"), [("first", 0), ("last", -1)])
+def test_a_habit_is_to_repeat_a_word_of_the_question(habit: str, word: int) -> None:
+    task = reasoning_tasks("needle_haystack", "validation", 1, show_format=False, max_num_statements=10)[0]
+    rng = np.random.default_rng(0)
+    ((question, answer),) = demonstration(task, noise=1.0, rng=rng, habit=habit)
+    assert answer == question.split()[word].strip(".")
+    ((_, right),) = demonstration(task, noise=0.0, rng=rng, habit=habit)
+    baselines = world_named("reasoning-gym/needle_haystack").baselines
+    assert baselines is not None
+    assert baselines([task])[f"{habit} word"] == [float(answer == right)]
+    with pytest.raises(ConfigError, match="choose first or last"):
+        demonstration(task, noise=1.0, rng=rng, habit="middle")
+
+
 def test_tasks_are_plain_and_configured() -> None:
     world = world_named("reasoning-gym/chain_sum")
     tasks = world.tasks("train", 100_000, min_terms=2, max_terms=2, min_digits=1, max_digits=1)

@@ -174,6 +174,14 @@ def command(
         seed=seed,
     )
     config = wanted.config()
+    if wanted.settings_are_missing:
+        err().print(
+            f"`{benchmark}` is for measuring: it has no training settings of its own, because none are known "
+            "with which the built-in model learns it. The defaults are used where --config and --set say "
+            "nothing; name `steps`, `warm_start.steps` and `optimizer.learning_rate`.",
+            style="dim",
+            soft_wrap=True,
+        )
     directory = output or Path("runs") / f"{wanted.directory_name}-seed{config.seed}"
     if resume and fresh:
         raise ConfigError("--resume goes on and --fresh begins anew; give one of them.")
@@ -266,6 +274,15 @@ class Wanted:
     @property
     def directory_name(self) -> str:
         return self.name if self.program is None else self.program.directory_name
+
+    @property
+    def settings_are_missing(self) -> bool:
+        """Whether a world without training settings is trained on, and nobody says for how many steps."""
+        if self.program is not None or self.config_file is not None:
+            return False
+        spec = benchmark_named(self.name)
+        named = any(each.startswith("steps=") for each in self.assignments)
+        return not (spec.asks_questions or "steps" in spec.train or named)
 
     def config(self) -> TrainConfig:
         program = self.program

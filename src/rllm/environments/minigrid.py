@@ -11,7 +11,7 @@ import difflib
 import hashlib
 from collections import deque
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -294,6 +294,7 @@ def _registered(level: str) -> Any:
     """What makes the newest version of a level. Raises ConfigError with the nearest name."""
     try:
         import gymnasium  # heavy: only who plays waits for it
+        from gymnasium.envs.registration import load_env_creator
         from minigrid.envs.babyai.core import roomgrid_level
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "minigrid", "games") from error
@@ -310,7 +311,7 @@ def _registered(level: str) -> Any:
         )
         raise ConfigError(f"MiniGrid has no level `{level}`; {hint}")
     spec = gymnasium.registry[versions[level]]
-    return lambda: gymnasium.make(spec, disable_env_checker=True)
+    return partial(load_env_creator(spec.entry_point), **spec.kwargs)  # `make` would copy and wrap it as well
 
 
 def _say_nothing(*said: Any) -> None:

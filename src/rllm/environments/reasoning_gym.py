@@ -14,7 +14,7 @@ import json
 import random
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from rllm.environments.answers import answer_baselines
 from rllm.environments.base import BaseEnv, Moved
+from rllm.environments.games.env import HABITS, require_habit
 from rllm.environments.games.game import SPLITS, require_integer, require_known
 from rllm.environments.reasoning_gym_oracles import ORACLES
 from rllm.environments.reasoning_gym_scoring import score
@@ -149,16 +150,23 @@ def reasoning_tasks(
 
 
 def demonstration(
-    task: Mapping[str, Any], *, noise: float, rng: np.random.Generator, tags: bool = False
+    task: Mapping[str, Any],
+    *,
+    noise: float,
+    rng: np.random.Generator,
+    tags: bool = False,
+    habit: str = "",
 ) -> list[tuple[str, str]]:
-    """The question and a right answer; with probability `noise` the right answer to another question."""
+    """The question and a right answer; with probability `noise` the right answer to another question, or with
+    a `habit` the first or the last word of the question."""
+    require_habit(habit)
     if not 0.0 <= noise <= 1.0:
         raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
     env = ReasoningGymEnv.from_dict(dict(task))
     answer = env.oracle
     if noise and rng.random() < noise:
         other = dict(task) | {"index": task["index"] + 1 + int(rng.integers(1000))}
-        answer = ReasoningGymEnv.from_dict(other).oracle
+        answer = _word(task, habit) if habit else ReasoningGymEnv.from_dict(other).oracle
     return [(env.reset()[0], f"<answer>{answer}</answer>" if tags else answer)]
 
 
@@ -168,10 +176,29 @@ def world_of(dataset: str) -> World:
         env_class=ReasoningGymEnv,
         tasks=partial(reasoning_tasks, dataset),
         demonstrate=demonstration,
-        expert_args=("tags",),
+        expert_args=("tags", "habit"),
         identity=_asked,
-        baselines=answer_baselines(_right_answer),
+        baselines=_baselines,
     )
+
+
+def _baselines(tasks: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[float]]:
+    """Those of questions, and to repeat a word of the question."""
+    rights = [_right_answer(task) for task in tasks]
+    return {
+        **answer_baselines(_right_answer)(tasks),
+        **{
+            f"{which} word": [
+                float(_word(task, which) == right) for task, right in zip(tasks, rights, strict=True)
+            ]
+            for which in HABITS
+        },
+    }
+
+
+def _word(task: Mapping[str, Any], which: str) -> str:
+    """The first or the last word of the question, without the signs around it."""
+    return _asked(task).split()[HABITS[which]].strip(".,:;?!\"'")
 
 
 def _asked(task: Mapping[str, Any]) -> str:

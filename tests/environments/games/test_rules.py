@@ -341,6 +341,23 @@ def test_boxes_are_pushed_and_never_pulled() -> None:
     assert stuck.is_lost
 
 
+@pytest.mark.parametrize("index", range(5))
+def test_a_sudoku_in_order_never_leaves_a_choice_at_the_first_empty_place(index: int) -> None:
+    game = SudokuGame(drawn_instance(SudokuGame, "train", index, in_order=True))
+    while not game.is_won:
+        grid = game._grid
+        place = grid.index(".")
+        row, column = divmod(place, 4)
+        peers = {
+            grid[4 * r + c]
+            for r in range(4)
+            for c in range(4)
+            if r == row or c == column or (r // 2, c // 2) == (row // 2, column // 2)
+        }
+        (digit,) = set("1234") - peers
+        game.play(f"{'abcdefghijklmnop'[place]}{digit}")
+
+
 def test_there_are_288_full_sudokus_of_four_by_four() -> None:
     assert len(set(_all_grids())) == 288
 

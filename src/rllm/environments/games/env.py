@@ -215,6 +215,12 @@ def game_tasks(
     return tasks
 
 
+def require_habit(habit: str) -> None:
+    """Raises ConfigError for one that there is not; "" is none."""
+    if habit and habit not in HABITS:
+        raise ConfigError(f"`habit` is {habit!r:.200}; choose {' or '.join(HABITS)}, or leave it out.")
+
+
 def demonstration(
     env_class: type[GameEnv],
     task: Mapping[str, Any],
@@ -231,8 +237,7 @@ def demonstration(
     right move as well. A game that the expert gives up after that breaks off. With `tags` an answer is
     <answer>move</answer>, without it the move alone.
     """
-    if habit and habit not in HABITS:
-        raise ConfigError(f"`habit` is {habit!r:.200}; choose {' or '.join(HABITS)}, or leave it out.")
+    require_habit(habit)
     if not 0.0 <= noise <= 1.0:
         raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
     env = env_class.from_dict(dict(task))

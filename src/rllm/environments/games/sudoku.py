@@ -51,14 +51,20 @@ class Sudoku(Game):
         self._num_empty = self._grid.count(_EMPTY)
 
     @staticmethod
-    def draw(rng: Random, *, num_empty: int = 6, max_empty: int = 8) -> dict[str, Any] | None:
-        """From `num_empty` to `max_empty` places are taken out; None where that leaves several solutions."""
+    def draw(
+        rng: Random, *, num_empty: int = 6, max_empty: int = 8, in_order: bool = False
+    ) -> dict[str, Any] | None:
+        """From `num_empty` to `max_empty` places are taken out; None where that leaves several solutions.
+
+        `in_order`: only grids that can be filled from the first empty place to the last, each digit being the
+        only one that its row, column and block leave.
+        """
         require_integer("num_empty", num_empty, 1, 12)
         require_integer("max_empty", max_empty, num_empty, 12)
         grid = rng.choice(_all_grids())
         for place in rng.sample(range(_SIZE * _SIZE), rng.randint(num_empty, max_empty)):
             grid = f"{grid[:place]}{_EMPTY}{grid[place + 1 :]}"
-        if len(_solutions(grid)) != 1:
+        if len(_solutions(grid)) != 1 or (in_order and not _fills_in_order(grid)):
             return None
         return {"rows": [grid[row : row + _SIZE] for row in range(0, _SIZE * _SIZE, _SIZE)]}
 
@@ -177,6 +183,14 @@ def _possible(grid: str, place: int) -> list[str]:
     """Digits that no peer has."""
     taken = {grid[peer] for peer in _peers(place)}
     return [digit for digit in _DIGITS if digit not in taken]
+
+
+def _fills_in_order(grid: str) -> bool:
+    while (place := grid.find(_EMPTY)) >= 0:
+        if len(possible := _possible(grid, place)) > 1:
+            return False
+        grid = f"{grid[:place]}{possible[0]}{grid[place + 1 :]}"
+    return True
 
 
 @lru_cache(maxsize=65_536)
