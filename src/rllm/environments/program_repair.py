@@ -55,7 +55,7 @@ def program_repair_tasks(
     return [
         {
             "task_id": f"program-repair-{split}-{index}",
-            "question": f"f: {', '.join(f'{word} {number}' for word, number in recipe.parts[:-1])}, ?",
+            "question": f"{Recipe(parts=recipe.parts[:-1]).text}, ?",
             "parts": [list(part) for part in recipe.parts],
             "max_turns": MAX_TURNS,
             "grader": "code",

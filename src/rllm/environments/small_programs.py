@@ -10,7 +10,7 @@ are one). A split goes through some thousand functions before one comes again.
 """
 
 import hashlib
-import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -129,7 +129,7 @@ def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """What programs come to that copy the numbers and do not read the words, and the best one program."""
     asked = [recipe_of(task) for task in tasks]
     functions = [recipe.function for recipe in asked]
-    most = max(functions, key=functions.count)
+    most = max(functions, key=Counter(functions).__getitem__, default=())
     return {
         RANDOM: [_luck(recipe) for recipe in asked],
         OPTIMUM: [1.0] * len(asked),
@@ -150,8 +150,10 @@ def recipe_of(task: Mapping[str, Any]) -> Recipe:
 
 def _luck(recipe: Recipe) -> float:
     """How likely random signs before the right numbers make the right function."""
-    words = list(itertools.product(SIGN_OF, repeat=len(recipe.parts)))
-    return sum(_with_words(recipe, each).function == recipe.function for each in words) / len(words)
+    values_S_X = np.array([TRIED_ON])  # [sequences of signs so far, x]
+    for _, number in recipe.parts:
+        values_S_X = np.concatenate([_applied(word, values_S_X, number) for word in SIGN_OF])
+    return float((values_S_X == np.array(recipe.function)).all(axis=1).mean())
 
 
 def _with_words(recipe: Recipe, words: Sequence[str]) -> Recipe:
@@ -224,7 +226,8 @@ def _spoiled(recipe: Recipe, mistake: str, rng: np.random.Generator) -> Recipe:
     return Recipe(parts=tuple(parts))
 
 
-def _applied(word: str, x: int, number: int) -> int:
+def _applied(word: str, x: Any, number: int) -> Any:
+    """`x`: a number, or an array of them."""
     if word == "add":
         return x + number
     if word == "take":
