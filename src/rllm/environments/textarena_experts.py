@@ -114,7 +114,8 @@ def _tower_of_hanoi(env: Any) -> str:
     towers = env.state.game_state["towers"]
     peg_of = {disk: peg for peg, disks in towers.items() for disk in disks}
     disks = "".join(peg_of[disk] for disk in sorted(peg_of))
-    return f"[{Hanoi({'disks': disks, 'goal': 'C'}).expert_move()}]"
+    source, target = Hanoi({"disks": disks[::-1], "goal": "C" * len(disks)}).expert_move()
+    return f"[{source} {target}]"
 
 
 EXPERTS: dict[str, Callable[[Any], str]] = {
