@@ -28,21 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from learning_blocks import ROOT, Block, blocks
-from learning_figures import (
-    Outcomes,
-    effective_size,
-    knowledge_of,
-    outcomes_of,
-    parameters_of,
-    run_figures,
-    score_of,
-    skill_of,
-)
+from learning_figures import run_figures, task_figures, world_behind
 from learning_floors import floors_of, missed, missed_together
 from learning_tables import RESULTS
 
 import rllm
-from rllm.environments.world import OPTIMUM, RANDOM
 from rllm.errors import ConfigError
 from rllm.store.files import write_atomic
 from rllm.tracking.jsonl import read_metrics
@@ -163,23 +153,17 @@ class Campaign:
         finished = [seed for seed in self.seeds if self.seconds(block, seed) is not None]
         if not finished:
             return None
-        file = ROOT / block.files[0] if block.files else None
-        knowledge, outcomes, runs = (
-            knowledge_of(block.environment, file),
-            list[Outcomes](),
-            list[dict[str, Any]](),
-        )
-        parameters = 0
+        world = world_behind(block.environment, ROOT / block.files[0] if block.files else None)
+        figures, whole = list[dict[str, Any]](), list[Path]()
         for seed in finished:
             place = self.place(block, seed)
             about, (run, earlier) = _about(place), block.runs(place)
             if "failed" in about:
-                runs.append({"seed": seed, "failed": about["failed"]})
-                continue
-            parameters = parameters_of(run)
-            outcomes.append(outcomes_of(run, knowledge))
-            figures = run_figures(run, outcomes[-1], earlier)
-            runs.append({"seed": seed, **figures, "peak_mib": about["peak_mib"]})
+                figures.append({"seed": seed, "failed": about["failed"]})
+            else:
+                whole.append(run)
+                mine = run_figures(run, world, earlier)
+                figures.append({"seed": seed, **mine, "peak_mib": about["peak_mib"]})
         entry: dict[str, Any] = {
             "category": block.category,
             "config": block.config,
@@ -188,40 +172,11 @@ class Campaign:
             "rllm": rllm.__version__,
             "commit": commit(),
             "tried": block.tried,
-            "parameters": parameters,
-            "runs": runs,
-            **_together(outcomes),
+            "runs": figures,
+            **task_figures(whole, world),
         }
         entry["floors"] = floors_of(entry, self.seeds)
         return entry
-
-
-def _together(outcomes: Sequence[Outcomes]) -> dict[str, Any]:
-    """What holds for all seeds of a task."""
-    if not outcomes:
-        return {
-            "score": None,
-            "skill": None,
-            "baselines": {},
-            "best_baseline": "",
-            "best_baseline_score": None,
-        }
-    first = outcomes[0]
-    means = {name: round(float(values_N.mean()), 4) for name, values_N in first.baselines.items()}
-    best, span = "", None
-    if {RANDOM, OPTIMUM} <= means.keys():
-        best = first.best_baseline
-        span = 100.0 * (means[best] - means[RANDOM]) / (means[OPTIMUM] - means[RANDOM])
-    return {
-        "tasks": len(first.identities_N),
-        "distinct": len(set(first.identities_N)),
-        "effective": effective_size(first.identities_N),
-        "score": score_of(outcomes),
-        "skill": skill_of(outcomes),
-        "baselines": means,
-        "best_baseline": best,
-        "best_baseline_score": None if span is None else round(span, 1),
-    }
 
 
 def _peak_mib(process: subprocess.Popen[bytes]) -> float | None:

@@ -51,7 +51,10 @@ class Block:
         """The process that trains it."""
         output = place / "run"
         if self.command:
-            return [sys.executable, *(each.format(seed=seed, output=output) for each in self.command)]
+            return [
+                sys.executable,
+                *(each.format(seed=seed, output=output, split=split) for each in self.command),
+            ]
         held_out = ["--set", f"evaluation.split={split}"] if split != "test" else []
         start = [sys.executable, "-m", "rllm", "train", self.name, "--seed", str(seed)]
         return [*start, "--output", str(output), *held_out, "--json"]

@@ -28,10 +28,10 @@ def floors_of(task: Mapping[str, Any], seeds: Sequence[int]) -> dict[str, dict[s
         return {"runs": {"value": len(runs), "limit": len(seeds), "met": False}}
     score, skill = task["score"], task["skill"]
     values: dict[str, float | None] = {
-        "score": None if score is None else min(each["score"]["value"] for each in runs),
+        "score": None if score is None else min(each["score"]["value"] for each in runs if each["score"]),
         "score_low": None if score is None else score["interval"][0],
         "start": max(each["start"]["value"] for each in runs),
-        "skill": min(each["skill"]["value"] for each in runs),
+        "skill": min((each["skill"]["value"] if each["skill"] else float("-inf")) for each in runs),
         "skill_low": skill["interval"][0],
         "baseline": task["best_baseline_score"],
         "distinct": task["distinct"],

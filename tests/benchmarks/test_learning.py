@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from rllm.types.episode import Episode, Trajectory
+from rllm.eval.results import Result
+from rllm.eval.task_facts import TaskFacts
+from rllm.types.episode import Episode, EpisodeId, Outcome, Trajectory
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SEEDS = [50, 51, 52]
@@ -25,25 +28,6 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
     names = ("learning_blocks", "learning_figures", "learning_floors", "learning_tables", "learning")
     yield {name: importlib.import_module(name) for name in names}
     sys.path.remove(str(BENCHMARKS))
-
-
-def outcomes(
-    scripts: dict[str, ModuleType], identities: list[str], after: list[float], **changes: Any
-) -> Any:
-    """Of tasks that random solves in one case of four, always adding in half, and the optimum always."""
-    number = len(after)
-    given = {
-        "before_N": np.full(number, 0.25),
-        "greedy_N": np.full(number, 0.25),
-        "baselines": {
-            "random": np.full(number, 0.25),
-            "always add": np.full(number, 0.5),
-            "optimum": np.ones(number),
-        },
-    }
-    return scripts["learning_figures"].Outcomes(
-        identities_N=identities, after_N=np.array(after), **{**given, **changes}
-    )
 
 
 def entry(**changes: Any) -> dict[str, Any]:
@@ -88,27 +72,53 @@ def with_floors(scripts: dict[str, ModuleType], task: dict[str, Any]) -> dict[st
 # ---- figures ---------------------------------------------------------------------------------------------
 
 
-def test_score_and_skill_are_those_worked_out_by_hand(scripts: dict[str, ModuleType]) -> None:
-    figures, played = scripts["learning_figures"], outcomes(scripts, list("abcd"), [1.0, 1.0, 1.0, 0.0])
-    assert figures.score_of([played])["value"] == pytest.approx(100 * (0.75 - 0.25) / (1 - 0.25), abs=0.01)
-    assert figures.skill_of([played])["value"] == pytest.approx(25.0)  # over always adding, not over random
-    sharpened = outcomes(scripts, list("abcd"), [1.0, 1.0, 1.0, 0.0], greedy_N=np.array([1.0, 1.0, 1.0, 0.0]))
-    assert figures.skill_of([sharpened]) == {"value": 0.0, "interval": [0.0, 0.0]}
-    assert figures.score_of([outcomes(scripts, ["a"], [1.0], baselines={})]) is None
+def result(task: str, reward: float) -> Result:
+    return Result(
+        episode=EpisodeId(task_id=task, attempt=0),
+        outcome=Outcome.SCORED,
+        reward=reward,
+        is_correct=reward == 1.0,
+    )
 
 
-def test_a_task_that_repeats_makes_no_interval_narrower(scripts: dict[str, ModuleType]) -> None:
-    figures, rng = scripts["learning_figures"], np.random.default_rng(0)
-    after = rng.integers(2, size=100).astype(float).tolist()
-    names = [str(number) for number in range(100)]
-    once = figures.skill_of([outcomes(scripts, names, after)])
-    often = figures.skill_of([outcomes(scripts, names * 16, after * 16)])
-    seeds = figures.skill_of([outcomes(scripts, names, after)] * 3)
-    assert once == often == seeds
-    width = once["interval"][1] - once["interval"][0]
-    assert width == pytest.approx(2 * 196 * np.std(after) / 10, rel=0.1)
-    assert figures.effective_size(names * 16) == 100.0
-    assert figures.effective_size(["a"] * 3 + ["b"]) == 1.6
+def played(scripts: dict[str, ModuleType], *seeds: list[float], greedy: float = 0.25) -> Any:
+    """Tasks a, b, c ... of which random solves a quarter and always adding half; what each seed was paid."""
+    names = [chr(ord("a") + place) for place in range(len(seeds[0]))]
+    baselines = {"random": 0.25, "always add": 0.5, "optimum": 1.0}
+    return scripts["learning_figures"].Played(
+        before=[result(name, 0.0) for name in names],
+        greedy=[
+            result(name, float(place < greedy * len(names)))
+            for _ in seeds
+            for place, name in enumerate(names)
+        ],
+        after=[result(name, paid) for seed in seeds for name, paid in zip(names, seed, strict=True)],
+        facts=TaskFacts(
+            instances={name: name for name in names},
+            baselines={policy: dict.fromkeys(names, mean) for policy, mean in baselines.items()},
+        ),
+    )
+
+
+def test_seeds_together_have_the_score_and_skill_worked_out_by_hand(scripts: dict[str, ModuleType]) -> None:
+    figures, both = scripts["learning_figures"], played(scripts, [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0])
+    assert figures.score_together(both)["value"] == pytest.approx(100 * (0.75 - 0.25) / (1 - 0.25), abs=0.01)
+    assert figures.skill_together(both)["value"] == pytest.approx(25.0)  # over always adding, not over random
+    sharpened = played(scripts, [1.0, 1.0, 1.0, 0.0], greedy=0.75)
+    assert figures.skill_together(sharpened)["value"] == 0.0
+
+
+def test_seeds_that_meet_the_same_tasks_are_no_more_tasks(scripts: dict[str, ModuleType]) -> None:
+    figures, paid = scripts["learning_figures"], [1.0, 0.0] * 12
+    once, thrice = (figures.score_together(played(scripts, *[paid] * seeds)) for seeds in (1, 3))
+    assert once == thrice
+
+
+def test_parameters_are_those_of_all_models(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
+    for name in ("solver", "judge"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+        save_file({"a": np.zeros((3, 4)), "b": np.zeros(5)}, tmp_path / "models" / name / "model.safetensors")
+    assert scripts["learning_figures"].parameters_of(tmp_path) == 34
 
 
 def test_an_attempt_of_several_roles_is_worth_its_success_and_not_the_sum_of_their_pay(
@@ -117,9 +127,12 @@ def test_an_attempt_of_several_roles_is_worth_its_success_and_not_the_sum_of_the
     solvers = [Trajectory(name="solver", reward=1.0) for _ in range(2)]
     judges = [Trajectory(name="judge", reward=-0.5), Trajectory(name="judge", reward=0.5)]
     worth = scripts["learning_figures"].worth
-    assert worth(Episode(trajectories=[*solvers, *judges], is_correct=True)) == 1.0
-    assert worth(Episode(trajectories=[*solvers, *judges], is_correct=False)) == 0.0
-    assert worth(Episode(trajectories=[Trajectory(reward=0.25)], is_correct=True)) == 0.25
+    several, alone = (
+        Episode(trajectories=[*solvers, *judges]),
+        Episode(trajectories=[Trajectory(reward=0.25)]),
+    )
+    assert [worth(several, result("a", paid)).reward for paid in (1.0, 2.0)] == [1.0, 0.0]
+    assert worth(alone, result("a", 0.25)).reward == 0.25
 
 
 # ---- floors ----------------------------------------------------------------------------------------------

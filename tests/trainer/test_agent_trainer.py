@@ -6,7 +6,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -20,66 +19,8 @@ from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.console import LiveView
 from rllm.tracking.jsonl import read_metrics
-from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.samples import trajectory_rows
 from rllm.types.episode import Outcome
-
-CHOICES = ("left", "right")
-
-
-class ChoiceEnv(BaseEnv):
-    """One step: paid for the word that is asked for."""
-
-    def __init__(self, wanted: str) -> None:
-        self.wanted = wanted
-
-    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        return f"Go {self.wanted}", {}
-
-    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
-        return "", float(action == self.wanted), True, {}
-
-    @staticmethod
-    def from_dict(info: dict[str, Any]) -> "ChoiceEnv":
-        return ChoiceEnv(info["wanted"])
-
-
-def _guess(task: dict[str, Any], noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """An expert that knows the words and not which one is wanted."""
-    return [(f"Go {task['wanted']}", CHOICES[rng.integers(2)])]
-
-
-def test_reinforcement_teaches_a_choice_that_the_demonstrations_leave_to_chance(
-    letters: ModuleType, tmp_path: Path
-) -> None:
-    tasks = [{"task_id": str(index), "wanted": CHOICES[index % 2]} for index in range(64)]
-    trainer = AgentTrainer(
-        {
-            "seed": 2,
-            "steps": 40,
-            "threads": 1,
-            "inference": {"num_slots": 64, "max_context": 64},
-            "rollout": {
-                "tasks_per_step": 8,
-                "group_size": 8,
-                "max_turns": 1,
-                "max_tokens_per_turn": 4,
-                "num_parallel": 64,
-            },
-            "warm_start": {"steps": 60, "episodes_per_step": 16},
-            "evaluation": {"num_tasks": 64},
-        },
-        train_dataset=tasks,
-        agent_class=letters.LetterAgent,
-        env_class=ChoiceEnv,
-        demonstrate=_guess,
-        output=tmp_path / "run",
-    )
-    summary = trainer.train().summary
-    assert summary["untrained"]["success"] <= 0.1
-    assert summary["before"]["success"] <= 0.75
-    assert summary["after"]["success"] >= 0.95
-    assert summary["after"]["greedy"] >= 0.95
 
 
 @pytest.fixture(scope="module")
