@@ -15,7 +15,7 @@ WORKERS := -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench learn mutate lock clean
+.PHONY: help demo test test-all check bench learn algorithms mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -24,6 +24,7 @@ help:
 	@echo 'make check     format, lint and types'
 	@echo 'make bench     the engine and a training step beside their peers'
 	@echo 'make learn     every training block with the reported seeds, at most three hours; TASK=NAME for one'
+	@echo 'make algorithms  each algorithm and TRL on the same imitators, at most three hours'
 	@echo 'make mutate    300 seeded mistakes in the rooms that decide what is learned: which does no test notice?'
 	@echo 'make lock      resolve requirements/ anew, after a change of pyproject.toml or constraints.txt'
 	@echo 'make clean     remove .venv and what the tools left behind; runs/ stays'
@@ -50,6 +51,11 @@ bench: $(VENV)/.dev
 # SPLIT=validation, are for developing and leave the published figures alone.
 learn: $(VENV)/.dev
 	$(BIN)/python benchmarks/learning.py $(if $(TASK),--task $(TASK)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SPLIT),--split $(SPLIT))
+	$(BIN)/python benchmarks/learning_tables.py
+
+# TRL goes into an environment of its own, .venv-trl, on first use.
+algorithms: $(VENV)/.dev
+	$(BIN)/python benchmarks/algorithm_curves.py
 	$(BIN)/python benchmarks/learning_tables.py
 
 mutate: $(VENV)/.dev

@@ -1,101 +1,256 @@
-"""docs/algorithms.md's table: what each algorithm makes of the same imitator, on two tasks, three seeds each.
+"""Algorithms side by side: what each makes of the same imitator, on two tasks that can tell them apart.
 
-    python benchmarks/algorithm_curves.py [--tasks frozenlake countdown] [--seeds 0 1 2] [--only PPO GRPO]
+    imitation, once a seed ──► each variant from there, one change at a time ──► results/algorithms.json
+                           └─► TRL's GRPOTrainer, same task, model, tokens and budget
 
-A task's imitator is made once for each seed (the warm start of `rllm train TASK`) and every algorithm begins
-with it, for the same number of steps of the same size. Nothing is tuned for one of them but what its paper
-asks for. Runs that are already there are not repeated.
+    python benchmarks/algorithm_curves.py [--study single-turn] [--only RLOO GSPO] [--hours 3] [--json]
+    python benchmarks/algorithm_curves.py --quick        three variants, one seed, three steps
+
+Nothing is tuned for a variant but what its paper asks for (`algorithm_variants.py`). A run that was stopped
+goes on and a finished one is not repeated, as long as configuration and source are the same. The exit status
+is 2 where time ran out: the same command goes on then.
 """
 
 import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
-from rllm.tracking.console import LiveView
+import numpy as np
+from algorithm_tables import OURS, RESULTS, TRL, text_of
+from algorithm_variants import DEFAULT, SEEDS, STUDIES, VARIANTS, Study, Variant, common, variants_of
+from learning import NO_TIME, ROOT, commit, source_version
+from train_step import trl_python
 
-ALGORITHMS: dict[str, tuple[str, ...]] = {
-    "PPO": ("algorithm.estimator=gae", "critic.trunk=separate"),
-    "GRPO": (),
-    "RLOO": ("algorithm.estimator=rloo",),
-    "ReMax": ("algorithm.estimator=remax",),
-    "REINFORCE++": ("algorithm.estimator=reinforce_plus_plus",),
-    "GSPO": ("algorithm.loss=gspo", "algorithm.clip_high=-1"),  # the bounds of its paper
-}
-STEPS = {"frozenlake": 30, "countdown": 120}
-NUM_TASKS = 512
-"""Held-out tasks of each measurement."""
+from rllm.build.configs import training_config
+from rllm.build.training import DrawnTasks, build_trainer
+from rllm.config.loader import config_dict
+from rllm.config.schema import TrainConfig
+from rllm.data.sampler import TaskSampler
+from rllm.eval.tasks import world_of
+from rllm.models.tokenizer import HuggingFaceTokenizer
+from rllm.store.files import write_atomic
+from rllm.tracking.console import LiveView
+from rllm.tracking.jsonl import read_metrics
+
+QUICK = ("warm_start.steps=5", "evaluation.num_tasks=16")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Place:
-    """Where the runs of one task and seed are."""
+    """Where the runs of one task and seed are, and how long they are."""
 
     root: Path
-    task: str
+    study: Study
     seed: int
     threads: int
+    steps: int
+    """Of reinforcement."""
+    source: str
+    shorter: tuple[str, ...] = ()
+    """What `--quick` changes."""
+
+    @property
+    def imitator(self) -> TrainConfig:
+        return self.config("steps=0", "evaluation.split=validation", "evaluation.every_steps=0")
 
     @property
     def imitation(self) -> Path:
-        return self.root / self.task / f"imitation-{self.seed}"
+        return self.path("imitation", self.imitator)
 
-    def trained(self, algorithm: str) -> Path:
-        return self.root / self.task / f"{algorithm.replace('+', 'p')}-{self.seed}"
+    def config(self, *assignments: str) -> TrainConfig:
+        words = (f"threads={self.threads}", *self.study.assignments, *self.shorter, *assignments)
+        return training_config(self.study.task, None, words, self.seed)
 
-    def run(self, output: Path, *assignments: str) -> dict[str, Any]:
-        every = (
-            f"threads={self.threads}",
-            f"evaluation.num_tasks={NUM_TASKS}",
-            "evaluation.every_steps=0",
-        )
-        config = training_config(self.task, None, (*every, *assignments), self.seed)
-        with LiveView(config.steps, title=f"{output.name} on {self.task}") as view:
-            return build_trainer(config, output, view).train().summary
+    def learner(self, variant: Variant) -> TrainConfig:
+        """Begins with the imitator."""
+        model = f"model.path={self.imitation / 'model'}"
+        return self.config(model, *common(self.steps), *variant.assignments)
+
+    def path(self, name: str, config: TrainConfig) -> Path:
+        """Another configuration or source has another directory."""
+        content = json.dumps(config_dict(config), sort_keys=True).encode()
+        digest = hashlib.sha256(content).hexdigest()[:12]
+        word = "".join(each if each.isalnum() else "-" for each in name)
+        return self.root / self.study.task / f"{word}-{digest}-{self.source}-{self.seed}"
 
     def imitated(self) -> dict[str, Any]:
-        return self.run(self.imitation, "steps=0")
+        return trained(self.imitator, self.imitation, f"imitation, {self.study.task}, seed {self.seed}")
 
-    def learned(self, algorithm: str) -> dict[str, Any]:
-        begin = (f"model.path={self.imitation / 'model'}", "warm_start.steps=0", f"steps={STEPS[self.task]}")
-        return self.run(self.trained(algorithm), *begin, *ALGORITHMS[algorithm])
+    def learned(self, name: str, variant: Variant) -> dict[str, Any]:
+        """The figures of one run."""
+        config = self.learner(variant)
+        output = self.path(name, config)
+        summary = trained(config, output, f"{name}, {self.study.task}, seed {self.seed}")
+        lines = [each for each in read_metrics(output / "metrics.jsonl") if each["phase"] == "train"]
+        return {
+            **figures(summary),
+            "seconds": round(summary["phase_s"]["train"], 1),
+            "curve": [round(each["success"], 4) for each in lines],
+        }
+
+    def learned_by_trl(self, variant: Variant) -> dict[str, Any]:
+        """The same budget of the same tasks, by TRL; its model is measured as ours are."""
+        config = self.learner(variant)
+        output = self.path(TRL, config)
+        if not (output / "spent.json").exists():
+            spent = train_with_trl(config, output)
+            write_atomic(output / "spent.json", json.dumps(spent))
+        measured = self.config(f"model.path={output}", *common(0))
+        summary = trained(measured, self.path(f"{TRL} measured", measured), f"{TRL}, seed {self.seed}")
+        spent = json.loads((output / "spent.json").read_text())
+        return {**figures(summary), "seconds": round(spent["wall"], 1), "curve": spent["curve"]}
 
 
-def percent(report: dict[str, Any], way: str) -> str:
-    low, high = report[f"{way}_interval"]
-    return f"{100 * report[way]:.1f} ({100 * low:.0f}–{100 * high:.0f})"
+def trained(config: TrainConfig, output: Path, title: str) -> dict[str, Any]:
+    """The summary of a run, which goes on where it was stopped."""
+    with LiveView(config.steps, title=title) as view:
+        return build_trainer(config, output, view).train().summary
 
 
-def main() -> None:
+def figures(summary: dict[str, Any]) -> dict[str, Any]:
+    """Shares of validation tasks."""
+    after = summary["after"]
+    return {"sampled": after["success"], "greedy": after["greedy"], "baselines": summary["baselines"]}
+
+
+def train_with_trl(config: TrainConfig, output: Path) -> dict[str, Any]:
+    """What TRL spent, and the share of right answers in each of its batches."""
+    world = world_of(config.task.environment)
+    drawn = DrawnTasks(
+        world, config.task.num_train_tasks, {**config.task.environment_args, **config.task.train_args}
+    )
+    sampler = TaskSampler(drawn if world.draws else drawn.whole(), seed=config.seed, purpose="tasks")
+    tasks = sampler.batch(0, config.steps * config.rollout.tasks_per_step)
+    tokenizer = HuggingFaceTokenizer(Path(config.model.path))
+    questions = [[{"role": "user", "content": world.env_class.from_dict(task).reset()[0]}] for task in tasks]
+    output.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "model": config.model.path,
+        "output": str(output),
+        "seed": config.seed,
+        "threads": config.threads,
+        "prompts": [tokenizer.apply_template(each, add_generation_prompt=True) for each in questions],
+        "steps": config.steps,
+        "tasks_per_step": config.rollout.tasks_per_step,
+        "group_size": config.rollout.group_size,
+        "completion": config.rollout.max_tokens_per_turn,
+        "temperature": config.rollout.temperature,
+        "updates_per_step": config.algorithm.updates_per_step,
+        "clip_high": config.algorithm.clip_high,
+        "learning_rate": config.optimizer.learning_rate,
+        "beta2": config.optimizer.beta2,
+        "max_grad_norm": config.optimizer.max_grad_norm,
+    }
+    curve: list[float] = []
+    with (output / "trl.log").open("w") as log:
+        process = subprocess.Popen(
+            [trl_python(), Path(__file__).with_name("trl_learning_side.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(settings) + "\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            message = json.loads(line)
+            if "wall" in message:
+                process.wait()
+                return {**message, "curve": curve}
+            rewards: list[float] = []
+            for row, text in message["grade"]:
+                env = world.env_class.from_dict(tasks[row])
+                env.reset()
+                rewards.append(float(env.step(text)[1]))
+            curve.append(round(float(np.mean(rewards)), 4))
+            process.stdin.write(json.dumps(rewards) + "\n")
+            process.stdin.flush()
+    raise RuntimeError(f"TRL's process ended with exit code {process.wait()}; {output / 'trl.log'} says why.")
+
+
+def jobs(variants: dict[str, Variant], seeds: tuple[int, ...], *, trl: bool) -> list[tuple[str, int]]:
+    """(variant, seed), seed by seed, so that what was stopped can be compared."""
+    found = [
+        (name, seed)
+        for place, seed in enumerate(seeds)
+        for name, variant in variants.items()
+        if place < variant.seeds
+    ]
+    if trl and OURS in variants:
+        found += [(TRL, seed) for seed in seeds[: variants[OURS].seeds]]
+    return found
+
+
+def study_of(label: str, options: argparse.Namespace, deadline: float) -> tuple[dict[str, Any], bool]:
+    """The figures of one study, and whether all its runs are there."""
+    study, variants = STUDIES[label], variants_of(label)
+    names = (DEFAULT, *(options.only or (("RLOO", OURS) if options.quick else variants)))
+    variants = {name: each for name, each in variants.items() if name in names}
+    runs: dict[str, dict[str, Any]] = {name: {} for name in ("imitation", *variants)}
+    steps, is_whole = 3 if options.quick else study.steps, True
+    for name, seed in jobs(variants, SEEDS[:1] if options.quick else SEEDS, trl=not options.alone):
+        if is_whole := time.monotonic() < deadline:
+            place = Place(
+                root=options.root,
+                study=study,
+                seed=seed,
+                threads=options.threads,
+                steps=steps,
+                source=source_version(),
+                shorter=QUICK if options.quick else (),
+            )
+            runs["imitation"][str(seed)] = figures(place.imitated())
+            by_trl = name == TRL
+            made = place.learned_by_trl(variants[OURS]) if by_trl else place.learned(name, variants[name])
+            runs.setdefault(name, {})[str(seed)] = made
+    return {"task": study.task, "steps": steps, "runs": runs}, is_whole
+
+
+def compare(options: argparse.Namespace) -> int:
+    deadline = time.monotonic() + 3600.0 * options.hours
+    found = {label: study_of(label, options, deadline) for label in options.study}
+    report = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "commit": commit(),
+        "studies": {label: study for label, (study, _) in found.items()},
+    }
+    results = options.root / "algorithms.json" if options.quick or options.only else RESULTS
+    results.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(results, json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report) if options.json else text_of(report))
+    print(f"Figures: {results}", file=sys.stderr)
+    return 0 if all(is_whole for _, is_whole in found.values()) else NO_TIME
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tasks", nargs="+", choices=STEPS, default=list(STEPS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--only", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
-    parser.add_argument("--root", type=Path, default=Path("runs/algorithms"))
+    parser.add_argument("--study", nargs="+", choices=STUDIES, default=list(STUDIES))
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, metavar="VARIANT", help="and the default")
+    parser.add_argument("--alone", action="store_true", help="without TRL")
+    parser.add_argument("--hours", type=float, default=3.0, help="begin no run after that")
     parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    lines = ["| task | algorithm | seed | sampled | greedy | seconds |", "|---|---|---|---|---|---|"]
-    for task in arguments.tasks:
-        for seed in arguments.seeds:
-            place = Place(root=arguments.root, task=task, seed=seed, threads=arguments.threads)
-            report = place.imitated()["after"]
-            lines.append(
-                f"| {task} | imitation alone | {seed} | {percent(report, 'success')} | "
-                f"{percent(report, 'greedy')} | |"
-            )
-            for algorithm in arguments.only:
-                summary = place.learned(algorithm)
-                report = summary["after"]
-                lines.append(
-                    f"| {task} | {algorithm} | {seed} | {percent(report, 'success')} | "
-                    f"{percent(report, 'greedy')} | {summary['phase_s']['train']:.0f} |"
-                )
-    print("\n".join(lines))
+    parser.add_argument("--root", type=Path, default=ROOT / "runs" / "algorithms")
+    parser.add_argument("--quick", action="store_true", help="three variants, one seed, three steps")
+    parser.add_argument("--json", action="store_true", help="print the figures instead of a table")
+    options = parser.parse_args()
+    if not options.quick:
+        return compare(options)
+    with tempfile.TemporaryDirectory() as scratch:
+        options.root = Path(scratch)
+        return compare(options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

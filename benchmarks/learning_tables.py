@@ -7,6 +7,7 @@
     <!-- learning:begin table NAME -->     one task, seed by seed
     <!-- learning:begin line NAME -->      one task in half a sentence
     <!-- learning:begin curve NAME -->     its picture; `curve all` has every task
+    <!-- learning:begin algorithms -->     algorithms side by side, from results/algorithms.json
     ... <!-- learning:end -->
 
 Nothing between the marks is written by hand. What was not measured, or with another configuration than the
@@ -22,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from algorithm_tables import RESULTS as ALGORITHMS
+from algorithm_tables import draw_curves, text_of
 from learning_blocks import ROOT, blocks
 from learning_floors import missed, missed_together
 
@@ -33,6 +36,7 @@ MARK = re.compile(r"<!-- learning:begin (\w+) ?([\w./-]*) -->(.*?)<!-- learning:
 NOT_MEASURED = "not measured with this version"
 COLORS = ("#1f6fb4", "#d1622b", "#3a923a")
 COLUMNS = 4
+NO_STUDIES: dict[str, Any] = {"studies": {}}
 
 
 def documents() -> list[Path]:
@@ -55,12 +59,20 @@ def load_results(path: Path = RESULTS) -> dict[str, Any]:
 class Pages:
     """What the marked places hold, as a function of the results and of the configurations that ship."""
 
-    def __init__(self, results: Mapping[str, Any], configs: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        results: Mapping[str, Any],
+        configs: Mapping[str, str],
+        algorithms: Mapping[str, Any] = NO_STUDIES,
+    ) -> None:
         """`configs`: block -> hash of what it ships with."""
+        self.algorithms = algorithms
         self.tasks: dict[str, Any] = results["tasks"]
         self.seeds: list[int] = results["seeds"]
         self.stale = {name for name, each in self.tasks.items() if each["config"] != configs.get(name)}
-        self.digest = hashlib.sha256(json.dumps(results, sort_keys=True).encode()).hexdigest()[:16]
+        self.digest = hashlib.sha256(json.dumps([results, algorithms], sort_keys=True).encode()).hexdigest()[
+            :16
+        ]
 
     def text(self, kind: str, name: str, page: Path) -> str:
         """Of one mark. Raises KeyError for one that means nothing."""
@@ -69,6 +81,7 @@ class Pages:
             "missed": self._missed,
             "line": lambda: self._line(name),
             "curve": lambda: self._curve(name, page),
+            "algorithms": lambda: self._algorithms(page),
         }[kind]()
 
     def is_measured(self, name: str) -> bool:
@@ -163,6 +176,13 @@ class Pages:
             f"![Success of {what} on validation tasks while training, a line a seed, with intervals]({path})"
         )
 
+    def _algorithms(self, page: Path) -> str:
+        text = text_of(self.algorithms)
+        if not self.algorithms["studies"]:
+            return text
+        path = os.path.relpath(PICTURES / "algorithms.png", page.parent)
+        return f"{text}\n\n![Success in training batches, mean over seeds with intervals]({path})"
+
     def pictures(self) -> dict[str, list[str]]:
         """Name of a picture -> the tasks in it, of those that any page shows."""
         shown = {
@@ -246,7 +266,8 @@ def _listed(values: Sequence[object]) -> str:
 
 def shipped_pages() -> Pages:
     """Of the results in the repository."""
-    return Pages(load_results(), {name: block.config for name, block in blocks().items()})
+    study = json.loads(ALGORITHMS.read_text()) if ALGORITHMS.exists() else NO_STUDIES
+    return Pages(load_results(), {name: block.config for name, block in blocks().items()}, study)
 
 
 def main() -> int:
@@ -258,6 +279,8 @@ def main() -> int:
             print(f"{page.relative_to(ROOT)}: rewritten")
     for name, tasks in pages.pictures().items():
         pages.draw(tasks, PICTURES / f"{name}.png")
+    if pages.algorithms["studies"]:
+        draw_curves(pages.algorithms, PICTURES / "algorithms.png", pages.digest)
     return 0
 
 

@@ -13,6 +13,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SMALL: dict[str, list[str]] = {
+    "algorithm_curves.py": ["--quick", "--alone", "--json"],
     "algorithms.py": ["--quick", "--json"],
     "engine.py": ["--quick", "--at-once", "8", "--json"],
     "eval.py": ["--examples", "20", "--turns", "1", "--json"],
@@ -24,7 +25,8 @@ SMALL: dict[str, list[str]] = {
 PARTS = {"engine_peer", "engine_model", "engine_probe", "engine_rllm", "engine_tables", "eval_inspect"}
 PARTS |= {f"gateway_{name}" for name in ("forwarder", "in_process", "load", "peer", "tables", "upstream")}
 PARTS |= {f"learning_{name}" for name in ("blocks", "figures", "floors", "tables")}
-PARTS |= {"trl_side", "trl_supervised_side"}
+PARTS |= {"algorithm_tables", "algorithm_variants"}
+PARTS |= {"trl_side", "trl_learning_side", "trl_supervised_side"}
 """Started, or imported, by the others."""
 ALL = sorted(path.name for path in BENCHMARKS.glob("*.py") if path.stem not in PARTS)
 

@@ -1,0 +1,156 @@
+"""What `algorithm_curves.py` compares: one change at a time from the configuration that a block ships with.
+
+The estimators come first, then the losses, then what papers claim for single choices. `seeds` is how many of
+`SEEDS` a variant is run with: five for the default and the estimators that most people choose between.
+"""
+
+from dataclasses import dataclass
+
+SEEDS = (200, 201, 202, 203, 204)
+"""Nothing else is run with them."""
+DEFAULT = "default (GRPO)"
+OWN_BOUNDS = "algorithm.clip_high=-1"
+"""Those of the loss's own paper, in place of the block's."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Study:
+    """A task that can tell algorithms apart."""
+
+    task: str
+    steps: int
+    assignments: tuple[str, ...] = ()
+    """On top of the block, of every run."""
+
+
+STUDIES = {
+    "single-turn": Study(task="countdown", steps=60),
+    "multi-turn": Study(task="frozenlake", steps=30),
+}
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Variant:
+    """One change."""
+
+    part: str
+    assignments: tuple[str, ...] = ()
+    seeds: int = 3
+    claim: str = ""
+    """What its paper says of it, where it is one of the ablations."""
+    studies: tuple[str, ...] = tuple(STUDIES)
+
+
+def _estimator(name: str, *more: str, seeds: int = 3) -> Variant:
+    return Variant(part="estimator", assignments=(f"algorithm.estimator={name}", *more), seeds=seeds)
+
+
+def _loss(name: str, *more: str) -> Variant:
+    return Variant(part="loss", assignments=(f"algorithm.loss={name}", OWN_BOUNDS, *more))
+
+
+VARIANTS: dict[str, Variant] = {
+    DEFAULT: Variant(part="default", seeds=5),
+    "PPO (critic)": _estimator("gae", "critic.trunk=separate", seeds=5),
+    "RLOO": _estimator("rloo", seeds=5),
+    "ReMax": _estimator("remax", seeds=5),
+    "REINFORCE++": _estimator("reinforce_plus_plus", seeds=5),
+    "Dr. GRPO": _estimator("dr_grpo", seeds=5),
+    "REINFORCE": _estimator("reinforce"),
+    "REINFORCE, mean of the batch": _estimator("reinforce_baseline"),
+    "REINFORCE++, baseline": _estimator("reinforce_plus_plus_baseline"),
+    "OPO": _estimator("opo"),
+    "GPG": _estimator("gpg"),
+    "MaxRL": _estimator("maxrl"),
+    "pass@k": _estimator("pass_at_k"),
+    "GiGPO": _estimator("gigpo"),
+    "policy gradient": _loss("policy_gradient"),
+    "GSPO": _loss("gspo", "algorithm.aggregation=sequence_mean"),
+    "CISPO": _loss("cispo"),
+    "GMPO": _loss("gmpo", "algorithm.aggregation=sequence_mean"),
+    "SAPO": _loss("sapo", "algorithm.aggregation=sequence_mean"),
+    "DPPO, total variation": _loss("dppo_tv"),
+    "DPPO, KL": _loss("dppo_kl"),
+    "TOPR": _loss("topr"),
+    "Clip-Cov": _loss("clip_cov"),
+    "KL-Cov": _loss("kl_cov"),
+    "groups of 4": Variant(
+        part="ablation",
+        assignments=("rollout.group_size=4", "rollout.tasks_per_step=64"),
+        claim="larger groups estimate the baseline better (Shao et al. 2024)",
+    ),
+    "groups of 16": Variant(
+        part="ablation",
+        assignments=("rollout.group_size=16", "rollout.tasks_per_step=16"),
+        claim="larger groups estimate the baseline better (Shao et al. 2024)",
+    ),
+    "KL 0.04": Variant(
+        part="ablation",
+        assignments=("algorithm.kl_coef=0.04",),
+        claim="a KL term (Shao et al. 2024) can be left out (Yu et al. 2025)",
+    ),
+    "clip 0.2": Variant(
+        part="ablation",
+        assignments=(OWN_BOUNDS,),
+        claim="a higher upper bound than 0.2 learns more (Yu et al. 2025, clip-higher)",
+    ),
+    "dynamic sampling": Variant(
+        part="ablation",
+        assignments=("filters.dynamic=true",),
+        claim="groups that tie are replaced: fewer steps to the same result (Yu et al. 2025)",
+    ),
+    "replay by pass rate": Variant(
+        part="ablation",
+        assignments=("curriculum.replay_fraction=0.5",),
+        claim="tasks of middling success teach most (Jiang et al. 2021)",
+    ),
+    "Dr. GRPO, no length mean": Variant(
+        part="ablation",
+        assignments=(
+            "algorithm.estimator=dr_grpo",
+            "algorithm.aggregation=constant",
+            "algorithm.aggregation_constant=32",
+        ),
+        claim="without the deviation and the mean by length nothing is lost (Liu et al. 2025)",
+    ),
+    "credit by turn": Variant(
+        part="ablation",
+        assignments=("algorithm.credit=turn",),
+        claim="credit by turn learns faster over several turns (Zeng et al. 2025)",
+        studies=("multi-turn",),
+    ),
+    "credit discounted": Variant(
+        part="ablation",
+        assignments=("algorithm.credit=discounted", "algorithm.gamma=0.9"),
+        claim="later turns deserve more of the reward",
+        studies=("multi-turn",),
+    ),
+    "AdamW": Variant(
+        part="beside TRL",
+        assignments=(
+            "optimizer.name=adamw",
+            "optimizer.weight_decay=0.0",
+            "optimizer.warmup_steps=0",
+            "optimizer.final_lr_fraction=0.0",
+        ),
+        seeds=5,
+        studies=("single-turn",),
+    ),
+}
+
+
+def variants_of(study: str) -> dict[str, Variant]:
+    """By name, in the order they are run in: those of most seeds first."""
+    mine = {name: each for name, each in VARIANTS.items() if study in each.studies}
+    return dict(sorted(mine.items(), key=lambda pair: -pair[1].seeds))
+
+
+def common(steps: int) -> tuple[str, ...]:
+    """Of every run that learns; measured on validation tasks, because choices are made by it."""
+    return (
+        "evaluation.split=validation",
+        "evaluation.every_steps=0",
+        f"steps={steps}",
+        "warm_start.steps=0",
+        "warm_start.expert_args={}",
+    )
