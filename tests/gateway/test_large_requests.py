@@ -1,6 +1,7 @@
 """One large request holds nobody up: refused before it is worked on, or worked on off the event loop."""
 
 import asyncio
+import gc
 import io
 import json
 import threading
@@ -13,8 +14,10 @@ import pytest
 
 import rllm.gateway.ledger.writer
 import rllm.gateway.server.gateway
+from rllm.errors import RequestRefused
 from rllm.gateway.local import LocalPolicy
 from rllm.gateway.server import Gateway
+from rllm.gateway.wire import CallRequest
 from rllm.inference.scripted import CodepointTokenizer, ScriptedClient
 
 CONTEXT = 400_000
@@ -149,3 +152,25 @@ async def test_a_body_of_a_million_small_objects_is_refused_before_they_are_made
         error = json.loads(await reply.read())["error"]
     assert error["code"] == "body_too_large"
     assert "600003" in error["message"]
+
+
+async def test_what_was_refused_is_forgotten_at_once(gateway: Gateway) -> None:
+    """Not at the next garbage collection, which is rare in a server: until then each would keep its text."""
+    await ask(gateway, messages=said("hi"))
+    gc.collect()
+    gc.disable()
+    try:
+        for stream in (False, True):
+            for body in (
+                {"messages": said("x" * (CONTEXT + 1))},
+                {"messages": said("hi"), "temperature": -1},
+                {"messages": said("hi"), "max_tokens": "many"},
+                {"messages": said("hi"), "logit_bias": {"1": 5}},
+                {"messages": 3},
+            ):
+                assert (await ask(gateway, stream=stream, **body))[0] >= 400, body
+        await asyncio.sleep(0.05)
+        kept = [each for each in gc.get_objects() if isinstance(each, CallRequest | RequestRefused)]
+        assert kept == []
+    finally:
+        gc.enable()

@@ -8,6 +8,7 @@ The answer is nobody's before its record is on disk. This is where what a policy
 """
 
 import asyncio
+import copy
 import logging
 import time
 
@@ -74,7 +75,7 @@ class Call:
         self.is_ending = False
         """The policy is through with it; from here on it is never cancelled."""
         self.cancelled_because: RequestRefused | None = None
-        self.outcome: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.outcome: asyncio.Future[Answer | RequestRefused] = asyncio.get_running_loop().create_future()
         """Set once the call is on disk: the answer, or RequestRefused."""
         self.task: asyncio.Task[None] | None = None
         self.pieces: list[Piece] = []
@@ -143,17 +144,18 @@ class Calls:
     async def answer(self, call: Call, sink: EventSink | None = None) -> Answer:
         """Wait for the outcome, and keep the client's connection awake meanwhile.
 
-        Who waits and is cancelled leaves the call; the last one stops it.
+        Who waits and is cancelled leaves the call; the last one stops it. Raises what refused it.
         """
         call.num_waiters += 1
         try:
-            if sink is None:
-                return await asyncio.shield(call.outcome)
-            while not call.outcome.done():
+            while sink is not None and not call.outcome.done():
                 await asyncio.wait({call.outcome}, timeout=KEEP_ALIVE_S)
                 if not call.outcome.done():
                     await sink.keep_alive()
-            return call.outcome.result()
+            outcome = await asyncio.shield(call.outcome)
+            if isinstance(outcome, RequestRefused):
+                raise copy.copy(outcome)  # that of the call then holds no frame that holds the call
+            return outcome
         except asyncio.CancelledError:
             self._leave(call)
             raise
@@ -221,10 +223,11 @@ class Calls:
                 self.undelivered(call.digest, call.key)
             call.outcome.set_result(outcome)
             return
+        # Its frames hold the call, and the call holds it: what was asked would wait for a garbage collection.
+        outcome.__traceback__ = outcome.__context__ = outcome.__cause__ = None
         if call.cancelled_because is None:
             self.retries.lost(call.digest)
-        call.outcome.set_exception(outcome)
-        call.outcome.exception()  # nobody may be left who hears of it
+        call.outcome.set_result(outcome)
 
     async def _outcome(self, call: Call) -> Answer | RequestRefused:
         emit = call.emit if call.request.stream else None
