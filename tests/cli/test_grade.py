@@ -133,3 +133,25 @@ def test_a_grader_of_ones_own_is_named_by_its_file(rllm: Rllm, files: Files, tmp
     said = rllm("grade", "mine.py:Loud", *files({}, "no"), "--option", "word=no", "--json")
     assert json.loads(said.stdout)["score"] == 1.0
     assert json.loads(rllm("grade", "mine.py:Loud", *files({}, "no"), "--json").stdout)["score"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("return task['gold'] == answer", "KeyError: 'gold'"), ("return 1.0", "returned 1.0 (a float)")],
+)
+def test_a_grader_of_ones_own_that_fails_is_named_with_task_and_mend(
+    rllm: Rllm, files: Files, tmp_path: Path, body: str, said: str
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Own:\n"
+        "    name = 'own'\n"
+        "    task_fields = ()\n"
+        f"    def grade(self, answer, task): {body}\n"
+        "    def close(self): pass\n"
+    )
+    result = rllm("grade", "mine.py:Own", *files({}, "no"), "--json")
+    assert result.exit_code == 1
+    error = json.loads(result.stderr)["error"]
+    assert error["type"] == "RewardError"
+    for words in (said, "mine.py:Own", "task.json", "it must return a Grade"):
+        assert words in error["message"], words

@@ -151,7 +151,7 @@ async def test_infrastructure_failures_are_counted_and_made_again_on_resume(tmp_
 async def test_a_server_that_is_gone_is_not_asked_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rllm.eval.evaluation.HOPELESS", 4)
+    monkeypatch.setattr("rllm.eval.evaluation.MAX_CONSECUTIVE_INFRA_FAILURES", 4)
     asked: list[str] = []
 
     def dies(messages: list[dict[str, Any]]) -> str:

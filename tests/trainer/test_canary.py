@@ -57,7 +57,7 @@ async def test_a_healthy_publish_passes_and_is_seen_to_move_the_sampler(
     for step in range(3):
         learner.update([row], ImitationLoss(), learning_rate)
         learner.publish_weights()
-        seen = await canary.check(learner, sampler, row)
+        seen = await canary.check(learner, sampler, [row])
         assert seen["canary_gap"] < TOLERANCE / 10
         assert (seen["canary_moved"] > 0.0) == (step > 0)
 
@@ -71,7 +71,7 @@ async def test_learner_and_sampler_on_the_same_weights_agree_without_a_copy(
         for _ in range(3):
             learner.update([row], ImitationLoss(), 3e-3)
             learner.publish_weights()
-            assert (await canary.check(learner, client, row))["canary_gap"] < TOLERANCE / 10
+            assert (await canary.check(learner, client, [row]))["canary_gap"] < TOLERANCE / 10
         assert client.policy_version == 3
     finally:
         await client.close()
@@ -81,22 +81,22 @@ async def test_a_publish_that_delivers_nothing_is_caught_at_the_next_check(
     tiny: LoadedModel, sampler: LocalClient, row: TrainingSample
 ) -> None:
     learner, canary = _learner(tiny, sampler, lambda _, version: sampler.publish(version)), Canary()
-    await canary.check(learner, sampler, row)
+    await canary.check(learner, sampler, [row])
     learner.update([row], ImitationLoss(), 3e-3)
     learner.publish_weights()
     with pytest.raises(CanaryError, match="After publishing policy version 1"):
-        await canary.check(learner, sampler, row)
+        await canary.check(learner, sampler, [row])
 
 
 async def test_it_is_caught_even_when_the_update_was_too_small_for_a_gap(
     tiny: LoadedModel, sampler: LocalClient, row: TrainingSample
 ) -> None:
     learner, canary = _learner(tiny, sampler, lambda _, version: sampler.publish(version)), Canary()
-    await canary.check(learner, sampler, row)
+    await canary.check(learner, sampler, [row])
     learner.update([row], ImitationLoss(), 1e-7)
     learner.publish_weights()
     with pytest.raises(CanaryError, match="moved and the sampler's did not"):
-        await canary.check(learner, sampler, row)
+        await canary.check(learner, sampler, [row])
 
 
 async def test_the_first_publish_after_a_resume_is_checked_like_any_other(
@@ -104,14 +104,14 @@ async def test_the_first_publish_after_a_resume_is_checked_like_any_other(
 ) -> None:
     learner, canary = _learner(tiny, sampler, lambda _, version: sampler.publish(version)), Canary()
     assert canary.state() == {}
-    await canary.check(learner, sampler, row)
+    await canary.check(learner, sampler, [row])
     resumed = Canary()
     resumed.restore(json.loads(json.dumps(canary.state())))
     assert resumed.state() == canary.state()
     learner.update([row], ImitationLoss(), 1e-7)
     learner.publish_weights()
     with pytest.raises(CanaryError, match="moved and the sampler's did not"):
-        await resumed.check(learner, sampler, sample("ppps", seed=5))
+        await resumed.check(learner, sampler, [sample("ppps", seed=5)])
 
 
 async def test_a_prefix_cached_under_the_old_weights_is_caught_at_the_next_check(
@@ -130,12 +130,12 @@ async def test_a_prefix_cached_under_the_old_weights_is_caught_at_the_next_check
         cache._slots_of_block.update(index)
 
     learner, canary = _learner(tiny, sampler, publish), Canary()
-    await canary.check(learner, sampler, row)
+    await canary.check(learner, sampler, [row])
     assert any(slot.ids for slot in sampler.engine._cache.slots)
     learner.update([row], ImitationLoss(), 1e-2)
     learner.publish_weights()
     with pytest.raises(CanaryError):
-        await canary.check(learner, sampler, row)
+        await canary.check(learner, sampler, [row])
 
 
 @pytest.mark.parametrize("place", ["embed.weight", "blocks.0.qkv.weight", "blocks.1.down.weight", "norm"])
@@ -154,7 +154,7 @@ async def test_weights_corrupted_on_their_way_are_caught_at_the_next_check(
     learner = _learner(tiny, sampler, publish)
     learner.publish_weights()
     with pytest.raises(CanaryError, match=f"limit {TOLERANCE:g}"):
-        await Canary().check(learner, sampler, row)
+        await Canary().check(learner, sampler, [row])
 
 
 async def test_weights_that_are_no_numbers_are_caught(
@@ -168,13 +168,25 @@ async def test_weights_that_are_no_numbers_are_caught(
     learner = _learner(tiny, sampler, publish)
     learner.publish_weights()
     with pytest.raises(CanaryError):
-        await Canary().check(learner, sampler, row)
+        await Canary().check(learner, sampler, [row])
 
 
 async def test_the_row_stays_the_first_one_so_that_its_movement_can_be_seen(
     tiny: LoadedModel, sampler: LocalClient, row: TrainingSample, sample: Make
 ) -> None:
     learner, canary = _learner(tiny, sampler, lambda _, version: sampler.publish(version)), Canary()
-    await canary.check(learner, sampler, row)
-    seen = await canary.check(learner, sampler, sample("ppps", seed=5))
+    await canary.check(learner, sampler, [row])
+    seen = await canary.check(learner, sampler, [sample("ppps", seed=5)])
     assert seen["canary_moved"] == 0.0
+
+
+async def test_a_row_that_nobody_sampled_is_passed_over(
+    tiny: LoadedModel, sampler: LocalClient, row: TrainingSample, sample: Make
+) -> None:
+    """A grammar may have forced every token of the first row."""
+    learner, canary = _learner(tiny, sampler, lambda _, version: None), Canary()
+    assert await canary.check(learner, sampler, [sample("pppp", seed=1)]) == {}
+    assert canary.state() == {}
+    seen = await canary.check(learner, sampler, [sample("pppp", seed=1), row])
+    assert seen["canary_gap"] < TOLERANCE / 10
+    assert canary.state()["token_ids"] == row.token_ids_T.tolist()

@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -255,3 +258,20 @@ def test_a_step_of_a_model_call_holds_its_tokens_and_the_conversation() -> None:
     assert asked == [{"role": "user", "content": "Where to?"}]
     assert (step.response_ids, step.logprobs, step.policy_version) == ([5, 0], [-0.5, -0.25], 3)
     assert (step.thought, step.action, step.reward) == ("no hole", "Left", 0.5)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+def test_processes_that_are_forked_give_ids_of_their_own() -> None:
+    """Pools fork workers: ids that go on from the parent's would be given twice."""
+    script = (
+        "import os\n"
+        "from rllm.types.episode import Step\n"
+        "ids = [Step().id]\n"
+        "for _ in range(2):\n"
+        "    read, write = os.pipe()\n"
+        "    if os.fork() == 0:\n"
+        "        os.write(write, Step().id.encode()); os._exit(0)\n"
+        "    os.wait(); ids.append(os.read(read, 99).decode())\n"
+        "print(len({*ids, Step().id}))\n"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "4\n"

@@ -6,6 +6,7 @@ NAME, TASK.json, ANSWER ──► the grader ──► score, is_correct, extrac
 import inspect
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from rllm.cli.command import example, json_option, print_json
 from rllm.cli.terminal import facts, out, print_next
 from rllm.config.callables import made_from
 from rllm.config.names import object_named
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, RewardError, RllmError
 from rllm.rewards.grade import Grade, Grader
 from rllm.rewards.graders import grader_named, option_names
 
@@ -61,7 +62,7 @@ def command(name: str, task_path: str, answer_path: str, options: Sequence[str],
     task, answer = read_task(task_path), read_text(answer_path)
     grader = load_grader(name, options_of(options))
     try:
-        grade = grader.grade(answer, task)
+        grade = _graded(grader, name, answer, task, task_path)
     finally:
         grader.close()
     if as_json:
@@ -70,6 +71,27 @@ def command(name: str, task_path: str, answer_path: str, options: Sequence[str],
     console = out()
     console.print(facts(_facts(grade)))
     print_next(console, [(["rllm", "doctor", "grader", name], "attack the grader itself")])
+
+
+def _graded(grader: Grader, name: str, answer: str, task: dict[str, Any], task_path: str) -> Grade:
+    """Raises RewardError for a grader of the user's that raises, or returns no Grade."""
+    mend = f"mend {name}: it must return a Grade for any text (rllm.rewards.grade.right and wrong make one)."
+    try:
+        grade: object = grader.grade(answer, task)
+    except RllmError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise RewardError(
+            f"The grader {name} failed on the task {task_path} with {type(error).__name__}: {error} "
+            f"({place.filename}:{place.lineno} in {place.name}); {mend}"
+        ) from error
+    if not isinstance(grade, Grade):
+        raise RewardError(
+            f"The grader {name} returned {grade!r:.80} (a {type(grade).__name__}) for the task {task_path}; "
+            f"{mend}"
+        )
+    return grade
 
 
 def load_grader(name: str, options: dict[str, Any]) -> Grader:

@@ -71,7 +71,8 @@ class RoleConfig:
     """Of one answer; 0 takes `rollout.max_tokens_per_turn`."""
     reward_weight: float = 1.0
     """What its advantages are multiplied by: how much it counts beside other roles of the same policy. It is
-    applied behind the estimator, which would divide it out again. 0: nothing is learned from it."""
+    applied behind the estimator, which would divide it out again. 0: nothing is learned from it; its rows
+    are left out, of the means of the loss as well, as those of a frozen policy are."""
     history: str = "keep"
     """`keep`: the next prompt of a conversation goes on behind the ids of all that it has said, thoughts
     included, as long as the model's chat template keeps them; a segment begins where it does not. `strip`:

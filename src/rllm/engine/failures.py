@@ -26,7 +26,8 @@ CONTRACT_ERRORS = (AgentError, RewardError, ConfigError)
 is not tried again."""
 
 MAX_INITIAL_FAILURES = 8
-"""Episodes from the first on that all broke a contract: the others would as well."""
+"""Episodes from the first on that all broke a contract, or that no judge could judge: the others would as
+well."""
 WINDOW = 64
 """Attempts, the latest ones, whose failures are counted; a whole batch where that is larger."""
 _MAX_FRAMES = 12

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from rllm.engine.attempts import EpisodeEngine
+from rllm.engine.failures import MAX_INITIAL_FAILURES
 from rllm.errors import ConfigError, InferenceError
 from rllm.eval.plan import EvaluationPlan, hash_of, require_evaluation, require_same_plan
 from rllm.eval.report import NO_PRICES, Prices, details_of, report_of
@@ -28,10 +29,8 @@ from rllm.types.task import EpisodeId, task_id_of
 _BATCH = 64
 _BATCH_S = 2.0
 """Episodes are saved so many at a time, or so often: what a kill can cost."""
-HOPELESS = 100
+MAX_CONSECUTIVE_INFRA_FAILURES = 100
 """Attempts in a row that the infrastructure failed: a server that is gone is not asked for ever."""
-NEVER_JUDGED = 8
-"""Attempts from the first on that nobody could judge: a judge with a mistake in it is not asked for ever."""
 _PROMPTS_HASHED = 64
 """Tasks whose first prompts, as they were really sent, enter the stamp."""
 _STATE = "evaluation"
@@ -89,7 +88,7 @@ class Evaluation:
                 skip=self.done(way),
             )
             batch: list[Episode] = []
-            saved_at, failed_in_a_row, never_judged = time.monotonic(), 0, 0
+            saved_at, failed_in_a_row, initial_unjudged = time.monotonic(), 0, 0
             try:
                 async with aclosing(running) as episodes:
                     async for episode in episodes:
@@ -100,9 +99,13 @@ class Evaluation:
                             self._prompts.setdefault(episode.task_id, hash_of(prompt))
                         on_result(way, result)
                         failed_in_a_row = failed_in_a_row + 1 if result.outcome in AGAIN else 0
-                        if never_judged >= 0:
-                            never_judged = never_judged + 1 if result.is_unjudged else -1
-                        if failed_in_a_row >= HOPELESS or never_judged >= NEVER_JUDGED:
+                        if initial_unjudged >= 0:
+                            initial_unjudged = initial_unjudged + 1 if result.is_unjudged else -1
+                        # A judge with a mistake in it is not asked for ever.
+                        if (
+                            failed_in_a_row >= MAX_CONSECUTIVE_INFRA_FAILURES
+                            or initial_unjudged >= MAX_INITIAL_FAILURES
+                        ):
                             raise _given_up(failed_in_a_row, result)
                         if len(batch) >= _BATCH or time.monotonic() - saved_at >= _BATCH_S:
                             self._save(way, batch)

@@ -272,7 +272,7 @@ os.register_at_fork(after_in_child=_let_go_in_forked_child)
 
 
 def take_lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _lock_for_writing(descriptor)
         os.ftruncate(descriptor, 0)

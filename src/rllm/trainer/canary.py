@@ -6,7 +6,7 @@ nothing, a stale cache or an adapter that never arrived fails the first check th
 what both sides said of it last are part of a checkpoint, so the first publish after a resume is checked too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,14 +51,17 @@ class Canary:
         self._trainer_before = np.array(state["trainer_logprobs"])
 
     async def check(
-        self, backend: TrainingBackend, client: LocalClient, sample: TrainingSample
+        self, backend: TrainingBackend, client: LocalClient, samples: Sequence[TrainingSample]
     ) -> dict[str, float]:
-        """The gap, and how far the sampler moved, in nats.
+        """The gap, and how far the sampler moved, in nats; nothing while no row has a token that was sampled.
 
-        Raises CanaryError when sampler and trainer disagree. The row is `sample` on the first call and stays
-        the same after it.
+        Raises CanaryError when sampler and trainer disagree. The row is the first of `samples` that has such
+        a token, where a grammar forced all of others, and stays the same in later calls.
         """
         if self._sample is None:
+            sample = next((each for each in samples if each.num_trainable), None)
+            if sample is None:
+                return {}
             self._sample = _row(sample.token_ids_T, sample.policy_versions_T, sample.temperature)
         row = self._sample
         first = int(np.flatnonzero(row.trainable_T)[0])

@@ -196,7 +196,7 @@ async def publish(run: TrainingRun, samples: Sequence[TrainingSample]) -> dict[s
         seen: dict[str, float] = {}
         if mine := run.policies.samples_of(name, samples):
             backend.publish_weights()
-            seen = await run.canaries[name].check(backend, run.clients[name], mine[0])
+            seen = await run.canaries[name].check(backend, run.clients[name], mine)
         metrics |= run.policies.labelled(name, {**seen, "policy_version": backend.policy_version})
     return metrics
 

@@ -10,6 +10,7 @@ All of them have defaults for every field, accept the spellings of published pro
 """
 
 import itertools
+import os
 import uuid
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -62,13 +63,22 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
 
-_PROCESS = uuid.uuid4().hex[:16]
-_NUMBERS = itertools.count()
-
-
-def _new_id() -> str:
+class _Ids:
     """Unique without asking the system for random bytes: a rollout makes thousands of steps a second."""
-    return f"{_PROCESS}{next(_NUMBERS):016x}"
+
+    def __init__(self) -> None:
+        self.begin()
+        if hasattr(os, "register_at_fork"):  # a child would go on where its parent is, as would its siblings
+            os.register_at_fork(after_in_child=self.begin)
+
+    def begin(self) -> None:
+        self._process, self._numbers = uuid.uuid4().hex[:16], itertools.count()
+
+    def next(self) -> str:
+        return f"{self._process}{next(self._numbers):016x}"
+
+
+_new_id = _Ids().next
 
 
 @with_aliases(metadata="info", weight_version="policy_version")

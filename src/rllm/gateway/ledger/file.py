@@ -118,7 +118,7 @@ def _keep_private(path: Path) -> None:
 
     One that an earlier version left open to others is closed to them.
     """
-    for each in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
+    for each in (path, *(path.with_name(name) for name in (f"{path.name}-wal", f"{path.name}-shm", LOCK))):
         if each == path:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         if each.exists() and each.stat().st_uid == os.geteuid() and each.stat().st_mode & 0o077:
