@@ -25,6 +25,7 @@ WORLDS = {
     "hanoi": "rllm.environments.games.hanoi:WORLD",
     "lights-out": "rllm.environments.games.lights_out:WORLD",
     "mastermind": "rllm.environments.games.mastermind:WORLD",
+    "dark-maze": "rllm.environments.games.dark_maze:WORLD",
     "maze": "rllm.environments.games.maze:WORLD",
     "minesweeper": "rllm.environments.games.minesweeper:WORLD",
     "n-queens": "rllm.environments.games.n_queens:WORLD",

@@ -29,6 +29,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("lights-out", {"size": 4, "max_turns": 20}),
     ("mastermind", {"length": 3, "num_digits": 4}),
     ("maze", {"size": 3}),
+    ("dark-maze", {"size": 3}),
     ("minesweeper", {"size": 6, "num_mines": 5}),
     ("n-queens", {"size": 7}),
     ("sokoban", {"num_boxes": 1, "size": 5, "num_walls": 0}),
@@ -168,6 +169,22 @@ SYMMETRIC: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"played": "76", "seed": 5, "opponent": "random"},
         {"played": "21", "seed": 1, "opponent": "random"},
     ),
+    *(
+        (
+            name,
+            {"rows": ["#####", "#P.G#", "#.###", "#...#", "#####"]},
+            {"rows": ["#####", "#...#", "###.#", "#G.P#", "#####"]},
+            {"rows": ["#####", "#G.P#", "#.###", "#...#", "#####"]},
+        )
+        for name in ("maze", "dark-maze")
+    ),
+    (
+        "sokoban",
+        {"rows": ["#####", "#@$.#", "#___#", "#___#", "#####"]},
+        {"rows": ["#####", "#__.#", "#__$#", "#__@#", "#####"]},
+        {"rows": ["#####", "#@$_#", "#__.#", "#___#", "#####"]},
+    ),
+    ("sokoban", *({"rows": ["######", row, "######"]} for row in ("#@$._#", "#@$._#", "#@_$.#"))),
     (
         "blackjack",
         {"player": ["K", "2"], "dealer": ["5", "A"], "deck": ["7"]},

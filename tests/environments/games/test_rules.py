@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rllm.environments.games import Game, InvalidMove
 from rllm.environments.games.blackjack import Blackjack, BlackjackEnv, hit_pays, stand_pays, worth
 from rllm.environments.games.connect_four import ConnectFour, _has_four
+from rllm.environments.games.dark_maze import DarkMaze
 from rllm.environments.games.game import drawn_instance, expert_wins
 from rllm.environments.games.guess_number import GuessNumber
 from rllm.environments.games.hanoi import Hanoi
@@ -356,6 +357,33 @@ def test_a_sudoku_in_order_never_leaves_a_choice_at_the_first_empty_place(index:
         }
         (digit,) = set("1234") - peers
         game.play(f"{'abcdefghijklmnop'[place]}{digit}")
+
+
+def test_in_the_dark_one_is_told_the_open_ways_alone() -> None:
+    game = DarkMaze({"rows": ["#####", "#P.G#", "#.###", "#...#", "#####"]})
+    assert game.board() == "Down Right"
+    game.play("Down")
+    assert game.board() == "Up Down"
+    with pytest.raises(InvalidMove, match="a wall is in the way"):
+        game.play("Left")
+    for move in ("Up", "Right", "Right"):
+        game.play(move)
+    assert game.is_won
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_a_hand_on_the_wall_finds_the_way_out_of_every_maze_within_its_turns(size: int) -> None:
+    around = ("Up", "Right", "Down", "Left")
+    for index in range(40):
+        game = DarkMaze(drawn_instance(DarkMaze, "train", index, size=size))
+        heading, num_turns = 0, 0
+        while not game.is_won:
+            open_ways = game.board().split()
+            turns = [(heading + turn) % 4 for turn in (1, 0, 3, 2)]  # right, ahead, left, back
+            heading = next(each for each in turns if around[each] in open_ways)
+            game.play(around[heading])
+            num_turns += 1
+        assert num_turns <= DarkMaze.turns_for({"size": size})
 
 
 def test_there_are_288_full_sudokus_of_four_by_four() -> None:

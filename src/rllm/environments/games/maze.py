@@ -7,6 +7,7 @@ from typing import Any
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_integer
 from rllm.environments.games.parsing import STEP_OF, direction
+from rllm.environments.games.symmetry import smallest_drawing
 from rllm.environments.games.world import game_world
 from rllm.errors import ConfigError
 
@@ -74,6 +75,17 @@ class Maze(Game):
         for place, drawn in zip(rng.sample(range(size * size), 2), (_PLAYER, _GOAL), strict=True):
             grid[2 * (place // size) + 1][2 * (place % size) + 1] = drawn
         return {"rows": ["".join(row) for row in grid]}
+
+    @classmethod
+    def identity(cls, instance: Mapping[str, Any]) -> Any:
+        """The drawing, however it is turned or mirrored."""
+        return smallest_drawing(instance["rows"])
+
+    @classmethod
+    def kind(cls, instance: Mapping[str, Any]) -> str:
+        """Cells, such as `4x4`."""
+        rows = instance["rows"]
+        return f"{len(rows) // 2}x{len(rows[0]) // 2}"
 
     @property
     def rules(self) -> str:

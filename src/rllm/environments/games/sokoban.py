@@ -10,6 +10,7 @@ from typing import Any
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_integer
 from rllm.environments.games.parsing import STEP_OF, direction
+from rllm.environments.games.symmetry import smallest_drawing
 from rllm.environments.games.world import game_world
 from rllm.errors import ConfigError
 
@@ -105,6 +106,11 @@ class Sokoban(Game):
             )
             grid[row][column] = kind
         return {"rows": ["".join(row) for row in grid]}
+
+    @classmethod
+    def identity(cls, instance: Mapping[str, Any]) -> Any:
+        """The drawing, however it is turned or mirrored."""
+        return smallest_drawing(instance["rows"])
 
     @property
     def rules(self) -> str:

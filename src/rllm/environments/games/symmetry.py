@@ -21,3 +21,8 @@ def smallest_image(rows: Sequence[str]) -> list[str]:
     images = ("".join(rows[row][column] for row, column in image) for image in turned(places, size))
     smallest = min(images)
     return [smallest[start : start + size] for start in range(0, size * size, size)]
+
+
+def smallest_drawing(rows: Sequence[str]) -> list[str]:
+    """`smallest_image` of a square drawing; any other as it is, because turning changes its shape."""
+    return smallest_image(rows) if {len(row) for row in rows} == {len(rows)} else list(rows)
