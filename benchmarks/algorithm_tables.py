@@ -69,12 +69,18 @@ def _study(label: str, study: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *(["", *claims] if claims else [])])
 
 
+def _best_constant(runs: Mapping[str, Any]) -> tuple[str, float]:
+    """The policy without skill that is paid most, and what it has; an empty name where nobody knows any."""
+    imitator = next(iter(runs["imitation"].values()))
+    known = {name: mean for name, mean in imitator["baselines"].items() if name != "optimum"}
+    return max(known.items(), key=lambda pair: pair[1], default=("", 0.0))
+
+
 def _start(runs: Mapping[str, Any]) -> str:
     """What needs no reinforcement."""
     imitators = list(runs["imitation"].values())
-    known = {name: mean for name, mean in imitators[0]["baselines"].items() if name != "optimum"}
-    best = max(known, key=lambda name: known[name], default="")
-    constant = f"; `{best}` has {100 * known[best]:.0f} %" if best else ""
+    best, mean = _best_constant(runs)
+    constant = f"; `{best}` has {100 * mean:.0f} %" if best else ""
     sampled, greedy = (
         100 * statistics.mean(each[way] for each in imitators) for way in ("sampled", "greedy")
     )
@@ -131,6 +137,9 @@ def draw_curves(report: Mapping[str, Any], path: Path, digest: str) -> None:
         for way, style in (("sampled", ":"), ("greedy", "--")):
             start = statistics.mean(each[way] for each in study["runs"]["imitation"].values())
             axes.axhline(start, color="#8a8a8a", linestyle=style, linewidth=1, label=f"imitator, {way}")
+        best, mean = _best_constant(study["runs"])
+        if best:
+            axes.axhline(mean, color="#b5403f", linestyle="--", linewidth=1, label=best)
         axes.set_title(f"{label}: {study['task']}", loc="left", fontsize=11)
         axes.set_ylim(-0.02, 1.02)
         axes.set_xlabel("step")

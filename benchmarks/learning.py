@@ -140,7 +140,12 @@ class Campaign:
                 if process.returncode is None:
                     process.terminate()  # it saves a checkpoint
                     process.wait()
-        about: dict[str, Any] = {"peak_mib": peak_mib, "wall_s": round(time.monotonic() - begun, 1)}
+        about: dict[str, Any] = {
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "commit": commit(),
+            "peak_mib": peak_mib,
+            "wall_s": round(time.monotonic() - begun, 1),
+        }
         if process.returncode != 0:
             words = (place / "output.txt").read_text(errors="replace").strip().splitlines()
             about["failed"] = words[-1][:300] if words else "it said nothing"
@@ -164,13 +169,14 @@ class Campaign:
                 whole.append(run)
                 mine = run_figures(run, world, earlier)
                 figures.append({"seed": seed, **mine, "peak_mib": about["peak_mib"]})
+        latest = max((_about(self.place(block, seed)) for seed in finished), key=lambda each: each["date"])
         entry: dict[str, Any] = {
             "category": block.category,
             "config": block.config,
             "source": self.source,
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "date": latest["date"],
             "rllm": rllm.__version__,
-            "commit": commit(),
+            "commit": latest["commit"],
             "tried": block.tried,
             "runs": figures,
             **task_figures(whole, world),

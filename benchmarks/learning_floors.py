@@ -6,7 +6,7 @@ figures of a task's runs ──► floors: name ──► value, limit, met
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MIN_TASKS, MIN_CATEGORIES, MAX_MEAN_WALL_S = 12, 6, 240.0
+MIN_TASKS, MIN_CATEGORIES, MAX_MEAN_WALL_S, MAX_HOURS = 12, 6, 240.0, 3.0
 LIMITS: dict[str, tuple[str, float, str]] = {
     "score": (">=", 90.0, "score of every seed"),
     "score_low": (">=", 85.0, "lower end of the score's interval, all seeds together"),
@@ -31,7 +31,7 @@ def floors_of(task: Mapping[str, Any], seeds: Sequence[int]) -> dict[str, dict[s
         "score": None if score is None else min(each["score"]["value"] for each in runs if each["score"]),
         "score_low": None if score is None else score["interval"][0],
         "start": max(each["start"]["value"] for each in runs),
-        "skill": min((each["skill"]["value"] if each["skill"] else float("-inf")) for each in runs),
+        "skill": min(each["skill"]["value"] for each in runs),
         "skill_low": skill["interval"][0],
         "baseline": task["best_baseline_score"],
         "distinct": task["distinct"],
@@ -73,4 +73,7 @@ def missed_together(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
         found.append(f"they are of {len(categories)} of at least {MIN_CATEGORIES} kinds")
     if walls and sum(walls) / len(walls) > MAX_MEAN_WALL_S:
         found.append(f"a run takes {sum(walls) / len(walls):.0f} s on average, not <= {MAX_MEAN_WALL_S:g}")
+    hours = sum(run.get("wall_s", 0.0) for each in tasks.values() for run in each["runs"]) / 3600
+    if hours > MAX_HOURS:
+        found.append(f"all runs take {hours:.1f} h, not <= {MAX_HOURS:g}")
     return found

@@ -177,6 +177,8 @@ def test_the_table_as_a_whole_wants_twelve_tasks_of_six_kinds(scripts: dict[str,
     assert len(together({name: twelve[name] for name in list(twelve)[:5]})) == 2
     slow = [{**run, "wall_s": 241.0} for run in good["runs"]]
     assert len(together({name: {**each, "runs": slow} for name, each in twelve.items()})) == 1
+    many = {f"{name} {number}": each for name, each in twelve.items() for number in range(4)}
+    assert together(many) == ["all runs take 4.0 h, not <= 3"]
 
 
 # ---- pages -----------------------------------------------------------------------------------------------
