@@ -50,13 +50,12 @@ bench: $(VENV)/.dev
 # What was measured is kept in runs/learning: the same command goes on. Other SEEDS than the reported ones, or
 # SPLIT=validation, are for developing and leave the published figures alone.
 learn: $(VENV)/.dev
-	$(BIN)/python benchmarks/learning.py $(if $(TASK),--task $(TASK)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SPLIT),--split $(SPLIT))
-	$(BIN)/python benchmarks/learning_tables.py
+	$(BIN)/python benchmarks/learning.py $(if $(TASK),--task $(TASK)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SPLIT),--split $(SPLIT)); \
+	status=$$?; $(BIN)/python benchmarks/learning_tables.py && exit $$status
 
 # TRL goes into an environment of its own, .venv-trl, on first use.
 algorithms: $(VENV)/.dev
-	$(BIN)/python benchmarks/algorithm_curves.py
-	$(BIN)/python benchmarks/learning_tables.py
+	$(BIN)/python benchmarks/algorithm_curves.py; status=$$?; $(BIN)/python benchmarks/learning_tables.py && exit $$status
 
 mutate: $(VENV)/.dev
 	$(BIN)/python tests/mutate.py
