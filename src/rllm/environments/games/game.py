@@ -50,6 +50,8 @@ class Game(ABC):
     """How many answers there are unless a task says otherwise."""
     instance_keys: ClassVar[tuple[str, ...]]
     """What an instance holds; all are needed."""
+    most_moves: ClassVar[int] = 1_000_000
+    """How many moves simple policies may make while it is measured what they come to: seconds."""
     has_expert: bool = True
     """Whether somebody knows how to win; then nothing is drawn that they do not win."""
     losing_pays: float = 0.0

@@ -9,6 +9,7 @@ The optimum is that of one who sees all there is; a game that hides cards has ba
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -67,23 +68,37 @@ def game_baselines(
 ) -> dict[str, list[float]]:
     """Expected return of each simple policy on each task; no `optimum` where nobody knows how to win.
 
-    `random` is an average of `plays` games of each instance; equal instances have equal ones.
+    `random` is an average of `plays` games of each instance; equal instances have equal ones. Of a game that
+    is slow to play, some instances are played, and the others are expected to pay what those pay on average.
     """
     instances = [json.dumps(env_class.from_dict(dict(task)).instance, sort_keys=True) for task in tasks]
     distinct = dict(zip(instances, tasks, strict=True))
+    played = _affordable(env_class, distinct, plays + _CONSTANTS + _CONSTANTS_KEPT)
     returns = {
-        RANDOM: {name: _random_return(env_class, task, name, plays) for name, task in distinct.items()},
+        RANDOM: {name: _random_return(env_class, task, name, plays) for name, task in played.items()},
         **{
-            f"always {move}": {
-                name: _constant_return(env_class, task, move) for name, task in distinct.items()
-            }
-            for move in _best_constants(env_class, list(distinct.values()))
+            f"always {move}": {name: _constant_return(env_class, task, move) for name, task in played.items()}
+            for move in _best_constants(env_class, list(played.values()))
         },
     }
-    optimum = {name: _optimum(env_class.from_dict(dict(task))) for name, task in distinct.items()}
+    optimum = {name: _optimum(env_class, task) for name, task in distinct.items()}
     if None not in optimum.values():
         returns[OPTIMUM] = {name: float(bool(wins)) for name, wins in optimum.items()}
-    return {policy: [by_name[name] for name in instances] for policy, by_name in returns.items()}
+    means = {policy: sum(by_name.values()) / max(1, len(by_name)) for policy, by_name in returns.items()}
+    return {
+        policy: [by_name.get(name, means[policy]) for name in instances]
+        for policy, by_name in returns.items()
+    }
+
+
+def _affordable(
+    env_class: type[GameEnv], distinct: Mapping[str, Mapping[str, Any]], plays: int
+) -> dict[str, Mapping[str, Any]]:
+    """As many instances, evenly among all, as may be played so often."""
+    names = list(distinct)
+    most_moves = sum(env_class.from_dict(dict(task)).max_turns for task in distinct.values()) * plays
+    every = math.ceil(most_moves / env_class.game_class.most_moves) if names else 1
+    return {name: distinct[name] for name in names[:: max(1, every)]}
 
 
 def _best_constants(env_class: type[GameEnv], tasks: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -117,6 +132,9 @@ def _return_of(env: GameEnv, move: Callable[[Game], str]) -> float:
     return total
 
 
-def _optimum(env: GameEnv) -> bool | None:
-    """Whether the expert wins; None where there is no expert."""
-    return expert_wins(env.game, env.max_turns) if env.game.has_expert else None
+def _optimum(env_class: type[GameEnv], task: Mapping[str, Any]) -> bool | None:
+    """Whether the expert wins; None where there is no expert. What was drawn has been won by it."""
+    env = env_class.from_dict(dict(task))
+    if not env.game.has_expert:
+        return None
+    return "instance" not in task or expert_wins(env.game, env.max_turns)
