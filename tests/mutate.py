@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -90,15 +90,19 @@ class Mutant:
     def text(self) -> str:
         return (CHECKOUT / self.path).read_text().splitlines()[self.line - 1].strip()
 
-    def statement(self) -> tuple[int, int, bool]:
-        """First and last line of the smallest statement around it, and whether that runs at import."""
+    def statement(self) -> tuple[int, int, bool, set[str]]:
+        """First and last line of the smallest statement around it, whether that runs at import, and the names
+        that it then gives something."""
         tree = ast.parse((CHECKOUT / self.path).read_text())
         around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and self._is_in(node)]
         inner = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
         functions = [node for node in around if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         in_body = any(self._is_in(part) for function in functions for part in function.body)
         has_block = bool(getattr(inner, "body", None))  # the head of an if or a loop: its own line alone
-        return inner.lineno, self.line if has_block else inner.end_lineno or self.line, not in_body
+        last = self.line if has_block else inner.end_lineno or self.line
+        targets = inner.targets if isinstance(inner, ast.Assign) else [getattr(inner, "target", None)]
+        names = {each.id for each in targets if isinstance(each, ast.Name)}
+        return inner.lineno, last, not in_body, names | {each.name for each in functions}
 
     def _is_in(self, node: ast.stmt) -> bool:
         return node.lineno <= self.line <= (node.end_lineno or node.lineno)
@@ -112,6 +116,8 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
 }  # fmt: skip
+IGNORED_KEYWORDS = ("strict", "exist_ok", "maxsize")
+"""What they change is a check of ours (`zip`), a race, or speed (`lru_cache`): no promise of the code's."""
 SWAPPED_NAMES = {
     "min": "max",
     "max": "min",
@@ -175,6 +181,8 @@ def _living(tree: ast.Module) -> Iterator[Any]:
 
 def _decides_nothing(node: ast.AST) -> bool:
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        return True
+    if isinstance(node, ast.keyword) and node.arg in IGNORED_KEYWORDS:
         return True
     return isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr)
 
@@ -331,17 +339,35 @@ def reached(room: str) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+@cache
+def uses_in(path: str) -> dict[str, set[int]]:
+    """Name -> lines of the file that read it, as a name of its own or as an attribute."""
+    uses: dict[str, set[int]] = {}
+    for node in ast.walk(ast.parse((CHECKOUT / path).read_text())):
+        name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)
+        if isinstance(name, str) and isinstance(getattr(node, "ctx", None), ast.Load):
+            uses.setdefault(name, set()).add(node.lineno)
+    return uses
+
+
 def tests_of(mutant: Mutant, known: dict[str, Any]) -> tuple[list[str], float]:
     """The quickest tests that run the mutant's statement, and the seconds that they take.
 
-    What runs at import is tried with the tests that run anything of its module.
+    What runs at import is tried with the tests that read, anywhere in the room, the name that it gives
+    something; with those that run anything of its module where there is none.
     """
     seconds, lines = known["seconds"], known["lines"].get(mutant.path, {})
-    first, last, at_import = mutant.statement()
-    some = [lines.get(str(line), []) for line in range(first, last + 1)]
-    candidates = {
-        test for tests in (lines.values() if at_import else some) for test in tests if test in seconds
-    }
+    first, last, at_import, names = mutant.statement()
+    tried = [lines.get(str(line), []) for line in range(first, last + 1)]
+    if at_import:
+        readers = [
+            of_file.get(str(line), [])
+            for path, of_file in known["lines"].items()
+            for name in names
+            for line in uses_in(path).get(name, ())
+        ]
+        tried = readers if any(readers) else list(lines.values())
+    candidates = {test for tests in tried for test in tests if test in seconds}
     chosen, total = list[str](), 0.0
     for test in sorted(candidates, key=lambda each: (seconds[each], each)):
         if total + seconds[test] > TESTS_S:

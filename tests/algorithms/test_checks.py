@@ -165,6 +165,7 @@ def test_what_an_estimator_does_to_shifts_scales_and_ties_is_said() -> None:
     assert _detail(plain, "shift") == "adding 3 to every reward changes advantages by up to 3"
     assert "5 times as large" in _detail(plain, "scale")
     assert "rewards of 1 give 1, of 0 0" in _detail(plain, "ties")
+    assert _detail(plain, "group of one") == "gives [1.0] for the reward 1"
     assert "RewardError" in _detail(check_estimator(group_form(ESTIMATORS["maxrl"])), "negative rewards")
 
 
@@ -179,6 +180,12 @@ def _sorting(rewards_G: Any) -> Any:
         (lambda rewards_G: rewards_G - rewards_G[0], {"order of attempts"}),
         (lambda rewards_G: rewards_G.mean() - rewards_G, {"direction"}),
         (lambda rewards_G: (rewards_G - rewards_G.mean()) / rewards_G.std(), {"ties"}),
+        (
+            lambda rewards_G: (
+                (rewards_G - rewards_G.mean()) / (rewards_G.std() + 1e-6 * (len(rewards_G) < 4))
+            ),
+            {"ties"},
+        ),
         (lambda rewards_G: rewards_G.mean(), {"contract"}),
         (lambda rewards_G: rewards_G / 0.0, {"contract"}),
         (lambda rewards_G: rewards_G["reward"], {"contract"}),

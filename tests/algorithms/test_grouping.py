@@ -450,3 +450,20 @@ def test_where_no_environment_is_known_the_state_is_what_the_model_was_last_told
     said: list[Any] = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
     assert state_of(Step(chat_completions=said)) == state_of(Step(chat_completions=[{}, *said]))
     assert state_of(Step(prompt_ids=[1, 2])) == "[1, 2]"
+
+
+def test_groups_that_tie_teach_nothing_if_and_only_if_an_estimator_compares_attempts() -> None:
+    """What `algorithm.ties = "drop"` relies on: beside a group that does not tie, for every estimator."""
+
+    def attempt(task: str, number: int, reward: float) -> Episode:
+        steps = [Step(response_ids=[1, 2], policy_versions=[0, 0])]
+        trajectory = Trajectory(uid=f"{task}/{number}", reward=reward, steps=steps)
+        return Episode(task_id=task, rollout_idx=number, outcome=Outcome.SCORED, trajectories=[trajectory])
+
+    episodes = [attempt("tied", 0, 1.0), attempt("tied", 1, 1.0), attempt("x", 0, 0.0), attempt("x", 1, 0.75)]
+    baselines = {(task, "agent"): 0.25 for task in ("tied", "x")}
+    for name, rule in ESTIMATORS.items():
+        if not rule.needs_critic and not rule.token_level:
+            found = _turns(episodes, name, baselines=baselines)
+            teaches = any(any(found[f"tied/{number}"]) for number in range(2))
+            assert teaches != rule.compares_attempts, name

@@ -242,11 +242,11 @@ def test_a_prompt_goes_on_from_the_ids_of_the_answer_and_says_how_many_are_kept(
 @pytest.mark.parametrize(
     "echo",
     [
-        {"role": "assistant", "content": "", "tool_calls": [_call("c", "move", '{"a":1,"b":2}')]},
-        {"role": "assistant", "tool_calls": [_call("c", "move", '{ "b": 2, "a": 1 }')]},
-        {"role": "assistant", "content": [], "tool_calls": [_call("c", "move", '{"a": 1.0, "b": 2}')]},
+        {"role": "assistant", "content": "", "tool_calls": [_call("c", "move", '{"a":1000,"b":2}')]},
+        {"role": "assistant", "tool_calls": [_call("c", "move", '{ "b": 2, "a": 1000 }')]},
+        {"role": "assistant", "content": [], "tool_calls": [_call("c", "move", '{"a": 1000.0, "b": 2}')]},
         {"role": "assistant", "content": None, "name": "solver", "refusal": None, "function_call": None}
-        | {"tool_calls": [{**_call("other", "move", '{"a": 1, "b": 2}'), "index": 0}]},
+        | {"tool_calls": [{**_call("other", "move", '{"a": 1000, "b": 2}'), "index": 0}]},
     ],
 )
 def test_an_answer_is_known_again_in_every_shape_that_clients_echo_it_in(toy: Toy, echo: Message) -> None:
@@ -254,7 +254,7 @@ def test_an_answer_is_known_again_in_every_shape_that_clients_echo_it_in(toy: To
     said: Message = {
         "role": "assistant",
         "content": None,
-        "tool_calls": [_call("c", "move", '{"a": 1, "b": 2}')],
+        "tool_calls": [_call("c", "move", '{"a": 1000, "b": 2}')],
     }
     known = _answered(tree, tokenizer, [USER], said, TOOLS)
     turn = tree.begin([USER, echo, {"role": "tool", "tool_call_id": "c", "content": "done"}], TOOLS)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.errors import ConfigError
+from rllm.rendering.calls import MAX_NAME
 from rllm.rendering.chat import ChatRenderer
 from rllm.rendering.tools import (
     MARKUP as TAGS,
@@ -372,6 +373,10 @@ def test_reading_a_long_answer_piece_by_piece_takes_each_piece_once(tool_format:
     assert json.loads(call.arguments) == {"city": "x" * 200_000, "days": 3}
     if tool_format not in (CODER, GLM):  # whose values are known once they are whole
         assert len(events) > 49_000
+    if tool_format.name in ("hermes", "mistral", "llama"):  # whose names are quoted
+        for num_letters, num_calls in ((MAX_NAME - 2, 1), (MAX_NAME - 1, 0)):
+            named = WRITTEN[tool_format.name].replace("weather", "x" * num_letters)
+            assert len(tool_format.parse(named).calls) == num_calls, "more is no name but an answer"
 
 
 # ---- which format a model has --------------------------------------------------------------------------

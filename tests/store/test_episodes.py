@@ -3,6 +3,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from rllm.store.episodes import EpisodeStore
 from rllm.store.migrations import LATEST
 from rllm.types.episode import Action, Episode, Outcome, Step, TerminationReason, Trajectory
 from rllm.types.messages import FinishReason, LogprobMeaning, ModelOutput, ToolCall
+from rllm.types.prefix import Prefix
 from rllm.types.task import Task
 
 Conversation = Callable[..., Episode]
@@ -176,6 +178,14 @@ def test_a_rewritten_history_comes_back_exactly(conversation: Conversation) -> N
     last.prompt_ids = [*last.prompt_ids[:50], 7, *last.prompt_ids[51:]]
     last.chat_completions = [last.chat_completions[0], {"role": "user", "content": "summary"}]
     assert _round_trip(episode) == episode
+    row = [1, 2, 3]
+    views = [Step(prompt_ids=cast("list[int]", Prefix(row, length))) for length in (3, 1, 2)]
+    shorter = Episode(task_id="t", trajectories=[Trajectory(steps=views)])
+    assert [step.prompt_ids for step in _round_trip(shorter).trajectories[0].steps] == [
+        [1, 2, 3],
+        [1],
+        [1, 2],
+    ]
 
 
 def test_messages_that_are_equal_in_python_and_different_in_json_are_kept_apart() -> None:
@@ -357,8 +367,16 @@ def test_a_reader_changes_nothing(tmp_path: Path, conversation: Conversation) ->
     path = tmp_path / "store.sqlite"
     with EpisodeStore.open(path) as writer:
         writer.save_episodes("train", 1, [conversation()])
-    with EpisodeStore.open(path, read_only=True) as reader, pytest.raises(ConfigError, match="for reading"):
-        reader.forget("train")
+    with EpisodeStore.open(path, read_only=True) as reader:
+        with pytest.raises(ConfigError, match="for reading"):
+            reader.forget("train")
+        with EpisodeStore.open(path) as writer:  # one that comes later is seen
+            writer.save_episodes("train", 2, [conversation()])
+            assert reader.count() == 2
+        path.rename(path.with_name("elsewhere"))
+        with pytest.raises(ConfigError, match="does not exist"):
+            next(reader.episodes())
+        assert not path.exists()
 
 
 def test_a_store_on_a_read_only_medium_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
