@@ -178,6 +178,7 @@ def test_the_agent_keeps_the_contract(agent: FrozenLakeAgent) -> None:
         ("FFH\nHPF\nFFG", "PF\nFG"),
         ("FFH\nHFP\nFFG", "P\nG"),
         ("FFH\nHFF\nFPG", "PG"),
+        ("no lake at all", "no lake at all"),
     ],
 )
 def test_an_agent_with_a_view_sees_the_grid_from_where_it_stands(grid: str, shown: str) -> None:

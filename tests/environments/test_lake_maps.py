@@ -90,9 +90,18 @@ def test_the_same_lake_is_another_task_when_it_is_slippery_or_there_is_more_time
     assert not {WORLD.identity(task) for task in ways} & {WORLD.identity(task) for task in others}
 
 
-def test_no_sizes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="`size` is an empty list"):
-        lake_tasks("train", 1, size=[])
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ([], "`size` is an empty list"),
+        (None, "`size` is None"),
+        ("4", "`size` is '4'"),
+        ([4, 9], "`size` is 9"),
+    ],
+)
+def test_sizes_that_no_lake_has_are_refused(size: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        lake_tasks("train", 8, size=size, max_steps=20)
 
 
 def test_half_of_all_maps_train_and_a_quarter_each_validates_and_tests() -> None:

@@ -108,10 +108,14 @@ class FrozenLakeAgent(BaseAgent):
 
 
 def ahead(grid: str, view: int) -> str:
-    """The part of the grid that begins with the player and has at most `view` rows and columns."""
+    """The part of the grid that begins with the player and has at most `view` rows and columns; all of it
+    where no player is on the ice."""
     rows = grid.split("\n")
-    row, column = next((row, cells.index(PLAYER)) for row, cells in enumerate(rows) if PLAYER in cells)
-    return "\n".join(cells[column : column + view] for cells in rows[row : row + view])
+    for row, cells in enumerate(rows):
+        if PLAYER in cells:
+            column = cells.index(PLAYER)
+            return "\n".join(each[column : column + view] for each in rows[row : row + view])
+    return grid
 
 
 def neighbours(grid: str) -> str:

@@ -229,10 +229,10 @@ def lake_tasks(
     """
     if count < 0 or start < 0:
         raise ConfigError(f"`count` is {count} and `start` is {start}; maps are counted from 0 upwards.")
-    sizes = [size] if isinstance(size, int) else list(size)
+    sizes: list[Any] = list(size) if isinstance(size, Sequence) and not isinstance(size, str) else [size]
     if not sizes:
         raise ConfigError("`size` is an empty list; give at least one size of lakes.")
-    for place, each in enumerate(sizes[: max(count, 0)]):  # refuses impossible arguments before work starts
+    for place, each in enumerate(sizes[:count]):  # refuses impossible arguments before work starts
         lake_map(split, start + place, size=each, p=p, max_steps=max_steps, random_start=random_start)
     numbers = range(start, start + count)
     if split != "train":
