@@ -12,7 +12,10 @@ from rllm.errors import ConfigError
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("sigth=2", "no `warm_start.expert_args.sigth`; the expert of this world knows strolls, sight"),
+        (
+            "sigth=2",
+            "no `warm_start.expert_args.sigth`; the expert of this world knows strolls, hasty, sight",
+        ),
         ('sight="far"', "`sight` is 'far'"),
         ('strolls="often"', "`strolls` is 'often'"),
     ],

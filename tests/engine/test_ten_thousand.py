@@ -16,7 +16,8 @@ import pytest
 from rllm.agents.frozenlake import FrozenLakeAgent
 from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.environments.base import CUT_OFF
-from rllm.environments.frozenlake import MOVES, FrozenLakeEnv
+from rllm.environments.frozenlake import FrozenLakeEnv
+from rllm.environments.lake_values import MOVES
 from rllm.inference.scripted import ScriptedClient
 from rllm.types.draws import draw_seed
 from rllm.types.episode import Episode, Outcome

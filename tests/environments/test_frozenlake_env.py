@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.environments.base import CUT_OFF, unpack_step
-from rllm.environments.frozenlake import MOVES, FrozenLakeEnv, lake_map
+from rllm.environments.frozenlake import FrozenLakeEnv
+from rllm.environments.lake_maps import lake_map
+from rllm.environments.lake_values import MOVES
 from rllm.errors import AgentError, ConfigError
 from rllm.types import Action
 

@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 
 from rllm.environments.frozenlake import (
     DROWNED,
-    MOVES,
-    SPLITS,
     WORLD,
     FrozenLakeEnv,
     demonstration,
     expert_move,
-    lake_map,
     lake_tasks,
-    split_of,
 )
+from rllm.environments.lake_maps import SPLITS, lake_map, split_of
+from rllm.environments.lake_values import MOVES
 from rllm.errors import ConfigError
 
 
@@ -287,6 +285,25 @@ def test_an_expert_that_strolls_never_drowns() -> None:
             assert env.position != before
             moves[move] += 1
     assert set(moves) == set(MOVES)
+
+
+def test_a_hasty_expert_walks_on_slippery_ice_as_if_it_were_firm() -> None:
+    rows = ["SFFF", "FHFH", "FFFH", "HFFG"]
+    rng = np.random.default_rng(0)
+    task = {"desc": rows, "is_slippery": True, "max_steps": 9}
+    for _ in range(30):
+        for seen, move in demonstration(task, noise=1.0, rng=rng, hasty=True):
+            place = seen.replace("\n", "").index("P")
+            assert move in {expert_move(rows, divmod(place, 4), rng) for _ in range(9)}
+    first = {demonstration(task, noise=0.5, rng=rng, hasty=True)[0][1] for _ in range(60)}
+    careful = {expert_move(rows, (0, 0), rng, is_slippery=True) for _ in range(20)}
+    assert first == {"Right", "Down"} | careful > {"Right", "Down"}
+
+
+@pytest.mark.parametrize("arguments", [{"hasty": True}, {"hasty": True, "strolls": True}, {"hasty": "yes"}])
+def test_haste_is_refused_where_it_is_no_mistake(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="`hasty` is"):
+        demonstration(lake_tasks("train", 1)[0], noise=0.5, rng=np.random.default_rng(0), **arguments)
 
 
 def test_a_short_sighted_expert_knows_the_way_only_near_the_goal() -> None:

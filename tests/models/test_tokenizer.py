@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from rllm.environments.frozenlake import SPLITS, FrozenLakeEnv
+from rllm.environments.frozenlake import FrozenLakeEnv
+from rllm.environments.lake_maps import SPLITS
 from rllm.errors import ConfigError, ModelDirectoryError
 from rllm.models.builtin import END_OF_TURN, SPECIAL_TOKENS, create_tokenizer
 from rllm.models.directory import load_model

@@ -1,24 +1,19 @@
 """FrozenLake as text: Gymnasium says where a move leads, we draw the maps, show the grid and read the words.
 
-    (split, index) ──► lake_map ──► rows ──► FrozenLakeEnv ──► "PFFF\\nFHFH\\nFFFH\\nHFFG"
-                                      └────► expert_move, demonstration (what supervised training starts from)
-
-A map belongs to one split by a hash of where its holes are, up to rotation and reflection. So training,
-validation and test cannot share a lake, however many are drawn; to have different seeds would not be enough,
-because small maps repeat.
+(split, index) ──► lake_map ──► rows ──► FrozenLakeEnv ──► "PFFF\\nFHFH\\nFFFH\\nHFFG"
+                                  └────► expert_move, demonstration (what supervised training starts from)
 """
 
 import difflib
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
 from rllm.environments.base import BaseEnv, Moved, moved
+from rllm.environments.lake_maps import canonical_map, drawn_rows, lake_map, require_drawing, require_steps
 from rllm.environments.lake_values import MOVES, best_moves, distances, expected_return, outcomes_of
 from rllm.environments.world import OPTIMUM, RANDOM, World
 from rllm.errors import AgentError, ConfigError
@@ -26,16 +21,9 @@ from rllm.types.episode import Action
 
 PLAYER, DROWNED, ARRIVED = "P", "X", "W"
 """How the player's cell is shown on the ice, in a hole and on the goal."""
-SPLITS = ("train", "validation", "test")
-_SIZES = range(3, 9)
-_SALT = b"lake-404"
-"""Chosen so that the maps without holes, of all sizes, fall in the training split, and that the 27 lakes of
-3 x 3, with the start in a corner, are about evenly divided."""
-_MAX_DRAWS = 10_000
-_DRAWS_AT_ONCE = 16
 _MAX_REPEATS = 500
 """Lakes in a row that were drawn before, after which a held-out split counts as exhausted."""
-_BLIND_POLICIES: dict[str, tuple[float, ...] | None] = {
+_POLICIES: dict[str, tuple[float, ...] | None] = {
     OPTIMUM: None,
     RANDOM: (0.25, 0.25, 0.25, 0.25),
     "always Left": (1.0, 0.0, 0.0, 0.0),
@@ -87,11 +75,11 @@ class FrozenLakeEnv(BaseEnv):
         random_start: bool = False,
     ) -> None:
         if desc is None:
-            _check_drawing(split, seed, size, p, max_steps)
-            rows = _drawn_rows(split, seed, size, p, max_steps, bool(random_start))
+            require_drawing(split, seed, size, p, max_steps)
+            rows = drawn_rows(split, seed, size, p, max_steps, bool(random_start))
         else:
             rows = _given_rows(desc)
-            _require_steps(max_steps, at_least=1)
+            require_steps(max_steps, at_least=1)
         self._lake = _lake(rows)
         self._outcomes = outcomes_of(len(rows), self._lake.num_columns, bool(is_slippery))
         self._is_slippery = bool(is_slippery)
@@ -178,38 +166,6 @@ class FrozenLakeEnv(BaseEnv):
         return f"{lake.text[:place]}{shown}{lake.text[place + 1 :]}"
 
 
-def lake_map(
-    split: str, index: int, *, size: int = 4, p: float = 0.8, max_steps: int = 8, random_start: bool = False
-) -> list[str]:
-    """Map number `index` of `split`: a cell is ice with chance `p`, the goal at most `max_steps` moves away.
-
-    Counter-based: a map is a function of these arguments alone. Small maps may come up more than once within
-    a split.
-    """
-    _check_drawing(split, index, size, p, max_steps)
-    return list(_drawn_rows(split, index, size, p, max_steps, random_start))
-
-
-def split_of(rows: Sequence[str]) -> str:
-    """The one split that a map is drawn for: half of all maps train, a quarter validates, a quarter tests.
-
-    It depends on where the holes are, up to rotation and reflection, and not on start and goal: a mirrored
-    lake is no new one, and neither is one with another start.
-    """
-    holes = _canonical([row.replace("S", "F").replace("G", "F") for row in rows])
-    quarter = hashlib.blake2b(holes.encode(), digest_size=8, salt=_SALT).digest()[0] % 4
-    return ("test", "validation", "train", "train")[quarter]
-
-
-def _canonical(rows: Sequence[str]) -> str:
-    """The same text for all eight rotations and reflections of a map: the least of theirs."""
-    images: list[str] = []
-    for turned in (rows, ["".join(column) for column in zip(*rows, strict=True)]):
-        for each in (turned, [row[::-1] for row in turned]):
-            images += ["\n".join(each), "\n".join(each[::-1])]
-    return min(images)
-
-
 def lake_tasks(
     split: str,
     count: int,
@@ -236,7 +192,7 @@ def lake_tasks(
         lake_map(split, start + place, size=each, p=p, max_steps=max_steps, random_start=random_start)
     numbers = range(start, start + count)
     if split != "train":
-        drawn = partial(_drawn_rows, p=p, max_steps=max_steps, random_start=bool(random_start))
+        drawn = partial(drawn_rows, p=p, max_steps=max_steps, random_start=bool(random_start))
         numbers = _distinct_numbers(
             lambda number: drawn(split, number, sizes[number % len(sizes)]), start, count
         )
@@ -260,7 +216,7 @@ def _distinct_numbers(rows_of: Callable[[int], Sequence[str]], start: int, count
     first_number: dict[str, int] = {}
     number, num_repeats = start, 0
     while len(first_number) < count and num_repeats < _MAX_REPEATS:
-        is_new = first_number.setdefault(_canonical(rows_of(number)), number) == number
+        is_new = first_number.setdefault(canonical_map(rows_of(number)), number) == number
         num_repeats = 0 if is_new else num_repeats + 1
         number += 1
     return list(first_number.values())
@@ -285,22 +241,29 @@ def demonstration(
     noise: float,
     rng: np.random.Generator,
     strolls: bool = False,
+    hasty: bool = False,
     sight: int | None = None,
 ) -> list[tuple[str, str]]:
     """One episode of the expert as (observation, move) pairs.
 
     With probability `noise` a move is drawn from all four instead, or, if it `strolls`, from those to a
-    neighbouring cell without a hole; shown as if it were meant: who imitates the result has something left to
-    learn from rewards. A short-sighted expert knows the way from at most `sight` moves away and errs further
-    off.
+    neighbouring cell without a hole, or, if it is `hasty`, from those that were best if slippery ice were
+    firm; shown as if it were meant: who imitates the result has something left to learn from rewards. A
+    short-sighted expert knows the way from at most `sight` moves away and errs further off.
     """
     if not 0.0 <= noise <= 1.0:
         raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
-    if not isinstance(strolls, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"`strolls` is {strolls!r}; choose true or false.")
+    for name, value in (("strolls", strolls), ("hasty", hasty)):
+        if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"`{name}` is {value!r}; choose true or false.")
     if sight is not None and (not isinstance(sight, int) or isinstance(sight, bool) or sight < 0):
         raise ConfigError(f"`sight` is {sight!r}; it is a number of moves, so choose an integer from 0 up.")
     env = FrozenLakeEnv.from_dict(task)
+    if hasty and (strolls or not env.is_slippery):
+        raise ConfigError(
+            "`hasty` is true; an expert errs so on slippery ice, and without `strolls`: set `is_slippery`, "
+            "and `strolls` to false."
+        )
     observation, _ = env.reset(seed=int(rng.integers(2**31)))
     to_go = distances("".join(env.desc), outcomes_of(len(env.desc), len(env.desc[0]), False))
     turns: list[tuple[str, str]] = []
@@ -309,7 +272,13 @@ def demonstration(
         row, column = env.position
         sees = sight is None or to_go[row * len(env.desc[0]) + column] <= sight
         if not sees or rng.random() < noise:
-            mistakes = _moves_over_ice(env.desc, env.position) if strolls else MOVES
+            mistakes = (
+                _moves_over_ice(env.desc, env.position)
+                if strolls
+                else best_moves(env.desc, False)[row * len(env.desc[0]) + column]
+                if hasty
+                else MOVES
+            )
             move = mistakes[rng.integers(len(mistakes))]
         else:
             move = expert_move(env.desc, env.position, rng, is_slippery=env.is_slippery)
@@ -328,56 +297,6 @@ def _moves_over_ice(rows: Sequence[str], position: tuple[int, int]) -> list[str]
         if 0 <= down < len(rows) and 0 <= right < len(rows[0]) and rows[down][right] != "H"
     ]
     return safe or list(MOVES)
-
-
-@lru_cache(maxsize=16_384)
-def _drawn_rows(
-    split: str, index: int, size: int, p: float, max_steps: int, random_start: bool
-) -> tuple[str, ...]:
-    # A key names the map, so any map is drawn without the ones before it.
-    rng = np.random.Generator(np.random.Philox(key=[SPLITS.index(split), index]))
-    firm = outcomes_of(size, size, False)
-    grids = np.full((_DRAWS_AT_ONCE, size, size + 1), ord("\n"), dtype=np.uint8)
-    start, goal = 0, size * size - 1
-    for _ in range(_MAX_DRAWS // _DRAWS_AT_ONCE):
-        grids[:, :, :size] = np.where(rng.random((_DRAWS_AT_ONCE, size, size)) < p, ord("F"), ord("H"))
-        for grid in grids:
-            if random_start:
-                start = int(rng.integers(goal))
-            grid[divmod(start, size)], grid[divmod(goal, size)] = ord("S"), ord("G")
-            rows = tuple(grid.tobytes()[:-1].decode().split("\n"))
-            if split_of(rows) == split and distances("".join(rows), firm)[start] <= max_steps:
-                return rows
-    raise ConfigError(
-        f"{_MAX_DRAWS} draws with `size` {size} and `p` {p} gave no map of the {split} split whose goal is "
-        f"within `max_steps` {max_steps} moves; raise `max_steps`, or bring `p` nearer to 0.8."
-    )
-
-
-def _check_drawing(split: str, index: int, size: int, p: float, max_steps: int) -> None:
-    if split not in SPLITS:
-        raise ConfigError(f"`split` is {split!r}; FrozenLake has {', '.join(SPLITS)}.")
-    if not isinstance(index, Integral) or not 0 <= index < 2**63:
-        raise ConfigError(
-            f"`seed` is {index!r}; it is the number of a map, so choose an integer from 0 to 2**63 - 1."
-        )
-    if not isinstance(size, Integral) or size not in _SIZES:
-        raise ConfigError(
-            f"`size` is {size!r}; maps are drawn {_SIZES[0]} to {_SIZES[-1]} cells wide, so choose one "
-            "of these or give `desc`."
-        )
-    if not isinstance(p, Real) or not 0.0 < p <= 1.0:
-        raise ConfigError(
-            f"`p` is {p!r}; it is the chance that a cell is ice, so choose a number above 0 and up to 1."
-        )
-    _require_steps(max_steps, at_least=2 * (int(size) - 1))
-
-
-def _require_steps(max_steps: int, *, at_least: int) -> None:
-    if not isinstance(max_steps, Integral) or max_steps < at_least:
-        raise ConfigError(
-            f"`max_steps` is {max_steps!r}; the goal is {at_least} or more moves away, so allow as many."
-        )
 
 
 def _given_rows(desc: Sequence[str]) -> tuple[str, ...]:
@@ -418,7 +337,7 @@ def _lake(rows: tuple[str, ...]) -> Lake:
 def identity(task: Mapping[str, Any]) -> str:
     """The lake of a task up to rotation and reflection, start and goal included, and how it is played."""
     env = FrozenLakeEnv.from_dict(dict(task))
-    return f"{_canonical(env.desc)} {env.max_steps} moves{' slippery' if env.is_slippery else ''}"
+    return f"{canonical_map(env.desc)} {env.max_steps} moves{' slippery' if env.is_slippery else ''}"
 
 
 def kind(task: Mapping[str, Any]) -> str:
@@ -432,7 +351,7 @@ def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     envs = [FrozenLakeEnv.from_dict(dict(task)) for task in tasks]
     return {
         name: [expected_return(env.desc, env.is_slippery, env.max_steps, policy) for env in envs]
-        for name, policy in _BLIND_POLICIES.items()
+        for name, policy in _POLICIES.items()
     }
 
 
@@ -440,7 +359,7 @@ WORLD = World(
     env_class=FrozenLakeEnv,
     tasks=lake_tasks,
     demonstrate=demonstration,
-    expert_args=("strolls", "sight"),
+    expert_args=("strolls", "hasty", "sight"),
     identity=identity,
     kind=kind,
     baselines=baselines,
