@@ -116,8 +116,8 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
 }  # fmt: skip
-IGNORED_KEYWORDS = ("strict", "exist_ok", "maxsize")
-"""What they change is a check of ours (`zip`), a race, or speed (`lru_cache`): no promise of the code's."""
+IGNORED_KEYWORDS = ("strict", "exist_ok", "maxsize", "indent")
+"""What they change is a check of ours (`zip`), a race, speed (`lru_cache`) or looks: no promise."""
 SWAPPED_NAMES = {
     "min": "max",
     "max": "min",
@@ -151,7 +151,7 @@ def changes(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield from _replaced(node, "value", value + 1, f"{value} to {value + 1}")
             case ast.Constant(value=float() as value):
                 yield from _replaced(node, "value", value * 2 + 1, f"{value} to {value * 2 + 1}")
-            case ast.Return(value=ast.expr() as value) if not _is_none(value):
+            case ast.Return(value=ast.expr() as value) if not _is_none_or_false(value):
                 yield from _replaced(node, "value", ast.Constant(None), "returns None")
             case ast.Call(func=ast.Name(id=name)) if name in SWAPPED_NAMES:
                 yield from _replaced(node.func, "id", SWAPPED_NAMES[name], f"{name} to {SWAPPED_NAMES[name]}")
@@ -206,6 +206,11 @@ def _name(op: ast.AST) -> str:
 
 def _is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_none_or_false(node: ast.AST) -> bool:
+    """Whoever asks for a truth takes None as False, which becomes True by a change of its own."""
+    return isinstance(node, ast.Constant) and (node.value is None or node.value is False)
 
 
 def _is_text(node: ast.BinOp) -> bool:

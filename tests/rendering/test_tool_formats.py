@@ -281,6 +281,9 @@ def test_a_channel_says_what_is_reasoning_what_is_text_and_what_is_a_call() -> N
     assert HARMONY.parse(f"{THOUGHT}<|channel|>final<|message|>Os") == ParsedAnswer(
         content="Os", reasoning="Oslo, I think."
     )
+    for next_message in ("<|channel|>", "<|start|>assistant<|channel|>"):  # the one before has no end
+        unended = f"<|channel|>analysis<|message|>Hm{next_message}final<|message|>Oslo."
+        assert HARMONY.parse(unended) == ParsedAnswer(content="Oslo.", reasoning="Hm")
 
 
 def test_thoughts_and_texts_of_several_messages_stand_in_lines_of_their_own() -> None:

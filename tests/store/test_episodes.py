@@ -180,12 +180,12 @@ def test_a_rewritten_history_comes_back_exactly(conversation: Conversation) -> N
     assert _round_trip(episode) == episode
     row = [1, 2, 3]
     views = [Step(prompt_ids=cast("list[int]", Prefix(row, length))) for length in (3, 1, 2)]
-    shorter = Episode(task_id="t", trajectories=[Trajectory(steps=views)])
-    assert [step.prompt_ids for step in _round_trip(shorter).trajectories[0].steps] == [
-        [1, 2, 3],
-        [1],
-        [1, 2],
-    ]
+    views.append(Step(prompt_ids=cast("list[int]", Prefix(row)), response_ids=[4, 5]))
+    views.append(Step(prompt_ids=cast("list[int]", Prefix(row).followed_by([4, 5, 6]))))
+    episode = Episode(task_id="t", trajectories=[Trajectory(steps=views)])
+    assert [each.num_prompt_ids_kept for each in encode_episode(episode)[1]] == [0, 1, 1, 2, 5]
+    (trajectory,) = _round_trip(episode).trajectories
+    assert [list(step.prompt_ids) for step in trajectory.steps] == [list(step.prompt_ids) for step in views]
 
 
 def test_messages_that_are_equal_in_python_and_different_in_json_are_kept_apart() -> None:
