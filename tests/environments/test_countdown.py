@@ -177,7 +177,7 @@ def test_tasks_go_through_json_into_environments() -> None:
 @pytest.mark.parametrize(
     ("problem", "operators", "wanted"),
     [
-        (Problem(numbers=(3, 7), target=10), "+-*/", {"3+7"}),
+        (Problem(numbers=(3, 7), target=10), "+-*/", {"7+3"}),
         (Problem(numbers=(3, 7), target=4), "+-*/", {"7-3"}),
         (Problem(numbers=(2, 2), target=4), "+-*/", {"2+2", "2*2"}),
         (Problem(numbers=(8, 4, 2), target=4), "/", {"8/(4/2)", "2/(4/8)"}),
@@ -190,7 +190,7 @@ def test_all_ways_to_write_an_answer_are_found(problem: Problem, operators: str,
 
 
 def test_the_plainest_answer_comes_first() -> None:
-    assert solutions(Problem(numbers=(3, 7, 2), target=12))[0] == "3+7+2"
+    assert solutions(Problem(numbers=(3, 7, 2), target=12))[0] == "7+3+2"
     assert solutions(Problem(numbers=(3, 7, 2), target=2), "+-")[0] == "7-3-2"
 
 
@@ -235,21 +235,21 @@ def test_noise_is_the_share_of_answers_that_are_drawn() -> None:
     assert 0.4 < right(0.5) < 0.65
 
 
-def test_the_habit_of_an_expert_is_wrong_wherever_the_numbers_differ() -> None:
+def test_the_habit_of_an_expert_is_always_wrong_and_uses_the_same_numbers() -> None:
     rng = np.random.default_rng(0)
     tasks = countdown_tasks("train", 200, **SUMS_AND_DIFFERENCES)
     for task in tasks:
         small, large = sorted(task["numbers"])
-        answer = demonstration(task, noise=1.0, rng=rng, habit="smaller_first")
-        assert answer == f"{small}-{large}"
-        grade = grade_countdown(answer, task["numbers"], task["target"])
-        assert grade.is_correct == (task["target"] == 0)
-    for task in tasks:
-        assert demonstration(task, noise=0.0, rng=rng, habit="smaller_first") in solutions(
-            problem_of(task), "+-"
-        )
-    with pytest.raises(ConfigError, match="`habit` is 'smallest'"):
-        demonstration(tasks[0], noise=0.5, rng=rng, habit="smallest")
+        sign = "-" if task["target"] == small + large else "+"
+        answer = demonstration(task, noise=1.0, rng=rng, habit="wrong_sign")
+        assert answer == f"{large}{sign}{small}"
+        assert not grade_countdown(answer, task["numbers"], task["target"]).is_correct
+        right = demonstration(task, noise=0.0, rng=rng, habit="wrong_sign")
+        assert right in solutions(problem_of(task), "+-")
+    with pytest.raises(ConfigError, match="`habit` is 'wrong'"):
+        demonstration(tasks[0], noise=0.5, rng=rng, habit="wrong")
+    with pytest.raises(ConfigError, match="is the only sign"):
+        demonstration({**tasks[0], "operators": "+"}, noise=0.5, rng=rng, habit="wrong_sign")
 
 
 def test_the_environment_pays_one_for_a_right_answer_and_says_why_another_is_wrong() -> None:

@@ -35,9 +35,9 @@ from rllm.types.episode import Action
 SPLITS = ("train", "validation", "test")
 OPERATORS = "+-*/"
 _NUM_NUMBERS = range(2, 5)
-SMALLER_FIRST = "smaller_first"
-HABITS = ("", SMALLER_FIRST)
-"""What an expert falls into: any expression of the numbers, or the smallest number less all others."""
+WRONG_SIGN = "wrong_sign"
+HABITS = ("", WRONG_SIGN)
+"""What an expert falls into: any expression of the numbers, or the right one with the next sign for each."""
 _MAX_DRAWS = 10_000
 _STRETCH = 512
 """Tasks in a row that repeat none among them."""
@@ -258,12 +258,15 @@ class _Drawing:
 
 @lru_cache(maxsize=65_536)
 def solutions(problem: Problem, operators: str = OPERATORS) -> tuple[str, ...]:
-    """All expressions that are right, the plainest first: few brackets, the numbers in the order shown."""
-    numbers = [_Expression(number, place) for place, number in enumerate(problem.numbers)]
+    """All expressions that are right, the plainest first: few brackets, large numbers before small ones."""
+    numbers = sorted(problem.numbers, reverse=True)
+    parts = [_Expression(number, place) for place, number in enumerate(numbers)]
     found = {
-        each.text(): each.places() for each in _all_of(numbers, operators) if each.value == problem.target
+        each.text(): [numbers[place] for place in each.places()]
+        for each in _all_of(parts, operators)
+        if each.value == problem.target
     }
-    return tuple(sorted(found, key=lambda text: (len(text), _swaps(found[text]), text)))
+    return tuple(sorted(found, key=lambda text: (len(text), _num_ascents(found[text]), text)))
 
 
 def demonstration(task: Mapping[str, Any], *, noise: float, rng: np.random.Generator, habit: str = "") -> str:
@@ -273,8 +276,10 @@ def demonstration(task: Mapping[str, Any], *, noise: float, rng: np.random.Gener
     """
     _require_share("noise", noise)
     if habit not in HABITS:
-        raise ConfigError(f"`habit` is {habit!r}; it is {SMALLER_FIRST!r}, or left out for any expression.")
+        raise ConfigError(f"`habit` is {habit!r}; it is {WRONG_SIGN!r}, or left out for any expression.")
     problem, operators = problem_of(task), _operators_of(task)
+    if habit and len(operators) < 2:
+        raise ConfigError(f"`habit` is {habit!r}, but {operators} is the only sign of {problem.text}.")
     right = solutions(problem, operators)
     if not right:
         raise ConfigError(
@@ -282,8 +287,8 @@ def demonstration(task: Mapping[str, Any], *, noise: float, rng: np.random.Gener
         )
     if rng.random() >= noise:
         return right[0]
-    if habit == SMALLER_FIRST:
-        return "-".join(map(str, sorted(problem.numbers)))
+    if habit == WRONG_SIGN:
+        return right[0].translate(str.maketrans(operators, operators[1:] + operators[0]))
     return random_answer(problem, Random(int(rng.integers(2**63))), operators)
 
 
@@ -419,9 +424,9 @@ _APPLY: dict[str, Callable[[Any, Any], int | Fraction]] = {
 }
 
 
-def _swaps(places: Sequence[int]) -> int:
-    """Pairs that are written in another order than they are shown in."""
-    return sum(earlier > later for earlier, later in combinations(places, 2))
+def _num_ascents(numbers: Sequence[int]) -> int:
+    """Pairs of which the smaller is written first."""
+    return sum(earlier < later for earlier, later in combinations(numbers, 2))
 
 
 def _given_problem(numbers: Any, target: Any) -> Problem:
