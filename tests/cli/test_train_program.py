@@ -1,4 +1,5 @@
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,17 +200,27 @@ def test_the_example_is_trained_by_the_command_in_its_readme(rllm: Rllm) -> None
     paths = [str(example / word) if "." in word else word for word in words]
     plan = rllm("train", *paths, "--dry-run", "--json")
     assert plan.exit_code == 0, plan.stderr
-    assert json.loads(plan.stdout)["derived"]["episodes_per_step"] == 12 * 16
+    assert json.loads(plan.stdout)["derived"]["episodes_per_step"] == 14 * 16
     assert len(file.read_text().splitlines()) < 100
 
 
 def test_no_pair_of_words_of_the_example_is_trained_on_and_tested() -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "openai_program"
     opposite = {"Up": "Down", "Left": "Right", "yes": "no", "Down": "Up", "Right": "Left", "no": "yes"}
-    pairs: dict[str, set[tuple[str, str]]] = {"opposites": set(), "opposites_test": set()}
-    for name, known in pairs.items():
-        rows = [json.loads(line) for line in (example / f"{name}.jsonl").read_text().splitlines()]
-        for row in rows:
+    rows = [
+        [json.loads(line) for line in (example / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("opposites", "opposites_test")
+    ]
+    num_tasks = tomllib.loads((example / "opposites.toml").read_text())["evaluation"]["num_tasks"]
+    parts: dict[str, list[dict[str, str]]] = {
+        "trained": rows[0],
+        "reported": rows[1][:num_tasks],
+        "curve": rows[1][num_tasks:],
+    }
+    pairs: dict[str, set[tuple[str, str]]] = {}
+    for name, part in parts.items():
+        known = pairs[name] = set[tuple[str, str]]()
+        for row in part:
             word, other = row["word"], row["other"]
             assert row["answer"] == opposite[word]
             assert row["question"] in (
@@ -217,11 +228,9 @@ def test_no_pair_of_words_of_the_example_is_trained_on_and_tested() -> None:
                 f"Not of {other}: opposite of {word}?",
             )
             known.add((word, other))
-        assert len({row["id"] for row in rows}) == len({row["question"] for row in rows}) == 2 * len(known)
-        assert {word for word, _ in known} == set(opposite), "every word is asked for in both"
-    train, test = pairs.values()
-    assert not train & test
-    assert len(train | test) == 30
+        assert len({row["id"] for row in part}) == len({row["question"] for row in part}) == 2 * len(known)
+        assert {word for word, _ in known} == set(opposite), "every word is asked for in all parts"
+    assert len(set[tuple[str, str]]().union(*pairs.values())) == 30 == sum(map(len, pairs.values()))
 
 
 def test_a_program_in_which_every_episode_fails_is_a_failure(program: Path, rllm: Rllm) -> None:
