@@ -1,5 +1,6 @@
 """The calculator's world: problems, a server that really answers, and an expert who knows how to use it."""
 
+import os
 from collections import Counter
 from typing import Any
 
@@ -11,10 +12,13 @@ from rllm.engine.rollout import run_trajectory
 from rllm.environments import MCPEnvironment, check_env
 from rllm.environments.calculator import MISTAKES, WORLD, calculator_tasks, demonstration, tools_of
 from rllm.errors import ConfigError
+from rllm.eval.catalogue import benchmark_named
 from rllm.inference.scripted import ScriptedClient
 from rllm.models.builtin import create_model
 from rllm.models.directory import LoadedModel, load_model
 from rllm.rendering.chat import ChatRenderer
+from rllm.tools.mcp import MCPServer
+from rllm.tools.mcp_sessions import shared_pool
 from rllm.trainer.samples import trajectory_rows
 from rllm.trainer.warm_start import demonstration_samples, play_demonstration
 from rllm.types.episode import Outcome
@@ -128,6 +132,16 @@ async def test_the_server_may_be_a_process_of_its_own() -> None:
     turns = demonstration(task, noise=0.0, rng=np.random.default_rng(0))
     trajectory, _ = await _played(task, turns)
     assert trajectory.reward == 1.0
+
+
+def test_the_shipped_block_calls_a_server_in_another_process_over_mcp() -> None:
+    (task,) = calculator_tasks("train", 1, **benchmark_named("calculator").task)
+    server = MCPServer.from_dict(task["mcp_servers"]["calculator"], "calculator")
+    with shared_pool(server).lease() as lease:
+        assert lease.pid not in (None, os.getpid())
+        names = [tool["function"]["name"] for tool in tools_of(task["mcp_servers"]["calculator"])]
+        assert names == ["add", "subtract"]
+        assert lease.call("add", {"a": 472, "b": 385}).content[0].text == "857"
 
 
 def test_it_keeps_the_contract_of_environments() -> None:
