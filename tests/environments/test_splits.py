@@ -23,7 +23,7 @@ EXTRAS = (
     "babyai/GoToLocalS6N2",
     "reasoning-gym/chain_sum",
     "reasoning-gym/letter_counting",
-    "textarena/Hangman",
+    "textarena/LightsOut",
 )
 
 

@@ -126,12 +126,16 @@ def test_what_is_reported_is_never_what_is_evaluated_between(letters: ModuleType
         letters.make_trainer(tmp_path / "run", val_dataset=tasks[:4], validation_dataset=twin[:4])
 
 
-def test_rows_that_are_trained_on_are_not_called_held_out(letters: ModuleType, tmp_path: Path) -> None:
+def test_rows_that_are_trained_on_are_not_called_held_out(
+    letters: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tasks = letters.TASKS
     for train, title, count in (
         (tasks, "training tasks", 4),
         (tasks[4:], "held-out tasks", 0),
         (tasks[3:], "tasks, 1 of them training tasks", 1),
     ):
-        made = letters.make_trainer(tmp_path / "run", train_dataset=train)
-        assert (made.task_facts().title, len(made.task_facts().trained_on)) == (title, count)
+        facts = letters.make_trainer(tmp_path / "run", train_dataset=train).task_facts()
+        assert (facts.title, len(facts.trained_on)) == (title, count)
+    assert "1 of the 4 tasks that are to be held out are trained on as well, such as say-D" in caplog.text
+    assert len(caplog.records) == 1, "who gives no others knows that they are trained on"

@@ -18,7 +18,7 @@ _STYLES = {Verdict.GAINED: "bold green", Verdict.NO_DIFFERENCE: "bold yellow", V
 _SENTENCES = {
     Verdict.GAINED: "Skill was gained.",
     Verdict.NO_DIFFERENCE: "No difference is seen: the interval covers 0.",
-    Verdict.LOST: "Skill was lost.",
+    Verdict.LOST: "It does worse than that.",
 }
 
 

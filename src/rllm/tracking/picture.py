@@ -56,7 +56,8 @@ def draw_learning_curve(
 
     `metrics` are the lines of metrics.jsonl. Lines of phase `train` may carry `success`, `heldout_success`,
     `heldout_greedy` and `…_low`, `…_high` of each; `summary` may hold `untrained`, `before` and `after`, each
-    with `success`, `success_interval`, `greedy` and `greedy_interval`.
+    with `success`, `success_interval`, `greedy` and `greedy_interval`, and `tasks` with the `title` of what
+    was measured on.
     """
     figure, axes = _new_figure(title, x_axis)
     train = [line for line in metrics if line["phase"] == "train"]
@@ -83,9 +84,10 @@ def draw_learning_curve(
             label=f"untrained model, sampled ({untrained['success']:.0%})",
         )
     ends: list[tuple[float, float, str]] = []
+    tasks = (summary or {}).get("tasks", {}).get("title", "held-out tasks")
     for key, of_summary, color, marker, label in (
-        ("heldout_success", "success", _SAMPLED, "o", "held-out tasks, sampled"),
-        ("heldout_greedy", "greedy", _GREEDY, "s", "held-out tasks, greedy"),
+        ("heldout_success", "success", _SAMPLED, "o", f"{tasks}, sampled"),
+        ("heldout_greedy", "greedy", _GREEDY, "s", f"{tasks}, greedy"),
     ):
         points = _heldout_points(metrics, summary, key, of_summary, x_axis)
         if points.x:
@@ -128,8 +130,9 @@ def draw_loss_curve(
     x_axis: XAxis = "steps",
     title: str = "Loss",
     unit: str = "loss",
+    measured_on: str = "held-out rows",
 ) -> None:
-    """Loss of one supervised run: each update as a thin line, held-out measurements as points.
+    """Loss of one supervised run: each update as a thin line, measurements as points.
 
     Lines of phase `train` carry `loss` and may carry `heldout_loss`; those of `before` and `after` carry
     `loss`.
@@ -156,7 +159,7 @@ def draw_loss_curve(
     if heldout:
         xs, losses = zip(*heldout, strict=True)
         axes.plot(  # dotted: between two measurements nothing is known
-            xs, losses, color=_GREEDY, marker="s", markersize=6, linestyle=":", label="held-out rows"
+            xs, losses, color=_GREEDY, marker="s", markersize=6, linestyle=":", label=measured_on
         )
         axes.annotate(
             f"{losses[-1]:.3f}",

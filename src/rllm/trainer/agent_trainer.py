@@ -10,6 +10,7 @@ the parts to `rllm.trainer.loop.train`.
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -72,9 +73,13 @@ if TYPE_CHECKING:
     from rllm.trainer.teacher import Teacher
 
 
+_TRIES = 4
+"""Tasks that are looked through for each one that is evaluated while training: reported ones are left out."""
 _LOOKED_AT = 256
 """Training tasks, the first that are drawn, that are looked through for reported ones where a world makes
 them: its splits are apart by a hash, and to make them all would take minutes."""
+_NAMED = 5
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -181,7 +186,8 @@ class AgentTrainer:
         heldout = self.train_tasks if val_dataset is None else to_tasks(val_dataset)
         self.heldout_tasks = heldout[: self.config.evaluation.num_tasks]
         # What is watched while training may be tuned on, so it is never what is reported.
-        spare = () if val_dataset is None else heldout[self.config.evaluation.num_tasks :]
+        end = len(self.heldout_tasks) + _TRIES * self.config.evaluation.every_num_tasks
+        spare = () if val_dataset is None else heldout[len(self.heldout_tasks) : end]
         validation = spare if validation_dataset is None else to_tasks(validation_dataset)
         self.world = world
         self.validation_tasks = self._unreported(validation)[: self.config.evaluation.every_num_tasks]
@@ -393,7 +399,16 @@ class AgentTrainer:
         trained = TaskSampler(self.train_tasks, seed=self.config.seed, purpose="tasks")
         is_listed = self.world is None or (self.world.identity is task_content and not self.world.draws)
         count = len(self.train_tasks) if is_listed else min(_LOOKED_AT, len(self.train_tasks))
-        return replace(facts, trained_on=also_in(facts, trained.batch(0, count), self.world))
+        known = also_in(facts, trained.batch(0, count), self.world)
+        if known and len(known) < len(facts.instances):
+            log.warning(
+                "%d of the %d tasks that are to be held out are trained on as well, such as %s: they are "
+                "counted and not called held-out. Take them out of either.",
+                len(known),
+                len(facts.instances),
+                ", ".join(known[:_NAMED]),
+            )
+        return replace(facts, trained_on=known)
 
     def _curriculum(self, tasks: TaskSampler[Any], state: "RunState") -> Curriculum[Any]:
         chosen = self.config.curriculum

@@ -196,7 +196,13 @@ class AgentDistillTrainer(AgentTrainer):
             {shown: line[name] for name, shown in names.items() if name in line}
             for line in read_metrics(directory.metrics_path)
         ]
-        draw_loss_curve(lines, directory.curve_path, title="rllm distill", unit="reverse KL, nats per token")
+        draw_loss_curve(
+            lines,
+            directory.curve_path,
+            title="rllm distill",
+            unit="reverse KL, nats per token",
+            measured_on=summary["tasks"]["title"],
+        )
 
     def as_shown(self, tracker: Tracker) -> Tracker:
         return tracker if self.has_rewards else _WithoutSuccess(tracker)

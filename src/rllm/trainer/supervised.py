@@ -162,7 +162,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
                 summary = self._run(directory)
                 directory.write_summary(summary)
             if not directory.curve_path.exists():
-                _draw_curve(directory, self.kind)
+                _draw_curve(directory, self.kind, summary)
             return TrainResult(directory=self.output, summary=summary)
 
     def plan(self) -> dict[str, Any]:
@@ -375,10 +375,15 @@ def _keep_identity(
         directory.write_config({"kind": kind, "identity": identity, **config})
 
 
-def _draw_curve(directory: RunDirectory, kind: str) -> None:
+def _draw_curve(directory: RunDirectory, kind: str, summary: Mapping[str, Any]) -> None:
     from rllm.tracking.picture import draw_loss_curve
 
-    draw_loss_curve(read_metrics(directory.metrics_path), directory.curve_path, title=f"rllm {kind}")
+    draw_loss_curve(
+        read_metrics(directory.metrics_path),
+        directory.curve_path,
+        title=f"rllm {kind}",
+        measured_on=summary.get("measured_on", "measured rows"),
+    )
 
 
 def _wall_s(state: "RunState") -> float:
