@@ -14,7 +14,6 @@ is 2 where time ran out: the same command goes on then.
 import argparse
 import hashlib
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,19 +22,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from algorithm_tables import OURS, RESULTS, TRL, text_of
+from algorithm_trl import train_with_trl
 from algorithm_variants import DEFAULT, SEEDS, STUDIES, VARIANTS, Study, Variant, common, variants_of
 from learning import NO_TIME, ROOT, commit, source_version
-from train_step import trl_python
 
 from rllm.build.configs import training_config
-from rllm.build.training import DrawnTasks, build_trainer
+from rllm.build.training import build_trainer
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
-from rllm.data.sampler import TaskSampler
-from rllm.eval.tasks import world_of
-from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.store.files import write_atomic
 from rllm.tracking.console import LiveView
 from rllm.tracking.jsonl import read_metrics
@@ -119,63 +114,6 @@ def figures(summary: dict[str, Any]) -> dict[str, Any]:
     """Shares of validation tasks."""
     after = summary["after"]
     return {"sampled": after["success"], "greedy": after["greedy"], "baselines": summary["baselines"]}
-
-
-def train_with_trl(config: TrainConfig, output: Path) -> dict[str, Any]:
-    """What TRL spent, and the share of right answers in each of its batches."""
-    world = world_of(config.task.environment)
-    drawn = DrawnTasks(
-        world, config.task.num_train_tasks, {**config.task.environment_args, **config.task.train_args}
-    )
-    sampler = TaskSampler(drawn if world.draws else drawn.whole(), seed=config.seed, purpose="tasks")
-    tasks = sampler.batch(0, config.steps * config.rollout.tasks_per_step)
-    tokenizer = HuggingFaceTokenizer(Path(config.model.path))
-    questions = [[{"role": "user", "content": world.env_class.from_dict(task).reset()[0]}] for task in tasks]
-    output.mkdir(parents=True, exist_ok=True)
-    settings = {
-        "model": config.model.path,
-        "output": str(output),
-        "seed": config.seed,
-        "threads": config.threads,
-        "prompts": [tokenizer.apply_template(each, add_generation_prompt=True) for each in questions],
-        "steps": config.steps,
-        "tasks_per_step": config.rollout.tasks_per_step,
-        "group_size": config.rollout.group_size,
-        "completion": config.rollout.max_tokens_per_turn,
-        "temperature": config.rollout.temperature,
-        "updates_per_step": config.algorithm.updates_per_step,
-        "clip_high": config.algorithm.clip_high,
-        "learning_rate": config.optimizer.learning_rate,
-        "beta2": config.optimizer.beta2,
-        "max_grad_norm": config.optimizer.max_grad_norm,
-    }
-    curve: list[float] = []
-    with (output / "trl.log").open("w") as log:
-        process = subprocess.Popen(
-            [trl_python(), Path(__file__).with_name("trl_learning_side.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(settings) + "\n")
-        process.stdin.flush()
-        for line in process.stdout:
-            message = json.loads(line)
-            if "wall" in message:
-                process.wait()
-                return {**message, "curve": curve}
-            rewards: list[float] = []
-            for row, text in message["grade"]:
-                env = world.env_class.from_dict(tasks[row])
-                env.reset()
-                rewards.append(float(env.step(text)[1]))
-            curve.append(round(float(np.mean(rewards)), 4))
-            process.stdin.write(json.dumps(rewards) + "\n")
-            process.stdin.flush()
-    raise RuntimeError(f"TRL's process ended with exit code {process.wait()}; {output / 'trl.log'} says why.")
 
 
 def jobs(variants: dict[str, Variant], seeds: tuple[int, ...], *, trl: bool) -> list[tuple[str, int]]:

@@ -1,7 +1,8 @@
 """The other side of `algorithm_curves.py`: a whole run of TRL's GRPOTrainer, in an environment of its own.
 
     stdin:  one line of JSON with the settings; then, for every batch, the rewards of what was asked about
-    stdout: {"grade": [[row, text], …]} for every batch; {"wall": …, "cpu": …} at the end
+    stdout: {"prompt": token ids of the first prompt}, so that both sides read the same; then
+            {"grade": [[row, text], …]} for every batch; {"wall": …, "cpu": …} at the end
 
 What is paid is decided by the process that started this one, so that both sides are paid by the same code.
 """
@@ -36,6 +37,8 @@ def main() -> None:
         return json.loads(sys.stdin.readline())
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
+    first = tokenizer(settings["prompts"][0])["input_ids"]
+    answers.write(json.dumps({"prompt": first}) + "\n")
     rows, updates = settings["tasks_per_step"] * settings["group_size"], settings["updates_per_step"]
     arguments = GRPOConfig(
         output_dir=settings["output"],

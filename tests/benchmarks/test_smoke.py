@@ -25,7 +25,7 @@ SMALL: dict[str, list[str]] = {
 PARTS = {"engine_peer", "engine_model", "engine_probe", "engine_rllm", "engine_tables", "eval_inspect"}
 PARTS |= {f"gateway_{name}" for name in ("forwarder", "in_process", "load", "peer", "tables", "upstream")}
 PARTS |= {f"learning_{name}" for name in ("blocks", "figures", "floors", "tables")}
-PARTS |= {"algorithm_tables", "algorithm_variants"}
+PARTS |= {f"algorithm_{name}" for name in ("tables", "trl", "variants")}
 PARTS |= {"trl_side", "trl_learning_side", "trl_supervised_side"}
 """Started, or imported, by the others."""
 ALL = sorted(path.name for path in BENCHMARKS.glob("*.py") if path.stem not in PARTS)
