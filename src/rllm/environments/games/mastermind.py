@@ -72,8 +72,8 @@ class Mastermind(Game):
         return False
 
     def moves(self) -> list[str]:
-        """Codes that fit all answers: the only ones worth a guess."""
-        return list(_fitting(self._digits, len(self._code), tuple(self._history)))
+        """All codes, also those that no answer allows any more."""
+        return list(_fitting(self._digits, len(self._code), ()))
 
     def expert_move(self) -> str:
         """A code that fits all answers and, answered in the worst way, leaves the fewest."""

@@ -68,8 +68,8 @@ class Wordle(Game):
         return False
 
     def moves(self) -> list[str]:
-        """Words that fit all answers, and the hidden one."""
-        return list(dict.fromkeys([*_fitting(self._history), self._word]))
+        """All words that may be guessed, also those that no answer allows any more."""
+        return sorted(guesses())
 
     def expert_move(self) -> str:
         """The word whose answer tells most about which word is hidden; it knows the list, not the word."""
