@@ -83,9 +83,25 @@ class AsyncExit(BaseEnv):
             raise SystemExit(3)
         return "over", 1.0, True, {}
 
+    async def close(self) -> None:  # type: ignore[override]
+        raise SystemExit(4)
+
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> BaseEnv:  # type: ignore[override]
         return cls(info)
+
+
+def panics_the_fourth_time() -> Callable[[Agent], None]:
+    """That of the bad task."""
+    made: list[Agent] = []
+
+    def make(agent: Agent) -> None:
+        made.append(agent)
+        if len(made) == 4:
+            raise Panic("index")
+        Agent.__init__(agent)
+
+    return make
 
 
 def exits() -> AgentExecutionEngine:
@@ -120,6 +136,10 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "panic of an environment": (lambda: agent_engine({"on_step": raises(Panic("index"))}), "Panic"),
     "panic of an agent": (lambda: agent_engine(agent={"on_answer": raises_of(Panic("index"))}), "index"),
     "exit in the loop": (exits, "3"),
+    "panic of a constructor": (lambda: agent_engine(agent={"__init__": panics_the_fourth_time()}), "index"),
+    "panic of a workflow": (lambda: workflow_engine(raises_of(Panic("index"))), "index"),
+    "panic of a program": (lambda: program_engine(raises(Panic("index"))), "index"),
+    "panic of a judge": (lambda: program_engine(lambda: None, raises(Panic("index"))), "Panic"),
     "workflow's info": (returns(info={"x": NAN}), "`info['x']` is nan"),
     "workflow's artifacts": (returns(artifacts={"x": object()}), "`artifacts['x']` is a object"),
     "workflow's reason": (returns(termination_reason="timeout"), "termination_reason`"),

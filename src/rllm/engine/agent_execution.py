@@ -331,7 +331,9 @@ class _Run:
         engine = self.engine
         try:
             agent = engine.agent_class(**copied(engine.agent_args))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  a user's class may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  a user's class may raise anything
             broken = contract_error_of(error, f"{engine.agent_class.__name__} cannot be made")
             return failed(Trajectory(), broken, AGENT, vitals)
         trajectory = await run_trajectory(

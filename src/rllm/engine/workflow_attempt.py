@@ -132,7 +132,9 @@ class Attempt:
             )
         except (*CONTRACT_ERRORS, InferenceError, OSError):
             raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise AgentError(
                 f"{self.name} cannot be made: {type(error).__name__}: {shown(error)}; `workflow_args` has "
                 f"{', '.join(settings.workflow_args) or 'nothing'}."
@@ -165,7 +167,9 @@ class Attempt:
         try:
             episode = self._episode(returned, end)
             self._account(episode)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001  of users' classes
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  of users' classes
             end = _failed(contract_error_of(error, f"The episode of {self.name} cannot be read"))
             episode = self._settled(self._of_calls(), end)
             self._account(episode)
@@ -337,7 +341,9 @@ class Attempt:
             episode = call()
         except CONTRACT_ERRORS:
             raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise AgentError(
                 f"{self.name}.{hook} failed on {self.identity} with {type(error).__name__}: {shown(error)}"
             ) from error

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from rllm.engine.environment_pool import EnvironmentPool
+from rllm.engine.places import shown
 from rllm.environments.base import BaseEnv, StepResult, call_reset, unpack_reset, unpack_step
 from rllm.environments.checks import require_finite
 from rllm.errors import AgentError
@@ -89,6 +90,10 @@ class World:
                 await self._in_loop(closed)
         except Exception as error:  # noqa: BLE001  a user's close() may raise anything
             return error
+        except (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError):
+            raise
+        except BaseException as error:  # noqa: BLE001  sys.exit(), which would end the loop
+            return RuntimeError(f"The environment raised {type(error).__name__}({shown(error)}).")
         return None
 
     async def _in_loop(self, awaitable: Any) -> Any:
