@@ -24,7 +24,7 @@ CONFIG: dict[str, Any] = {
     "warm_start": {"steps": 160, "episodes_per_step": 64, "learning_rate": 1e-2, "noise": 0.75},
     "rollout": {"tasks_per_step": 24, "group_size": 8, "max_turns": 3, "max_tokens_per_turn": 96},
     "algorithm": {"clip_high": 0.28},
-    "optimizer": {"name": "muon", "learning_rate": 7e-4, "warmup_steps": 5},
+    "optimizer": {"name": "muon", "learning_rate": 1.5e-3, "warmup_steps": 5},
     "inference": {"max_context": 384},
     "evaluation": {"num_tasks": 256, "every_steps": 10, "every_num_tasks": 64},
 }
