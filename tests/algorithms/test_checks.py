@@ -132,6 +132,14 @@ def test_the_claims_of_a_loss_are_held_against_it() -> None:
     assert _failed(check_loss(_clipped, needs_whole_groups=False)) == set()
 
 
+def test_a_loss_of_another_shape_is_told_what_to_leave_out() -> None:
+    def detail(reduce: Callable[[Tensor], Tensor]) -> str:
+        return _detail(check_loss(lambda tokens: reduce(-_ratio(tokens) * tokens.advantages_M)), "contract")
+
+    assert "leave the mean to `algorithm.aggregation`" in detail(torch.mean)
+    assert "leave the mean" not in detail(lambda terms_M: terms_M[1:])
+
+
 def test_columns_that_are_not_always_there_are_named() -> None:
     def loss(tokens: TokenInputs) -> Tensor:
         assert tokens.entropy_M is not None
