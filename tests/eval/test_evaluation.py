@@ -1,6 +1,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,18 @@ def test_a_comparison_pairs_tasks_and_finds_what_changed() -> None:
     assert low < found.difference < high
     with pytest.raises(ConfigError, match="no task in common"):
         compare(first, [_result("elsewhere")])
+
+
+def test_a_comparison_of_tasks_that_repeat_an_instance_is_of_instances() -> None:
+    """Four instances, sixteen tasks of each: that all sixteen of one changed is one change."""
+    first = [_result(f"t{number}", instance=str(number % 4)) for number in range(64)]
+    second = [_result(f"t{number}", right=number % 4 < 2, instance=str(number % 4)) for number in range(64)]
+    found = compare(first, second)
+    assert (found.difference, found.interval_method, found.test) == (0.5, "bootstrap", "sign_flip")
+    assert not found.is_significant
+    assert found.difference_interval[0] <= 0.0
+    distinct = compare([replace(each, instance="") for each in first], second)
+    assert (distinct.test, distinct.is_significant) == ("mcnemar", True)
 
 
 def test_tasks_of_one_name_that_are_other_tasks_are_not_compared() -> None:

@@ -9,9 +9,10 @@ from rllm.algorithms.pass_at_k import pass_at_k
 from rllm.errors import ConfigError
 from rllm.eval.report import interval_of
 from rllm.eval.statistics import (
-    bootstrap_interval,
     mcnemar,
     newcombe_interval,
+    percentiles,
+    resampled_means,
     sign_flip_test,
     wilson_interval,
 )
@@ -43,17 +44,16 @@ def test_the_bootstrap_interval_covers_the_mean_about_as_often_as_it_says() -> N
     rng = np.random.default_rng(0)
     hits = 0
     for trial in range(300):
-        low, high = bootstrap_interval(rng.beta(2, 3, size=80).tolist(), seed=trial, resamples=600)
+        scores_N_1 = rng.beta(2, 3, size=(80, 1))
+        low, high = percentiles(resampled_means(scores_N_1, range(80), seed=trial, resamples=600)[:, 0])
         hits += low <= 0.4 <= high
     assert 0.91 <= hits / 300 <= 0.985
 
 
 def test_the_bootstrap_of_single_attempts_is_close_to_wilsons_and_repeats_itself() -> None:
-    scores = [1.0] * 60 + [0.0] * 40
-    assert bootstrap_interval(scores) == bootstrap_interval(scores)
-    assert bootstrap_interval(scores) == pytest.approx(wilson_interval(60, 100), abs=0.02)
-    with pytest.raises(ValueError, match="one score at least"):
-        bootstrap_interval([])
+    scores, tasks = [1.0] * 60 + [0.0] * 40, [str(place) for place in range(100)]
+    assert interval_of(scores, tasks) == interval_of(scores, tasks)
+    assert interval_of(scores, tasks)[0] == pytest.approx(wilson_interval(60, 100), abs=0.02)
 
 
 @given(st.integers(0, 9), st.integers(0, 9))

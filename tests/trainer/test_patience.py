@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from rllm.build.configs import training_config
+from rllm.build.training import build_trainer
 from rllm.config.loader import load_config
 from rllm.errors import ConfigError
 from rllm.store.run_directory import RunDirectory
@@ -124,6 +126,22 @@ def test_what_is_reported_is_never_what_is_evaluated_between(letters: ModuleType
         letters.make_trainer(tmp_path / "run", val_dataset=tasks[:4], validation_dataset=None)
     with pytest.raises(ConfigError, match="all 4 that there are, are reported"):
         letters.make_trainer(tmp_path / "run", val_dataset=tasks[:4], validation_dataset=twin[:4])
+
+
+def test_a_world_too_small_for_two_sets_of_one_split_evaluates_on_what_is_not_reported(
+    tmp_path: Path,
+) -> None:
+    """Hanoi's validation split: 32 tasks are reported, and none of their positions is watched."""
+    settings = ("evaluation.split=validation", "evaluation.num_tasks=32", "evaluation.every_num_tasks=16")
+    trainer = build_trainer(training_config("hanoi", None, (*settings, "steps=10")), tmp_path / "run")
+    assert trainer.world is not None
+    reported, watched = (
+        {trainer.world.identity(task) for task in tasks}
+        for tasks in (trainer.heldout_tasks, trainer.validation_tasks)
+    )
+    assert len(trainer.heldout_tasks) == 32
+    assert watched
+    assert not reported & watched
 
 
 def test_rows_that_are_trained_on_are_not_called_held_out(

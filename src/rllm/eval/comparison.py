@@ -9,14 +9,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from rllm.errors import ConfigError
 from rllm.eval.report import by_task
 from rllm.eval.results import Result
 from rllm.eval.statistics import (
-    bootstrap_interval,
     equal_differences_interval,
     mcnemar,
     newcombe_interval,
+    percentiles,
+    resampled_means,
     sign_flip_test,
 )
 
@@ -47,12 +50,12 @@ class Comparison:
     difference_interval: tuple[float, float]
     """95 %."""
     interval_method: str
-    """`newcombe` of pairs where each task was attempted once; else `bootstrap` over tasks, or `wilson` where
-    all differ alike."""
+    """`newcombe` of pairs where each instance was attempted once; else `bootstrap` over instances, or
+    `wilson` where all differ alike."""
     p_value: float
     """Two-sided: how likely so large a difference were, if both were as good."""
     test: str
-    """`mcnemar` (exact) where each task was attempted once, else `sign_flip`."""
+    """`mcnemar` (exact) where each instance was attempted once, else `sign_flip` over instances."""
     better: list[Change]
     worse: list[Change]
 
@@ -76,7 +79,10 @@ def compare(first: Sequence[Result], second: Sequence[Result]) -> Comparison:
         )
     _require_same_questions(first, second)
     differences = [other[task_id] - one[task_id] for task_id in shared]
-    single = all(one[each] in (0.0, 1.0) and other[each] in (0.0, 1.0) for each in shared)
+    instances = _instances(first, shared)
+    single = len(set(instances)) == len(shared) and all(
+        one[each] in (0.0, 1.0) and other[each] in (0.0, 1.0) for each in shared
+    )
     better = sum(each > 0 for each in differences)
     worse = sum(each < 0 for each in differences)
     if single:
@@ -84,7 +90,7 @@ def compare(first: Sequence[Result], second: Sequence[Result]) -> Comparison:
         interval = newcombe_interval(both, worse, better, len(shared) - both - worse - better)
         method = "newcombe"
     else:
-        interval, method = _difference_interval(differences)
+        interval, method = _difference_interval(differences, instances)
     changes = [
         Change(task_id=task_id, before=one[task_id], after=other[task_id])
         for task_id in shared
@@ -101,7 +107,7 @@ def compare(first: Sequence[Result], second: Sequence[Result]) -> Comparison:
         difference=sum(differences) / len(shared),
         difference_interval=interval,
         interval_method=method,
-        p_value=mcnemar(worse, better) if single else sign_flip_test(differences),
+        p_value=mcnemar(worse, better) if single else sign_flip_test(_sums(differences, instances)),
         test="mcnemar" if single else "sign_flip",
         better=[each for each in changes if each.after > each.before],
         worse=[each for each in changes if each.after < each.before],
@@ -121,10 +127,27 @@ def _num_failed(results: Sequence[Result], task_ids: Collection[str]) -> int:
     return sum(each.has_failed and each.episode.task_id in wanted for each in results)
 
 
-def _difference_interval(differences: Sequence[float]) -> tuple[tuple[float, float], str]:
+def _difference_interval(
+    differences: Sequence[float], instances: Sequence[str]
+) -> tuple[tuple[float, float], str]:
     if len(set(differences)) > 1:
-        return bootstrap_interval(differences), "bootstrap"
-    return equal_differences_interval(differences[0], len(differences)), "wilson"
+        draws_R = resampled_means(np.asarray(differences)[:, None], instances)[:, 0]
+        return percentiles(draws_R), "bootstrap"
+    return equal_differences_interval(differences[0], len(set(instances))), "wilson"
+
+
+def _instances(results: Sequence[Result], task_ids: Sequence[str]) -> list[str]:
+    """What each of the tasks is an instance of."""
+    by_id = {result.episode.task_id: result.instance for result in results}
+    return [by_id[task_id] or task_id for task_id in task_ids]
+
+
+def _sums(differences: Sequence[float], instances: Sequence[str]) -> list[float]:
+    """The differences of tasks that are one instance together: they have one sign."""
+    sums: dict[str, float] = dict.fromkeys(instances, 0.0)
+    for difference, instance in zip(differences, instances, strict=True):
+        sums[instance] += difference
+    return list(sums.values())
 
 
 def _require_same_questions(first: Sequence[Result], second: Sequence[Result]) -> None:

@@ -35,6 +35,8 @@ _PROMPTS_HASHED = 64
 """Tasks whose first prompts, as they were really sent, enter the stamp."""
 _STATE = "evaluation"
 """What is kept beside the episodes: the number of the next batch, and the hashes of prompts."""
+_INSTANCES = "instances"
+"""What the tasks are instances of, by id, as their world said."""
 
 
 class Evaluation:
@@ -118,6 +120,7 @@ class Evaluation:
     ) -> dict[str, Any]:
         """The whole report as plain JSON: a part for each way, what simple policies come to on its tasks,
         and the stamp."""
+        self.store.set_value(_INSTANCES, dict(facts.instances))
         reports: dict[str, Any] = {}
         for way in self.plan.ways:
             results = facts.described(list(self.results[way].values()))
@@ -180,8 +183,11 @@ def results_in(directory: Path) -> dict[str, list[Result]]:
     config = run.config()
     require_evaluation(config, directory)
     with EpisodeStore.open(run.store_path, read_only=True) as store:
+        facts = TaskFacts(instances=store.value(_INSTANCES, {}))
         return {
-            way: [replace(result_of(each), asked=asked_of(each.task)) for each in newest_episodes(store, way)]
+            way: facts.described(
+                [replace(result_of(each), asked=asked_of(each.task)) for each in newest_episodes(store, way)]
+            )
             for way in config["ways"]
             if way in store.phases()
         }

@@ -1,10 +1,10 @@
 """How sure a score is, and whether two of them differ.
 
 successes of n ──► wilson_interval                           one attempt at each task
-scores by task ──► bootstrap_interval                        several: tasks are independent, attempts are not
-               └─► resampled_means                           … or several tasks that are one instance
+scores by task ──► resampled_means, percentiles              several, or several tasks of one instance:
+                                                             instances are independent, these are not
 pairs by task  ──► mcnemar, newcombe_interval                the same tasks, two models, one attempt
-               └─► sign_flip_test, bootstrap_interval        … or several
+               └─► sign_flip_test, resampled_means           … or several
 """
 
 import math
@@ -35,31 +35,12 @@ def wilson_interval(successes: float, attempts: int, z: float = Z_95) -> tuple[f
     return (max(0.0, min(share, center - margin)), min(1.0, max(share, center + margin)))
 
 
-def bootstrap_interval(
-    scores_N: Sequence[float], *, seed: int = 0, resamples: int = _RESAMPLES
-) -> tuple[float, float]:
-    """95 % percentile interval of the mean of one score per task (Efron 1979), by resampling tasks.
-
-    The same scores give the same interval. Raises ValueError for no scores.
-    """
-    values_N = np.asarray(scores_N, dtype=np.float64)
-    if values_N.size == 0:
-        raise ValueError("bootstrap_interval needs one score at least.")
-    rng = np.random.default_rng(seed)
-    rows = max(1, _BLOCK // values_N.size)
-    means = [
-        values_N[rng.integers(values_N.size, size=(min(rows, resamples - done), values_N.size))].mean(axis=1)
-        for done in range(0, resamples, rows)
-    ]
-    return percentiles(np.concatenate(means))
-
-
 def resampled_means(
     values_N_K: np.ndarray, instances_N: Sequence[Hashable], *, seed: int = 0, resamples: int = _RESAMPLES
 ) -> np.ndarray:
-    """[R, K] means of K scores of each task, with whole instances drawn again: the cluster bootstrap (Davison
-    and Hinkley 1997, section 3.8). Tasks that repeat an instance are drawn together, because they are not
-    independent.
+    """[R, K] means of K scores of each task, with whole instances drawn again: the bootstrap (Efron 1979) of
+    clusters (Davison and Hinkley 1997, section 3.8). Tasks that repeat an instance are drawn together,
+    because they are not independent. The same scores give the same draws.
 
     The K means of a row are of the same draw, so functions of several of them may be taken row by row.
     """
