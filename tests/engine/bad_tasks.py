@@ -119,16 +119,22 @@ def workflow_engine(does: Callable[[Workflow], Any], **options: Any) -> AgentWor
 
 class Session:
     id, base_url = "s", "http://fake/v1"
+    is_closed = False
 
     def traces(self) -> list[Any]:
         return []
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        self.is_closed = True
 
 
 class Gateway:
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+
     def open_session(self, session: str, **options: Any) -> Session:
-        return Session()
+        self.sessions.append(Session())
+        return self.sessions[-1]
 
 
 def program_engine(program: Does, evaluator: Does = lambda: 1.0, **options: Any) -> TracedEngine:

@@ -116,6 +116,8 @@ async def test_one_broken_contract_fails_one_episode_and_says_where() -> None:
         assert {each.outcome for each in episodes.values()} == {Outcome.SCORED}, name
         assert len(episodes) == 11
         assert bad.info["tries"] == 1, "what broke a contract would break it again"
+        if hasattr(engine, "gateway"):
+            assert [each.is_closed for each in engine.gateway.sessions] == [True] * 12, name
         engine.counts.check()
 
 
