@@ -9,6 +9,8 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as GymFrozenLake
 
 from rllm.environments.frozenlake import WORLD, FrozenLakeEnv, lake_tasks
 from rllm.environments.lake_values import MOVES, expected_return
+from rllm.eval.catalogue import benchmark_named
+from rllm.eval.tasks import benchmark_world
 
 UNIFORM = (0.25, 0.25, 0.25, 0.25)
 
@@ -75,3 +77,15 @@ def test_baselines_are_there_for_every_task_and_none_beats_the_optimum() -> None
         for each in returns.values():
             assert all(0.0 <= one <= best for one, best in zip(each, returns["optimum"], strict=True))
         assert is_slippery == (min(returns["optimum"]) < 1.0)
+
+
+def test_slippery_lakes_are_a_benchmark_whose_best_return_is_known() -> None:
+    spec = benchmark_named("frozenlake-slippery")
+    world = benchmark_world(spec)
+    tasks = world.tasks("validation", 256, **spec.task)
+    assert len({world.identity(task) for task in tasks}) == 256
+    assert {world.kind(task) for task in tasks} == {"4x4", "5x5"}
+    returns = world.baselines(tasks[:64]) if world.baselines is not None else {}
+    means = {policy: float(np.mean(each)) for policy, each in returns.items()}
+    assert 0.6 < means.pop("optimum") < 0.8
+    assert max(means.values()) < 0.25
