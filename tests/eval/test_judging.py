@@ -11,6 +11,7 @@ from rllm.eval.judging import JudgedEngine, failing_alone, row_by_row, task_eval
 from rllm.eval.results import result_of
 from rllm.rewards.evaluator import Evaluator
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
+from rllm.types.evaluation import EvalOutput
 
 TASK: dict[str, Any] = {"task_id": "t", "question": "1 + 1", "grader": "math", "grading": {"answer": "2"}}
 
@@ -64,6 +65,15 @@ async def test_who_cannot_be_judged_has_failed_and_has_no_reward() -> None:
     (failed,) = await judged(None, episode)
     assert result_of(failed).is_unjudged
     assert "evaluation" not in failed.info
+
+
+async def test_a_judgement_that_no_store_can_hold_fails_its_row_and_not_the_save() -> None:
+    def odd(task: Mapping[str, Any], episode: Episode) -> EvalOutput:
+        return EvalOutput(reward=1.0, is_correct=True, metadata={"reason": {"why": float("nan")}})
+
+    (failed,) = await judged(Evaluator(odd), said("\\boxed{2}"))
+    assert result_of(failed).is_unjudged
+    assert "`info['evaluation']['reason']['why']` is nan" in result_of(failed).reason
 
 
 async def test_what_is_wrong_of_every_task_ends_the_evaluation() -> None:
