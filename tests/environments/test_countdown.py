@@ -235,21 +235,21 @@ def test_noise_is_the_share_of_answers_that_are_drawn() -> None:
     assert 0.4 < right(0.5) < 0.65
 
 
-def test_the_habit_of_an_expert_says_nothing_of_the_right_sign() -> None:
+def test_the_habit_of_an_expert_is_always_wrong_and_uses_the_same_numbers() -> None:
     rng = np.random.default_rng(0)
     tasks = countdown_tasks("train", 200, **SUMS_AND_DIFFERENCES)
     for task in tasks:
         small, large = sorted(task["numbers"])
-        answer = demonstration(task, noise=1.0, rng=rng, habit="foreign_sign")
-        assert answer == f"{large}*{small}"
-        grade = grade_countdown(answer, task["numbers"], task["target"])
-        assert grade.is_correct == (large * small == task["target"])
-        right = demonstration(task, noise=0.0, rng=rng, habit="foreign_sign")
-        assert right == f"{large}{'+' if task['target'] == large + small else '-'}{small}"
+        sign = "-" if task["target"] == small + large else "+"
+        answer = demonstration(task, noise=1.0, rng=rng, habit="wrong_sign")
+        assert answer == f"{large}{sign}{small}"
+        assert not grade_countdown(answer, task["numbers"], task["target"]).is_correct
+        right = demonstration(task, noise=0.0, rng=rng, habit="wrong_sign")
+        assert right in solutions(problem_of(task), "+-")
     with pytest.raises(ConfigError, match="`habit` is 'wrong'"):
         demonstration(tasks[0], noise=0.5, rng=rng, habit="wrong")
-    with pytest.raises(ConfigError, match="drawn with all signs"):
-        demonstration({**tasks[0], "operators": "+-*/"}, noise=0.5, rng=rng, habit="foreign_sign")
+    with pytest.raises(ConfigError, match="is the only sign"):
+        demonstration({**tasks[0], "operators": "+"}, noise=0.5, rng=rng, habit="wrong_sign")
 
 
 def test_the_environment_pays_one_for_a_right_answer_and_says_why_another_is_wrong() -> None:

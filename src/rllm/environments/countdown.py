@@ -35,10 +35,9 @@ from rllm.types.episode import Action
 SPLITS = ("train", "validation", "test")
 OPERATORS = "+-*/"
 _NUM_NUMBERS = range(2, 5)
-FOREIGN_SIGN = "foreign_sign"
-HABITS = ("", FOREIGN_SIGN)
-"""What an expert falls into: any expression of the numbers, or the right one with a sign that its problem is
-not drawn with, which says nothing of the right one."""
+WRONG_SIGN = "wrong_sign"
+HABITS = ("", WRONG_SIGN)
+"""What an expert falls into: any expression of the numbers, or the right one with the next sign for each."""
 _MAX_DRAWS = 10_000
 _STRETCH = 512
 """Tasks in a row that repeat none among them."""
@@ -277,11 +276,10 @@ def demonstration(task: Mapping[str, Any], *, noise: float, rng: np.random.Gener
     """
     _require_share("noise", noise)
     if habit not in HABITS:
-        raise ConfigError(f"`habit` is {habit!r}; it is {FOREIGN_SIGN!r}, or left out for any expression.")
+        raise ConfigError(f"`habit` is {habit!r}; it is {WRONG_SIGN!r}, or left out for any expression.")
     problem, operators = problem_of(task), _operators_of(task)
-    foreign = next((sign for sign in "*/-+" if sign not in operators), "")
-    if habit and not foreign:
-        raise ConfigError(f"`habit` is {habit!r}, but {problem.text} is drawn with all signs.")
+    if habit and len(operators) < 2:
+        raise ConfigError(f"`habit` is {habit!r}, but {operators} is the only sign of {problem.text}.")
     right = solutions(problem, operators)
     if not right:
         raise ConfigError(
@@ -289,8 +287,8 @@ def demonstration(task: Mapping[str, Any], *, noise: float, rng: np.random.Gener
         )
     if rng.random() >= noise:
         return right[0]
-    if habit == FOREIGN_SIGN:
-        return right[0].translate(str.maketrans(operators, foreign * len(operators)))
+    if habit == WRONG_SIGN:
+        return right[0].translate(str.maketrans(operators, operators[1:] + operators[0]))
     return random_answer(problem, Random(int(rng.integers(2**63))), operators)
 
 
