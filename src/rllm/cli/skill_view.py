@@ -61,10 +61,15 @@ def print_skill(console: Console, summary: Mapping[str, Any], start: str) -> Non
 def warnings(summary: Mapping[str, Any], start: str) -> list[str]:
     """What a reader would otherwise overlook."""
     tasks, found = summary["tasks"], list[str]()
-    if tasks["trained_on"]:
+    if tasks["trained_on"] == tasks["reported"]:
         found.append(
-            f"{tasks['trained_on']} of the {tasks['reported']} tasks are trained on, so this says nothing of "
-            "tasks that the model has not met; give tasks that are held out."
+            "All of these tasks are trained on, so this says nothing of tasks that the model has not met; "
+            "give tasks that are held out."
+        )
+    elif tasks["trained_on"]:
+        found.append(
+            f"{tasks['trained_on']} of the {tasks['reported']} tasks are trained on and count here as well; "
+            "take them out of either."
         )
     if tasks["distinct"] < MIN_DISTINCT:
         found.append(instances_sentence(tasks))
