@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rllm.agents.base import BaseAgent
 from rllm.engine import AgentExecutionEngine, TokenBudget
 from rllm.environments.base import BaseEnv
 from rllm.errors import AgentError, ConfigError, RewardError
@@ -71,12 +72,15 @@ def test_an_environment_that_cannot_be_called_is_refused_by_method(
         _engine(agent_class, _with(env_class, name, method))
 
 
-def test_methods_that_are_left_to_be_written_are_listed(agent_class: Agent) -> None:
+def test_methods_that_are_left_to_be_written_are_listed(agent_class: Agent, env_class: Env) -> None:
     class Half(BaseEnv):
         def reset(self, seed: int | None = None) -> Any: ...
 
     with pytest.raises(AgentError, match="Half does not define from_dict, step"):
         _engine(agent_class, Half)
+    half = type("HalfAgent", (BaseAgent,), {"reset": lambda self: None})
+    with pytest.raises(AgentError, match=r"HalfAgent does not define .*update_from_env"):
+        _engine(half, env_class)
 
 
 def test_arguments_that_the_agent_does_not_take_are_refused(agent_class: Agent, env_class: Env) -> None:
