@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from rllm.data.tasks import tasks_of
 from rllm.eval.report import report_of
 from rllm.eval.results import Result
 from rllm.eval.skill import Measure, Verdict, by_kind, learning_facts, measure_of, score_of, skill_of
 from rllm.eval.statistics import effective_size, percentiles, resampled_means, wilson_interval
-from rllm.eval.task_facts import TaskFacts
+from rllm.eval.task_facts import TaskFacts, also_in, task_facts
 from rllm.types.episode import Outcome
-from rllm.types.task import EpisodeId
+from rllm.types.task import EpisodeId, Task
 
 
 def results(rights: Sequence[bool], rewards: Sequence[float] | None = None) -> list[Result]:
@@ -167,3 +168,19 @@ def test_kinds_are_of_the_same_pairs() -> None:
         ("a", 4, 0.25, 1.0),
         ("b", 4, 0.25, 0.0),
     ]
+
+
+def test_rows_are_one_instance_whatever_they_are_called() -> None:
+    rows: list[Task | dict[str, str]] = [
+        {"id": "a", "question": "1 + 1"},
+        {"task_id": "b", "question": "1 + 1"},
+        {"id": "c", "question": "1 + 2"},
+        Task("d", "1 + 1"),
+        Task("e", "1 + 3"),
+        {"task_id": "f"},
+        {"task_id": "g"},
+    ]
+    facts = task_facts([*tasks_of(rows[:3]), *rows[3:]])
+    assert facts.instances["a"] == facts.instances["b"]
+    assert facts.distinct == 6, "the two without anything but a name are two"
+    assert also_in(facts, tasks_of([{"id": "z", "question": "1 + 2"}])) == ["c"]

@@ -23,10 +23,13 @@ RANDOM, OPTIMUM = "random", "optimum"
 policies that look at nothing, such as one answer for all tasks."""
 
 
+_NAMES = ("task_id", "id", "uid")
+
+
 def task_content(task: Mapping[str, Any]) -> str:
-    """All of a task but its name."""
-    told = {name: task[name] for name in task if name not in ("task_id", "uid")}
-    return json.dumps(told, sort_keys=True, default=str)
+    """All of a task but its name; of one that has nothing else, its name."""
+    content = {name: task[name] for name in task if name not in _NAMES}
+    return json.dumps(content or dict(task), sort_keys=True, default=str)
 
 
 def _one_kind(task: Mapping[str, Any]) -> str:

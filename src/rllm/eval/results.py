@@ -17,7 +17,7 @@ from rllm.environments.world import task_content
 from rllm.store.episodes import EpisodeStore
 from rllm.types.episode import Episode, Outcome, Step
 from rllm.types.messages import FinishReason, Message
-from rllm.types.task import EpisodeId
+from rllm.types.task import EpisodeId, Task
 
 CATEGORY = "category"
 """Field of a task that a report is also given by."""
@@ -96,7 +96,7 @@ def instance_hash(identity: str) -> str:
 
 def row_of(task: Any) -> Mapping[str, Any]:
     """The data of a task, whatever holds it."""
-    return task if isinstance(task, Mapping) else getattr(task, "metadata", {})
+    return task.to_row() if isinstance(task, Task) else task if isinstance(task, Mapping) else {}
 
 
 def newest_episodes(store: EpisodeStore, way: str) -> Iterator[Episode]:
