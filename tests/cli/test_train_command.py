@@ -116,7 +116,7 @@ def test_a_world_without_training_settings_says_what_to_name(rllm: Rllm) -> None
     assert "`tic-tac-toe` is for measuring" in said.stderr
     assert "`warm_start.steps`" in said.stderr
     assert rllm("train", "tic-tac-toe", "--set", "steps=3", "--dry-run").stderr == ""
-    assert rllm("train", "sudoku", "--dry-run").stderr == ""
+    assert rllm("train", "frozenlake", "--dry-run").stderr == ""
 
 
 def test_fresh_takes_the_first_free_name_and_deletes_nothing(rllm: Rllm, tmp_path: Path) -> None:
