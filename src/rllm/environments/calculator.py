@@ -150,7 +150,7 @@ def kind(task: Mapping[str, Any]) -> str:
     return _KINDS[task["sign"]]
 
 
-def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[float]]:
     """Answers that look at nothing, and the calls that always take one tool with the numbers as they are."""
     returns = dict(_answers(tasks))
     problems = [

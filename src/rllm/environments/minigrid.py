@@ -311,7 +311,8 @@ def _registered(level: str) -> Any:
         )
         raise ConfigError(f"MiniGrid has no level `{level}`; {hint}")
     spec = gymnasium.registry[versions[level]]
-    return partial(load_env_creator(spec.entry_point), **spec.kwargs)  # `make` would copy and wrap it as well
+    entry_point = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
+    return partial(entry_point, **spec.kwargs)  # `make` would copy and wrap it as well
 
 
 def _say_nothing(*said: Any) -> None:

@@ -128,6 +128,7 @@ def _kind(task: Mapping[str, Any]) -> str:
 WORLD = World(
     env_class=CodeEnv,
     tasks=program_repair_tasks,
+    draws=True,
     demonstrate=demonstration,
     identity=_identity,
     kind=_kind,

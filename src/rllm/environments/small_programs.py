@@ -238,6 +238,7 @@ def _applied(word: str, x: Any, number: int) -> Any:
 WORLD = World(
     env_class=SingleTurnEnvironment,
     tasks=small_program_tasks,
+    draws=True,
     demonstrate=demonstration,
     expert_args=("mistakes",),
     identity=_identity,
