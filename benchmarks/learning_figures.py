@@ -12,7 +12,7 @@ import importlib.util
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from rllm.eval.task_facts import TaskFacts, task_facts
 from rllm.eval.tasks import world_of
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
-from rllm.types.episode import Episode
 
 PHASES = ("before", "before.greedy", "after")
 
@@ -58,13 +57,6 @@ def world_behind(environment: str, file: Path | None = None) -> World | None:
     return World(env_class=BaseEnv, tasks=module.tasks, **known) if known else None
 
 
-def worth(episode: Episode, result: Result) -> Result:
-    """An attempt of several roles, each paid in its own way, is worth 1 where it succeeded."""
-    if len(episode.trajectories) == 1:
-        return result
-    return replace(result, reward=float(result.is_correct))
-
-
 def played_by(runs: Sequence[Path], world: World | None) -> Played:
     """Of one run or of several."""
     results: dict[str, list[Result]] = {phase: [] for phase in PHASES}
@@ -75,7 +67,7 @@ def played_by(runs: Sequence[Path], world: World | None) -> Played:
         if not facts.instances:
             facts = task_facts([each.task for each in episodes[PHASES[0]]], world)
         for phase, mine in episodes.items():
-            results[phase] += [worth(*each) for each in zip(mine, results_on(mine, facts), strict=True)]
+            results[phase] += results_on(mine, facts)
     before, greedy, after = results.values()
     if {each.episode.task_id for each in after} != set(facts.instances):
         raise ValueError(f"{', '.join(map(str, runs))} report different tasks.")

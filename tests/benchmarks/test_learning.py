@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from rllm.eval.results import Result
 from rllm.eval.task_facts import TaskFacts
-from rllm.types.episode import Episode, EpisodeId, Outcome, Trajectory
+from rllm.types.episode import EpisodeId, Outcome
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SEEDS = [50, 51, 52]
@@ -119,20 +119,6 @@ def test_parameters_are_those_of_all_models(scripts: dict[str, ModuleType], tmp_
         (tmp_path / "models" / name).mkdir(parents=True)
         save_file({"a": np.zeros((3, 4)), "b": np.zeros(5)}, tmp_path / "models" / name / "model.safetensors")
     assert scripts["learning_figures"].parameters_of(tmp_path) == 34
-
-
-def test_an_attempt_of_several_roles_is_worth_its_success_and_not_the_sum_of_their_pay(
-    scripts: dict[str, ModuleType],
-) -> None:
-    solvers = [Trajectory(name="solver", reward=1.0) for _ in range(2)]
-    judges = [Trajectory(name="judge", reward=-0.5), Trajectory(name="judge", reward=0.5)]
-    worth = scripts["learning_figures"].worth
-    several, alone = (
-        Episode(trajectories=[*solvers, *judges]),
-        Episode(trajectories=[Trajectory(reward=0.25)]),
-    )
-    assert [worth(several, result("a", paid)).reward for paid in (1.0, 2.0)] == [1.0, 0.0]
-    assert worth(alone, result("a", 0.25)).reward == 0.25
 
 
 # ---- floors ----------------------------------------------------------------------------------------------

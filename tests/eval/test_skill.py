@@ -8,11 +8,11 @@ import pytest
 
 from rllm.data.tasks import tasks_of
 from rllm.eval.report import report_of
-from rllm.eval.results import Result
+from rllm.eval.results import Result, result_of
 from rllm.eval.skill import Measure, Verdict, by_kind, learning_facts, measure_of, score_of, skill_of
 from rllm.eval.statistics import effective_size, percentiles, resampled_means, wilson_interval
 from rllm.eval.task_facts import TaskFacts, also_in, task_facts
-from rllm.types.episode import Outcome
+from rllm.types.episode import Episode, Outcome, Trajectory
 from rllm.types.task import EpisodeId, Task
 
 
@@ -184,3 +184,21 @@ def test_rows_are_one_instance_whatever_they_are_called() -> None:
     assert facts.instances["a"] == facts.instances["b"]
     assert facts.distinct == 6, "the two without anything but a name are two"
     assert also_in(facts, tasks_of([{"id": "z", "question": "1 + 2"}])) == ["c"]
+
+
+def test_an_attempt_of_several_roles_is_worth_its_success_and_not_the_sum_of_their_pay() -> None:
+    """A judge who is paid 1 and a solver who is paid 0.5 do not come to 1.5 times a success."""
+
+    def attempt(task: str, is_correct: bool, *pay: float) -> Result:
+        roles = [Trajectory(name=f"role {place}", reward=each) for place, each in enumerate(pay)]
+        return result_of(
+            Episode(task_id=task, trajectories=roles, is_correct=is_correct, outcome=Outcome.SCORED)
+        )
+
+    several = [attempt("0", True, 1.0, 0.5), attempt("1", False, 1.0, 0.0)]
+    assert measure_of(several) is Measure.SUCCESS
+    facts = facts_of(2, paid={"random": 0.0, "optimum": 1.0})
+    assert score_of(several, facts)["score"] == 50.0
+    alone = [attempt("0", True, 0.25), attempt("1", False, 0.0)]
+    assert measure_of(alone) is Measure.RETURN
+    assert score_of(alone, facts)["score"] == 12.5

@@ -33,6 +33,8 @@ class Result:
     outcome: Outcome
     is_correct: bool
     reward: float
+    roles: int = 1
+    """How many were paid, each in its own way; `reward` is their sum."""
     turns: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -55,6 +57,12 @@ class Result:
     """Hash of what was asked, where two evaluations are to be compared: equal ids may be other tasks."""
 
     @property
+    def worth(self) -> float:
+        """What the attempt came to: its reward, and of several roles, whose pay does not add up, whether it
+        succeeded."""
+        return self.reward if self.roles == 1 else float(self.is_correct)
+
+    @property
     def has_failed(self) -> bool:
         return self.outcome not in (Outcome.SCORED, Outcome.TRUNCATED)
 
@@ -72,6 +80,7 @@ def result_of(episode: Episode) -> Result:
         outcome=episode.outcome or Outcome.INFRASTRUCTURE_FAILURE,
         is_correct=episode.is_correct,
         reward=episode.reward,
+        roles=len(episode.trajectories),
         turns=len(steps),
         prompt_tokens=sum(_tokens(step, "prompt_tokens", step.prompt_ids) for step in steps),
         completion_tokens=sum(_tokens(step, "completion_tokens", step.response_ids) for step in steps),

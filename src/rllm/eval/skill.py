@@ -31,7 +31,7 @@ class Measure(StrEnum):
     """What a task is measured by."""
 
     SUCCESS = "success"
-    """Where it pays 1 for success and 0 for all else; whatever failed is no success."""
+    """Where it pays 1 for success and 0 for all else, or pays several roles; a failure is no success."""
     RETURN = "return"
     """Where it pays anything else; attempts that the infrastructure failed say nothing."""
 
@@ -62,7 +62,7 @@ class Difference:
 def measure_of(*groups: Sequence[Result]) -> Measure:
     """Success, where all that was paid is 1 for what succeeded and 0 for all else."""
     pays_success = all(
-        result.reward == float(result.is_correct)
+        result.worth == float(result.is_correct)
         for results in groups
         for result in results
         if _counts(result)
@@ -76,7 +76,7 @@ def values_of(results: Sequence[Result], measure: Measure) -> dict[str, float]:
     for task_id, attempts in by_task(results).items():
         if measure is Measure.SUCCESS:
             values[task_id] = sum(each.is_correct for each in attempts) / len(attempts)
-        elif paid := [each.reward for each in attempts if _counts(each)]:
+        elif paid := [each.worth for each in attempts if _counts(each)]:
             values[task_id] = sum(paid) / len(paid)
     return values
 
