@@ -235,11 +235,16 @@ def test_no_command_prints_what_steers_a_terminal(
 def test_a_traceback_and_a_warning_of_others_steer_nothing_either(
     hostile: int, start_rllm: Callable[..., Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.py").write_text(f"import logging\nlogging.warning({FOREIGN!r})\n{PROGRAMS}")
+    others = f"import logging, threading\nlogging.warning({FOREIGN!r})\n{PROGRAMS}"
+    thread = (
+        "loud = threading.Thread(target=estimator, args=((),), name=FOREIGN)\nloud.start()\nloud.join()\n"
+    )
+    unraisable = "class Dying:\n    def __del__(self):\n        raise ValueError(FOREIGN)\nDying()\n"
+    (tmp_path / "mine.py").write_text(others + thread + unraisable)
     words = ("grade", "mine.py:Grader", "--task", "task.json", "--answer", "answer.txt")
     stdout, stderr = start_rllm(*words, cwd=tmp_path).communicate()
     assert "Traceback" in stderr
-    assert stderr.count(SEEN) >= 2
+    assert stderr.count(SEEN) >= 5  # of the warning, the thread and its name, the unraisable and the grader
     assert not steering(stdout + stderr)
 
 

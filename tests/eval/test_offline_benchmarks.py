@@ -23,6 +23,8 @@ NUM_TASKS = 10
 MAX_TURNS = 200
 CALLS_TOOLS = {"calculator", "shop-desk"}
 """What its expert says are calls, which the engine parses; tests/environments plays it."""
+DECIDED_BY_CHANCE = {"blackjack", "frozenlake-slippery"}
+"""Their expert does the best there is, which tests/environments compares with exact values, and may lose."""
 MODULES = {"games": ("reasoning_gym", "textarena", "minigrid"), "mcp": ("mcp",)}
 """Extra -> what it brings."""
 
@@ -64,7 +66,7 @@ def play_ten(name: str) -> None:
     assert json.dumps(tasks) == json.dumps(benchmark_tasks(benchmark, count=NUM_TASKS, seed=1))
     assert json.dumps(tasks) != json.dumps(benchmark_tasks(benchmark, count=NUM_TASKS, seed=2))
     for task in tasks:
-        if has_expert(benchmark):
+        if has_expert(benchmark) and name not in DECIDED_BY_CHANCE:
             assert solved(benchmark, task), f"the expert fails at {task['task_id']}"
         for junk in ("", "xyzzy"):
             assert not failed(benchmark, task, junk), f"{junk!r} is paid at {task['task_id']}"

@@ -13,6 +13,7 @@ import json
 import logging
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -163,8 +164,29 @@ def _print_unforeseen(kind: type[BaseException], error: BaseException, trace: Tr
     click.echo(escaped(without_keys(text)), err=True, nl=False)
 
 
+def _print_of_thread(raised: threading.ExceptHookArgs) -> None:
+    """A traceback of somebody's thread. SystemExit ends the thread in silence, as Python has it."""
+    if raised.exc_type is SystemExit:
+        return
+    name = raised.thread.name if raised.thread is not None else "unknown"
+    click.echo(f"Exception in thread {escaped(name)}:", err=True)
+    if raised.exc_value is not None:
+        _print_unforeseen(raised.exc_type, raised.exc_value, raised.exc_traceback)
+
+
+def _print_unraisable(raised: "sys.UnraisableHookArgs") -> None:
+    """A traceback of what nobody can catch, such as an error in `__del__`."""
+    click.echo(
+        f"{raised.err_msg or 'Exception ignored'}: {escaped(type(raised.object).__qualname__)}", err=True
+    )
+    if raised.exc_value is not None:
+        _print_unforeseen(raised.exc_type, raised.exc_value, raised.exc_traceback)
+
+
 def main() -> None:
     sys.excepthook = _print_unforeseen
+    threading.excepthook = _print_of_thread
+    sys.unraisablehook = _print_unraisable
     remarks = logging.StreamHandler()
     remarks.setFormatter(_Remark())
     logging.basicConfig(handlers=[remarks], level=logging.WARNING)
