@@ -9,7 +9,9 @@ import pytest
 from click.testing import Result
 
 from rllm.cli.compare import differing_keys
+from rllm.cli.terminal import success_table
 from rllm.store.run_directory import RunDirectory
+from rllm.tracking.screen import Screen
 
 Rllm = Callable[..., Result]
 
@@ -162,3 +164,21 @@ def test_only_the_keys_that_differ_are_named() -> None:
         "model.path": {"a": "x", "b": "y"},
         "model.device": {"a": "cpu", "b": None},
     }
+
+
+def test_reports_with_scores_fit_a_shell_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    whole = {
+        "success": 1.0,
+        "success_interval": [0.985, 1.0],
+        "greedy": 1.0,
+        "greedy_interval": [0.985, 1.0],
+        "score": -10.1,
+        "score_interval": [-13.5, -17.1],
+    }
+    Screen().print(success_table({"untrained": whole, "warm start": whole, "trained": whole}))
+    printed = capsys.readouterr().out
+    assert printed.count("100.0% [98.5, 100.0]") == 6
+    assert printed.count("-10.1 [-13.5, -17.1]") == 3

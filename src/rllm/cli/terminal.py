@@ -53,7 +53,7 @@ def rate_with_interval(value: float | None, interval: Sequence[float] | None) ->
     """`93.4 %` and its 95 % interval, both in percent."""
     text = rate(value)
     if value is not None and interval:
-        text.append(f"  [{interval[0]:.1%}, {interval[1]:.1%}]", style="dim")
+        text.append(f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]", style="dim")
     return text
 
 
@@ -61,7 +61,7 @@ def score_with_interval(value: float | None, interval: Sequence[float] | None) -
     """`91.2` and its 95 % interval: 0 is what chance comes to, 100 the optimum."""
     text = Text("–", style="dim") if value is None else Text(f"{value:.1f}")
     if interval:
-        text.append(f"  [{interval[0]:.1f}, {interval[1]:.1f}]", style="dim")
+        text.append(f" [{interval[0]:.1f}, {interval[1]:.1f}]", style="dim")
     return text
 
 
@@ -70,6 +70,7 @@ def success_table(reports: Mapping[str, Mapping[str, Any] | None]) -> Table:
     chance and the optimum are known."""
     scored = any("score" in (report or {}) for report in reports.values())
     made = table("", "sampled", "greedy", *(("score, of 100",) if scored else ()))
+    made.padding = (0, 1, 0, 0)  # three columns with intervals fit a shell of 80 columns
     for label, report in reports.items():
         known = report or {}
         made.add_row(
