@@ -38,9 +38,9 @@ SERVERS: dict[str, dict[str, Any]] = {
     "stdio": {"command": [sys.executable, "-m", "rllm.tools.mcp_calculator"]},
 }
 """Where the calculator runs."""
-MISTAKES = ("no_tool", "wrong_tool", "wrong_call", "wrong_copy")
-"""What an expert does who is not quite awake: guesses, calls the next tool in the list, calls with a number
-that was not asked, misreads the result."""
+MISTAKES = ("no_tool", "wrong_tool", "wrong_call", "wrong_copy", "gives_up")
+"""What an expert does who is not awake: guesses, calls the next tool in the list, calls with a number
+that was not asked, misreads the result, says that it does not know whatever the result is."""
 _KINDS = {"+": "sums", "-": "differences", "*": "products"}
 _FIRST_CALL = "call_0"
 """Id of an answer's first call, as inference clients number them."""
@@ -124,9 +124,12 @@ def demonstration(
         called = Problem(first=asked.first, sign=_next_sign(task, asked.sign), second=asked.second)
     if mistake == "wrong_call":
         called = Problem(first=_misread(asked.first, rng), sign=asked.sign, second=asked.second)
-    result = str(called.value)
-    answer = str(_misread(called.value, rng)) if mistake == "wrong_copy" else result
-    return [(question, _call_of(called)), ({"tool_outputs": {_FIRST_CALL: result}}, answer)]
+    answer = str(called.value)
+    if mistake == "wrong_copy":
+        answer = str(_misread(called.value, rng))
+    if mistake == "gives_up":
+        answer = "unknown"
+    return [(question, _call_of(called)), ({"tool_outputs": {_FIRST_CALL: str(called.value)}}, answer)]
 
 
 def tools_of(server: Mapping[str, Any]) -> list[dict[str, Any]]:
