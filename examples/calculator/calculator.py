@@ -18,10 +18,10 @@ from rllm.agents import ToolAgent
 from rllm.environments import MCPEnvironment
 from rllm.environments.calculator import calculator_tasks, demonstration
 
-MISTAKES = ("gives_up", "gives_up", "no_tool")
+MISTAKES = ("gives_up",)
 CONFIG: dict[str, Any] = {
-    "steps": 50,
-    "warm_start": {"steps": 160, "episodes_per_step": 64, "learning_rate": 1e-2, "noise": 0.75},
+    "steps": 90,
+    "warm_start": {"steps": 240, "episodes_per_step": 64, "learning_rate": 1e-2, "noise": 0.7},
     "rollout": {"tasks_per_step": 24, "group_size": 8, "max_turns": 3, "max_tokens_per_turn": 96},
     "algorithm": {"clip_high": 0.28},
     "optimizer": {"name": "muon", "learning_rate": 1.5e-3, "warmup_steps": 5},
@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
 
 
 def expert(task: dict[str, Any], noise: float, rng: Any) -> Any:
-    """Mostly it does not read the result, or guesses."""
+    """Mostly it does not read the result."""
     return demonstration(task, noise=noise, rng=rng, mistakes=MISTAKES)
 
 

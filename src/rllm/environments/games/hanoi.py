@@ -123,7 +123,7 @@ def _reachable(disks: str) -> Iterator[tuple[str, str]]:
 
 
 def _distance(disks: str, goal: str) -> int:
-    """Moves of a shortest way (Hinz 1992): the largest disk that is not home moves once, or twice by way of the
+    """Moves of a shortest way (Hinz 1992): the largest disk that is not home moves once, or twice, over the
     third peg."""
     for place, (peg, home) in enumerate(zip(disks, goal, strict=True)):
         if peg != home:
