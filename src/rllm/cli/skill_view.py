@@ -120,8 +120,8 @@ def _value(value: float, is_success: bool) -> str:
     return f"{value:.1%}" if is_success else f"{value:.3g}"
 
 
-def _change(told: Mapping[str, Any], is_success: bool) -> str:
-    (low, high), difference = told["interval"], told["difference"]
+def _change(skill: Mapping[str, Any], is_success: bool) -> str:
+    (low, high), difference = skill["interval"], skill["difference"]
     if is_success:
         return f"{100 * difference:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
     return f"{difference:+.3g} of return [{low:+.3g}, {high:+.3g}]"

@@ -154,13 +154,13 @@ def learning_facts(
         **{policy: each for policy, each in facts.baselines.items() if policy != OPTIMUM},
         "before, greedy": values_of(greedy, measure),
     }
-    told = {"baselines": facts.means(), "kinds": by_kind(values["before"], values["after"], facts)}
+    summary = {"baselines": facts.means(), "kinds": by_kind(values["before"], values["after"], facts)}
     if not all(set(values["after"]) & set(each) for each in references.values()):
-        return {**told, "skill": {}}  # one side failed altogether, so there is no pair
+        return {**summary, "skill": {}}  # one side failed altogether, so there is no pair
     skill, each = skill_of(values["after"], references, facts.instances)
     means = {name: sum(some.values()) / len(some) for name, some in references.items()}
     return {
-        **told,
+        **summary,
         "skill": {
             "measure": str(measure),
             **_shown(skill),
