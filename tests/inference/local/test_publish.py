@@ -1,5 +1,6 @@
 import asyncio
 import copy
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,23 @@ async def test_every_token_carries_the_version_that_was_published_last(
         versions.append(output.policy_versions)
         assert output.weight_version == client.policy_version == version
     assert versions == [[0] * 3, [3] * 3, [4] * 3]
+
+
+async def test_a_publish_waits_for_no_more_than_the_step_that_is_running(
+    own: LoadedModel, serve: Serve, until: Until
+) -> None:
+    """A busy engine takes its own lock again at once: whoever waits for it waited for dozens of steps."""
+    client = serve(own)
+    waits = []
+    for version in range(1, 8):
+        answer = asyncio.create_task(client.generate_ids(PROMPT, SamplingParams(max_tokens=150)))
+        before = client.engine.counts.sampled_tokens
+        await until(lambda before=before: client.engine.counts.sampled_tokens > before + 3)
+        at_call = client.engine.counts.sampled_tokens - before
+        client.publish(version)
+        versions = (await answer).policy_versions
+        waits.append(versions.count(version - 1) - at_call)
+    assert statistics.median(waits) <= 3, waits
 
 
 async def test_after_a_publish_nothing_is_computed_from_the_old_weights(

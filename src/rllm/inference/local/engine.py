@@ -104,6 +104,9 @@ class LocalEngine:
         self._reread = False
         """Weights were published over rows in flight, whose context must be read anew."""
         self._stepping = threading.Lock()
+        self._next_to_step = threading.Lock()
+        """Held by a publisher from its call on: a thread that lets `_stepping` go and takes it again at once
+        would otherwise be first nearly every time."""
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="rllm-local-engine", daemon=True)
         self._thread.start()
@@ -157,7 +160,7 @@ class LocalEngine:
 
         Returns when no step with the old ones is running.
         """
-        with self._stepping:
+        with self._next_to_step, self._stepping:
             self._live.collect(self.policy_version)
             self._reread = True
             self.policy_version = policy_version
@@ -198,6 +201,8 @@ class LocalEngine:
                 self._take_in()
                 only_cancel = self.lockstep and self._outside > 0
             try:
+                with self._next_to_step:
+                    pass
                 with self._stepping, torch.inference_mode():
                     started = time.perf_counter()
                     if only_cancel:  # somebody is still busy elsewhere: the others must not move
