@@ -115,7 +115,8 @@ def test_intervals_of_repeated_instances_cover_as_often_as_they_say() -> None:
         # The instances of this world are drawn anew too: each has a chance of its own.
         wins = rng.random(40) < chances
         values = wins[drawn].astype(float)[:, None]
-        low, high = percentiles(resampled_means(values, drawn.tolist(), seed=trial, resamples=300)[:, 0])
+        draws = resampled_means(values, drawn.tolist(), seed=trial, resamples=300)[:, 0]
+        low, high = percentiles(draws, len(set(drawn.tolist())))
         covered += low <= truth <= high
     assert covered / trials > 0.85
 

@@ -14,6 +14,7 @@ from rllm.eval.statistics import (
     percentiles,
     resampled_means,
     sign_flip_test,
+    student_quantile,
     wilson_interval,
 )
 from rllm.eval.votes import same_answers
@@ -40,14 +41,39 @@ def test_large_numbers_neither_overflow_nor_lose_their_digits() -> None:
     assert 0.0 < pass_at_k(10_000, 1, 100) == pytest.approx(0.01, rel=1e-9)
 
 
-def test_the_bootstrap_interval_covers_the_mean_about_as_often_as_it_says() -> None:
+@pytest.mark.parametrize("num_tasks", [5, 12, 80])
+def test_the_bootstrap_interval_covers_the_mean_about_as_often_as_it_says(num_tasks: int) -> None:
     rng = np.random.default_rng(0)
-    hits = 0
-    for trial in range(300):
-        scores_N_1 = rng.beta(2, 3, size=(80, 1))
-        low, high = percentiles(resampled_means(scores_N_1, range(80), seed=trial, resamples=600)[:, 0])
+    hits, trials = 0, 400
+    for trial in range(trials):
+        scores_N_1 = rng.beta(2, 3, size=(num_tasks, 1))
+        draws = resampled_means(scores_N_1, range(num_tasks), seed=trial, resamples=800)[:, 0]
+        low, high = percentiles(draws, num_tasks)
         hits += low <= 0.4 <= high
-    assert 0.91 <= hits / 300 <= 0.985
+    assert 0.92 <= hits / trials <= 0.985
+
+
+def test_intervals_of_several_comparisons_hold_together() -> None:
+    rng = np.random.default_rng(1)
+    hits, trials = 0, 300
+    for trial in range(trials):
+        draws = resampled_means(rng.normal(size=(40, 6)), range(40), seed=trial, resamples=1_000)
+        ends = [percentiles(draws[:, place], 40, comparisons=6) for place in range(6)]
+        hits += all(low <= 0.0 <= high for low, high in ends)
+    assert 0.92 <= hits / trials <= 0.985
+
+
+def test_students_quantiles_are_those_of_the_tables() -> None:
+    for freedom, tabled in ((1, 12.7062), (2, 4.30265), (3, 3.18245), (10, 2.22814), (30, 2.04227)):
+        assert student_quantile(0.05, freedom) == pytest.approx(tabled, abs=5e-5)
+    assert student_quantile(0.01, 7) == pytest.approx(3.49948, abs=5e-5)
+    assert student_quantile(0.05, 5_000) == pytest.approx(1.9604, abs=1e-3)
+
+
+def test_one_instance_and_equal_scores_claim_no_certainty() -> None:
+    for scores, tasks in (([1.0, 0.0], ["a", "a"]), ([-1.0] * 4, list("abcd")), ([2.0], ["a"])):
+        low, high = interval_of(scores, tasks)[0]
+        assert high - low > 0.5
 
 
 def test_the_bootstrap_of_single_attempts_is_close_to_wilsons_and_repeats_itself() -> None:

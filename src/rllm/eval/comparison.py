@@ -5,6 +5,7 @@ results A, results B ──pairs by task──► difference with its interval, 
 A task that only one of them attempted says nothing about the difference; it is counted and left out.
 """
 
+import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -130,10 +131,11 @@ def _num_failed(results: Sequence[Result], task_ids: Collection[str]) -> int:
 def _difference_interval(
     differences: Sequence[float], instances: Sequence[str]
 ) -> tuple[tuple[float, float], str]:
-    if len(set(differences)) > 1:
+    distinct = len(set(instances))
+    if len(set(differences)) > 1 and distinct > 1:
         draws_R = resampled_means(np.asarray(differences)[:, None], instances)[:, 0]
-        return percentiles(draws_R), "bootstrap"
-    return equal_differences_interval(differences[0], len(set(instances))), "wilson"
+        return percentiles(draws_R, distinct), "bootstrap"
+    return equal_differences_interval(statistics.fmean(differences), distinct), "wilson"
 
 
 def _instances(results: Sequence[Result], task_ids: Sequence[str]) -> list[str]:

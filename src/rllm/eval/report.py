@@ -17,6 +17,7 @@ from rllm.errors import ConfigError
 from rllm.eval.results import Result
 from rllm.eval.statistics import (
     effective_size,
+    equal_differences_interval,
     percentiles,
     resampled_means,
     wilson_interval,
@@ -205,12 +206,15 @@ def _mean_with_interval(values: Sequence[float], instances: Sequence[str]) -> di
 def interval_of(values: Sequence[float], instances: Sequence[str]) -> tuple[tuple[float, float], str]:
     """95 % interval of the mean of one score per task, and how it was made.
 
-    Resampling equal scores would claim certainty, so of those between 0 and 1 it is Wilson's.
+    Resampling equal scores, or one instance, would claim certainty, so of those it is Wilson's.
     """
-    distinct = len(set(instances))
-    if len(set(values)) == 1 and 0.0 <= values[0] <= 1.0:
-        return wilson_interval(values[0] * distinct, distinct), "wilson"
-    return percentiles(resampled_means(np.asarray(values)[:, None], instances)[:, 0]), "bootstrap"
+    distinct, mean = len(set(instances)), sum(values) / len(values)
+    if distinct == 1 or len(set(values)) == 1:
+        if 0.0 <= mean <= 1.0:
+            return wilson_interval(mean * distinct, distinct), "wilson"
+        return equal_differences_interval(mean, distinct), "wilson"
+    draws_R = resampled_means(np.asarray(values)[:, None], instances)[:, 0]
+    return percentiles(draws_R, distinct), "bootstrap"
 
 
 def _read(results: Sequence[Result], reading: str) -> dict[str, Any]:

@@ -94,17 +94,25 @@ def score_of(results: Sequence[Result], facts: TaskFacts) -> dict[str, Any]:
         return {}
     draws_R_K = resampled_means(rows_N_K, [facts.instances[each] for each in values])
     draws_R_K = draws_R_K[draws_R_K[:, 1] > 0.0]
-    low, high = percentiles(100.0 * draws_R_K[:, 0] / draws_R_K[:, 1])
-    return {"score": 100.0 * float(rows_N_K[:, 0].mean()) / gap, "score_interval": [low, high]}
+    share = _difference(
+        float(rows_N_K[:, 0].mean()) / gap,
+        draws_R_K[:, 0] / draws_R_K[:, 1],
+        len({facts.instances[each] for each in values}),
+    )
+    return {"score": 100.0 * share.value, "score_interval": [100.0 * end for end in share.interval]}
 
 
 def skill_of(
-    after: Values, references: Mapping[str, Values], instances: Mapping[str, str]
+    after: Values,
+    references: Mapping[str, Values],
+    instances: Mapping[str, str],
+    *,
+    comparisons: int = 1,
 ) -> tuple[Difference, dict[str, Difference]]:
     """(`after` minus the greatest of the references, `after` minus each of them).
 
-    Which reference is greatest is decided anew in every resample: the choice is uncertain too. Raises
-    ValueError for no references.
+    Which reference is greatest is decided anew in every resample: the choice is uncertain too. The intervals
+    of several `comparisons` hold together. Raises ValueError for no references.
     """
     if not references:
         raise ValueError("skill_of needs one reference at least.")
@@ -114,14 +122,15 @@ def skill_of(
     draws_R_K = resampled_means(rows_N_K, clusters)
     means_K, distinct = rows_N_K.mean(axis=0), len(set(clusters))
     each = {
-        name: _difference(means_K[place], draws_R_K[:, place], distinct)
+        name: _difference(means_K[place], draws_R_K[:, place], distinct, comparisons)
         for place, name in enumerate(references)
     }
-    return _difference(means_K.min(), draws_R_K.min(axis=1), distinct), each
+    return _difference(means_K.min(), draws_R_K.min(axis=1), distinct, comparisons), each
 
 
 def by_kind(before: Values, after: Values, facts: TaskFacts) -> list[dict[str, Any]]:
-    """Of each kind of task: how many, the means on both sides, and the difference of the pairs."""
+    """Of each kind of task: how many, the means on both sides, and the difference of the pairs, whose
+    intervals hold together for all kinds."""
     kinds: dict[str, list[str]] = {}
     for task_id in after:
         if task_id in before:
@@ -134,7 +143,12 @@ def by_kind(before: Values, after: Values, facts: TaskFacts) -> list[dict[str, A
             "before": sum(before[each] for each in members) / len(members),
             "after": sum(after[each] for each in members) / len(members),
             **_shown(
-                skill_of(after, {"before": {each: before[each] for each in members}}, facts.instances)[0]
+                skill_of(
+                    after,
+                    {"before": {each: before[each] for each in members}},
+                    facts.instances,
+                    comparisons=len(kinds),
+                )[0]
             ),
         }
         for kind, members in sorted(kinds.items())
@@ -178,10 +192,11 @@ def _shown(difference: Difference) -> dict[str, Any]:
     }
 
 
-def _difference(mean: float, draws_R: np.ndarray, distinct: int) -> Difference:
-    if np.ptp(draws_R) < _ROUNDING:
+def _difference(mean: float, draws_R: np.ndarray, distinct: int, comparisons: int = 1) -> Difference:
+    if distinct == 1 or np.ptp(draws_R) < _ROUNDING:
         return Difference(value=float(mean), interval=equal_differences_interval(float(mean), distinct))
-    return Difference(value=float(mean), interval=percentiles(draws_R))
+    interval = percentiles(draws_R, distinct, comparisons=comparisons)
+    return Difference(value=float(mean), interval=interval)
 
 
 def _counts(result: Result) -> bool:
