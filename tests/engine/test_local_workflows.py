@@ -1,21 +1,24 @@
 """Workflows on the built-in inference engine: concurrency changes no token."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from rllm.engine.agent_workflow import AgentWorkflowEngine
 from rllm.inference.local.client import LocalClient
+from rllm.inference.local.waves import Waves
 from rllm.inference.rollout_engine import RoleSettings
 from rllm.models.builtin import create_model
 from rllm.models.directory import LoadedModel, load_model
 from rllm.types.budget import TokenBudget
-from rllm.types.episode import Episode, Step, Trajectory
+from rllm.types.episode import Episode, Outcome, Step, Trajectory
 from rllm.types.messages import Message, SamplingParams
 from rllm.workflows import Workflow
 
@@ -64,9 +67,11 @@ class Talks(Workflow):
         return trajectory.steps[-1].model_response
 
 
-async def play(clients: dict[str, LocalClient], parallel: int, **options: Any) -> dict[str, Episode]:
+async def play(
+    clients: dict[str, LocalClient], parallel: int, workflow: type[Workflow] = Talks, **options: Any
+) -> dict[str, Episode]:
     engine = AgentWorkflowEngine(
-        Talks,
+        workflow,
         {},
         clients=clients,
         sampling_params=SamplingParams(max_tokens=3),
@@ -100,6 +105,63 @@ async def test_one_seed_samples_the_same_tokens_alone_or_among_sixty_four(
         for step, other in zip(mine, theirs, strict=True):
             assert np.allclose(step.logprobs, other.logprobs, rtol=0.0, atol=1e-5)
         assert episode.metrics["unclaimed_calls"] == 0.0
+
+
+class Delayed(Talks):
+    """Waits before the judge, each attempt and each time as long as the test says."""
+
+    delays_s: ClassVar[Iterator[float]] = iter(())
+
+    async def speak(self, task: dict[str, Any]) -> str:
+        said = await super().speak(task)
+        await asyncio.sleep(next(self.delays_s))
+        return said
+
+
+async def test_in_waves_every_bit_is_the_same_whatever_else_attempts_wait_for(
+    models: list[LoadedModel],
+) -> None:
+    """Two policies, seven attempts at a time, which come to their next call in another order each time."""
+    roles = {"judge": RoleSettings(policy="other")}
+    runs: list[list[Any]] = []
+    for seed in (0, 1):
+        Delayed.delays_s = map(random.Random(seed).uniform, repeat(0.0), repeat(0.005))
+        async with served(models, lockstep=True) as clients:
+            episodes = await play(clients, 7, workflow=Delayed, roles=roles, waves=Waves(clients))
+        steps = {name: steps_of(episode) for name, episode in episodes.items()}
+        runs.append([(name, step.response_ids, step.logprobs) for name in steps for step in steps[name]])
+    assert len(runs[0]) == 12 * 7
+    assert sorted(runs[0]) == sorted(runs[1])
+
+
+class GivesUp(Talks):
+    """Its speakers have no patience with the model; one of them asks what no context holds."""
+
+    async def speak(self, task: dict[str, Any]) -> str:
+        if task["question"] == "3?":
+            await self.rollout_engine.get_model_response([{"role": "user", "content": "long " * 200}])
+        with suppress(TimeoutError):
+            await asyncio.wait_for(super().speak(task), 0.0005 if task["question"] == "4?" else None)
+        return "?"
+
+
+async def test_who_gives_up_or_fails_in_a_wave_does_not_hold_the_others(models: list[LoadedModel]) -> None:
+    async with served(models, lockstep=True) as clients:
+        async with asyncio.timeout(30):
+            episodes = await play(clients, 5, workflow=GivesUp, waves=Waves(clients))
+    ends = {name: episode.outcome for name, episode in episodes.items()}
+    assert {outcome for name, outcome in ends.items() if name[0] != "3"} == {Outcome.SCORED}
+    assert {outcome for name, outcome in ends.items() if name[0] == "3"} == {Outcome.TRUNCATED}
+
+
+async def test_an_engine_that_ends_fails_the_calls_of_the_wave(models: list[LoadedModel]) -> None:
+    async with served(models, lockstep=True) as clients:
+        waves = Waves(clients)
+        await clients["other"].close()
+        roles = {"judge": RoleSettings(policy="other")}
+        async with asyncio.timeout(30):
+            episodes = await play(clients, 12, waves=waves, roles=roles, api_retries=0, retry_limit=1)
+    assert {episode.outcome for episode in episodes.values()} == {Outcome.INFRASTRUCTURE_FAILURE}
 
 
 async def test_attempts_and_solvers_differ_although_they_are_asked_the_same(

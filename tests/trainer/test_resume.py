@@ -24,15 +24,14 @@ LINES = [
     *(("train", step) for step in range(4)),
     ("after", 0),
 ]
-UNREPEATABLE = ("canary_moved", "canary_gap", "logprob_gap_sampler")
-"""Beside seconds, without lockstep: the last bit of what the sampler says then depends on who was sampled
-beside."""
+LOCKSTEP = {"inference": {"lockstep": True}}
+"""For the pair; without it the last bit of what the sampler says depends on who was sampled beside
+(test_kills.py)."""
 
 
 def _result(run: Path, names: Sequence[str] = ("policy",)) -> dict[str, Any]:
     """Everything of a finished run, with policies of these names, that must not depend on its being
     interrupted."""
-    lockstep = names == ("policy",)
     directory = RunDirectory.read(run)
     with EpisodeStore.open(directory.store_path, read_only=True) as store:
         episodes = {
@@ -45,7 +44,7 @@ def _result(run: Path, names: Sequence[str] = ("policy",)) -> dict[str, Any]:
                             trajectory.name,
                             step.prompt_ids,
                             step.response_ids,
-                            step.logprobs if lockstep else [],
+                            step.logprobs,
                             step.policy_versions,
                             step.reward,
                         )
@@ -66,11 +65,7 @@ def _result(run: Path, names: Sequence[str] = ("policy",)) -> dict[str, Any]:
             for name, path in saved_model_paths(run, names).items()
         },
         "metrics": [
-            {
-                name: value
-                for name, value in line.items()
-                if not name.endswith("_s") and (lockstep or name.rpartition(".")[2] not in UNREPEATABLE)
-            }
+            {name: value for name, value in line.items() if not name.endswith("_s")}
             for line in read_metrics(directory.metrics_path)
         ],
         "episodes": episodes,
@@ -172,7 +167,7 @@ def uninterrupted_pair(
     ask: Ask, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], list[str]]:
     run = tmp_path_factory.mktemp("uninterrupted") / "pair"
-    ended = ask(run, game="pair")
+    ended = ask(run, game="pair", changes=LOCKSTEP)
     assert ended["signal"] == 0
     return _result(run, PAIR), ended["events"]
 
@@ -184,10 +179,10 @@ def test_two_policies_killed_in_the_middle_of_a_save_and_interrupted_end_the_sam
     expected, events = uninterrupted_pair
     saving = [number for number, event in enumerate(events, start=1) if "step-000006.tmp" in event]
     assert any("judge" in events[number - 1] for number in saving)
-    assert ask(run, game="pair", die_at_event=saving[len(saving) // 2])["signal"] == 9
-    assert ask(run, game="pair", interrupt_at_line=["train", 2])["signal"] == 2
+    assert ask(run, game="pair", changes=LOCKSTEP, die_at_event=saving[len(saving) // 2])["signal"] == 9
+    assert ask(run, game="pair", changes=LOCKSTEP, interrupt_at_line=["train", 2])["signal"] == 2
     assert _steps_in_checkpoint(run) == (4, 3)
-    assert ask(run, game="pair")["signal"] == 0
+    assert ask(run, game="pair", changes=LOCKSTEP)["signal"] == 0
     # The interrupted run saved where it stood; the newest two stay, and what did best in validation.
     summary = RunDirectory.read(run).summary()
     assert summary is not None

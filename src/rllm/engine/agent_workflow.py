@@ -14,8 +14,8 @@ its contract, say by a reward of NaN, fails one episode, against a budget.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing
-from typing import Any
+from contextlib import aclosing, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from rllm.engine.attempts import EpisodeCounts, Finished, Quota, attempts_at, played
 from rllm.engine.environment_pool import EnvironmentPool
@@ -42,6 +42,9 @@ from rllm.types.episode import Episode, Outcome
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, task_id_of
 from rllm.workflows.workflow import Workflow
+
+if TYPE_CHECKING:
+    from rllm.inference.local.waves import Waves
 
 
 class AgentWorkflowEngine:
@@ -77,6 +80,7 @@ class AgentWorkflowEngine:
         max_workers: int = 64,
         max_failed_fraction: float = 1.0,
         stored: bool = False,
+        waves: "Waves | None" = None,
     ) -> None:
         """`rollout_engine` is a model client, or `clients` has one for each policy; `roles` says of which
         policy a role is and how it samples. `raise_on_error` is for `execute_tasks`; `run` raises where the
@@ -87,6 +91,8 @@ class AgentWorkflowEngine:
         (`Workflow.run_in_executor`), `episode_timeout_s` of an attempt whose workflow has no lower `timeout`,
         `deadline_s` of a whole `run`. `retry_wait_s` is the wait before the first retry of anything, and
         doubles with each.
+
+        `waves` send the calls of all attempts to the built-in engine together.
         """
         require_settings(
             n_parallel_tasks=n_parallel_tasks,
@@ -132,6 +138,7 @@ class AgentWorkflowEngine:
         self.counts = EpisodeCounts()
         self.failures = FailureBudget(max_failed_fraction)
         self.stored = stored
+        self.waves = waves
         self.rollouts: dict[EpisodeId, Attempt] = {}
         """That are being played."""
         self._blocking_places: set[str] = set()
@@ -264,26 +271,31 @@ class _Run:
                 continue
             vitals = Vitals(identity, counts)
             tries = 1
+            waves = self.engine.waves
             try:
-                while True:
-                    attempt = Attempt(
-                        self.engine.settings,
-                        identity,
-                        task,
-                        self.purpose,
-                        self.sampling,
-                        self.pool,
-                        vitals,
-                        self._deadline_at,
-                    )
-                    rollouts[identity] = attempt
-                    episode, error = await attempt.play()
-                    counts.call_retries += attempt.rollout_engine.num_retries
-                    if not attempt.may_start_over(episode) or not self._has_time_for_another(tries, vitals):
-                        break
-                    await asyncio.sleep(self._wait_s(tries))
-                    tries += 1
-                    counts.retries += 1
+                with nullcontext() if waves is None else waves.member() as clients:
+                    while True:
+                        attempt = Attempt(
+                            self.engine.settings,
+                            identity,
+                            task,
+                            self.purpose,
+                            self.sampling,
+                            self.pool,
+                            vitals,
+                            self._deadline_at,
+                            clients,
+                        )
+                        rollouts[identity] = attempt
+                        episode, error = await attempt.play()
+                        counts.call_retries += attempt.rollout_engine.num_retries
+                        if not attempt.may_start_over(episode) or not self._has_time_for_another(
+                            tries, vitals
+                        ):
+                            break
+                        await asyncio.sleep(self._wait_s(tries))
+                        tries += 1
+                        counts.retries += 1
             finally:
                 rollouts.pop(identity, None)
             episode.info["tries"] = tries

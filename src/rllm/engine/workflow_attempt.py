@@ -100,15 +100,17 @@ class Attempt:
         pool: EnvironmentPool,
         vitals: Vitals,
         deadline_at: float | None = None,
+        clients: Mapping[str, Client] | None = None,
     ) -> None:
-        """`deadline_at`, by the loop's clock, ends it as its own time limit would."""
+        """`deadline_at`, by the loop's clock, ends it as its own time limit would. `clients` stand in for
+        those of the settings."""
         self.settings = settings
         self.identity = identity
         self.vitals = vitals
         self.deadline_at = deadline_at
         self.task = copied(task.to_row() if isinstance(task, Task) else dict(task))
         self.rollout_engine = RolloutEngine(
-            settings.clients,
+            settings.clients if clients is None else clients,
             key=(settings.seed, purpose, identity.task_id, identity.attempt),
             sampling=sampling,
             roles=settings.roles,

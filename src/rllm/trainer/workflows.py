@@ -4,15 +4,17 @@ AgentWorkflowEngine ──► Workflow.run ──► RolloutEngine ──role─
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllm.config.schema import TrainConfig
 from rllm.engine.agent_workflow import AgentWorkflowEngine
 from rllm.errors import ConfigError
-from rllm.inference.client import TokenClient
 from rllm.inference.rollout_engine import RoleSettings
 from rllm.trainer.programs import require_no_effect
 from rllm.workflows.workflow import Workflow
+
+if TYPE_CHECKING:
+    from rllm.inference.local.client import LocalClient
 
 WORKFLOW_DEFAULTS: dict[str, Any] = {
     "inference": {"lockstep": False, "max_context": 2048},
@@ -21,7 +23,8 @@ WORKFLOW_DEFAULTS: dict[str, Any] = {
     "warm_start": {"steps": 0},
 }
 """Where a run of a workflow differs from the defaults of `TrainConfig`. Its calls come from several places at
-once, so no batch of the engine is ever quite the same: what the trainer says of the tokens is."""
+once, so without lockstep no batch of the engine is ever quite the same: what the trainer says of the tokens
+is."""
 
 _NOT_FOR_WORKFLOWS = {
     "rollout.max_turns": "a workflow decides itself how often it asks the model",
@@ -46,11 +49,6 @@ def require_workflow_config(
             f"`workflow_class` is {workflow_class!r}; it must be a subclass of rllm.workflows.Workflow."
         )
     require_no_effect(config, _NOT_FOR_WORKFLOWS)
-    if config.inference.lockstep:
-        raise ConfigError(
-            "`inference.lockstep` is true, but a workflow may ask several things at a time and wait between "
-            "as long as it likes; set it to false."
-        )
     for name, arguments in (("agent_args", agent_args), ("env_args", env_args)):
         if arguments:
             raise ConfigError(f"`{name}` is given, but `workflow_class` takes `workflow_args`.")
@@ -60,9 +58,11 @@ def workflow_engine(
     config: TrainConfig,
     workflow_class: type[Workflow],
     workflow_args: Mapping[str, Any],
-    clients: Mapping[str, TokenClient],
+    clients: "Mapping[str, LocalClient]",
 ) -> AgentWorkflowEngine:
     """An engine for training: `clients` has what samples, by policy."""
+    from rllm.inference.local.waves import Waves
+
     rollout = config.rollout
     return AgentWorkflowEngine(
         workflow_class,
@@ -78,6 +78,7 @@ def workflow_engine(
         step_timeout_s=rollout.step_timeout_s,
         episode_timeout_s=rollout.episode_timeout_s,
         max_workers=rollout.env_workers,
+        waves=Waves(clients) if config.inference.lockstep else None,
     )
 
 
