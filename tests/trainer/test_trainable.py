@@ -12,6 +12,7 @@ import pytest
 
 from rllm.environments.base import BaseEnv
 from rllm.errors import ConfigError
+from rllm.models.builtin import create_model
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
@@ -55,6 +56,38 @@ UNTRAINABLE: dict[str, tuple[Callable[[Episode], None], str]] = {
     "meaning": (meaning, "does not tell how"),
     "role": (stray, "none is chosen for the role `nobody's`"),
 }
+
+
+def test_what_a_teacher_cannot_measure_is_left_out_of_its_report_and_counted(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    create_model(tmp_path / "teacher", seed=9)
+    changes = [change for change, _ in UNTRAINABLE.values()]
+
+    class Odd(letters.PairWorkflow):  # type: ignore[name-defined, misc]
+        """In each report seven of eight attempts are odd."""
+
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            episode = await super().run(task, uid, **kwargs)
+            if self.rollout_engine.key[1].startswith("report/") and task["task_id"] != "7":
+                changes[int(task["task_id"])](episode)
+            return episode
+
+    settings = {
+        "steps": 1,
+        "warm_start": {"steps": 0},
+        "evaluation": {"every_steps": 0, "num_tasks": 8},
+        "algorithm": {"estimator": "teacher"},
+        "distill": {"teacher": str(tmp_path / "teacher")},
+    }
+    tasks = [{"task_id": str(number), "letter": letter} for number, letter in enumerate("ABCDEFGH")]
+    letters.make_pair_trainer(
+        tmp_path / "run", settings, workflow_class=Odd, demonstrate=None, val_dataset=tasks
+    ).train()
+    for line in read_metrics(tmp_path / "run" / "metrics.jsonl"):
+        if line["phase"] in ("before", "after"):
+            assert line["unmeasured"] == 7
+            assert line["reverse_kl"] > 0.0
 
 
 def test_what_cannot_be_trained_on_fails_one_episode_of_a_step(letters: ModuleType, tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ async def _taught(run: TrainingRun, episodes: Sequence[Episode]) -> dict[str, fl
     """How far the student is from its teacher on sampled episodes, where it has one."""
     if run.learner.teacher is None:
         return {}
-    return await _in_learner(run, partial(run.learner.teacher.measure, episodes))
+    return await _in_learner(run, partial(run.learner.teacher.measure, episodes, run.policies))
 
 
 async def validate(run: TrainingRun, step: int) -> dict[str, float]:

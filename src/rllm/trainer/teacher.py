@@ -29,8 +29,9 @@ from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
 from rllm.models.directory import LoadedModel, load_model
 from rllm.store.run_directory import RunDirectory, is_run
+from rllm.trainer.policies import Policies
 from rllm.trainer.reference import ModelScorer, Scorer
-from rllm.trainer.samples import trajectory_rows
+from rllm.trainer.trainable import trainable_rows
 from rllm.types.episode import Episode
 from rllm.types.sample import TrainingSample
 
@@ -65,22 +66,27 @@ class Teacher:
             )
         return sorted(taught, key=lambda each: each.order_key), seen
 
-    def measure(self, episodes: Sequence[Episode]) -> dict[str, float]:
+    def measure(self, episodes: Sequence[Episode], policies: Policies) -> dict[str, float]:
         """`reverse_kl` in nats per token, with its standard error, of what the student sampled.
 
-        Of the roles that it pays; where it pays none, because it only writes, of all.
+        Of the roles that it pays; where it pays none, because it only writes, of all. `unmeasured`: episodes
+        that are left out because they could not be trained on, where there are any. Raises the first
+        ConfigError where none is left.
         """
         roles = {trajectory.name for episode in episodes for trajectory in episode.trajectories}
         heard = {role for role in roles if self.teaches(role)} or roles
-        rows = [
-            row
-            for episode in episodes
-            if episode.outcome in LEARNABLE
-            for index, trajectory in enumerate(episode.trajectories)
-            if trajectory.name in heard
-            for row in trajectory_rows(trajectory, episode.task_id, episode.rollout_idx, index, 0.0)
-        ]
-        return divergence_of(gaps_between(rows, self.scorer))
+        learnable = [each for each in episodes if each.outcome in LEARNABLE]
+        rows: list[TrainingSample] = []
+        errors: list[ConfigError] = []
+        for episode in learnable:
+            try:
+                rows += trainable_rows(episode, policies, heard.__contains__)
+            except ConfigError as error:
+                errors.append(error)
+        if errors and len(errors) == len(learnable):
+            raise errors[0]
+        unmeasured: dict[str, float] = {"unmeasured": len(errors)} if errors else {}
+        return divergence_of(gaps_between(rows, self.scorer)) | unmeasured
 
     def _credited(
         self, samples: Sequence[TrainingSample], gaps: Sequence[FloatArray]

@@ -6,7 +6,7 @@ thousands; here it fails alone, before anything is compared, stored or learned f
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from rllm.errors import ConfigError
 from rllm.trainer.policies import Policies
 from rllm.trainer.samples import trajectory_rows
 from rllm.types.episode import Episode, Outcome, TerminationReason
+from rllm.types.sample import TrainingSample
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def fail_untrainable(episodes: Sequence[Episode], policies: Policies, max_failed
     learnable = [each for each in episodes if each.outcome in LEARNABLE]
     for episode in learnable:
         try:
-            _require_trainable(episode, policies)
+            trainable_rows(episode, policies, policies.is_trained)
         except ConfigError as error:
             errors.append(error)
             _fail(episode, error)
@@ -53,12 +54,20 @@ def fail_untrainable(episodes: Sequence[Episode], policies: Policies, max_failed
     )
 
 
-def _require_trainable(episode: Episode, policies: Policies) -> None:
+def trainable_rows(
+    episode: Episode, policies: Policies, wants: Callable[[str], bool]
+) -> list[TrainingSample]:
+    """The rows of the roles that `wants` names, without advantages.
+
+    Raises ConfigError for what no model could have sampled, or nobody says how.
+    """
+    rows: list[TrainingSample] = []
     for index, trajectory in enumerate(episode.trajectories):
-        if not policies.is_trained(trajectory.name):
+        if not wants(trajectory.name):
             continue
         num_tokens = policies.vocabulary_of(trajectory.name)
         for row in trajectory_rows(trajectory, episode.task_id, episode.rollout_idx, index, 0.0):
+            rows.append(row)
             if not 0 <= row.token_ids_T.min() <= row.token_ids_T.max() < num_tokens:
                 raise ConfigError(
                     f"A row of task {episode.task_id} has the token ids {row.token_ids_T.min()} to "
@@ -70,6 +79,7 @@ def _require_trainable(episode: Episode, policies: Policies) -> None:
                     f"A row of task {episode.task_id} has log-probabilities that are not finite; sample "
                     "from a server that returns what it sampled with."
                 )
+    return rows
 
 
 def _fail(episode: Episode, error: ConfigError) -> None:
