@@ -1,6 +1,5 @@
 """A configuration in, a trainer out."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -14,6 +13,7 @@ from rllm.build.rows import held_out_rows, training_rows, validation_rows
 from rllm.config.distill import PROMPTS
 from rllm.config.schema import TrainConfig
 from rllm.data.jsonl import read_jsonl
+from rllm.data.tasks import argument_mixtures
 from rllm.environments.world import World
 from rllm.errors import ConfigError
 from rllm.eval.judging import as_reward_fn, failing_alone, task_evaluator
@@ -114,17 +114,16 @@ def _prompt_trainer(config: TrainConfig, output: Path, tracker: Tracker | None) 
 
 
 class DrawnTasks(Sequence[dict[str, Any]]):
-    """`count` training tasks of a world, each made when somebody looks at it. Arguments that are lists are
-    gone through in turn, one value per task."""
+    """`count` training tasks of a world, each made when somebody looks at it, with the arguments that it was
+    made with. Arguments that are lists are gone through in turn, one value per task."""
 
     def __init__(self, world: World, count: int, task_args: Mapping[str, Any]) -> None:
-        choices = [value if isinstance(value, list) else [value] for value in task_args.values()]
         self._world = world
         self._count = count
-        self._mixtures = [dict(zip(task_args, values, strict=True)) for values in itertools.product(*choices)]
+        self._mixtures = argument_mixtures(task_args)
         self._each = -(-count // len(self._mixtures))
-        for mixture in self._mixtures:  # what cannot be made is refused now
-            world.tasks("train", 1, **mixture)
+        for family in range(len(self._mixtures)):  # what cannot be made is refused now
+            self._drawn(family, 0, 1)
 
     def __len__(self) -> int:
         return self._count
@@ -137,13 +136,15 @@ class DrawnTasks(Sequence[dict[str, Any]]):
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(self._count))]
         place, family = divmod(range(self._count)[index], len(self._mixtures))
-        start = family * self._each + place
-        return self._world.tasks("train", 1, start=start, **self._mixtures[family])[0]
+        return self._drawn(family, family * self._each + place, 1)[0]
 
     def whole(self) -> list[dict[str, Any]]:
         """All at once: quicker where one asks for all, and shorter where there are no more rows."""
         families = [
-            self._world.tasks("train", self._each, start=number * self._each, **mixture)
-            for number, mixture in enumerate(self._mixtures)
+            self._drawn(family, family * self._each, self._each) for family in range(len(self._mixtures))
         ]
         return [task for turn in zip(*families, strict=True) for task in turn][: self._count]
+
+    def _drawn(self, family: int, start: int, count: int) -> list[dict[str, Any]]:
+        mixture = self._mixtures[family]
+        return [{**mixture, **task} for task in self._world.tasks("train", count, start=start, **mixture)]

@@ -66,7 +66,8 @@ class TaskConfig:
 
     environment: str = "frozenlake"
     environment_args: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the environment's tasks are made with, such as `size` of a lake."""
+    """What the environment's tasks are made with, such as `size` of a lake. A task that says one of these
+    itself keeps its own value."""
     train_args: dict[str, Any] = field(default_factory=dict[str, Any])
     """The same for training tasks alone, on top of `environment_args`; a list is gone through in turn, task
     by task."""

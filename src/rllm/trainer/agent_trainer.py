@@ -25,7 +25,7 @@ from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
 from rllm.data.curriculum import Curriculum
 from rllm.data.sampler import TaskSampler
-from rllm.data.tasks import tasks_of
+from rllm.data.tasks import argument_mixtures, tasks_of, with_defaults
 from rllm.engine.event_loop import run
 from rllm.environments.base import BaseEnv, reset_env
 from rllm.environments.world import World, task_content
@@ -180,15 +180,18 @@ class AgentTrainer:
                 )
         self.config = _with_estimators(self.config, traj_group_adv_estimator_map or {})
         self.agent_class, self.agent_args = agent_class, dict(agent_args or {})
-        self.train_tasks: Sequence[Any] = to_tasks(train_dataset)
-        self.env_class = env_class
-        self.env_args = dict(env_args or {}) | self._args_beside_tasks()
-        heldout = self.train_tasks if val_dataset is None else to_tasks(val_dataset)
+        shared = self.config.task.environment_args
+        own = [{**shared, **mixture} for mixture in argument_mixtures(self.config.task.train_args)]
+        self.train_tasks = with_defaults(to_tasks(train_dataset), own)
+        self.env_class, self.env_args = env_class, dict(env_args or {})
+        heldout = self.train_tasks if val_dataset is None else with_defaults(to_tasks(val_dataset), [shared])
         self.heldout_tasks = heldout[: self.config.evaluation.num_tasks]
         # What is watched while training may be tuned on, so it is never what is reported.
         end = len(self.heldout_tasks) + _TRIES * self.config.evaluation.every_num_tasks
         spare = () if val_dataset is None else heldout[len(self.heldout_tasks) : end]
-        validation = spare if validation_dataset is None else to_tasks(validation_dataset)
+        validation = spare
+        if validation_dataset is not None:
+            validation = with_defaults(to_tasks(validation_dataset), [shared])
         self.world = world
         self.validation_tasks = self._unreported(validation)[: self.config.evaluation.every_num_tasks]
         self._require_validation_tasks(len(validation))
@@ -205,12 +208,6 @@ class AgentTrainer:
             )
         if not self.train_tasks:
             raise ConfigError("`train_dataset` is empty; give at least one task.")
-
-    def _args_beside_tasks(self) -> dict[str, Any]:
-        """What `task.environment_args` holds that tasks do not say themselves: `env_args` win over a task,
-        and training tasks may differ from the others (`task.train_args`)."""
-        own = self.train_tasks[0] if self.train_tasks else {}
-        return {name: each for name, each in self.config.task.environment_args.items() if name not in own}
 
     def train(self) -> TrainResult:
         """Run, or resume, to the end; also from a notebook."""
