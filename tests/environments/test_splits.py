@@ -56,6 +56,15 @@ def test_a_world_knows_what_an_instance_is_and_what_simple_policies_come_to(name
     assert max(means.values()) == pytest.approx(means["optimum"]), "nothing is paid more than the optimum"
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if world_named(name).draws])
+def test_a_task_that_is_drawn_alone_is_the_one_among_others(name: str) -> None:
+    world = world_named(name)
+    tasks = world.tasks("train", 12)
+    assert [world.tasks("train", 1, start=number)[0] for number in (11, 0, 5)] == [
+        tasks[number] for number in (11, 0, 5)
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_split_has_enough_instances_or_its_report_says_so(name: str) -> None:

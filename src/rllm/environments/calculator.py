@@ -240,6 +240,7 @@ _answers = answer_baselines(lambda task: task["grading"]["answer"])
 
 WORLD = World(
     env_class=MCPEnvironment,
+    draws=True,
     tasks=calculator_tasks,
     demonstrate=demonstration,
     expert_args=("mistakes",),

@@ -41,6 +41,8 @@ HABITS = ("", WRONG_SIGN)
 _MAX_DRAWS = 10_000
 _STRETCH = 512
 """Tasks in a row that repeat none among them."""
+_BEGINNINGS = (8, 64, _STRETCH)
+"""How many tasks of a stretch are drawn at once, and kept: somebody may want a few, or one after another."""
 _MAX_REPEATS = 20
 """Draws in a row that give a problem again; after so many, problems with that sign begin anew."""
 _ENV_KEYS = ("numbers", "target")
@@ -182,8 +184,9 @@ def countdown_tasks(
     problems: list[Problem] = []
     for stretch in range(start // _STRETCH, -(-(start + count) // _STRETCH)):
         first = stretch * _STRETCH
-        some = islice(drawing.stretch(stretch), min(_STRETCH, start + count - first))
-        problems.extend(list(some)[max(start - first, 0) :])
+        end = min(_STRETCH, start + count - first)
+        drawn = _beginning(drawing, stretch, next(each for each in _BEGINNINGS if each >= end))
+        problems.extend(drawn[max(start - first, 0) : end])
     return [
         {
             "task_id": f"countdown-{split}-{index}",
@@ -254,6 +257,11 @@ class _Drawing:
         # With two numbers a kind is what it is called: 4 from 2 and 2 is a sum, so no product.
         is_ambiguous = len(numbers) == 2 and _KINDS[sign] != kind({"numbers": numbers, "target": drawn.value})
         return None if is_ambiguous else problem
+
+
+@lru_cache(maxsize=256)
+def _beginning(drawing: _Drawing, stretch: int, count: int) -> tuple[Problem, ...]:
+    return tuple(islice(drawing.stretch(stretch), count))
 
 
 @lru_cache(maxsize=65_536)
@@ -482,6 +490,7 @@ def _shown(
 
 WORLD = World(
     env_class=CountdownEnv,
+    draws=True,
     tasks=countdown_tasks,
     demonstrate=_shown,
     expert_args=("habit",),
