@@ -17,7 +17,7 @@ from typing import Any
 
 from rllm.engine.places import MAX_SHOWN_CHARS, shortened, shown
 from rllm.errors import AgentError, ConfigError, InferenceError, RewardError, RllmError
-from rllm.types.episode import Episode, Outcome
+from rllm.types.episode import Episode, Outcome, TerminationReason
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,16 @@ def error_record(error: BaseException, place: str) -> dict[str, Any]:
         "place": place,
         "traceback": shortened("".join(shortened(frame) for frame in frames), _MAX_FRAMES * MAX_SHOWN_CHARS),
     }
+
+
+def fail_episode(episode: Episode, error: BaseException, place: str) -> None:
+    """Make it one that failed with `error` and is paid nothing; `place`: whose fault it is."""
+    episode.outcome, episode.termination_reason = Outcome.INFRASTRUCTURE_FAILURE, TerminationReason.ERROR
+    episode.is_correct = False
+    episode.info["error"] = error_record(error, place)
+    for trajectory in episode.trajectories:
+        trajectory.outcome, trajectory.termination_reason = episode.outcome, episode.termination_reason
+        trajectory.reward = None
 
 
 class FailureBudget:

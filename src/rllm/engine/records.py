@@ -12,11 +12,11 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from rllm.engine.contracts import require_episode
-from rllm.engine.failures import contract_error_of, error_record
+from rllm.engine.failures import contract_error_of, fail_episode
 from rllm.engine.rollout import PAID
 from rllm.errors import AgentError, RewardError
 from rllm.store.encoding import require_storable
-from rllm.types.episode import Episode, Outcome, Step, TerminationReason, Trajectory
+from rllm.types.episode import Episode, Outcome, Step, Trajectory
 
 Part = TypeVar("Part", Episode, Trajectory, Step)
 
@@ -45,7 +45,9 @@ class Records:
             cause = contract_error_of(unfit, f"Episode {episode.id} cannot be kept")
             if episode.outcome not in PAID:
                 return _rest_of(episode, str(cause)), error
-            return _failed(_rest_of(episode), cause, self._place), cause
+            rest = _rest_of(episode)
+            fail_episode(rest, cause, self._place)
+            return rest, cause
         self._uids |= {each.uid for each in episode.trajectories}
         return episode, error
 
@@ -69,16 +71,6 @@ class Records:
                     )
         if self._stored:
             require_storable(episode)
-
-
-def _failed(episode: Episode, cause: BaseException, place: str) -> Episode:
-    episode.outcome, episode.termination_reason = Outcome.INFRASTRUCTURE_FAILURE, TerminationReason.ERROR
-    episode.is_correct = False
-    episode.info["error"] = error_record(cause, place)
-    for trajectory in episode.trajectories:
-        trajectory.outcome, trajectory.termination_reason = episode.outcome, episode.termination_reason
-        trajectory.reward = None
-    return episode
 
 
 def _rest_of(episode: Episode, why: str = "") -> Episode:

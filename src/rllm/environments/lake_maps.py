@@ -15,6 +15,7 @@ from numbers import Integral, Real
 import numpy as np
 
 from rllm.environments.lake_values import distances, outcomes_of
+from rllm.environments.symmetry import smallest_image
 from rllm.errors import ConfigError
 
 SPLITS = ("train", "validation", "test")
@@ -50,12 +51,8 @@ def split_of(rows: Sequence[str]) -> str:
 
 
 def canonical_map(rows: Sequence[str]) -> str:
-    """The same text for all eight rotations and reflections of a map: the least of theirs."""
-    images: list[str] = []
-    for turned in (rows, ["".join(column) for column in zip(*rows, strict=True)]):
-        for each in (turned, [row[::-1] for row in turned]):
-            images += ["\n".join(each), "\n".join(each[::-1])]
-    return min(images)
+    """The same text for all eight rotations and reflections of a map."""
+    return "\n".join(smallest_image(rows))
 
 
 @lru_cache(maxsize=16_384)

@@ -18,11 +18,12 @@ from rllm.environments.code import CodeEnv
 from rllm.environments.small_programs import (
     MAX_NUMBER,
     MIN_NUMBER,
-    SPLITS,
     TRIED_ON,
     Recipe,
     distinct_recipes,
+    identity,
     recipe_of,
+    require_places,
 )
 from rllm.environments.world import OPTIMUM, RANDOM, Turns, World
 from rllm.errors import ConfigError
@@ -45,10 +46,7 @@ def program_repair_tasks(
     `sandbox` runs the programs, one of the backends of `rllm.sandbox`. Raises ConfigError for what cannot be
     drawn.
     """
-    if split not in SPLITS:
-        raise ConfigError(f"`split` is {split!r}; program repair has {', '.join(SPLITS)}.")
-    if count < 0 or start < 0:
-        raise ConfigError(f"`count` is {count} and `start` is {start}; recipes are counted from 0 upwards.")
+    require_places(split, start, count)
     if not 2 <= num_parts <= 8:
         raise ConfigError(f"`num_parts` is {num_parts}; one is hidden, so choose from 2 to 8.")
     drawn = _drawn(split, num_parts)
@@ -117,10 +115,6 @@ def _drawn(split: str, num_parts: int) -> list[Recipe]:
     return distinct_recipes(split, draw)
 
 
-def _identity(task: Mapping[str, Any]) -> str:
-    return repr(recipe_of(task).function)
-
-
 def _kind(task: Mapping[str, Any]) -> str:
     return f"hidden: {task['parts'][-1][0]}"
 
@@ -130,7 +124,7 @@ WORLD = World(
     tasks=program_repair_tasks,
     draws=True,
     demonstrate=demonstration,
-    identity=_identity,
+    identity=identity,
     kind=_kind,
     baselines=baselines,
 )

@@ -83,10 +83,7 @@ def small_program_tasks(
     `sandbox` runs the programs, one of the backends of `rllm.sandbox`. Raises ConfigError for what cannot be
     drawn.
     """
-    if split not in SPLITS:
-        raise ConfigError(f"`split` is {split!r}; small programs have {', '.join(SPLITS)}.")
-    if count < 0 or start < 0:
-        raise ConfigError(f"`count` is {count} and `start` is {start}; recipes are counted from 0 upwards.")
+    require_places(split, start, count)
     lengths = [num_parts] if isinstance(num_parts, int) else list(num_parts)
     if not lengths or not all(1 <= length <= 8 for length in lengths):
         raise ConfigError(f"`num_parts` is {num_parts!r}; choose from 1 to 8, or a list of such numbers.")
@@ -102,6 +99,14 @@ def small_program_tasks(
         }
         for offset, recipe in enumerate(recipes)
     ]
+
+
+def require_places(split: str, start: int, count: int) -> None:
+    """Raises ConfigError unless `count` recipes from number `start` on of `split` can be asked for."""
+    if split not in SPLITS:
+        raise ConfigError(f"`split` is {split!r}; recipes are drawn for {', '.join(SPLITS)}.")
+    if count < 0 or start < 0:
+        raise ConfigError(f"`count` is {count} and `start` is {start}; recipes are counted from 0 upwards.")
 
 
 def demonstration(
@@ -201,7 +206,8 @@ def _part(rng: np.random.Generator) -> tuple[str, int]:
     return words[int(rng.integers(len(words)))], int(rng.integers(MIN_NUMBER, MAX_NUMBER + 1))
 
 
-def _identity(task: Mapping[str, Any]) -> str:
+def identity(task: Mapping[str, Any]) -> str:
+    """The function that is asked for, however a recipe describes it."""
     return repr(recipe_of(task).function)
 
 
@@ -241,7 +247,7 @@ WORLD = World(
     draws=True,
     demonstrate=demonstration,
     expert_args=("mistakes",),
-    identity=_identity,
+    identity=identity,
     kind=_kind,
     baselines=baselines,
 )

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rllm.algorithms.grouping import LEARNABLE
-from rllm.engine.failures import error_record
+from rllm.engine.failures import fail_episode
 from rllm.engine.places import shown
 from rllm.errors import ConfigError
 from rllm.trainer.policies import Policies
 from rllm.trainer.samples import trajectory_rows
-from rllm.types.episode import Episode, Outcome, TerminationReason
+from rllm.types.episode import Episode
 from rllm.types.sample import TrainingSample
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def fail_untrainable(episodes: Sequence[Episode], policies: Policies, max_failed
             trainable_rows(episode, policies, policies.is_trained)
         except ConfigError as error:
             errors.append(error)
-            _fail(episode, error)
+            fail_episode(episode, error, TRAINER)
     if not errors:
         return
     if len(errors) == len(learnable) or len(errors) > max_failed_fraction * len(episodes):
@@ -80,12 +80,3 @@ def trainable_rows(
                     "from a server that returns what it sampled with."
                 )
     return rows
-
-
-def _fail(episode: Episode, error: ConfigError) -> None:
-    episode.outcome, episode.termination_reason = Outcome.INFRASTRUCTURE_FAILURE, TerminationReason.ERROR
-    episode.is_correct = False
-    episode.info["error"] = error_record(error, TRAINER)
-    for trajectory in episode.trajectories:
-        trajectory.outcome, trajectory.termination_reason = episode.outcome, episode.termination_reason
-        trajectory.reward = None

@@ -8,8 +8,8 @@ from typing import Any
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, require_integer
 from rllm.environments.games.parsing import cell
-from rllm.environments.games.symmetry import smallest_image
 from rllm.environments.games.world import game_world
+from rllm.environments.symmetry import smallest_image
 from rllm.errors import ConfigError
 
 _ON, _OFF = "O."

@@ -8,8 +8,8 @@ from typing import Any
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_integer
 from rllm.environments.games.parsing import cell
-from rllm.environments.games.symmetry import turned
 from rllm.environments.games.world import game_world
+from rllm.environments.symmetry import images_of
 from rllm.errors import ConfigError
 
 _Place = tuple[int, int]
@@ -70,7 +70,7 @@ class Minesweeper(Game):
         """Whichever way the board is turned."""
         size = instance["size"]
         places = [(row, column) for row, column in [instance["opened"], *instance["mines"]]]
-        return [size, min((image[0], sorted(image[1:])) for image in turned(places, size))]
+        return [size, min((image[0], sorted(image[1:])) for image in images_of(places, size))]
 
     @property
     def rules(self) -> str:

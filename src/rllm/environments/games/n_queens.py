@@ -13,8 +13,8 @@ from typing import Any
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_integer
 from rllm.environments.games.parsing import number
-from rllm.environments.games.symmetry import turned
 from rllm.environments.games.world import game_world
+from rllm.environments.symmetry import images_of
 from rllm.errors import ConfigError
 
 _NO_QUEEN = -1
@@ -59,7 +59,7 @@ class NQueens(Game):
         """Whichever way the board is turned."""
         queens = instance["queens"]
         places = [(row, column) for row, column in enumerate(queens) if column != _NO_QUEEN]
-        return [len(queens), min(sorted(image) for image in turned(places, len(queens)))]
+        return [len(queens), min(sorted(image) for image in images_of(places, len(queens)))]
 
     @classmethod
     def kind(cls, instance: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_integer
 from rllm.environments.games.parsing import STEP_OF, direction
-from rllm.environments.games.symmetry import smallest_drawing
 from rllm.environments.games.world import game_world
+from rllm.environments.symmetry import smallest_drawing
 from rllm.errors import ConfigError
 
 _SYMBOLS = "#_.$*@+"

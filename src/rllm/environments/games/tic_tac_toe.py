@@ -13,8 +13,8 @@ from typing import Any
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, InvalidMove, require_choice, require_integer
 from rllm.environments.games.parsing import number
-from rllm.environments.games.symmetry import smallest_image
 from rllm.environments.games.world import game_world
+from rllm.environments.symmetry import smallest_image
 from rllm.errors import ConfigError
 
 OPPONENTS = ("random", "perfect")

@@ -1,11 +1,11 @@
-"""Images of square boards: what is the same board, turned or seen in a mirror."""
+"""Images of boards: what is the same board, turned or seen in a mirror."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 Place = tuple[int, int]
 
 
-def turned(places: Iterable[Place], size: int) -> Iterator[list[Place]]:
+def images_of(places: Iterable[Place], size: int) -> Iterator[list[Place]]:
     """The eight images of `places` (row, column) on a board of `size` rows; each keeps their order."""
     image = list(places)
     for _ in range(4):
@@ -15,12 +15,12 @@ def turned(places: Iterable[Place], size: int) -> Iterator[list[Place]]:
 
 
 def smallest_image(rows: Sequence[str]) -> list[str]:
-    """The first in the alphabet of the eight images of a square drawing: all eight have the same."""
-    size = len(rows)
-    places = [(row, column) for row in range(size) for column in range(size)]
-    images = ("".join(rows[row][column] for row, column in image) for image in turned(places, size))
-    smallest = min(images)
-    return [smallest[start : start + size] for start in range(0, size * size, size)]
+    """The first in the alphabet of the eight images of a drawing: all eight have the same."""
+    images: list[list[str]] = []
+    for rotation in (list(rows), ["".join(column) for column in zip(*rows, strict=True)]):
+        for image in (rotation, [row[::-1] for row in rotation]):
+            images += [image, image[::-1]]
+    return min(images)
 
 
 def smallest_drawing(rows: Sequence[str]) -> list[str]:
