@@ -16,7 +16,7 @@ from rllm.eval.words import instances_sentence
 
 SPLITS = ("train", "validation", "test")
 FROM_FILES = "task-directory"
-SMALL = {"2048", "lights-out", "small-programs", "tic-tac-toe", "wordle"}
+SMALL = {"2048", "small-programs", "tic-tac-toe", "wordle"}
 """Worlds whose default tasks are of fewer than 200 distinct instances: their reports say so."""
 NAMES = sorted(set(WORLDS) - {FROM_FILES})
 EXTRAS = (

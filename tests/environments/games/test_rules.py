@@ -363,24 +363,39 @@ def test_in_the_dark_one_is_told_the_open_ways_alone() -> None:
     game = DarkMaze({"rows": ["#####", "#P.G#", "#.###", "#...#", "#####"]})
     assert game.board() == "Down Right"
     game.play("Down")
-    assert game.board() == "Up Down"
+    assert game.board() == "Up Right", "on past the straight corridor, to the corner"
     with pytest.raises(InvalidMove, match="a wall is in the way"):
         game.play("Left")
-    for move in ("Up", "Right", "Right"):
+    assert game.board() == "Up Right"
+    game.play("Right")
+    assert game.board() == "Left", "a dead end"
+    for move in ("Left", "Up"):
         game.play(move)
+    assert not game.is_won
+    game.play("Right")
     assert game.is_won
 
 
+def test_in_the_dark_one_does_not_walk_past_a_side_way_or_the_goal() -> None:
+    game = DarkMaze({"rows": ["#######", "#P.G..#", "#######"]})
+    game.play("Right")
+    assert game.is_won
+    game = DarkMaze({"rows": ["#########", "#P.....G#", "###.#####", "###.#####", "#########"]})
+    game.play("Right")
+    assert game.board() == "Down Left Right"
+
+
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
-def test_a_hand_on_the_wall_finds_the_way_out_of_every_maze_within_its_turns(size: int) -> None:
-    around = ("Up", "Right", "Down", "Left")
+def test_the_expert_in_the_dark_keeps_a_hand_on_the_wall_and_always_arrives(size: int) -> None:
+    around = ("Up", "Left", "Down", "Right")
     for index in range(40):
         game = DarkMaze(drawn_instance(DarkMaze, "train", index, size=size))
         heading, num_turns = 0, 0
         while not game.is_won:
             open_ways = game.board().split()
-            turns = [(heading + turn) % 4 for turn in (1, 0, 3, 2)]  # right, ahead, left, back
+            turns = [(heading + turn) % 4 for turn in (1, 0, 3, 2)]  # left, ahead, right, back
             heading = next(each for each in turns if around[each] in open_ways)
+            assert game.expert_move() == around[heading], "from what the player sees and remembers, no more"
             game.play(around[heading])
             num_turns += 1
         assert num_turns <= DarkMaze.turns_for({"size": size})
@@ -392,30 +407,53 @@ def test_there_are_288_full_sudokus_of_four_by_four() -> None:
 
 def test_a_press_turns_a_light_and_those_beside_it() -> None:
     game = LightsOut({"rows": ["...", "OOO", ".O."]})
-    game.play("1 2")
-    assert game.board() == "O O O\nO . O\n. O ."
-    game.play("1 2")
-    for move in ("2 2", "1 2", "1 2"):
+    game.play("B")
+    assert game.board() == "ABC\nD.F\n.H."
+    game.play("b")
+    for move in ("E", "B", "B"):
         game.play(move)
-    assert game.board() == ". O .\n. . .\n. . ."
+    assert game.board() == ".B.\n...\n..."
+    with pytest.raises(InvalidMove, match="not one of A, B, C"):
+        game.play("J")
 
 
 @pytest.mark.parametrize("rows", [["O..", "O..", "O.."], ["OO.", "O.O", ".OO"], ["OOO", "OOO", "OOO"]])
-def test_lights_go_out_in_the_fewest_presses(rows: list[str]) -> None:
-    seen, edge, distance = {(game := LightsOut({"rows": rows})).board()}, [list[str]()], 0
-    while ". . .\n. . .\n. . ." not in seen:
-        distance += 1
-        following = []
-        for moves in edge:
-            for move in game.moves():
-                tried = LightsOut({"rows": rows})
-                for each in (*moves, move):
-                    tried.play(each)
-                if tried.board() not in seen:
-                    seen.add(tried.board())
-                    following.append([*moves, move])
-        edge = following
-    assert num_expert_moves(game) == distance
+def test_lights_go_out_from_the_first_row_to_the_last(rows: list[str]) -> None:
+    game = LightsOut({"rows": rows})
+    moves: list[str] = []
+    while not game.is_won:
+        moves.append(game.expert_move())
+        game.play(moves[-1])
+    assert moves == sorted(set(moves)), "row by row, no place twice"
+    solutions = [
+        presses
+        for count in range(10)
+        for presses in combinations("ABCDEFGHI", count)
+        if _is_dark_after(rows, presses)
+    ]
+    assert tuple(moves) in solutions
+
+
+def _is_dark_after(rows: list[str], presses: tuple[str, ...]) -> bool:
+    game = LightsOut({"rows": rows})
+    for press in presses:
+        game.play(press)
+    return game.is_won
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_drawn_lights_go_out_for_who_presses_below_the_first_that_is_on(size: int) -> None:
+    names = "ABCDEFGHIJKLMNOPQRSTUVWXY"
+    for index in range(40):
+        game = LightsOut(drawn_instance(LightsOut, "train", index, size=size, max_presses=5))
+        num_presses = 0
+        while not game.is_won:
+            first_on = next(each for each in game.board() if each in names)
+            below = names[names.index(first_on) + size]
+            assert game.expert_move() == below
+            game.play(below)
+            num_presses += 1
+        assert 3 <= num_presses <= 5
 
 
 BROKEN: list[tuple[type[Game], dict[str, Any]]] = [
