@@ -13,6 +13,9 @@ OWN_BOUNDS = "algorithm.clip_high=-1"
 """Those of the loss's own paper, in place of the block's."""
 
 
+LARGER_GROUPS = "larger groups estimate the baseline better (Shao et al. 2024)"
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Study:
     """A task that can tell algorithms apart."""
@@ -49,6 +52,10 @@ def _loss(name: str, *more: str) -> Variant:
     return Variant(part="loss", assignments=(f"algorithm.loss={name}", OWN_BOUNDS, *more))
 
 
+def _ablation(claim: str, *assignments: str, studies: tuple[str, ...] = tuple(STUDIES)) -> Variant:
+    return Variant(part="ablation", assignments=assignments, claim=claim, studies=studies)
+
+
 VARIANTS: dict[str, Variant] = {
     DEFAULT: Variant(part="default", seeds=5),
     "PPO (critic)": _estimator("gae", "critic.trunk=separate", seeds=5),
@@ -74,55 +81,36 @@ VARIANTS: dict[str, Variant] = {
     "TOPR": _loss("topr"),
     "Clip-Cov": _loss("clip_cov"),
     "KL-Cov": _loss("kl_cov"),
-    "groups of 4": Variant(
-        part="ablation",
-        assignments=("rollout.group_size=4", "rollout.tasks_per_step=64"),
-        claim="larger groups estimate the baseline better (Shao et al. 2024)",
+    "groups of 4": _ablation(LARGER_GROUPS, "rollout.group_size=4", "rollout.tasks_per_step=64"),
+    "groups of 16": _ablation(LARGER_GROUPS, "rollout.group_size=16", "rollout.tasks_per_step=16"),
+    "KL 0.04": _ablation(
+        "a KL term (Shao et al. 2024) can be left out (Yu et al. 2025)", "algorithm.kl_coef=0.04"
     ),
-    "groups of 16": Variant(
-        part="ablation",
-        assignments=("rollout.group_size=16", "rollout.tasks_per_step=16"),
-        claim="larger groups estimate the baseline better (Shao et al. 2024)",
+    "clip 0.2": _ablation(
+        "a higher upper bound than 0.2 learns more (Yu et al. 2025, clip-higher)", OWN_BOUNDS
     ),
-    "KL 0.04": Variant(
-        part="ablation",
-        assignments=("algorithm.kl_coef=0.04",),
-        claim="a KL term (Shao et al. 2024) can be left out (Yu et al. 2025)",
+    "dynamic sampling": _ablation(
+        "groups that tie are replaced: fewer steps to the same result (Yu et al. 2025)",
+        "filters.dynamic=true",
     ),
-    "clip 0.2": Variant(
-        part="ablation",
-        assignments=(OWN_BOUNDS,),
-        claim="a higher upper bound than 0.2 learns more (Yu et al. 2025, clip-higher)",
+    "replay by pass rate": _ablation(
+        "tasks of middling success teach most (Jiang et al. 2021)", "curriculum.replay_fraction=0.5"
     ),
-    "dynamic sampling": Variant(
-        part="ablation",
-        assignments=("filters.dynamic=true",),
-        claim="groups that tie are replaced: fewer steps to the same result (Yu et al. 2025)",
+    "Dr. GRPO, no length mean": _ablation(
+        "without the deviation and the mean by length nothing is lost (Liu et al. 2025)",
+        "algorithm.estimator=dr_grpo",
+        "algorithm.aggregation=constant",
+        "algorithm.aggregation_constant=32",
     ),
-    "replay by pass rate": Variant(
-        part="ablation",
-        assignments=("curriculum.replay_fraction=0.5",),
-        claim="tasks of middling success teach most (Jiang et al. 2021)",
-    ),
-    "Dr. GRPO, no length mean": Variant(
-        part="ablation",
-        assignments=(
-            "algorithm.estimator=dr_grpo",
-            "algorithm.aggregation=constant",
-            "algorithm.aggregation_constant=32",
-        ),
-        claim="without the deviation and the mean by length nothing is lost (Liu et al. 2025)",
-    ),
-    "credit by turn": Variant(
-        part="ablation",
-        assignments=("algorithm.credit=turn",),
-        claim="credit by turn learns faster over several turns (Zeng et al. 2025)",
+    "credit by turn": _ablation(
+        "credit by turn learns faster over several turns (Zeng et al. 2025)",
+        "algorithm.credit=turn",
         studies=("multi-turn",),
     ),
-    "credit discounted": Variant(
-        part="ablation",
-        assignments=("algorithm.credit=discounted", "algorithm.gamma=0.9"),
-        claim="later turns deserve more of the reward",
+    "credit discounted": _ablation(
+        "later turns deserve more of the reward",
+        "algorithm.credit=discounted",
+        "algorithm.gamma=0.9",
         studies=("multi-turn",),
     ),
     "AdamW": Variant(

@@ -8,22 +8,15 @@ What is paid is decided by the process that started this one, so that both sides
 """
 
 import json
-import os
 import sys
 import time
 from typing import Any
 
-from trl_side import cpu_seconds
+from trl_side import cpu_seconds, settings_and_answers
 
 
 def main() -> None:
-    line = "" if sys.stdin.isatty() else sys.stdin.readline()
-    if not line.strip():
-        print("trl_learning_side.py is a part of algorithm_curves.py, which starts it.")
-        return
-    settings = json.loads(line)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever libraries print is no answer
+    settings, answers = settings_and_answers("trl_learning_side.py", "algorithm_curves.py")
 
     import torch
     from datasets import Dataset

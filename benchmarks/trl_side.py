@@ -13,7 +13,7 @@ import resource
 import sys
 import time
 import zlib
-from typing import Any
+from typing import Any, TextIO
 
 
 def reward_of(text: str) -> float:
@@ -27,14 +27,19 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def main() -> None:
+def settings_and_answers(script: str, starter: str) -> tuple[dict[str, Any], TextIO]:
+    """The settings that `starter` wrote, and where answers go; without settings it says so and ends."""
     line = "" if sys.stdin.isatty() else sys.stdin.readline()
     if not line.strip():
-        print("trl_side.py is a part of train_step.py, which starts it.")
-        return
-    settings = json.loads(line)
+        print(f"{script} is a part of {starter}, which starts it.")
+        sys.exit()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever libraries print is no answer
+    return json.loads(line), answers
+
+
+def main() -> None:
+    settings, answers = settings_and_answers("trl_side.py", "train_step.py")
 
     import torch
     from datasets import Dataset

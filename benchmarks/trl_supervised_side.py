@@ -8,22 +8,15 @@ the log-probabilities of DPO's reference are computed before the first `run`.
 """
 
 import json
-import os
 import sys
 import time
 from typing import Any
 
-from trl_side import cpu_seconds
+from trl_side import cpu_seconds, settings_and_answers
 
 
 def main() -> None:
-    line = "" if sys.stdin.isatty() else sys.stdin.readline()
-    if not line.strip():
-        print("trl_supervised_side.py is a part of trainer.py, which starts it.")
-        return
-    settings = json.loads(line)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever libraries print is no answer
+    settings, answers = settings_and_answers("trl_supervised_side.py", "trainer.py")
 
     import torch
     from datasets import Dataset
