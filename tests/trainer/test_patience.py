@@ -12,6 +12,7 @@ from rllm.build.configs import training_config
 from rllm.build.training import build_trainer
 from rllm.config.loader import load_config
 from rllm.errors import ConfigError
+from rllm.eval.words import compared_sentence
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.patience import Patience
@@ -112,14 +113,14 @@ def test_what_is_reported_is_never_what_is_evaluated_between(letters: ModuleType
     one = letters.make_trainer(
         tmp_path / "run", val_dataset=tasks[:4], validation_dataset=[*twin[:2], *twin[5:6]]
     )
-    assert [task["letter"] for task in one.validation_tasks] == ["F"], "another name is no other task"
+    assert [task["letter"] for task in one.tasks.validation] == ["F"], "another name is no other task"
     spare = letters.make_trainer(tmp_path / "run", val_dataset=tasks, validation_dataset=None)
-    assert [task["letter"] for task in spare.validation_tasks] == ["E", "F"], (
+    assert [task["letter"] for task in spare.tasks.validation] == ["E", "F"], (
         "what is beyond the reported ones"
     )
     unset = {"evaluation": {"num_tasks": 4, "every_steps": -1}}
     none = letters.make_trainer(tmp_path / "run", unset, val_dataset=tasks[:4], validation_dataset=None)
-    assert list(none.validation_tasks) == []
+    assert list(none.tasks.validation) == []
     with pytest.raises(
         ConfigError, match=r"`evaluation.every_steps` is 2, but there are no validation tasks"
     ):
@@ -134,12 +135,12 @@ def test_a_world_too_small_for_two_sets_of_one_split_evaluates_on_what_is_not_re
     """Hanoi's validation split: 32 tasks are reported, and none of their positions is watched."""
     settings = ("evaluation.split=validation", "evaluation.num_tasks=32", "evaluation.every_num_tasks=16")
     trainer = build_trainer(training_config("hanoi", None, (*settings, "steps=10")), tmp_path / "run")
-    assert trainer.world is not None
+    assert trainer.tasks.world is not None
     reported, watched = (
-        {trainer.world.identity(task) for task in tasks}
-        for tasks in (trainer.heldout_tasks, trainer.validation_tasks)
+        {trainer.tasks.world.identity(task) for task in tasks}
+        for tasks in (trainer.tasks.heldout, trainer.tasks.validation)
     )
-    assert len(trainer.heldout_tasks) == 32
+    assert len(trainer.tasks.heldout) == 32
     assert watched
     assert not reported & watched
 
@@ -155,5 +156,17 @@ def test_rows_that_are_trained_on_are_not_called_held_out(
     ):
         facts = letters.make_trainer(tmp_path / "run", train_dataset=train).task_facts()
         assert (facts.title, len(facts.trained_on)) == (title, count)
+        assert facts.num_compared == facts.num_train == len(train)
+        assert compared_sentence(facts.to_dict()) == ""
     assert "1 of the 4 tasks that are to be held out are trained on as well, such as say-D" in caplog.text
     assert len(caplog.records) == 1, "who gives no others knows that they are trained on"
+
+
+def test_what_is_held_out_says_with_how_many_training_tasks_it_was_compared(tmp_path: Path) -> None:
+    """With all that the run draws, unless an instance has to be drawn to be known."""
+    small = ("steps=20", "warm_start.steps=4", "evaluation.num_tasks=8", "rollout.tasks_per_step=32")
+    for name, compared in (("arithmetic", 640), ("hanoi", 256)):
+        trainer = build_trainer(training_config(name, None, small), tmp_path / name)
+        counts = trainer.task_facts().to_dict()
+        assert (counts["train_tasks"], counts["train_tasks_compared"]) == (640, compared)
+        assert ("the first 256 of the 640 training tasks" in compared_sentence(counts)) == (compared < 640)

@@ -21,13 +21,11 @@ from rllm.eval.tasks import world_of
 from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.distill import AgentDistillTrainer
+from rllm.trainer.run_tasks import VALIDATION_TRIES
 
 VALIDATION_START = 1_000_000
 """Validation tasks while training come from here on, so that they are not those of
 `evaluation.split = "validation"`."""
-_TRIES = 4
-"""Validation tasks that are drawn for each that is needed where the same split is reported: those that are
-instances of a reported task are left out."""
 
 
 def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = None) -> AgentTrainer:
@@ -40,7 +38,9 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
     judging, task_args = split_judging(config.task.environment_args)
     pays = judge_while_training(config.task.environment, judging)
     evaluation = config.evaluation
-    num_validation = (_TRIES if evaluation.split == "validation" else 1) * evaluation.every_num_tasks
+    num_validation = (
+        VALIDATION_TRIES if evaluation.split == "validation" else 1
+    ) * evaluation.every_num_tasks
     drawn = DrawnTasks(world, config.task.num_train_tasks, {**task_args, **config.task.train_args})
     train_tasks = drawn if world.draws else drawn.whole()
     expert = world.expert(config.warm_start.expert_args)

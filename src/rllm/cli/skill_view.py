@@ -12,7 +12,7 @@ from rich.text import Text
 from rllm.cli.terminal import success_table, table
 from rllm.eval.skill import Measure, Verdict
 from rllm.eval.task_facts import MIN_DISTINCT
-from rllm.eval.words import baselines_sentence, instances_sentence
+from rllm.eval.words import baselines_sentence, compared_sentence, instances_sentence
 
 _STYLES = {Verdict.GAINED: "bold green", Verdict.NO_DIFFERENCE: "bold yellow", Verdict.LOST: "bold red"}
 _SENTENCES = {
@@ -52,6 +52,8 @@ def print_skill(console: Console, summary: Mapping[str, Any], start: str) -> Non
         console.print(Text(baselines_sentence(baselines)), soft_wrap=True)
     if skill := summary["skill"]:
         console.print(_skill(skill, start), soft_wrap=True)
+    if line := compared_sentence(summary["tasks"]):
+        console.print(Text(line, style="dim"), soft_wrap=True)
     for line in warnings(summary, start):
         console.print(Text(line, style="yellow"), soft_wrap=True)
     if len(summary["kinds"]) > 1:

@@ -178,6 +178,7 @@ def world_of(dataset: str) -> World:
         demonstrate=demonstration,
         expert_args=("tags", "habit"),
         identity=_asked,
+        identity_draws=True,
         baselines=_baselines,
     )
 

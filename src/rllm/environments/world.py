@@ -58,6 +58,8 @@ class World:
     identity: Callable[[Mapping[str, Any]], str] = task_content
     """What a task asks, up to what changes nothing (a board's symmetry, the order of numbers): two tasks with
     one identity are one instance, and splits share none."""
+    identity_draws: bool = False
+    """Whether `identity` has to draw the instance first, because a task holds only its number."""
     kind: Callable[[Mapping[str, Any]], str] = _one_kind
     """Which kind of instance a task is, such as `sums` or `differences`; success is reported by kind too."""
     baselines: Baselines | None = None

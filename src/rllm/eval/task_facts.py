@@ -28,6 +28,10 @@ class TaskFacts:
     """Policy -> expected return on each task; empty where nobody knows."""
     trained_on: Collection[str] = ()
     """Tasks that are instances of training tasks, as far as these were looked at."""
+    num_train: int = 0
+    """Training tasks that the run draws, as far as that is known before it; 0 where nobody trains."""
+    num_compared: int = 0
+    """How many of those were compared with the reported ones, the first that come."""
 
     @property
     def title(self) -> str:
@@ -62,6 +66,11 @@ class TaskFacts:
             "distinct": self.distinct,
             "effective_size": self.effective_size,
             "trained_on": len(self.trained_on),
+            **(
+                {"train_tasks": self.num_train, "train_tasks_compared": self.num_compared}
+                if self.num_train
+                else {}
+            ),
         }
 
     def described(self, results: Sequence[Result]) -> list[Result]:

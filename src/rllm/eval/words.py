@@ -21,6 +21,14 @@ def instances_sentence(counts: Mapping[str, Any]) -> str:
     )
 
 
+def compared_sentence(counts: Mapping[str, Any]) -> str:
+    """How far the tasks are known to be held out; empty where all training tasks were looked at."""
+    drawn, compared = counts.get("train_tasks", 0), counts.get("train_tasks_compared", 0)
+    if compared == drawn:
+        return ""
+    return f"Compared with the first {compared:,} of the {drawn:,} training tasks that a run draws."
+
+
 def baselines_sentence(baselines: Mapping[str, float]) -> str:
     """The optimum first, then what needs no skill, the best of it first."""
     order = sorted(baselines, key=lambda name: (name != OPTIMUM, -baselines[name], name != RANDOM))

@@ -10,10 +10,9 @@ the parts to `rllm.trainer.loop.train`.
 
 import asyncio
 import gc
-import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +24,12 @@ from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
 from rllm.data.curriculum import Curriculum
 from rllm.data.sampler import TaskSampler
-from rllm.data.tasks import argument_mixtures, tasks_of, with_defaults
+from rllm.data.tasks import tasks_of
 from rllm.engine.event_loop import run
-from rllm.environments.base import BaseEnv, reset_env
-from rllm.environments.world import World, task_content
+from rllm.environments.base import BaseEnv
+from rllm.environments.world import World
 from rllm.errors import ConfigError
-from rllm.eval.task_facts import TaskFacts, also_in, task_facts
+from rllm.eval.task_facts import TaskFacts
 from rllm.rewards.evaluator import as_evaluator
 from rllm.store.episodes import EpisodeStore
 from rllm.store.files import require_free_space
@@ -38,6 +37,7 @@ from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
+from rllm.trainer.agents import player_of
 from rllm.trainer.extras import require_training_packages
 from rllm.trainer.programs import (
     PROGRAM_DEFAULTS,
@@ -53,14 +53,20 @@ from rllm.trainer.resuming import (
     settle_muon_dtype,
     take_back,
 )
+from rllm.trainer.run_tasks import as_sequence, run_tasks
 from rllm.trainer.warm_start import (
     Demonstrate,
     DemonstrateRoles,
     demonstration_samples,
     role_demonstration_samples,
 )
-from rllm.trainer.workflows import WORKFLOW_DEFAULTS, require_workflow_config, workflow_engine
-from rllm.types.task import Task, task_id_of
+from rllm.trainer.workflows import (
+    WORKFLOW_DEFAULTS,
+    require_workflow_config,
+    with_estimators,
+    workflow_engine,
+)
+from rllm.types.task import Task
 from rllm.workflows.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -71,15 +77,6 @@ if TYPE_CHECKING:
     from rllm.trainer.learning import Demonstrations, Learner
     from rllm.trainer.policies import Policies, Publish
     from rllm.trainer.teacher import Teacher
-
-
-_TRIES = 4
-"""Tasks that are looked through for each one that is evaluated while training: reported ones are left out."""
-_LOOKED_AT = 256
-"""Training tasks, the first that are drawn, that are looked through for reported ones where a world makes
-them: its splits are apart by a hash, and to make them all would take minutes."""
-_NAMED = 5
-log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -160,7 +157,7 @@ class AgentTrainer:
         if workflow_args and workflow_class is None:
             raise ConfigError("`workflow_args` is given, but no `workflow_class` that takes it.")
         self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
-        to_tasks: Callable[..., Sequence[Any]] = _as_sequence
+        to_tasks: Callable[..., Sequence[Any]] = as_sequence
         if agent_flow is not None:
             self.flow, self.evaluator = as_flow(agent_flow), as_evaluator(evaluator)
             named = {"task": {"environment": self.flow.name, "agent": self.flow.name}}
@@ -178,23 +175,12 @@ class AgentTrainer:
                 raise ConfigError(
                     "`rollout.max_tokens_per_turn` is 0; an agent needs at least 1 to answer with."
                 )
-        self.config = _with_estimators(self.config, traj_group_adv_estimator_map or {})
-        self.agent_class, self.agent_args = agent_class, dict(agent_args or {})
-        shared = self.config.task.environment_args
-        own = [{**shared, **mixture} for mixture in argument_mixtures(self.config.task.train_args)]
-        self.train_tasks = with_defaults(to_tasks(train_dataset), own)
-        self.env_class, self.env_args = env_class, dict(env_args or {})
-        heldout = self.train_tasks if val_dataset is None else with_defaults(to_tasks(val_dataset), [shared])
-        self.heldout_tasks = heldout[: self.config.evaluation.num_tasks]
-        # What is watched while training may be tuned on, so it is never what is reported.
-        end = len(self.heldout_tasks) + _TRIES * self.config.evaluation.every_num_tasks
-        spare = () if val_dataset is None else heldout[len(self.heldout_tasks) : end]
-        validation = spare
-        if validation_dataset is not None:
-            validation = with_defaults(to_tasks(validation_dataset), [shared])
-        self.world = world
-        self.validation_tasks = self._unreported(validation)[: self.config.evaluation.every_num_tasks]
-        self._require_validation_tasks(len(validation))
+        self.config = with_estimators(self.config, traj_group_adv_estimator_map or {})
+        self.player = player_of(agent_class, env_class, agent_args, env_args)
+        heldout, validation = (
+            None if dataset is None else to_tasks(dataset) for dataset in (val_dataset, validation_dataset)
+        )
+        self.tasks = run_tasks(self.config, to_tasks(train_dataset), heldout, validation, world)
         self.demonstrate: Any = demonstrate
         """DemonstrateRoles for a workflow, otherwise Demonstrate."""
         require_tracker(tracker)
@@ -206,7 +192,7 @@ class AgentTrainer:
                 f"`warm_start.steps` is {self.config.warm_start.steps} but there is no expert to imitate; "
                 "set it to 0, or give `demonstrate`."
             )
-        if not self.train_tasks:
+        if not self.tasks.train:
             raise ConfigError("`train_dataset` is empty; give at least one task.")
 
     def train(self) -> TrainResult:
@@ -267,7 +253,9 @@ class AgentTrainer:
             for name, loaded in models.items():
                 clients[name] = make_client(config, loaded)
                 open_until_done.push_async_callback(clients[name].close)
-            self._require_prompt_fits(next(iter(clients.values())).renderer)
+            if self.player is not None:  # what a program will ask is known only once it runs
+                renderer = next(iter(clients.values())).renderer
+                self.player.require_prompt_fits(config, self.tasks.train[0], renderer)
             # Written once all checks have passed: what was refused can be mended and started again in the
             # same directory.
             if not directory.config():
@@ -290,30 +278,8 @@ class AgentTrainer:
             async with program_engine(config, self.flow, self.evaluator, client, ledger) as engine:
                 yield engine
             return
-        from rllm.engine.agent_execution import AgentExecutionEngine
-
-        assert self.agent_class is not None, "it is one of the three"
-        assert self.env_class is not None, "it is one of the three"
-        yield AgentExecutionEngine(
-            self.agent_class,
-            self.env_class,
-            self.agent_args,
-            self.env_args,
-            rollout_engine=client,
-            n_parallel_agents=config.rollout.num_parallel,
-            max_steps=config.rollout.max_turns,
-            trajectory_timeout=config.rollout.episode_timeout_s,
-            step_timeout_s=config.rollout.step_timeout_s,
-            retry_limit=config.rollout.retry_limit,
-            max_failed_fraction=config.rollout.max_failed_fraction,
-            max_workers=config.rollout.env_workers,
-            max_prompt_length=0,  # `inference.max_context` is the limit
-            max_response_length=0,
-            requires_ids=True,
-            stored=True,
-            gamma=config.algorithm.gamma,
-            seed=config.seed,
-        )
+        assert self.player is not None, "it is one of the three"
+        yield self.player.engine(config, client)
 
     async def _train(
         self,
@@ -336,7 +302,7 @@ class AgentTrainer:
         remove_old(directory.checkpoints_path, state, self.config.checkpoint.keep)
         with EpisodeStore.open(directory.store_path) as store, ExitStack() as open_while_training:
             require_episodes(store, state)
-            require_same_tasks(store, {"training": self.train_tasks, "held-out": self.heldout_tasks})
+            require_same_tasks(store, {"training": self.tasks.train, "held-out": self.tasks.heldout})
             store.rollback_to(state.steps - 1)
             view = open_while_training.enter_context(
                 on_screen(self.tracker, self.config.steps, f"rllm train {self.output.name}")
@@ -350,10 +316,10 @@ class AgentTrainer:
                 tracker=tracker,
                 clients=clients,
                 engine=engine,
-                heldout_tasks=self.heldout_tasks,
+                heldout_tasks=self.tasks.heldout,
                 facts=await asyncio.to_thread(self.task_facts),
-                validation_tasks=self.validation_tasks,
-                validation_facts=task_facts(self.validation_tasks, self.world, with_baselines=False),
+                validation_tasks=self.tasks.validation,
+                validation_facts=self.tasks.validation_facts(),
                 curriculum=self._curriculum(learner.tasks, state),
                 state=state,
             )
@@ -366,46 +332,11 @@ class AgentTrainer:
                 tracker.close()
                 run.learner_thread.shutdown()
 
-    def _unreported(self, tasks: Sequence[Any]) -> Sequence[Any]:
-        """Those of `tasks` that are instances of no reported one. Two splits of a world share none."""
-        makes_splits = self.world is not None and self.world.identity is not task_content
-        if not tasks or (makes_splits and self.config.evaluation.split == "test"):
-            return tasks
-        facts = task_facts(tasks, self.world, with_baselines=False)
-        reported = set(also_in(facts, self.heldout_tasks, self.world))
-        return [task for place, task in enumerate(tasks) if task_id_of(task, place) not in reported]
-
-    def _require_validation_tasks(self, num_given: int) -> None:
-        """Raises ConfigError where evaluations between are asked for and there is nothing to evaluate on."""
-        evaluation = self.config.evaluation
-        if self.validation_tasks or (evaluation.every_steps <= 0 and not evaluation.patience):
-            return
-        key = "patience" if evaluation.patience else "every_steps"
-        lack = f"all {num_given} that there are, are reported" if num_given else "none were given"
-        raise ConfigError(
-            f"`evaluation.{key}` is {getattr(evaluation, key)}, but there are no validation tasks: {lack}. "
-            "Give `validation_dataset`, or more held-out tasks than `evaluation.num_tasks`, which is "
-            f"{evaluation.num_tasks}; or leave the key out."
-        )
-
     def task_facts(self) -> TaskFacts:
         """Of the reported tasks. Simple policies are paid by the world, so they are compared with nobody whom
         another judge pays."""
-        pays = self.env_class is not None and "reward_fn" not in self.env_args
-        facts = task_facts(self.heldout_tasks, self.world, with_baselines=pays)
-        trained = TaskSampler(self.train_tasks, seed=self.config.seed, purpose="tasks")
-        is_listed = self.world is None or (self.world.identity is task_content and not self.world.draws)
-        count = len(self.train_tasks) if is_listed else min(_LOOKED_AT, len(self.train_tasks))
-        known = also_in(facts, trained.batch(0, count), self.world)
-        if known and len(known) < len(facts.instances):
-            log.warning(
-                "%d of the %d tasks that are to be held out are trained on as well, such as %s: they are "
-                "counted and not called held-out. Take them out of either.",
-                len(known),
-                len(facts.instances),
-                ", ".join(known[:_NAMED]),
-            )
-        return replace(facts, trained_on=known)
+        pays = self.player is not None and "reward_fn" not in self.player.env_args
+        return self.tasks.facts(with_baselines=pays)
 
     def _curriculum(self, tasks: TaskSampler[Any], state: "RunState") -> Curriculum[Any]:
         chosen = self.config.curriculum
@@ -437,7 +368,7 @@ class AgentTrainer:
             references=make_references(self.config, policies),
             critics=make_critics(self.config, policies),
             teacher=teacher,
-            tasks=TaskSampler(self.train_tasks, seed=self.config.seed, purpose="tasks"),
+            tasks=TaskSampler(self.tasks.train, seed=self.config.seed, purpose="tasks"),
             demonstrations=self._demonstrations(policies),
         )
 
@@ -454,43 +385,12 @@ class AgentTrainer:
         return lambda tasks, key: demonstration_samples(
             tasks,
             demonstrate,
-            self._make_agent,
+            self.player.make_agent if self.player is not None else ConversationAgent,
             policy.renderer,
             policy.end_token_id,
             noise=noise,
             key=key,
         )
-
-    def _make_agent(self) -> BaseAgent:
-        return ConversationAgent() if self.agent_class is None else self.agent_class(**self.agent_args)
-
-    def _require_prompt_fits(self, renderer: Any) -> None:
-        """Raises ConfigError when the context cannot even hold the first prompt and its answer.
-
-        What a program will ask is known only once it runs.
-        """
-        if self.env_class is None:
-            return
-        env = self.env_class.from_dict({**self.train_tasks[0], **self.env_args})
-        try:
-            observation, info = reset_env(env, 0)
-        finally:
-            env.close()
-        agent = self._make_agent()
-        agent.update_from_env(observation, 0.0, False, info)
-        prompt = renderer.render(agent.chat_completions, agent.tool_schemas)
-        needed = len(prompt) + self.config.rollout.max_tokens_per_turn
-        if needed > self.config.inference.max_context:
-            raise ConfigError(
-                f"`inference.max_context` is {self.config.inference.max_context}, but the first prompt and "
-                f"its answer take {needed} tokens; set it to {needed} times the expected turns, or shorten "
-                "the prompt."
-            )
-
-
-def _as_sequence(tasks: Iterable[Any]) -> Sequence[Any]:
-    """As it is: a sequence may make its tasks when they are played."""
-    return tasks if isinstance(tasks, Sequence) else list(tasks)
 
 
 def _require_one_way(**given: Any) -> None:
@@ -502,14 +402,3 @@ def _require_one_way(**given: Any) -> None:
             f"Given {', '.join(names) or 'neither agent, program nor workflow'}; give either `agent_class` "
             "and `env_class`, or `agent_flow` and `evaluator`, or `workflow_class`."
         )
-
-
-def _with_estimators(config: TrainConfig, estimators: Mapping[str, str]) -> TrainConfig:
-    for role, estimator in estimators.items():
-        configured = config.role(role).estimator
-        if configured not in ("", estimator):
-            raise ConfigError(
-                f"`roles.{role}.estimator` is {configured!r}, but `traj_group_adv_estimator_map` says "
-                f"{estimator!r}; give one of them."
-            )
-    return load_config(config, (f"roles.{role}.estimator={name}" for role, name in estimators.items()))

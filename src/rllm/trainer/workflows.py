@@ -6,6 +6,7 @@ AgentWorkflowEngine ──► Workflow.run ──► RolloutEngine ──role─
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
 from rllm.engine.agent_workflow import AgentWorkflowEngine
 from rllm.errors import ConfigError
@@ -94,3 +95,16 @@ def _role_settings(config: TrainConfig) -> dict[str, RoleSettings]:
             history=role.history,
         )
     return settings
+
+
+def with_estimators(config: TrainConfig, estimators: Mapping[str, str]) -> TrainConfig:
+    """`config` with an advantage estimator for each of these roles. Raises ConfigError for one that has
+    another already."""
+    for role, estimator in estimators.items():
+        configured = config.role(role).estimator
+        if configured not in ("", estimator):
+            raise ConfigError(
+                f"`roles.{role}.estimator` is {configured!r}, but `traj_group_adv_estimator_map` says "
+                f"{estimator!r}; give one of them."
+            )
+    return load_config(config, (f"roles.{role}.estimator={name}" for role, name in estimators.items()))

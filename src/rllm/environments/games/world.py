@@ -48,6 +48,7 @@ def game_world(
         demonstrate=partial(demonstration, env_class) if has_expert else None,
         expert_args=("tags", "habit"),
         identity=partial(game_identity, env_class),
+        identity_draws=True,
         kind=partial(game_kind, env_class),
         baselines=baselines or partial(game_baselines, env_class),
     )

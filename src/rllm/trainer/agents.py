@@ -1,0 +1,91 @@
+"""How agents in environments are trained: who plays the episodes, and what an expert's play teaches.
+
+AgentExecutionEngine ──► agent ⇄ environment ──► LocalClient (the weights that are trained)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllm.agents.base import BaseAgent
+from rllm.config.schema import TrainConfig
+from rllm.engine.agent_execution import AgentExecutionEngine
+from rllm.environments.base import BaseEnv, reset_env
+from rllm.errors import ConfigError
+from rllm.inference.client import TokenClient
+from rllm.rendering.chat import ChatRenderer
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Player:
+    """An agent and the environment that it acts in, with what each attempt makes them with."""
+
+    agent_class: type[BaseAgent]
+    env_class: type[BaseEnv]
+    agent_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    env_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """They win over what a task says."""
+
+    def make_agent(self) -> BaseAgent:
+        return self.agent_class(**self.agent_args)
+
+    def engine(self, config: TrainConfig, client: TokenClient) -> AgentExecutionEngine:
+        """An engine for training."""
+        rollout = config.rollout
+        return AgentExecutionEngine(
+            self.agent_class,
+            self.env_class,
+            self.agent_args,
+            self.env_args,
+            rollout_engine=client,
+            n_parallel_agents=rollout.num_parallel,
+            max_steps=rollout.max_turns,
+            trajectory_timeout=rollout.episode_timeout_s,
+            step_timeout_s=rollout.step_timeout_s,
+            retry_limit=rollout.retry_limit,
+            max_failed_fraction=rollout.max_failed_fraction,
+            max_workers=rollout.env_workers,
+            max_prompt_length=0,  # `inference.max_context` is the limit
+            max_response_length=0,
+            requires_ids=True,
+            stored=True,
+            gamma=config.algorithm.gamma,
+            seed=config.seed,
+        )
+
+    def require_prompt_fits(
+        self, config: TrainConfig, task: Mapping[str, Any], renderer: ChatRenderer
+    ) -> None:
+        """Raises ConfigError when the context cannot even hold the first prompt of a task and its answer."""
+        env = self.env_class.from_dict({**task, **self.env_args})
+        try:
+            observation, info = reset_env(env, 0)
+        finally:
+            env.close()
+        agent = self.make_agent()
+        agent.update_from_env(observation, 0.0, False, info)
+        prompt = renderer.render(agent.chat_completions, agent.tool_schemas)
+        needed = len(prompt) + config.rollout.max_tokens_per_turn
+        if needed > config.inference.max_context:
+            raise ConfigError(
+                f"`inference.max_context` is {config.inference.max_context}, but the first prompt and its "
+                f"answer take {needed} tokens; set it to {needed} times the expected turns, or shorten the "
+                "prompt."
+            )
+
+
+def player_of(
+    agent_class: type[BaseAgent] | None,
+    env_class: type[BaseEnv] | None,
+    agent_args: Mapping[str, Any] | None,
+    env_args: Mapping[str, Any] | None,
+) -> Player | None:
+    """What acts, where an agent does; None for programs and workflows."""
+    if agent_class is None or env_class is None:
+        return None
+    return Player(
+        agent_class=agent_class,
+        env_class=env_class,
+        agent_args=dict(agent_args or {}),
+        env_args=dict(env_args or {}),
+    )
