@@ -83,6 +83,17 @@ def test_info_says_all_there_is_to_know() -> None:
     assert len(told["sha256"]) == 64
 
 
+def test_info_counts_the_instances_of_a_world_and_warns_of_few() -> None:
+    for name, is_small in (("2048", True), ("frozenlake", False)):
+        counted = json.loads(run("info", name, "--json").stdout)["instances"]
+        assert counted["few"] == is_small == (counted["distinct"] < 200)
+        assert (counted["reported"], counted["split"]) == (256, "test")
+        shown = " ".join(run("info", name).stdout.split())
+        assert f"{counted['distinct']} in 256 test tasks" in shown
+        assert ("an interval is wider than most differences" in shown) == is_small
+    assert json.loads(run("info", "gsm8k", "--json").stdout)["instances"] is None
+
+
 def test_info_of_what_cannot_be_trained_on_does_not_offer_it() -> None:
     assert "rllm train" not in run("info", "aime24").stdout
     assert "pip install 'rllm[games]'" in run("info", "reasoning-gym/chain_sum").stdout

@@ -34,7 +34,7 @@ from rllm.eval.plan import EvaluationPlan, hash_of, model_hash
 from rllm.eval.report import NO_PRICES, Prices, require_ks
 from rllm.eval.results import Result
 from rllm.eval.task_facts import task_facts
-from rllm.eval.tasks import benchmark_tasks, benchmark_world, source_facts
+from rllm.eval.tasks import NUM_TASKS, benchmark_tasks, benchmark_world, source_facts
 from rllm.rewards.evaluator import Evaluator
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.types.messages import SamplingParams
@@ -42,7 +42,6 @@ from rllm.types.messages import SamplingParams
 QUESTION_TOKENS = 1024
 """Most tokens of an answer to a question, or of a turn of a model on a server, unless `--sampling` says
 otherwise."""
-_DEFAULT_TASKS = 256
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -247,7 +246,7 @@ def _benchmark_tasks(asked: Asked, spec: Benchmark, split: str, config: TrainCon
         return benchmark_tasks(spec, split, asked.num_tasks)
     if split not in spec.splits:
         raise ConfigError(f"`{spec.name}` has no split `{split}`; it has {', '.join(spec.splits)}.")
-    count = _DEFAULT_TASKS if asked.num_tasks is None else asked.num_tasks
+    count = NUM_TASKS if asked.num_tasks is None else asked.num_tasks
     return benchmark_world(spec).tasks(split, count, **config.task.environment_args)
 
 

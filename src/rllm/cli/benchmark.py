@@ -1,5 +1,6 @@
 """`rllm benchmark`: what there is to measure and to train on."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -8,6 +9,8 @@ from rllm.cli.command import Group, example, json_option, print_json
 from rllm.cli.terminal import facts, out, print_next, table
 from rllm.data.registry import DatasetRegistry
 from rllm.eval.catalogue import Benchmark, benchmark_named, benchmarks
+from rllm.eval.tasks import instance_counts
+from rllm.eval.words import instances_sentence
 
 
 @click.group("benchmark", cls=Group)
@@ -59,13 +62,17 @@ def info(name: str, as_json: bool) -> None:
     """
     found = benchmark_named(name)
     pulled = DatasetRegistry.get_dataset_splits(found.name)
+    instances = instance_counts(found)
     if as_json:
-        print_json({**found.summary(), **_details(found), "pulled": pulled})
+        print_json({**found.summary(), **_details(found), "instances": instances, "pulled": pulled})
         return
     console = out()
     console.print(f"\n{found.name}", style="bold")
     console.print(f"{found.description}\n", soft_wrap=True)
-    console.print(facts(_lines(found, pulled)))
+    console.print(facts(_lines(found, pulled, instances)))
+    if instances is not None and instances["few"]:
+        tasks = f"{instances['reported']} {instances['split']} tasks"
+        console.print(f"\nOf {tasks} {instances_sentence(instances)}", style="yellow", soft_wrap=True)
     if found.prompt:
         console.print("\nPrompt:", style="dim")
         console.print(found.prompt, soft_wrap=True)
@@ -121,7 +128,9 @@ def _details(benchmark: Benchmark) -> dict[str, Any]:
     }
 
 
-def _lines(benchmark: Benchmark, pulled: list[str]) -> list[tuple[str, str]]:
+def _lines(
+    benchmark: Benchmark, pulled: list[str], instances: Mapping[str, Any] | None
+) -> list[tuple[str, str]]:
     rows = {name: split.rows for name, split in benchmark.splits.items()}
     splits = ", ".join(name if count is None else f"{name} ({count})" for name, count in rows.items())
     lines = [
@@ -134,6 +143,10 @@ def _lines(benchmark: Benchmark, pulled: list[str]) -> list[tuple[str, str]]:
         ("citation", benchmark.citation),
         ("runs", "without a network" if benchmark.offline else "after its rows were pulled"),
     ]
+    if instances is not None:
+        lines.insert(
+            2, ("instances", f"{instances['distinct']} in {instances['reported']} {instances['split']} tasks")
+        )
     if benchmark.source is not None:
         lines.append(("source", benchmark.source.address))
     if benchmark.extra:

@@ -27,10 +27,13 @@ from rllm.environments.single_turn import SingleTurnEnvironment
 from rllm.environments.stray import strayed
 from rllm.environments.world import World
 from rllm.environments.worlds import world_named
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, MissingExtraError
 from rllm.eval.catalogue import FOLLOW_UPS, TASK_DIRECTORY, Benchmark, benchmark_named, benchmark_names
+from rllm.eval.task_facts import MIN_DISTINCT, task_facts
 from rllm.types.draws import draw_seed
 
+NUM_TASKS = 256
+"""Tasks that a benchmark without an end is measured on, where nobody says how many."""
 _SEED_STRIDE = 10_000_000
 """Tasks of a world that one seed has for itself."""
 HELD_OUT_EVERY = 20
@@ -49,7 +52,7 @@ def benchmark_tasks(
     seed: int = 0,
     on_progress: Progress = lambda what: None,
 ) -> list[dict[str, Any]]:
-    """`count` tasks of a split; all of them without `count`, 256 where there is no end.
+    """`count` tasks of a split; all of them without `count`, NUM_TASKS where there is no end.
 
     The seed says which: other tasks of a world, another random part of published rows. A part is in the order
     of the rows. Rows that are not here yet are pulled. Raises ConfigError for a split that there is not.
@@ -61,13 +64,31 @@ def benchmark_tasks(
         if benchmark.environment == TASK_DIRECTORY:  # as many as there are, the same for every seed
             return world.tasks(split, sys.maxsize if count is None else count, **benchmark.task)
         return world.tasks(
-            split, 256 if count is None else count, start=seed * _SEED_STRIDE, **benchmark.task
+            split, NUM_TASKS if count is None else count, start=seed * _SEED_STRIDE, **benchmark.task
         )
     rows = benchmark_rows(benchmark, split, on_progress=on_progress)
     places = (
         range(len(rows)) if count is None or count >= len(rows) else _drawn(len(rows), count, seed, split)
     )
     return [task_of_row(benchmark, split, place, rows[place]) for place in places]
+
+
+def instance_counts(benchmark: Benchmark) -> dict[str, Any] | None:
+    """Of how many instances the tasks of a world are that it is measured on; None of rows, which are counted,
+    and of a world whose package is not installed."""
+    if benchmark.asks_questions or benchmark.environment == TASK_DIRECTORY:
+        return None
+    try:
+        world = benchmark_world(benchmark)
+        facts = task_facts(benchmark_tasks(benchmark), world, with_baselines=False)
+    except MissingExtraError:
+        return None
+    counts = facts.to_dict()
+    return {
+        "split": benchmark.eval_split,
+        **{name: counts[name] for name in ("reported", "distinct", "effective_size")},
+        "few": facts.distinct < MIN_DISTINCT,
+    }
 
 
 def benchmark_rows(benchmark: Benchmark, split: str, *, on_progress: Progress = lambda what: None) -> Dataset:
