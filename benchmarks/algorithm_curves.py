@@ -118,15 +118,15 @@ def figures(summary: dict[str, Any]) -> dict[str, Any]:
 
 def jobs(variants: dict[str, Variant], seeds: tuple[int, ...], *, trl: bool) -> list[tuple[str, int]]:
     """(variant, seed), seed by seed, so that what was stopped can be compared."""
-    found = [
+    runs = [
         (name, seed)
         for place, seed in enumerate(seeds)
         for name, variant in variants.items()
         if place < variant.seeds
     ]
     if trl and OURS in variants:
-        found += [(TRL, seed) for seed in seeds[: variants[OURS].seeds]]
-    return found
+        runs += [(TRL, seed) for seed in seeds[: variants[OURS].seeds]]
+    return runs
 
 
 def study_of(label: str, options: argparse.Namespace, deadline: float) -> tuple[dict[str, Any], bool]:
@@ -149,8 +149,8 @@ def study_of(label: str, options: argparse.Namespace, deadline: float) -> tuple[
             )
             runs["imitation"][str(seed)] = figures(place.imitated())
             by_trl = name == TRL
-            made = place.learned_by_trl(variants[OURS]) if by_trl else place.learned(name, variants[name])
-            runs.setdefault(name, {})[str(seed)] = made
+            run = place.learned_by_trl(variants[OURS]) if by_trl else place.learned(name, variants[name])
+            runs.setdefault(name, {})[str(seed)] = run
     return {"task": study.task, "steps": steps, "runs": runs}, is_whole
 
 

@@ -72,8 +72,8 @@ def _study(label: str, study: Mapping[str, Any]) -> str:
 def _best_constant(runs: Mapping[str, Any]) -> tuple[str, float]:
     """The policy without skill that is paid most, and what it has; an empty name where nobody knows any."""
     imitator = next(iter(runs["imitation"].values()))
-    known = {name: mean for name, mean in imitator["baselines"].items() if name != "optimum"}
-    return max(known.items(), key=lambda pair: pair[1], default=("", 0.0))
+    constants = {name: mean for name, mean in imitator["baselines"].items() if name != "optimum"}
+    return max(constants.items(), key=lambda pair: pair[1], default=("", 0.0))
 
 
 def _start(runs: Mapping[str, Any]) -> str:
@@ -91,11 +91,11 @@ def _row(name: str, runs: Mapping[str, Any]) -> str:
     mine = list(runs[name].values())
     sampled, greedy = (100 * statistics.mean(each[way] for each in mine) for way in ("sampled", "greedy"))
     seconds = statistics.mean(each["seconds"] for each in mine)
-    beside, said = "", ""
-    if name != DEFAULT and (found := differences(runs, name, DEFAULT)):
-        interval = interval_of(found)
-        beside, said = _shown(found), verdict(interval)
-    return f"| {name} | {len(mine)} | {sampled:.1f} | {greedy:.1f} | {beside} | {said} | {seconds:.0f} |"
+    beside, sentence = "", ""
+    if name != DEFAULT and (pairs := differences(runs, name, DEFAULT)):
+        interval = interval_of(pairs)
+        beside, sentence = _shown(pairs), verdict(interval)
+    return f"| {name} | {len(mine)} | {sampled:.1f} | {greedy:.1f} | {beside} | {sentence} | {seconds:.0f} |"
 
 
 def _shown(values: Sequence[float]) -> str:
@@ -105,21 +105,21 @@ def _shown(values: Sequence[float]) -> str:
 
 
 def _beside_trl(runs: Mapping[str, Any]) -> str:
-    found = differences(runs, OURS, TRL)
+    pairs = differences(runs, OURS, TRL)
     seeds = [seed for seed in runs[OURS] if seed in runs[TRL]]
     ratios = [runs[TRL][seed]["seconds"] / runs[OURS][seed]["seconds"] for seed in seeds]
-    met = "met" if interval_of(found)[0] >= MARGIN else "**missed**"
+    met = "met" if interval_of(pairs)[0] >= MARGIN else "**missed**"
     return (
         "TRL's GRPOTrainer, same imitators, tasks, tokens, batches and rate: ours is "
-        f"{_shown(found)} points beside it (a lower end of {MARGIN:g} is asked for: {met}) and takes "
+        f"{_shown(pairs)} points beside it (a lower end of {MARGIN:g} is asked for: {met}) and takes "
         f"1/{statistics.mean(ratios):.1f} of the seconds."
     )
 
 
 def _claim(name: str, runs: Mapping[str, Any]) -> str:
-    found = differences(runs, name, DEFAULT)
-    said = verdict(interval_of(found)) if found else "not compared"
-    return f"- {name}: {VARIANTS[name].claim}. Here: {said}{f', {_shown(found)}' if found else ''}."
+    pairs = differences(runs, name, DEFAULT)
+    sentence = verdict(interval_of(pairs)) if pairs else "not compared"
+    return f"- {name}: {VARIANTS[name].claim}. Here: {sentence}{f', {_shown(pairs)}' if pairs else ''}."
 
 
 def draw_curves(report: Mapping[str, Any], path: Path, digest: str) -> None:

@@ -162,12 +162,12 @@ def packed(samples: list[TrainingSample], budget: int) -> None:
 
 def with_critic(samples: list[TrainingSample], values: list[Any]) -> None:
     """GAE and whitening of rows, which are whole attempts here."""
-    found = []
+    factors = []
     for sample, values_T in zip(samples, values, strict=True):
         assert sample.rewards_T is not None
         trained = sample.trainable_T
-        found.append(gae(sample.rewards_T[trained], values_T[trained], gamma=1.0, lam=0.95)[0])
-    whiten(found)
+        factors.append(gae(sample.rewards_T[trained], values_T[trained], gamma=1.0, lam=0.95)[0])
+    whiten(factors)
 
 
 def cpu_s(work: Callable[[], Any], rounds: int) -> float:

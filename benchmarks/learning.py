@@ -60,10 +60,10 @@ def source_version() -> str:
 
 def commit() -> str:
     """Short, with `+` where files differ from it; empty outside of a clone."""
-    said = subprocess.run(
+    process = subprocess.run(
         ["git", "describe", "--always", "--exclude=*", "--dirty=+"], cwd=ROOT, capture_output=True, text=True
     )
-    return said.stdout.strip()
+    return process.stdout.strip()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -90,23 +90,23 @@ class Campaign:
 
     def seconds_left(self) -> float:
         """An estimate: what the same block took with another seed, or else the mean run."""
-        known = {(block.name, seed): self.seconds(block, seed) for block, seed in self.pairs()}
-        finished = [each for each in known.values() if each is not None]
+        seconds_of = {(block.name, seed): self.seconds(block, seed) for block, seed in self.pairs()}
+        finished = [each for each in seconds_of.values() if each is not None]
         mean = sum(finished) / len(finished) if finished else UNKNOWN_WALL_S
-        left = 0.0
-        for (name, _), spent in known.items():
+        remaining_s = 0.0
+        for (name, _), spent in seconds_of.items():
             if spent is None:
-                mine = [each for (other, _), each in known.items() if other == name and each is not None]
-                left += sum(mine) / len(mine) if mine else mean
-        return left
+                mine = [each for (other, _), each in seconds_of.items() if other == name and each is not None]
+                remaining_s += sum(mine) / len(mine) if mine else mean
+        return remaining_s
 
     def run_all(self) -> bool:
         """Whether everything is finished; False where time ran out."""
-        pairs, started = self.pairs(), time.monotonic()
+        pairs, start_s = self.pairs(), time.monotonic()
         for number, (block, seed) in enumerate(pairs, start=1):
             if self.seconds(block, seed) is not None:
                 continue
-            left_s = self.limit_s - (time.monotonic() - started)
+            left_s = self.limit_s - (time.monotonic() - start_s)
             if left_s <= 0:
                 return False
             title = f"[{number}/{len(pairs)}] {block.name}, seed {seed}"
@@ -123,7 +123,7 @@ class Campaign:
         place = self.place(block, seed)
         place.mkdir(parents=True, exist_ok=True)
         run = block.runs(place)[0]
-        begun = spoken = time.monotonic()
+        start_s = report_s = time.monotonic()
         with (place / "output.txt").open("ab") as log:
             process = subprocess.Popen(
                 block.words(seed, place, self.split), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
@@ -131,10 +131,10 @@ class Campaign:
             try:
                 while (peak_mib := _peak_mib(process)) is None:
                     time.sleep(POLL_S)
-                    if time.monotonic() - begun > left_s:
+                    if time.monotonic() - start_s > left_s:
                         return False
-                    if time.monotonic() - spoken > PROGRESS_S:
-                        spoken = time.monotonic()
+                    if time.monotonic() - report_s > PROGRESS_S:
+                        report_s = time.monotonic()
                         _say(f"{title}: {_progress(run)}; about {_clock(self.seconds_left())} left for all")
             finally:
                 if process.returncode is None:
@@ -144,7 +144,7 @@ class Campaign:
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
             "commit": commit(),
             "peak_mib": peak_mib,
-            "wall_s": round(time.monotonic() - begun, 1),
+            "wall_s": round(time.monotonic() - start_s, 1),
         }
         if process.returncode != 0:
             words = (place / "output.txt").read_text(errors="replace").strip().splitlines()
@@ -187,11 +187,11 @@ class Campaign:
 
 def _peak_mib(process: subprocess.Popen[bytes]) -> float | None:
     """Of a process that has ended; None while it runs."""
-    pid, status, used = os.wait4(process.pid, os.WNOHANG)
+    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
     if pid == 0:
         return None
     process.returncode = os.waitstatus_to_exitcode(status)  # its own `wait` would find nobody
-    return round(used.ru_maxrss / 2**10, 1)
+    return round(usage.ru_maxrss / 2**10, 1)
 
 
 def _about(place: Path) -> dict[str, Any]:
@@ -227,8 +227,8 @@ def written(
 ) -> dict[str, Any]:
     """The file with these entries in place of older ones; tasks that are no block any more leave."""
     before = json.loads(results.read_text())["tasks"] if results.exists() else {}
-    known = blocks()
-    tasks = {name: entry for name, entry in sorted((before | entries).items()) if name in known}
+    by_name = blocks()
+    tasks = {name: entry for name, entry in sorted((before | entries).items()) if name in by_name}
     report = {"seeds": list(seeds), "split": split, "machine": machine(), "tasks": tasks}
     results.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(results, json.dumps(report, indent=1) + "\n")
@@ -246,12 +246,12 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=ROOT / "runs" / "learning")
     parser.add_argument("--json", action="store_true", help="print the figures instead of a table")
     options = parser.parse_args()
-    known = blocks()
-    if unknown := [name for name in options.task if name not in known]:
-        raise SystemExit(f"There is no block `{unknown[0]}`; there are {', '.join(known)}.")
+    by_name = blocks()
+    if unknown := [name for name in options.task if name not in by_name]:
+        raise SystemExit(f"There is no block `{unknown[0]}`; there are {', '.join(by_name)}.")
     reported = tuple(options.seeds) == SEEDS and options.split == "test"
     campaign = Campaign(
-        blocks=[known[name] for name in options.task or known],
+        blocks=[by_name[name] for name in options.task or by_name],
         seeds=options.seeds,
         root=options.root,
         split=options.split,

@@ -68,9 +68,9 @@ class Block:
 def blocks() -> dict[str, Block]:
     """Every block there is: worlds of the catalogue that train, and what learning_blocks.toml adds."""
     table = tomllib.loads((ROOT / "benchmarks/learning_blocks.toml").read_text())
-    named = [each.name for each in benchmarks() if "steps" in each.train and "/" not in each.name]
-    found: dict[str, Block] = {}
-    for name in sorted({*named, *table}):
+    names = [each.name for each in benchmarks() if "steps" in each.train and "/" not in each.name]
+    by_name: dict[str, Block] = {}
+    for name in sorted({*names, *table}):
         extra = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in table.get(name, {}).items()
@@ -78,5 +78,5 @@ def blocks() -> dict[str, Block]:
         if "command" not in extra:
             benchmark = benchmark_named(name)
             extra |= {"category": benchmark.category, "environment": benchmark.environment}
-        found[name] = Block(name=name, **extra)
-    return found
+        by_name[name] = Block(name=name, **extra)
+    return by_name

@@ -51,10 +51,10 @@ def world_behind(environment: str, file: Path | None = None) -> World | None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    known = {
+    fields = {
         name: getattr(module, name) for name in ("identity", "kind", "baselines") if hasattr(module, name)
     }
-    return World(env_class=BaseEnv, tasks=module.tasks, **known) if known else None
+    return World(env_class=BaseEnv, tasks=module.tasks, **fields) if fields else None
 
 
 def played_by(runs: Sequence[Path], world: World | None) -> Played:

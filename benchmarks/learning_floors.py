@@ -49,16 +49,16 @@ def _floor(name: str, value: float | None) -> dict[str, Any]:
 
 def missed(task: Mapping[str, Any]) -> list[str]:
     """Sentences."""
-    found: list[str] = []
+    lines: list[str] = []
     for name, floor in task["floors"].items():
         if floor["met"]:
             continue
         if name == "runs":
-            found.append(f"{floor['value']} of {floor['limit']} runs finished")
+            lines.append(f"{floor['value']} of {floor['limit']} runs finished")
             continue
         value = "unknown" if floor["value"] is None else f"{floor['value']:g}"
-        found.append(f"{LIMITS[name][2]}: {value}, not {LIMITS[name][0]} {floor['limit']:g}")
-    return found
+        lines.append(f"{LIMITS[name][2]}: {value}, not {LIMITS[name][0]} {floor['limit']:g}")
+    return lines
 
 
 def missed_together(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -66,14 +66,14 @@ def missed_together(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
     good = {name: each for name, each in tasks.items() if not missed(each)}
     walls = [run["wall_s"] for each in good.values() for run in each["runs"]]
     categories = {each["category"] for each in good.values()}
-    found: list[str] = []
+    lines: list[str] = []
     if len(good) < MIN_TASKS:
-        found.append(f"{len(good)} of at least {MIN_TASKS} tasks reach every floor")
+        lines.append(f"{len(good)} of at least {MIN_TASKS} tasks reach every floor")
     if len(categories) < MIN_CATEGORIES:
-        found.append(f"they are of {len(categories)} of at least {MIN_CATEGORIES} kinds")
+        lines.append(f"they are of {len(categories)} of at least {MIN_CATEGORIES} kinds")
     if walls and sum(walls) / len(walls) > MAX_MEAN_WALL_S:
-        found.append(f"a run takes {sum(walls) / len(walls):.0f} s on average, not <= {MAX_MEAN_WALL_S:g}")
+        lines.append(f"a run takes {sum(walls) / len(walls):.0f} s on average, not <= {MAX_MEAN_WALL_S:g}")
     hours = sum(run.get("wall_s", 0.0) for each in tasks.values() for run in each["runs"]) / 3600
     if hours > MAX_HOURS:
-        found.append(f"all runs take {hours:.1f} h, not <= {MAX_HOURS:g}")
-    return found
+        lines.append(f"all runs take {hours:.1f} h, not <= {MAX_HOURS:g}")
+    return lines

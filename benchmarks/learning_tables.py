@@ -185,18 +185,18 @@ class Pages:
 
     def pictures(self) -> dict[str, list[str]]:
         """Name of a picture -> the tasks in it, of those that any page shows."""
-        shown = {
+        curves = {
             match[2]
             for page in documents()
             for match in MARK.finditer(page.read_text())
             if match[1] == "curve"
         }
-        found: dict[str, list[str]] = {}
-        for name in sorted(shown):
+        tasks_of: dict[str, list[str]] = {}
+        for name in sorted(curves):
             names = [each for each in (self.tasks if name == "all" else [name]) if self.is_measured(each)]
             if names:
-                found[name] = names
-        return found
+                tasks_of[name] = names
+        return tasks_of
 
     def rewritten(self, page: Path) -> str:
         """The page with its marked places filled in; a mark that ends its line has a paragraph of its own."""

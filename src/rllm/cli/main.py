@@ -120,8 +120,8 @@ def _print_error(kind: str, message: str, as_json: bool, hint: str = "") -> None
         click.echo(f"{mark}{escaped(message)}{hint}", err=True)
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
         click.echo(f"rllm {rllm_version()}")
         ctx.exit()
 
@@ -164,23 +164,21 @@ def _print_unforeseen(kind: type[BaseException], error: BaseException, trace: Tr
     click.echo(escaped(without_keys(text)), err=True, nl=False)
 
 
-def _print_of_thread(raised: threading.ExceptHookArgs) -> None:
+def _print_of_thread(args: threading.ExceptHookArgs) -> None:
     """A traceback of somebody's thread. SystemExit ends the thread in silence, as Python has it."""
-    if raised.exc_type is SystemExit:
+    if args.exc_type is SystemExit:
         return
-    name = raised.thread.name if raised.thread is not None else "unknown"
+    name = args.thread.name if args.thread is not None else "unknown"
     click.echo(f"Exception in thread {escaped(name)}:", err=True)
-    if raised.exc_value is not None:
-        _print_unforeseen(raised.exc_type, raised.exc_value, raised.exc_traceback)
+    if args.exc_value is not None:
+        _print_unforeseen(args.exc_type, args.exc_value, args.exc_traceback)
 
 
-def _print_unraisable(raised: "sys.UnraisableHookArgs") -> None:
+def _print_unraisable(args: "sys.UnraisableHookArgs") -> None:
     """A traceback of what nobody can catch, such as an error in `__del__`."""
-    click.echo(
-        f"{raised.err_msg or 'Exception ignored'}: {escaped(type(raised.object).__qualname__)}", err=True
-    )
-    if raised.exc_value is not None:
-        _print_unforeseen(raised.exc_type, raised.exc_value, raised.exc_traceback)
+    click.echo(f"{args.err_msg or 'Exception ignored'}: {escaped(type(args.object).__qualname__)}", err=True)
+    if args.exc_value is not None:
+        _print_unforeseen(args.exc_type, args.exc_value, args.exc_traceback)
 
 
 def main() -> None:

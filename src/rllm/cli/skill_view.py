@@ -35,14 +35,14 @@ def print_success(
 ) -> None:
     """Success in each of `reports`, and what was gained where the run is finished. A summary that an earlier
     version wrote has no more than its reports."""
-    measured = "tasks" in summary
+    has_tasks = "tasks" in summary
     console.print(
-        f"\n{heading(summary['tasks']) if measured else 'Success, with 95 % intervals'}", style="bold"
+        f"\n{heading(summary['tasks']) if has_tasks else 'Success, with 95 % intervals'}", style="bold"
     )
     console.print(success_table({label: reports.get(name) for name, label in labels.items()}))
     if steps := summary.get("ended_early_after"):
         console.print(f"Ended early, after {steps} steps: evaluations between showed no gain any more.")
-    if measured:
+    if has_tasks:
         print_skill(console, summary, labels["before"])
 
 
@@ -62,27 +62,27 @@ def print_skill(console: Console, summary: Mapping[str, Any], start: str) -> Non
 
 def warnings(summary: Mapping[str, Any], start: str) -> list[str]:
     """What a reader would otherwise overlook."""
-    tasks, found = summary["tasks"], list[str]()
+    tasks, lines = summary["tasks"], list[str]()
     if tasks["trained_on"] == tasks["reported"]:
-        found.append(
+        lines.append(
             "All of these tasks are trained on, so this says nothing of tasks that the model has not met; "
             "give tasks that are held out."
         )
     elif tasks["trained_on"]:
-        found.append(
+        lines.append(
             f"{tasks['trained_on']} of the {tasks['reported']} tasks are trained on and count here as well; "
             "take them out of either."
         )
     if tasks["distinct"] < MIN_DISTINCT:
-        found.append(instances_sentence(tasks))
+        lines.append(instances_sentence(tasks))
     is_success = summary["skill"].get("measure") == Measure.SUCCESS
-    found += [
+    lines += [
         f"{each['kind']} became worse than {start}: {_value(each['before'], is_success)} → "
         f"{_value(each['after'], is_success)}, {_change(each, is_success)}."
         for each in summary["kinds"]
         if each["verdict"] == Verdict.LOST and each["kind"]
     ]
-    return found
+    return lines
 
 
 def _skill(skill: Mapping[str, Any], start: str) -> Text:
@@ -101,17 +101,17 @@ def _skill(skill: Mapping[str, Any], start: str) -> Text:
 
 
 def _kinds(summary: Mapping[str, Any], start: str) -> Any:
-    made = table("kind", "tasks", f"{start}, sampled", "trained, sampled", "difference", right=("tasks",))
+    rows = table("kind", "tasks", f"{start}, sampled", "trained, sampled", "difference", right=("tasks",))
     is_success = summary["skill"].get("measure") == Measure.SUCCESS
     for each in summary["kinds"]:
-        made.add_row(
+        rows.add_row(
             Text(each["kind"]),
             str(each["tasks"]),
             _value(each["before"], is_success),
             _value(each["after"], is_success),
             Text(_change(each, is_success), style=_STYLES[Verdict(each["verdict"])].removeprefix("bold ")),
         )
-    return made
+    return rows
 
 
 def _name(reference: str, start: str) -> str:

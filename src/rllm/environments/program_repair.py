@@ -49,7 +49,7 @@ def program_repair_tasks(
     require_places(split, start, count)
     if not 2 <= num_parts <= 8:
         raise ConfigError(f"`num_parts` is {num_parts}; one is hidden, so choose from 2 to 8.")
-    drawn = _drawn(split, num_parts)
+    recipes = _drawn(split, num_parts)
     return [
         {
             "task_id": f"program-repair-{split}-{index}",
@@ -61,7 +61,7 @@ def program_repair_tasks(
             "grading": {"function": "f", "tests": recipe.tests(TESTS)},
         }
         for index in range(start, start + count)
-        for recipe in (drawn[index % len(drawn)],)
+        for recipe in (recipes[index % len(recipes)],)
     ]
 
 

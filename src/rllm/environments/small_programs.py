@@ -132,17 +132,17 @@ def split_of(recipe: Recipe) -> str:
 
 def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """What programs come to that copy the numbers and do not read the words, and the best one program."""
-    asked = [recipe_of(task) for task in tasks]
-    functions = [recipe.function for recipe in asked]
+    recipes = [recipe_of(task) for task in tasks]
+    functions = [recipe.function for recipe in recipes]
     most = max(functions, key=Counter(functions).__getitem__, default=())
     return {
-        RANDOM: [_luck(recipe) for recipe in asked],
-        OPTIMUM: [1.0] * len(asked),
+        RANDOM: [_luck(recipe) for recipe in recipes],
+        OPTIMUM: [1.0] * len(recipes),
         "one program for all": [float(function == most) for function in functions],
         **{
             f"always {word}": [
                 float(_with_words(recipe, [word] * len(recipe.parts)).function == recipe.function)
-                for recipe in asked
+                for recipe in recipes
             ]
             for word in SIGN_OF
         },
@@ -168,12 +168,12 @@ def _with_words(recipe: Recipe, words: Sequence[str]) -> Recipe:
 
 def _recipes(split: str, start: int, count: int, lengths: tuple[int, ...]) -> list[Recipe]:
     """Recipes of different functions; from the first again once all were drawn."""
-    drawn = _drawn(split, lengths)
-    if count and not drawn:
+    recipes = _drawn(split, lengths)
+    if count and not recipes:
         raise ConfigError(
             f"{_MAX_DRAWS} draws gave no recipe of the {split} split; raise `num_parts`, which is {lengths}."
         )
-    return [drawn[index % len(drawn)] for index in range(start, start + count)]
+    return [recipes[index % len(recipes)] for index in range(start, start + count)]
 
 
 @lru_cache(maxsize=16)

@@ -76,8 +76,8 @@ def values_of(results: Sequence[Result], measure: Measure) -> dict[str, float]:
     for task_id, attempts in by_task(results).items():
         if measure is Measure.SUCCESS:
             values[task_id] = sum(each.is_correct for each in attempts) / len(attempts)
-        elif paid := [each.worth for each in attempts if _counts(each)]:
-            values[task_id] = sum(paid) / len(paid)
+        elif returns := [each.worth for each in attempts if _counts(each)]:
+            values[task_id] = sum(returns) / len(returns)
     return values
 
 

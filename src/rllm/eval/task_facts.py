@@ -99,11 +99,15 @@ def task_facts(
     rows = [row_of(task) for task in tasks]
     identity = task_content if world is None else world.identity
     kinds = [str(row.get(CATEGORY, "")) if world is None else _kind(world, row) for row in rows]
-    paid = world.baselines(rows) if world is not None and world.baselines and with_baselines else {}
+    expected_returns = (
+        world.baselines(rows) if world is not None and world.baselines and with_baselines else {}
+    )
     return TaskFacts(
         instances={name: instance_hash(identity(row)) for name, row in zip(ids, rows, strict=True)},
         kinds=dict(zip(ids, kinds, strict=True)),
-        baselines={policy: dict(zip(ids, map(float, each), strict=True)) for policy, each in paid.items()},
+        baselines={
+            policy: dict(zip(ids, map(float, each), strict=True)) for policy, each in expected_returns.items()
+        },
     )
 
 

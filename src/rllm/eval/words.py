@@ -10,23 +10,23 @@ from rllm.eval.task_facts import MIN_DISTINCT
 def instances_sentence(counts: Mapping[str, Any]) -> str:
     """Of how many instances a score is. `counts` has `distinct` and `effective_size`."""
     distinct, effective = counts["distinct"], counts["effective_size"]
-    told = f"{distinct:,} distinct instances"
+    count = f"{distinct:,} distinct instances"
     if round(effective) < distinct:
-        told += f", not evenly often: as good as {effective:,.0f}"
+        count += f", not evenly often: as good as {effective:,.0f}"
     if distinct >= MIN_DISTINCT:
-        return f"{told}."
+        return f"{count}."
     return (
-        f"{told} are few: below {MIN_DISTINCT} an interval is wider than most differences. "
+        f"{count} are few: below {MIN_DISTINCT} an interval is wider than most differences. "
         "Measure on more, or on a larger task."
     )
 
 
 def compared_sentence(counts: Mapping[str, Any]) -> str:
     """How far the tasks are known to be held out; empty where all training tasks were looked at."""
-    drawn, compared = counts.get("train_tasks", 0), counts.get("train_tasks_compared", 0)
-    if compared == drawn:
+    num_train, num_compared = counts.get("train_tasks", 0), counts.get("train_tasks_compared", 0)
+    if num_compared == num_train:
         return ""
-    return f"Compared with the first {compared:,} of the {drawn:,} training tasks that a run draws."
+    return f"Compared with the first {num_compared:,} of the {num_train:,} training tasks that a run draws."
 
 
 def baselines_sentence(baselines: Mapping[str, float]) -> str:

@@ -67,13 +67,13 @@ class StepRow(NamedTuple):
 def encode_episode(episode: Episode) -> tuple[EpisodeRow, list[StepRow]]:
     """Raises AgentError, naming episode, step and field, for a value that JSON cannot hold."""
     rows, fields, where = _rows_and_fields(episode)
-    paid = [float(each.reward) for each in episode.trajectories if each.reward is not None]
+    rewards = [float(each.reward) for each in episode.trajectories if each.reward is not None]
     row = EpisodeRow(
         task_id=episode.task_id,
         attempt=int(episode.rollout_idx),
         outcome=None if episode.outcome is None else str(episode.outcome),
         termination_reason=str(episode.termination_reason),
-        reward=sum(paid) if paid else None,
+        reward=sum(rewards) if rewards else None,
         is_correct=bool(episode.is_correct),
         num_steps=len(rows),
         num_sampled_tokens=sum(
@@ -179,13 +179,15 @@ def _trajectory_fields(trajectory: Trajectory, episode: Episode) -> dict[str, An
 
 
 def _step_row(index: int, position: int, step: Step, before: Step | None, where: str) -> StepRow:
-    kept = 0 if before is None else _num_ids_kept(before, step.prompt_ids)
+    num_kept = 0 if before is None else _num_ids_kept(before, step.prompt_ids)
     return StepRow(
         trajectory=index,
         position=position,
         reward=_finite(step.reward, where),
-        num_prompt_ids_kept=kept,
-        prompt_ids=_pack(step.prompt_ids[kept:] if kept else step.prompt_ids, "BHI", where, "prompt_ids"),
+        num_prompt_ids_kept=num_kept,
+        prompt_ids=_pack(
+            step.prompt_ids[num_kept:] if num_kept else step.prompt_ids, "BHI", where, "prompt_ids"
+        ),
         response_ids=_pack(step.response_ids, "BHI", where, "response_ids"),
         logprobs=_pack(step.logprobs, "f", where, "logprobs"),
         policy_versions=_pack(step.policy_versions, "bhi", where, "policy_versions"),
@@ -197,11 +199,11 @@ def _step_fields(step: Step, before: Step | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"id": step.id}
     if step.reward == 0.0 and math.copysign(1.0, step.reward) < 0.0:
         fields["reward"] = -0.0  # a column of SQLite forgets the sign of a zero
-    kept = 0 if before is None else _num_equal_messages(before.chat_completions, step.chat_completions)
-    if kept:
-        fields["num_messages_kept"] = kept
-    if kept < len(step.chat_completions):
-        fields["messages"] = step.chat_completions[kept:]
+    num_kept = 0 if before is None else _num_equal_messages(before.chat_completions, step.chat_completions)
+    if num_kept:
+        fields["num_messages_kept"] = num_kept
+    if num_kept < len(step.chat_completions):
+        fields["messages"] = step.chat_completions[num_kept:]
     if step.action is not None:
         fields["action"] = step.action.to_dict() if isinstance(step.action, Action) else step.action
     if step.model_output is not None:
@@ -268,13 +270,13 @@ def _restore_output(fields: dict[str, Any], step: dict[str, Any]) -> None:
 
 def _num_ids_kept(before: Step, prompt_ids: Sequence[int]) -> int:
     """How many tokens of prompt and answer of the step before a prompt begins with."""
-    known = before.prompt_ids
-    if not isinstance(known, Prefix) or not known.shares_row_with(prompt_ids):
-        return _num_equal([*known, *before.response_ids], prompt_ids)
-    if len(prompt_ids) < len(known):
+    ids_before = before.prompt_ids
+    if not isinstance(ids_before, Prefix) or not ids_before.shares_row_with(prompt_ids):
+        return _num_equal([*ids_before, *before.response_ids], prompt_ids)
+    if len(prompt_ids) < len(ids_before):
         return len(prompt_ids)
-    return len(known) + _num_equal(
-        before.response_ids, prompt_ids[len(known) : len(known) + len(before.response_ids)]
+    return len(ids_before) + _num_equal(
+        before.response_ids, prompt_ids[len(ids_before) : len(ids_before) + len(before.response_ids)]
     )
 
 
@@ -289,12 +291,12 @@ def _num_equal(earlier: Sequence[int], later: Sequence[int]) -> int:
 def _num_equal_messages(earlier: Sequence[Message], later: Sequence[Message]) -> int:
     if isinstance(earlier, Prefix) and earlier.shares_row_with(later):
         return min(len(earlier), len(later))
-    kept = 0
+    num_equal = 0
     for mine, theirs in zip(earlier, later, strict=False):
         if not _same(mine, theirs):
             break
-        kept += 1
-    return kept
+        num_equal += 1
+    return num_equal
 
 
 def _same(mine: Any, theirs: Any) -> bool:

@@ -56,16 +56,16 @@ def unpack_payload(payload: bytes) -> dict[str, Any]:
 
 def _tagged_episode(fields: dict[str, Any], where: str) -> dict[str, Any]:
     """Field by field, so that an error can say where the value stands that JSON cannot hold."""
-    tagged = _tagged_fields(fields, where, without="trajectories")
-    tagged["trajectories"] = []
+    payload = _tagged_fields(fields, where, without="trajectories")
+    payload["trajectories"] = []
     for trajectory in fields["trajectories"]:
         role = repr(trajectory["name"])
-        tagged["trajectories"].append(_tagged_fields(trajectory, f"{where}, {role}", without="steps"))
-        tagged["trajectories"][-1]["steps"] = [
+        payload["trajectories"].append(_tagged_fields(trajectory, f"{where}, {role}", without="steps"))
+        payload["trajectories"][-1]["steps"] = [
             _tagged_fields(step, f"{where}, step {position} of {role}")
             for position, step in enumerate(trajectory["steps"])
         ]
-    return tagged
+    return payload
 
 
 def _tagged_fields(fields: dict[str, Any], where: str, *, without: str = "") -> dict[str, Any]:

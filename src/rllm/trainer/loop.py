@@ -193,11 +193,11 @@ async def publish(run: TrainingRun, samples: Sequence[TrainingSample]) -> dict[s
     """New weights to the sampler of every policy that learned, and the proof that they arrived."""
     metrics: dict[str, Any] = {}
     for name, backend in run.policies.trainable():
-        seen: dict[str, float] = {}
+        canary: dict[str, float] = {}
         if mine := run.policies.samples_of(name, samples):
             backend.publish_weights()
-            seen = await run.canaries[name].check(backend, run.clients[name], mine)
-        metrics |= run.policies.labelled(name, {**seen, "policy_version": backend.policy_version})
+            canary = await run.canaries[name].check(backend, run.clients[name], mine)
+        metrics |= run.policies.labelled(name, {**canary, "policy_version": backend.policy_version})
     return metrics
 
 
