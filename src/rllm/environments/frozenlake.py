@@ -361,6 +361,7 @@ WORLD = World(
     demonstrate=demonstration,
     expert_args=("strolls", "hasty", "sight"),
     identity=identity,
+    identity_draws=True,
     kind=kind,
     baselines=baselines,
 )
