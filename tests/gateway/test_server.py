@@ -223,14 +223,14 @@ async def test_closing_lets_calls_end_and_stops_those_that_take_too_long(
 ) -> None:
     quick, never = asyncio.Event(), asyncio.Event()
     gateway: Gateway = await serve(
-        lambda request: scripted.Say(hold=quick if request.model == "quick" else never), grace_s=0.3
+        lambda request: scripted.Say(hold=quick if request.model == "quick" else never), grace_s=1.0
     )
     async with of_openai(gateway.base_url) as client:
         ends = asyncio.create_task(client.chat.completions.create(model="quick", messages=HI))
         hangs = asyncio.create_task(client.chat.completions.create(model="never", messages=HI))
         await eventually(lambda: gateway.num_in_flight == 2)
         closing = asyncio.create_task(gateway.close())
-        await asyncio.sleep(0.05)
+        await eventually(lambda: gateway._is_closing)
         quick.set()
         assert (await ends).choices[0].message.content == "hello world"
         with pytest.raises(openai.InternalServerError, match="shutting down"):

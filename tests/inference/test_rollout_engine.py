@@ -398,8 +398,9 @@ async def test_calls_that_nobody_awaits_end_with_the_attempt() -> None:
     client = ScriptedClient([never])
     engine = RolloutEngine(client)
     stray = asyncio.create_task(engine.get_model_response(QUESTION))
-    await asyncio.sleep(0.01)
-    assert client.in_flight == 1
+    async with asyncio.timeout(20):
+        while client.in_flight == 0:
+            await asyncio.sleep(0.001)
     await engine.close()
     assert stray.cancelled()
     assert client.in_flight == 0

@@ -114,10 +114,13 @@ async def test_requests_join_and_leave_while_others_are_being_answered(
     client = serve(endless)
     long = asyncio.create_task(client.generate_ids([5, 6, 7], SamplingParams(max_tokens=180)))
     await until(lambda: client.engine.counts.sampled_tokens >= 2)
-    short = await client.generate_ids([8, 9], SamplingParams(max_tokens=2))
-    assert len(short.completion_ids) == 2
-    assert not long.done()
-    assert len((await long).completion_ids) == 180
+    short = asyncio.create_task(client.generate_ids([8, 9], SamplingParams(max_tokens=2)))
+    order: list[asyncio.Task[Any]] = []
+    for task in (long, short):
+        task.add_done_callback(order.append)
+    outputs = await asyncio.gather(short, long)
+    assert [len(output.completion_ids) for output in outputs] == [2, 180]
+    assert order == [short, long]
 
 
 async def test_more_conversations_than_slots_are_all_answered_when_they_close_in_turn(
