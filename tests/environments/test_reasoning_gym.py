@@ -2,7 +2,9 @@
 
 import json
 import random
+import re
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
+from rllm.build.configs import training_config
+from rllm.build.training import build_trainer
 from rllm.environments import reasoning_gym_scoring as scoring
 from rllm.environments.checks import check_env
 from rllm.environments.games.game import SPLITS
@@ -211,6 +215,64 @@ def test_a_habit_is_to_repeat_a_word_of_the_question(habit: str, word: int) -> N
         demonstration(task, noise=1.0, rng=rng, habit="middle")
 
 
+@pytest.mark.parametrize(
+    ("name", "habit", "config"),
+    [
+        ("rotate_matrix", "upside_down", {"max_n": 3, "min_rotations": 1, "max_rotations": 3}),
+        ("aiw", "brothers", {"max_entities": 30}),
+    ],
+)
+def test_a_habit_of_a_data_set_is_wrong_in_the_right_form(
+    name: str, habit: str, config: dict[str, Any]
+) -> None:
+    world = world_named(f"reasoning-gym/{name}")
+    tasks = world.tasks("validation", 24, show_format=False, **config)
+    assert world.baselines is not None
+    returns = world.baselines(tasks)[habit.replace("_", " ")]
+    rng = np.random.default_rng(0)
+    for task, value in zip(tasks, returns, strict=True):
+        ((_, wrong),) = demonstration(task, noise=1.0, rng=rng, habit=habit)
+        ((_, right),) = demonstration(task, noise=0.0, rng=rng, habit=habit)
+        assert paid(ReasoningGymEnv.from_dict(task), wrong) == value == float(wrong == right)
+        assert world.kind(task)
+        assert name == "aiw" or sorted(wrong) == sorted(right)
+    assert sum(returns) <= 3
+
+
+def test_a_matrix_and_the_same_one_rotated_are_one_instance() -> None:
+    world = world_named("reasoning-gym/rotate_matrix")
+    by_instance: dict[str, str] = {}
+    for task in world.tasks("test", 64, min_n=2, max_n=2):
+        rows = np.array(ReasoningGymEnv.from_dict(task).entry["metadata"]["matrix"])
+        smallest = min(str(np.rot90(rows, turns).tolist()) for turns in range(4))
+        assert by_instance.setdefault(world.identity(task), smallest) == smallest
+    assert len(set(by_instance.values())) == len(by_instance) < 64
+
+
+def test_siblings_are_told_apart_by_what_is_counted_and_not_by_their_names() -> None:
+    world = world_named("reasoning-gym/aiw")
+    tasks = world.tasks("validation", 200, max_entities=2, show_format=False)
+    contents: dict[str, list[str]] = {}
+    for task in tasks:
+        question = ReasoningGymEnv.from_dict(task).entry["question"]
+        contents.setdefault(world.identity(task), []).append(" ".join(re.findall(r"\d+ [a-z]+", question)))
+    assert all(len(set(each)) == 1 for each in contents.values())
+    assert len(contents) < 30
+    kinds = {world.kind(task) for task in tasks}
+    assert kinds <= {"siblings, brothers first", "siblings, sisters first", "friends, male first"} | {
+        "colleagues, male first"
+    }
+
+
+def test_a_data_set_is_configured_in_training_too(tmp_path: Path) -> None:
+    """What a run says of the tasks reaches the environments that are played."""
+    terms = [f"task.environment_args.{end}_terms=2" for end in ("min", "max")]
+    config = training_config("reasoning-gym/chain_sum", None, (*terms, "warm_start.steps=0"))
+    trainer = build_trainer(config, tmp_path / "run")
+    env = ReasoningGymEnv.from_dict({**trainer.train_tasks[0], **trainer.env_args})
+    assert len(env.entry["metadata"]["expression"].split()) == 3
+
+
 def test_tasks_are_plain_and_configured() -> None:
     world = world_named("reasoning-gym/chain_sum")
     tasks = world.tasks("train", 100_000, min_terms=2, max_terms=2, min_digits=1, max_digits=1)
@@ -230,14 +292,11 @@ def test_tasks_are_plain_and_configured() -> None:
         ({"dataset": "chain_sum", "split": "test", "indx": 0}, "did you mean `index`"),
         ({"dataset": "chain_sum", "split": "test", "index": 0, "shaping": 3}, "shaping"),
         (
-            {"dataset": "chain_sum", "split": "test", "index": 0, "config": {"min_term": 2}},
+            {"dataset": "chain_sum", "split": "test", "index": 0, "min_term": 2},
             "did you mean `min_terms`",
         ),
-        ({"dataset": "chain_sum", "split": "test", "index": 0, "config": {"min_terms": -2}}, "refuses"),
-        (
-            {"dataset": "chain_sum", "split": "test", "index": 0, "config": {"seed": 2}},
-            "does not know `seed`",
-        ),
+        ({"dataset": "chain_sum", "split": "test", "index": 0, "min_terms": -2}, "refuses"),
+        ({"dataset": "chain_sum", "split": "test", "index": 0, "seed": 2}, "does not know `seed`"),
     ],
 )
 def test_a_task_that_cannot_be_honoured_is_refused(task: dict[str, Any], complaint: str) -> None:
@@ -258,7 +317,7 @@ def test_the_park_is_left_in_the_fewest_moves() -> None:
 
     for index in range(6):
         env = env_of("rush_hour", index)
-        facts = env._entry["metadata"]
+        facts = env.entry["metadata"]
         moves = env.oracle.split()
         assert len(moves) == facts["min_moves"]
         board = Board(facts["board_config"])

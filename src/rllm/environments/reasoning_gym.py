@@ -2,10 +2,11 @@
 
     (data set, split, index) ──► number ──► entry ──► question ──► answer ──► strict score ──► 1.0 or 0.0
 
-A question belongs to one split by a hash of its text. For the data sets in SLOW, where a hash would mean to
-make four questions and throw three away, splits are ranges of numbers; their questions are long and random,
-so two splits share one only by a rare accident. The library draws some questions from global generators of
-random numbers: those are seeded for each question and put back, under a lock.
+A question belongs to one split by a hash of what it asks: its text, or what `reasoning_gym_traits` knows of
+its data set (a matrix and the same one rotated are one instance). For the data sets in SLOW, where a hash
+would mean to make four questions and throw three away, splits are ranges of numbers; their questions are
+long and random, so two splits share one only by a rare accident. The library draws some questions from
+global generators of random numbers: those are seeded for each question and put back, under a lock.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ from rllm.environments.games.env import HABITS, require_habit
 from rllm.environments.games.game import SPLITS, require_integer, require_known
 from rllm.environments.reasoning_gym_oracles import ORACLES
 from rllm.environments.reasoning_gym_scoring import score
+from rllm.environments.reasoning_gym_traits import TRAITS
 from rllm.environments.world import World
 from rllm.errors import AgentError, ConfigError, MissingExtraError
 from rllm.types.episode import Action
@@ -49,7 +51,8 @@ _MAX_DRAWS = 200
 _MIXTURE = ("basic_arithmetic", "chain_sum", "number_sequence", "spell_backward")
 """What `composite` is made of unless told otherwise."""
 _NAMING_KEYS = ("task_id", "uid")
-_ENV_KEYS = ("dataset", "split", "index", "config", "shaping", "show_format")
+_ENV_KEYS = ("dataset", "split", "index", "shaping", "show_format")
+"""What a task has beside its name and the data set's own configuration."""
 _FORMAT = "End with your answer as <answer>…</answer>, or write nothing but the answer."
 _GENERATING = threading.Lock()
 
@@ -78,7 +81,8 @@ class ReasoningGymEnv(BaseEnv):
                 f"`shaping` is {shaping!r:.200}; it is the most that a wrong answer costs: 0 to 1."
             )
         self._config = _checked_config(dataset, config or {})
-        self._entry = question(dataset, split, index, self._config)
+        self.entry = question(dataset, split, index, self._config)
+        """As reasoning-gym hands it out: question, answer, metadata."""
         self._dataset = dataset
         self._shaping = float(shaping)
         self._show_format = show_format
@@ -87,11 +91,11 @@ class ReasoningGymEnv(BaseEnv):
     @property
     def oracle(self) -> str:
         """A right answer."""
-        return oracle_of(self._entry)
+        return oracle_of(self.entry)
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         self._over = False
-        asked = str(self._entry["question"])
+        asked = str(self.entry["question"])
         return f"{asked}\n\n{_FORMAT}" if self._show_format else asked, {}
 
     def step(self, action: Any) -> Moved:
@@ -100,20 +104,25 @@ class ReasoningGymEnv(BaseEnv):
         self._over = True
         said = action.action if isinstance(action, Action) else action
         maker = _maker(self._dataset, self._config, 0)
-        source = self._entry["metadata"].get("source_dataset", self._dataset)
-        judged = score(source, maker, self._entry, said if isinstance(said, str) else "")
+        source = self.entry["metadata"].get("source_dataset", self._dataset)
+        judged = score(source, maker, self.entry, said if isinstance(said, str) else "")
         reward = 1.0 if judged.is_right else -self._shaping * (1.0 - judged.partial) + 0.0  # no -0.0
         return "", reward, True, {"reason": judged.reason, "partial": judged.partial}
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "ReasoningGymEnv":
         """The environment of a task made by `reasoning_tasks`."""
-        require_known("A task of reasoning-gym", info, (*_ENV_KEYS, *_NAMING_KEYS))
-        for key in ("dataset", "split", "index"):
+        if "dataset" not in info:
+            raise ConfigError("A task of reasoning-gym needs `dataset`.")
+        dataset = info["dataset"]
+        own = _config_keys(dataset)
+        require_known(f"reasoning-gym/{dataset}", info, (*_ENV_KEYS, *_NAMING_KEYS, *own))
+        for key in ("split", "index"):
             if key not in info:
                 raise ConfigError(f"A task of reasoning-gym needs `{key}`.")
-        given = {key: info[key] for key in _ENV_KEYS if key in info}
-        return ReasoningGymEnv(given.pop("dataset"), given.pop("split"), given.pop("index"), **given)
+        options = {key: info[key] for key in ("shaping", "show_format") if key in info}
+        config = {key: info[key] for key in info if key in own}
+        return ReasoningGymEnv(dataset, info["split"], info["index"], config=config, **options)
 
 
 def reasoning_tasks(
@@ -133,13 +142,7 @@ def reasoning_tasks(
     if count < 0 or start < 0:
         raise ConfigError(f"`count` is {count} and `start` is {start}; questions are counted from 0 upwards.")
     _checked_config(dataset, config)
-    shared = {
-        "dataset": dataset,
-        "split": split,
-        "config": config,
-        "shaping": shaping,
-        "show_format": show_format,
-    }
+    shared = {"dataset": dataset, "split": split, "shaping": shaping, "show_format": show_format, **config}
     tasks = [
         {"task_id": f"reasoning-gym/{dataset}-{split}-{index}", "index": index, **shared}
         for index in range(start, start + count)
@@ -158,15 +161,15 @@ def demonstration(
     habit: str = "",
 ) -> list[tuple[str, str]]:
     """The question and a right answer; with probability `noise` the right answer to another question, or with
-    a `habit` the first or the last word of the question."""
-    require_habit(habit)
+    a `habit` the first or the last word of the question, or what its data set's own habit makes of it."""
+    require_habit(habit, _habits(task["dataset"]))
     if not 0.0 <= noise <= 1.0:
         raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
     env = ReasoningGymEnv.from_dict(dict(task))
     answer = env.oracle
     if noise and rng.random() < noise:
         other = dict(task) | {"index": task["index"] + 1 + int(rng.integers(1000))}
-        answer = _word(task, habit) if habit else ReasoningGymEnv.from_dict(other).oracle
+        answer = _out_of_habit(task, habit) if habit else ReasoningGymEnv.from_dict(other).oracle
     return [(env.reset()[0], f"<answer>{answer}</answer>" if tags else answer)]
 
 
@@ -177,38 +180,60 @@ def world_of(dataset: str) -> World:
         tasks=partial(reasoning_tasks, dataset),
         demonstrate=demonstration,
         expert_args=("tags", "habit"),
-        identity=_asked,
+        identity=_identity,
         identity_draws=True,
+        kind=_kind,
         baselines=_baselines,
     )
 
 
+def _identity(task: Mapping[str, Any]) -> str:
+    return identity_of(task["dataset"], _entry_of(task))
+
+
+def identity_of(dataset: str, entry: Entry) -> str:
+    """What a question asks: two that are one instance, or one question at two places, have the same."""
+    traits = TRAITS.get(dataset)
+    return str(entry["question"]) if traits is None else json.dumps(traits.identity(entry))
+
+
+def _kind(task: Mapping[str, Any]) -> str:
+    traits = TRAITS.get(task["dataset"])
+    return "" if traits is None else traits.kind(_entry_of(task))
+
+
 def _baselines(tasks: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[float]]:
-    """Those of questions, and to repeat a word of the question."""
-    rights = [_right_answer(task) for task in tasks]
-    return {
-        **answer_baselines(_right_answer)(tasks),
-        **{
-            f"{which} word": [
-                float(_word(task, which) == right) for task, right in zip(tasks, rights, strict=True)
-            ]
-            for which in HABITS
-        },
-    }
+    """Those of questions, and what every habit comes to."""
+    simple = dict(answer_baselines(lambda task: oracle_of(_entry_of(task)))(tasks))
+    for habit in _habits(tasks[0]["dataset"]) if tasks else ():
+        answers = [_out_of_habit(task, habit) for task in tasks]
+        name = f"{habit} word" if habit in HABITS else habit.replace("_", " ")
+        simple[name] = [_pay(task, answer) for task, answer in zip(tasks, answers, strict=True)]
+    return simple
 
 
-def _word(task: Mapping[str, Any], which: str) -> str:
-    """The first or the last word of the question, without the signs around it."""
-    return _asked(task).split()[HABITS[which]].strip(".,:;?!\"'")
+def _pay(task: Mapping[str, Any], answer: str) -> float:
+    env = ReasoningGymEnv.from_dict({**task, "shaping": 0.0})
+    env.reset()
+    return env.step(answer)[1]
 
 
-def _asked(task: Mapping[str, Any]) -> str:
-    """The question itself: two places in a split may hold one."""
-    return ReasoningGymEnv.from_dict({**task, "show_format": False}).reset()[0]
+def _habits(dataset: str) -> tuple[str, ...]:
+    """Names of the ways to answer without doing what is asked."""
+    traits = TRAITS.get(dataset)
+    return (*HABITS, *(traits.habits if traits else ()))
 
 
-def _right_answer(task: Mapping[str, Any]) -> str:
-    return ReasoningGymEnv.from_dict(dict(task)).oracle
+def _out_of_habit(task: Mapping[str, Any], habit: str) -> str:
+    """What a data set's own habit answers, or a word of the question without the signs around it."""
+    entry = _entry_of(task)
+    if habit in HABITS:
+        return str(entry["question"]).split()[HABITS[habit]].strip(".,:;?!\"'")
+    return TRAITS[task["dataset"]].habits[habit](entry)
+
+
+def _entry_of(task: Mapping[str, Any]) -> Entry:
+    return ReasoningGymEnv.from_dict(dict(task)).entry
 
 
 def question(dataset: str, split: str, index: int, config: str) -> Entry:
@@ -226,7 +251,7 @@ def _question(dataset: str, split: str, index: int, config: str) -> Entry:
         entry = _entry(dataset, config, number)
         if not _has_right_answer(dataset, config, entry):
             continue
-        if dataset in SLOW or split_of(dataset, str(entry["question"])) == split:
+        if dataset in SLOW or split_of(dataset, identity_of(dataset, entry)) == split:
             return entry
     raise ConfigError(
         f"{_MAX_DRAWS} questions of reasoning-gym/{dataset} with {config} held none of the {split} split; "
@@ -249,9 +274,9 @@ def _number(split: str, index: int, draw: int) -> int:
     return (place * len(SPLITS) + SPLITS.index(split)) * _SIZE + index % _SIZE
 
 
-def split_of(dataset: str, asked: str) -> str:
+def split_of(dataset: str, identity: str) -> str:
     """The one split that a question is for: half of all train, a quarter validates, a quarter tests."""
-    text = f"{dataset} {asked}".encode()
+    text = f"{dataset} {identity}".encode()
     quarter = hashlib.blake2b(text, digest_size=8, salt=b"reasoning-gym").digest()[0] % 4
     return ("test", "validation", "train", "train")[quarter]
 
@@ -318,11 +343,15 @@ def _registered(dataset: str) -> tuple[Any, Any]:
     return DATASETS[dataset]
 
 
+def _config_keys(dataset: str) -> tuple[str, ...]:
+    """What the data set's own configuration has."""
+    _, config_class = _registered(dataset)
+    return tuple(each.name for each in dataclasses.fields(config_class) if each.name not in ("seed", "size"))
+
+
 def _checked_config(dataset: str, config: Mapping[str, Any]) -> str:
     """The configuration as text that names it. Raises ConfigError for keys that the data set lacks."""
-    _, config_class = _registered(dataset)
-    names = [each.name for each in dataclasses.fields(config_class) if each.name not in ("seed", "size")]
-    require_known(f"reasoning-gym/{dataset}", config, names)
+    require_known(f"reasoning-gym/{dataset}", config, _config_keys(dataset))
     try:
         return json.dumps(config, sort_keys=True)
     except TypeError as error:

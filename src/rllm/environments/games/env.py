@@ -4,7 +4,7 @@ task ──► GameEnv ──► rules + board ──► "Right" ──► Game.
                                          └─ no legal move: nothing changes, one of `max_invalid` is spent
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -215,10 +215,10 @@ def game_tasks(
     return tasks
 
 
-def require_habit(habit: str) -> None:
-    """Raises ConfigError for one that there is not; "" is none."""
-    if habit and habit not in HABITS:
-        raise ConfigError(f"`habit` is {habit!r:.200}; choose {' or '.join(HABITS)}, or leave it out.")
+def require_habit(habit: str, habits: Iterable[str] = tuple(HABITS)) -> None:
+    """Raises ConfigError for one that is not among `habits`; "" is none."""
+    if habit and habit not in (known := tuple(habits)):
+        raise ConfigError(f"`habit` is {habit!r:.200}; choose {' or '.join(known)}, or leave it out.")
 
 
 def demonstration(
