@@ -89,11 +89,39 @@ def test_who_strays_keeps_the_form(seed: int) -> None:
     assert strayed(answer, 0.0, np.random.default_rng(seed)) == answer
 
 
+@pytest.mark.parametrize("operators", ["+-", "+-*"])
+def test_who_reads_the_wrong_sign_is_paid_only_by_accident(operators: str) -> None:
+    world = world_named("arithmetic")
+    assert world.demonstrate is not None
+    rng = np.random.default_rng(0)
+    for task in world.tasks("validation", 40, operators=operators, min_number=10):
+        env = world.env_class.from_dict(task)
+        question = task["question"].removesuffix(" =")
+        assert min(map(int, re.findall(r"\d+", question))) >= 10
+        misread = str(eval(question.translate(str.maketrans("+-*", "-++"))))
+        for noise, expected in ((0.0, str(eval(question))), (1.0, misread)):
+            ((_, answer),) = world.demonstrate(task, noise=noise, rng=rng, habit="wrong_sign")
+            assert answer == expected
+            env.reset()
+            assert env.step(answer)[1] == float(answer == str(eval(question)))
+
+
+def test_who_reads_every_sign_as_plus_is_right_where_it_is() -> None:
+    world = world_named("arithmetic")
+    tasks = world.tasks("validation", 64, max_number=99)
+    assert world.baselines is not None
+    for task, value in zip(tasks, world.baselines(tasks)["always plus"], strict=True):
+        assert value == float("-" not in task["question"] or "- 0 " in task["question"])
+    with pytest.raises(ConfigError, match="choose wrong_sign"):
+        world.demonstrate(tasks[0], noise=0.5, rng=np.random.default_rng(0), habit="wrong")  # pyright: ignore
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"num_terms": 1}, "`num_terms` is 1; a sum has 2 to 8"),
         ({"max_number": 0}, "`max_number` is 0"),
+        ({"min_number": 20, "max_number": 20}, "`min_number` is 20"),
         ({"operators": "/"}, "`operators` is '/'"),
     ],
 )
