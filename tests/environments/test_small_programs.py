@@ -8,6 +8,7 @@ import pytest
 
 from rllm.environments import SingleTurnEnvironment
 from rllm.environments.program_repair import MAX_TURNS
+from rllm.environments.program_repair import MISTAKES as REPAIR_MISTAKES
 from rllm.environments.program_repair import WORLD as REPAIR
 from rllm.environments.small_programs import (
     MISTAKES,
@@ -147,13 +148,37 @@ def test_the_failing_test_shows_what_the_recipe_hides_and_the_second_try_is_paid
             assert shown[1][0] == turns[1][0], "the expert was shown what the environment shows"
 
 
-def test_who_says_the_same_again_is_not_paid() -> None:
+@pytest.mark.parametrize("mistake", REPAIR_MISTAKES)
+def test_who_says_the_same_again_or_mends_for_one_test_is_not_paid(mistake: str) -> None:
     (task,) = REPAIR.tasks("validation", 1, sandbox=_sandbox())
-    first, second = REPAIR.expert({})(task, 1.0, np.random.default_rng(0))
-    assert first[1] == second[1]
+    expert = REPAIR.expert({"mistakes": [mistake]})
+    assert expert is not None
+    first, second = expert(task, 1.0, np.random.default_rng(0))
     env = REPAIR.env_class.from_dict(task)
     env.reset()
     assert [env.step(answer)[1] for _, answer in (first, second)] == [0.0, 0.0]
+    if mistake == "same_again":
+        assert first[1] == second[1]
+    else:
+        scope: dict[str, Any] = {}
+        exec(second[1], scope)
+        assert str(scope["f"](0)) == second[0]["test_results"][0]["expected"]
+
+
+def test_an_expert_of_repair_who_is_awake_half_of_the_time_is_right_half_of_the_time() -> None:
+    tasks = REPAIR.tasks("train", 600)
+    expert = REPAIR.expert({})
+    assert expert is not None
+    turns = [expert(task, 0.5, np.random.default_rng(number)) for number, task in enumerate(tasks)]
+    right = [
+        shown[1][1] == Recipe(parts=tuple(map(tuple, task["parts"]))).program()
+        for task, shown in zip(tasks, turns, strict=True)
+        if len(shown) == MAX_TURNS
+    ]
+    assert len(right) == pytest.approx(600 * 15 / 16, rel=0.05)
+    assert np.mean(right) == pytest.approx(0.5, abs=0.08)
+    with pytest.raises(ConfigError, match="'asleep'"):
+        REPAIR.demonstrate(tasks[0], noise=0.5, rng=np.random.default_rng(0), mistakes=["asleep"])
 
 
 def test_the_hidden_part_cannot_be_guessed_from_what_is_shown() -> None:

@@ -36,6 +36,9 @@ HIDDEN_PARTS = tuple(itertools.product(HIDDEN_WORDS, range(MIN_NUMBER, MAX_NUMBE
 TESTS = (0, *(x for x in TRIED_ON if x != 0))
 """The first test that fails is shown, so the one that tells the hidden part comes first."""
 MAX_TURNS = 2
+MISTAKES = ("same_again", "one_test")
+"""What an expert does at the second try who is not awake: sends the program that failed once more, or one
+that passes the test that was shown and has nothing left of the recipe."""
 
 
 def program_repair_tasks(
@@ -65,9 +68,14 @@ def program_repair_tasks(
     ]
 
 
-def demonstration(task: Mapping[str, Any], *, noise: float, rng: np.random.Generator) -> Turns:
-    """A program with a guess, and where that is wrong the right program; with probability `noise` the same
-    again instead."""
+def demonstration(
+    task: Mapping[str, Any], *, noise: float, rng: np.random.Generator, mistakes: Sequence[str] = MISTAKES
+) -> Turns:
+    """A program with a guess, and where that is wrong the right program; with probability `noise` one of
+    `mistakes` instead, each as likely as it is often in the list. Raises ConfigError for a mistake that there
+    is not."""
+    if unknown := [each for each in mistakes if each not in MISTAKES]:
+        raise ConfigError(f"`mistakes` has {unknown[0]!r}; experts know {', '.join(MISTAKES)}.")
     if not 0.0 <= noise <= 1.0:
         raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
     recipe = recipe_of(task)
@@ -76,7 +84,10 @@ def demonstration(task: Mapping[str, Any], *, noise: float, rng: np.random.Gener
     first = (task["question"], guess.program())
     if guess == recipe:
         return [first]
-    second = guess if rng.random() < noise else recipe
+    second = recipe
+    if mistakes and rng.random() < noise:
+        mistake = mistakes[int(rng.integers(len(mistakes)))]
+        second = guess if mistake == "same_again" else Recipe(parts=recipe.parts[-1:])
     return [first, ({"test_results": [failed_test(guess, recipe)]}, second.program())]
 
 
@@ -124,6 +135,7 @@ WORLD = World(
     tasks=program_repair_tasks,
     draws=True,
     demonstrate=demonstration,
+    expert_args=("mistakes",),
     identity=identity,
     kind=_kind,
     baselines=baselines,
