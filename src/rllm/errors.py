@@ -15,6 +15,7 @@
     ├── SandboxError           a sandbox failed, not the program in it: an infrastructure failure
     ├── RequestRefused         a request to the gateway that gets an error instead of an answer
     ├── PartialAnswer          a model's answer broke off; never taken for a whole one
+    ├── RankError              another process of the run ended or hangs; names it, its place and its cause
     ├── StallError             no rollout has moved for too long; names the oldest and what they wait for
     ├── CountError             a conservation law does not hold; the message lists both sides
     ├── NumericsError          NaN, inf or an exploding norm before an optimizer step
@@ -154,6 +155,13 @@ class PartialAnswer(RllmError):
     def __init__(self, message: str, answer: object = None) -> None:
         super().__init__(message)
         self.answer = answer
+
+
+class RankError(RllmError):
+    """Raised by `rllm.distributed` on the ranks that wait for one that ended.
+
+    Mend: the cause that it names; the same command goes on from the last checkpoint.
+    """
 
 
 class StallError(RllmError):

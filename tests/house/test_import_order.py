@@ -17,7 +17,7 @@ import pytest
 
 ROOMS = (
     *("redaction", "errors", "types", "config", "algorithms", "rendering"),
-    *("store", "data", "sandbox", "tracking", "models", "inference"),
+    *("store", "data", "sandbox", "tracking", "models", "distributed", "inference"),
     *("tools", "rewards", "environments", "agents", "gateway"),
     *("workflows", "engine", "eval", "trainer", "worker"),
     *("build", "ui", "cli", "__main__"),
@@ -28,6 +28,7 @@ HOMES_OF_LIBRARY = {
         *(f"algorithms/{name}*" for name in ("losses", "kl", "correction", "surrogates", "tokens")),
         *(f"algorithms/{name}*" for name in ("preference", "loss_checks")),
         "models/*",
+        "distributed/torch_ranks*",
         "inference/local*",
         *(f"trainer/backends/{name}*" for name in ("torch", "packed", "critic", "guard")),
         *(f"trainer/backends/{name}*" for name in ("logprobs", "measured", "scoring")),

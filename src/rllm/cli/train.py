@@ -4,6 +4,7 @@ words ──► Wanted.config ──► build_trainer ──► train, seen thro
 """
 
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from rllm.cli.skill_view import print_success
 from rllm.cli.terminal import err, out, print_next
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
+from rllm.distributed import rank_from_environment, world_size
+from rllm.distributed.launch import launch, require_processes
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_named
 from rllm.store.episodes import EpisodeStore
@@ -56,6 +59,7 @@ KEY_OF_SAMPLING = {
         "rllm train frozenlake --seed 1 --output lake --json    for a script",
         "rllm train frozenlake --set steps=50 --set rollout.group_size=16 --dry-run",
         "rllm train gsm8k --model DIR --agent my_agent.py:MyAgent --evaluator my_agent.py:score",
+        "rllm train frozenlake --nproc 2                        two processes share episodes and updates",
         "rllm train my_flow.py:solve --evaluator my_flow.py:score --dataset my.jsonl     your own program",
     ),
 )
@@ -124,6 +128,13 @@ KEY_OF_SAMPLING = {
 @click.option(
     "--sampling", multiple=True, metavar="K=V", help="temperature, top_p, top_k or max_tokens: `rollout.…`."
 )
+@click.option(
+    "--nproc",
+    type=int,
+    default=1,
+    metavar="N",
+    help="Processes on this machine that share the episodes and the updates; torchrun does it on several.",
+)
 @click.option("--seed", type=int, help="Seed of every random draw of the run.  [default: 0]")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration and do nothing.")
 @click.option("--resume", is_flag=True, help="Go on with a run that is there; refuse to begin another.")
@@ -148,6 +159,7 @@ def command(
     fresh: bool,
     as_json: bool,
     sampling: tuple[str, ...],
+    nproc: int,
     **flags: str | int | None,
 ) -> None:
     """Train an agent on a benchmark, or go on with a run that was stopped.
@@ -159,6 +171,7 @@ def command(
     the name of an installed one, package.module:name, or file.py:name. It needs --dataset, and but for a
     workflow --evaluator. With --agent PROGRAM it works on a benchmark's tasks.
     """
+    require_processes(nproc)
     model = initial_model_path(model, base_url)
     wanted = Wanted(
         name=benchmark,
@@ -187,9 +200,13 @@ def command(
         raise ConfigError("--resume goes on and --fresh begins anew; give one of them.")
     if resume and not is_run(directory):
         raise ConfigError(f"There is no run in {directory} to go on with; leave --resume out to begin one.")
+    if fresh and world_size() > 1:
+        raise ConfigError("--fresh would be another directory on each rank; name one with --output.")
     if fresh:
         directory = unused_directory(directory)
     require_place(directory)
+    if nproc > 1:
+        build_trainer(config, directory).require_ranks_can(nproc)
     if dry_run:
         trainer = build_trainer(config, directory)  # refuses what a run would refuse
         print_plan(
@@ -204,6 +221,11 @@ def command(
         )
         return
     require_training_packages()
+    if nproc > 1:
+        sys.exit(launch(wanted.rank_words(directory, as_json=as_json), nproc))
+    if rank_from_environment():  # rank 0 shows what all of them do
+        build_trainer(config, directory).train()
+        return
     was_finished = is_run(directory) and RunDirectory.read(directory).summary() is not None
     if is_run(directory):
         remark = "is finished; --fresh starts another run" if was_finished else "was stopped; it goes on"
@@ -311,6 +333,10 @@ class Wanted:
         if self.seed is not None:
             words += ["--seed", str(self.seed)]
         return words
+
+    def rank_words(self, directory: Path, *, as_json: bool) -> list[str]:
+        """The same without `rllm`, for each of several ranks."""
+        return [*self.words(directory)[1:], *(["--json"] if as_json else [])]
 
     def flags(self, *more: str) -> list[str]:
         """What was typed of the flags that `rllm eval` has too, and of `more`."""

@@ -13,6 +13,7 @@ from rllm.config.algorithm import AlgorithmConfig
 from rllm.config.critic import CriticConfig
 from rllm.config.curriculum import CurriculumConfig
 from rllm.config.distill import PROMPTS, DistillConfig, validate_distillation
+from rllm.config.distributed import DistributedConfig
 from rllm.config.filters import FiltersConfig
 from rllm.config.learning import (
     WITH_CRITIC,
@@ -261,6 +262,7 @@ class TrainConfig:
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     policies: dict[str, PolicyConfig] = field(default_factory=dict[str, PolicyConfig])
     """The models of a run that has several, by name."""
     roles: dict[str, RoleConfig] = field(default_factory=dict[str, RoleConfig])

@@ -5,9 +5,9 @@ import os
 import torch
 
 
-def use_threads(num_threads: int) -> None:
-    """Let torch work with so many threads; 0 is one per core."""
-    torch.set_num_threads(num_threads or os.cpu_count() or 1)
+def use_threads(num_threads: int, num_processes: int = 1) -> None:
+    """Let torch work with so many threads; 0 is one per core, which so many processes share."""
+    torch.set_num_threads(num_threads or max(1, (os.cpu_count() or 1) // num_processes))
 
 
 def dtype_named(name: str) -> torch.dtype:

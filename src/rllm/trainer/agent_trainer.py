@@ -10,8 +10,8 @@ the parts to `rllm.trainer.loop.train`.
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,9 @@ from rllm.config.schema import TrainConfig
 from rllm.data.curriculum import Curriculum
 from rllm.data.sampler import TaskSampler
 from rllm.data.tasks import tasks_of
+from rllm.distributed import ALONE, RankGroup, open_ranks
 from rllm.engine.event_loop import run
+from rllm.engine.split import SplitEngine
 from rllm.environments.base import BaseEnv
 from rllm.environments.world import World
 from rllm.errors import ConfigError
@@ -38,6 +40,7 @@ from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.trainer.agents import player_of
+from rllm.trainer.distribution import require_distributed
 from rllm.trainer.extras import require_training_packages
 from rllm.trainer.programs import (
     PROGRAM_DEFAULTS,
@@ -153,6 +156,8 @@ class AgentTrainer:
             workflow_class=workflow_class,
         )
         self.output = Path(output)
+        self.ranks: RankGroup = ALONE
+        """The processes of a run, while it works."""
         self.flow = self.evaluator = None
         if workflow_args and workflow_class is None:
             raise ConfigError("`workflow_args` is given, but no `workflow_class` that takes it.")
@@ -201,16 +206,36 @@ class AgentTrainer:
 
     async def fit_async(self) -> TrainResult:
         """`train` for programs that have an event loop of their own."""
-        with RunDirectory.create_or_open(self.output) as directory:
+        with open_ranks(self.config.distributed) as self.ranks, self._directory() as directory:
+            self.require_ranks_can(self.ranks.size)
             self.require_same_config(directory)
             summary = directory.summary()
+            self.ranks.wait()  # a finished run is finished for all ranks
             if summary is None:
                 require_record(directory, directory.config_path, directory.store_path, directory.metrics_path)
                 summary = await self._run(directory)
-                directory.write_summary(summary)
-            if not directory.curve_path.exists():
+                if self.ranks.is_writer:
+                    directory.write_summary(summary)
+            if self.ranks.is_writer and not directory.curve_path.exists():
                 self.draw_curve(directory, summary)
             return TrainResult(directory=self.output, summary=summary)
+
+    @contextmanager
+    def _directory(self) -> Iterator[RunDirectory]:
+        """The run, for writing on one rank and for reading on the others."""
+        with self.ranks.writer_first():
+            directory = (
+                RunDirectory.create_or_open(self.output)
+                if self.ranks.is_writer
+                else RunDirectory(self.output, lock_descriptor=None)
+            )
+        with directory:
+            yield directory
+
+    def require_ranks_can(self, num_ranks: int) -> None:
+        """Raises ConfigError for what a run on several ranks does not do."""
+        if num_ranks > 1:
+            require_distributed(self.config, num_ranks, is_program=self.flow is not None)
 
     def draw_curve(self, directory: RunDirectory, summary: dict[str, Any]) -> None:
         """The picture of a finished run."""
@@ -234,10 +259,13 @@ class AgentTrainer:
 
         config = self.config
         require_algorithm(config)
-        if not directory.config():
-            create_initial_models(config, directory.path)
-        models = load_initial_models(config, directory.path)
-        settle_muon_dtype(config.optimizer, config.model.device)
+        ranks = self.ranks
+        with ranks.writer_first():
+            if ranks.is_writer and not directory.config():
+                create_initial_models(config, directory.path)
+            models = load_initial_models(config, directory.path, ranks.num_local)
+            settle_muon_dtype(config.optimizer, config.model.device)
+        config.optimizer.muon_dtype = ranks.gather(config.optimizer.muon_dtype)[0]
         self.teacher = await asyncio.to_thread(teacher_of, config, models)  # it may have to be asked
         critics = 1 if config.critic.trunk == "separate" else 0
         bytes_each = 4 * (1 + critics) * sum(each.num_parameters for each in models.values())
@@ -258,9 +286,11 @@ class AgentTrainer:
                 self.player.require_prompt_fits(config, self.tasks.train[0], renderer)
             # Written once all checks have passed: what was refused can be mended and started again in the
             # same directory.
-            if not directory.config():
+            if ranks.is_writer and not directory.config():
                 directory.write_config(config_dict(config))
             engine = await open_until_done.enter_async_context(self._engine(directory, clients))
+            if ranks.size > 1:
+                engine = SplitEngine(engine, ranks)
             return await self._train(directory, models, clients, engine)
 
     @asynccontextmanager
@@ -288,31 +318,31 @@ class AgentTrainer:
         clients: "Mapping[str, LocalClient]",
         engine: "EpisodeEngine",
     ) -> dict[str, Any]:
-        from rllm.trainer.checkpoint import RunState, load_latest, remove_old
+        from rllm.trainer.checkpoint import RunState, load_latest
         from rllm.trainer.loop import TrainingRun, train
+        from rllm.trainer.record import RunRecord
         from rllm.trainer.reference import load_references
 
         learner = self.make_learner(models, {name: client.publish for name, client in clients.items()})
-        state = load_latest(directory.checkpoints_path, learner.backends()) or RunState()
+        ranks = self.ranks
+        with ranks.writer_first():
+            state = load_latest(directory.checkpoints_path, learner.backends()) or RunState()
         learner.kl_coefs = state.kl_coefs
         if learner.references and 0 < state.warm_steps == self.config.warm_start.steps:
             load_references(directory.path, learner.references, learner.policies)
         learner.policies.publish()
-        take_back(directory, state)
-        remove_old(directory.checkpoints_path, state, self.config.checkpoint.keep)
-        with EpisodeStore.open(directory.store_path) as store, ExitStack() as open_while_training:
-            require_episodes(store, state)
-            require_same_tasks(store, {"training": self.tasks.train, "held-out": self.tasks.heldout})
-            store.rollback_to(state.steps - 1)
-            view = open_while_training.enter_context(
-                on_screen(self.tracker, self.config.steps, f"rllm train {self.output.name}")
-            )
-            tracker = Trackers([JsonlTracker(directory.metrics_path), self.as_shown(view)])
+        with ExitStack() as open_while_training:
+            with ranks.writer_first():
+                store = open_while_training.enter_context(
+                    EpisodeStore.open(directory.store_path, read_only=not ranks.is_writer)
+                )
+                if ranks.is_writer:
+                    self._go_back_to(directory, store, state)
+            tracker = self._trackers(directory, open_while_training)
             tracker.watch(engine)
             run = TrainingRun(
                 learner=learner,
-                directory=directory,
-                store=store,
+                record=RunRecord(directory, store, ranks),
                 tracker=tracker,
                 clients=clients,
                 engine=engine,
@@ -331,6 +361,24 @@ class AgentTrainer:
                 gc.unfreeze()
                 tracker.close()
                 run.learner_thread.shutdown()
+
+    def _go_back_to(self, directory: RunDirectory, store: EpisodeStore, state: "RunState") -> None:
+        """Take back what was recorded beyond the checkpoint, and refuse what is not the run's record."""
+        from rllm.trainer.checkpoint import remove_old
+
+        take_back(directory, state)
+        remove_old(directory.checkpoints_path, state, self.config.checkpoint.keep)
+        require_episodes(store, state)
+        require_same_tasks(store, {"training": self.tasks.train, "held-out": self.tasks.heldout})
+        store.rollback_to(state.steps - 1)
+
+    def _trackers(self, directory: RunDirectory, open_while_training: ExitStack) -> Trackers:
+        """Where numbers go; of ranks that do not write, nowhere: all of them have the same."""
+        if not self.ranks.is_writer:
+            return Trackers([])
+        title = f"rllm train {self.output.name}"
+        view = open_while_training.enter_context(on_screen(self.tracker, self.config.steps, title))
+        return Trackers([JsonlTracker(directory.metrics_path), self.as_shown(view)])
 
     def task_facts(self) -> TaskFacts:
         """Of the reported tasks. Simple policies are paid by the world, so they are compared with nobody whom
@@ -361,12 +409,13 @@ class AgentTrainer:
         from rllm.trainer.teacher import teacher_of
 
         teacher = self.teacher or teacher_of(self.config, models)
-        policies = make_policies(self.config, models, publish, teacher and teacher.loaded)
+        ranks = self.ranks
+        policies = make_policies(self.config, models, publish, teacher and teacher.loaded, ranks)
         return Learner(
             config=self.config,
             policies=policies,
-            references=make_references(self.config, policies),
-            critics=make_critics(self.config, policies),
+            references=make_references(self.config, policies, ranks),
+            critics=make_critics(self.config, policies, ranks),
             teacher=teacher,
             tasks=TaskSampler(self.tasks.train, seed=self.config.seed, purpose="tasks"),
             demonstrations=self._demonstrations(policies),

@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rllm.distributed import world_size
 from rllm.store.files import (
     remove_directory_atomic,
     remove_leftovers,
@@ -113,23 +114,27 @@ def load_latest(root: Path, backends: Backends) -> RunState | None:
     state = RunState(**json.loads((found[-1] / "state.json").read_text()))
     for place, backend in backends.items():
         backend.load(found[-1] / place)
-    _warn_of_other_threads(found[-1])
+    _warn_of_another_order(found[-1])
     return state
 
 
-def _warn_of_other_threads(checkpoint: Path) -> None:
-    """torch adds in another order on another number of threads."""
+def _warn_of_another_order(checkpoint: Path) -> None:
+    """torch adds in another order on another number of threads, and ranks do on another number of them."""
     from rllm.models.devices import num_threads
 
-    before = json.loads((checkpoint / "about.json").read_text()).get("threads", num_threads())
-    if before != num_threads():
-        log.warning(
-            "%s was written with %d threads and the run goes on with %d: from here on the last bits of its "
-            "numbers are not those of a run that never stopped. Begin runs that may move with `threads` set.",
-            checkpoint,
-            before,
-            num_threads(),
-        )
+    about = json.loads((checkpoint / "about.json").read_text())
+    for what, now in (("threads", num_threads()), ("ranks", world_size())):
+        before = about.get(what, now)
+        if before != now:
+            log.warning(
+                "%s was written with %d %s and the run goes on with %d: from here on the last bits of its "
+                "numbers are not those of a run that never stopped. Begin runs that may move with `threads` "
+                "set, and go on with the same number of ranks.",
+                checkpoint,
+                before,
+                what,
+                now,
+            )
 
 
 def _about(root: Path) -> dict[str, Any]:
@@ -140,6 +145,7 @@ def _about(root: Path) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "threads": num_threads(),
+        "ranks": world_size(),
         "packages": {name: _version(name) for name in ("rllm", "torch", "transformers", "peft")},
         "config_sha256": hashlib.sha256(config.read_bytes()).hexdigest() if config.is_file() else "",
     }

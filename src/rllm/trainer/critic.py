@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 
 from rllm.algorithms.returns import gae, whiten
 from rllm.config.schema import TrainConfig
+from rllm.distributed import ALONE, RankGroup
 from rllm.models.directory import load_model
 from rllm.trainer.backends.critic import CriticBackend
 from rllm.trainer.policies import Policies
 from rllm.types.sample import TrainingSample
 
 
-def make_critics(config: TrainConfig, policies: Policies) -> dict[str, CriticBackend]:
+def make_critics(
+    config: TrainConfig, policies: Policies, ranks: RankGroup = ALONE
+) -> dict[str, CriticBackend]:
     """The critics with a trunk of their own, by policy: models like those that the policies began with, until
     `Learner.begin_reinforcement` gives them the weights of a warm start."""
     if config.critic.trunk != "separate":
@@ -37,7 +40,7 @@ def make_critics(config: TrainConfig, policies: Policies) -> dict[str, CriticBac
                 dtype=parameter.dtype,
                 trust_remote_code=loaded.trust_remote_code,
             )
-            critics[name] = CriticBackend(trunk.model, config=config.optimizer)
+            critics[name] = CriticBackend(trunk.model, config=config.optimizer, ranks=ranks)
     return critics
 
 

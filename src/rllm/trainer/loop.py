@@ -29,11 +29,10 @@ from rllm.eval.evaluate import EvaluationReport, evaluate, results_on
 from rllm.eval.skill import Measure, learning_facts, score_of, values_of
 from rllm.eval.task_facts import TaskFacts
 from rllm.inference.local.client import LocalClient
-from rllm.store.episodes import GREEDY_PHASE, TRAIN_PHASE, EpisodeStore
-from rllm.store.run_directory import RunDirectory
+from rllm.store.episodes import GREEDY_PHASE, TRAIN_PHASE
 from rllm.tracking.base import Tracker
 from rllm.trainer.canary import Canary
-from rllm.trainer.checkpoint import RunState, save_checkpoint
+from rllm.trainer.checkpoint import RunState
 from rllm.trainer.learning import Learner, imitate, learn
 from rllm.trainer.outcomes import (
     require_known_roles,
@@ -43,6 +42,7 @@ from rllm.trainer.outcomes import (
 )
 from rllm.trainer.patience import Patience
 from rllm.trainer.policies import Policies
+from rllm.trainer.record import RunRecord
 from rllm.trainer.reference import save_references
 from rllm.trainer.rollouts import Rollouts, sample_step, sampling_of
 from rllm.trainer.stopping import saved_when_stopped, stall_limit_s
@@ -57,8 +57,7 @@ class TrainingRun:
     """Everything a run works with; `AgentTrainer` makes one from a configuration."""
 
     learner: Learner
-    directory: RunDirectory
-    store: EpisodeStore
+    record: RunRecord
     tracker: Tracker
     clients: Mapping[str, LocalClient]
     """What samples, by policy."""
@@ -94,26 +93,29 @@ class TrainingRun:
 
     def save(self) -> None:
         """Checkpoint the run as it stands."""
-        backends = self.learner.backends()
-        self.state.canaries = {name: state for name, each in self.canaries.items() if (state := each.state())}
-        save_checkpoint(self.directory.checkpoints_path, self.state, backends, self.config.checkpoint.keep)
+        self._note_canaries()
+        self.record.save_checkpoint(self.state, self.learner.backends(), self.config.checkpoint.keep)
 
     def save_if_whole(self) -> None:
         """Checkpoint a run that is stopped, unless it is in the middle of a step: that is repeated."""
         if self.is_whole:
-            self.save()
+            self._note_canaries()
+            self.record.save_now(self.state, self.learner.backends(), self.config.checkpoint.keep)
+
+    def _note_canaries(self) -> None:
+        self.state.canaries = {name: state for name, each in self.canaries.items() if (state := each.state())}
 
 
 async def train(run: TrainingRun) -> dict[str, Any]:
     """The whole run; returns the summary that `summary.json` holds."""
-    limit_s, report_path = stall_limit_s(run.config), run.directory.path / "stall.txt"
+    limit_s, report_path = stall_limit_s(run.config), run.record.path / "stall.txt"
     async with saved_when_stopped(run.engine, run.save_if_whole, limit_s=limit_s, report_path=report_path):
         await report(run, "untrained")
         await warm_start(run)
         await report(run, "before")
         await reinforce(run)
         await report(run, "after")
-    run.policies.save_models(run.directory.path)
+    run.record.write(run.policies.save_models)
     return await asyncio.to_thread(summary_of, run)
 
 
@@ -131,7 +133,7 @@ async def reinforce(run: TrainingRun) -> None:
             run.is_whole = False
             learned = partial(learn, run.learner, rollouts.episodes, step, rollouts.greedy)
             (batch, metrics), _ = await asyncio.gather(
-                _in_learner(run, learned), asyncio.to_thread(record, run.store, rollouts, step)
+                _in_learner(run, learned), asyncio.to_thread(record, run.record, rollouts, step)
             )
             metrics |= await publish(run, batch.samples)
             state.steps = step + 1
@@ -155,11 +157,11 @@ async def reinforce(run: TrainingRun) -> None:
             run.save()
 
 
-def record(store: EpisodeStore, rollouts: Rollouts, step: int) -> None:
+def record(to: RunRecord, rollouts: Rollouts, step: int) -> None:
     """Every episode of a step; a step that is on no checkpoint yet is sampled and recorded again."""
-    store.save_episodes(TRAIN_PHASE, step, rollouts.episodes)
+    to.save_episodes(TRAIN_PHASE, step, rollouts.episodes)
     if rollouts.greedy:
-        store.save_episodes(GREEDY_PHASE, step, rollouts.greedy)
+        to.save_episodes(GREEDY_PHASE, step, rollouts.greedy)
 
 
 async def warm_start(run: TrainingRun) -> None:
@@ -182,7 +184,8 @@ async def warm_start(run: TrainingRun) -> None:
         if state.warm_steps == warm.steps:
             run.learner.begin_reinforcement()
             if run.learner.references:
-                save_references(run.directory.path, run.learner.references, run.policies)
+                references = run.learner.references
+                run.record.write(partial(save_references, references=references, policies=run.policies))
             run.policies.publish()
         run.is_whole = True
         if state.warm_steps % config.checkpoint.every_steps == 0 or state.warm_steps == warm.steps:
@@ -222,8 +225,8 @@ async def report(run: TrainingRun, name: str) -> None:
             run.engine, run.heldout_tasks, sampling_of(config, 0.0), f"report/{name}", heard, facts=run.facts
         )
         measured = await _taught(run, episodes)
-        run.store.save_episodes(name, 0, episodes)
-        run.store.save_episodes(greedy_phase(name), 0, greedy_episodes)
+        run.record.save_episodes(name, 0, episodes)
+        run.record.save_episodes(greedy_phase(name), 0, greedy_episodes)
         score = score_of(results_on(episodes, run.facts), run.facts)
     state.reports[name] = {
         "success": sampled.success,
@@ -320,7 +323,7 @@ def summary_of(run: TrainingRun) -> dict[str, Any]:
     """What `summary.json` holds."""
     state = run.state
     played = {
-        name: results_on(run.store.episodes(phase), run.facts)
+        name: results_on(run.record.episodes(phase), run.facts)
         for name, phase in (("before", "before"), ("greedy", greedy_phase("before")), ("after", "after"))
     }
     return {

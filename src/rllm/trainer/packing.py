@@ -28,6 +28,9 @@ LITTLE_ROOM = 64
 """A group is split, so that its prompt is computed twice, for room of more than this part of a micro-batch"""
 LEAST_GAIN = 4
 """…, and for tokens of its own that are more than this part of the prompt."""
+EQUAL_WORK = 4096
+"""Places that a token looks back at for as much work as the linear layers have with it, in a model of
+middling width: what a rank's rows cost is only compared with what another's do."""
 MAX_LENGTHS = 256
 """Distinct lengths that buckets tell apart; above, like lengths count as one."""
 
@@ -85,6 +88,81 @@ def packed_groups(
     while left.entries:
         filled.append(left.filling(max_tokens, can_split=not whole_groups))
     return filled
+
+
+def rank_shares(
+    rows: Sequence[WeightedRow], num_ranks: int, *, share_prefixes: bool = True, whole_groups: bool = False
+) -> list[list[WeightedRow]]:
+    """The rows of each rank, so that all ranks have about as much to compute; a group stays together where
+    that does not keep others waiting, and with `whole_groups` always.
+
+    Costs are tokens, a shared prompt once for each rank that has a row of it, and what attention adds to
+    them. The dearest group first to the rank that has least; then rows move from the rank that has most.
+    """
+    groups = _prefix_groups(rows, share_prefixes=share_prefixes, whole_groups=whole_groups)
+    costs = [_costs(group) for group in groups]
+    order = sorted(
+        range(len(groups)), key=lambda each: (-sum(costs[each][1], costs[each][0]), groups[each].key)
+    )
+    ranks = [_RankShare() for _ in range(num_ranks)]
+    for index in order:
+        least = min(ranks, key=lambda each: each.cost)
+        for row, cost in zip(groups[index].rows, costs[index][1], strict=True):
+            least.add(index, costs[index][0], row, cost)
+    while not whole_groups and _move_one(ranks, [prefix for prefix, _ in costs]):
+        pass
+    return [[row for members in each.rows.values() for row, _ in members] for each in ranks]
+
+
+@dataclass(slots=True)
+class _RankShare:
+    """What one rank has so far."""
+
+    cost: float = 0.0
+    rows: dict[int, list[tuple[WeightedRow, float]]] = field(
+        default_factory=dict[int, list[tuple[WeightedRow, float]]]
+    )
+    """By group, with what each costs beside the group's prompt."""
+
+    def add(self, group: int, prefix_cost: float, row: WeightedRow, cost: float) -> None:
+        self.cost += cost + (0.0 if group in self.rows else prefix_cost)
+        self.rows.setdefault(group, []).append((row, cost))
+
+
+def _costs(group: PrefixGroup) -> tuple[float, list[float]]:
+    """Of computing the shared prompt, and each row behind it."""
+    prefix = group.prefix_length
+    lengths = [row.last - prefix for row in group.rows]
+    return _work(0, prefix), [_work(prefix, length) for length in lengths]
+
+
+def _work(start: int, length: int) -> float:
+    """Of `length` tokens that follow `start` others, in tokens."""
+    return length * (1.0 + (start + length / 2.0) / EQUAL_WORK)
+
+
+def _move_one(ranks: Sequence[_RankShare], prefix_costs: Sequence[float]) -> bool:
+    """Move the row from the rank that has most to the one that has least that brings them nearest to each
+    other; False where none does."""
+    most, least = max(ranks, key=lambda each: each.cost), min(ranks, key=lambda each: each.cost)
+    best, chosen = most.cost, None
+    for group, members in most.rows.items():
+        prefix = prefix_costs[group]
+        gained = 0.0 if group in least.rows else prefix
+        for place, (_, cost) in enumerate(members):
+            lost = cost + (prefix if len(members) == 1 else 0.0)
+            higher = max(most.cost - lost, least.cost + cost + gained)
+            if higher < best:
+                best, chosen = higher, (group, place, lost)
+    if chosen is None:
+        return False
+    group, place, lost = chosen
+    row, cost = most.rows[group].pop(place)
+    if not most.rows[group]:
+        del most.rows[group]
+    most.cost -= lost
+    least.add(group, prefix_costs[group], row, cost)
+    return True
 
 
 def fullest(sizes: Sequence[int], room: int) -> list[int]:

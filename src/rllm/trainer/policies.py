@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.config.schema import TrainConfig
+from rllm.distributed import ALONE, RankGroup
 from rllm.errors import ConfigError
 from rllm.inference.local.client import LocalClient
 from rllm.models.builtin import create_model
@@ -131,6 +132,7 @@ def make_policies(
     models: Mapping[str, LoadedModel],
     publish: Mapping[str, Publish] | None = None,
     teacher: LoadedModel | None = None,
+    ranks: RankGroup = ALONE,
 ) -> Policies:
     """What learns on `models`.
 
@@ -148,6 +150,7 @@ def make_policies(
             options: dict[str, Any] = {
                 "publish": _nobody_samples if publish is None else publish[name],
                 "config": optimizer,
+                "ranks": ranks,
                 "value_head": config.critic.trunk == "shared" and config.needs_critic(name),
             }
             if config.distill.is_over_vocabulary and teacher is not None:
@@ -206,12 +209,13 @@ def create_initial_models(config: TrainConfig, run: Path) -> None:
             )
 
 
-def load_initial_models(config: TrainConfig, run: Path) -> dict[str, LoadedModel]:
-    """The models that the run starts from, on as many threads as the run works with.
+def load_initial_models(config: TrainConfig, run: Path, num_local_ranks: int = 1) -> dict[str, LoadedModel]:
+    """The models that the run starts from, on as many threads as the run works with: so many ranks share this
+    machine's cores.
 
     Weights that nobody changes are in memory once, whichever policies they are of.
     """
-    use_threads(config.threads)
+    use_threads(config.threads, num_local_ranks)
     dtype = dtype_named(config.model.dtype)
     constant: dict[Path, LoadedModel] = {}
     models: dict[str, LoadedModel] = {}

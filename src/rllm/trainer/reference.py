@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rllm.config.lora import LoraConfig
+from rllm.distributed import ALONE, RankGroup
 from rllm.errors import CheckpointError
 from rllm.models.directory import load_model
 from rllm.models.lora import with_adapter
@@ -51,6 +52,8 @@ class ModelScorer:
     """Tokens that one forward pass holds."""
     logits_mb: float = 512.0
     """Megabytes that logits may take at the same time."""
+    ranks: RankGroup = ALONE
+    """Who shares the work."""
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         return score_rows(
@@ -58,11 +61,16 @@ class ModelScorer:
             samples,
             micro_batch_tokens=self.micro_batch_tokens,
             logits_mb=self.logits_mb,
+            ranks=self.ranks,
         )
 
 
 def reference_of(
-    policy: Policy, *, micro_batch_tokens: int = 16_384, logits_mb: float = 512.0
+    policy: Policy,
+    *,
+    micro_batch_tokens: int = 16_384,
+    logits_mb: float = 512.0,
+    ranks: RankGroup = ALONE,
 ) -> ModelScorer:
     """The policy as its run began, for a run without a warm start.
 
@@ -71,12 +79,20 @@ def reference_of(
     gone.
     """
     return ModelScorer(
-        model=_initial_model(policy), micro_batch_tokens=micro_batch_tokens, logits_mb=logits_mb
+        model=_initial_model(policy),
+        micro_batch_tokens=micro_batch_tokens,
+        logits_mb=logits_mb,
+        ranks=ranks,
     )
 
 
 def copy_of(
-    policy: Policy, adapter: LoraConfig, *, micro_batch_tokens: int = 16_384, logits_mb: float = 512.0
+    policy: Policy,
+    adapter: LoraConfig,
+    *,
+    micro_batch_tokens: int = 16_384,
+    logits_mb: float = 512.0,
+    ranks: RankGroup = ALONE,
 ) -> ModelScorer:
     """A frozen model like the policy's, which `begin_with` gives the policy's weights.
 
@@ -88,6 +104,7 @@ def copy_of(
         model=model.requires_grad_(False),
         micro_batch_tokens=micro_batch_tokens,
         logits_mb=logits_mb,
+        ranks=ranks,
     )
 
 

@@ -7,6 +7,7 @@ rows ──► old_logprobs = "trainer": score ──► kl_coef > 0: reference.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +15,16 @@ from numpy.typing import NDArray
 from rllm.algorithms.kl import AdaptiveKL, kl_rewards
 from rllm.config.algorithm import AlgorithmConfig
 from rllm.config.schema import TrainConfig
+from rllm.distributed import ALONE, RankGroup
 from rllm.trainer.backends.base import TrainingBackend
 from rllm.trainer.policies import Policies
 from rllm.trainer.reference import ModelScorer, Scorer, copy_of, reference_of
 from rllm.types.sample import TrainingSample
 
 
-def make_references(config: TrainConfig, policies: Policies) -> dict[str, ModelScorer]:
+def make_references(
+    config: TrainConfig, policies: Policies, ranks: RankGroup = ALONE
+) -> dict[str, ModelScorer]:
     """What each policy that learns is held against; nothing where `kl_coef` is 0.
 
     After a warm start that is the policy as the warm start has left it, which `Learner.begin_reinforcement`
@@ -28,15 +32,14 @@ def make_references(config: TrainConfig, policies: Policies) -> dict[str, ModelS
     """
     if not config.algorithm.kl_coef:
         return {}
-    sizes = {
+    how: dict[str, Any] = {
         "micro_batch_tokens": config.optimizer.micro_batch_tokens,
         "logits_mb": config.optimizer.logits_mb,
+        "ranks": ranks,
     }
     if not config.warm_start.steps:
-        return {name: reference_of(policies[name], **sizes) for name, _ in policies.trainable()}
-    return {
-        name: copy_of(policies[name], config.adapter_of(name), **sizes) for name, _ in policies.trainable()
-    }
+        return {name: reference_of(policies[name], **how) for name, _ in policies.trainable()}
+    return {name: copy_of(policies[name], config.adapter_of(name), **how) for name, _ in policies.trainable()}
 
 
 def with_old_logprobs(

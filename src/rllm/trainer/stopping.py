@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.config.schema import TrainConfig
+from rllm.engine.attempts import EpisodeCounts
 from rllm.engine.supervision import ProgressWatchdog
 from rllm.engine.vitals import LiveRollout
 
@@ -43,8 +44,12 @@ class _Watched:
     """An engine for the watchdog; one that does not know its live rollouts is seen by its counts alone."""
 
     def __init__(self, engine: Any) -> None:
-        self.counts = engine.counts
+        self._engine = engine
         self._live = getattr(engine, "live", list[LiveRollout])
+
+    @property
+    def counts(self) -> EpisodeCounts:
+        return self._engine.counts
 
     def live(self) -> list[LiveRollout]:
         return self._live()

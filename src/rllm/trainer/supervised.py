@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from rllm.config.loader import config_dict, load_as
 from rllm.config.policies import ONLY_POLICY
 from rllm.config.supervised import SupervisedConfig
+from rllm.distributed import world_size
 from rllm.errors import ConfigError
 from rllm.store.files import require_free_space
 from rllm.store.run_directory import RunDirectory
@@ -153,7 +154,12 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         return "builtin:tiny"
 
     def train(self) -> TrainResult:
-        """Run, or resume, to the end."""
+        """Run, or resume, to the end. Raises ConfigError for a process that is one of several ranks."""
+        if world_size() > 1:
+            raise ConfigError(
+                f"WORLD_SIZE is {world_size()}, but fine-tuning on rows works in one process; start it "
+                "without torchrun."
+            )
         with RunDirectory.create_or_open(self.output) as directory:
             self.require_same_config(directory)
             summary = directory.summary()

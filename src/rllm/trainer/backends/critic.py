@@ -12,6 +12,7 @@ import torch
 
 from rllm.algorithms.losses import Loss, TokenInputs
 from rllm.config.optimizer import OptimizerConfig
+from rllm.distributed import ALONE, RankGroup
 from rllm.trainer.backends.packed import PackedUpdates, ValueHead, trained_tokens
 from rllm.trainer.backends.scoring import hidden_states
 from rllm.trainer.batching import PackedBatch
@@ -26,8 +27,21 @@ class CriticBackend(PackedUpdates):
 
     value_head: ValueHead
 
-    def __init__(self, model: Any, *, config: OptimizerConfig, share_prefixes: bool = True) -> None:
-        super().__init__(model, config=config, share_prefixes=share_prefixes, value_head=ValueHead.on(model))
+    def __init__(
+        self,
+        model: Any,
+        *,
+        config: OptimizerConfig,
+        share_prefixes: bool = True,
+        ranks: RankGroup = ALONE,
+    ) -> None:
+        super().__init__(
+            model,
+            config=config,
+            share_prefixes=share_prefixes,
+            value_head=ValueHead.on(model),
+            ranks=ranks,
+        )
 
     def begin_with(self, model: Any) -> None:
         """Take over the weights of a model of the same kind; an adapter's are not among them."""

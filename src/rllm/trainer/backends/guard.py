@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rllm.distributed import ALONE, RankGroup
 from rllm.trainer.batching import PackedBatch
 from rllm.types.sample import TrainingSample
 
@@ -61,13 +62,20 @@ class Blame:
         if pulls:
             self.parts.append((batch.row_M, batch.place_M, torch.stack(pulls).amax(dim=0)))
 
-    def hardest(self) -> str:
-        """The tokens with the largest gradients, those that are no numbers first."""
-        pulls = torch.cat([pulls_M for _, _, pulls_M in self.parts]).float().cpu().numpy()
-        rows = np.concatenate([row_M for row_M, _, _ in self.parts])
-        places = np.concatenate([place_M for _, place_M, _ in self.parts])
-        order = np.argsort(np.where(np.isfinite(pulls), -pulls, -np.inf), kind="stable")[:NUM_NAMED]
+    def hardest(self, ranks: RankGroup = ALONE) -> str:
+        """The tokens with the largest gradients on any of `ranks`, those that are no numbers first."""
+        pulls = torch.cat([torch.zeros(0), *(pulls_M.float().cpu() for _, _, pulls_M in self.parts)]).numpy()
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *(row_M for row_M, _, _ in self.parts)])
+        places = np.concatenate([np.zeros(0, dtype=np.int64), *(place_M for _, place_M, _ in self.parts)])
+        first = _hardest(pulls)
+        of_ranks = ranks.gather((pulls[first], rows[first], places[first]))
+        pulls, rows, places = (np.concatenate(each) for each in zip(*of_ranks, strict=True))
+        order = _hardest(pulls)
         return named_tokens(self.samples, rows[order], places[order])
+
+
+def _hardest(pulls: NDArray[np.float32]) -> NDArray[np.int64]:
+    return np.argsort(np.where(np.isfinite(pulls), -pulls, -np.inf), kind="stable")[:NUM_NAMED]
 
 
 def tokens_that_are_no_numbers(batch: PackedBatch, samples: Sequence[TrainingSample], terms_M: Tensor) -> str:

@@ -1,7 +1,10 @@
 """One optimizer step on any number of rows, whatever is computed of each micro-batch.
 
 samples ─► weights of the update ─► micro-batches ─► forward, Σ weight · term, backward ─► guard ─► optimizer
-                                                      └─ the subclass: what a loss sees
+                                 │                    └─ the subclass: what a loss sees  │
+                                 └─ of several ranks: each its share of the rows ────────┴─ Σ of gradients
+
+The weights are fixed before the rows are split, so ranks and micro-batches add up to the same update.
 """
 
 import logging
@@ -19,13 +22,14 @@ from torch import Tensor, nn
 
 from rllm.algorithms.losses import Loss, TokenInputs, has_gradient, token_weights
 from rllm.config.optimizer import OptimizerConfig
+from rllm.distributed import ALONE, RankGroup
 from rllm.errors import CheckpointError, NumericsError
 from rllm.models.decoder import Attend
 from rllm.trainer.backends.guard import Blame, RunningNorm, tokens_that_are_no_numbers
 from rllm.trainer.backends.scoring import value_rows
 from rllm.trainer.backends.torch_optimizer import MasterWeights, Optimizers, matrices_of_layers
 from rllm.trainer.batching import PackedBatch, micro_batches
-from rllm.trainer.packing import WeightedRow
+from rllm.trainer.packing import WeightedRow, rank_shares
 from rllm.types.sample import TrainingSample
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -44,13 +48,18 @@ class PackedUpdates:
         config: OptimizerConfig,
         share_prefixes: bool = True,
         value_head: "ValueHead | None" = None,
+        ranks: RankGroup = ALONE,
     ) -> None:
-        """`model` is a `CausalModel`; those of its parameters that require a gradient are trained."""
+        """`model` is a `CausalModel`; those of its parameters that require a gradient are trained.
+
+        `ranks`: processes that have the same model and are given the same samples.
+        """
         self.model = model
         self.policy_version = 0
         self.value_head = value_head
         self.config = config
         self._share_prefixes = share_prefixes
+        self._ranks = ranks
         self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self._device = next(model.parameters()).device
         if config.gradient_checkpointing:
@@ -75,13 +84,14 @@ class PackedUpdates:
         self._optimizer.zero_grad()
         metrics, blame = _UpdateMetrics(), Blame(samples)
         trouble = ""
-        for batch in self._micro_batches(rows, loss):
+        for batch in self._micro_batches(self._share_of(rows, loss), loss):
             tokens = self._inputs(batch, loss)
             terms_M = loss.terms(tokens)
             total = (terms_M * batch.weights_M).sum()
             if not trouble and not torch.isfinite(total):
                 trouble = f"the loss is not finite ({tokens_that_are_no_numbers(batch, samples, terms_M)})"
-                self._stop_on(trouble)
+                if self.config.on_bad_update == "stop":
+                    break
             if not trouble:
                 outputs = (tokens.new_M, tokens.new_values_M)
                 for each in outputs:
@@ -90,6 +100,8 @@ class PackedUpdates:
                 total.backward()
                 blame.add(batch, *outputs)
             metrics.add(loss, tokens, total, only_finite=bool(trouble))
+            self._ranks.beat(f"the update of policy version {self.policy_version}")
+        trouble = self._join(metrics, trouble)
         if is_empty:  # nothing was trained on: the weights stay, and so does the version
             return {"grad_norm": 0.0, "skipped_updates": 0.0, **metrics.means()}
         return {**self._step(learning_rate, blame, trouble), **metrics.means()}
@@ -103,14 +115,15 @@ class PackedUpdates:
             samples,
             micro_batch_tokens=self.config.micro_batch_tokens,
             share_prefixes=self._share_prefixes,
+            ranks=self._ranks,
         )
 
+    def whole_weights(self) -> dict[str, Tensor]:
+        """What is trained, by name."""
+        return {name: each.detach().cpu().contiguous() for name, each in self._weights.named.items()}
+
     def save(self, directory: Path) -> None:
-        weights = self._weights.named
-        save_file(
-            {name: each.detach().cpu().contiguous() for name, each in weights.items()},
-            directory / WEIGHTS_FILE,
-        )
+        save_file(self.whole_weights(), directory / WEIGHTS_FILE)
         counters = {
             "policy_version": torch.tensor(self.policy_version),
             "running_norm": torch.tensor(self._running_norm.mean, dtype=torch.float64),
@@ -164,6 +177,31 @@ class PackedUpdates:
             for index, (sample, weights_T) in enumerate(zip(samples, weights, strict=True))
         ]
 
+    def _share_of(self, rows: list[WeightedRow], loss: Loss) -> list[WeightedRow]:
+        """The rows of this rank."""
+        if self._ranks.size == 1:
+            return rows
+        shares = rank_shares(
+            rows,
+            self._ranks.size,
+            share_prefixes=self._share_prefixes,
+            whole_groups=loss.needs_whole_groups,
+        )
+        return shares[self._ranks.rank]
+
+    def _join(self, metrics: "_UpdateMetrics", trouble: str) -> str:
+        """Make gradients and metrics those of all ranks; what is wrong on any of them."""
+        if self._ranks.size == 1:
+            return trouble
+        moved = [name for name, each in self._weights.named.items() if each.grad is not None]
+        of_ranks = self._ranks.gather((metrics, trouble, moved))
+        metrics.take_sum([theirs for theirs, _, _ in of_ranks])
+        trouble = next((theirs for _, theirs, _ in of_ranks if theirs), "")
+        if not trouble:
+            names = {name for _, _, theirs in of_ranks for name in theirs}
+            self._ranks.sum_in_place(self._weights.gradients(names))
+        return trouble
+
     def _micro_batches(self, rows: Sequence[WeightedRow], loss: Loss) -> Iterator[PackedBatch]:
         return micro_batches(
             rows,
@@ -204,7 +242,7 @@ class PackedUpdates:
         """Why an update with such a gradient is a bad one; empty where it is not."""
         if math.isfinite(norm) and norm <= self._running_norm.limit(self.config.max_norm_factor):
             return ""
-        where = f"at policy version {self.policy_version} (hardest pulled {blame.hardest()})"
+        where = f"at policy version {self.policy_version} (hardest pulled {blame.hardest(self._ranks)})"
         if not math.isfinite(norm):
             return f"the gradient's norm is {norm} {where}"
         running, factor = self._running_norm.mean, self.config.max_norm_factor
@@ -266,6 +304,14 @@ class _UpdateMetrics:
         self.largest_gap = max(
             self.largest_gap, float((gap_M.nan_to_num(0.0) if only_finite else gap_M).max())
         )
+
+    def take_sum(self, parts: Sequence["_UpdateMetrics"]) -> None:
+        """Hold what all `parts` hold together."""
+        self.loss = sum(each.loss for each in parts)
+        self.num_tokens = sum(each.num_tokens for each in parts)
+        self.largest_gap = max(each.largest_gap for each in parts)
+        names = dict.fromkeys(name for each in parts for name in each.sums)
+        self.sums = {name: sum(each.sums.get(name, 0.0) for each in parts) for name in names}
 
     def means(self) -> dict[str, float]:
         if not self.sums:

@@ -8,9 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rllm.distributed import ALONE, RankGroup
 from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
 from rllm.trainer.batching import PackedBatch, micro_batches
-from rllm.trainer.packing import WeightedRow
+from rllm.trainer.packing import WeightedRow, rank_shares
 from rllm.types.sample import TrainingSample
 
 
@@ -21,9 +22,11 @@ def score_rows(
     micro_batch_tokens: int = 16_384,
     logits_mb: float = 512.0,
     share_prefixes: bool = True,
+    ranks: RankGroup = ALONE,
 ) -> list[NDArray[np.float32]]:
     """One [T] array per sample: log-probability of each trainable token at its sampling temperature, 0
-    elsewhere. `model` is a `CausalModel`, of a policy, a reference or a teacher."""
+    elsewhere. `model` is a `CausalModel`, of a policy, a reference or a teacher. Each of `ranks` computes its
+    share of the rows, and all of them have the result."""
 
     chunk = tokens_at_once(model, logits_mb)
 
@@ -33,7 +36,7 @@ def score_rows(
             model, hidden_states(model, batch), batch.targets_M, temperature_M, chunk=chunk
         )[0]
 
-    return _per_row(model, samples, logprobs, micro_batch_tokens, share_prefixes)
+    return _per_row(model, samples, logprobs, micro_batch_tokens, share_prefixes, ranks)
 
 
 def value_rows(
@@ -43,13 +46,14 @@ def value_rows(
     *,
     micro_batch_tokens: int = 16_384,
     share_prefixes: bool = True,
+    ranks: RankGroup = ALONE,
 ) -> list[NDArray[np.float32]]:
     """One [T] array per sample: the critic's expectation before each trainable token, 0 elsewhere."""
 
     def values(batch: PackedBatch) -> Tensor:
         return value_head(hidden_states(model, batch))
 
-    return _per_row(model, samples, values, micro_batch_tokens, share_prefixes)
+    return _per_row(model, samples, values, micro_batch_tokens, share_prefixes, ranks)
 
 
 def hidden_states(model: Any, batch: PackedBatch) -> Tensor:
@@ -63,6 +67,7 @@ def _per_row(
     of_batch: Callable[[PackedBatch], Tensor],
     micro_batch_tokens: int,
     share_prefixes: bool,
+    ranks: RankGroup,
 ) -> list[NDArray[np.float32]]:
     found = [np.zeros(sample.num_tokens, dtype=np.float32) for sample in samples]
     rows = [
@@ -70,9 +75,16 @@ def _per_row(
         for index, sample in enumerate(samples)
     ]
     device = next(model.parameters()).device
+    if ranks.size > 1:
+        rows = rank_shares(rows, ranks.size, share_prefixes=share_prefixes)[ranks.rank]
     with torch.no_grad():
         for batch in micro_batches(rows, micro_batch_tokens, device, share_prefixes=share_prefixes):
             values_M = of_batch(batch).float().cpu().numpy()
             for row, place, value in zip(batch.row_M, batch.place_M, values_M, strict=True):
                 found[row][place] = value
+            ranks.beat("scoring rows")
+    if ranks.size > 1:
+        for theirs in ranks.gather({row.index: found[row.index] for row in rows}):
+            for index, values_T in theirs.items():
+                found[index] = values_T
     return found

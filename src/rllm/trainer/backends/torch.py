@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rllm.algorithms.losses import Loss, TokenInputs
 from rllm.config.optimizer import OptimizerConfig
+from rllm.distributed import ALONE, RankGroup
 from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
 from rllm.trainer.backends.packed import PackedUpdates, ValueHead, trained_tokens
 from rllm.trainer.backends.scoring import hidden_states, score_rows
@@ -45,7 +46,7 @@ SUPPORTS = frozenset(
 
 
 class TorchBackend(PackedUpdates):
-    """A `TrainingBackend` for a model in this process.
+    """A `TrainingBackend` for a model in this process, or in each of several `ranks`.
 
     `publish` tells the sampler that the weights have changed. `value_head` puts a critic on the same trunk:
     see `rllm.trainer.backends.critic`.
@@ -59,11 +60,13 @@ class TorchBackend(PackedUpdates):
         config: OptimizerConfig | None = None,
         value_head: bool = False,
         share_prefixes: bool = True,
+        ranks: RankGroup = ALONE,
     ) -> None:
         super().__init__(
             model,
             config=config or OptimizerConfig(),
             share_prefixes=share_prefixes,
+            ranks=ranks,
             value_head=ValueHead.on(model) if value_head else None,
         )
         self._publish = publish
@@ -83,6 +86,7 @@ class TorchBackend(PackedUpdates):
             micro_batch_tokens=self.config.micro_batch_tokens,
             logits_mb=self.config.logits_mb,
             share_prefixes=self._share_prefixes,
+            ranks=self._ranks,
         )
 
     def publish_weights(self) -> int:

@@ -11,7 +11,7 @@ parameter is the master rounded. Moments are in float32 too: 16 bytes a paramete
 sampler shares.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,16 @@ class MasterWeights:
         for each in self.named.values():
             each.grad = torch.zeros_like(each)
         return list(self.named.values())
+
+    def gradients(self, names: Collection[str]) -> list[Tensor]:
+        """Of the weights of these names, in the order of all; zeros where no micro-batch here had one."""
+        found: list[Tensor] = []
+        for name, each in self.named.items():
+            if name in names:
+                if each.grad is None:
+                    each.grad = torch.zeros_like(each)
+                found.append(each.grad)
+        return found
 
     @torch.no_grad()
     def copy_to_parameters(self) -> None:

@@ -1,0 +1,58 @@
+"""The processes of one run, called ranks, and what they do together.
+
+    RankGroup     one process: nothing to do
+    TorchRanks    several, which speak over gloo      rllm.distributed.torch_ranks
+
+Every rank runs the same code on the same values. What only one of them may do, such as writing files, rank 0
+does; `RankGroup.is_writer` says who that is.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+
+class RankGroup:
+    """The ranks of a run; this one is a process by itself, so that nothing here costs anything."""
+
+    rank = 0
+    size = 1
+    num_local = 1
+    """Ranks on this machine: they share its cores."""
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this rank writes the run directory."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[Item]) -> Sequence[Item]:
+        """This rank's part of what all ranks have."""
+        return items[self.rank :: self.size] if self.size > 1 else items
+
+    def gather(self, value: Item) -> list[Item]:
+        """The `value` of every rank, in the order of ranks, on every rank."""
+        return [value]
+
+    def sum_in_place(self, tensors: Sequence[Any]) -> None:
+        """Replace each tensor by its sum over the ranks, the same bits on all of them."""
+
+    def wait(self) -> None:
+        """Return once every rank has come here."""
+
+    def beat(self, place: str) -> None:
+        """Tell the other ranks that this one works on, and at what."""
+
+    @contextmanager
+    def writer_first(self) -> Iterator[None]:
+        """Let rank 0 through the block before the others enter it."""
+        if not self.is_writer:
+            self.wait()
+        yield
+        if self.is_writer:
+            self.wait()
+
+
+ALONE = RankGroup()
+"""One process."""

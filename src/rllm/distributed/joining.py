@@ -1,0 +1,55 @@
+"""How a process learns which rank of which run it is.
+
+RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT ──► open_ranks ──► RankGroup      of one process: nothing to do
+(set by `rllm train --nproc`, or torchrun)              └──► TorchRanks      of several
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rllm.config.distributed import DistributedConfig
+from rllm.distributed.group import ALONE, RankGroup
+from rllm.errors import ConfigError
+
+SET_BY_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun and `rllm train --nproc` tell each rank in its environment."""
+
+
+def world_size() -> int:
+    """Ranks of the run that this process is of, 1 outside of any."""
+    return _number("WORLD_SIZE", 1)
+
+
+def rank_from_environment() -> int:
+    """Which of them this process is; 0 outside of any run, whatever RANK says there."""
+    return _number("RANK", 0) if world_size() > 1 else 0
+
+
+@contextmanager
+def open_ranks(config: DistributedConfig) -> Iterator[RankGroup]:
+    """The group that this process belongs to, as its environment says.
+
+    An error in the block reaches the other ranks with its cause. Raises ConfigError for an environment that
+    is set by halves.
+    """
+    timeout_s = config.timeout_s
+    if world_size() == 1:
+        yield ALONE
+        return
+    if missing := [name for name in SET_BY_LAUNCHER if not os.environ.get(name)]:
+        raise ConfigError(
+            f"WORLD_SIZE is {world_size()}, but {', '.join(missing)} is not set; start the run with "
+            "`rllm train --nproc` or torchrun, which set all of them, or unset WORLD_SIZE."
+        )
+    from rllm.distributed.torch_ranks import joined_ranks
+
+    with joined_ranks(timeout_s, num_local=_number("LOCAL_WORLD_SIZE", 1)) as ranks:
+        yield ranks
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "") or str(default)
+    if not text.isdecimal():
+        raise ConfigError(f"The environment variable {name} is {text!r}; it must be a whole number.")
+    return int(text)

@@ -1,0 +1,126 @@
+"""Ranks that speak through torch.distributed, over gloo.
+
+    gather, sum_in_place, wait ──► one process group                 a peer that ends breaks its connections
+    beat ──► Heartbeat ──► a store that all ranks read and write     says who ended, where, and of what
+
+Collectives are called by one thread at a time, in the same order on every rank: the training loop is
+sequential, wherever it hands its work to a thread.
+"""
+
+import datetime
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rllm.distributed.group import RankGroup
+from rllm.distributed.heartbeat import Heartbeat
+from rllm.errors import RankError
+
+Item = TypeVar("Item")
+
+NEVER = datetime.timedelta(days=30)
+"""Heartbeats end a run that hangs: a collective may wait as long as another rank needs."""
+START = datetime.timedelta(minutes=5)
+"""For all ranks to appear."""
+BUCKET_ELEMENTS = 1 << 22
+"""Tensors are summed together up to so many elements: one message for many small ones."""
+
+
+class TorchRanks(RankGroup):
+    """The ranks of a process group."""
+
+    def __init__(self, rank: int, size: int, num_local: int, heartbeat: Heartbeat) -> None:
+        self.rank, self.size, self.num_local = rank, size, num_local
+        self._heartbeat = heartbeat
+
+    def gather(self, value: Item) -> list[Item]:
+        def collect() -> list[Item]:
+            values: list[Item] = [value] * self.size
+            dist.all_gather_object(values, value)
+            return values
+
+        return self._together(collect)
+
+    def sum_in_place(self, tensors: Sequence[Tensor]) -> None:
+        def add() -> None:
+            for bucket in _buckets(tensors):
+                flat = torch.cat([each.reshape(-1) for each in bucket])
+                dist.all_reduce(flat)
+                parts = flat.split([each.numel() for each in bucket])
+                for each, total in zip(bucket, parts, strict=True):
+                    each.copy_(total.view_as(each))
+
+        with torch.no_grad():
+            self._together(add)
+
+    def wait(self) -> None:
+        self._together(dist.barrier)
+
+    def beat(self, place: str) -> None:
+        self._heartbeat.beat(place)
+
+    def _together(self, collective: Callable[[], Item]) -> Item:
+        """Raises RankError, naming the rank that ended, where another one did."""
+        with self._heartbeat.waiting():
+            try:
+                return collective()
+            except RuntimeError as error:
+                raise RankError(self._heartbeat.explanation()) from error
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors of one dtype together; the order is the same on all ranks."""
+    for _, same in itertools.groupby(tensors, key=lambda each: (each.dtype, each.device)):
+        bucket: list[Tensor] = []
+        for each in same:
+            if bucket and sum(other.numel() for other in bucket) + each.numel() > BUCKET_ELEMENTS:
+                yield bucket
+                bucket = []
+            bucket.append(each)
+        if bucket:
+            yield bucket
+
+
+_numbers = itertools.count()
+"""Of the groups of this process: a program may train several times, and each has keys of its own."""
+
+
+@cache
+def _rendezvous() -> tuple[Any, int, int]:
+    """The store of all ranks, this rank, and how many there are. Rank 0 may hold the store, which therefore
+    lives as long as the process: another at the same address would meet ranks that still use the first."""
+    return next(dist.rendezvous("env://", timeout=START))
+
+
+@contextmanager
+def joined_ranks(timeout_s: float, *, num_local: int) -> Iterator[TorchRanks]:
+    """The group of all ranks that the environment names, while the block runs.
+
+    `timeout_s`: how long a rank may work without a sign of life before all of them end.
+    """
+    store, rank, size = _rendezvous()
+    number = next(_numbers)
+    ours = dist.PrefixStore(f"rllm-ranks-{number}", store)
+    dist.init_process_group("gloo", store=ours, rank=rank, world_size=size, timeout=NEVER)
+    beats = dist.PrefixStore(f"rllm-beats-{number}", store.clone())
+    with Heartbeat(beats, rank, size, timeout_s) as heartbeat:
+        dist.barrier()  # every rank has its first beat in the store
+        heartbeat.watch()
+        ranks = TorchRanks(rank, size, num_local, heartbeat)
+        try:
+            yield ranks
+        except BaseException as error:
+            heartbeat.report_end(error)
+            raise
+        else:
+            heartbeat.stop()
+            dist.barrier()  # rank 0 holds the store: it is the last to let go
+        finally:
+            heartbeat.stop()
+            dist.destroy_process_group()

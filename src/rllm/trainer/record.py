@@ -1,0 +1,48 @@
+"""What a run leaves on disk, written by one of its ranks.
+
+    episodes ──► store.sqlite     weights, optimizer, state ──► checkpoints/     models ──► model/, adapter/
+
+Every rank calls the same methods at the same places; all of them wait where one that went on would look for
+what is not written yet.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rllm.distributed import ALONE, RankGroup
+from rllm.store.episodes import EpisodeStore
+from rllm.store.run_directory import RunDirectory
+from rllm.trainer.checkpoint import Backends, RunState, save_checkpoint
+from rllm.types.episode import Episode
+
+
+class RunRecord:
+    """The files of a run."""
+
+    def __init__(self, directory: RunDirectory, store: EpisodeStore, ranks: RankGroup = ALONE) -> None:
+        self.path = directory.path
+        self._directory, self._store, self._ranks = directory, store, ranks
+
+    def save_episodes(self, phase: str, step: int, episodes: Sequence[Episode]) -> None:
+        if self._ranks.is_writer:
+            self._store.save_episodes(phase, step, episodes)
+
+    def episodes(self, phase: str) -> Iterator[Episode]:
+        """Of a phase that a checkpoint was saved after."""
+        return self._store.episodes(phase)
+
+    def save_checkpoint(self, state: RunState, backends: Backends, keep: int) -> None:
+        """All ranks have to be here."""
+        self.save_now(state, backends, keep)
+        self._ranks.wait()
+
+    def save_now(self, state: RunState, backends: Backends, keep: int) -> None:
+        """The same for a run that is stopped: no rank waits for another."""
+        if self._ranks.is_writer:
+            save_checkpoint(self._directory.checkpoints_path, state, backends, keep)
+
+    def write(self, save: Callable[[Path], None]) -> None:
+        """Let `save` write below the run directory, once for all ranks."""
+        if self._ranks.is_writer:
+            save(self.path)
+        self._ranks.wait()
