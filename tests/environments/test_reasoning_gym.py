@@ -269,7 +269,7 @@ def test_a_data_set_is_configured_in_training_too(tmp_path: Path) -> None:
     terms = [f"task.environment_args.{end}_terms=2" for end in ("min", "max")]
     config = training_config("reasoning-gym/chain_sum", None, (*terms, "warm_start.steps=0"))
     trainer = build_trainer(config, tmp_path / "run")
-    env = ReasoningGymEnv.from_dict({**trainer.train_tasks[0], **trainer.env_args})
+    env = ReasoningGymEnv.from_dict(dict(trainer.tasks.train[0]))
     assert len(env.entry["metadata"]["expression"].split()) == 3
 
 
