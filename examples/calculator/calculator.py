@@ -20,11 +20,11 @@ from rllm.environments.calculator import calculator_tasks, demonstration
 
 MISTAKES = ("gives_up",)
 CONFIG: dict[str, Any] = {
-    "steps": 90,
-    "warm_start": {"steps": 240, "episodes_per_step": 64, "learning_rate": 1e-2, "noise": 0.7},
+    "steps": 60,
+    "warm_start": {"steps": 280, "episodes_per_step": 64, "learning_rate": 1e-2, "noise": 0.68},
     "rollout": {"tasks_per_step": 24, "group_size": 8, "max_turns": 3, "max_tokens_per_turn": 96},
     "algorithm": {"clip_high": 0.28},
-    "optimizer": {"name": "muon", "learning_rate": 1.5e-3, "warmup_steps": 5},
+    "optimizer": {"name": "muon", "learning_rate": 8e-4, "warmup_steps": 5},
     "inference": {"max_context": 384},
     "evaluation": {"num_tasks": 256, "every_steps": 10, "every_num_tasks": 64},
 }
