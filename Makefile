@@ -12,15 +12,17 @@ BIN := $(VENV)/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
 # A file stays with one worker, which then makes what its tests share once.
 WORKERS := -n 2 --dist loadfile
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+QUIET := --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip $(QUIET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench learn algorithms mutate lock clean
+.PHONY: help demo test test-all test-tinker check bench learn algorithms mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
 	@echo 'make test      the tests'
 	@echo 'make test-all  the tests, slow ones included'
+	@echo 'make test-tinker  training by a Tinker service, a real one on this machine'
 	@echo 'make check     format, lint and types'
 	@echo 'make bench     the engine and a training step beside their peers'
 	@echo 'make learn     every training block with the reported seeds, at most three hours; TASK=NAME for one'
@@ -38,6 +40,10 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	$(BIN)/pytest $(WORKERS) -m ''
+
+# The client goes into .venv-tinker, the server, whose pins differ, into .venv-skyrl.
+test-tinker: .venv-tinker/.made .venv-skyrl/.made
+	.venv-tinker/bin/pytest -m '' tests/tinker tests/integrations/test_tinker.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -63,10 +69,11 @@ mutate: $(VENV)/.dev
 lock:
 	@$(PYTHON) -m venv .venv-lock
 	@.venv-lock/bin/python -m pip --quiet --disable-pip-version-check install uv
-	@for pair in train:demo dev:dev; do .venv-lock/bin/uv pip compile --quiet pyproject.toml --extra $${pair%:*} --group build --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -c constraints.txt --no-emit-package torch -o requirements/$${pair#*:}.txt || exit 1; done
+	@.venv-lock/bin/uv pip compile --quiet --group skyrl --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-package torch -o requirements/skyrl.txt
+	@for pair in train:demo dev:dev tinker:tinker; do .venv-lock/bin/uv pip compile --quiet pyproject.toml --extra $${pair%:*} --group build --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -c constraints.txt --no-emit-package torch -o requirements/$${pair#*:}.txt || exit 1; done
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-tinker .venv-skyrl build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is installed is locked: every file by its hash, nothing but what the lock names (--no-deps, no build isolation).
@@ -80,6 +87,21 @@ $(VENV)/.demo: pyproject.toml constraints.txt requirements/demo.txt
 	@$(PIP) install -c constraints.txt '$(TORCH)'
 	@echo '[3/3] rllm itself, from this directory'
 	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv-tinker/.made: pyproject.toml constraints.txt requirements/tinker.txt
+	@echo '[tinker] .venv-tinker: what the tests need, and the client, as requirements/tinker.txt locks it'
+	@$(PYTHON) -m venv .venv-tinker
+	@.venv-tinker/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/tinker.txt
+	@.venv-tinker/bin/python -m pip $(QUIET) install -c constraints.txt '$(TORCH)' pytest pytest-asyncio hypothesis
+	@.venv-tinker/bin/python -m pip $(QUIET) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv-skyrl/.made: requirements/skyrl.txt
+	@echo '[tinker] .venv-skyrl: the server, as requirements/skyrl.txt locks it'
+	@$(PYTHON) -m venv .venv-skyrl
+	@.venv-skyrl/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/skyrl.txt
+	@.venv-skyrl/bin/python -m pip $(QUIET) install '$(TORCH)'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo requirements/dev.txt

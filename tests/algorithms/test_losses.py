@@ -27,6 +27,7 @@ from rllm.algorithms.surrogates import (
     ClippedWeight,
     DivergenceMask,
     GeometricMean,
+    ImportanceRatio,
     OwnFunction,
     PenalisedCovariance,
     SequenceRatio,
@@ -250,6 +251,7 @@ def test_every_loss_of_the_configuration_is_made_with_the_bounds_of_its_paper() 
         "topr": Tapered(),
         "clip_cov": ClippedCovariance(clip_low=0.2, clip_high=0.2, fraction=2e-4, low=1.0, high=5.0),
         "kl_cov": PenalisedCovariance(fraction=2e-4, kl_coef=1.0),
+        "importance_sampling": ImportanceRatio(),
     }
 
 

@@ -16,6 +16,7 @@ from rllm.algorithms.surrogates import (
     ClippedWeight,
     DivergenceMask,
     GeometricMean,
+    ImportanceRatio,
     PolicyGradient,
     SequenceRatio,
     SoftGate,
@@ -40,6 +41,7 @@ SURROGATES: dict[str, Surrogate] = {
     "dppo_tv": DivergenceMask(clip_low=LOW, clip_high=HIGH),
     "dppo_kl": DivergenceMask(clip_low=LOW, clip_high=HIGH, kl=True),
     "topr": Tapered(),
+    "importance_sampling": ImportanceRatio(),
 }
 OF_ROWS = ("gspo", "gmpo")
 
@@ -72,6 +74,8 @@ def _of_token(name: str, r: float, new: float, old: float, a: float) -> tuple[fl
         return _clipped(r, a, DUAL if name == "dual clip" else math.inf)
     if name == "policy_gradient":
         return -a * new, -a
+    if name == "importance_sampling":
+        return -r * a, -r * a
     if name == "cispo":
         weight = min(max(r, 1 - LOW), 1 + HIGH)
         return -weight * a * new, -weight * a

@@ -19,7 +19,7 @@ ROOMS = (
     *("redaction", "errors", "types", "config", "algorithms", "rendering"),
     *("store", "data", "sandbox", "tracking", "models", "distributed", "inference"),
     *("tools", "rewards", "environments", "agents", "gateway"),
-    *("workflows", "engine", "eval", "trainer", "worker"),
+    *("workflows", "engine", "eval", "trainer", "worker", "integrations"),
     *("build", "ui", "cli", "__main__"),
 )
 
@@ -34,6 +34,7 @@ HOMES_OF_LIBRARY = {
         *(f"trainer/backends/{name}*" for name in ("logprobs", "measured", "scoring")),
         "trainer/batching*",
         "trainer/update_checks*",
+        "integrations/*",
     ),
     "peft": ("models/lora*",),
     "matplotlib": ("tracking/picture*",),

@@ -176,7 +176,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_before_the_run_begins(
     [
         ({"rollout": {"group_size": 1}}, {}, "`rollout.group_size` is 1"),
         ({"rollout": {"groupsize": 4}}, {}, "did you mean `rollout.group_size`"),
-        ({}, {"backend": "tinker"}, "no training backend `tinker`"),
+        ({}, {"backend": "tinkr"}, "no training backend `tinkr`"),
         ({}, {"demonstrate": None}, "no expert to imitate"),
         ({}, {"train_dataset": []}, "`train_dataset` is empty"),
         ({"algorithm": {"updates_per_step": 3}}, {}, "only 2 groups"),

@@ -4,6 +4,7 @@ With r = exp(new - old) and A the advantage of the token:
 
     ppo              -min(r A, clip(r) A)                      clip_low, clip_high, dual_clip
     policy_gradient  -A new
+    importance_sampling  -r A                              no bounds
     gspo             ppo, with the geometric mean of r over the row
     cispo            -sg(clip(r)) A new                        bounds the weight of a token, never drops it
     gmpo             -A · geometric mean of clipped r over the row
@@ -99,6 +100,21 @@ class PolicyGradient(_OfTokens):
 
     def terms(self, tokens: TokenInputs) -> Tensor:
         return -tokens.advantages_M * tokens.new_M
+
+    def clipped_M(self, tokens: TokenInputs) -> Tensor:
+        return torch.zeros_like(tokens.new_M, dtype=torch.bool)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ImportanceRatio(_OfTokens):
+    """-r A.
+
+    Schulman et al. 2017 (PPO, arXiv:1707.06347), equation 6: what `ppo` clips, unclipped. Nothing bounds how
+    far a second update on the same samples goes.
+    """
+
+    def terms(self, tokens: TokenInputs) -> Tensor:
+        return -_ratios(tokens) * tokens.advantages_M
 
     def clipped_M(self, tokens: TokenInputs) -> Tensor:
         return torch.zeros_like(tokens.new_M, dtype=torch.bool)
@@ -401,6 +417,7 @@ SURROGATES: dict[str, Callable[[AlgorithmConfig], Surrogate]] = {
         ClippedCovariance(fraction=config.cov_fraction, low=config.cov_low, high=config.cov_high), config
     ),
     "kl_cov": lambda config: PenalisedCovariance(fraction=config.cov_fraction, kl_coef=config.cov_kl_coef),
+    "importance_sampling": lambda config: ImportanceRatio(),
 }
 """By the name of `algorithm.loss`."""
 

@@ -24,6 +24,7 @@ LOSSES: dict[str, tuple[str, ...]] = {
     "topr": (),
     "clip_cov": ("clip_low", "clip_high", "cov_fraction", "cov_low", "cov_high"),
     "kl_cov": ("cov_fraction", "cov_kl_coef"),
+    "importance_sampling": (),
 }
 """Name -> the keys of `[algorithm]` that only some losses look at, and this one does."""
 OF_OWN = ("clip_low", "clip_high")

@@ -39,6 +39,9 @@ from rllm.config.policies import (
 )
 from rllm.errors import ConfigError
 
+LOCAL = "local"
+"""The backend that trains on torch, in the process of the sampler."""
+
 
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
@@ -248,6 +251,10 @@ class TrainConfig:
     """Reinforcement-learning steps: one batch of rollouts each."""
     threads: int = 0
     """Threads of torch; 0 takes one per core. The last bits of a run depend on it."""
+    backend: str = LOCAL
+    """What computes updates: `local` (torch, in the process of the sampler), `verl` (its FSDP2 worker, see
+    docs/verl.md), `tinker` (a service that samples as well, see docs/tinker.md), or `package.module:NAME` of
+    your own."""
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)

@@ -111,6 +111,27 @@ def load_model(
     )
 
 
+def describe_model(directory: Path, *, model: Any) -> LoadedModel:
+    """What a directory says of a model that is computed elsewhere, by `model`: its weights are not read, and
+    need not be there.
+
+    Raises ModelDirectoryError naming the missing or broken file.
+    """
+    config = read_config(directory)
+    tokenizer = HuggingFaceTokenizer(directory)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        config=config,
+        directory=directory,
+        end_token_ids=_end_token_ids(directory, config, tokenizer),
+        max_positions=int(config.get("max_position_embeddings") or 0),
+        num_layers=0,
+        num_kv_heads=0,
+        head_dim=0,
+    )
+
+
 def _decoder(shape: DecoderShape, weights: dict[str, Tensor], directory: Path) -> Any:
     """Numbers of config.json that the weights do not bear out take no memory: they are compared first."""
     try:

@@ -22,12 +22,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from rllm.config.lora import LoraConfig
-from rllm.errors import ConfigError, MissingExtraError
+from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
 from rllm.models.decoder import Adapt, Decoder
 from rllm.models.directory import LoadedModel
 from rllm.store.files import write_directory_atomic
@@ -78,14 +79,8 @@ def with_adapter(base: LoadedModel, config: LoraConfig, seed: int) -> LoadedMode
 
 def save_adapter(loaded: LoadedModel, directory: Path) -> None:
     """Write the adapter of `loaded` so that `peft.PeftModel.from_pretrained` puts it on the base model."""
-    layers: Any = loaded.model.adapter if isinstance(loaded.model, Decoder) else loaded.model.inner
-    end = f".{NAME}.weight"
-    tensors = {
-        f"base_model.model.{name.removesuffix(end)}.weight": each.detach().cpu().contiguous()
-        for name, each in layers.named_parameters()
-        if name.endswith(end)
-    }
-    settings = layers.peft_config[NAME].to_dict() | {"inference_mode": True}
+    tensors = {name: each.detach().cpu().contiguous() for name, each in _matrices(loaded).items()}
+    settings = _layers(loaded).peft_config[NAME].to_dict() | {"inference_mode": True}
 
     def fill(target: Path) -> None:
         listed = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
@@ -93,6 +88,49 @@ def save_adapter(loaded: LoadedModel, directory: Path) -> None:
         save_file(tensors, target / "adapter_model.safetensors", metadata={"format": "pt"})
 
     write_directory_atomic(directory, fill)
+
+
+def load_adapter(loaded: LoadedModel, directory: Path) -> None:
+    """Give the adapter of `loaded` the matrices of one in peft's format.
+
+    Raises ModelDirectoryError where the two have other layers or another rank.
+    """
+    path = directory / "adapter_model.safetensors"
+    try:
+        kept = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ModelDirectoryError(f"{path} cannot be read: {error}.") from error
+    mine = _matrices(loaded)
+    shapes, there = ({name: each.shape for name, each in some.items()} for some in (mine, kept))
+    if differing := sorted(
+        name for name in shapes.keys() | there.keys() if shapes.get(name) != there.get(name)
+    ):
+        name = differing[0]
+        raise ModelDirectoryError(
+            f"{path} does not fit {loaded.directory}: `{name}` is {_shape(there.get(name))} there and "
+            f"{_shape(shapes.get(name))} here."
+        )
+    with torch.no_grad():
+        for name, each in mine.items():
+            each.copy_(kept[name])
+
+
+def _matrices(loaded: LoadedModel) -> dict[str, Tensor]:
+    """Those of the adapter, by the names that peft's files have them under."""
+    layers, end = _layers(loaded), f".{NAME}.weight"
+    return {
+        f"base_model.model.{name.removesuffix(end)}.weight": each
+        for name, each in layers.named_parameters()
+        if name.endswith(end)
+    }
+
+
+def _layers(loaded: LoadedModel) -> Any:
+    return loaded.model.adapter if isinstance(loaded.model, Decoder) else loaded.model.inner
+
+
+def _shape(shape: Sequence[int] | None) -> str:
+    return "not" if shape is None else " x ".join(map(str, shape))
 
 
 def _peft() -> Any:

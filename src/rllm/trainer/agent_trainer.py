@@ -40,6 +40,7 @@ from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.trainer.agents import player_of
+from rllm.trainer.backends.named import backend_kind
 from rllm.trainer.distribution import require_distributed
 from rllm.trainer.extras import require_training_packages
 from rllm.trainer.programs import (
@@ -113,7 +114,7 @@ class AgentTrainer:
         config: TrainConfig | Mapping[str, Any] | str | Path | Iterable[str] | None = None,
         train_dataset: Sequence[Task | dict[str, Any]] = (),
         val_dataset: Sequence[Task | dict[str, Any]] | None = None,
-        backend: str = "local",
+        backend: str = "",
         *,
         agent_class: type[BaseAgent] | None = None,
         env_class: type[BaseEnv] | None = None,
@@ -131,6 +132,7 @@ class AgentTrainer:
         tracker: Tracker | None = None,
     ) -> None:
         """
+        `backend`: as the key of that name, which it is where empty.
         `train_dataset`: tasks as dicts of environment arguments, each with a `task_id`; for a program, Tasks
         or dicts with an id and an instruction. `agent_flow`: a program, and `evaluator` what judges it: made
         by the decorators, plain functions, objects, or names such as `file.py:solve`. `workflow_class`: made
@@ -143,11 +145,6 @@ class AgentTrainer:
         but for their names. `output`: the run directory; a run that is already there goes on. `tracker`:
         where numbers go as well as to `metrics.jsonl` and the screen.
         """
-        if backend != "local":
-            raise ConfigError(
-                f"There is no training backend `{backend}`; "
-                "the one there is, is `local` (torch in this process)."
-            )
         _require_one_way(
             agent_class=agent_class,
             env_class=env_class,
@@ -180,6 +177,7 @@ class AgentTrainer:
                 raise ConfigError(
                     "`rollout.max_tokens_per_turn` is 0; an agent needs at least 1 to answer with."
                 )
+        self.config = _with_backend(self.config, backend)
         self.config = with_estimators(self.config, traj_group_adv_estimator_map or {})
         self.player = player_of(agent_class, env_class, agent_args, env_args)
         heldout, validation = (
@@ -451,3 +449,12 @@ def _require_one_way(**given: Any) -> None:
             f"Given {', '.join(names) or 'neither agent, program nor workflow'}; give either `agent_class` "
             "and `env_class`, or `agent_flow` and `evaluator`, or `workflow_class`."
         )
+
+
+def _with_backend(config: TrainConfig, backend: str) -> TrainConfig:
+    """Raises ConfigError for a backend that there is not, and for what it cannot honour."""
+    if backend:
+        config = load_config(config, [f'backend="{backend}"'])
+    if (kind := backend_kind(config.backend)) is not None:
+        kind.require(config)
+    return config

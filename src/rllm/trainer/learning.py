@@ -8,7 +8,7 @@ episodes ──► judge: rewards, groups, who is left out ──► advantages 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -96,7 +96,7 @@ class Learner:
         """What expects the policy's rewards; a shared trunk has both."""
         backend = self.policies[policy].backend
         assert backend is not None, "a frozen policy has no critic"
-        return self.critics.get(policy, backend)
+        return self.critics.get(policy) or cast(Critic, backend)
 
     def kl_coef(self, policy: str) -> float:
         """What the policy's divergence from its reference counts at this step."""

@@ -25,7 +25,8 @@ from rllm.models.devices import dtype_named, use_threads
 from rllm.models.directory import LoadedModel, load_model, parameters_sha256, save_model
 from rllm.models.lora import save_adapter, with_adapter
 from rllm.rendering.chat import ChatRenderer
-from rllm.trainer.backends.base import refuse_unsupported
+from rllm.trainer.backends.base import TrainingBackend, refuse_unsupported
+from rllm.trainer.backends.named import backend_kind, service_kind
 from rllm.trainer.backends.torch import SUPPORTS, TorchBackend
 from rllm.trainer.backends.torch_distilling import DistillingBackend
 from rllm.trainer.warm_start import answer_end
@@ -47,7 +48,7 @@ class Policy:
     renderer: ChatRenderer
     end_token_id: int
     """What ends a demonstrated answer: the token that the model has to sample there."""
-    backend: TorchBackend | None
+    backend: TrainingBackend | None
     """None for a frozen policy."""
     learning_rate: float
     """Peak of its reinforcement learning."""
@@ -63,13 +64,13 @@ class Policies(dict[str, Policy]):
         super().__init__(policies)
         self._config = config
 
-    def trainable(self) -> Iterator[tuple[str, TorchBackend]]:
+    def trainable(self) -> Iterator[tuple[str, TrainingBackend]]:
         """(name, backend) of each policy that learns."""
         for name, policy in self.items():
             if policy.backend is not None:
                 yield name, policy.backend
 
-    def backends(self) -> dict[str, TorchBackend]:
+    def backends(self) -> dict[str, TrainingBackend]:
         """What a checkpoint holds, by its place in there: the only policy of a run lies at the top."""
         return {name if len(self) > 1 else "": backend for name, backend in self.trainable()}
 
@@ -109,9 +110,14 @@ class Policies(dict[str, Policy]):
 
     def save_models(self, run: Path) -> None:
         """Every model with its adapter merged into it, and the adapter beside."""
-        for name, path in saved_model_paths(run, list(self)).items():
+        models, adapters = saved_model_paths(run, list(self)), saved_adapter_paths(run, list(self))
+        if (service := service_kind(self._config.backend)) is not None:
+            for name, policy in self.items():
+                service.save(policy.loaded, models[name], adapters[name])
+            return
+        for name, path in models.items():
             save_model(self[name].loaded, path)
-        for name, path in saved_adapter_paths(run, list(self)).items():
+        for name, path in adapters.items():
             if self[name].loaded.base is not None:
                 save_adapter(self[name].loaded, path)
 
@@ -140,15 +146,22 @@ def make_policies(
     `teacher`: for a `distill.divergence` over the whole vocabulary. Raises ConfigError for a key that the
     backend would ignore.
     """
-    refuse_unsupported("model", config.model, SUPPORTS, "torch")
-    refuse_unsupported("optimizer", config.optimizer, SUPPORTS, "torch")
+    kind = backend_kind(config.backend)
+    if kind is None:
+        refuse_unsupported("model", config.model, SUPPORTS, "torch")
+        refuse_unsupported("optimizer", config.optimizer, SUPPORTS, "torch")
+    else:
+        kind.require(config)
     optimizer, policies = config.optimizer, dict[str, Policy]()
     for name, policy in config.named_policies.items():
         loaded, renderer = models[name], ChatRenderer(models[name].tokenizer)
-        backend = None
-        if policy.trainable:
+        backend: TrainingBackend | None = None
+        tell = _nobody_samples if publish is None else publish[name]
+        if policy.trainable and kind is not None:
+            backend = kind.policy(config, loaded, tell)
+        elif policy.trainable:
             options: dict[str, Any] = {
-                "publish": _nobody_samples if publish is None else publish[name],
+                "publish": tell,
                 "config": optimizer,
                 "ranks": ranks,
                 "value_head": config.critic.trunk == "shared" and config.needs_critic(name),
@@ -174,6 +187,8 @@ def _nobody_samples(policy_version: int) -> None:
 
 def make_client(config: TrainConfig, loaded: LoadedModel) -> LocalClient:
     """What samples from a policy."""
+    if (service := service_kind(config.backend)) is not None:
+        return service.client(config, loaded)
     inference = config.inference
     return LocalClient(
         loaded,
@@ -186,6 +201,8 @@ def make_client(config: TrainConfig, loaded: LoadedModel) -> LocalClient:
 
 def create_initial_models(config: TrainConfig, run: Path) -> None:
     """Built-in models are made inside the run, so that the run is all that is needed to repeat it."""
+    if service_kind(config.backend) is not None:
+        return
     for name, policy in config.named_policies.items():
         kind, separator, preset = policy.path.partition(":")
         if not separator:
@@ -216,6 +233,8 @@ def load_initial_models(config: TrainConfig, run: Path, num_local_ranks: int = 1
     Weights that nobody changes are in memory once, whichever policies they are of.
     """
     use_threads(config.threads, num_local_ranks)
+    if (service := service_kind(config.backend)) is not None:
+        return {name: service.load(config) for name in config.named_policies}
     dtype = dtype_named(config.model.dtype)
     constant: dict[Path, LoadedModel] = {}
     models: dict[str, LoadedModel] = {}

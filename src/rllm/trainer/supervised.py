@@ -57,7 +57,7 @@ from rllm.types.sample import TrainingSample
 if TYPE_CHECKING:
     from rllm.algorithms.losses import Loss
     from rllm.models.directory import LoadedModel
-    from rllm.trainer.backends.torch import TorchBackend
+    from rllm.trainer.backends.base import TrainingBackend
     from rllm.trainer.checkpoint import RunState
     from rllm.trainer.policies import Policies, Policy
 
@@ -75,7 +75,7 @@ class SupervisedJob(ABC):
         self.policy = policy
 
     @property
-    def backend(self) -> "TorchBackend":
+    def backend(self) -> "TrainingBackend":
         """What is trained."""
         assert self.policy.backend is not None, "the only policy of a supervised run learns"
         return self.policy.backend

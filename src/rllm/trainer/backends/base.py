@@ -60,6 +60,10 @@ class TrainingBackend(Protocol):
         """Restore what `save` wrote. Raises CheckpointError when it does not fit."""
         ...
 
+    def reset_optimizer(self) -> None:
+        """Forget the moments: the next phase optimises another objective."""
+        ...
+
 
 class Critic(Protocol):
     """Expectations of what will be paid, and how they are learned: a model of its own, or the policy's
@@ -76,6 +80,14 @@ class Critic(Protocol):
     def save(self, directory: Path) -> None: ...
 
     def load(self, directory: Path) -> None: ...
+
+
+class SeparateCritic(Critic, Protocol):
+    """One with a trunk of its own."""
+
+    def begin_with(self, model: Any) -> None:
+        """Take over the weights of a model of the same kind, as far as it has them."""
+        ...
 
 
 def refuse_unsupported(section: str, values: Any, supports: frozenset[str], backend: str) -> None:

@@ -1,0 +1,172 @@
+"""The model client in front of a service's sampler: the rendering stays here, the sampling is there.
+
+prompt ids ──SamplingClient──► token ids, log-probabilities ──tokenizer──► text
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import numpy as np
+
+from rllm.errors import ContextLengthError, InferenceError
+from rllm.inference.client import TokenPiece, Tools, prompt_tokens, require_may_fit
+from rllm.inference.reading import as_it_may_come_back, parsed_text, read_into
+from rllm.integrations.tinker.service import Service
+from rllm.models.directory import LoadedModel
+from rllm.rendering.chat import ChatRenderer, Conversation
+from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams
+
+
+class TinkerClient:
+    """A `ModelClient` and a `TokenClient`. A call samples from the weights that were published when it began,
+    to its end."""
+
+    def __init__(self, loaded: LoadedModel, *, max_context: int) -> None:
+        self.loaded = loaded
+        self.renderer = ChatRenderer(loaded.tokenizer)
+        self.end_token_ids = frozenset(loaded.end_token_ids)
+        self._service: Service = loaded.model
+        self._max_context = max_context
+        self._policy_version = 0
+
+    def session(self, order: tuple[str, int]) -> "TinkerSession":
+        return TinkerSession(self)
+
+    async def get_model_response(
+        self, messages: Sequence[Message], sampling: SamplingParams = SamplingParams()
+    ) -> ModelOutput:
+        async with self.session(("", 0)) as session:
+            return await session.respond(messages, sampling)
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    def publish(self, policy_version: int) -> None:
+        """Of the weights that the service's sampler has from now on."""
+        self._policy_version = policy_version
+
+    async def generate_ids(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        on_piece: Callable[[TokenPiece], None] | None = None,
+    ) -> ModelOutput:
+        """See `TokenClient`; an answer comes in one piece. Raises ValueError for what the service cannot
+        honour."""
+        _require_plain(sampling)
+        room = self._max_context - len(prompt_ids)
+        if room < 1:
+            raise ContextLengthError(
+                f"The prompt has {len(prompt_ids)} tokens and the context holds {self._max_context}, so no "
+                "token fits behind it; raise `inference.max_context` or end the conversation earlier."
+            )
+        started, version, sampler = time.perf_counter(), self._policy_version, self._service.sampler
+        ids, logprobs, has_stopped = await self._service.sample(
+            sampler,
+            prompt_ids,
+            stop=sorted(self.end_token_ids.union(sampling.stop_token_ids)),
+            max_tokens=min(sampling.max_tokens, room),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or -1,
+            seed=sampling.seed,
+        )
+        self._require_whole(ids, logprobs, has_stopped, sampling)
+        text = self.loaded.tokenizer.decode(ids)
+        if on_piece is not None:
+            on_piece(TokenPiece(text=text, token_ids=ids, logprobs=logprobs))
+        return ModelOutput(
+            text=text,
+            content=text,
+            prompt_ids=prompt_ids,
+            completion_ids=ids,
+            logprobs=logprobs,
+            temperature=sampling.temperature,
+            policy_versions=[version] * len(ids),
+            finish_reason=FinishReason.STOP if has_stopped else FinishReason.LENGTH,
+            usage={"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids), "cached_tokens": 0},
+            latency_s=time.perf_counter() - started,
+        )
+
+    async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
+        """Log-probabilities of `ids[start:]` under the published weights, at temperature 1."""
+        if temperature != 1.0:
+            raise ValueError(f"`temperature` is {temperature}; a Tinker service scores at temperature 1.")
+        if not 1 <= start < len(ids):
+            raise ValueError(f"`start` is {start}; of {len(ids)} ids, those from 1 on can be scored.")
+        scored = (await self._service.prompt_logprobs(ids))[start:]
+        if len(scored) != len(ids) - start or any(each is None for each in scored):
+            raise InferenceError(
+                f"The Tinker service at {self._service.base_url} scored {len(scored)} of {len(ids) - start} "
+                "tokens of a prompt."
+            )
+        return [float(each or 0.0) for each in scored]
+
+    async def close(self) -> None:
+        """The service keeps nothing of a client that would have to be closed."""
+
+    def _require_whole(
+        self, ids: list[int], logprobs: list[float], has_stopped: bool, sampling: SamplingParams
+    ) -> None:
+        """Raises InferenceError for an answer that cannot be trained on."""
+        url = self._service.base_url
+        if not ids or len(ids) != len(logprobs) or not np.isfinite(logprobs).all():
+            raise InferenceError(
+                f"The Tinker service at {url} returned {len(ids)} token ids and {len(logprobs)} "
+                "log-probabilities for one answer, or some that are no finite numbers."
+            )
+        if has_stopped and ids[-1] not in self.end_token_ids.union(sampling.stop_token_ids):
+            raise InferenceError(
+                f"The Tinker service at {url} stopped behind token {ids[-1]}, which ends no answer of the "
+                f"model in {self.loaded.directory} ({sorted(self.end_token_ids)})."
+            )
+
+
+class TinkerSession:
+    """One conversation, whose token ids are kept here."""
+
+    def __init__(self, client: TinkerClient) -> None:
+        self.client = client
+        self.conversation = Conversation(renderer=client.renderer)
+
+    async def respond(
+        self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()
+    ) -> ModelOutput:
+        require_may_fit(messages, self.client.renderer, self.client.max_context)
+        output = await self.client.generate_ids(self.conversation.prompt(messages, tools), sampling)
+        if tools:
+            read_into(output, parsed_text(output.text, self.client.renderer, tools))
+        self.conversation.record(output.completion_ids, *as_it_may_come_back(output))
+        return output
+
+    def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
+        require_may_fit(messages, self.client.renderer, self.client.max_context)
+        return prompt_tokens(self.conversation, messages, tools)
+
+    def close(self) -> None:
+        """The service keeps nothing of a conversation that would have to be closed."""
+
+    async def __aenter__(self) -> "TinkerSession":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _require_plain(sampling: SamplingParams) -> None:
+    """Raises ValueError for what the service's sampler does not do."""
+    for name in ("stop", "grammar", "top_logprobs"):
+        if value := getattr(sampling, name):
+            raise ValueError(
+                f"`{name}` is {value!r}, which a Tinker service cannot honour for answers that are trained "
+                "on; leave it out."
+            )

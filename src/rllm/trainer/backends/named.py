@@ -1,0 +1,82 @@
+"""Which training backend a run has, by the name in `backend`.
+
+    local                    torch in this process: `rllm.trainer.backends.torch`
+    verl, tinker             an entry point of the group `rllm.backends`: of this package, or of yours
+    package.module:NAME      an object of your own
+
+Everything but `local` is a `BackendKind`, found by name alone: the trainer imports none of them.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from rllm.config.names import object_named
+from rllm.config.schema import LOCAL, TrainConfig
+from rllm.errors import ConfigError
+from rllm.trainer.backends.base import SeparateCritic, TrainingBackend
+
+
+@runtime_checkable
+class BackendKind(Protocol):
+    """How the learners of a run are made, and what of a configuration they honour."""
+
+    def translated(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Our configuration from one in the backend's own keys; as it is, where it has ours already.
+
+        Raises ConfigError for the first key that has no counterpart.
+        """
+        ...
+
+    def require(self, config: TrainConfig) -> None:
+        """Raises ConfigError, before any work, for the first key that it would not honour, and
+        MissingExtraError where its library is not installed."""
+        ...
+
+    def policy(self, config: TrainConfig, loaded: Any, publish: Callable[[int], None]) -> TrainingBackend:
+        """The learner of a policy that is sampled from `loaded`, a `LoadedModel`; `publish` tells the sampler
+        that the weights of `loaded` have changed."""
+        ...
+
+    def critic(self, config: TrainConfig, loaded: Any) -> SeparateCritic:
+        """A critic with a trunk like `loaded`."""
+        ...
+
+
+@runtime_checkable
+class ServiceKind(BackendKind, Protocol):
+    """One whose models are in a service, which samples from them too."""
+
+    def load(self, config: TrainConfig) -> Any:
+        """A `LoadedModel` without weights. Raises ConfigError where the service has no such model."""
+        ...
+
+    def client(self, config: TrainConfig, loaded: Any) -> Any:
+        """What samples from it, as `LocalClient` does."""
+        ...
+
+    def save(self, loaded: Any, model: Path, adapter: Path) -> None:
+        """Write a trained model, and its adapter beside, into these two directories."""
+        ...
+
+
+def service_kind(name: str) -> ServiceKind | None:
+    """The backend, where it is a service; None for all others."""
+    kind = backend_kind(name)
+    return kind if isinstance(kind, ServiceKind) else None
+
+
+def backend_kind(name: str) -> BackendKind | None:
+    """What `name` means; None for `local`. Raises ConfigError where there is no such backend."""
+    if name == LOCAL:
+        return None
+    try:
+        kind = object_named(name, group="rllm.backends", what="training backend")
+    except ConfigError as error:
+        raise ConfigError(f"`backend` is {name!r}: {error} `{LOCAL}` is torch in this process.") from error
+    if not isinstance(kind, BackendKind):
+        raise ConfigError(
+            f"`backend` is {name!r}, which is {kind!r:.100}; it must have `translated`, `require`, `policy` "
+            "and `critic`, as rllm.trainer.backends.named.BackendKind describes."
+        )
+    return kind
