@@ -442,6 +442,8 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("hanoi", {"num_disks": 8, "max_turns": 1}),
     ("lights-out", {"size": 1}),
     ("mastermind", {"length": 9}),
+    ("dark-maze", {"min_distance": 0}),
+    ("dark-maze", {"min_distance": 9, "size": 3}),
     ("maze", {"size": 1}),
     ("maze", {"size": [3]}),
     ("minesweeper", {"num_mines": 0}),

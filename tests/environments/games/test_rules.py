@@ -17,6 +17,7 @@ from rllm.environments.games.guess_number import GuessNumber
 from rllm.environments.games.hanoi import Hanoi
 from rllm.environments.games.lights_out import LightsOut
 from rllm.environments.games.mastermind import Mastermind, answer_to
+from rllm.environments.games.maze import Maze
 from rllm.environments.games.minesweeper import Minesweeper
 from rllm.environments.games.n_queens import NQueens, _solutions
 from rllm.environments.games.sokoban import Sokoban
@@ -399,6 +400,15 @@ def test_the_expert_in_the_dark_keeps_a_hand_on_the_wall_and_always_arrives(size
             game.play(around[heading])
             num_turns += 1
         assert num_turns <= DarkMaze.turns_for({"size": size})
+
+
+@pytest.mark.parametrize("min_distance", [1, 5, 8])
+def test_the_goal_of_a_maze_is_as_many_cells_away_as_it_shall_be(min_distance: int) -> None:
+    distances = [
+        num_expert_moves(Maze(drawn_instance(Maze, "train", index, size=4, min_distance=min_distance)))
+        for index in range(30)
+    ]
+    assert 2 * min_distance <= min(distances) < 2 * min_distance + 4
 
 
 def test_there_are_288_full_sudokus_of_four_by_four() -> None:

@@ -49,9 +49,11 @@ class Maze(Game):
         self._start_distance = self._distances[self._player]
 
     @staticmethod
-    def draw(rng: Random, *, size: int = 4) -> dict[str, Any]:
-        """`size` cells wide and high, which with the walls between them are 2 * size + 1 characters."""
+    def draw(rng: Random, *, size: int = 4, min_distance: int = 1) -> dict[str, Any] | None:
+        """`size` cells wide and high, which with the walls between them are 2 * size + 1 characters; None
+        where the goal is nearer than `min_distance` cells."""
         require_integer("size", size, 2, 12)
+        require_integer("min_distance", min_distance, 1, size * size // 2)
         width = 2 * size + 1
         grid = [[_WALL] * width for _ in range(width)]
         stack = [(rng.randrange(size), rng.randrange(size))]
@@ -74,7 +76,8 @@ class Maze(Game):
             stack.append(following)
         for place, drawn in zip(rng.sample(range(size * size), 2), (_PLAYER, _GOAL), strict=True):
             grid[2 * (place // size) + 1][2 * (place % size) + 1] = drawn
-        return {"rows": ["".join(row) for row in grid]}
+        instance = {"rows": ["".join(row) for row in grid]}
+        return instance if Maze(instance).distance >= 2 * min_distance else None
 
     @classmethod
     def identity(cls, instance: Mapping[str, Any]) -> Any:
@@ -108,6 +111,11 @@ class Maze(Game):
         return ""
 
     @property
+    def distance(self) -> int:
+        """Characters from the player to the goal, along the way."""
+        return self._distances[self._player]
+
+    @property
     def is_won(self) -> bool:
         return self._player == self._goal
 
@@ -123,7 +131,7 @@ class Maze(Game):
         return min(self.moves(), key=lambda move: self._distances[_beside(self._player, move)])
 
     def progress(self) -> float:
-        return max(0.0, 1.0 - self._distances[self._player] / self._start_distance)
+        return max(0.0, 1.0 - self.distance / self._start_distance)
 
 
 def _beside(place: _Place, towards: str) -> _Place:
