@@ -224,6 +224,25 @@ def test_a_prompt_that_is_asked_for_again_after_a_failure_is_the_same_prompt(toy
     assert conversation.num_segments == 1
 
 
+def test_the_prompts_of_a_conversation_are_views_of_one_row_measured_before_or_not(toy: Toy) -> None:
+    """A turn costs what is new in it, also in the thousandth."""
+    conversation, messages = (
+        Conversation(renderer=ChatRenderer(toy("chatml"))),
+        [{"role": "user", "content": "0"}],
+    )
+    prompts: list[Any] = []
+    for turn in range(6):
+        if turn % 2:
+            size = conversation.prompt_tokens(messages)
+            assert size == conversation.prompt_tokens([*messages]) > len(conversation.ids)
+        prompts.append(conversation.prompt(messages))
+        assert not turn % 2 or len(prompts[-1]) == size
+        conversation.record([7, 8], "go")
+        messages = [*messages, {"role": "assistant", "content": "go"}, {"role": "user", "content": str(turn)}]
+    assert all(prompts[0].shares_row_with(each) for each in prompts)
+    assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(prompts))
+
+
 def test_a_conversation_that_another_one_began_is_rendered_whole(toy: Toy) -> None:
     tokenizer = toy("chatml")
     renderer = ChatRenderer(tokenizer)

@@ -7,7 +7,6 @@ A session is one conversation. It keeps the token ids of what was said, so the n
 clients with a KV cache keep the cache with it.
 """
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rllm.errors import ContextLengthError
-from rllm.rendering.chat import ChatRenderer, Conversation
+from rllm.rendering.chat import ChatRenderer
 from rllm.types.messages import Message, ModelOutput, SamplingParams, TopLogprobs
 
 Tools = Sequence[Mapping[str, Any]]
@@ -65,12 +64,6 @@ class ModelClient(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-def prompt_tokens(conversation: Conversation, messages: Sequence[Message], tools: Tools = ()) -> int:
-    """`ModelSession.prompt_tokens` of a session that keeps ids: what `conversation.prompt` would give."""
-    # A conversation replaces its lists and never changes them in place, so a shallow copy is one to try with.
-    return len(copy.copy(conversation).prompt(messages, tools))
 
 
 _MAX_CHARS_PER_TOKEN = 16

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from rllm.errors import ConfigError, ContextLengthError, InferenceError
-from rllm.inference.client import Tools, prompt_tokens
+from rllm.inference.client import Tools
 from rllm.inference.openai_http import AskedOnce, Refused, ServerHttp, error_text
 from rllm.inference.openai_replies import fields_refused, read_answer, room_told
 from rllm.rendering.chat import ChatRenderer, Conversation
@@ -335,7 +335,7 @@ class OpenAISession:
     def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
         """By the client's own tokenizer; the server may count differently by a token or two. -1 with tools:
         how the calls of earlier answers were written is known to the server alone."""
-        return -1 if self._measured is None or tools else prompt_tokens(self._measured, messages)
+        return -1 if self._measured is None or tools else self._measured.prompt_tokens(messages)
 
     def close(self) -> None:
         """The server keeps nothing of a conversation that would have to be closed."""

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece, Tools, prompt_tokens
+from rllm.inference.client import TokenPiece, Tools
 from rllm.inference.local.text import StopTexts
 from rllm.inference.reading import as_it_may_come_back, parsed_text, read_into
 from rllm.rendering.chat import ChatRenderer, Conversation, TextTokenizer
@@ -309,7 +309,7 @@ class ScriptedSession:
         return output
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
-        return prompt_tokens(self.conversation, messages, tools)
+        return self.conversation.prompt_tokens(messages, tools)
 
     def close(self) -> None:
         if not self._closed:

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rllm.errors import ConfigError, ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece, Tools, prompt_tokens
+from rllm.inference.client import TokenPiece, Tools
 from rllm.inference.gate import Gate
 from rllm.inference.local.text import StopTexts, TextStream
 from rllm.inference.openai_http import AskedOnce, error_text
@@ -251,7 +251,7 @@ class VLLMClient:
     ) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.facts.model,
-            "prompt": prompt_ids,
+            "prompt": list(prompt_ids),
             "max_tokens": min(sampling.max_tokens, room),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -317,7 +317,7 @@ class VLLMSession:
         return output
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
-        return prompt_tokens(self.conversation, messages, tools)
+        return self.conversation.prompt_tokens(messages, tools)
 
     def close(self) -> None:
         """The server keeps nothing of a conversation that would have to be closed."""

@@ -9,6 +9,7 @@ encoding of the messages that came since. When an agent changes what had been sa
 the whole conversation is rendered anew and a new segment begins, with the reason on record.
 """
 
+import copy
 import threading
 from array import array
 from collections import OrderedDict
@@ -16,7 +17,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 from rllm.errors import ConfigError
 from rllm.rendering.answers import CLOSE_THINK, OPEN_THINK
@@ -32,6 +33,7 @@ from rllm.rendering.tools import (
     tool_format_of,
 )
 from rllm.types.messages import Message
+from rllm.types.prefix import Prefix
 
 __all__ = ["ChatRenderer", "Conversation", "SegmentReason", "TextTokenizer"]
 
@@ -327,8 +329,9 @@ class Conversation:
     """The token view of one conversation. `prompt` then `record`, turn by turn."""
 
     renderer: ChatRenderer
-    ids: list[int] = field(default_factory=list[int])
-    """Everything sent and sampled so far in the current segment."""
+    ids: Prefix[int] = field(default_factory=lambda: Prefix[int]([]))
+    """Everything sent and sampled so far in the current segment: each turn a view of one row, so that a turn
+    costs what is new in it."""
     segment_reason: SegmentReason = SegmentReason.FIRST
     num_segments: int = 0
     _said: list[Message] = field(default_factory=list[Message])
@@ -337,6 +340,15 @@ class Conversation:
     _answers: tuple[Message, ...] = ()
     """The messages in which the recorded answer may be said again; none while it is awaited."""
     _completion_ids: list[int] = field(default_factory=list[int])
+    _measured: "Conversation | None" = None
+    """This conversation after the prompt that was measured last."""
+
+    def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
+        """The length of what `prompt` would give, which takes over the work that is done here."""
+        measured = copy.copy(self)
+        measured.prompt(messages, tools)
+        self._measured = measured
+        return len(measured.ids)
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """[P] ids to send for `messages`: the ids so far plus what is new, or a fresh rendering where that is
@@ -345,12 +357,17 @@ class Conversation:
         Asked again without an answer in between, as after a failed request, the prompt is the same.
         """
         offered = self._tools if tools is self._tools else list(tools)
+        measured, self._measured = self._measured, None
+        if measured is not None and offered == measured._tools and list(messages) == measured._said:
+            for name in self.__dataclass_fields__:
+                setattr(self, name, getattr(measured, name))
+            return cast("list[int]", self.ids)
         same_tools = offered == self._tools
         if self.num_segments and not self._answers and same_tools and list(messages) == self._said:
-            return self.ids
+            return cast("list[int]", self.ids)
         new = self._new_messages(messages)
         if new is not None and same_tools and self._appends(new, offered):
-            self.ids = self.ids + self.renderer.continuation(self._completion_ids, new, offered)
+            self.ids = self.ids.followed_by(self.renderer.continuation(self._completion_ids, new, offered))
         else:
             if self.num_segments:
                 self.segment_reason = (
@@ -361,18 +378,19 @@ class Conversation:
                     else SegmentReason.TOOLS_CHANGED
                 )
             self.num_segments += 1
-            self.ids = self.renderer.render(messages, offered)
+            self.ids = Prefix(self.renderer.render(messages, offered))
         self._said = list(messages)
         self._tools = offered
         self._answers = ()
-        return self.ids
+        return cast("list[int]", self.ids)
 
     def record(self, completion_ids: Sequence[int], *answers: str | Message) -> None:
         """Append what the model answered to the last prompt.
 
         `answers`: how the agent may say it again, as the text that it sees or as an assistant message.
         """
-        self.ids = self.ids + list(completion_ids)
+        self.ids = self.ids.followed_by(completion_ids)
+        self._measured = None
         self._completion_ids = list(completion_ids)
         self._answers = tuple(_answer(each) if isinstance(each, str) else each for each in answers)
 

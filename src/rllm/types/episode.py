@@ -154,7 +154,7 @@ class Step:
         """Make prompt and messages views of the row and the list that `earlier`, the step before, has: cost
         and memory of a trajectory then grow with its turns, and not with their square."""
         ids = None if earlier is None else earlier.prompt_ids
-        self.prompt_ids = cast("list[int]", shared(ids, self.prompt_ids))
+        self.prompt_ids = cast("list[int]", shared(ids, self.prompt_ids, by_value=True))
         messages = None if earlier is None else earlier.chat_completions
         self.chat_completions = cast("list[Message]", shared(messages, self.chat_completions))
         if self.model_output is not None:

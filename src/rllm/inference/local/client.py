@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece, Tools, prompt_tokens, require_may_fit
+from rllm.inference.client import TokenPiece, Tools, require_may_fit
 from rllm.inference.local.engine import LocalEngine
 from rllm.inference.local.grammar import Grammars
 from rllm.inference.local.requests import Request
@@ -164,7 +164,7 @@ class LocalSession:
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
         require_may_fit(messages, self.client.renderer, self.client.max_context)
-        return prompt_tokens(self.conversation, messages, tools)
+        return self.conversation.prompt_tokens(messages, tools)
 
     async def respond_to_ids(
         self, prompt_ids: list[int], sampling: SamplingParams, on_piece: OnPiece | None = None
