@@ -110,6 +110,28 @@ def test_a_dry_run_prints_the_resolved_tree_and_writes_nothing(rllm: Rllm, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
 
 
+def test_a_dry_run_refuses_every_name_that_a_run_would_not_find(rllm: Rllm, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def weigh(rewards, context):\n    return rewards - rewards.mean()\n")
+    (tmp_path / "empty").mkdir()
+    misspelt = {
+        "algorithm.loss=mine.py:wiegh": "wiegh",
+        "algorithm.loss=yours.py:weigh": "yours.py",
+        "algorithm.estimator=mine.py:wiegh": "wiegh",
+        "model.path=builtin:tyni": "builtin:tyni",
+        "model.path=bultin:tiny": "bultin:tiny",
+        "model.path=nowhere": "nowhere is no model directory",
+        "model.path=empty": "empty is no model directory",
+        "model.device=cdua": "cdua",
+    }
+    for setting, named in misspelt.items():
+        words = ("train", "frozenlake", "--set", setting)
+        assert refused(rllm(*words, "--dry-run"), named) == refused(rllm(*words), named), setting
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) in (["empty"], ["empty", "runs"])
+    assert (
+        rllm("train", "frozenlake", "--set", "algorithm.estimator=mine.py:weigh", "--dry-run").exit_code == 0
+    )
+
+
 def test_a_world_without_training_settings_says_what_to_name(rllm: Rllm) -> None:
     said = rllm("train", "tic-tac-toe", "--dry-run")
     assert said.exit_code == 0

@@ -60,6 +60,7 @@ def command(tasks: str, teacher: str, val_dataset: str, flags: Flags) -> None:
         directory = unused_directory(directory)
     if flags.dry_run:
         trainer = build_trainer(config, directory)  # refuses what a run would refuse
+        trainer.require_names()
         print_plan(
             f"rllm distill {label}",
             directory,

@@ -209,6 +209,7 @@ def command(
         build_trainer(config, directory).require_ranks_can(nproc)
     if dry_run:
         trainer = build_trainer(config, directory)  # refuses what a run would refuse
+        trainer.require_names()
         print_plan(
             f"rllm train {wanted.label}",
             directory,

@@ -78,7 +78,7 @@ def load_model(
 
     Raises ModelDirectoryError naming the missing or broken file, ConfigError for a device that is not there.
     """
-    _require_device(device)
+    require_device(device)
     config = read_config(directory)
     try:
         shape = DecoderShape.from_config(config)
@@ -162,7 +162,8 @@ def _attention_sizes(model: CausalModel, directory: Path) -> tuple[int, int, int
         ) from error
 
 
-def _require_device(device: str) -> None:
+def require_device(device: str) -> None:
+    """Raises ConfigError for one that this machine does not have."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch asserts where its build has no CUDA

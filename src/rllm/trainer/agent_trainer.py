@@ -249,14 +249,22 @@ class AgentTrainer:
         """Raises ConfigError for a run with another configuration."""
         require_same_config(directory, self.config)
 
-    async def _run(self, directory: RunDirectory) -> dict[str, Any]:
+    def require_names(self) -> None:
+        """Raises what `train` would raise of what the configuration names: a package that is missing, an
+        estimator or a loss of one's own, a model, a device."""
         require_training_packages()
         from rllm.trainer.learning import require_algorithm
+        from rllm.trainer.policies import require_models
+
+        require_algorithm(self.config)
+        require_models(self.config)
+
+    async def _run(self, directory: RunDirectory) -> dict[str, Any]:
+        self.require_names()
         from rllm.trainer.policies import create_initial_models, load_initial_models, make_client
         from rllm.trainer.teacher import teacher_of
 
         config = self.config
-        require_algorithm(config)
         ranks = self.ranks
         with ranks.writer_first():
             if ranks.is_writer and not directory.config():

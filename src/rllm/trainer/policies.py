@@ -20,9 +20,16 @@ from rllm.config.schema import TrainConfig
 from rllm.distributed import ALONE, RankGroup
 from rllm.errors import ConfigError
 from rllm.inference.local.client import LocalClient
-from rllm.models.builtin import create_model
+from rllm.models.builtin import PRESETS, create_model
 from rllm.models.devices import dtype_named, use_threads
-from rllm.models.directory import LoadedModel, load_model, parameters_sha256, save_model
+from rllm.models.directory import (
+    LoadedModel,
+    load_model,
+    parameters_sha256,
+    read_config,
+    require_device,
+    save_model,
+)
 from rllm.models.lora import save_adapter, with_adapter
 from rllm.rendering.chat import ChatRenderer
 from rllm.trainer.backends.base import TrainingBackend, refuse_unsupported
@@ -199,20 +206,29 @@ def make_client(config: TrainConfig, loaded: LoadedModel) -> LocalClient:
     )
 
 
-def create_initial_models(config: TrainConfig, run: Path) -> None:
-    """Built-in models are made inside the run, so that the run is all that is needed to repeat it."""
+def require_models(config: TrainConfig) -> None:
+    """Raises ConfigError or ModelDirectoryError for a policy whose initial model is nowhere, before any is
+    made or loaded, and for a device that the machine does not have."""
     if service_kind(config.backend) is not None:
         return
     for name, policy in config.named_policies.items():
         kind, separator, preset = policy.path.partition(":")
         if not separator:
-            continue
-        if kind != "builtin":
+            read_config(Path(policy.path))
+        elif kind != "builtin" or preset not in PRESETS:
             key = f"policies.{name}.path" if config.policies and config.policies[name].path else "model.path"
-            raise ConfigError(
-                f"`{key}` is {policy.path!r}; write builtin:tiny, builtin:deep, builtin:small or a directory."
-            )
-        if _home(config, name) != name:
+            known = ", ".join(f"builtin:{each}" for each in PRESETS)
+            raise ConfigError(f"`{key}` is {policy.path!r}; write one of {known}, or a directory.")
+    require_device(config.model.device)
+
+
+def create_initial_models(config: TrainConfig, run: Path) -> None:
+    """Built-in models are made inside the run, so that the run is all that is needed to repeat it."""
+    if service_kind(config.backend) is not None:
+        return
+    for name, policy in config.named_policies.items():
+        _, separator, preset = policy.path.partition(":")
+        if not separator or _home(config, name) != name:
             continue
         path = _initial_path(config, name, run)
         shutil.rmtree(path, ignore_errors=True)  # of a start that was refused, perhaps with another seed

@@ -215,9 +215,15 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
     def _policies(
         self, run: Path, listeners: Mapping[str, SupervisedJob]
     ) -> "tuple[Policies, dict[str, LoadedModel]]":
-        from rllm.trainer.policies import create_initial_models, load_initial_models, make_policies
+        from rllm.trainer.policies import (
+            create_initial_models,
+            load_initial_models,
+            make_policies,
+            require_models,
+        )
 
         config = self.config.train_config()
+        require_models(config)
         if not (run / "config.json").exists():
             create_initial_models(config, run)
         models = load_initial_models(config, run)
