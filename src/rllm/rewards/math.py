@@ -101,10 +101,15 @@ class MathGrader:
         grade = self._of_ways(stated.texts, golds, wants_words)
         if grade.is_correct and _in_another_unit(grade.extracted or "", golds, task.get("question")):
             grade = wrong("another_unit", grade.extracted)
+        reading = stated.reading
+        if not grade.is_correct and (digits := _without_asked_base(golds, task.get("question"))):
+            in_base = self._of_ways(stated.texts, digits, wants_words)
+            if in_base.is_correct:
+                grade, golds, reading = in_base, [*golds, *digits], Reading.LENIENT
         for texts in stated.restated:
             if grade.is_correct:
                 grade = self._of_ways(texts, golds, wants_words)
-        return as_read(grade, stated.reading, self.reading)
+        return as_read(grade, reading, self.reading)
 
     def close(self) -> None:
         """Nothing: the workers are shared by all math graders of the process, and end with it."""
@@ -210,6 +215,17 @@ def _in_another_unit(text: str, golds: list[tuple[str, Value]], question: Any) -
     return isinstance(value, Scalar) and is_another_than_asked(value.unit, question)
 
 
+def _without_asked_base(golds: list[tuple[str, Value]], question: Any) -> list[tuple[str, Value]]:
+    """The digits of golds such as 2516_8, where the question itself asks for base 8: an answer then needs not
+    say it again."""
+    found: list[tuple[str, Value]] = []
+    for _, gold in golds:
+        number = _IN_BASE.fullmatch(gold.text) if isinstance(gold, Words) else None
+        if number and isinstance(question, str) and re.search(rf"\bbase[- ]\$?{number[2]}\b", question):
+            found.append((number[1], read(number[1])))
+    return found
+
+
 def _numbers_last(texts: tuple[str, ...]) -> tuple[str, ...]:
     """With the number of a sentence that has one alone, or the one that it concludes with."""
     for sentence in (texts[-1], _ASIDES.sub(" ", texts[-1])):
@@ -222,6 +238,7 @@ def _numbers_last(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
+_IN_BASE = re.compile(r"(-?[0-9A-Fa-f]+)_([0-9]+)")
 _ASIDES = re.compile(r"\([^()]*\)|[,;:]\s.*\Z", re.DOTALL)
 
 

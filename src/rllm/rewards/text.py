@@ -11,6 +11,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rllm.errors import ConfigError
@@ -34,6 +35,11 @@ _DECIMAL = re.compile(r"-?[0-9]*\.[0-9]+")
 _SYMBOL = re.compile(r"(?<=[a-z])(\+\+?|#)[.,;:!?)\"'*]*\Z")
 """What names have at their end: C++, C#, A+."""
 _NO_ROUGE_TOKEN = re.compile(r"[^a-z0-9]+")
+_DAY_FIRST = re.compile(
+    r"\b(?:the )?(\d{1,2})(?:st|nd|rd|th)?(?: of)? (January|February|March|April|May|June|July|August|"
+    r"September|October|November|December),? (\d{4})\b",
+    re.IGNORECASE,
+)
 _QUOTED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|operatorname|emph)\s*\{([^{}]*)\}")
 _CONNECTS = re.compile(
     r"(?<![a-z])(?:it[’']s|is|are|was|were|be|by|in|at|on|from|to|of|as|called|named|:)\s+", re.IGNORECASE
@@ -165,14 +171,20 @@ class ExactGrader(TextGrader):
             and not any(each.endswith("?") for each in golds)
         ):
             return unread(NoAnswer.UNDECIDED)
-        grade = self._best(stated.texts, golds)
+        grade, reading = self._best(stated.texts, golds), stated.reading
+        if not grade.is_correct and self.score is exact_match:
+            in_order = self._best([_month_first(each) for each in stated.texts], _all_month_first(golds))
+            if in_order.is_correct:
+                grade, golds, reading = in_order, _all_month_first(golds), Reading.LENIENT
+                stated = replace(stated, restated=tuple(map(_all_month_first, stated.restated)))
         if stated.mark is Mark.WHOLE and not grade.is_correct and stated.alternative is not None:
             stated = stated.alternative
+            reading = stated.reading
             grade = self._best(_in_sentence(stated.texts), golds)
         is_restated = all(self._best(texts, golds).is_correct for texts in stated.restated)
         if grade.is_correct and not is_restated:
             grade = wrong("different", grade.extracted)
-        return as_read(grade, stated.reading, self.reading)
+        return as_read(grade, reading, self.reading)
 
     def _best(self, texts: Sequence[str], golds: Sequence[str]) -> Grade:
         """The best grade of the ways to read one statement; a number goes with its unit."""
@@ -180,6 +192,15 @@ class ExactGrader(TextGrader):
         if len(ways) > 1 and ways[1][-1:] in "0123456789%" and ways[0].startswith(ways[1]):
             ways = [ways[0], *ways[2:]]
         return max((self.graded(way, golds) for way in ways), key=lambda grade: grade.score)
+
+
+def _month_first(text: str) -> str:
+    """A date as "July 20, 1969", where it is "20 July 1969" or "the 20th of July, 1969"."""
+    return _DAY_FIRST.sub(r"\2 \1, \3", text)
+
+
+def _all_month_first(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(map(_month_first, texts))
 
 
 def _in_sentence(texts: tuple[str, ...]) -> tuple[str, ...]:
