@@ -4,8 +4,10 @@ The world is that of `rllm.trainer.update_checks`, whose batches can all be gone
 are written out here once more, by definition.
 """
 
+import copy
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,12 @@ from torch import Tensor
 
 from rllm.algorithms.estimators import ESTIMATORS
 from rllm.errors import ConfigError
-from rllm.trainer.update_checks import ANSWERS, TASKS, Picks, UpdateProbe, WorldTask
+from rllm.models.decoder import Decoder
+from rllm.trainer.backends.critic import CriticBackend
+from rllm.trainer.reference import ModelScorer
+from rllm.trainer.samples import trajectory_rows
+from rllm.trainer.teacher import Teacher
+from rllm.trainer.update_checks import ANSWERS, SMALLEST, TASKS, Picks, UpdateProbe, WorldTask
 
 COMPARED = sorted(name for name, rule in ESTIMATORS.items() if not rule.token_level)
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "group_mean", "constant")
@@ -213,6 +220,157 @@ def test_nothing_that_computes_tied_rows_changes_the_update(estimator: str, copi
             for variant, probe in zip(variants, others, strict=True):
                 gap = (probe.gradient(picks) - expected).abs().max()
                 assert gap < 1e-7, (aggregation, picks, variant)
+
+
+# ---- advantages of tokens: a critic's and a teacher's ----------------------------------------------------
+
+TokenAdvantages = Callable[[Picks], list[list[np.ndarray]]]
+"""Of each task and attempt, one number a token."""
+
+
+def _token_slopes(probe: UpdateProbe) -> dict[str, list[list[Tensor]]]:
+    """Of each task and answer, the gradient of each token's log-probability."""
+    return {
+        task.task_id: [[probe.slope_of(each) for each in logprobs] for logprobs in probe.logprobs(task)]
+        for task in TASKS
+    }
+
+
+def _require_documented_tokens(
+    probe: UpdateProbe, aggregation: str, advantages: TokenAdvantages, stride: int
+) -> Tensor:
+    """Of every batch, or of some, in micro-batches of several sizes. Returns the mean update."""
+    backend = probe.learner.policies["policy"].backend
+    assert backend is not None
+    slopes = _token_slopes(probe)
+    mean, largest = torch.zeros_like(slopes["a"][0][0]), 0.0
+    for (picks, likely), size in zip(
+        list(probe.batches())[::stride], itertools.cycle(MICRO_BATCHES), strict=False
+    ):
+        backend.config.micro_batch_tokens = size
+        lengths = [np.array([len(ANSWERS[a]) for a in mine], dtype=float) for mine in picks]
+        documented = torch.zeros_like(mean)
+        for task, mine, weights, of_task in zip(
+            TASKS, picks, _weights(aggregation, lengths), advantages(picks), strict=True
+        ):
+            for answer, weight, values in zip(mine, weights, of_task, strict=True):
+                for value, slope in zip(values, slopes[task.task_id][answer], strict=True):
+                    documented += weight * value * slope
+        applied = probe.gradient(picks)
+        scale = max(1.0, float(documented.abs().max()))
+        assert (applied - documented).abs().max() < CLOSE * scale, (aggregation, picks, size)
+        largest, mean = max(largest, float(documented.abs().max())), mean + likely * applied
+    assert largest > 1e-3
+    return mean
+
+
+def _other_model(seed: int) -> Decoder:
+    model = Decoder(SMALLEST).double()
+    model.initialize(torch.Generator().manual_seed(seed))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("gamma", "baseline"),
+    [
+        (1.0, "none"),
+        (0.5, "mean"),
+        pytest.param(0.0, "none", marks=pytest.mark.slow),
+        pytest.param(0.0, "mean", marks=pytest.mark.slow),
+        pytest.param(1.0, "mean", marks=pytest.mark.slow),
+    ],
+)
+def test_a_teacher_pays_each_token_for_what_follows_from_it(gamma: float, baseline: str) -> None:
+    """Σ_{u ≥ t} gamma^(u-t) (log π_teacher - log π_student); without a baseline, over sums of tokens and
+    with gamma 1 the update is on average the gradient of the divergence of whole answers."""
+    teacher = _other_model(7)
+    more = (f"distill.gamma={gamma}", f"distill.baseline={baseline}", "distill.teacher=somewhere")
+    more += ("warm_start.steps=0", "warm_start.noise=0")
+    for aggregation in AGGREGATIONS:
+        probe = _probe("teacher", aggregation, *more)
+        scorer = ModelScorer(model=copy.deepcopy(teacher).requires_grad_(False))
+        probe.learner.teacher = Teacher(config=probe.config, scorer=scorer)
+        student, theirs = probe.model, {}
+        with torch.no_grad():
+            mine = {task.task_id: [each.numpy() for each in probe.logprobs(task)] for task in TASKS}
+            probe.model = teacher
+            theirs = {task.task_id: [each.numpy() for each in probe.logprobs(task)] for task in TASKS}
+        probe.model = student
+
+        def advantages(
+            picks: Picks, mine: Any = mine, theirs: Any = theirs
+        ) -> list[list[np.ndarray]]:  # bound: a closure would see the last aggregation's
+            found = [
+                [
+                    np.array(
+                        [sum(gamma**k * gap for k, gap in enumerate(gaps[t:])) for t in range(len(gaps))]
+                    )
+                    for gaps in (theirs[task.task_id][a] - mine[task.task_id][a] for a in answers)
+                ]
+                for task, answers in zip(TASKS, picks, strict=True)
+            ]
+            level = np.concatenate([row for rows in found for row in rows]).mean()
+            return [[row - (level if baseline == "mean" else 0.0) for row in rows] for rows in found]
+
+        exact = gamma == 1.0 and baseline == "none" and aggregation == "sequence_sum"
+        applied = _require_documented_tokens(probe, aggregation, advantages, 1 if exact else 11)
+        if exact:
+            attempts, expected = sum(task.num_attempts for task in TASKS), torch.zeros_like(applied)
+            for task in TASKS:
+                logprobs_A = torch.stack([each.sum() for each in probe.logprobs(task)])
+                of_teacher_A = torch.tensor([each.sum() for each in theirs[task.task_id]])
+                divergence = (logprobs_A.exp() * (logprobs_A - of_teacher_A)).sum()
+                expected -= task.num_attempts / attempts * probe.slope_of(divergence)
+            assert (applied - expected).norm() < CLOSE * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("gamma", "lam"), [(0.9, 0.95), *(pytest.param(1.0, lam, marks=pytest.mark.slow) for lam in (0.5, 1.0))]
+)
+def test_gae_is_the_documented_sum_of_surprises_white_over_the_update(gamma: float, lam: float) -> None:
+    """A_t = Σ_k (gamma lam)^k δ_{t+k}, δ_t = r_t + gamma V_{t+1} - V_t, then (A - mean) / std over tokens."""
+    more = ("critic.trunk=separate", f"algorithm.gamma={gamma}", f"algorithm.gae_lambda={lam}")
+    for aggregation in AGGREGATIONS:
+        probe = _probe("gae", aggregation, *more)
+        critic = CriticBackend(_other_model(9), config=probe.config.optimizer)
+        with torch.no_grad():
+            for each in critic.value_head.parameters():
+                each.normal_(generator=torch.Generator().manual_seed(3))
+        probe.learner.critics = {"policy": critic}
+
+        def values_of(
+            task: WorldTask, answer: int, probe: UpdateProbe = probe, critic: CriticBackend = critic
+        ) -> np.ndarray:
+            picks = tuple((answer,) if each is task else () for each in TASKS)
+            (episode,) = probe.episodes(picks)
+            (row,) = trajectory_rows(episode.trajectories[0], task.task_id, 0, 0, 0.0)
+            return critic.values([row])[0][row.trainable_T].astype(np.float64)
+
+        known = {(task.task_id, a): values_of(task, a) for task in TASKS for a in range(len(ANSWERS))}
+        assert len({round(float(each[0]), 6) for each in known.values()}) > 1
+
+        def advantages(picks: Picks, known: Any = known) -> list[list[np.ndarray]]:
+            found: list[list[np.ndarray]] = []
+            for task, answers in zip(TASKS, picks, strict=True):
+                found.append([])
+                for answer in answers:
+                    values, size = known[task.task_id, answer], len(ANSWERS[answer])
+                    rewards = [0.0] * (size - 1) + [task.rewards[answer]]
+                    later = [*values[1:], 0.0]
+                    deltas = [r + gamma * v - own for r, v, own in zip(rewards, later, values, strict=True)]
+                    found[-1].append(
+                        np.array(
+                            [
+                                sum((gamma * lam) ** k * each for k, each in enumerate(deltas[t:]))
+                                for t in range(size)
+                            ]
+                        )
+                    )
+            every = np.concatenate([row for rows in found for row in rows])
+            scale = np.sqrt(every.var() + 1e-8)
+            return [[(row - every.mean()) / scale for row in rows] for rows in found]
+
+        _require_documented_tokens(probe, aggregation, advantages, 7)
 
 
 # ---- the report that this began with ---------------------------------------------------------------------
