@@ -8,6 +8,7 @@
                                           code is none of these                  {"signal": 9, "place": PLACE}
     {…, "refuse_at_new_place": [PLACE, …], "errno": 28}    from the first such change on, the disk refuses all
                                                            {"error": "StorageError", "message": …, "place": …}
+    {…, "fill_disk_at_line": …}           the tmpfs around the run is made as small as what lies in it
     {…, "interrupt_at_line": …}           Ctrl-C when that line is logged        {"signal": 2}
     {…, "terminate_at_line": …}           SIGTERM when that line is logged, which is to end like Ctrl-C
     {…, "interrupt_at_answer": 40}        Ctrl-C when the model has answered 40 times
@@ -23,6 +24,7 @@ import json
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -175,6 +177,13 @@ def _signal_at(line: tuple[str, int], how: signal.Signals, phase: str, step: int
         os.kill(os.getpid(), how)
 
 
+def _fill_at(line: tuple[str, int], disk: Path, phase: str, step: int) -> None:
+    if (phase, step) == line:
+        facts = os.statvfs(disk)
+        size = (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
+
+
 def _serve(request: dict[str, Any]) -> None:
     """In the child: train, and tell what was done to files."""
     make, run = GAMES[request.pop("game")], Path(request.pop("run"))
@@ -189,6 +198,8 @@ def _serve(request: dict[str, Any]) -> None:
     for fate, how in SIGNALS.items():
         if fate in request:
             tracker = AtLine(partial(_signal_at, tuple(request.pop(fate)), how))
+    if "fill_disk_at_line" in request:
+        tracker = AtLine(partial(_fill_at, tuple(request.pop("fill_disk_at_line")), run.parent))
     for fate, how in (("interrupt_at_answer", signal.SIGINT), ("terminate_at_answer", signal.SIGTERM)):
         if fate in request:
             _send_at_answer(request.pop(fate), how)
