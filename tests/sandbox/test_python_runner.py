@@ -234,6 +234,32 @@ def test_a_sandbox_outlives_the_thread_that_made_it(need: Callable[[str], str]) 
     mine.close()
 
 
+def test_who_waits_for_a_worker_gets_it_before_whoever_gave_it_back_asks_again(
+    need: Callable[[str], str],
+) -> None:
+    """A thread that runs one program after the other was always faster than the one that it woke."""
+    busy_runs, over = 0, threading.Event()
+
+    with PythonRunner(need("unshare"), limits=SMALL, workers=1) as mine:
+
+        def keep_busy() -> None:
+            nonlocal busy_runs
+            while not over.is_set() and busy_runs < 100:
+                mine.run("pass")
+                busy_runs += 1
+
+        busy = threading.Thread(target=keep_busy)
+        busy.start()
+        passed: list[int] = []
+        while len(passed) < 5:
+            before = busy_runs
+            mine.run("pass")
+            passed.append(busy_runs - before)
+        over.set()
+        busy.join()
+    assert max(passed) <= 2, passed
+
+
 def test_the_shared_runner_is_shared(need: Callable[[str], str]) -> None:
     assert shared_runner(need("unshare")) is shared_runner("unshare")
     assert shared_runner("unshare").run("print(1)").stdout == "1\n"

@@ -10,6 +10,7 @@ that forks it never saw what was in it.
 import atexit
 import os
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -56,6 +57,9 @@ class PythonRunner:
         self._idle: list[tuple[Interpreter, WardenProcess | None]] = [(self._python, None)] * workers
         """Those that nobody uses, the longest idle first; one that is None is started when it is needed."""
         self._some_idle = threading.Condition()
+        self._turns: deque[object] = deque()
+        """Of the threads that wait for a worker, the first first: one that gives a worker back and asks again
+        at once would otherwise be faster than whoever it woke, every time."""
         self._all: set[WardenProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -120,14 +124,19 @@ class PythonRunner:
         finally:
             with self._some_idle:
                 self._idle.append((python, warden))
-                self._some_idle.notify()
+                self._some_idle.notify_all()
         return exec_result(ended, limits, wants_result=wants_result)
 
     def _taken(self, python: Interpreter) -> WardenProcess | None:
         """An idle worker with these packages; None in place of the longest idle one, where none has them."""
+        turn = object()
         with self._some_idle:
-            while not self._idle:
-                self._some_idle.wait()
+            self._turns.append(turn)
+            try:
+                self._some_idle.wait_for(lambda: self._idle and self._turns[0] is turn)
+            finally:
+                self._turns.remove(turn)
+                self._some_idle.notify_all()
             mine = [place for place, (of, warden) in enumerate(self._idle) if of is python and warden]
             if mine:
                 return self._idle.pop(mine[0])[1]
