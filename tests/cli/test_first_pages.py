@@ -28,6 +28,7 @@ FEW = (
     "rollout.tasks_per_step=2",
     "rollout.group_size=2",
     "task.num_train_tasks=100",
+    "evaluation.every_steps=0",
 )
 ENOUGH = (
     "warm_start.steps=25",
@@ -35,6 +36,7 @@ ENOUGH = (
     "rollout.tasks_per_step=16",
     "evaluation.num_tasks=8",
     "task.num_train_tasks=100",
+    "evaluation.every_steps=0",
 )
 """For a run that succeeds now and then, so that others can learn from it."""
 
@@ -47,13 +49,17 @@ SMALL = {
     "rllm serve model": ["--threads", "1"],
     "rllm train frozenlake": settings(ENOUGH),
     "rllm train examples/": settings(("steps=1", *FEW[1:4])),
-    "rllm train": settings(FEW),
+    "rllm train countdown --": settings(FEW),  # says itself how many steps
+    "rllm train": settings((*FEW, "steps=1")),
     "rllm eval --compare": [],
     "rllm eval mine": [],
     "rllm eval": ["--threads", "1", "--max-examples", "8"],
     "rllm sft": ["--set", "threads=1", "--set", "epochs=1"],
     "rllm dpo": ["--set", "threads=1", "--set", "epochs=1"],
-    "rllm distill": ["--set", "threads=1", "--set", "steps=1", "--set", "evaluation.num_tasks=8"],
+    "rllm distill": [
+        *("--set", "threads=1", "--set", "steps=1"),
+        *("--set", "evaluation.num_tasks=8", "--set", "evaluation.every_steps=0"),
+    ],
 }
 """By how a line begins, the first that fits; nothing is learned then."""
 

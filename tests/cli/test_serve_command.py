@@ -68,17 +68,18 @@ def model(
 ) -> Iterator[dict[str, Any]]:
     """What a served model said when it listened."""
     folder = tmp_path_factory.mktemp("served")
-    process = start_rllm("serve", "model", tiny, "--port", "0", "--threads", "1", "--json", cwd=folder)
+    words = ("--port", "0", "--threads", "1", "--name", "my", "--json")
+    process = start_rllm("serve", "model", tiny, *words, cwd=folder)
     yield listening(process)
     assert stopped(process, signal.SIGTERM) == (0, "", "")
 
 
 def test_a_served_model_answers_and_remembers(model: dict[str, Any]) -> None:
     with openai.OpenAI(base_url=model["base_url"], api_key="EMPTY") as client:
-        assert [each.id for each in client.models.list()] == ["tiny"]
+        assert [each.id for each in client.models.list()] == ["my"]
         reply = client.chat.completions.create(model="any name", messages=HI, max_tokens=3)
     with anthropic.Anthropic(base_url=model["url"] + "/sessions/other", api_key=model["token"]) as client:
-        client.messages.create(model="tiny", max_tokens=3, messages=HI)
+        client.messages.create(model="my", max_tokens=3, messages=HI)
     request = urllib.request.Request(
         model["url"] + "/sessions/default/traces", headers={"Authorization": f"Bearer {model['token']}"}
     )
@@ -219,8 +220,9 @@ def test_a_package_that_is_not_installed_is_named_with_the_extra_that_brings_it(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_people_are_told_what_to_export(tiny: Path, start_rllm: Start, tmp_path: Path) -> None:
-    process = start_rllm("serve", "model", tiny, "--port", "0", "--no-auth", "--name", "my", cwd=tmp_path)
+def test_people_are_told_what_to_export(start_rllm: Start, tmp_path: Path) -> None:
+    words = ("serve", "gateway", "--upstream", "http://x/v1", "--port", "0", "--no-auth")
+    process = start_rllm(*words, cwd=tmp_path)
     assert process.stdout is not None
     lines: list[str] = []
     while not any("Ctrl-C" in line for line in lines):
@@ -228,7 +230,7 @@ def test_people_are_told_what_to_export(tiny: Path, start_rllm: Start, tmp_path:
         assert lines[-1], process.communicate()[1]
     told = "".join(lines)
     assert stopped(process, signal.SIGTERM)[0] == 0
-    for word in ("export OPENAI_BASE_URL=http://127.0.0.1:", "export ANTHROPIC_BASE_URL=http", "models  my"):
+    for word in ("export OPENAI_BASE_URL=http://127.0.0.1:", "export ANTHROPIC_BASE_URL=http"):
         assert word in told
     assert "export OPENAI_API_KEY=none" in told
 

@@ -6,8 +6,10 @@ docs/tutorial.md ──► ```python blocks ──┬─► one file in an empty
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -27,28 +29,26 @@ def environment(checkout: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
 
 
-def test_the_tutorial_trains_an_agent_and_its_commands_find_the_run(checkout: Path, tmp_path: Path) -> None:
-    program = tmp_path / "tutorial.py"
-    program.write_text("\n\n".join(blocks(checkout, "python")))
-    shown = "".join(blocks(checkout, "sh")).split("\n")
-    commands = [
-        [sys.executable, "-m", "rllm.cli.main", *line.removeprefix("rllm ").split()] for line in shown if line
-    ]
-    for command in ([sys.executable, "tutorial.py"], *commands):
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment(checkout),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LONGEST_S,
-        )
-        assert done.returncode == 0, done.stderr
-        if command[-1] == "tutorial.py":
-            assert "mean reward on numbers never trained on" in done.stdout
+def test_the_tutorial_trains_an_agent_and_its_commands_find_the_run(
+    checkout: Path, tmp_path: Path, rllm: Callable[[list[str]], str]
+) -> None:
+    (tmp_path / "tutorial.py").write_text("\n\n".join(blocks(checkout, "python")))
+    done = subprocess.run(
+        [sys.executable, "tutorial.py"],
+        cwd=tmp_path,
+        env=environment(checkout),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONGEST_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "mean reward on numbers never trained on" in done.stdout
     assert (tmp_path / "runs" / "tutorial" / "summary.json").is_file()
+    lines = [line for block in blocks(checkout, "sh") for line in block.splitlines()]
+    for line in lines:
+        assert rllm(shlex.split(line)[1:])
 
 
 def test_the_tutorial_runs_in_a_notebook(checkout: Path, tmp_path: Path) -> None:
