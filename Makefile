@@ -16,13 +16,14 @@ QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker check bench learn algorithms mutate lock clean
+.PHONY: help demo test test-all test-tinker test-verl check bench learn algorithms mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
 	@echo 'make test      the tests'
 	@echo 'make test-all  the tests, slow ones included'
 	@echo 'make test-tinker  training by a Tinker service, a real one on this machine'
+	@echo 'make test-verl  the tests with verl, in an environment of their own; ten minutes'
 	@echo 'make check     format, lint and types'
 	@echo 'make bench     the engine and a training step beside their peers'
 	@echo 'make learn     every training block with the reported seeds, at most three hours; TASK=NAME for one'
@@ -44,6 +45,10 @@ test-all: $(VENV)/.dev
 # The client goes into .venv-tinker, the server, whose pins differ, into .venv-skyrl.
 test-tinker: .venv-tinker/.made .venv-skyrl/.made
 	.venv-tinker/bin/pytest -m '' tests/tinker tests/integrations/test_tinker.py
+
+# verl wants an older transformers than we do, so it has an environment of its own.
+test-verl: .venv-verl/.made
+	.venv-verl/bin/python -m pytest -m '' -o filterwarnings=default tests/verl
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -71,9 +76,10 @@ lock:
 	@.venv-lock/bin/python -m pip --quiet --disable-pip-version-check install uv
 	@.venv-lock/bin/uv pip compile --quiet --group skyrl --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-package torch -o requirements/skyrl.txt
 	@for pair in train:demo dev:dev tinker:tinker; do .venv-lock/bin/uv pip compile --quiet pyproject.toml --extra $${pair%:*} --group build --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -c constraints.txt --no-emit-package torch -o requirements/$${pair#*:}.txt || exit 1; done
+	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --extra verl --group build --group verl --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -c requirements/verl.in --no-emit-package torch -o requirements/verl.txt
 
 clean:
-	rm -rf $(VENV) .venv-tinker .venv-skyrl build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-tinker .venv-skyrl .venv-verl build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is installed is locked: every file by its hash, nothing but what the lock names (--no-deps, no build isolation).
@@ -102,6 +108,14 @@ $(VENV)/.demo: pyproject.toml constraints.txt requirements/demo.txt
 	@$(PYTHON) -m venv .venv-skyrl
 	@.venv-skyrl/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/skyrl.txt
 	@.venv-skyrl/bin/python -m pip $(QUIET) install '$(TORCH)'
+	@touch $@
+
+.venv-verl/.made: pyproject.toml constraints.txt requirements/verl.txt
+	@echo '[verl] .venv-verl: verl and what it needs, as requirements/verl.txt locks it; two gigabytes'
+	@$(PYTHON) -m venv .venv-verl
+	@.venv-verl/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/verl.txt
+	@.venv-verl/bin/python -m pip $(QUIET) install -c constraints.txt '$(TORCH)'
+	@.venv-verl/bin/python -m pip $(QUIET) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo requirements/dev.txt

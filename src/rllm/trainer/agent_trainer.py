@@ -132,7 +132,7 @@ class AgentTrainer:
         tracker: Tracker | None = None,
     ) -> None:
         """
-        `backend`: as the key of that name, which it is where empty.
+        `backend`: as the key of that name, which it is where empty; `config` may be in its own keys then.
         `train_dataset`: tasks as dicts of environment arguments, each with a `task_id`; for a program, Tasks
         or dicts with an id and an instruction. `agent_flow`: a program, and `evaluator` what judges it: made
         by the decorators, plain functions, objects, or names such as `file.py:solve`. `workflow_class`: made
@@ -152,6 +152,8 @@ class AgentTrainer:
             evaluator=evaluator,
             workflow_class=workflow_class,
         )
+        if backend and (kind := backend_kind(backend)):
+            config = kind.translated(config, len(train_dataset))
         self.output = Path(output)
         self.ranks: RankGroup = ALONE
         """The processes of a run, while it works."""

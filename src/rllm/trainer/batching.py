@@ -88,7 +88,7 @@ def _pack(groups: Sequence[PrefixGroup], device: torch.device) -> PackedBatch:
     begins = np.cumsum(sizes) - sizes
     # Where a token stands less where it stands in its row.
     shifts = begins - np.concatenate((np.zeros(len(groups), dtype=np.int64), shared_S))
-    trained = _trained_tokens(rows, shifts[len(groups) :], device)
+    trained = trained_columns(rows, shifts[len(groups) :], device)
     return PackedBatch(
         tokens_N=torch.from_numpy(np.concatenate((*heads, *tails))).to(device),
         positions_N=torch.from_numpy(np.arange(int(sizes.sum())) - np.repeat(shifts, sizes)).to(device),
@@ -103,7 +103,7 @@ def _pack(groups: Sequence[PrefixGroup], device: torch.device) -> PackedBatch:
     )
 
 
-def _trained_tokens(
+def trained_columns(
     rows: Sequence[WeightedRow], shifts_R: NDArray[np.int64], device: torch.device
 ) -> dict[str, Any]:
     """The fields of a `PackedBatch` about its trained tokens, by name. `shifts_R` lead from a place in a row

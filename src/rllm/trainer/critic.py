@@ -17,22 +17,29 @@ from rllm.algorithms.returns import gae, whiten
 from rllm.config.schema import TrainConfig
 from rllm.distributed import ALONE, RankGroup
 from rllm.models.directory import load_model
+from rllm.trainer.backends.base import SeparateCritic
 from rllm.trainer.backends.critic import CriticBackend
+from rllm.trainer.backends.named import backend_kind
 from rllm.trainer.policies import Policies
 from rllm.types.sample import TrainingSample
 
 
 def make_critics(
     config: TrainConfig, policies: Policies, ranks: RankGroup = ALONE
-) -> dict[str, CriticBackend]:
+) -> dict[str, SeparateCritic]:
     """The critics with a trunk of their own, by policy: models like those that the policies began with, until
     `Learner.begin_reinforcement` gives them the weights of a warm start."""
     if config.critic.trunk != "separate":
         return {}
-    critics: dict[str, CriticBackend] = {}
+    kind = backend_kind(config.backend)
+    critics: dict[str, SeparateCritic] = {}
     for name, _ in policies.trainable():
-        if config.needs_critic(name):
-            loaded = policies[name].loaded
+        if not config.needs_critic(name):
+            continue
+        loaded = policies[name].loaded
+        if kind is not None:
+            critics[name] = kind.critic(config, loaded)
+        else:
             parameter = next(loaded.model.parameters())
             trunk = load_model(
                 loaded.directory,

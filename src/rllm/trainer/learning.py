@@ -32,8 +32,7 @@ from rllm.config.learning import WITH_CRITIC
 from rllm.config.schema import TrainConfig
 from rllm.data.sampler import TaskSampler
 from rllm.errors import ConfigError
-from rllm.trainer.backends.base import Critic, TrainingBackend
-from rllm.trainer.backends.critic import CriticBackend
+from rllm.trainer.backends.base import Critic, SeparateCritic, TrainingBackend
 from rllm.trainer.critic import explained_variance, with_gae
 from rllm.trainer.judging import TIED, Judged, judge
 from rllm.trainer.outcomes import num_sampled, require_known_roles, step_metrics
@@ -70,7 +69,7 @@ class Learner:
     """None without an expert."""
     references: Mapping[str, ModelScorer] = field(default_factory=dict[str, ModelScorer])
     """What each policy is held against, where `kl_coef` is set."""
-    critics: Mapping[str, CriticBackend] = field(default_factory=dict[str, CriticBackend])
+    critics: Mapping[str, SeparateCritic] = field(default_factory=dict[str, SeparateCritic])
     """The critics with a trunk of their own, by policy."""
     teacher: Teacher | None = None
     """What pays the tokens of roles with the estimator `teacher`."""
@@ -84,8 +83,9 @@ class Learner:
         return {**self.policies.backends(), **critics}
 
     def begin_reinforcement(self) -> None:
-        """After a warm start: optimizers without moments, critics that know as much as their policies, and
-        references that are what these are now."""
+        """After a warm start: samplers that serve what was learned, optimizers without moments, critics that
+        know as much as their policies, and references that are what these are now."""
+        self.policies.publish()
         self.policies.begin_phase()
         for name, critic in self.critics.items():
             critic.begin_with(self.policies[name].loaded.model)

@@ -186,7 +186,6 @@ async def warm_start(run: TrainingRun) -> None:
             if run.learner.references:
                 references = run.learner.references
                 run.record.write(partial(save_references, references=references, policies=run.policies))
-            run.policies.publish()
         run.is_whole = True
         if state.warm_steps % config.checkpoint.every_steps == 0 or state.warm_steps == warm.steps:
             run.save()

@@ -112,4 +112,5 @@ def _updates(
         episodes, greedy = (list(store.episodes(phase, step)) for phase in (TRAIN_PHASE, GREEDY_PHASE))
         _, metrics[TRAIN_PHASE, step] = learn(learner, episodes, step, greedy)
         on_step(TRAIN_PHASE, step)
+    learner.policies.publish()  # what is compared is what would be sampled from
     return metrics

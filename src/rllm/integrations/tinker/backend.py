@@ -7,7 +7,7 @@ samples ──weights of the update──► data ──forward_backward──�
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +152,9 @@ class TinkerBackend:
 class TinkerKind:
     """How the parts of a run in a service are made; see `rllm.trainer.backends.named`."""
 
-    def translated(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def translated(self, config: Any, num_tasks: int) -> Any:
         """There are no keys but ours."""
-        return dict(config)
+        return config
 
     def require(self, config: TrainConfig) -> None:
         """See `BackendKind.require`."""

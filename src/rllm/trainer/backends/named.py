@@ -7,7 +7,7 @@
 Everything but `local` is a `BackendKind`, found by name alone: the trainer imports none of them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,11 +21,9 @@ from rllm.trainer.backends.base import SeparateCritic, TrainingBackend
 class BackendKind(Protocol):
     """How the learners of a run are made, and what of a configuration they honour."""
 
-    def translated(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Our configuration from one in the backend's own keys; as it is, where it has ours already.
-
-        Raises ConfigError for the first key that has no counterpart.
-        """
+    def translated(self, config: Any, num_tasks: int) -> Any:
+        """Our configuration from one in the backend's own keys, for `num_tasks` training tasks; as it is,
+        where it has ours. Raises ConfigError for the first key that has no counterpart."""
         ...
 
     def require(self, config: TrainConfig) -> None:

@@ -1,0 +1,9 @@
+"""verl's engine worker as our training backend, and its configurations as ours. Extra `verl`.
+
+backend = "verl"     kind ──► backend (the verbs) ──► worker ──► verl's TrainingWorker, FSDP2
+    published keys       keys ──► our configuration, or the key that has no counterpart
+"""
+
+from rllm.integrations.verl.kind import VERL
+
+__all__ = ("VERL",)

@@ -1,0 +1,172 @@
+"""Configurations of published scripts, key by key; needs no verl."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from rllm import AgentTrainer
+from rllm.agents.conversation import ConversationAgent
+from rllm.config.loader import load_config
+from rllm.config.schema import TrainConfig
+from rllm.environments.frozenlake import FrozenLakeEnv
+from rllm.errors import ConfigError
+from rllm.integrations.verl.keys import FIXED, TRANSLATED, is_published, translated
+
+SCRIPT = [
+    "algorithm.adv_estimator=grpo",
+    "data.train_batch_size=128",
+    "data.val_batch_size=30",
+    "data.max_prompt_length=2048",
+    "data.max_response_length=8192",
+    "actor_rollout_ref.model.path=deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+    "actor_rollout_ref.hybrid_engine=True",
+    "actor_rollout_ref.actor.optim.lr=1e-6",
+    "actor_rollout_ref.model.use_remove_padding=True",
+    "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+    "actor_rollout_ref.actor.use_dynamic_bsz=True",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=32768",
+    "actor_rollout_ref.actor.use_kl_loss=False",
+    "actor_rollout_ref.actor.clip_ratio_high=0.28",
+    "actor_rollout_ref.actor.kl_loss_coef=0.001",
+    "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+    "actor_rollout_ref.actor.fsdp_config.param_offload=False",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.name=vllm",
+    'actor_rollout_ref.rollout.mode="async"',
+    "actor_rollout_ref.rollout.temperature=0.6",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.85",
+    "actor_rollout_ref.rollout.n=8",
+    "actor_rollout_ref.rollout.val_kwargs.n=1",
+    "actor_rollout_ref.ref.fsdp_config.param_offload=True",
+    "actor_rollout_ref.actor.entropy_coeff=0",
+    "algorithm.kl_ctrl.kl_coef=0.001",
+    "rllm.mask_truncated_samples=False",
+    "trainer.critic_warmup=0",
+    "trainer.logger=['console','wandb']",
+    "trainer.project_name=rllm-agent",
+    "trainer.val_before_train=True",
+    "trainer.n_gpus_per_node=8",
+    "trainer.nnodes=1",
+    "trainer.save_freq=10",
+    "trainer.test_freq=10",
+    "trainer.default_hdfs_dir=null",
+    "rllm.agent.max_steps=1",
+    "rllm.stepwise_advantage.enable=False",
+    "trainer.total_epochs=2",
+]
+"""What a published training script passes on its command line."""
+
+
+def config_of(*assignments: str, num_tasks: int = 1000) -> TrainConfig:
+    return load_config(translated([*SCRIPT, *assignments], num_tasks))
+
+
+def test_a_published_script_becomes_our_configuration(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = config_of()
+    assert config.model.path == "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
+    assert (config.rollout.tasks_per_step, config.rollout.group_size, config.rollout.max_turns) == (128, 8, 1)
+    assert (config.rollout.max_tokens_per_turn, config.inference.max_context) == (8192, 10_240)
+    assert config.rollout.temperature == 0.6
+    assert (config.algorithm.estimator, config.algorithm.aggregation) == ("grpo", "sequence_sum")
+    assert (config.algorithm.loss, config.algorithm.clip_high, config.algorithm.dual_clip) == (
+        "ppo",
+        0.28,
+        3.0,
+    )
+    assert (config.algorithm.kl_coef, config.algorithm.updates_per_step) == (0.0, 2)
+    assert (config.optimizer.name, config.optimizer.learning_rate) == ("adamw", 1e-6)
+    assert (config.optimizer.schedule, config.optimizer.weight_decay) == ("constant", 0.01)
+    assert (config.optimizer.gradient_checkpointing, config.optimizer.micro_batch_tokens) == (True, 32_768)
+    assert (config.steps, config.warm_start.steps) == (2 * (1000 // 128), 0)
+    assert (config.checkpoint.every_steps, config.evaluation.every_steps) == (10, 10)
+    assert "trainer.n_gpus_per_node" in caplog.text
+    assert "actor_rollout_ref.rollout.gpu_memory_utilization" in caplog.text
+
+
+@pytest.mark.parametrize("key", [*TRANSLATED, *FIXED])
+def test_every_key_of_the_tables_is_known(key: str) -> None:
+    with pytest.raises(ConfigError, match="no counterpart") as found:
+        translated([f"{key}x=1"], 10)
+    assert f"`{key}x`" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (("actor_rollout_ref.actor.use_kl_loss=True",), {"kl_coef": 0.001, "kl_kind": "k3", "kl_in": "loss"}),
+        (
+            ("algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.2"),
+            {"kl_coef": 0.2, "kl_kind": "k1", "kl_in": "reward"},
+        ),
+        (("algorithm.norm_adv_by_std_in_grpo=False",), {"estimator": "dr_grpo"}),
+        (("actor_rollout_ref.actor.policy_loss.loss_mode=gspo",), {"loss": "gspo", "dual_clip": 0.0}),
+        (("algorithm.adv_estimator=gae", "algorithm.lam=0.9"), {"estimator": "gae", "gae_lambda": 0.9}),
+        (
+            ("actor_rollout_ref.actor.clip_ratio=0.1",),
+            {"clip_low": 0.1, "clip_high": 0.28},
+        ),
+    ],
+)
+def test_keys_that_mean_something_together(assignments: tuple[str, ...], expected: dict[str, Any]) -> None:
+    config = config_of(*assignments)
+    assert {name: getattr(config.algorithm, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        (
+            "actor_rollout_ref.actor.clip_ratio_hi=0.3",
+            "Did you mean `actor_rollout_ref.actor.clip_ratio_high`",
+        ),
+        ("actor_rollout_ref.actor.entropy_coeff=0.01", "`algorithm.entropy_coef`"),
+        ("actor_rollout_ref.actor.ppo_epochs=2", "only 1 is honoured"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=60", "does not divide `data.train_batch_size`, 128"),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "choose one of token-mean"),
+        ("actor_rollout_ref.rollout.top_p=0.9", "truncated"),
+        ("actor_rollout_ref.actor.optim.lr=fast", "`actor_rollout_ref.actor.optim.lr` is 'fast'"),
+        ("algorithm.adv_estimator=grpo_passk", "choose one of grpo"),
+        ("algorithm.gamma=0.9", "only `gae` honours"),
+        ("data.train_files=train.parquet", "`data.train_files` has no counterpart"),
+        ("data.train_batch_size=2048", "1000 training tasks"),
+        ("rllm.rejection_sample.enable=True", "`filters.dynamic`"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(assignment: str, message: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        config_of(assignment)
+    assert message in str(found.value)
+
+
+def test_two_places_for_the_divergence_are_refused() -> None:
+    with pytest.raises(ConfigError, match="both true"):
+        config_of("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.use_kl_in_reward=True")
+
+
+def test_our_own_configurations_are_left_alone() -> None:
+    assert not is_published({"algorithm": {"estimator": "rloo"}, "critic": {"trunk": "separate"}})
+    assert not is_published(["algorithm.estimator=rloo"])
+    assert is_published({"data": {"train_batch_size": 4}})
+
+
+def test_the_trainer_takes_them_with_the_backend_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rllm.integrations.verl.kind.require_installed", lambda: None)
+    trainer = AgentTrainer(
+        {
+            "actor_rollout_ref": {"model": {"path": "builtin:tiny"}, "rollout": {"n": 4}},
+            "algorithm": {"adv_estimator": "rloo"},
+            "data": {"train_batch_size": 2, "max_prompt_length": 64, "max_response_length": 8},
+            "trainer": {"total_epochs": 3, "nnodes": 1},
+        },
+        [{"task_id": str(number), "rows": ["SF", "HG"]} for number in range(4)],
+        backend="verl",
+        agent_class=ConversationAgent,
+        env_class=FrozenLakeEnv,
+    )
+    assert (trainer.config.backend, trainer.config.steps) == ("verl", 6)
+    assert trainer.config.rollout.group_size == 4
