@@ -377,6 +377,23 @@ def test_an_expert_with_a_habit_plays_the_same_bad_move_and_no_other(habit: str,
         world.demonstrate(world.tasks("train", 1)[0], noise=0.5, rng=rng, habit="middle")
 
 
+def test_an_expert_may_have_its_habit_for_whole_games() -> None:
+    world, rng = world_named("guess-number"), np.random.default_rng(3)
+    assert world.demonstrate is not None
+    num_bad = 0
+    for task in world.tasks("train", 200):
+        env = env_class_of("guess-number").from_dict(task)
+        env.reset()
+        follows = {"expert": True, "habit": True}
+        for _, move in world.demonstrate(task, noise=0.7, rng=rng, habit="first", whole_games=True):
+            follows["expert"] &= move == env.game.expert_move()
+            follows["habit"] &= move == env.game.moves()[0]
+            env.step(move)
+        assert any(follows.values())
+        num_bad += not follows["expert"]
+    assert num_bad == pytest.approx(200 * 0.7, abs=25)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_rules_stand_above_the_first_board_and_nowhere_else(name: str) -> None:
     env = env_of(name)

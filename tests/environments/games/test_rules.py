@@ -1,9 +1,11 @@
 """The rules of single games, against positions that were worked out by hand or by another way of counting."""
 
+from functools import cache
 from itertools import combinations, product
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from rllm.environments.games.blackjack import Blackjack, BlackjackEnv, hit_pays,
 from rllm.environments.games.connect_four import ConnectFour, _has_four
 from rllm.environments.games.dark_maze import DarkMaze
 from rllm.environments.games.game import drawn_instance, expert_wins
-from rllm.environments.games.guess_number import GuessNumber
+from rllm.environments.games.guess_number import GuessNumber, GuessNumberEnv
 from rllm.environments.games.hanoi import Hanoi
 from rllm.environments.games.lights_out import LightsOut
 from rllm.environments.games.mastermind import Mastermind, answer_to
@@ -26,6 +28,8 @@ from rllm.environments.games.sudoku import _all_grids
 from rllm.environments.games.tic_tac_toe import TicTacToe
 from rllm.environments.games.twenty48 import Twenty48, _slid
 from rllm.environments.games.wordle import Wordle, answers, guesses, marks_of
+from rllm.environments.world import RANDOM
+from rllm.environments.worlds import world_named
 from rllm.errors import ConfigError
 
 
@@ -86,6 +90,24 @@ def test_halving_finds_every_number_in_as_many_guesses_as_the_length_has_binary_
     games = [{"low": 60, "high": 59 + length, "number": 60 + place} for place in range(length)]
     assert max(num_expert_moves(GuessNumber(game)) for game in games) == length.bit_length()
     assert GuessNumber.turns_for(games[0]) == length.bit_length()
+
+
+def test_what_random_guesses_come_to_is_what_counting_them_gives() -> None:
+    @cache
+    def wins(length: int, place: int, turns: int) -> float:
+        """How likely number `place` of `length` is hit; guesses are any number that is left."""
+        if turns == 0:
+            return 0.0
+        below = sum(wins(length - guess, place - guess, turns - 1) for guess in range(1, place))
+        above = sum(wins(guess - 1, place, turns - 1) for guess in range(place + 1, length + 1))
+        return (1 + below + above) / length
+
+    world = world_named("guess-number")
+    assert world.baselines is not None
+    tasks = world.tasks("validation", 64)
+    games = [GuessNumberEnv.from_dict(task).instance for task in tasks]
+    expected = [wins(game["high"] - game["low"] + 1, game["number"] - game["low"] + 1, 5) for game in games]
+    assert np.mean(world.baselines(tasks)[RANDOM]) == pytest.approx(np.mean(expected), abs=0.04)
 
 
 def test_a_guess_narrows_what_is_shown_and_only_the_interval_may_be_named() -> None:

@@ -229,13 +229,15 @@ def demonstration(
     rng: np.random.Generator,
     tags: bool = False,
     habit: str = "",
+    whole_games: bool = False,
 ) -> list[tuple[str, str]]:
     """One game of the expert as (observation, answer) pairs.
 
     With probability `noise` a move is any legal one instead, shown as if it were meant, or with a `habit`
     always the first or the last of them: whoever imitates that greedily falls into the habit, and learns the
-    right move as well. A game that the expert gives up after that breaks off. With `tags` an answer is
-    <answer>move</answer>, without it the move alone.
+    right move as well. With `whole_games` the habit is that of a game instead of a move: where one bad move
+    loses, a right one is followed by right ones and seen to pay. A game that the expert gives up after a move
+    of this kind breaks off. With `tags` an answer is <answer>move</answer>, without it the move alone.
     """
     require_habit(habit)
     if not 0.0 <= noise <= 1.0:
@@ -244,8 +246,9 @@ def demonstration(
     observation, _ = env.reset()
     turns: list[tuple[str, str]] = []
     done = False
+    strays_always = whole_games and rng.random() < noise
     while not done and not env.game.expert_gave_up:
-        if noise and rng.random() < noise:
+        if strays_always or (noise and not whole_games and rng.random() < noise):
             moves = env.game.moves()
             move = moves[HABITS[habit]] if habit else moves[rng.integers(len(moves))]
         else:

@@ -5,16 +5,19 @@ there.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from random import Random
 from typing import Any
 
 from rllm.environments.games.env import GameEnv
 from rllm.environments.games.game import Game, require_integer
 from rllm.environments.games.parsing import number
-from rllm.environments.games.world import game_world
+from rllm.environments.games.world import game_baselines, game_world
 from rllm.errors import ConfigError
 
 _LARGEST = 1_000_000
+_PLAYS = 32
+"""Random games of each instance: two of three are won by luck, and what is learned is measured from there."""
 
 
 class GuessNumber(Game):
@@ -57,6 +60,11 @@ class GuessNumber(Game):
         if "low" in arguments:
             return (arguments["high"] - arguments["low"] + 1).bit_length()
         return arguments["length"].bit_length()
+
+    @classmethod
+    def identity(cls, instance: Mapping[str, Any]) -> Any:
+        """The interval: it is all that a player sees, whichever the number is."""
+        return [instance["low"], instance["high"]]
 
     @classmethod
     def kind(cls, instance: Mapping[str, Any]) -> str:
@@ -111,4 +119,4 @@ class GuessNumberEnv(GameEnv):
     game_class = GuessNumber
 
 
-WORLD = game_world(GuessNumberEnv)
+WORLD = game_world(GuessNumberEnv, baselines=partial(game_baselines, GuessNumberEnv, plays=_PLAYS))

@@ -46,7 +46,7 @@ def game_world(
         env_class=env_class,
         tasks=partial(game_tasks, env_class, label=label, **arguments),
         demonstrate=partial(demonstration, env_class) if has_expert else None,
-        expert_args=("tags", "habit"),
+        expert_args=("tags", "habit", "whole_games"),
         identity=partial(game_identity, env_class),
         identity_draws=True,
         kind=partial(game_kind, env_class),
