@@ -273,6 +273,27 @@ def test_a_data_set_is_configured_in_training_too(tmp_path: Path) -> None:
     assert len(env.entry["metadata"]["expression"].split()) == 3
 
 
+def test_sisters_trains_on_siblings_alone_and_nobody_guesses_them(tmp_path: Path) -> None:
+    trainer = build_trainer(
+        training_config("sisters", None, ("evaluation.split=validation",)), tmp_path / "run"
+    )
+    world = world_named("reasoning-gym/aiw")
+    reported = list(trainer.tasks.heldout)
+    instances = set(map(world.identity, reported))
+    assert len(instances) >= 200
+    kinds = {"siblings, brothers first", "siblings, sisters first"}
+    assert set(map(world.kind, reported)) == set(map(world.kind, trainer.tasks.train[:64])) == kinds
+    assert world.baselines is not None
+    means = {name: np.mean(returns) for name, returns in world.baselines(reported).items()}
+    assert means.pop("optimum") == 1.0
+    assert max(means, key=means.__getitem__) == "first number"
+    assert max(means.values()) < 0.6
+    ((question, answer),) = trainer.demonstrate(trainer.tasks.train[0], 1.0, np.random.default_rng(0))
+    brothers = re.search(r"(\d+) brothers", question)
+    assert brothers is not None
+    assert int(answer) == int(brothers[1]) + 1
+
+
 def test_tasks_are_plain_and_configured() -> None:
     world = world_named("reasoning-gym/chain_sum")
     tasks = world.tasks("train", 100_000, min_terms=2, max_terms=2, min_digits=1, max_digits=1)

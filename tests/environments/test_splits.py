@@ -22,7 +22,9 @@ NAMES = sorted(set(WORLDS) - {FROM_FILES})
 EXTRAS = (
     "babyai/GoToLocalS6N2",
     "reasoning-gym/chain_sum",
+    "reasoning-gym/aiw",
     "reasoning-gym/letter_counting",
+    "reasoning-gym/rotate_matrix",
     "textarena/LightsOut",
 )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 Entry = Mapping[str, Any]
 """As reasoning-gym hands it out: question, answer, metadata."""
-_NAME = re.compile(r"\b(?!How|The|They|These|All|She)[A-Z][a-z]+")
+_NAME = re.compile(r"\b(?!(?:How|The|They|These|All|She)\b)[A-Z][a-z]+")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
