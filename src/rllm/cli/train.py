@@ -28,7 +28,7 @@ from rllm.cli.terminal import err, out, print_next
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
 from rllm.distributed import rank_from_environment, world_size
-from rllm.distributed.launch import launch, require_processes
+from rllm.distributed.launch import launch, launched_words, require_processes
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_named
 from rllm.store.episodes import EpisodeStore
@@ -237,7 +237,7 @@ def command(
         with LiveView(config.steps, title=f"rllm train {wanted.label}") as view:
             result = build_trainer(config, directory, None if was_finished else view).train()
     except KeyboardInterrupt as interrupt:
-        again = shlex.join(wanted.words(directory))
+        again = shlex.join([*wanted.words(directory), *launched_words()])
         raise click.Abort(f"Interrupted. Go on from the last checkpoint with: {again}") from interrupt
     if as_json:
         print_json({**result.summary, "run": str(directory)})

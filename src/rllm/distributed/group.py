@@ -41,8 +41,8 @@ class RankGroup:
     def wait(self) -> None:
         """Return once every rank has come here."""
 
-    def beat(self, place: str) -> None:
-        """Tell the other ranks that this one works on, and at what."""
+    def beat(self, place: str = "") -> None:
+        """Tell the other ranks that this one works on, and at what, where that has changed."""
 
     @contextmanager
     def writer_first(self) -> Iterator[None]:

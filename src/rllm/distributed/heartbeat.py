@@ -67,6 +67,8 @@ class Heartbeat:
         self._mine = Beat()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self._wake = threading.Event()
+        """Something new is to be sent at once."""
         now = time.monotonic()
         self._peers = {other: _Peer(Beat(), now, now) for other in range(size)}
         self._thread = threading.Thread(target=self._run, name="rllm-heartbeat", daemon=True)
@@ -87,14 +89,18 @@ class Heartbeat:
     def stop(self) -> None:
         """Neither send nor look any more."""
         self._stopped.set()
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
-    def beat(self, place: str) -> None:
-        """Note progress; cheap, so that it can be called as often as there is any."""
+    def beat(self, place: str = "") -> None:
+        """Note progress, at the place of the last beat where none is given; cheap, so that it can be called
+        as often as there is any."""
         with self._lock:
             self._mine.progress += 1
-            self._mine.place = place
+            if place and place != self._mine.place:
+                self._mine.place = place
+                self._wake.set()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -143,7 +149,11 @@ class Heartbeat:
         return ""
 
     def _run(self) -> None:
-        while not self._stopped.wait(INTERVAL_S):
+        while True:
+            self._wake.wait(INTERVAL_S)
+            self._wake.clear()
+            if self._stopped.is_set():
+                return
             try:
                 self._send()
                 self._look()

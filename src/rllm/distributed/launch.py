@@ -25,8 +25,11 @@ from rllm.errors import ConfigError
 POLL_S = 0.1
 GRACE_S = 12.0
 """For the others to end by themselves, and to say why, once one has failed; and again once they are asked."""
+BY_NPROC = "RLLM_NPROC"
+"""Tells a rank that --nproc started it, and how many."""
 TAIL_BYTES = 4_000
-INTERRUPTED = 130
+REFUSED, INTERRUPTED = 2, 130
+"""Exit codes of a command: bad usage or configuration, and Ctrl-C or SIGTERM."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,11 +59,16 @@ def require_processes(num_ranks: int) -> None:
         )
 
 
+def launched_words() -> list[str]:
+    """What the command that started this rank has to say to start as many again."""
+    return ["--nproc", os.environ[BY_NPROC]] if os.environ.get(BY_NPROC) else []
+
+
 def launch(words: Sequence[str], num_ranks: int) -> int:
     """Run `rllm WORDS` on so many ranks of this machine; returns the exit code of the first that failed, and
     0 where none did."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    place |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+    place |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), BY_NPROC: str(num_ranks)}
     ranks: list[_Rank] = []
     with tempfile.TemporaryDirectory(prefix="rllm-ranks-") as logs, _passing_on_sigterm(ranks):
         try:
@@ -89,8 +97,9 @@ def _wait(ranks: Sequence[_Rank]) -> int:
         return 0
     _end_others(ranks)
     code = first.process.returncode
-    if ranks[0].process.returncode != code or code < 0 or (first.number and not _is_interruption(code)):
-        _report(first)
+    refused_by_all = code == REFUSED and ranks[0].process.returncode == code  # rank 0 has said why
+    if code < 0 or (first.number and not _is_interruption(code) and not refused_by_all):
+        _report(first, [rank for rank in ranks if rank is not first])
     return INTERRUPTED if _is_interruption(code) else code if code > 0 else 1
 
 

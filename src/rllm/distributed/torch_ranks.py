@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 NEVER = datetime.timedelta(days=30)
 """Heartbeats end a run that hangs: a collective may wait as long as another rank needs."""
-START = datetime.timedelta(minutes=5)
+START_S = 300.0
 """For all ranks to appear."""
 BUCKET_ELEMENTS = 1 << 22
 """Tensors are summed together up to so many elements: one message for many small ones."""
@@ -62,7 +62,7 @@ class TorchRanks(RankGroup):
     def wait(self) -> None:
         self._together(dist.barrier)
 
-    def beat(self, place: str) -> None:
+    def beat(self, place: str = "") -> None:
         self._heartbeat.beat(place)
 
     def _together(self, collective: Callable[[], Item]) -> Item:
@@ -95,7 +95,22 @@ _numbers = itertools.count()
 def _rendezvous() -> tuple[Any, int, int]:
     """The store of all ranks, this rank, and how many there are. Rank 0 may hold the store, which therefore
     lives as long as the process: another at the same address would meet ranks that still use the first."""
-    return next(dist.rendezvous("env://", timeout=START))
+    return next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=START_S)))
+
+
+def _meet(number: int) -> tuple[dist.Store, dist.Store, int, int]:
+    """Stores of collectives and of beats, this rank, and how many there are, once all ranks have come."""
+    try:
+        store, rank, size = _rendezvous()
+        beats = dist.PrefixStore(f"rllm-beats-{number}", store.clone())
+        beats.set(f"here/{rank}", "")
+        beats.wait([f"here/{each}" for each in range(size)], datetime.timedelta(seconds=START_S))
+    except (dist.DistError, ValueError) as error:
+        raise RankError(
+            f"Not all ranks came within {START_S:.0f} s ({str(error).splitlines()[0]:.200}); start as many "
+            "as WORLD_SIZE says, with one MASTER_ADDR and MASTER_PORT that all of them can reach."
+        ) from error
+    return dist.PrefixStore(f"rllm-ranks-{number}", store), beats, rank, size
 
 
 @contextmanager
@@ -104,11 +119,8 @@ def joined_ranks(timeout_s: float, *, num_local: int) -> Iterator[TorchRanks]:
 
     `timeout_s`: how long a rank may work without a sign of life before all of them end.
     """
-    store, rank, size = _rendezvous()
-    number = next(_numbers)
-    ours = dist.PrefixStore(f"rllm-ranks-{number}", store)
+    ours, beats, rank, size = _meet(next(_numbers))
     dist.init_process_group("gloo", store=ours, rank=rank, world_size=size, timeout=NEVER)
-    beats = dist.PrefixStore(f"rllm-beats-{number}", store.clone())
     with Heartbeat(beats, rank, size, timeout_s) as heartbeat:
         dist.barrier()  # every rank has its first beat in the store
         heartbeat.watch()

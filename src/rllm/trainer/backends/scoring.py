@@ -82,7 +82,7 @@ def _per_row(
             values_M = of_batch(batch).float().cpu().numpy()
             for row, place, value in zip(batch.row_M, batch.place_M, values_M, strict=True):
                 found[row][place] = value
-            ranks.beat("scoring rows")
+            ranks.beat()
     if ranks.size > 1:
         for theirs in ranks.gather({row.index: found[row.index] for row in rows}):
             for index, values_T in theirs.items():
