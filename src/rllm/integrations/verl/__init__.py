@@ -1,6 +1,7 @@
 """verl's engine worker as our training backend, and its configurations as ours. Extra `verl`.
 
 backend = "verl"     kind ──► backend (the verbs) ──► worker ──► verl's TrainingWorker, FSDP2
+    a verl run of yours  agent_loop ◄── verl's AgentLoopWorker, by the name in its configuration
     published keys       keys ──► our configuration, or the key that has no counterpart
 """
 
