@@ -112,7 +112,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt requirements/demo.txt
 
 .venv-verl/.made: pyproject.toml constraints.txt requirements/verl.txt
 	@echo '[verl] .venv-verl: verl and what it needs, as requirements/verl.txt locks it; two gigabytes'
-	@$(PYTHON) -m venv .venv-verl
+	@$(PYTHON) -m venv --clear .venv-verl
 	@.venv-verl/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/verl.txt
 	@.venv-verl/bin/python -m pip $(QUIET) install -c constraints.txt '$(TORCH)'
 	@.venv-verl/bin/python -m pip $(QUIET) install --no-deps --no-build-isolation -e .
