@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from rllm.distributed.group import RankGroup
 from rllm.distributed.heartbeat import Heartbeat
@@ -95,14 +97,14 @@ _numbers = itertools.count()
 def _rendezvous() -> tuple[Any, int, int]:
     """The store of all ranks, this rank, and how many there are. Rank 0 may hold the store, which therefore
     lives as long as the process: another at the same address would meet ranks that still use the first."""
-    return next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=START_S)))
+    return next(rendezvous("env://", timeout=datetime.timedelta(seconds=START_S)))
 
 
-def _meet(number: int) -> tuple[dist.Store, dist.Store, int, int]:
+def _meet(number: int) -> tuple[Store, Store, int, int]:
     """Stores of collectives and of beats, this rank, and how many there are, once all ranks have come."""
     try:
         store, rank, size = _rendezvous()
-        beats = dist.PrefixStore(f"rllm-beats-{number}", store.clone())
+        beats = PrefixStore(f"rllm-beats-{number}", store.clone())
         beats.set(f"here/{rank}", "")
         beats.wait([f"here/{each}" for each in range(size)], datetime.timedelta(seconds=START_S))
     except (dist.DistError, ValueError) as error:
@@ -110,7 +112,7 @@ def _meet(number: int) -> tuple[dist.Store, dist.Store, int, int]:
             f"Not all ranks came within {START_S:.0f} s ({str(error).splitlines()[0]:.200}); start as many "
             "as WORLD_SIZE says, with one MASTER_ADDR and MASTER_PORT that all of them can reach."
         ) from error
-    return dist.PrefixStore(f"rllm-ranks-{number}", store), beats, rank, size
+    return PrefixStore(f"rllm-ranks-{number}", store), beats, rank, size
 
 
 @contextmanager

@@ -26,6 +26,9 @@ AnyTask = TypeVar("AnyTask", bound="Task | Mapping[str, Any]")
 class EpisodeEngine(Watched, Protocol):
     """Tasks in, episodes out as they finish; a screen may look on."""
 
+    @property
+    def counts(self) -> "EpisodeCounts": ...
+
     def run(
         self,
         tasks: Sequence[Any],

@@ -35,7 +35,8 @@ _MOST_TASKS = 64
 class Watched(Protocol):
     """An engine, as a watchdog sees it."""
 
-    counts: EpisodeCounts
+    @property
+    def counts(self) -> EpisodeCounts: ...
 
     def live(self) -> list[LiveRollout]: ...
 

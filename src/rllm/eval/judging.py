@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from rllm.engine.attempts import EpisodeEngine
+from rllm.engine.attempts import EpisodeCounts, EpisodeEngine
 from rllm.engine.rollout import GRADE
 from rllm.environments.follow_ups import FOLLOW_UPS, conversation_verdict
 from rllm.environments.judging import GraderFailure, RewardFn, judge_of, prepare
@@ -22,7 +22,6 @@ from rllm.rewards.evaluator import Evaluator
 from rllm.rewards.evaluators import GraderEvaluator, grading_fields
 from rllm.rewards.extraction import last_assistant_text
 from rllm.store.encoding import require_storable
-from rllm.tracking.base import Counted
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 from rllm.types.evaluation import EvalOutput
 from rllm.types.messages import SamplingParams
@@ -141,7 +140,7 @@ class JudgedEngine:
         self._evaluator = evaluator
 
     @property
-    def counts(self) -> Counted:
+    def counts(self) -> EpisodeCounts:
         return self._engine.counts
 
     def live(self) -> Sequence[object]:

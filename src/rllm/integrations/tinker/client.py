@@ -10,7 +10,7 @@ from types import TracebackType
 import numpy as np
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece, Tools, prompt_tokens, require_may_fit
+from rllm.inference.client import TokenPiece, Tools, require_may_fit
 from rllm.inference.reading import as_it_may_come_back, parsed_text, read_into
 from rllm.integrations.tinker.service import Service
 from rllm.models.directory import LoadedModel
@@ -148,7 +148,7 @@ class TinkerSession:
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
         require_may_fit(messages, self.client.renderer, self.client.max_context)
-        return prompt_tokens(self.conversation, messages, tools)
+        return self.conversation.prompt_tokens(messages, tools)
 
     def close(self) -> None:
         """The service keeps nothing of a conversation that would have to be closed."""
