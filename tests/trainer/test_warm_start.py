@@ -12,11 +12,17 @@ from tokenizers.processors import TemplateProcessing
 from rllm.agents.frozenlake import FrozenLakeAgent
 from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.environments.frozenlake import FrozenLakeEnv, demonstration, lake_tasks
+from rllm.errors import ConfigError
 from rllm.inference.scripted import ScriptedClient
 from rllm.models.builtin import END_OF_TURN
 from rllm.models.directory import LoadedModel, load_model
 from rllm.rendering.chat import ChatRenderer
-from rllm.trainer.warm_start import answer_end, demonstration_samples, play_demonstration
+from rllm.trainer.warm_start import (
+    answer_end,
+    demonstration_samples,
+    play_demonstration,
+    require_answers_fit,
+)
 from rllm.types.sample import TrainingSample
 
 
@@ -63,6 +69,17 @@ def test_the_labels_are_the_expert_words_each_with_its_terminator(
         endings = [env.step(word)[2] for word in words]
         assert endings == [False] * (len(words) - 1) + [True]
         assert sample.order_key[0] == task["task_id"]
+
+
+def test_an_expert_whose_answers_the_policy_could_not_finish_is_refused(
+    tiny: LoadedModel, renderer: ChatRenderer
+) -> None:
+    samples = _samples(tiny, renderer)
+    longest = max(len(answer) for sample in samples for answer in _answers(sample))
+    assert require_answers_fit(samples, lambda role: longest) == samples
+    assert require_answers_fit(samples, lambda role: 0) == samples
+    with pytest.raises(ConfigError, match=rf"{longest} tokens.*`rollout.max_tokens_per_turn`.*{longest} or"):
+        require_answers_fit(samples, lambda role: longest - 1)
 
 
 def test_a_demonstration_is_the_conversation_as_the_template_writes_it(

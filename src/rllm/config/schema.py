@@ -359,6 +359,10 @@ class TrainConfig:
     def role(self, name: str) -> RoleConfig:
         return self.roles.get(name, RoleConfig())
 
+    def max_tokens_of(self, role: str) -> int:
+        """Tokens that an answer of this role may have."""
+        return self.role(role).max_tokens or self.rollout.max_tokens_per_turn
+
     def derived(self) -> dict[str, int]:
         """Quantities that follow from the keys; `--dry-run` prints them."""
         rollout, filters, updates = self.rollout, self.filters, self.algorithm.updates_per_step

@@ -62,6 +62,7 @@ from rllm.trainer.warm_start import (
     Demonstrate,
     DemonstrateRoles,
     demonstration_samples,
+    require_answers_fit,
     role_demonstration_samples,
 )
 from rllm.trainer.workflows import (
@@ -435,18 +436,23 @@ class AgentTrainer:
         if demonstrate is None:
             return None
         if self.workflow_class is not None:
-            return lambda tasks, key: role_demonstration_samples(
-                tasks, demonstrate, policies.voice_of, noise=noise, key=key
+            return lambda tasks, key: require_answers_fit(
+                role_demonstration_samples(tasks, demonstrate, policies.voice_of, noise=noise, key=key),
+                self.config.max_tokens_of,
             )
         (policy,) = policies.values()
-        return lambda tasks, key: demonstration_samples(
-            tasks,
-            demonstrate,
-            self.player.make_agent if self.player is not None else ConversationAgent,
-            policy.renderer,
-            policy.end_token_id,
-            noise=noise,
-            key=key,
+        make_agent = self.player.make_agent if self.player is not None else ConversationAgent
+        return lambda tasks, key: require_answers_fit(
+            demonstration_samples(
+                tasks,
+                demonstrate,
+                make_agent,
+                policy.renderer,
+                policy.end_token_id,
+                noise=noise,
+                key=key,
+            ),
+            self.config.max_tokens_of,
         )
 
 

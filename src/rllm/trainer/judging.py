@@ -90,7 +90,7 @@ def _paid(config: TrainConfig, episodes: Iterable[Episode]) -> tuple[set[str], d
         rewards |= overlong_rewards(
             episodes,
             rewards,
-            limit_of=lambda role: config.role(role).max_tokens or config.rollout.max_tokens_per_turn,
+            limit_of=config.max_tokens_of,
             buffer=filters.overlong_buffer,
             penalty=filters.overlong_penalty,
         )

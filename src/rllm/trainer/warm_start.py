@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rllm.agents.base import BaseAgent
+from rllm.errors import ConfigError
 from rllm.inference.reading import as_it_may_come_back, parsed_text, read_into
 from rllm.rendering.chat import ChatRenderer, Conversation
 from rllm.rendering.writing import AnswerWriter
@@ -63,6 +64,31 @@ def demonstration_samples(
         agent = play_demonstration(turns, make_agent(), renderer, end_token_id)
         samples.extend(trajectory_rows(agent.trajectory, task_id_of(task, position), position, 0, 1.0))
     return samples
+
+
+def require_answers_fit(
+    samples: Sequence[TrainingSample], limit_of: Callable[[str], int]
+) -> list[TrainingSample]:
+    """The samples, each of whose answers the policy of its role could sample.
+
+    `limit_of`: role -> tokens that an answer may have, its end token included; 0 is no limit. Raises
+    ConfigError for a longer one: reinforcement would never see the end of what was imitated, so nothing of it
+    could be paid.
+    """
+    for sample in samples:
+        limit, length = limit_of(sample.group_key[1]), _longest_answer(sample)
+        if limit and length > limit:
+            raise ConfigError(
+                f"The expert answers task `{sample.group_key[0]}` with {length} tokens, and "
+                f"`rollout.max_tokens_per_turn` allows {limit}; set it to {length} or more."
+            )
+    return list(samples)
+
+
+def _longest_answer(sample: TrainingSample) -> int:
+    """Tokens of the longest run of labels."""
+    edges_E = np.flatnonzero(np.diff(sample.trainable_T.astype(np.int8), prepend=0, append=0))
+    return int((edges_E[1::2] - edges_E[::2]).max(initial=0))
 
 
 def role_demonstration_samples(
