@@ -72,6 +72,7 @@ VARIANTS: dict[str, Variant] = {
     "pass@k": _estimator("pass_at_k"),
     "GiGPO": _estimator("gigpo"),
     "policy gradient": _loss("policy_gradient"),
+    "importance sampling": _loss("importance_sampling"),
     "GSPO": _loss("gspo", "algorithm.aggregation=sequence_mean"),
     "CISPO": _loss("cispo"),
     "GMPO": _loss("gmpo", "algorithm.aggregation=sequence_mean"),

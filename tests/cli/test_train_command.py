@@ -162,7 +162,10 @@ def test_fresh_takes_the_first_free_name_and_deletes_nothing(rllm: Rllm, tmp_pat
         (("frozenlake", "--config", "absent.toml"), "absent.toml"),
         (("frozenlake", "--set", "nonsense"), "section.key=value"),
         (("frozenlake", "--set", "model.path=absent"), "absent is no model directory"),
-        (("frozenlake", "--set", "model.path=builtin:huge"), "`huge` is no built-in model"),
+        (
+            ("frozenlake", "--set", "model.path=builtin:huge"),
+            "`model.path` is 'builtin:huge'; write one of",
+        ),
         (("frozenlake", "--set", "inference.max_context=20"), "`inference.max_context` is 20"),
         (("frozenlake", "--set", "inference.max_context=99999"), "`inference.max_context` is 99999"),
     ],

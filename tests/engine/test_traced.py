@@ -425,7 +425,7 @@ async def test_a_program_that_hangs_is_left_behind_and_the_next_one_runs(
                 continue
 
     program = {"sync": hang, "async that blocks": block, "async that will not be cancelled": resist}[way]
-    engine = engine_for(program, FakeGateway(), n_parallel_tasks=1, episode_timeout_s=0.5)
+    engine = engine_for(program, FakeGateway(), n_parallel_tasks=1, episode_timeout_s=1.5)
     engine._runner = ProgramRunner(grace_s=0.05)
     async with asyncio.timeout(20.0):
         episodes = await play(engine, tasks(4))

@@ -8,6 +8,7 @@ resolved with `--dry-run`, `pip install` is compared with the extras there are. 
 prove fails its test.
 """
 
+import ast
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -22,7 +24,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted(CHECKOUT.glob("docs/**/*.md"))]
 
 BLOCK = re.compile(
-    r"^(?P<indent> *)```(?P<language>[\w-]+)[^\n]*\n(?P<body>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
+    r"^(?P<indent> *)```(?P<language>[\w-]+)(?P<how>[^\n]*)\n(?P<body>.*?)^(?P=indent)```",
+    re.MULTILINE | re.DOTALL,
 )
 SHELL_BY_ANOTHER_NAME = {"bash", "shell", "console", "zsh", "shell-session"}
 BETWEEN_COMMANDS = {"&&", "||", ";", "|", "&"}
@@ -35,9 +38,14 @@ RESOLVED_BY_DRY_RUN = {"train"}
 
 
 def blocks(document: Path, language: str) -> list[str]:
+    """Without those whose commands are shown to be refused: the test of their page sees that they are."""
     if not document.exists():
         return []
-    return [match["body"] for match in BLOCK.finditer(document.read_text()) if match["language"] == language]
+    return [
+        match["body"]
+        for match in BLOCK.finditer(document.read_text())
+        if match["language"] == language and match["how"].strip() != "fails"
+    ]
 
 
 def commands_in(block: str) -> list[list[str]]:
@@ -94,8 +102,40 @@ def prove_rllm(command: list[str], rllm: Rllm) -> None:
     if ending == "--dry-run" and "--model" in arguments:  # which an earlier command of the page makes
         arguments[arguments.index("--model") + 1] = "builtin:tiny"
     Path("examples").symlink_to(CHECKOUT / "examples")
+    if ending == "--dry-run":
+        write_files_of_the_pages(arguments)
+    before = sorted(os.listdir())
     rllm(arguments)
-    assert os.listdir() == ["examples"], "asking must leave nothing behind"
+    assert sorted(set(os.listdir()) - {"__pycache__"}) == before, "asking must leave nothing behind"
+
+
+def write_files_of_the_pages(arguments: list[str]) -> None:
+    """`mine.py` of a command that names `mine.py:ranks` is the Python of a page that defines `ranks`."""
+    programs = [block for document in DOCUMENTS for block in blocks(document, "python")]
+    functions: dict[str, list[str]] = {}
+    for name, function in re.findall(r"(?<![/\w])(\w+\.py):(\w+)", " ".join(arguments)):
+        functions.setdefault(name, []).append(f"def {function}(")
+    for name, defined in functions.items():
+        program = next(
+            each for each in programs if _is_of(name, each) and all(start in each for start in defined)
+        )
+        written = [node.args[0] for node in ast.walk(ast.parse(program)) if _writes_text(node)]
+        Path(name).write_text(ast.literal_eval(written[0]) if written else program)
+
+
+def _is_of(name: str, program: str) -> bool:
+    return "write_text(" not in program or f'Path("{name}").write_text(' in program
+
+
+def _writes_text(node: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "write_text"
+
+
+def prove_torchrun(command: list[str], rllm: Rllm) -> None:
+    """What each rank runs; a page with such a command has a slow test that starts them all."""
+    at = command.index("-m")
+    assert command[at + 1] == "rllm"
+    prove_rllm(command[at + 1 :], rllm)
 
 
 def prove_python(command: list[str], rllm: Rllm) -> None:
@@ -120,6 +160,7 @@ PROOFS: dict[str, Callable[[list[str], Rllm], None]] = {
     "python": prove_python,
     "python3": prove_python,
     "pip": prove_pip,
+    "torchrun": prove_torchrun,
     "curl": prove_nothing,  # docs/gateway.md has them, and test_gateway_doc.py runs them
     "git": prove_nothing,
     **dict.fromkeys(

@@ -1,5 +1,6 @@
 import json
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,12 @@ episodes = st.builds(
     metrics=st.dictionaries(texts, floats, max_size=2),
     info=infos,
 )
+
+
+@pytest.fixture(autouse=True)
+def whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons by text are of every token, though a long row shows its ends alone."""
+    monkeypatch.setattr("rllm.types.prefix._MAX_SHOWN", sys.maxsize)
 
 
 @given(episode=episodes)

@@ -166,7 +166,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_before_the_run_begins(
             letters.make_trainer(run, {"model": {"path": str(broken)}}).train()
     with pytest.raises(ConfigError, match="builtin:tiny"):
         letters.make_trainer(run, {"model": {"path": "builtout:tiny"}}).train()
-    with pytest.raises(ConfigError, match="`huge` is no built-in model"):
+    with pytest.raises(ConfigError, match=r"`model.path` is 'builtin:huge'; write one of"):
         letters.make_trainer(run, {"model": {"path": "builtin:huge"}}).train()
     assert not (run / "config.json").exists()
 

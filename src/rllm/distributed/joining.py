@@ -1,7 +1,7 @@
 """How a process learns which rank of which run it is.
 
 RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT ──► open_ranks ──► RankGroup      of one process: nothing to do
-(set by `rllm train --nproc`, or torchrun)              └──► TorchRanks      of several
+(set by --nproc of `rllm train`, or torchrun)          └──► TorchRanks      of several
 """
 
 import os
@@ -13,7 +13,7 @@ from rllm.distributed.group import ALONE, RankGroup
 from rllm.errors import ConfigError
 
 SET_BY_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun and `rllm train --nproc` tell each rank in its environment."""
+"""What torchrun and `rllm train --nproc N` tell each rank in its environment."""
 
 
 def world_size() -> int:
@@ -40,7 +40,7 @@ def open_ranks(config: DistributedConfig) -> Iterator[RankGroup]:
     if missing := [name for name in SET_BY_LAUNCHER if not os.environ.get(name)]:
         raise ConfigError(
             f"WORLD_SIZE is {world_size()}, but {', '.join(missing)} is not set; start the run with "
-            "`rllm train --nproc` or torchrun, which set all of them, or unset WORLD_SIZE."
+            "`rllm train NAME --nproc N` or torchrun, which set all of them, or unset WORLD_SIZE."
         )
     from rllm.distributed.torch_ranks import joined_ranks
 
