@@ -15,7 +15,7 @@ from rllm.gateway.local import LocalPolicy
 from rllm.inference.client import TokenPiece
 from rllm.inference.vllm import VLLMClient
 from rllm.models.builtin import create_model
-from rllm.types.messages import FinishReason, LogprobMeaning, SamplingParams
+from rllm.types.messages import FinishReason, LogprobMeaning, Message, SamplingParams
 
 _path = Path(__file__).parents[1] / "gateway" / "fake_upstream.py"
 _spec = importlib.util.spec_from_file_location("fake_upstream", _path)
@@ -172,6 +172,20 @@ async def test_a_prompt_without_room_is_refused_before_it_is_sent(server: Any, c
     with pytest.raises(ContextLengthError, match="4096"):
         await client.generate_ids([1] * 4096, SamplingParams())
     assert not server.asked
+
+
+async def test_a_message_that_cannot_fit_is_refused_before_it_is_encoded(
+    server: Any, client: VLLMClient
+) -> None:
+    server.script = [sampled(client, "hello there")]
+    await client.generate_ids(PROMPT, SamplingParams())  # from here on the server's context is known
+    messages: list[Message] = [{"role": "user", "content": "x" * 2_000_000}]
+    async with client.session(("", 0)) as session:
+        with pytest.raises(ContextLengthError, match="2000000 characters"):
+            await session.respond(messages, SamplingParams())
+        with pytest.raises(ContextLengthError, match="2000000 characters"):
+            session.prompt_tokens(messages)
+    assert len(server.bodies) == 1
 
 
 async def test_errors_of_the_server_keep_their_meaning(server: Any, client: VLLMClient) -> None:

@@ -16,18 +16,17 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rllm.errors import ConfigError, ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece, Tools
+from rllm.inference.client import TokenPiece
 from rllm.inference.gate import Gate
 from rllm.inference.local.text import StopTexts, TextStream
 from rllm.inference.openai_http import AskedOnce, error_text
-from rllm.inference.reading import as_it_may_come_back, parsed_text, read_into
+from rllm.inference.token_session import TokenSession
 from rllm.inference.vllm_http import ServerFacts, VLLMHttp
 from rllm.models.tokenizer import HuggingFaceTokenizer
-from rllm.rendering.chat import ChatRenderer, Conversation
+from rllm.rendering.chat import ChatRenderer
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, TopLogprobs
 
 OnPiece = Callable[[TokenPiece], None]
@@ -128,8 +127,8 @@ class VLLMClient:
         assert self._facts.found is not None, "a call asks the server before it needs this"
         return self._facts.found
 
-    def session(self, order: tuple[str, int]) -> "VLLMSession":
-        return VLLMSession(self)
+    def session(self, order: tuple[str, int]) -> TokenSession:
+        return TokenSession(self)
 
     async def get_model_response(
         self, messages: Sequence[Message], sampling: SamplingParams = SamplingParams()
@@ -298,37 +297,6 @@ class VLLMClient:
             hidden = not self.tokenizer.decode([token]) and bool(self.tokenizer.token_text(token))
             known = self._is_special[token] = hidden
         return known
-
-
-class VLLMSession:
-    """One conversation: its token ids are kept here, and the server's prefix cache finds them again."""
-
-    def __init__(self, client: VLLMClient) -> None:
-        self.client = client
-        self.conversation = Conversation(renderer=client.renderer)
-
-    async def respond(
-        self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()
-    ) -> ModelOutput:
-        output = await self.client.generate_ids(self.conversation.prompt(messages, tools), sampling)
-        if tools:
-            read_into(output, parsed_text(output.text, self.client.renderer, tools))
-        self.conversation.record(output.completion_ids, *as_it_may_come_back(output))
-        return output
-
-    def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
-        return self.conversation.prompt_tokens(messages, tools)
-
-    def close(self) -> None:
-        """The server keeps nothing of a conversation that would have to be closed."""
-
-    async def __aenter__(self) -> "VLLMSession":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass(kw_only=True, slots=True)

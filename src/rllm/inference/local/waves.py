@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rllm.errors import InferenceError
 from rllm.inference.local.client import LocalClient, LocalSession, OnPiece
 from rllm.types.messages import ModelOutput, SamplingParams
 
@@ -101,7 +100,7 @@ class Waves:
     async def _fly(self, calls: list[_Call]) -> None:
         try:
             outputs = await _answers(calls)
-        except InferenceError as error:  # an engine was closed
+        except Exception as error:  # noqa: BLE001  an engine was closed, say: whoever waits hears of it
             outputs = [error] * len(calls)
         self._flight = None
         for call, output in zip(calls, outputs, strict=True):

@@ -5,16 +5,15 @@ prompt ids ──SamplingClient──► token ids, log-probabilities ──toke
 
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 import numpy as np
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece, Tools, require_may_fit
-from rllm.inference.reading import as_it_may_come_back, parsed_text, read_into
+from rllm.inference.client import TokenPiece
+from rllm.inference.token_session import TokenSession
 from rllm.integrations.tinker.service import Service
 from rllm.models.directory import LoadedModel
-from rllm.rendering.chat import ChatRenderer, Conversation
+from rllm.rendering.chat import ChatRenderer
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams
 
 
@@ -30,8 +29,8 @@ class TinkerClient:
         self._max_context = max_context
         self._policy_version = 0
 
-    def session(self, order: tuple[str, int]) -> "TinkerSession":
-        return TinkerSession(self)
+    def session(self, order: tuple[str, int]) -> TokenSession:
+        return TokenSession(self)
 
     async def get_model_response(
         self, messages: Sequence[Message], sampling: SamplingParams = SamplingParams()
@@ -127,39 +126,6 @@ class TinkerClient:
                 f"The Tinker service at {url} stopped behind token {ids[-1]}, which ends no answer of the "
                 f"model in {self.loaded.directory} ({sorted(self.end_token_ids)})."
             )
-
-
-class TinkerSession:
-    """One conversation, whose token ids are kept here."""
-
-    def __init__(self, client: TinkerClient) -> None:
-        self.client = client
-        self.conversation = Conversation(renderer=client.renderer)
-
-    async def respond(
-        self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()
-    ) -> ModelOutput:
-        require_may_fit(messages, self.client.renderer, self.client.max_context)
-        output = await self.client.generate_ids(self.conversation.prompt(messages, tools), sampling)
-        if tools:
-            read_into(output, parsed_text(output.text, self.client.renderer, tools))
-        self.conversation.record(output.completion_ids, *as_it_may_come_back(output))
-        return output
-
-    def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
-        require_may_fit(messages, self.client.renderer, self.client.max_context)
-        return self.conversation.prompt_tokens(messages, tools)
-
-    def close(self) -> None:
-        """The service keeps nothing of a conversation that would have to be closed."""
-
-    async def __aenter__(self) -> "TinkerSession":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _require_plain(sampling: SamplingParams) -> None:
