@@ -36,7 +36,9 @@ from rllm.integrations.tinker.translation import Arrays, ServiceLoss, service_lo
 from rllm.models.builtin import create_model
 from rllm.models.directory import describe_model
 from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.trainer.replay import replay
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
+from rllm.workflows.workflow import Workflow
 
 POSSIBLE = ("backend=tinker", "model.path=models/lake", "lora.rank=8")
 REFUSED = {
@@ -239,6 +241,33 @@ def test_a_trainer_refuses_before_any_work_what_its_backend_cannot_do() -> None:
         AgentTrainer(["model.path=models/lake", "warm_start.steps=0"], backend="tinker", **given)
     with pytest.raises(ConfigError, match=r"`backend` is 'tinkr': .*did you mean `tinker`"):
         AgentTrainer(["warm_start.steps=0"], backend="tinkr", **given)
+
+
+def test_programs_and_workflows_are_refused_before_any_work() -> None:
+    class Nothing(Workflow):
+        async def run(self, task: dict[str, object], uid: str, **kwargs: object) -> None:
+            raise AssertionError
+
+    tasks = [{"id": "a", "instruction": "b"}]
+    with pytest.raises(ConfigError, match="programs and workflows take `local`"):
+        AgentTrainer(["warm_start.steps=0"], tasks, backend="tinker", workflow_class=Nothing)
+    with pytest.raises(ConfigError, match="programs and workflows take `local`"):
+        AgentTrainer(
+            ["warm_start.steps=0"],
+            tasks,
+            backend="tinker",
+            agent_flow=lambda task, config: None,
+            evaluator=lambda task, episode: 0.0,
+        )
+
+
+def test_a_service_cannot_be_asked_for_a_replay() -> None:
+    trainer = AgentTrainer(
+        ["warm_start.steps=0"], [{"task_id": "a"}], agent_class=FrozenLakeAgent, env_class=FrozenLakeEnv
+    )
+    trainer.config.backend = "tinker"
+    with pytest.raises(ConfigError, match=r"`backend` is 'tinker'.*bit for bit"):
+        replay(trainer)
 
 
 def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.trainer.agents import player_of
-from rllm.trainer.backends.named import backend_kind
+from rllm.trainer.backends.named import backend_kind, service_kind
 from rllm.trainer.distribution import require_distributed
 from rllm.trainer.extras import require_training_packages
 from rllm.trainer.programs import (
@@ -180,7 +180,7 @@ class AgentTrainer:
                 raise ConfigError(
                     "`rollout.max_tokens_per_turn` is 0; an agent needs at least 1 to answer with."
                 )
-        self.config = _with_backend(self.config, backend)
+        self.config = _with_backend(self.config, backend, plays_agent=agent_class is not None)
         self.config = with_estimators(self.config, traj_group_adv_estimator_map or {})
         self.player = player_of(agent_class, env_class, agent_args, env_args)
         heldout, validation = (
@@ -467,10 +467,15 @@ def _require_one_way(**given: Any) -> None:
         )
 
 
-def _with_backend(config: TrainConfig, backend: str) -> TrainConfig:
+def _with_backend(config: TrainConfig, backend: str, *, plays_agent: bool) -> TrainConfig:
     """Raises ConfigError for a backend that there is not, and for what it cannot honour."""
     if backend:
         config = load_config(config, [f'backend="{backend}"'])
+    if service_kind(config.backend) is not None and not plays_agent:
+        raise ConfigError(
+            f"`backend` is {config.backend!r}, a service that samples for agents in environments alone; "
+            "programs and workflows take `local`."
+        )
     if (kind := backend_kind(config.backend)) is not None:
         kind.require(config)
     return config

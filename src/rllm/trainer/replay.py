@@ -18,6 +18,7 @@ from rllm.store.episodes import GREEDY_PHASE, TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.trainer.backends.named import service_kind
 from rllm.trainer.learning import Learner, imitate, learn
 from rllm.trainer.policies import combined_sha256, load_initial_models, load_saved_models
 
@@ -62,6 +63,11 @@ def replay(
     on the machine and number of threads of the training; elsewhere the last digits may differ. `on_step`
     hears of each (phase, step) once it is computed, in the thread that computes.
     """
+    if service_kind(trainer.config.backend) is not None:
+        raise ConfigError(
+            f"`backend` is {trainer.config.backend!r}: a service made the updates of {trainer.output}, "
+            "and nobody can have repeat them bit for bit."
+        )
     directory = RunDirectory.read(trainer.output)
     trainer.require_same_config(directory)
     if directory.summary() is None:
