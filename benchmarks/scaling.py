@@ -112,32 +112,32 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--cores", type=int, default=1, help=argparse.SUPPRESS)
-    wanted = parser.parse_args()
-    if wanted.rank:
-        measure(wanted.rank, wanted.cores, wanted.steps)
+    options = parser.parse_args()
+    if options.rank:
+        measure(options.rank, options.cores, options.steps)
         return
     from rllm.models.builtin import TinyModel, create_model
 
     results: dict[str, dict[str, Any]] = {}
-    for name in wanted.models:
+    for name in options.models:
         width, layers, heads, inner = SIZES[name]
         with tempfile.TemporaryDirectory() as place:
             size = TinyModel(hidden_size=width, num_layers=layers, num_heads=heads, intermediate_size=inner)
             create_model(Path(place) / "model", size)
-            found: dict[str, Any] = {
-                setting: of_setting(Path(place) / "model", *shape, wanted.steps)
+            by_setting: dict[str, Any] = {
+                setting: of_setting(Path(place) / "model", *shape, options.steps)
                 for setting, shape in SETTINGS.items()
             }
-        alone, _, together = (found[setting] for setting in SETTINGS)
-        found["efficiency"] = {each: alone[each] / together[each] for each in ("wall_s", "cpu_s")}
-        results[name] = found
-    if wanted.json:
+        alone, _, together = (by_setting[setting] for setting in SETTINGS)
+        by_setting["efficiency"] = {each: alone[each] / together[each] for each in ("wall_s", "cpu_s")}
+        results[name] = by_setting
+    if options.json:
         print(json.dumps(results, indent=2))
         return
     title = "an update of 2,048 tokens a rank"
     table = Table("model", "setting", "seconds", "CPU seconds a rank", title=title)
-    for name, found in results.items():
-        for setting, figures in found.items():
+    for name, by_setting in results.items():
+        for setting, figures in by_setting.items():
             table.add_row(name, setting, f"{figures['wall_s']:.3f}", f"{figures['cpu_s']:.3f}")
     Console().print(table)
 

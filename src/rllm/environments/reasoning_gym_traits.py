@@ -63,15 +63,15 @@ def _without_names(entry: Entry) -> str:
 
 def _one_more(entry: Entry, group: str) -> str:
     """Than there are of the first group that `group` finds."""
-    found = re.search(rf"(\d+) {group}", entry["question"])
-    assert found is not None, "every question of aiw counts both"
-    return str(int(found[1]) + 1)
+    match = re.search(rf"(\d+) {group}", entry["question"])
+    assert match is not None, "every question of aiw counts both"
+    return str(int(match[1]) + 1)
 
 
 def _relation(entry: Entry) -> str:
-    found = re.search(r"\d+ (\w+)", entry["question"])
-    assert found is not None, "every question of aiw counts"
-    return f"{entry['metadata']['task_type']}, {found[1]} first"
+    match = re.search(r"\d+ (\w+)", entry["question"])
+    assert match is not None, "every question of aiw counts"
+    return f"{entry['metadata']['task_type']}, {match[1]} first"
 
 
 TRAITS: Mapping[str, Traits] = {

@@ -221,14 +221,14 @@ class Service:
     def _logprobs(
         self, answer: Any, rows: Sequence[tuple[Sequence[int], Arrays]]
     ) -> list[NDArray[np.float64]]:
-        found = [np.array(each["logprobs"].data, dtype=np.float64) for each in answer.loss_fn_outputs]
+        logprobs = [np.array(each["logprobs"].data, dtype=np.float64) for each in answer.loss_fn_outputs]
         expected = [len(arrays["target_tokens"]) for _, arrays in rows]
-        if [len(each) for each in found] != expected:
+        if [len(each) for each in logprobs] != expected:
             raise InferenceError(
                 f"The Tinker service at {self.base_url} was sent {len(rows)} rows of {sum(expected)} tokens "
-                f"and said log-probabilities of {sum(map(len, found))} tokens in {len(found)} rows."
+                f"and said log-probabilities of {sum(map(len, logprobs))} tokens in {len(logprobs)} rows."
             )
-        return found
+        return logprobs
 
     # ---- sampling --------------------------------------------------------------------------------------
 
@@ -248,8 +248,8 @@ class Service:
         """Of each id after those before it, under the published weights. Some servers leave out the first,
         which nothing comes before."""
         with self._named("score a prompt"):
-            found = await self._answer(self.sampler.compute_logprobs(_model_input(ids)))
-        return [None, *found] if len(found) == len(ids) - 1 else list(found)
+            logprobs = await self._answer(self.sampler.compute_logprobs(_model_input(ids)))
+        return [None, *logprobs] if len(logprobs) == len(ids) - 1 else list(logprobs)
 
     # ---- waiting ---------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class _Updates:
         computed = [row for row in rows if has_gradient(row.sample, loss)] or rows[:1]
         total, norm, reports = self._worker.step(
             computed,
-            lambda *said: self._terms(loss, samples, *said),
+            lambda *outputs: self._terms(loss, samples, *outputs),
             learning_rate,
             with_entropy=loss.needs_entropy,
         )
@@ -89,12 +89,12 @@ class _Updates:
 
     def _forward(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """[T] of each sample what the worker says at trained tokens, 0 elsewhere."""
-        found = [np.zeros(sample.num_tokens, dtype=np.float32) for sample in samples]
+        scores = [np.zeros(sample.num_tokens, dtype=np.float32) for sample in samples]
         rows = _rows(samples, [sample.trainable_T.astype(np.float64) for sample in samples])
         if rows:
-            for row, said in zip(rows, self._worker.forward(rows), strict=True):
-                found[row.index][row.places] = said[row.places - 1]
-        return found
+            for row, outputs in zip(rows, self._worker.forward(rows), strict=True):
+                scores[row.index][row.places] = outputs[row.places - 1]
+        return scores
 
     def _terms(
         self,

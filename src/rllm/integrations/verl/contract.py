@@ -84,22 +84,22 @@ def _misfits(contract: dict[str, tuple[str, ...]]) -> Iterator[str]:
     for name, arguments in contract.items():
         place, _, path = name.partition(":")
         try:
-            found: Any = importlib.import_module(place)
+            target: Any = importlib.import_module(place)
             for part in path.split("."):
-                found = getattr(found, part)
+                target = getattr(target, part)
         except (ImportError, AttributeError) as error:
             yield f"{path} is not there ({error})"
             continue
-        taken = _arguments_of(found)
-        absent = [each for each in arguments if each not in taken]
-        if absent and "**" not in taken:
+        parameters = _arguments_of(target)
+        absent = [each for each in arguments if each not in parameters]
+        if absent and "**" not in parameters:
             yield f"{path} takes no {', '.join(absent)}"
 
 
-def _arguments_of(found: Any) -> set[str]:
+def _arguments_of(target: Any) -> set[str]:
     """Names of the arguments; `**` among them where it takes whatever it is given."""
-    fields: Any = getattr(found, "model_fields", None)  # pydantic says less in its signature
+    fields: Any = getattr(target, "model_fields", None)  # pydantic says less in its signature
     if fields is not None:
         return set(fields)
-    parameters = inspect.signature(found).parameters.values()
+    parameters = inspect.signature(target).parameters.values()
     return {"**" if each.kind is each.VAR_KEYWORD else each.name for each in parameters}

@@ -124,11 +124,11 @@ class EngineWorker:
         tensordict_utils.assign_non_tensor(batch, compute_loss=False)
         output = self._worker.infer_batch(batch)
         values = output["values" if self.is_critic else "log_probs"]
-        said = [each.detach().float().numpy()[:-1] for each in values.unbind()]
+        outputs = [each.detach().float().numpy()[:-1] for each in values.unbind()]
         if self.num_ranks == 1:
-            return said
+            return outputs
         everybody: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(everybody, said)
+        dist.all_gather_object(everybody, outputs)
         return [everybody[place % self.num_ranks][place // self.num_ranks] for place in range(len(rows))]
 
     def step(
@@ -146,13 +146,13 @@ class EngineWorker:
 
         def loss(model_output: Mapping[str, Tensor], data: TensorDict, dp_group: Any) -> tuple[Tensor, Any]:
             chosen = [by_place[place] for place in data["place"].tolist()]
-            said = model_output["values" if self.is_critic else "log_probs"].values()
+            outputs = model_output["values" if self.is_critic else "log_probs"].values()
             entropy = model_output["entropy"].values() if with_entropy else None
-            total, report = terms(said, entropy, chosen, data["input_ids"].offsets()[:-1])
+            total, report = terms(outputs, entropy, chosen, data["input_ids"].offsets()[:-1])
             if not counts:
                 return total * 0.0, {"report": {}}
             if not torch.isfinite(total):  # no rank may step
-                total = (said * float("nan")).sum()
+                total = (outputs * float("nan")).sum()
             return total * self.num_ranks, {"report": report}  # FSDP takes the mean over ranks
 
         self._worker.set_loss_fn(loss)
