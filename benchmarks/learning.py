@@ -172,7 +172,7 @@ class Campaign:
         latest = max((_about(self.place(block, seed)) for seed in finished), key=lambda each: each["date"])
         entry: dict[str, Any] = {
             "category": block.category,
-            "config": block.config,
+            "settings": block.settings,
             "source": self.source,
             "date": latest["date"],
             "rllm": rllm.__version__,

@@ -8,26 +8,42 @@ import hashlib
 import json
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rllm.build.configs import training_config
 from rllm.config.loader import config_dict
+from rllm.config.schema import TrainConfig
 from rllm.eval.catalogue import benchmark_named, benchmarks
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def current_config(name: str, files: Sequence[str] = ()) -> str:
-    """Hash of the configuration that a block ships with, whatever the seed; of an example, of its files."""
+def shipped_settings(name: str, files: Sequence[str] = ()) -> dict[str, Any]:
+    """What a block ships with, whatever the seed: dotted key -> value; of an example, hashes of its files."""
     if files:
-        content = b"\0".join((ROOT / each).read_bytes() for each in files)
-    else:
-        config = config_dict(training_config(name))
-        del config["seed"]
-        content = json.dumps(config, sort_keys=True).encode()
-    return hashlib.sha256(content).hexdigest()[:12]
+        return {each: hashlib.sha256((ROOT / each).read_bytes()).hexdigest()[:12] for each in files}
+    settings = _flat(config_dict(training_config(name)))
+    del settings["seed"]
+    return json.loads(json.dumps(settings))  # as the results hold them: tuples are lists
+
+
+def has_changed(measured: Mapping[str, Any], shipped: Mapping[str, Any]) -> bool:
+    """Whether a run would now be another one; a key that came since, at its default, changes nothing."""
+    defaults = json.loads(json.dumps(_flat(config_dict(TrainConfig()))))
+    return any(
+        shipped.get(key, defaults.get(key)) != measured.get(key, defaults.get(key))
+        for key in {*measured, *shipped}
+    )
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -44,8 +60,13 @@ class Block:
     files: tuple[str, ...] = ()
 
     @property
+    def settings(self) -> dict[str, Any]:
+        return shipped_settings(self.name, self.files)
+
+    @property
     def config(self) -> str:
-        return current_config(self.name, self.files)
+        """Hash of the settings: the name of a directory of runs."""
+        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:12]
 
     def words(self, seed: int, place: Path, split: str) -> list[str]:
         """The process that trains it."""

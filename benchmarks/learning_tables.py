@@ -25,7 +25,7 @@ from typing import Any
 
 from algorithm_tables import RESULTS as ALGORITHMS
 from algorithm_tables import draw_curves, text_of
-from learning_blocks import ROOT, blocks
+from learning_blocks import ROOT, blocks, has_changed
 from learning_floors import missed, missed_together
 
 from rllm.store.files import write_atomic
@@ -57,19 +57,23 @@ def load_results(path: Path = RESULTS) -> dict[str, Any]:
 
 
 class Pages:
-    """What the marked places hold, as a function of the results and of the configurations that ship."""
+    """What the marked places hold, as a function of the results and of the settings that ship."""
 
     def __init__(
         self,
         results: Mapping[str, Any],
-        configs: Mapping[str, str],
+        shipped: Mapping[str, Mapping[str, Any]],
         algorithms: Mapping[str, Any] = NO_STUDIES,
     ) -> None:
-        """`configs`: block -> hash of what it ships with."""
+        """`shipped`: block -> its settings now; what it was measured with stands in the results."""
         self.algorithms = algorithms
         self.tasks: dict[str, Any] = results["tasks"]
         self.seeds: list[int] = results["seeds"]
-        self.stale = {name for name, each in self.tasks.items() if each["config"] != configs.get(name)}
+        self.stale = {
+            name
+            for name, each in self.tasks.items()
+            if name not in shipped or has_changed(each["settings"], shipped[name])
+        }
         self.digest = hashlib.sha256(json.dumps([results, algorithms], sort_keys=True).encode()).hexdigest()[
             :16
         ]
@@ -267,7 +271,7 @@ def _listed(values: Sequence[object]) -> str:
 def shipped_pages() -> Pages:
     """Of the results in the repository."""
     study = json.loads(ALGORITHMS.read_text()) if ALGORITHMS.exists() else NO_STUDIES
-    return Pages(load_results(), {name: block.config for name, block in blocks().items()}, study)
+    return Pages(load_results(), {name: block.settings for name, block in blocks().items()}, study)
 
 
 def main() -> int:

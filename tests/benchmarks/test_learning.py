@@ -42,7 +42,7 @@ def entry(**changes: Any) -> dict[str, Any]:
     }
     made = {
         "category": "games",
-        "config": "c",
+        "settings": {"steps": 40},
         "date": "2026-11-22",
         "rllm": "0.1.0",
         "commit": "abc",
@@ -188,7 +188,7 @@ def test_a_page_says_what_is_measured_stale_or_missing(
         "\n".join(f"<!-- learning:begin {each} -->\n3.14\n<!-- learning:end -->" for each in kinds)
     )
     task = with_floors(scripts, entry())
-    text = tables.Pages(results(lake=task), {"lake": "c"}).rewritten(page)
+    text = tables.Pages(results(lake=task), {"lake": {"steps": 40}}).rewritten(page)
     assert "3.14" not in text
     for line in (
         "| 51 | 20.0 (15 to 25) | 20.0 (15 to 25) | 95.0 (91 to 98) | 95.0 (91 to 98) | 95.0 (91 to 98) ",
@@ -202,8 +202,21 @@ def test_a_page_says_what_is_measured_stale_or_missing(
     assert text.count(tables.NOT_MEASURED) == 2
     assert "tale" not in text
     page.write_text(text)
-    assert tables.Pages(results(lake=task), {"lake": "c"}).rewritten(page) == text
-    assert tables.Pages(results(lake=task), {"lake": "d"}).rewritten(page).count("**Stale**") == 2
+    assert tables.Pages(results(lake=task), {"lake": {"steps": 40}}).rewritten(page) == text
+    assert tables.Pages(results(lake=task), {"lake": {"steps": 41}}).rewritten(page).count("**Stale**") == 2
+
+
+def test_figures_are_stale_when_a_setting_changes_and_not_when_a_key_comes_at_its_default(
+    scripts: dict[str, ModuleType],
+) -> None:
+    has_changed = scripts["learning_blocks"].has_changed
+    shipped = scripts["learning_blocks"].shipped_settings("countdown")
+    earlier = {key: value for key, value in shipped.items() if key != "filters.dynamic"}
+    assert not has_changed(shipped, shipped)
+    assert not has_changed(json.loads(json.dumps(earlier)), shipped)
+    assert has_changed(earlier, {**shipped, "filters.dynamic": True})
+    assert has_changed(shipped, {**shipped, "steps": shipped["steps"] + 1})
+    assert has_changed({**shipped, "key.of.yore": 1}, shipped)
 
 
 def test_a_picture_has_a_panel_for_each_task_and_the_digest_of_its_figures(
