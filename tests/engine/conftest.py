@@ -158,3 +158,11 @@ def settled() -> Callable[[Callable[[], bool]], Any]:
                 await asyncio.sleep(0)
 
     return wait
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """Lets go, at the end of the test, of every thread that still hangs."""
+    event = threading.Event()
+    yield event
+    event.set()

@@ -1,136 +1,22 @@
+"""Programs behind a gateway: what each attempt gets, and what becomes of what it did."""
+
 import asyncio
 import contextvars
-import itertools
-import os
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rllm.engine.program_threads import ProgramRunner
-from rllm.engine.traced import TracedEngine
-from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
-from rllm.gateway.wire import CallRecord, CallStatus
+from rllm.errors import AgentError, ConfigError, RewardError
 from rllm.types.episode import Episode, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
 from rllm.types.evaluation import EvalOutput, Signal
 from rllm.types.messages import SamplingParams
 from rllm.types.task import AgentConfig, Task
 
-Messages = Sequence[dict[str, Any]]
-
-
-class CallFailed(Exception):
-    """What an SDK would raise."""
-
-
-@dataclass
-class Reply:
-    id: str
-    text: str
-
-
-@dataclass
-class FakeSession:
-    id: str
-    seed: int | None
-    sampling: dict[str, Any]
-    records: list[CallRecord] = field(default_factory=list)
-    closed: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def base_url(self) -> str:
-        return f"http://fake/sessions/{self.id}/v1"
-
-    def traces(self) -> list[CallRecord]:
-        return list(self.records)
-
-    async def close(self) -> None:
-        self.closed.set()
-
-
-class FakeGateway:
-    """A gateway without a server: programs call `ask`, from any thread, and it captures what it answered.
-
-    `answer` says what the model writes; an int is the HTTP status of a failure.
-    """
-
-    def __init__(self, answer: Callable[[Messages], str | int] = lambda messages: "yes") -> None:
-        self.answer = answer
-        self.sessions: dict[str, FakeSession] = {}
-        self.no_ids_because = ""
-        self._numbers = itertools.count()
-        self._lock = threading.Lock()
-
-    def open_session(
-        self, session: str, *, seed: int | None = None, sampling: dict[str, Any] | None = None
-    ) -> FakeSession:
-        assert session not in self.sessions, "a session is never used twice"
-        made = self.sessions[session] = FakeSession(session, seed, sampling or {})
-        return made
-
-    def ask(self, config: AgentConfig, text: str, *, breaks_off: bool = False) -> Reply:
-        session = self.sessions[config.session_uid]
-        if session.closed.is_set():
-            raise CallFailed("410: the session is closed")
-        messages = [{"role": "user", "content": text}]
-        said = self.answer(messages)
-        with self._lock:
-            name = f"chatcmpl-{next(self._numbers)}"
-            session.records.append(self._record(session.id, name, messages, said, breaks_off))
-        if isinstance(said, int):
-            raise CallFailed(f"status {said}")
-        if breaks_off:
-            raise CallFailed("the stream broke off")
-        return Reply(name, said)
-
-    def _record(
-        self, session: str, name: str, messages: Messages, said: str | int, breaks_off: bool
-    ) -> CallRecord:
-        record = CallRecord(id=name, session=session, messages=list(messages))
-        if isinstance(said, int):
-            code = "context_length_exceeded" if said == 400 else None
-            record.status = CallStatus.ERROR
-            record.error = {"status": said, "type": "", "code": code, "message": f"status {said}"}
-            return record
-        record.status = CallStatus.PARTIAL if breaks_off else CallStatus.OK
-        record.response = {"role": "assistant", "content": said}
-        record.finish_reason = "" if breaks_off else "stop"
-        record.no_ids_because = self.no_ids_because
-        if not self.no_ids_because:
-            record.prompt_ids = [ord(letter) for letter in messages[0]["content"]]
-            record.completion_ids = [ord(letter) for letter in said]
-            record.logprobs = [-0.5] * len(said)
-            record.policy_versions = [3] * len(said)
-        return record
-
-
-def half(task: dict[str, Any], episode: Episode) -> float:
-    return 0.5
-
-
-def tasks(count: int) -> list[dict[str, Any]]:
-    return [{"task_id": f"t{number}", "question": f"What is {number}?"} for number in range(count)]
-
-
-async def play(engine: TracedEngine, rows: Sequence[Any], **options: Any) -> list[Episode]:
-    async with engine, aclosing(engine.run(rows, **options)) as running:
-        episodes = [episode async for episode in running]
-    return sorted(episodes, key=lambda episode: (episode.task_id, episode.rollout_idx))
-
-
-def engine_for(program: Any, gateway: FakeGateway, evaluator: Any = half, **options: Any) -> TracedEngine:
-    return TracedEngine(program, evaluator, gateway, model="m", **options)
-
-
-@pytest.fixture
-def release() -> Iterator[threading.Event]:
-    """Lets go, at the end of the test, of every thread that still hangs."""
-    event = threading.Event()
-    yield event
-    event.set()
+sys.path.insert(0, str(Path(__file__).parent))
+from fake_gateway import FakeGateway, Messages, engine_for, play, tasks
 
 
 @pytest.mark.parametrize("way", ["sync", "async", "returned coroutine"])
@@ -290,177 +176,6 @@ async def test_context_variables_reach_the_program() -> None:
     assert seen == ["green", "green"]
 
 
-@pytest.mark.parametrize("way", ["sync", "async"])
-@pytest.mark.parametrize("error", [KeyError("answer"), SystemExit(1), asyncio.CancelledError()])
-async def test_what_a_program_raises_is_a_policy_failure_with_cause(way: str, error: BaseException) -> None:
-    gateway = FakeGateway()
-
-    def solve(task: Task, config: AgentConfig) -> None:
-        gateway.ask(config, "question")
-        raise error
-
-    async def solve_async(task: Task, config: AgentConfig) -> None:
-        solve(task, config)
-
-    engine = engine_for(solve if way == "sync" else solve_async, gateway)
-    (episode,) = await play(engine, tasks(1))
-    assert (episode.outcome, episode.termination_reason) == (
-        Outcome.POLICY_FAILURE,
-        TerminationReason.ERROR,
-    )
-    assert episode.info["error"]["type"] == type(error).__name__
-    assert "in solve" in episode.info["error"]["traceback"]
-    assert episode.trajectories[0].reward is None
-    assert len(episode.trajectories[0].steps) == 1, "what was sampled is on record"
-    assert episode.info["tries"] == 1
-
-
-async def test_a_failure_behind_the_gateway_is_tried_again_in_a_new_session() -> None:
-    failures = iter([503, 429])
-
-    def answer(messages: Messages) -> str | int:
-        return next(failures, "at last")
-
-    gateway = FakeGateway(answer)
-    engine = engine_for(lambda task, config: gateway.ask(config, "q") and None, gateway)
-    (episode,) = await play(engine, tasks(1))
-    assert (episode.outcome, episode.info["tries"]) == (Outcome.SCORED, 3)
-    assert len(gateway.sessions) == 3
-    assert len({session.seed for session in gateway.sessions.values()}) == 1
-    assert engine.counts.retries == 2
-    assert [step.model_response for step in episode.trajectories[0].steps] == ["at last"]
-
-
-async def test_a_failure_that_stays_is_an_infrastructure_failure_also_when_the_program_swallows_it() -> None:
-    gateway = FakeGateway(lambda messages: 502)
-
-    def solve(task: Task, config: AgentConfig) -> Trajectory:
-        try:
-            return Trajectory(output=gateway.ask(config, "q").text)
-        except CallFailed:
-            return Trajectory(output="I do not know")
-
-    (episode,) = await play(engine_for(solve, gateway, retry_limit=2), tasks(1))
-    assert (episode.outcome, episode.info["tries"]) == (Outcome.INFRASTRUCTURE_FAILURE, 2)
-    assert episode.trajectories[0].reward is None
-    assert "status 502" in episode.info["error"]["message"]
-    assert episode.metrics["failed_calls"] == 1
-
-
-async def test_a_failure_that_the_program_mended_is_none() -> None:
-    failures = iter([500])
-    gateway = FakeGateway(lambda messages: next(failures, "fine"))
-
-    def solve(task: Task, config: AgentConfig) -> None:
-        for _ in range(2):
-            try:
-                gateway.ask(config, "the same")
-            except CallFailed:
-                continue
-
-    (episode,) = await play(engine_for(solve, gateway), tasks(1))
-    assert (episode.outcome, episode.info["tries"]) == (Outcome.SCORED, 1)
-    assert len(episode.trajectories[0].steps) == 1
-
-
-async def test_a_conversation_that_outgrows_the_context_says_so() -> None:
-    gateway = FakeGateway(lambda messages: 400)
-    engine = engine_for(lambda task, config: gateway.ask(config, "long") and None, gateway)
-    (episode,) = await play(engine, tasks(1))
-    assert (episode.outcome, episode.termination_reason) == (
-        Outcome.POLICY_FAILURE,
-        TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED,
-    )
-
-
-async def test_an_answer_that_broke_off_is_counted_and_no_step() -> None:
-    gateway = FakeGateway()
-
-    def solve(task: Task, config: AgentConfig) -> None:
-        with pytest.raises(CallFailed):
-            gateway.ask(config, "first", breaks_off=True)
-        gateway.ask(config, "second")
-
-    (episode,) = await play(engine_for(solve, gateway), tasks(1))
-    assert (episode.metrics["calls"], episode.metrics["partial_calls"]) == (1, 1)
-    assert len(episode.trajectories[0].steps) == 1
-
-
-async def test_a_program_whose_time_is_up_has_its_session_closed_and_ends_by_itself() -> None:
-    gateway = FakeGateway()
-
-    def solve(task: Task, config: AgentConfig) -> None:
-        gateway.ask(config, "q")
-        gateway.sessions[config.session_uid].closed.wait()
-        gateway.ask(config, "too late")
-
-    engine = engine_for(solve, gateway, episode_timeout_s=0.5)
-    (episode,) = await play(engine, tasks(1))
-    assert (episode.outcome, episode.termination_reason) == (
-        Outcome.POLICY_FAILURE,
-        TerminationReason.TIMEOUT,
-    )
-    assert engine.abandoned_threads == episode.metrics["abandoned_threads"] == 0
-    assert f"{os.path.basename(__file__)}" in episode.info["error"]["message"]
-    assert "in solve" in episode.info["error"]["message"]
-    assert len(episode.trajectories[0].steps) == 1
-
-
-@pytest.mark.parametrize("way", ["sync", "async that blocks", "async that will not be cancelled"])
-async def test_a_program_that_hangs_is_left_behind_and_the_next_one_runs(
-    way: str, release: threading.Event
-) -> None:
-    def hang(task: Task, config: AgentConfig) -> None:
-        if task.id == "t1":
-            release.wait()
-
-    async def block(task: Task, config: AgentConfig) -> None:
-        hang(task, config)
-
-    async def resist(task: Task, config: AgentConfig) -> None:
-        while task.id == "t1" and not release.is_set():
-            try:
-                await asyncio.sleep(0.01)
-            except asyncio.CancelledError:
-                continue
-
-    program = {"sync": hang, "async that blocks": block, "async that will not be cancelled": resist}[way]
-    engine = engine_for(program, FakeGateway(), n_parallel_tasks=1, episode_timeout_s=1.5)
-    engine._runner = ProgramRunner(grace_s=0.05)
-    async with asyncio.timeout(20.0):
-        episodes = await play(engine, tasks(4))
-    outcomes = [episode.outcome for episode in episodes]
-    assert outcomes == [Outcome.SCORED, Outcome.POLICY_FAILURE, Outcome.SCORED, Outcome.SCORED]
-    assert engine.abandoned_threads == episodes[1].metrics["abandoned_threads"] == 1
-    place = episodes[1].info["error"]["message"]
-    assert os.path.basename(__file__) in place, place
-
-
-async def test_breaking_out_cancels_what_is_in_flight_and_closes_its_sessions(
-    settled: Callable[..., Any],
-) -> None:
-    gateway = FakeGateway()
-    cancelled: list[str] = []
-
-    async def solve(task: Task, config: AgentConfig) -> None:
-        if task.id != "t0":
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cancelled.append(task.id)
-
-    engine = engine_for(solve, gateway, n_parallel_tasks=5)
-    async with engine, aclosing(engine.run(tasks(8))) as running:
-        async for episode in running:
-            assert episode.task_id == "t0"
-            break
-    assert engine.counts.by_outcome[Outcome.SCORED] == 1
-    assert engine.counts.by_outcome[Outcome.CANCELLED] == 7
-    assert all(session.closed.is_set() for session in gateway.sessions.values())
-    assert 1 <= len(cancelled) <= 5
-    await settled(lambda: not [each for each in threading.enumerate() if each.name == "rllm-programs"])
-
-
 @pytest.mark.parametrize("value", ["text", 1.0, {"reward": 1}, ["steps"]])
 async def test_anything_else_that_a_program_returns_ends_the_run_by_name(value: Any) -> None:
     def solve(task: Task, config: AgentConfig) -> Any:
@@ -542,28 +257,6 @@ async def test_an_evaluator_that_raises_ends_the_run_with_its_line() -> None:
 
     with pytest.raises(RewardError, match=r"score failed on task 't0' with KeyError: 'missing' \(.*:\d+\)"):
         await play(engine_for(lambda task, config: None, FakeGateway(), score), tasks(1))
-
-
-async def test_a_judge_that_is_down_is_an_infrastructure_failure(
-    release: threading.Event,
-) -> None:
-    said: list[Any] = [InferenceError("the judge is down"), TimeoutError("slow"), None, 1.0]
-
-    def score(task: dict[str, Any], episode: Episode) -> float:
-        fate = said.pop(0)
-        if isinstance(fate, Exception):
-            raise fate
-        if fate is None:
-            release.wait()
-        return fate
-
-    engine = engine_for(
-        lambda task, config: None, FakeGateway(), score, evaluator_timeout_s=0.5, retry_limit=4
-    )
-    engine._runner = ProgramRunner(grace_s=0.05)
-    (episode,) = await play(engine, tasks(1))
-    assert (episode.outcome, episode.info["tries"]) == (Outcome.SCORED, 4)
-    assert engine.abandoned_threads == 1
 
 
 async def test_calls_without_ids_are_measured_but_not_trained_on() -> None:

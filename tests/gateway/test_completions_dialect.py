@@ -3,8 +3,10 @@
 import asyncio
 import copy
 import json
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -19,6 +21,9 @@ from rllm.errors import RequestRefused
 from rllm.gateway.dialects.completions import CompletionsDialect, CompletionsReader, CompletionsUpstream
 from rllm.gateway.wire import Answer, CallRequest, Choice, Dialect, Piece, TokenLogprob
 from rllm.types.messages import FinishReason
+
+sys.path.insert(0, str(Path(__file__).parent))
+from dialect_server import any_json, places
 
 EVERYTHING = frozenset({"logprobs", "token_ids", "usage"})
 ONCE = {"model": "m", "prompt": "Once"}
@@ -83,41 +88,6 @@ def test_log_probabilities_are_asked_for_by_a_number() -> None:
     assert (parsed().logprobs, parsed(logprobs=None).logprobs) == (False, False)
     assert (parsed(logprobs=0).logprobs, parsed(logprobs=0).top_logprobs) == (True, 0)
     assert (parsed(logprobs=3).logprobs, parsed(logprobs=3).top_logprobs) == (True, 3)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=10,
-)
-NAMES = [
-    "prompt",
-    "logprobs",
-    "echo",
-    "suffix",
-    "best_of",
-    "n",
-    "max_tokens",
-    "stop",
-    "logit_bias",
-    "stream",
-    "x",
-]
-
-
-@settings(max_examples=400, deadline=None)
-@given(body=st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4) | JSON, prompted=st.booleans())
-def test_any_json_is_a_request_or_a_400(body: Any, prompted: bool) -> None:
-    if prompted and isinstance(body, dict):
-        body = ONCE | body
-    assert is_answered_or_refused(body)
-
-
-def is_answered_or_refused(body: Any) -> bool:
-    try:
-        return isinstance(CompletionsDialect().parse(body), CallRequest)
-    except RequestRefused as error:
-        return error.status == 400 and bool(error.param)
 
 
 # ---- what clients get --------------------------------------------------------------------------------------
@@ -321,15 +291,8 @@ def test_a_reply_that_is_none_is_a_bad_gateway(reply: Any) -> None:
     assert caught.value.status == 502
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    entries = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    )
-    return [path, *(place for key, inner in entries for place in places(inner, (*path, key)))]
-
-
 @settings(max_examples=200, deadline=None)
-@given(place=st.sampled_from(places(vllm_reply())[1:]), value=JSON)
+@given(place=st.sampled_from(list(places(vllm_reply()))), value=any_json)
 def test_any_reply_is_an_answer_or_an_error(place: tuple[Any, ...], value: Any) -> None:
     reply = copy.deepcopy(vllm_reply())
     holder: Any = reply
