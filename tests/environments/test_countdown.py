@@ -12,14 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm.environments.checks import check_env
-from rllm.environments.countdown import (
-    SPLITS,
-    WORLD,
-    CountdownEnv,
+from rllm.environments.countdown import WORLD, CountdownEnv, baselines, demonstration
+from rllm.environments.countdown_problems import (
     Problem,
-    baselines,
-    countdown_tasks,
-    demonstration,
     identity,
     kind,
     problem_of,
@@ -27,6 +22,7 @@ from rllm.environments.countdown import (
     solutions,
     split_of,
 )
+from rllm.environments.countdown_tasks import SPLITS, countdown_tasks
 from rllm.errors import AgentError, ConfigError
 from rllm.rewards.countdown import CountdownReason, grade_countdown
 from rllm.types.episode import Action

@@ -9,7 +9,8 @@ import pytest
 
 from rllm.agents.conversation import ConversationAgent
 from rllm.engine.agent_execution import AgentExecutionEngine
-from rllm.environments.countdown import CountdownEnv, countdown_tasks
+from rllm.environments.countdown import CountdownEnv
+from rllm.environments.countdown_tasks import countdown_tasks
 from rllm.environments.single_turn import SingleTurnEnvironment
 from rllm.errors import ConfigError, InferenceError
 from rllm.eval.comparison import compare

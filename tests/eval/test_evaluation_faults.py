@@ -13,7 +13,8 @@ import pytest
 import rllm.eval.evaluation as evaluation_module
 from rllm.agents.conversation import ConversationAgent
 from rllm.engine.agent_execution import AgentExecutionEngine
-from rllm.environments.countdown import CountdownEnv, countdown_tasks
+from rllm.environments.countdown import CountdownEnv
+from rllm.environments.countdown_tasks import countdown_tasks
 from rllm.errors import ConfigError, RunInUseError, StorageError
 from rllm.eval.evaluation import Evaluation, results_in
 from rllm.eval.plan import EvaluationPlan, hash_of
