@@ -13,14 +13,20 @@ import pytest
 
 from rllm.agents.base import BaseAgent
 from rllm.agents.named import agent_named
+from rllm.build.asked import Asked
+from rllm.build.presentation import Presentation, presentation_of
 from rllm.environments.base import BaseEnv, unpack_step
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import Benchmark, benchmark_named, benchmarks
 from rllm.eval.tasks import benchmark_tasks, benchmark_world
+from rllm.inference.providers import resolve_model
 from rllm.sandbox.backends import require_backend
 
 NUM_TASKS = 10
 MAX_TURNS = 200
+JUNK = ("", "xyzzy")
+STRANGER = resolve_model("somebody", base_url="http://127.0.0.1:9/v1")
+"""A model that was trained elsewhere, and knows nothing but what it is told."""
 CALLS_TOOLS = {"calculator", "shop-desk"}
 """What its expert says are calls, which the engine parses; tests/environments plays it."""
 DECIDED_BY_CHANCE = {"blackjack", "frozenlake-slippery"}
@@ -68,7 +74,7 @@ def play_ten(name: str) -> None:
     for task in tasks:
         if has_expert(benchmark) and name not in DECIDED_BY_CHANCE:
             assert solved(benchmark, task), f"the expert fails at {task['task_id']}"
-        for junk in ("", "xyzzy"):
+        for junk in JUNK:
             assert not failed(benchmark, task, junk), f"{junk!r} is paid at {task['task_id']}"
 
 
@@ -92,7 +98,8 @@ def has_expert(benchmark: Benchmark) -> bool:
 
 
 def solved(benchmark: Benchmark, task: dict[str, Any]) -> bool:
-    """Whether what the expert says, turn by turn, earns the whole reward."""
+    """Whether what the expert says, turn by turn and in the form that the prompt names, earns the whole
+    reward."""
     demonstrate = benchmark_world(benchmark).demonstrate
     assert demonstrate is not None
     turns = demonstrate(task, noise=0.0, rng=np.random.default_rng(0))
@@ -107,7 +114,7 @@ def failed(benchmark: Benchmark, task: dict[str, Any], junk: str) -> bool:
 
 def play(benchmark: Benchmark, task: dict[str, Any], answers: list[str]) -> list[tuple[float, bool]]:
     """(reward, done) of each turn until the episode ends or the answers do."""
-    agent: BaseAgent = agent_named(benchmark.agent)(**benchmark.agent_args)
+    agent: BaseAgent = agent_named(benchmark.agent)(**shown_to_strangers(benchmark).agent_args)
     environment: BaseEnv = benchmark_world(benchmark).env_class.from_dict(task)
     played: list[tuple[float, bool]] = []
     try:
@@ -116,7 +123,8 @@ def play(benchmark: Benchmark, task: dict[str, Any], answers: list[str]) -> list
         agent.update_from_env(observation, 0.0, False, info)
         for answer in answers:
             assert shown(agent), "the model is asked something"
-            said = unpack_step(environment, environment.step(agent.update_from_model(answer)))
+            written = in_form(answer, agent) if answer not in JUNK else answer
+            said = unpack_step(environment, environment.step(agent.update_from_model(written)))
             agent.update_from_env(said.observation, said.reward, said.done, said.info)
             played.append((said.reward, said.done))
             if said.done:
@@ -125,6 +133,21 @@ def play(benchmark: Benchmark, task: dict[str, Any], answers: list[str]) -> list
     finally:
         environment.close()
     return played
+
+
+def shown_to_strangers(benchmark: Benchmark) -> Presentation:
+    return presentation_of(Asked(benchmark=benchmark.name, place=STRANGER), benchmark)
+
+
+def in_form(answer: str, agent: BaseAgent) -> str:
+    """The answer after a thought, marked as the conversation asks for it."""
+    prompt = "\n".join(str(message.get("content")) for message in agent.chat_completions)
+    if "```" in answer or "<answer>" in answer:
+        return f"So be it.\n{answer}"
+    if "```python" in prompt:
+        return f"So be it.\n```python\n{answer}\n```"
+    assert "<answer>" in prompt, f"no form of an answer is named: {prompt}"
+    return f"So be it.\n<answer>{answer}</answer>"
 
 
 def shown(agent: BaseAgent) -> bool:

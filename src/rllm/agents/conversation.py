@@ -13,9 +13,11 @@ from rllm.types.messages import Message
 
 
 class ConversationAgent(BaseAgent):
-    """Every observation is a user message, or the messages themselves where it is a list."""
+    """Every observation is a user message, or the messages themselves where it is a list; before them stands
+    `system_prompt`, where there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, system_prompt: str = "") -> None:
+        self._system_prompt = system_prompt
         self.reset()
 
     @property
@@ -28,6 +30,8 @@ class ConversationAgent(BaseAgent):
 
     def reset(self) -> None:
         self._messages: list[Message] = []
+        if self._system_prompt:
+            self._messages.append({"role": "system", "content": self._system_prompt})
         self._trajectory = Trajectory()
 
     def update_from_env(

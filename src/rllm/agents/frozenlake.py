@@ -5,14 +5,14 @@
 The words around the grid are few on purpose: a small model reads every one of them at every turn.
 """
 
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from rllm.agents.base import BaseAgent
+from rllm.agents.prompts_named import prompt_named
 from rllm.environments.frozenlake import PLAYER
 from rllm.environments.lake_values import MOVES
 from rllm.errors import ConfigError
+from rllm.rewards.extraction import Marked, marked_answer
 from rllm.types.episode import Action, Step, Trajectory
 from rllm.types.messages import Message
 
@@ -23,22 +23,17 @@ _STEP_OF_MOVE = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)
 _MOVE_OF_ANSWER = {move.lower(): move for move in MOVES}
 
 
-@cache
-def system_prompt() -> str:
-    """The system message, from prompts/frozenlake.md."""
-    return (
-        resources.files("rllm").joinpath("agents/prompts/frozenlake.md").read_text(encoding="utf-8").strip()
-    )
-
-
 def parse_move(response: str) -> Action:
-    """The move when the whole answer is one of the four words, in any case; the answer itself otherwise.
+    """The move when the whole answer is one of the four words, in any case, or ends with one of them in
+    <answer>…</answer>; the answer itself otherwise.
 
     A word inside a sentence does not count, so a model cannot move by listing all four. The environment takes
     what is no move for an invalid one: the turn is spent.
     """
     answer = response.strip()
-    return Action(action=_MOVE_OF_ANSWER.get(answer.lower(), answer))
+    marked = marked_answer(answer)
+    word = marked.text if isinstance(marked, Marked) else answer
+    return Action(action=_MOVE_OF_ANSWER.get(word.lower(), answer))
 
 
 class FrozenLakeAgent(BaseAgent):
@@ -47,17 +42,22 @@ class FrozenLakeAgent(BaseAgent):
     `max_steps` adds how many moves are left; `show_neighbours` adds a line with what lies to the left, below,
     to the right and above. With `view` the grid is cut to what lies ahead: as many rows from the player's
     own downwards, and as many columns from the player's own to the right, so that lakes of all sizes look
-    alike.
+    alike. `system_prompt`: None is the built-in one.
     """
 
     def __init__(
-        self, max_steps: int | None = None, show_neighbours: bool = False, view: int | None = None
+        self,
+        max_steps: int | None = None,
+        show_neighbours: bool = False,
+        view: int | None = None,
+        system_prompt: str | None = None,
     ) -> None:
         if view is not None and (not isinstance(view, int) or isinstance(view, bool) or view < 1):
             raise ConfigError(f"`view` is {view!r}; it is a number of rows and columns, so choose 1 or more.")
         self._max_steps = max_steps
         self._show_neighbours = show_neighbours
         self._view = view
+        self._system_prompt = prompt_named("frozenlake") if system_prompt is None else system_prompt
         self.reset()
 
     @property
@@ -70,7 +70,7 @@ class FrozenLakeAgent(BaseAgent):
 
     def reset(self) -> None:
         self._trajectory = Trajectory()
-        self._messages: list[Message] = [{"role": "system", "content": system_prompt()}]
+        self._messages: list[Message] = [{"role": "system", "content": self._system_prompt}]
         self._observation: Any = None
         self._unpaid_step: Step | None = None
 

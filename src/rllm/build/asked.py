@@ -17,6 +17,8 @@ class Asked:
     place: ModelPlace
     """Where the model is: `resolve_model("runs/lake-seed0")`."""
     agent: str = ""
+    as_trained: bool | None = None
+    """Whether the tasks of a world are shown as in training; None settles it by the model."""
     evaluator: str = ""
     split: str = ""
     num_tasks: int | None = None

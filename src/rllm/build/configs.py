@@ -12,11 +12,19 @@ from rllm.build.rows import BENCHMARK, held_out_name
 from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
-from rllm.eval.catalogue import benchmark_named
+from rllm.eval.catalogue import TASK_DIRECTORY, Benchmark, benchmark_named
 from rllm.eval.tasks import world_name
 from rllm.trainer.distill import DISTILL_DEFAULTS, PROMPT_DEFAULTS, over
 from rllm.trainer.programs import PROGRAM_DEFAULTS
 from rllm.trainer.workflows import WORKFLOW_DEFAULTS
+
+MAX_EVAL_TOKENS = 1024
+"""Most tokens of an answer to a question, or of a turn of a model that was not trained on its world, unless
+`--sampling` says otherwise."""
+MAX_EVAL_TURNS = 200
+"""Of such a model, where its world allows more: no context holds conversations much longer."""
+MAX_EVAL_CONTEXT = 4096
+"""Tokens of a conversation with such a model, where it is here."""
 
 
 def training_config(
@@ -30,18 +38,37 @@ def training_config(
     """The benchmark's own configuration, then the file, then `seed`, then the assignments; with another
     `agent` than its own, which gets none of its arguments."""
     spec = benchmark_named(benchmark)
-    own = agent in ("", spec.agent)
-    named = {
+    own = spec.train
+    if agent not in ("", spec.agent) and "task" in own:
+        own = {**own, "task": {key: value for key, value in own["task"].items() if key != "agent_args"}}
+    extra = () if seed is None else (f"seed={seed}",)
+    return load_config(path, (*extra, *assignments), base=over(_task_table(spec, agent), own))
+
+
+def evaluation_config(benchmark: str, agent: str = "") -> TrainConfig:
+    """For a model that was not trained on the benchmark: nothing of `train.task`, and room to think."""
+    spec = benchmark_named(benchmark)
+    own = {section: table for section, table in spec.train.items() if section != "task"}
+    if spec.environment != TASK_DIRECTORY:  # any other world ends its episodes itself
+        own = over(own, {"rollout": {"max_turns": MAX_EVAL_TURNS}})
+    room = {
+        "rollout": {"max_tokens_per_turn": MAX_EVAL_TOKENS},
+        "inference": {"max_context": MAX_EVAL_CONTEXT},
+    }
+    return load_config(None, (), base=over(_task_table(spec, agent), over(own, room)))
+
+
+def _task_table(spec: Benchmark, agent: str) -> dict[str, Any]:
+    """The section `task` of a configuration, as far as training and evaluation share it."""
+    return {
         "task": {
             "environment": world_name(spec),
             "agent": agent or spec.agent,
-            "agent_args": spec.agent_args if own else {},
+            "agent_args": spec.agent_args if agent in ("", spec.agent) else {},
             "environment_args": spec.task,
             "train_args": spec.train_task,
         }
     }
-    extra = () if seed is None else (f"seed={seed}",)
-    return load_config(path, (*extra, *assignments), base=over(spec.train, named))
 
 
 def distill_config(

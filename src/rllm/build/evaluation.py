@@ -15,14 +15,14 @@ from typing import Any
 
 from rllm.build.actors import Actor, actor_named, program_named
 from rllm.build.asked import Asked
-from rllm.build.configs import training_config
+from rllm.build.configs import MAX_EVAL_TOKENS
 from rllm.build.evaluation_engines import agent_engine, program_engine, workflow_engine
 from rllm.build.judges import ChosenJudge, judge_named, judge_of_benchmark
 from rllm.build.models import model_directory
+from rllm.build.presentation import presentation_of
 from rllm.build.rows import for_programs, rows_of
 from rllm.build.sampling import sampling_of
 from rllm.build.sources import source_hash, version
-from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
 from rllm.data.tasks import tasks_of
 from rllm.environments.world import World
@@ -36,12 +36,7 @@ from rllm.eval.results import Result
 from rllm.eval.task_facts import task_facts
 from rllm.eval.tasks import NUM_TASKS, benchmark_tasks, benchmark_world, source_facts
 from rllm.rewards.evaluator import Evaluator
-from rllm.store.run_directory import RunDirectory, is_run
 from rllm.types.messages import SamplingParams
-
-QUESTION_TOKENS = 1024
-"""Most tokens of an answer to a question, or of a turn of a model on a server, unless `--sampling` says
-otherwise."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -115,7 +110,8 @@ async def evaluated(
 
 def _prepared_benchmark(asked: Asked) -> Prepared:
     spec = benchmark_named(asked.benchmark)
-    config = _config_for(asked, spec)
+    shown = presentation_of(asked, spec)
+    config, agent_args = shown.config, shown.agent_args
     actor = actor_named(asked.agent or spec.agent)
     judge = judge_of_benchmark(spec, asked.evaluator, asked.judge)
     asks_questions = spec.asks_questions
@@ -123,16 +119,14 @@ def _prepared_benchmark(asked: Asked) -> Prepared:
     if not asks_questions:
         _require_judge_of_world(spec, judge, actor)
     tasks = _benchmark_tasks(asked, spec, split, config)
-    agent_args = {} if asked.agent and asked.agent != spec.agent else config.task.agent_args
-    # A turn of a world is as long as a tiny model needs; a model on a server may think first.
-    plays_as_trained = not asks_questions and not asked.place.is_server
     plan = EvaluationPlan(
         name=spec.name,
         agent=asked.agent or spec.agent,
-        ways=_ways(asked, config.rollout.max_tokens_per_turn if plays_as_trained else QUESTION_TOKENS),
+        ways=_ways(asked, MAX_EVAL_TOKENS if asks_questions else config.rollout.max_tokens_per_turn),
         split=split,
         agent_hash=source_hash(actor.source, agent_args),
         max_turns=config.rollout.max_turns if actor.agent is not None else 0,
+        settings={} if asks_questions else shown.record(),
         source=source_facts(spec, split) if asks_questions else {},
         skipped={} if asks_questions else _skipped(spec, split, config),
         **_common(asked, judge, tasks),
@@ -163,6 +157,11 @@ def _prepared_program(asked: Asked) -> Prepared:
     assert asked.program is not None, "a program is evaluated"
     if asked.agent:
         raise ConfigError(f"`{asked.program.program}` is what acts; leave --agent {asked.agent} out.")
+    if asked.as_trained is not None:
+        raise ConfigError(
+            f"`{asked.program.program}` says itself what its model is shown; leave --as-trained and "
+            "--with-rules out."
+        )
     actor = program_named(asked.program.program)
     asked.program.require_all()
     judge = judge_named(asked.program.evaluator, asked.judge)
@@ -213,18 +212,6 @@ def _common(asked: Asked, judge: ChosenJudge, rows: Sequence[Any]) -> dict[str, 
 
 
 # ---- what is asked, looked up ------------------------------------------------------------------------
-
-
-def _config_for(asked: Asked, spec: Benchmark) -> TrainConfig:
-    """The benchmark's own settings; of a run that was trained on it, the run's, such as lakes of its size."""
-    config = training_config(asked.benchmark)
-    if asked.place.is_server or not is_run(Path(asked.place.path)):
-        return config
-    recorded = RunDirectory.read(Path(asked.place.path)).config()
-    if "kind" in recorded:  # it learned from rows
-        return config
-    trained_with = load_config(recorded)
-    return trained_with if trained_with.task.environment == config.task.environment else config
 
 
 def _require_judge_of_world(spec: Benchmark, judge: ChosenJudge, actor: Actor) -> None:

@@ -11,6 +11,7 @@ from rllm.agents.base import BaseAgent
 from rllm.agents.flow import AgentFlow
 from rllm.agents.named import agent_named
 from rllm.build.asked import Asked
+from rllm.build.configs import MAX_EVAL_CONTEXT
 from rllm.build.models import model_directory
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
@@ -171,11 +172,11 @@ def _local(asked: Asked, config: TrainConfig, asks_questions: bool) -> ModelClie
         device=config.model.device,
         trust_remote_code=asked.trust_remote_code,
     )
-    room = min(loaded.max_positions, 4096) if asks_questions else config.inference.max_context
+    room = MAX_EVAL_CONTEXT if asks_questions else config.inference.max_context
     return LocalClient(
         loaded,
         num_slots=config.inference.num_slots,
-        max_context=room,
+        max_context=min(loaded.max_positions, room),
         max_prefill_tokens=config.inference.max_prefill_tokens,
         lockstep=config.inference.lockstep,
     )

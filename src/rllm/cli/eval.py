@@ -85,6 +85,13 @@ LINE_EVERY_S = 10.0
 @click.option(
     "--dataset", default="", metavar="FILE|NAME", help="A program's tasks: a file, or a registered data set."
 )
+@click.option(
+    "--as-trained/--with-rules",
+    "as_trained",
+    default=None,
+    help="Show the tasks of a world as `rllm train` does, without their rules, or with them.  [default: as "
+    "trained for runs of it and built-in models that are here, else with rules]",
+)
 @click.option("--split", default="", help="Which tasks of a benchmark.  [default: its test split]")
 @click.option(
     "--max-examples",
@@ -133,6 +140,7 @@ def command(
     judge_model: str,
     judge_base_url: str,
     dataset: str,
+    as_trained: bool | None,
     split: str,
     num_tasks: int | None,
     attempts: int,
@@ -185,6 +193,7 @@ def command(
         else None,
         place=resolve_model(model, base_url=base_url),
         agent=agent,
+        as_trained=as_trained,
         evaluator=evaluator,
         split=split,
         num_tasks=num_tasks,
@@ -332,6 +341,7 @@ def _name_of(asked: Asked) -> str:
         "attempts": asked.attempts if asked.attempts > 1 else None,
         "sampling": "+".join(f"{name}={value}" for name, value in asked.sampling.items()),
         "agent": asked.agent,
+        "shown": {None: "", True: "as-trained", False: "with-rules"}[asked.as_trained],
         "evaluator": "" if asked.program else asked.evaluator,
         "judge": asked.judge.name if asked.judge else "",
         "seed": asked.seed or None,

@@ -28,6 +28,10 @@ _CHANGES_SHOWN = 10
 _CONVERSATION_CHARS = 8_000
 """Of what was said before the last answer, on the page."""
 _COUNTS = ("attempted", "scored", "truncated", "failed")
+_SHOWN = {
+    "training": "Shown as in training, without rules; --with-rules explains them.",
+    "benchmark": "Shown with rules; --as-trained shows tasks as training does.",
+}
 _MADE_AGAIN = str(Outcome.INFRASTRUCTURE_FAILURE)
 
 
@@ -91,6 +95,8 @@ def print_reports(asked: Asked, report: Mapping[str, Any], directory: Path, writ
     console, stamp, reports = out(), report["stamp"], report["reports"]
     tasks = asked.program.dataset if asked.program else f"{stamp['split']} tasks"
     console.print(f"\n{asked.name}, {tasks}: {asked.place.title}", style="bold", soft_wrap=True)
+    if settings := stamp.get("settings"):
+        console.print(_SHOWN[settings["of"]], style="dim")
     console.print(_scores(reports))
     console.print(Text(f"{_instances(reports)}{_baselines(report)}"), soft_wrap=True)
     console.print(

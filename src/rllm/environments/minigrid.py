@@ -42,6 +42,7 @@ _MAP_RULES = (
     "The map shows what is in view: ^ is you, ahead of you is up; ? is not in sight, . free floor, # wall, "
     "D door, K key, B ball, X box, G goal, ~ lava, which is deadly. "
 )
+_LIST_RULES = "You are shown the mission and what is in view, each thing with the way to it. "
 _AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))
 """(columns, rows) that a step forward goes, by MiniGrid's directions."""
 
@@ -94,12 +95,12 @@ class GridLevel(Game):
 
     @property
     def rules(self) -> str:
+        view = _MAP_RULES if self._show_map else _LIST_RULES
         return (
-            f"You walk through rooms and have a mission. {_MAP_RULES if self._show_map else ''}left and "
-            "right turn you, forward takes a step, pickup takes what is just ahead, drop puts it down there, "
-            "toggle opens or closes a door or box just ahead; a locked door opens with the key of its colour "
-            "in your hands. To go to something is to stand before it, "
-            f"facing it. Answer with one word: {', '.join(MOVES)}."
+            f"You walk through rooms and have a mission. {view}left and right turn you, forward takes a "
+            "step, pickup takes what is just ahead, drop puts it down there, toggle opens or closes a door "
+            "or box just ahead; a locked door opens with the key of its colour in your hands. To go to "
+            f"something is to stand before it, facing it. Answer with one word: {', '.join(MOVES)}."
         )
 
     def board(self) -> str:

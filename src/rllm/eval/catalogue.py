@@ -43,6 +43,8 @@ TASK_TRAINING: dict[str, Any] = {
     "inference": {"max_context": 2048},
 }
 """The same for tasks that are directories."""
+TRAINING_ONLY = ("environment_args", "agent_args")
+"""What `train.task` of a benchmark may set."""
 _UNSET: dict[str, Any] = {}
 
 
@@ -78,6 +80,9 @@ class Benchmark:
     """What the model is asked, with {{names}} that the transform fills in."""
     system: str = ""
     """A system message before it."""
+    instructions: str = ""
+    """What a world does not explain itself, as a system message to models that were not trained on it:
+    rules and the form of an answer, with {{names}} of `task`."""
     published_reading: str = ""
     """The reading of answers (`strict`, `lenient`) of published figures, where its grader has both."""
     evaluator_args: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -88,7 +93,8 @@ class Benchmark:
     train_task: dict[str, Any] = field(default_factory=dict[str, Any])
     """The same for training tasks alone, on top of `task`."""
     train: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Its training configuration, on top of the defaults of `TrainConfig`."""
+    """Its training configuration, on top of the defaults of `TrainConfig`. `train.task.environment_args` and
+    `train.task.agent_args` are on top of `task` and `agent_args`, for training alone."""
 
     @property
     def offline(self) -> bool:
@@ -119,7 +125,7 @@ class Benchmark:
         asked = {
             name: getattr(self, name)
             for name in (
-                *("transform", "fields", "options", "prompt", "system"),
+                *("transform", "fields", "options", "prompt", "system", "instructions"),
                 *("evaluator", "evaluator_args", "environment", "task"),
             )
         }
@@ -226,6 +232,10 @@ def benchmark_of(table: Mapping[str, Any], where: str) -> Benchmark:
         raise ConfigError(f"{where} is incomplete: {error}.") from error
     if not made.splits:
         raise ConfigError(f"{where} has no `splits`; name at least one.")
+    for key in made.train.get("task", _UNSET).keys() - TRAINING_ONLY:
+        raise ConfigError(
+            f"{where}: there is no key `train.task.{key}`; there are {' and '.join(TRAINING_ONLY)}."
+        )
     if made.source is not None and made.asks_questions and not (made.transform and made.prompt):
         raise ConfigError(f"{where} has rows but no `transform` or no `prompt`; say what is asked of them.")
     return made

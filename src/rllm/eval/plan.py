@@ -14,8 +14,8 @@ from rllm.errors import ConfigError
 from rllm.types.messages import SamplingParams
 
 KIND = "eval"
-_MAY_DIFFER = ("rllm", "source")
-"""Said in the stamp, and no reason to begin anew."""
+_MAY_DIFFER = ("rllm", "source", "settings")
+"""Said in the stamp, and no reason to begin anew; what `settings` change, the hashes and limits tell."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -47,6 +47,9 @@ class EvaluationPlan:
     """What an LLM judge asks."""
     max_turns: int = 0
     """0 where a program decides."""
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Of a world: `of` whom they are, `training` or the `benchmark` itself, which explains its rules, and
+    what its environment and its agent were made with."""
     source: dict[str, str] = field(default_factory=dict[str, str])
     """Where the rows were published, and which state of them they are: commit or checksum."""
     skipped: dict[str, str] = field(default_factory=dict[str, str])

@@ -128,9 +128,16 @@ def asked_of(task: Any) -> str:
     it; else all that its world is made with."""
     row = task if isinstance(task, Mapping) else {}
     told = row.get("grading") or {
-        name: value for name, value in row.items() if name not in (*GRADER_KEYS, "oracle")
+        name: value
+        for name, value in row.items()
+        if name not in (*GRADER_KEYS, "oracle") and not is_for_show(name)
     }
     return hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def is_for_show(name: str) -> bool:
+    """Whether a key of a task, such as `show_rules`, says how the task is shown and not what it is."""
+    return name.startswith("show_")
 
 
 def answer_of(episode: Episode) -> str:

@@ -398,7 +398,7 @@ def test_an_expert_may_have_its_habit_for_whole_games() -> None:
 def test_rules_stand_above_the_first_board_and_nowhere_else(name: str) -> None:
     env = env_of(name)
     first, _ = env.reset()
-    assert first == f"{env.game.rules}\n\n{env.game.board()}"
+    assert first == f"{env.game.rules} You have {env.max_turns} turns.\n\n{env.game.board()}"
     assert "Answer with" in env.game.rules
     assert env.game.rules not in env.step(env.game.expert_move())[0]
     quiet = env_of(name, show_rules=False)

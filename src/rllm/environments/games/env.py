@@ -25,6 +25,8 @@ from rllm.types.episode import Action
 _PLAYING_KEYS = ("max_turns", "max_invalid", "shaping", "show_rules")
 """How a game is played, whatever game it is."""
 _INVALID_MOVES = 3
+_MAX_TOLD_TURNS = 200
+"""Fewer turns than this belong to the rules; nobody plans with more."""
 HABITS = {"first": 0, "last": -1}
 """Name of a bad habit -> which of all legal moves it plays, whatever the board shows."""
 _NAMING_KEYS = ("task_id", "uid")
@@ -95,7 +97,7 @@ class GameEnv(BaseEnv):
         self._num_turns = self._num_invalid = 0
         self._over = False
         board = self._game.board()
-        return f"{self._game.rules}\n\n{board}" if self._show_rules else board, {}
+        return f"{self._rules()}\n\n{board}" if self._show_rules else board, {}
 
     def step(self, action: Any) -> Moved:
         if self._over:
@@ -143,6 +145,11 @@ class GameEnv(BaseEnv):
             if key not in given:
                 raise ConfigError(f"{what} needs `split` and `index`, or `instance`.")
         return cls(drawn_instance(game, **given, max_turns=playing.get("max_turns")), **playing)
+
+    def _rules(self) -> str:
+        """Those of the game, and how many answers there are."""
+        turns = f" You have {self._max_turns} turns." if self._max_turns <= _MAX_TOLD_TURNS else ""
+        return f"{self._game.rules}{turns}"
 
     def _observation(self, remark: str, outcome: str) -> str:
         end = {

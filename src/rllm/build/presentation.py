@@ -1,0 +1,126 @@
+"""How an evaluation shows the tasks of a benchmark to its model.
+
+    a model trained on them, or a built-in one ──► as training shows them: no rules, short turns
+    any other model                            ──► with rules and the form of an answer, and room to think
+
+Rules are dear for a small model, which reads them at every turn; any other model can answer nothing without.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rllm.build.asked import Asked
+from rllm.build.configs import evaluation_config, training_config
+from rllm.build.models import model_directory
+from rllm.config.loader import load_config
+from rllm.config.schema import TrainConfig
+from rllm.data.questions import rendered
+from rllm.errors import ConfigError, MissingExtraError
+from rllm.eval.catalogue import Benchmark, benchmarks
+from rllm.eval.results import is_for_show
+from rllm.eval.tasks import world_name
+from rllm.inference.providers import BUILTIN, ModelPlace
+from rllm.store.run_directory import RunDirectory, is_run
+
+_HOLDER_DEPTH = 2
+"""How far above a model directory its run may be: RUN/model, RUN/models/NAME."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Presentation:
+    """With which settings the model plays."""
+
+    config: TrainConfig
+    agent_args: dict[str, Any]
+    as_trained: bool
+    """Whether tasks are shown as training shows them."""
+
+    def record(self) -> dict[str, Any]:
+        """What an evaluation keeps of it."""
+        return {
+            "of": "training" if self.as_trained else "benchmark",
+            "environment_args": self.config.task.environment_args,
+            "agent_args": self.agent_args,
+        }
+
+
+def presentation_of(asked: Asked, spec: Benchmark) -> Presentation:
+    """As the command says, else by the model. Raises ConfigError where there is nothing to choose."""
+    trained = None if asked.place.is_server else _trained_config(asked.place, spec)
+    is_own_agent = asked.agent in ("", spec.agent)
+    as_trained = asked.as_trained
+    if spec.asks_questions:
+        if as_trained is not None:
+            raise ConfigError(
+                f"`{spec.name}` asks the same of every model, so --as-trained and --with-rules change "
+                "nothing; leave them out."
+            )
+        as_trained = True
+    elif as_trained is None:
+        as_trained = trained is not None or (not asked.place.is_server and _is_built_in(asked.place))
+    if as_trained:
+        config = trained or training_config(spec.name)
+        agent_args = config.task.agent_args
+    else:
+        config = evaluation_config(spec.name)
+        agent_args = dict(config.task.agent_args)
+        if spec.instructions:
+            agent_args["system_prompt"] = rendered(spec.instructions, spec.task).strip()
+    return Presentation(config=config, agent_args=agent_args if is_own_agent else {}, as_trained=as_trained)
+
+
+def _trained_config(place: ModelPlace, spec: Benchmark) -> TrainConfig | None:
+    """The settings that a model was trained on the benchmark's world with, such as lakes of another size;
+    None for one that was not. One of another benchmark of that world plays this one's tasks, shown as it
+    knows them."""
+    run = _run_of(Path(place.path))
+    if run is None:
+        return None
+    recorded = RunDirectory.read(run).config()
+    if "kind" in recorded:  # it learned from rows
+        return None
+    trained = load_config(recorded)
+    if trained.task.environment != world_name(spec):
+        return None
+    if spec.asks_questions or _nearest(trained, spec).name == spec.name:
+        return trained
+    config = training_config(spec.name)
+    known = {name: value for name, value in trained.task.environment_args.items() if is_for_show(name)}
+    config.task.environment_args = {**config.task.environment_args, **known}
+    config.task.agent_args = trained.task.agent_args
+    return config
+
+
+def _run_of(path: Path) -> Path | None:
+    """The run that a model is of: the directory itself, or the one that holds it."""
+    holders = path.absolute().parents[:_HOLDER_DEPTH]
+    return next((each for each in (path, *holders) if is_run(each)), None)
+
+
+def _nearest(trained: TrainConfig, spec: Benchmark) -> Benchmark:
+    """The benchmark of a run's world whose tasks differ least from those that the run was trained on; `spec`
+    among equals."""
+
+    def num_differing(other: Benchmark) -> tuple[int, bool]:
+        own, theirs = trained.task.environment_args, training_config(other.name).task.environment_args
+        names = {*own, *theirs}
+        return sum(own.get(name) != theirs.get(name) for name in names), other.name != spec.name
+
+    world = world_name(spec)
+    return min((each for each in benchmarks() if world_name(each) == world), key=num_differing, default=spec)
+
+
+def _is_built_in(place: ModelPlace) -> bool:
+    """Whether a model is one that rLLM made, by its chat template."""
+    if place.path.startswith(BUILTIN):
+        return True
+    settings = model_directory(Path(place.path)) / "tokenizer_config.json"
+    try:
+        from rllm.models.builtin import CHAT_TEMPLATE
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "torch", "train") from error
+    return (
+        settings.is_file() and json.loads(settings.read_text("utf-8")).get("chat_template") == CHAT_TEMPLATE
+    )
