@@ -4,10 +4,13 @@ The environment is set while this file is imported, before any test file brings 
 subprocesses that tests start inherit it.
 """
 
+import gc
 import os
 import sys
 
 from hypothesis import HealthCheck, settings
+
+gc.disable()  # what is imported from here on stays: nothing is looked for in it until all tests are there
 
 os.environ.update(
     OMP_NUM_THREADS="1",  # pytest runs two workers; two thread pools on two cores would wait for each other
@@ -22,6 +25,13 @@ settings.register_profile(
     "house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("house")
+
+
+def pytest_collection_finish() -> None:
+    """A million objects of libraries and tests stay: whoever collects garbage, as runs do, skips them."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_teardown() -> None:

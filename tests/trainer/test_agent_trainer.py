@@ -1,3 +1,4 @@
+import gc
 import json
 import re
 import shutil
@@ -46,6 +47,10 @@ def test_a_run_leaves_everything_where_it_belongs(letters: ModuleType, finished:
         assert summary[name].keys() >= {"success", "success_interval", "greedy", "greedy_interval"}
     assert summary["wall_s"] == pytest.approx(sum(summary["phase_s"].values()))
     assert summary["phase_s"].keys() >= {"warm_start", "train", "report_after"}
+
+
+def test_a_heap_that_was_frozen_before_a_run_is_frozen_after_it(finished: Path) -> None:
+    assert gc.get_freeze_count() > 0, "tests/conftest.py froze it"
 
 
 def test_training_again_in_a_finished_run_gives_its_result(letters: ModuleType, finished: Path) -> None:

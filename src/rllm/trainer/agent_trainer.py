@@ -362,14 +362,12 @@ class AgentTrainer:
                 curriculum=self._curriculum(learner.tasks, state),
                 state=state,
             )
-            gc.collect()
-            gc.freeze()  # tasks and modules stay for the whole run: looking through them again gains nothing
-            try:
-                return await train(run)
-            finally:
-                gc.unfreeze()
-                tracker.close()
-                run.learner_thread.shutdown()
+            with _frozen_heap():
+                try:
+                    return await train(run)
+                finally:
+                    tracker.close()
+                    run.learner_thread.shutdown()
 
     def _go_back_to(self, directory: RunDirectory, store: EpisodeStore, state: "RunState") -> None:
         """Take back what was recorded beyond the checkpoint, and refuse what is not the run's record."""
@@ -454,6 +452,21 @@ class AgentTrainer:
             ),
             self.config.max_tokens_of,
         )
+
+
+@contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """Tasks and modules stay for the whole run: looking through them again gains nothing. A heap that
+    is frozen already stays as it is."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _require_one_way(**given: Any) -> None:
