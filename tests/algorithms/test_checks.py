@@ -177,6 +177,24 @@ def test_what_an_estimator_does_to_shifts_scales_and_ties_is_said() -> None:
     assert "RewardError" in _detail(check_estimator(group_form(ESTIMATORS["maxrl"])), "negative rewards")
 
 
+@pytest.mark.parametrize(
+    ("of_large_groups", "aspect", "promise"),
+    [
+        (lambda rewards_G: rewards_G, "shift", "changes nothing"),
+        (lambda rewards_G: (rewards_G - rewards_G.mean()) ** 3, "scale", "5 times as large"),
+    ],
+)
+def test_what_holds_for_small_groups_alone_is_not_promised(
+    of_large_groups: Any, aspect: str, promise: str
+) -> None:
+    def estimate(rewards_G: Any) -> Any:
+        return of_large_groups(rewards_G) if len(rewards_G) > 8 else rewards_G - rewards_G.mean()
+
+    everywhere = check_estimator(lambda rewards_G: rewards_G - rewards_G.mean())
+    assert _detail(everywhere, aspect).endswith(promise)
+    assert not _detail(check_estimator(estimate), aspect).endswith(promise)
+
+
 def _sorting(rewards_G: Any) -> Any:
     rewards_G.sort()
     return rewards_G

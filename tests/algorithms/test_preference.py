@@ -322,6 +322,21 @@ def test_the_measures_are_those_of_trl() -> None:
         assert measured[f"{side}_logprob"] == pytest.approx(theirs[f"logps/{side}"], abs=1e-10)
 
 
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
+def test_the_measured_margin_compares_what_the_loss_compares(loss: PairLoss) -> None:
+    """Sums of tokens or their means, against the reference or without one."""
+    alone = loss.name in ("simpo", "orpo")
+    chosen, rejected = [(-1.0, -0.5), (-0.2, -0.4), (-0.3, -0.1)], [(-2.0, -1.0)]
+
+    def reward(answer: Answer) -> float:
+        log_ratios = [new - (0.0 if alone else ref) for new, ref in answer]
+        return math.fsum(log_ratios) / (len(answer) if alone or loss.length_average else 1)
+
+    margin_M = loss.measures(inputs(pair_rows([(chosen, rejected)]), loss))["margin"]
+    expected = loss.beta * (reward(chosen) - reward(rejected))
+    assert margin_M.tolist() == pytest.approx([expected] * 4, abs=1e-12)
+
+
 # ---- what the papers claim ---------------------------------------------------------------------------------
 
 

@@ -54,6 +54,11 @@ async def test_each_task_is_attempted_group_size_times(agent_class: Agent, env_c
     assert engine.counts.by_outcome[Outcome.SCORED] == engine.counts.submitted == 12
 
 
+def test_unless_it_is_set_128_agents_play_in_parallel(agent_class: Agent, env_class: Env) -> None:
+    engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=ScriptedClient(_always))
+    assert engine.num_parallel == 128
+
+
 async def test_lake_rollouts_come_back_in_the_order_of_their_tasks() -> None:
     client = ScriptedClient(["Right", "Down"])
     engine = AgentExecutionEngine(FrozenLakeAgent, FrozenLakeEnv, rollout_engine=client, max_steps=4)

@@ -213,6 +213,7 @@ async def test_an_engine_that_returns_junk_is_named(agent_class: Agent, env_clas
     ("property_name", "value", "says"),
     [
         ("chat_completions", "hello", "chat_completions is 'hello'"),
+        ("chat_completions", [], r"chat_completions is \[\]"),
         ("chat_completions", [{"role": "user", "content": 7}], "chat_completions ends with .* 7"),
         ("trajectory", None, "trajectory is None"),
     ],

@@ -67,6 +67,28 @@ async def test_code_that_blocks_the_loop_is_named_once_by_file_and_line() -> Non
     assert "test_code_that_blocks_the_loop" in place
 
 
+async def test_each_place_that_blocks_is_named_one_after_the_other() -> None:
+    places: list[str] = []
+    known = threading.Event()
+
+    def note(place: str, limit_s: float) -> None:
+        places.append(place)
+        known.set()
+
+    def first() -> None:
+        known.wait(20.0)
+
+    def second() -> None:
+        known.wait(20.0)
+
+    with LoopWatchdog(limit_s=0.1, on_blocked=note):
+        for block in (first, second):
+            known.clear()
+            block()
+            await asyncio.sleep(0.15)
+    assert [place.rpartition(" ")[2] for place in places] == ["first", "second"]
+
+
 async def test_a_busy_loop_of_short_callbacks_and_an_idle_one_are_no_places() -> None:
     told: list[str] = []
     with LoopWatchdog(limit_s=0.1, on_blocked=lambda place, limit_s: told.append(place)):
@@ -129,13 +151,18 @@ async def test_a_stall_saves_reports_and_ends_with_the_name_of_the_culprit(
     client = ScriptedClient(lambda messages: "go")
     engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=client, step_timeout_s=60.0)
     saved: list[str] = []
+    threads: list[threading.Thread] = []
     report = tmp_path / "stall.txt"
+
+    def save() -> None:
+        saved.append("checkpoint")
+        threads.append(threading.current_thread())
 
     async def guarded() -> None:
         async with ProgressWatchdog(
             engine,
             limit_s=600.0,
-            on_stall=lambda: saved.append("checkpoint"),
+            on_stall=save,
             report_path=report,
             clock=clock,
             check_every_s=0.01,
@@ -149,6 +176,7 @@ async def test_a_stall_saves_reports_and_ends_with_the_name_of_the_culprit(
         world.release.set()
         with pytest.raises(StallError) as stall:
             await running
+    assert threads == [threading.current_thread()], "the loop reacts, so it is the loop that saves"
     message = str(stall.value)
     assert re.search(r"No rollout has moved for \d+ s: 1 episodes are in flight", message)
     assert "bad:0" in message

@@ -63,12 +63,11 @@ class LoopWatchdog:
         self.limit_s = limit_s
         self._on_blocked = on_blocked or _warn
         self._told = set[str]() if told is None else told
-        self._over = threading.Event()
 
     def __enter__(self) -> "LoopWatchdog":
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._over.clear()
+        self._over = threading.Event()
         threading.Thread(target=self._watch, name="rllm-loop-watchdog", daemon=True).start()
         return self
 
