@@ -16,7 +16,7 @@ QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-verl check bench learn algorithms mutate lock clean
+.PHONY: help demo test test-all test-tinker test-verl test-ray test-cluster check bench learn algorithms mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -24,6 +24,8 @@ help:
 	@echo 'make test-all  the tests, slow ones included'
 	@echo 'make test-tinker  training by a Tinker service, a real one on this machine'
 	@echo 'make test-verl  the tests with verl, in an environment of their own; ten minutes'
+	@echo 'make test-ray  the tests with Ray, in an environment of their own: clusters of two nodes on this machine'
+	@echo 'make test-cluster  the three above: Ray, verl and Tinker'
 	@echo 'make check     format, lint and types'
 	@echo 'make bench     the engine and a training step beside their peers'
 	@echo 'make learn     every training block with the reported seeds, at most three hours; TASK=NAME for one'
@@ -50,6 +52,11 @@ test-tinker: .venv-tinker/.made .venv-skyrl/.made
 test-verl: .venv-verl/.made
 	.venv-verl/bin/python -m pytest -m '' -o filterwarnings=default tests/verl
 
+test-ray: .venv-ray/.made
+	.venv-ray/bin/python -m pytest -m '' -o filterwarnings=default tests/cluster tests/integrations/test_ray.py
+
+test-cluster: test-ray test-verl test-tinker
+
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -75,11 +82,11 @@ lock:
 	@$(PYTHON) -m venv .venv-lock
 	@.venv-lock/bin/python -m pip --quiet --disable-pip-version-check install uv
 	@.venv-lock/bin/uv pip compile --quiet --group skyrl --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-package torch -o requirements/skyrl.txt
-	@for pair in train:demo dev:dev tinker:tinker; do .venv-lock/bin/uv pip compile --quiet pyproject.toml --extra $${pair%:*} --group build --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -c constraints.txt --no-emit-package torch -o requirements/$${pair#*:}.txt || exit 1; done
+	@for pair in train:demo dev:dev tinker:tinker ray:ray; do .venv-lock/bin/uv pip compile --quiet pyproject.toml --extra $${pair%:*} --group build --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -c constraints.txt --no-emit-package torch -o requirements/$${pair#*:}.txt || exit 1; done
 	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --extra verl --group build --group verl --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -c requirements/verl.in --no-emit-package torch -o requirements/verl.txt
 
 clean:
-	rm -rf $(VENV) .venv-tinker .venv-skyrl .venv-verl build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-tinker .venv-skyrl .venv-verl .venv-ray build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is installed is locked: every file by its hash, nothing but what the lock names (--no-deps, no build isolation).
@@ -108,6 +115,14 @@ $(VENV)/.demo: pyproject.toml constraints.txt requirements/demo.txt
 	@$(PYTHON) -m venv .venv-skyrl
 	@.venv-skyrl/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/skyrl.txt
 	@.venv-skyrl/bin/python -m pip $(QUIET) install '$(TORCH)'
+	@touch $@
+
+.venv-ray/.made: pyproject.toml constraints.txt requirements/ray.txt
+	@echo '[ray] .venv-ray: Ray and what training needs, as requirements/ray.txt locks it'
+	@$(PYTHON) -m venv --clear .venv-ray
+	@.venv-ray/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/ray.txt
+	@.venv-ray/bin/python -m pip $(QUIET) install -c constraints.txt '$(TORCH)' pytest pytest-asyncio hypothesis
+	@.venv-ray/bin/python -m pip $(QUIET) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 .venv-verl/.made: pyproject.toml constraints.txt requirements/verl.txt

@@ -16,6 +16,7 @@
     ├── RequestRefused         a request to the gateway that gets an error instead of an answer
     ├── PartialAnswer          a model's answer broke off; never taken for a whole one
     ├── RankError              another process of the run ended or hangs; names it, its place and its cause
+    ├── ClusterError           the cluster that plays a run's episodes failed; names node, value and mend
     ├── StallError             no rollout has moved for too long; names the oldest and what they wait for
     ├── CountError             a conservation law does not hold; the message lists both sides
     ├── NumericsError          NaN, inf or an exploding norm before an optimizer step
@@ -161,6 +162,14 @@ class RankError(RllmError):
     """Raised by `rllm.distributed` on the ranks that wait for one that ended.
 
     Mend: the cause that it names; the same command goes on from the last checkpoint.
+    """
+
+
+class ClusterError(RllmError):
+    """Raised when the cluster that plays a run's episodes cannot go on: no worker, no memory, work that ends
+    every worker that takes it.
+
+    Mend: the message names the node or the value; the same command goes on from the last checkpoint.
     """
 
 

@@ -38,6 +38,7 @@ EXTRAS = {
     "games": {"minigrid": "3.0", "reasoning-gym": "0.1.25", "textarena": "0.7.4"},
     "keyring": {"keyring": "25.0"},
     "tinker": {"tinker": "0.24.1"},
+    "ray": {"ray": "2.60"},
     "verl": {
         "cachetools": "5.0",
         "fastapi": "0.110",

@@ -46,6 +46,7 @@ COMMANDS = {
     "model": ("rllm.cli.model", "Set up models on servers, create tiny ones here, and say what one holds."),
     "agent": ("rllm.cli.agent", "List agents, and say what one of them takes."),
     "init": ("rllm.cli.init", "Write a small project of your own that trains at once."),
+    "cluster": ("rllm.cli.cluster", "What nodes a Ray cluster has, and whether they fit together."),
     "doctor": ("rllm.cli.doctor", "Check that this machine is ready to train."),
 }
 """Name -> where the command is, and its one line of help: said here too, so that help imports no command."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from rllm.config.algorithm import AlgorithmConfig
+from rllm.config.cluster import ClusterConfig
 from rllm.config.critic import CriticConfig
 from rllm.config.curriculum import CurriculumConfig
 from rllm.config.distill import PROMPTS, DistillConfig, validate_distillation
@@ -270,6 +271,7 @@ class TrainConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     policies: dict[str, PolicyConfig] = field(default_factory=dict[str, PolicyConfig])
     """The models of a run that has several, by name."""
     roles: dict[str, RoleConfig] = field(default_factory=dict[str, RoleConfig])
@@ -369,6 +371,13 @@ class TrainConfig:
         episodes = rollout.tasks_per_step * rollout.group_size
         greedy = rollout.tasks_per_step if self.estimators() & set(WITH_GREEDY) else 0
         most = episodes * (filters.max_rounds if filters.dynamic else 1) + greedy
+        per_lease = self.cluster.tasks_per_lease(rollout.group_size)
+        cluster = {
+            "rollout_workers": self.cluster.workers,
+            "cores_of_workers": self.cluster.workers * self.cluster.cpus_per_worker,
+            "tasks_per_lease": per_lease,
+            "leases_per_step": math.ceil(rollout.tasks_per_step / per_lease),
+        }
         return {
             "groups_per_step": rollout.tasks_per_step,
             "episodes_per_step": episodes,
@@ -381,4 +390,5 @@ class TrainConfig:
             "most_sampled_tokens_per_step": most * rollout.max_turns * rollout.max_tokens_per_turn,
             "evaluate_every_steps": self.evaluation.period(self.steps),
             "demonstrations": self.warm_start.steps * self.warm_start.episodes_per_step,
+            **(cluster if self.cluster.is_used else {}),
         }

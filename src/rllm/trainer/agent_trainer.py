@@ -41,6 +41,7 @@ from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.trainer.agents import player_of
 from rllm.trainer.backends.named import backend_kind, service_kind
+from rllm.trainer.cluster import ClusterEngine, RolloutJob, cluster_kind, require_cluster
 from rllm.trainer.distribution import require_distributed
 from rllm.trainer.extras import require_training_packages
 from rllm.trainer.programs import (
@@ -146,6 +147,7 @@ class AgentTrainer:
         but for their names. `output`: the run directory; a run that is already there goes on. `tracker`:
         where numbers go as well as to `metrics.jsonl` and the screen.
         """
+        on_cluster = list[str]()
         _require_one_way(
             agent_class=agent_class,
             env_class=env_class,
@@ -153,6 +155,8 @@ class AgentTrainer:
             evaluator=evaluator,
             workflow_class=workflow_class,
         )
+        if backend == "ray":  # the published name of a run whose episodes are played on a cluster
+            backend, on_cluster = "", ['cluster.kind="ray"']
         if backend and (kind := backend_kind(backend)):
             config = kind.translated(config, len(train_dataset))
         self.output = Path(output)
@@ -180,7 +184,9 @@ class AgentTrainer:
                 raise ConfigError(
                     "`rollout.max_tokens_per_turn` is 0; an agent needs at least 1 to answer with."
                 )
+        self.config = load_config(self.config, on_cluster)
         self.config = _with_backend(self.config, backend, plays_agent=agent_class is not None)
+        require_cluster(self.config, plays_agent=agent_class is not None)
         self.config = with_estimators(self.config, traj_group_adv_estimator_map or {})
         self.player = player_of(agent_class, env_class, agent_args, env_args)
         heldout, validation = (
@@ -297,10 +303,33 @@ class AgentTrainer:
             # same directory.
             if ranks.is_writer and not directory.config():
                 directory.write_config(config_dict(config))
+            cluster = await open_until_done.enter_async_context(self._cluster(models, clients))
+            if cluster is not None:
+                return await self._train(directory, models, clients, cluster, cluster)
             engine = await open_until_done.enter_async_context(self._engine(directory, clients))
             if ranks.size > 1:
                 engine = SplitEngine(engine, ranks)
             return await self._train(directory, models, clients, engine)
+
+    @asynccontextmanager
+    async def _cluster(
+        self, models: "Mapping[str, LoadedModel]", clients: "Mapping[str, LocalClient]"
+    ) -> "AsyncIterator[ClusterEngine | None]":
+        """What plays the episodes elsewhere; None where the run does it itself."""
+        kind = cluster_kind(self.config.cluster.kind)
+        if kind is None:
+            yield None
+            return
+        assert self.player is not None, "programs and workflows were refused"
+        (loaded,), (client,) = models.values(), clients.values()
+        job = RolloutJob(
+            config=self.config,
+            player=self.player,
+            loaded=loaded,
+            policy_version=lambda: client.policy_version,
+        )
+        async with kind.engine(job) as engine:
+            yield engine
 
     @asynccontextmanager
     async def _engine(
@@ -326,6 +355,7 @@ class AgentTrainer:
         models: "Mapping[str, LoadedModel]",
         clients: "Mapping[str, LocalClient]",
         engine: "EpisodeEngine",
+        cluster: ClusterEngine | None = None,
     ) -> dict[str, Any]:
         from rllm.trainer.checkpoint import RunState, load_latest
         from rllm.trainer.loop import TrainingRun, train
@@ -353,8 +383,9 @@ class AgentTrainer:
                 learner=learner,
                 record=RunRecord(directory, store, ranks),
                 tracker=tracker,
-                clients=clients,
+                clients=clients if cluster is None else dict.fromkeys(clients, cluster),
                 engine=engine,
+                cluster=cluster,
                 heldout_tasks=self.tasks.heldout,
                 facts=await asyncio.to_thread(self.task_facts),
                 validation_tasks=self.tasks.validation,

@@ -7,13 +7,12 @@ what both sides said of it last are part of a checkpoint, so the first publish a
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from rllm.errors import CanaryError
-from rllm.inference.local.client import LocalClient
 from rllm.trainer.backends.base import TrainingBackend
 from rllm.types.sample import TrainingSample
 
@@ -21,6 +20,14 @@ TOLERANCE = 1e-3
 """Nats. In float32 the two passes differ by about 1e-5; other weights differ by far more."""
 HALF_TOLERANCE = 0.25
 """The same for weights in bfloat16, whose passes differ by up to 0.06 on small models."""
+
+
+class Scorer(Protocol):
+    """What samples from a policy, as far as a canary asks it."""
+
+    async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
+        """Log-probabilities of `ids[start:]` under the sampler's weights."""
+        ...
 
 
 class Canary:
@@ -51,7 +58,7 @@ class Canary:
         self._trainer_before = np.array(state["trainer_logprobs"])
 
     async def check(
-        self, backend: TrainingBackend, client: LocalClient, samples: Sequence[TrainingSample]
+        self, backend: TrainingBackend, client: Scorer, samples: Sequence[TrainingSample]
     ) -> dict[str, float]:
         """The gap, and how far the sampler moved, in nats; nothing while no row has a token that was sampled.
 

@@ -28,11 +28,11 @@ from rllm.errors import ConfigError
 from rllm.eval.evaluate import EvaluationReport, evaluate, results_on
 from rllm.eval.skill import Measure, learning_facts, score_of, values_of
 from rllm.eval.task_facts import TaskFacts
-from rllm.inference.local.client import LocalClient
 from rllm.store.episodes import GREEDY_PHASE, TRAIN_PHASE
 from rllm.tracking.base import Tracker
-from rllm.trainer.canary import Canary
+from rllm.trainer.canary import Canary, Scorer
 from rllm.trainer.checkpoint import RunState
+from rllm.trainer.cluster import ClusterEngine
 from rllm.trainer.learning import Learner, imitate, learn
 from rllm.trainer.outcomes import (
     require_known_roles,
@@ -59,7 +59,7 @@ class TrainingRun:
     learner: Learner
     record: RunRecord
     tracker: Tracker
-    clients: Mapping[str, LocalClient]
+    clients: Mapping[str, Scorer]
     """What samples, by policy."""
     engine: EpisodeEngine
     heldout_tasks: Sequence[Any]
@@ -73,6 +73,8 @@ class TrainingRun:
     curriculum: Curriculum[Any]
     """Which tasks come next."""
     state: RunState
+    cluster: ClusterEngine | None = None
+    """The engine, where episodes are played on other machines."""
     learner_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "rllm-learner"))
     canaries: defaultdict[str, Canary] = field(default_factory=lambda: defaultdict(Canary))
     is_whole: bool = True
@@ -143,6 +145,7 @@ async def reinforce(run: TrainingRun) -> None:
         elapsed_s = time.perf_counter() - started
         metrics |= {
             **rollouts.metrics(),
+            **(run.cluster.metrics() if run.cluster is not None else {}),
             "total_steps": config.steps,
             "tokens_per_s": batch.token_counts["sampled"] / sampled_s,
             "rollout_s": sampled_s,

@@ -1,0 +1,230 @@
+# pyright: reportMissingImports=false
+"""An `EpisodeEngine` whose episodes are played by the workers of a Ray cluster.
+
+    tasks ──► Leases ──► idle worker ──► PlayedLease ──► counted, decoded, handed out
+                ▲            └─ ends ─┐
+                └──── given back ◄────┘    a lease counts when its worker returns it, and then once
+
+Counts are those of leases that came back: what a lost worker had played of its lease is played again.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+from ray import cloudpickle
+from ray.exceptions import RayActorError
+
+from rllm.engine.attempts import EpisodeCounts, attempts_at
+from rllm.engine.settings import require_tasks
+from rllm.engine.vitals import LiveRollout
+from rllm.integrations.ray.leases import Lease, Leases
+from rllm.integrations.ray.pool import Pool, Worker, answer, first_line, require_room
+from rllm.integrations.ray.worker import Call, PlayedLease
+from rllm.store.encoding import EpisodeRow, StepRow, decode_episode
+from rllm.trainer.cluster import RolloutJob
+from rllm.types.episode import Episode, Outcome
+from rllm.types.messages import SamplingParams
+from rllm.types.task import EpisodeId, Task, task_id_of
+
+LOOK_EVERY_S = 1.0
+"""At nodes that joined, workers that began, and turns that were made."""
+STOP_S = 10.0
+"""For workers to let go of a lease that nobody waits for."""
+Playing = dict["asyncio.Task[PlayedLease]", tuple[Worker, Lease]]
+
+
+class RayEngine:
+    """A `ClusterEngine`."""
+
+    def __init__(self, pool: Pool, tasks_per_lease: Callable[[int], int]) -> None:
+        """`tasks_per_lease`: how many tasks a worker plays together, by the attempts at each."""
+        self._pool, self._tasks_per_lease = pool, tasks_per_lease
+        self._counts = EpisodeCounts()
+        self._since_s = time.perf_counter()
+        """When `metrics` was last called."""
+
+    @property
+    def counts(self) -> EpisodeCounts:
+        """With the turns of leases that are out, so that a watchdog sees them move."""
+        turns = sum(each.num_turns for each in self._pool.workers)
+        return replace(self._counts, turns=self._counts.turns + turns)
+
+    def live(self) -> list[LiveRollout]:
+        """Each rollout is known to its worker alone."""
+        return []
+
+    async def run(
+        self,
+        tasks: Sequence[Any],
+        *,
+        group_size: int = 1,
+        purpose: str = "",
+        sampling: SamplingParams | None = None,
+        skip: Collection[EpisodeId] = (),
+    ) -> AsyncGenerator[Episode, None]:
+        """Every episode, lease by lease as they come back.
+
+        Raises ClusterError where no worker is left to play them.
+        """
+        require_tasks(tasks)
+        named = [_named(task, place) for place, task in enumerate(tasks)]
+        attempts_at(named, 1)  # refuses two tasks of one id, which may be in two leases
+        leases = Leases(named, group_size=group_size, size=self._tasks_per_lease(group_size), skip=skip)
+        await self._pool.refresh_weights()
+        unsettled = leases.num_episodes
+        self._counts.submitted += unsettled
+        self._counts.in_flight += unsettled
+        playing: Playing = {}
+        call = Call(group_size=group_size, purpose=purpose, sampling=sampling, skip=skip)
+        try:
+            while leases.are_open:
+                await self._hand_out(leases, playing, call)
+                for lease, played in await self._returned(leases, playing):
+                    unsettled -= lease.num_episodes
+                    self._settle(played.counts)
+                    for row, steps in played.episodes:
+                        yield decode_episode(EpisodeRow(*row), (StepRow(*step) for step in steps))
+        finally:
+            self._counts.settle(Outcome.CANCELLED, unsettled)
+            if playing:
+                await self._stop(playing)
+
+    async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
+        """By the first worker that is ready and does not end meanwhile."""
+        await self._pool.refresh_weights()
+        while True:
+            await self._pool.settle_starts()
+            for worker in self._pool.ready:
+                try:
+                    return await answer(worker.actor.score.remote(ids, start, temperature))
+                except RayActorError:
+                    self._pool.lose(worker)
+            await self._wait({})
+
+    def metrics(self) -> Mapping[str, float]:
+        now = time.perf_counter()
+        spent_s, self._since_s = now - self._since_s, now
+        pool, values = self._pool, dict[str, float]()
+        for worker in pool.ready:
+            share = min(1.0, worker.busy_s / spent_s)
+            values[f"cluster.{worker.name}.tokens_per_s"] = worker.num_tokens / spent_s
+            values[f"cluster.{worker.name}.idle_share"] = 1.0 - share
+            worker.busy_s, worker.num_tokens, worker.num_episodes = 0.0, 0, 0
+        return values | {
+            "cluster.workers": len(pool.ready),
+            "cluster.workers_lost": pool.num_lost,
+            "cluster.broadcast_s": pool.broadcast.seconds,
+            "cluster.broadcast_mb": pool.broadcast.megabytes,
+            "cluster.broadcast_mb_per_s": pool.broadcast.mb_per_s,
+        }
+
+    async def _hand_out(self, leases: Leases, playing: Playing, call: Call) -> None:
+        """A lease to each worker that has none."""
+        self._pool.refill()
+        await self._pool.settle_starts()
+        for worker in self._pool.ready:
+            if worker.is_busy or (lease := leases.take()) is None:
+                continue
+            worker.is_busy = True
+            playing[asyncio.ensure_future(_play(worker, lease, call))] = worker, lease
+
+    async def _returned(self, leases: Leases, playing: Playing) -> list[tuple[Lease, PlayedLease]]:
+        """What has come back after at most a moment; leases whose workers have ended are given back."""
+        returned: list[tuple[Lease, PlayedLease]] = []
+        for play in await self._wait(playing):
+            worker, lease = playing.pop(play)
+            worker.is_busy, worker.num_turns = False, 0
+            try:
+                played = play.result()
+            except RayActorError as error:
+                self._pool.lose(worker)
+                ended = f"{worker.name} on {worker.host} ended ({first_line(error)})."
+                leases.give_back(lease, ended if worker.has_begun else "")
+                continue
+            leases.finish(lease, len(played.episodes))
+            worker.busy_s += played.busy_s
+            worker.num_tokens += played.num_tokens
+            worker.num_episodes += lease.num_episodes
+            returned.append((lease, played))
+        return returned
+
+    async def _wait(self, playing: Playing) -> "set[asyncio.Task[PlayedLease]]":
+        """Until a lease is back, a worker has begun, or LOOK_EVERY_S is over; returns the leases' tasks."""
+        starts = {each.starting for each in self._pool.workers if each.starting is not None}
+        waiting: set[asyncio.Task[Any]] = {*playing, *starts}
+        if not waiting:
+            await asyncio.sleep(LOOK_EVERY_S)
+            return set()
+        done, _ = await asyncio.wait(waiting, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            for worker, _ in playing.values():
+                look = asyncio.ensure_future(answer(worker.actor.num_turns.remote()))
+                look.add_done_callback(partial(_note_turns, worker))
+        return {each for each in done if each in playing}
+
+    def _settle(self, counts: EpisodeCounts) -> None:
+        for each in fields(EpisodeCounts):
+            if each.name not in ("by_outcome", "submitted", "in_flight"):
+                total = getattr(self._counts, each.name) + getattr(counts, each.name)
+                setattr(self._counts, each.name, total)
+        for outcome, number in counts.by_outcome.items():
+            self._counts.settle(outcome, number)
+
+    async def _stop(self, playing: Playing) -> None:
+        """Let nobody play on for a caller who has left; a worker that does not stop is replaced."""
+        for worker, _ in playing.values():
+            worker.is_busy, worker.num_turns = False, 0
+            worker.actor.stop.remote()
+        _, late = await asyncio.wait(playing, timeout=STOP_S)
+        for play in playing:
+            if play not in late and not play.cancelled():
+                play.exception()
+        for play in late:
+            self._pool.lose(playing[play][0])
+            play.cancel()
+
+
+@asynccontextmanager
+async def ray_engine(job: RolloutJob) -> AsyncIterator[RayEngine]:
+    """Workers on the nodes of the cluster that this process drives, while the block runs."""
+    _send_by_value()
+    require_room(job)
+    pool = Pool(job=job)
+    try:
+        pool.open()
+        yield RayEngine(pool, job.config.cluster.tasks_per_lease)
+    finally:
+        pool.close()
+
+
+async def _play(worker: Worker, lease: Lease, call: Call) -> PlayedLease:
+    worker.has_begun = False
+    await answer(
+        worker.actor.num_turns.remote()
+    )  # one that ended while it was idle says nothing of the lease
+    worker.has_begun = True
+    return await answer(worker.actor.play.remote(lease.tasks, call))
+
+
+def _send_by_value() -> None:
+    """Agents and environments from a file of the user's, which other nodes do not have, travel as code."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("rllm_user_"):
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _named(task: Any, place: int) -> Any:
+    """A task without an id is named by its place among all tasks, which no lease shows."""
+    return task if isinstance(task, Task) else {**task, "task_id": task_id_of(task, place)}
+
+
+def _note_turns(worker: Worker, look: "asyncio.Task[int]") -> None:
+    """A worker's answer, unless its lease is back by now or it has ended."""
+    if not look.cancelled() and look.exception() is None and worker.is_busy:
+        worker.num_turns = look.result()

@@ -1,0 +1,158 @@
+"""Workers of a cluster that play a run's episodes, as the trainer sees them.
+
+    tasks ──► ClusterEngine ──leases──► workers, an engine and the weights each ──► episodes
+                   ▲ weights, once per policy version, whenever `run` or `score` finds new ones
+
+Which cluster a run has is `cluster.kind`: `local` is none, every other name an entry point of the group
+`rllm.clusters`. The trainer imports none of them.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from rllm.config.cluster import NO_CLUSTER, ClusterConfig
+from rllm.config.names import object_named
+from rllm.config.schema import LOCAL, TrainConfig
+from rllm.distributed import world_size
+from rllm.engine.attempts import EpisodeEngine
+from rllm.errors import ConfigError
+from rllm.trainer.agents import Player
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RolloutJob:
+    """What workers need to play a run's episodes."""
+
+    config: TrainConfig
+    player: Player
+    loaded: Any
+    """A `LoadedModel`, whose parameters the trainer changes in place."""
+    policy_version: Callable[[], int]
+    """Of those parameters as they were last published."""
+
+
+class ClusterEngine(EpisodeEngine, Protocol):
+    """An engine whose episodes are played elsewhere."""
+
+    async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
+        """As `LocalClient.score`, by a worker with the weights as they are."""
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """What workers did since the last call, for the metrics of a step."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class NodeReport:
+    """A node that is alive; the second half is None where it was not asked."""
+
+    address: str
+    host: str
+    cpus: float
+    gpus: float
+    memory_gb: float
+    object_store_mb: float
+    versions: dict[str, str] | None = None
+    """Of Python and of the packages that have to agree with the driver's; empty where one is missing."""
+    clock_skew_s: float | None = None
+    """Its clock less the driver's, to within half the time of the question."""
+    sees_directory: bool | None = None
+    """Whether it reads what the driver wrote into its working directory."""
+    fetch_s: float | None = None
+    """To get the bytes of the broadcast test."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ClusterReport:
+    """A cluster as its driver finds it."""
+
+    nodes: list[NodeReport]
+    versions: dict[str, str]
+    """The driver's."""
+    broadcast_mb: float = 0.0
+    broadcast_mb_per_s: float | None = None
+    """Over all nodes, from the driver's memory; None where it was not tried."""
+    problems: list[str] = field(default_factory=list[str])
+    """What would be refused, each with its mend."""
+    remarks: list[str] = field(default_factory=list[str])
+
+
+@runtime_checkable
+class ClusterKind(Protocol):
+    """How the workers of a run are made, and what of a configuration they honour."""
+
+    def require(self, config: TrainConfig) -> None:
+        """Raises ConfigError, before any work, for the first key that it would not honour, and
+        MissingExtraError where its library is not installed."""
+        ...
+
+    def engine(self, job: RolloutJob) -> AbstractAsyncContextManager[ClusterEngine]:
+        """Workers that play while the block runs."""
+        ...
+
+    def report(self, cluster: ClusterConfig, *, broadcast_mb: int) -> ClusterReport:
+        """The nodes of a cluster; with `broadcast_mb` each says what it is, and gets that many megabytes.
+
+        Raises ClusterError where there is no cluster.
+        """
+        ...
+
+
+def cluster_kind(name: str) -> ClusterKind | None:
+    """What `name` means; None for `local`. Raises ConfigError where there is no such kind."""
+    if name == NO_CLUSTER:
+        return None
+    try:
+        kind = object_named(name, group="rllm.clusters", what="kind of cluster")
+    except ConfigError as error:
+        raise ConfigError(
+            f"`cluster.kind` is {name!r}: {error} `{NO_CLUSTER}` plays episodes in the run's own processes."
+        ) from error
+    if not isinstance(kind, ClusterKind):
+        raise ConfigError(
+            f"`cluster.kind` is {name!r}, which is {kind!r:.100}; it must have `require`, `engine` and "
+            "`report`, as rllm.trainer.cluster.ClusterKind describes."
+        )
+    return kind
+
+
+def require_cluster(config: TrainConfig, *, plays_agent: bool) -> None:
+    """Raises ConfigError, with the mend, for the first thing that a run on a cluster cannot honour."""
+    kind = cluster_kind(config.cluster.kind)
+    if kind is None:
+        return
+    mend = f"or leave `cluster.kind` at {NO_CLUSTER}."
+    where = f"`cluster.kind` is {config.cluster.kind!r}, whose workers"
+    if not plays_agent:
+        raise ConfigError(
+            f"{where} play agents in environments alone; a program or workflow needs the run's own process: "
+            f"train an agent, {mend}"
+        )
+    if config.backend != LOCAL:
+        raise ConfigError(
+            f"{where} get their weights from the backend `{LOCAL}` alone, and `backend` is "
+            f"{config.backend!r}: set it to that, {mend}"
+        )
+    if config.policies:
+        raise ConfigError(
+            f"{where} sample from one policy, and `policies` names {', '.join(config.policies)}: leave them "
+            f"out, {mend}"
+        )
+    if config.model.device != "cpu":
+        raise ConfigError(
+            f"{where} sample on the CPU, and `model.device` is {config.model.device!r}: set it to cpu, {mend}"
+        )
+    if config.distill.teacher:
+        raise ConfigError(
+            f"{where} were never tried beside a teacher, and `distill.teacher` is "
+            f"{config.distill.teacher!r}: leave it out, {mend}"
+        )
+    if world_size() > 1:
+        raise ConfigError(
+            f"{where} serve one trainer, and WORLD_SIZE is {world_size()}: start the run without --nproc or "
+            f"torchrun, {mend}"
+        )
+    kind.require(config)

@@ -1,0 +1,102 @@
+"""The letter game on a cluster, and a process that plays it.
+
+python letter_world.py RUN ADDRESS [FLAG]      a driver; with FLAG it kills itself in step 1, once
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import letter_game
+
+from rllm.store.episodes import EpisodeStore
+from rllm.store.run_directory import RunDirectory
+from rllm.trainer.agent_trainer import AgentTrainer
+
+SHORT: dict[str, Any] = {
+    "steps": 2,
+    "warm_start": {"steps": 4, "episodes_per_step": 8},
+    "rollout": {"tasks_per_step": 3},
+    "evaluation": {"every_steps": 0},
+    "checkpoint": {"every_steps": 1},
+}
+Token = tuple[int, float, int]
+
+
+class FragileEnv(letter_game.LetterEnv):
+    """Kills its process, once for all, in the second turn of the task `fatal` when it is asked to."""
+
+    def __init__(self, letter: str, flag: str = "", pause_s: float = 0.0) -> None:
+        super().__init__(letter)
+        self.flag, self.pause_s = flag, pause_s
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        time.sleep(self.pause_s)
+        if self.flag and self.letter == "A" and self.turn == 1 and not Path(self.flag).exists():
+            Path(self.flag).write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> "FragileEnv":
+        return FragileEnv(info["letter"], info.get("flag", ""), info.get("pause_s", 0.0))
+
+
+def on_cluster(address: str, **more: Any) -> dict[str, Any]:
+    return {"cluster": {"kind": "ray", "address": address, "lease_episodes": 3, **more}}
+
+
+def make_trainer(run: Path, changes: dict[str, Any] | None = None, **more: Any) -> AgentTrainer:
+    settings = letter_game.merged(SHORT, changes or {})
+    return letter_game.make_trainer(run, settings, env_class=FragileEnv, **more)
+
+
+def sampled(run: Path) -> dict[tuple[str, str, int, int], list[Token]]:
+    """(phase, task, attempt, turn) to its tokens, each with log-probability and version; no episode twice."""
+    tokens: dict[tuple[str, str, int, int], list[Token]] = {}
+    with EpisodeStore.open(RunDirectory.read(run).store_path, read_only=True) as store:
+        for phase in ("untrained", "before", "train", "after"):
+            for number, episode in enumerate(store.episodes(phase)):
+                (trajectory,) = episode.trajectories
+                for turn, step in enumerate(trajectory.steps):
+                    key = f"{phase}/{number}", episode.task_id, episode.rollout_idx, turn
+                    tokens[key] = list(
+                        zip(step.response_ids, step.logprobs, step.policy_versions, strict=True)
+                    )
+    return tokens
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model" / "model.safetensors").read_bytes()
+
+
+class KillsTheDriver:
+    """A tracker: the process that has it ends in the middle of a run, after step 0 is on record."""
+
+    def begin(self, phase: str) -> None:
+        pass
+
+    def advance(self, done: int, total: int) -> None:
+        if done and self._steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def log(self, step: int, phase: str, metrics: Any) -> None:
+        self._steps += phase == "train"
+
+    def close(self) -> None:
+        pass
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+
+def main(run: str, address: str, fate: str = "") -> None:
+    tracker = KillsTheDriver() if fate else None
+    make_trainer(Path(run), on_cluster(address, workers=2), tracker=tracker).train()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

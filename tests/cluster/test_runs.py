@@ -1,0 +1,140 @@
+"""A run whose episodes are played by rollout workers comes to what one process comes to; so it does when
+workers and nodes end on the way, and when its driver is killed and started again."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import letter_world
+import psutil
+import pytest
+from two_nodes import Nodes, filled
+
+from rllm.errors import ConfigError
+from rllm.tracking.jsonl import read_metrics
+
+
+def require_same_tokens(run: Path, whole: Path) -> None:
+    mine, theirs = letter_world.sampled(run), letter_world.sampled(whole)
+    assert mine.keys() == theirs.keys()
+    for key, tokens in theirs.items():
+        assert [each[0] for each in mine[key]] == [each[0] for each in tokens], key
+        assert [each[2] for each in mine[key]] == [each[2] for each in tokens], key
+        gaps = [abs(one[1] - other[1]) for one, other in zip(mine[key], tokens, strict=True)]
+        assert max(gaps, default=0.0) < 1e-4, key
+
+
+@pytest.fixture(scope="module")
+def calm_run(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """On two workers that nothing happens to."""
+    run = tmp_path_factory.mktemp("calm") / "run"
+    letter_world.make_trainer(run, letter_world.on_cluster(nodes.address, workers=2)).train()
+    return run
+
+
+def test_two_workers_sample_what_one_process_samples(calm_run: Path, whole_run: Path) -> None:
+    require_same_tokens(calm_run, whole_run)
+    steps = [line for line in read_metrics(calm_run / "metrics.jsonl") if line["phase"] == "train"]
+    assert all(line["cluster.workers"] == 2 for line in steps)
+    assert all(line["cluster.broadcast_mb_per_s"] > 0.0 for line in steps)
+    assert all(0.0 <= line["cluster.worker-0.idle_share"] <= 1.0 for line in steps)
+
+
+def test_a_worker_that_is_killed_in_mid_episode_loses_nothing(
+    nodes: Nodes, calm_run: Path, tmp_path: Path
+) -> None:
+    flag = tmp_path / "flag"
+    trainer = letter_world.make_trainer(
+        tmp_path / "run",
+        letter_world.on_cluster(nodes.address, workers=2),
+        env_args={"flag": str(flag)},
+    )
+    trainer.train()
+    assert not psutil.pid_exists(int(flag.read_text()))
+    assert letter_world.sampled(tmp_path / "run") == letter_world.sampled(calm_run)
+    assert letter_world.weights(tmp_path / "run") == letter_world.weights(calm_run)
+
+
+def test_a_node_is_lost_and_another_one_joins(nodes: Nodes, calm_run: Path, tmp_path: Path) -> None:
+    added = nodes.add()
+    trainer = letter_world.make_trainer(
+        tmp_path / "run",
+        letter_world.on_cluster(nodes.address),  # as many workers as there is room for
+        env_args={"pause_s": 0.3},
+    )
+    sizes: list[int] = []
+
+    def change_nodes() -> None:
+        directory = tmp_path / "run" / "metrics.jsonl"
+        while not directory.exists() or not directory.read_text():
+            time.sleep(0.2)
+        nodes.remove(added)
+        sizes.append(1)
+        nodes.add()
+
+    changing = threading.Thread(target=change_nodes)
+    changing.start()
+    trainer.train()
+    changing.join()
+    assert sizes == [1]
+    assert letter_world.sampled(tmp_path / "run") == letter_world.sampled(calm_run)
+    assert letter_world.weights(tmp_path / "run") == letter_world.weights(calm_run)
+
+
+def driver(run: Path, address: str, *fate: str) -> int:
+    program = Path(letter_world.__file__)
+    paths = [str(program.parent), str(program.parents[1] / "trainer")]
+    return subprocess.run(
+        [sys.executable, str(program), str(run), address, *fate],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        check=False,
+    ).returncode
+
+
+def actors_here() -> list[int]:
+    """Processes of rollout workers."""
+    return [
+        each.pid
+        for each in psutil.process_iter(["cmdline"])
+        if "RolloutWorker" in " ".join(each.info["cmdline"] or [])
+    ]
+
+
+@pytest.mark.parametrize("place", ["a running cluster", "one started on the spot"])
+def test_a_driver_that_is_killed_leaves_nothing_and_goes_on(
+    nodes: Nodes, calm_run: Path, tmp_path: Path, place: str
+) -> None:
+    address = nodes.address if place == "a running cluster" else ""
+    before = {each.pid for each in psutil.process_iter()}
+    assert driver(tmp_path / "run", address, "die") == -9
+    deadline_s = time.monotonic() + 60.0
+    while actors_here() and time.monotonic() < deadline_s:
+        time.sleep(0.5)
+    assert actors_here() == []
+    if not address:
+        left = [
+            each.name()
+            for each in psutil.process_iter()
+            if each.pid not in before and each.name() in ("raylet", "gcs_server")
+        ]
+        assert left == []
+    assert driver(tmp_path / "run", address) == 0
+    assert letter_world.weights(tmp_path / "run") == letter_world.weights(calm_run)
+
+
+def test_a_run_goes_on_where_others_fill_the_object_stores(
+    nodes: Nodes, calm_run: Path, tmp_path: Path
+) -> None:
+    with filled(nodes.address):
+        letter_world.make_trainer(tmp_path / "run", letter_world.on_cluster(nodes.address)).train()
+    assert letter_world.weights(tmp_path / "run") == letter_world.weights(calm_run)
+
+
+def test_a_store_without_room_for_the_model_is_refused(nodes: Nodes, tmp_path: Path) -> None:
+    small: dict[str, Any] = {"model": {"path": "builtin:small"}, **letter_world.on_cluster(nodes.address)}
+    with pytest.raises(ConfigError, match="object store"):
+        letter_world.make_trainer(tmp_path / "run", small).train()

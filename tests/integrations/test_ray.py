@@ -1,0 +1,185 @@
+"""`cluster.kind = "ray"` without a cluster: what is refused before any work, and leases. Needs no Ray."""
+
+import importlib.util
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllm import AgentTrainer
+from rllm.agents.conversation import ConversationAgent
+from rllm.build.configs import training_config
+from rllm.build.training import build_trainer
+from rllm.config.cluster import ClusterConfig
+from rllm.config.distill import DistillConfig
+from rllm.config.schema import TrainConfig
+from rllm.environments.frozenlake import FrozenLakeEnv
+from rllm.errors import ClusterError, ConfigError, CountError
+from rllm.integrations.ray.leases import MAX_LOSSES, Lease, Leases
+from rllm.integrations.ray.session import require_address, with_second_try
+from rllm.trainer.cluster import require_cluster
+from rllm.types.task import EpisodeId
+from rllm.workflows.single_turn_workflow import SingleTurnWorkflow
+
+REFUSED = {
+    "backend=verl": r"`backend` is 'verl': set it to that, or leave `cluster\.kind` at local",
+    "policies.one.trainable=true": r"sample from one policy, and `policies` names one",
+    "model.device=cuda": r"sample on the CPU, and `model\.device` is 'cuda'",
+    "cluster.address=ray://head:10001": r"`cluster\.address` is 'ray://head:10001'.*HOST:6379",
+    "cluster.lease_episodes=0": r"`cluster\.lease_episodes` is 0; it must be at least 1",
+    "cluster.object_store_mb=10": r"`cluster\.object_store_mb` is 10",
+}
+WITHOUT_RAY = importlib.util.find_spec("ray") is None
+
+
+@pytest.mark.parametrize("assignment", REFUSED)
+def test_what_workers_of_a_cluster_would_not_honour_is_refused_by_key(
+    assignment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rllm.integrations.verl.kind.VerlKind.require", lambda self, config: None)
+    settings = ("cluster.kind=ray", "algorithm.estimator=grpo", assignment)
+    with pytest.raises(ConfigError, match=REFUSED[assignment]):
+        build_trainer(training_config("frozenlake", None, settings), Path("unused"))
+
+
+def test_a_key_of_a_cluster_that_a_run_has_not_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"`cluster\.workers` is 2, which does nothing here.*to ray"):
+        training_config("frozenlake", None, ("cluster.workers=2",))
+
+
+def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="serve one trainer, and WORLD_SIZE is 2"):
+        _trainer({"cluster": {"kind": "ray"}})
+
+
+def test_a_teacher_is_refused() -> None:
+    config = TrainConfig(cluster=ClusterConfig(kind="ray"), distill=DistillConfig(teacher="there"))
+    with pytest.raises(ConfigError, match=r"never tried beside a teacher, and `distill\.teacher` is 'there'"):
+        require_cluster(config, plays_agent=True)
+
+
+def test_workflows_are_refused() -> None:
+    with pytest.raises(ConfigError, match="play agents in environments alone"):
+        AgentTrainer(
+            {"cluster": {"kind": "ray"}, "warm_start": {"steps": 0}},
+            [{"task_id": "t", "question": "?"}],
+            workflow_class=SingleTurnWorkflow,
+        )
+
+
+@pytest.mark.skipif(not WITHOUT_RAY, reason="Ray is installed")
+@pytest.mark.parametrize("way", ["key", "argument"])
+def test_without_ray_the_extra_is_named(way: str) -> None:
+    with pytest.raises(ConfigError, match=r"pip install 'rllm\[ray\]'"):
+        _trainer({"cluster": {"kind": "ray"}} if way == "key" else {}, "" if way == "key" else "ray")
+
+
+def test_a_kind_of_cluster_that_does_not_exist_is_refused_with_the_one_that_does() -> None:
+    with pytest.raises(ConfigError, match="no kind of cluster `rai`; did you mean `ray`"):
+        _trainer({"cluster": {"kind": "rai"}})
+
+
+def test_addresses_of_nodes_are_taken() -> None:
+    for address in ("", "auto", "10.0.0.1:6379"):
+        require_address(address)
+
+
+@given(
+    num_tasks=st.integers(1, 20),
+    group_size=st.integers(1, 9),
+    size=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+)
+def test_every_episode_is_played_once_whoever_ends(
+    num_tasks: int, group_size: int, size: int, seed: int
+) -> None:
+    """Workers take leases, lose some and finish others in any order."""
+    draw = random.Random(seed)
+    tasks = [{"task_id": str(number)} for number in range(num_tasks)]
+    skip = {EpisodeId(task_id=str(draw.randrange(num_tasks)), attempt=0) for _ in range(draw.randrange(3))}
+    leases = Leases(tasks, group_size=group_size, size=size, skip=skip)
+    out, played = list[Lease](), Counter[str]()
+    while leases.are_open:
+        if draw.random() < 0.5 and (lease := leases.take()) is not None:
+            out.append(lease)
+        elif out:
+            lease = out.pop(draw.randrange(len(out)))
+            if draw.random() < 0.3 and len(lease.losses) < MAX_LOSSES - 1:
+                leases.give_back(lease, "killed")
+                continue
+            leases.finish(lease, lease.num_episodes)
+            played.update(each["task_id"] for each in lease.tasks)
+    left_out = {name for name in (each["task_id"] for each in tasks) if name not in played}
+    assert set(played.values()) == {1} or not played
+    assert all(group_size == 1 and EpisodeId(task_id=name, attempt=0) in skip for name in left_out)
+    assert leases.num_episodes == num_tasks * group_size - len(skip)
+
+
+def test_what_shares_a_lease_depends_on_the_tasks_alone() -> None:
+    tasks = [{"task_id": str(number)} for number in range(5)]
+    leases = Leases(tasks, group_size=4, size=2)
+    first, second, third = (leases.take() for _ in range(3))
+    assert first is not None
+    leases.give_back(first)
+    again = leases.take()
+    assert again is first
+    sizes = [len(each.tasks) for each in (first, second, third) if each is not None]
+    assert sizes == [2, 2, 1]
+
+
+def test_tasks_that_end_every_worker_end_the_run_and_are_named() -> None:
+    leases = Leases([{"task_id": "bomb"}], group_size=1, size=1)
+    for _ in range(MAX_LOSSES - 1):
+        leases.give_back(_taken(leases), "worker-1 ended.")
+    with pytest.raises(ClusterError, match=r"3 rollout workers .*same tasks \(bomb\).*lease_episodes"):
+        leases.give_back(_taken(leases), "worker-2 ended.")
+
+
+def test_a_worker_that_returns_too_few_episodes_is_found_out() -> None:
+    leases = Leases([{"task_id": "t"}], group_size=4, size=1)
+    with pytest.raises(CountError, match="given 4 episodes and has returned 3"):
+        leases.finish(_taken(leases), 3)
+
+
+def test_a_lease_has_as_many_tasks_as_make_up_its_episodes_and_one_at_least() -> None:
+    cluster = ClusterConfig(kind="ray", lease_episodes=32)
+    assert [cluster.tasks_per_lease(size) for size in (1, 8, 20, 64)] == [32, 4, 1, 1]
+
+
+def test_a_start_that_fails_is_tried_once_more() -> None:
+    calls = list[str]()
+
+    def start() -> None:
+        calls.append("start")
+        if calls.count("start") < fails:
+            raise RuntimeError("Failed to get node info: Deadline Exceeded\nand more")
+
+    fails = 2
+    with_second_try(start, lambda: calls.append("clean up"), "", pause_s=0.0)
+    assert calls == ["start", "clean up", "start"]
+    calls.clear()
+    fails = 3
+    with pytest.raises(ClusterError, match=r"Ray cannot be started \(Failed to get node info.*Exceeded\)"):
+        with_second_try(start, lambda: calls.append("clean up"), "", pause_s=0.0)
+    assert calls == ["start", "clean up"] * 2
+
+
+def _taken(leases: Leases) -> Lease:
+    lease = leases.take()
+    assert lease is not None
+    return lease
+
+
+def _trainer(config: dict[str, Any], backend: str = "") -> AgentTrainer:
+    return AgentTrainer(
+        {"warm_start": {"steps": 0}, **config},
+        [{"task_id": "t"}],
+        backend=backend,
+        agent_class=ConversationAgent,
+        env_class=FrozenLakeEnv,
+    )
