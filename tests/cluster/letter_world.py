@@ -1,11 +1,12 @@
 """The letter game on a cluster, and a process that plays it.
 
-python letter_world.py RUN ADDRESS [FLAG]      a driver; with FLAG it kills itself in step 1, once
+python letter_world.py RUN ADDRESS [FLAG]      a driver; with FLAG it is killed on the way
 """
 
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ Token = tuple[int, float, int]
 
 
 class FragileEnv(letter_game.LetterEnv):
-    """Kills its process, once for all, in the second turn of the task `fatal` when it is asked to."""
+    """Kills its process in the second turn of a task, if it has a `flag`: a file that says it did."""
 
     def __init__(self, letter: str, flag: str = "", pause_s: float = 0.0) -> None:
         super().__init__(letter)
@@ -74,23 +75,20 @@ def weights(run: Path) -> bytes:
 
 
 class KillsTheDriver:
-    """A tracker: the process that has it ends in the middle of a run, after step 0 is on record."""
+    """A tracker whose process ends soon after the first step, in the next one or in the last report."""
 
     def begin(self, phase: str) -> None:
         pass
 
     def advance(self, done: int, total: int) -> None:
-        if done and self._steps:
-            os.kill(os.getpid(), signal.SIGKILL)
+        pass
 
     def log(self, step: int, phase: str, metrics: Any) -> None:
-        self._steps += phase == "train"
+        if phase == "train" and step == 0:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
     def close(self) -> None:
         pass
-
-    def __init__(self) -> None:
-        self._steps = 0
 
 
 def main(run: str, address: str, fate: str = "") -> None:

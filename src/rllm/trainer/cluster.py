@@ -40,7 +40,7 @@ class ClusterEngine(EpisodeEngine, Protocol):
         """As `LocalClient.score`, by a worker with the weights as they are."""
         ...
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Mapping[str, float | str]:
         """What workers did since the last call, for the metrics of a step."""
         ...
 

@@ -107,15 +107,18 @@ class RayEngine:
                     self._pool.lose(worker)
             await self._wait({})
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Mapping[str, float | str]:
         now = time.perf_counter()
         spent_s, self._since_s = now - self._since_s, now
-        pool, values = self._pool, dict[str, float]()
+        pool, values = self._pool, dict[str, float | str]()
+        played = [each for each in pool.ready if each.busy_s]
+        if played:
+            values["cluster.slowest"] = min(played, key=lambda each: each.num_tokens / each.busy_s).name
         for worker in pool.ready:
             share = min(1.0, worker.busy_s / spent_s)
             values[f"cluster.{worker.name}.tokens_per_s"] = worker.num_tokens / spent_s
             values[f"cluster.{worker.name}.idle_share"] = 1.0 - share
-            worker.busy_s, worker.num_tokens, worker.num_episodes = 0.0, 0, 0
+            worker.busy_s, worker.num_tokens = 0.0, 0
         return values | {
             "cluster.workers": len(pool.ready),
             "cluster.workers_lost": pool.num_lost,
@@ -150,7 +153,6 @@ class RayEngine:
             leases.finish(lease, len(played.episodes))
             worker.busy_s += played.busy_s
             worker.num_tokens += played.num_tokens
-            worker.num_episodes += lease.num_episodes
             returned.append((lease, played))
         return returned
 

@@ -9,6 +9,7 @@ Ray places a worker when a node has room for it, so one that waits begins when a
 """
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import Awaitable, Mapping
@@ -27,6 +28,8 @@ from rllm.integrations.ray.session import MEGABYTE
 from rllm.integrations.ray.weights import num_bytes, packed, weight_state
 from rllm.integrations.ray.worker import Machine, RolloutWorker, WorkerJob, this_machine
 from rllm.trainer.cluster import RolloutJob
+
+log = logging.getLogger(__name__)
 
 MAX_FAILED_STARTS = 5
 """Workers that may end before they are ready, one after the other."""
@@ -49,7 +52,6 @@ class Worker:
     """Whether it was there to take that lease."""
     busy_s: float = 0.0
     num_tokens: int = 0
-    num_episodes: int = 0
     num_turns: int = 0
     """Of the lease that it plays."""
 
@@ -178,6 +180,8 @@ class Pool:
     def lose(self, worker: Worker) -> None:
         """It has ended; another one takes its place."""
         self.num_lost += 1
+        where = f" on {worker.host}" if worker.host else ""
+        log.warning("%s%s has ended; what it played is played again by another.", worker.name, where)
         self._end(worker)
         self.refill()
 
