@@ -30,7 +30,7 @@ def test_the_recipes_are_resolved_to_workers_and_leases(
     page: str, empty_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rllm.integrations.ray.kind.require_installed", lambda: None)
-    recipes = re.findall(r"^```sh\n(.*?)\n```", page, re.MULTILINE | re.DOTALL)
+    recipes = re.findall(r"^rllm train .*--dry-run$", page, re.MULTILINE)
     plans = [
         json.loads(CliRunner().invoke(front_door, [*shlex.split(line)[1:], "--json"]).stdout)["derived"]
         for line in recipes
