@@ -96,12 +96,12 @@ class Place:
         config = self.learner(variant)
         output = self.path(TRL, config)
         if not (output / "spent.json").exists():
-            spent = train_with_trl(config, output)
-            write_atomic(output / "spent.json", json.dumps(spent))
-        measured = self.config(f"model.path={output}", *common(0))
-        summary = trained(measured, self.path(f"{TRL} measured", measured), f"{TRL}, seed {self.seed}")
-        spent = json.loads((output / "spent.json").read_text())
-        return {**figures(summary), "seconds": round(spent["wall"], 1), "curve": spent["curve"]}
+            costs = train_with_trl(config, output)
+            write_atomic(output / "spent.json", json.dumps(costs))
+        measuring = self.config(f"model.path={output}", *common(0))
+        summary = trained(measuring, self.path(f"{TRL} measured", measuring), f"{TRL}, seed {self.seed}")
+        costs = json.loads((output / "spent.json").read_text())
+        return {**figures(summary), "seconds": round(costs["wall"], 1), "curve": costs["curve"]}
 
 
 def trained(config: TrainConfig, output: Path, title: str) -> dict[str, Any]:
@@ -156,18 +156,18 @@ def study_of(label: str, options: argparse.Namespace, deadline: float) -> tuple[
 
 def compare(options: argparse.Namespace) -> int:
     deadline = time.monotonic() + 3600.0 * options.hours
-    found = {label: study_of(label, options, deadline) for label in options.study}
+    studies = {label: study_of(label, options, deadline) for label in options.study}
     report = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "commit": commit(),
-        "studies": {label: study for label, (study, _) in found.items()},
+        "studies": {label: study for label, (study, _) in studies.items()},
     }
     results = options.root / "algorithms.json" if options.quick or options.only else RESULTS
     results.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(results, json.dumps(report, indent=1) + "\n")
     print(json.dumps(report) if options.json else text_of(report))
     print(f"Figures: {results}", file=sys.stderr)
-    return 0 if all(is_whole for _, is_whole in found.values()) else NO_TIME
+    return 0 if all(is_whole for _, is_whole in studies.values()) else NO_TIME
 
 
 def main() -> int:

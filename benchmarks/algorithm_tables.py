@@ -108,10 +108,10 @@ def _beside_trl(runs: Mapping[str, Any]) -> str:
     pairs = differences(runs, OURS, TRL)
     seeds = [seed for seed in runs[OURS] if seed in runs[TRL]]
     ratios = [runs[TRL][seed]["seconds"] / runs[OURS][seed]["seconds"] for seed in seeds]
-    met = "met" if interval_of(pairs)[0] >= MARGIN else "**missed**"
+    verdict = "met" if interval_of(pairs)[0] >= MARGIN else "**missed**"
     return (
         "TRL's GRPOTrainer, same imitators, tasks, tokens, batches and rate: ours is "
-        f"{_shown(pairs)} points beside it (a lower end of {MARGIN:g} is asked for: {met}) and takes "
+        f"{_shown(pairs)} points beside it (a lower end of {MARGIN:g} is asked for: {verdict}) and takes "
         f"1/{statistics.mean(ratios):.1f} of the seconds."
     )
 

@@ -72,8 +72,8 @@ def train_with_trl(config: TrainConfig, output: Path) -> dict[str, Any]:
 def tasks_in_order(config: TrainConfig, world: World) -> list[dict[str, Any]]:
     """Those that our run plays, step by step."""
     arguments = {**config.task.environment_args, **config.task.train_args}
-    drawn = DrawnTasks(world, config.task.num_train_tasks, arguments)
-    sampler = TaskSampler(drawn if world.draws else drawn.whole(), seed=config.seed, purpose="tasks")
+    tasks = DrawnTasks(world, config.task.num_train_tasks, arguments)
+    sampler = TaskSampler(tasks if world.draws else tasks.whole(), seed=config.seed, purpose="tasks")
     return sampler.batch(0, config.steps * config.rollout.tasks_per_step)
 
 

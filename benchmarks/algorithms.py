@@ -88,20 +88,20 @@ def episodes_of(shape: Shape) -> list[Episode]:
     for task in range(shape.tasks):
         prompt = rng.integers(VOCABULARY, size=shape.prompt).tolist()
         for attempt in range(shape.group_size):
-            read, steps = prompt, list[Step]()
+            context_ids, steps = prompt, list[Step]()
             for num_tokens in turns_of(shape, rng):
                 step = Step(reward=float(rng.integers(2)), observation=f"room {rng.integers(4)}")
                 step.record_output(
                     ModelOutput(
-                        prompt_ids=read,
+                        prompt_ids=context_ids,
                         completion_ids=rng.integers(VOCABULARY, size=num_tokens).tolist(),
                         logprobs=rng.normal(-1.0, 0.5, size=num_tokens).tolist(),
                         policy_versions=[3] * num_tokens,
                     )
                 )
                 steps.append(step)
-                shown = rng.integers(VOCABULARY, size=shape.observation).tolist()
-                read = step.prompt_ids + step.response_ids + shown
+                observation_ids = rng.integers(VOCABULARY, size=shape.observation).tolist()
+                context_ids = step.prompt_ids + step.response_ids + observation_ids
             episodes.append(
                 Episode(
                     task_id=f"task-{task}",
@@ -165,21 +165,21 @@ def with_critic(samples: list[TrainingSample], values: list[Any]) -> None:
     factors = []
     for sample, values_T in zip(samples, values, strict=True):
         assert sample.rewards_T is not None
-        trained = sample.trainable_T
-        factors.append(gae(sample.rewards_T[trained], values_T[trained], gamma=1.0, lam=0.95)[0])
+        is_trained_T = sample.trainable_T
+        factors.append(gae(sample.rewards_T[is_trained_T], values_T[is_trained_T], gamma=1.0, lam=0.95)[0])
     whiten(factors)
 
 
 def cpu_s(work: Callable[[], Any], rounds: int) -> float:
     """Median CPU seconds of a round; the first one, which warms up, does not count."""
     work()
-    spent: list[float] = []
+    seconds: list[float] = []
     for _ in range(rounds):
         gc.collect()
         start = time.process_time()
         work()
-        spent.append(time.process_time() - start)
-    return statistics.median(spent)
+        seconds.append(time.process_time() - start)
+    return statistics.median(seconds)
 
 
 def measure(shape: Shape, rounds: int) -> dict[str, Any]:
@@ -295,18 +295,18 @@ def _packing(results: list[dict[str, Any]]) -> Table:
     for name in ("filled", "computed twice"):
         table.add_column(name, justify="right")
     for each in results:
-        for found in each["packing"]:
+        for row in each["packing"]:
             table.add_row(
                 each["shape"],
-                "shared" if found["shared"] else "each its own",
-                f"{found['budget']:,}",
-                str(found["micro_batches"]),
-                str(found["fewest"]),
-                f"{found['of_bound']:.1%}",
+                "shared" if row["shared"] else "each its own",
+                f"{row['budget']:,}",
+                str(row["micro_batches"]),
+                str(row["fewest"]),
+                f"{row['of_bound']:.1%}",
                 f"{OF_BOUND:.0%}",
-                "yes" if found["of_bound"] >= OF_BOUND else "NO",
-                f"{found['filled']:.1%}",
-                f"{found['twice']:.1%}",
+                "yes" if row["of_bound"] >= OF_BOUND else "NO",
+                f"{row['filled']:.1%}",
+                f"{row['twice']:.1%}",
             )
     return table
 

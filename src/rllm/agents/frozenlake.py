@@ -31,8 +31,8 @@ def parse_move(response: str) -> Action:
     what is no move for an invalid one: the turn is spent.
     """
     answer = response.strip()
-    marked = marked_answer(answer)
-    word = marked.text if isinstance(marked, Marked) else answer
+    mark = marked_answer(answer)
+    word = mark.text if isinstance(mark, Marked) else answer
     return Action(action=_MOVE_OF_ANSWER.get(word.lower(), answer))
 
 

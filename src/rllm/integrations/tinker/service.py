@@ -222,10 +222,10 @@ class Service:
         self, answer: Any, rows: Sequence[tuple[Sequence[int], Arrays]]
     ) -> list[NDArray[np.float64]]:
         logprobs = [np.array(each["logprobs"].data, dtype=np.float64) for each in answer.loss_fn_outputs]
-        expected = [len(arrays["target_tokens"]) for _, arrays in rows]
-        if [len(each) for each in logprobs] != expected:
+        lengths = [len(arrays["target_tokens"]) for _, arrays in rows]
+        if [len(each) for each in logprobs] != lengths:
             raise InferenceError(
-                f"The Tinker service at {self.base_url} was sent {len(rows)} rows of {sum(expected)} tokens "
+                f"The Tinker service at {self.base_url} was sent {len(rows)} rows of {sum(lengths)} tokens "
                 f"and said log-probabilities of {sum(map(len, logprobs))} tokens in {len(logprobs)} rows."
             )
         return logprobs

@@ -27,8 +27,8 @@ def require_same_tokenizer(ours: HuggingFaceTokenizer, theirs: Any, directory: P
 
     `theirs` is a tokenizer of transformers.
     """
-    rendered = ChatRenderer(ours).text(CONVERSATION)
-    for text in (*TEXTS, rendered):
+    conversation = ChatRenderer(ours).text(CONVERSATION)
+    for text in (*TEXTS, conversation):
         mine, other = ours.encode(text), list(theirs.encode(text, add_special_tokens=False))
         if mine != other:
             place = next(

@@ -49,13 +49,13 @@ class MasterWeights:
 
     def gradients(self, names: Collection[str]) -> list[Tensor]:
         """Of the weights of these names, in the order of all; zeros where no micro-batch here had one."""
-        found: list[Tensor] = []
+        gradients: list[Tensor] = []
         for name, each in self.named.items():
             if name in names:
                 if each.grad is None:
                     each.grad = torch.zeros_like(each)
-                found.append(each.grad)
-        return found
+                gradients.append(each.grad)
+        return gradients
 
     @torch.no_grad()
     def copy_to_parameters(self) -> None:
