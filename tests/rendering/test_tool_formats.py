@@ -131,10 +131,10 @@ def test_reasoning_is_split_off(tool_format: Any) -> None:
     assert tool_format.parse("<think>never done ") == ParsedAnswer(content="", reasoning="never done")
 
 
-@pytest.mark.parametrize("text", ["", " ", "Up\n", "\n Up", "a < b", "<think", "{", '{"answer": 4}', "[TOOL"])
-@pytest.mark.parametrize("tool_format", READERS, ids=lambda each: type(each).__name__)
-def test_an_answer_that_is_text_stays_as_it_is(tool_format: Any, text: str) -> None:
-    assert tool_format.parse(text).content == text
+def test_an_answer_that_is_text_stays_as_it_is() -> None:
+    for tool_format in READERS:
+        for text in ("", " ", "Up\n", "\n Up", "a < b", "<think", "{", '{"answer": 4}', "[TOOL"):
+            assert tool_format.parse(text).content == text, type(tool_format).__name__
 
 
 @pytest.mark.parametrize(

@@ -218,41 +218,26 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("answer", "numbers", "target"), RIGHT)
-def test_a_right_answer_is_right(answer: str, numbers: list[int], target: int) -> None:
-    grade = grade_countdown(answer, numbers, target)
-    assert grade.reason is CountdownReason.RIGHT
-    assert grade.is_correct
-    assert grade.value == target
-    assert compute_score(answer, {"target": target, "numbers": numbers}) == 1.0
+def test_a_right_answer_is_right_and_for_no_other_target_and_with_no_other_numbers() -> None:
+    for answer, numbers, target in RIGHT:
+        grade = grade_countdown(answer, numbers, target)
+        assert grade.reason is CountdownReason.RIGHT, answer
+        assert grade.is_correct
+        assert grade.value == target
+        assert compute_score(answer, {"target": target, "numbers": numbers}) == 1.0
+        for other in (target - 1, target + 1, -target - 1, 10 * target + 1):
+            assert not grade_countdown(answer, numbers, other).is_correct, answer
+        assert not grade_countdown(answer, [*numbers, numbers[0]], target).is_correct, answer
+        assert not grade_countdown(answer, [numbers[0] + 1, *numbers[1:]], target).is_correct, answer
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [(answer, reason) for reason, answers in WRONG.items() for answer in answers],
-    ids=lambda value: str(value)[:40],
-)
-def test_any_other_answer_to_3_7_2_target_12_is_wrong_and_the_grade_says_why(
-    answer: str, reason: CountdownReason
-) -> None:
-    grade = grade_countdown(answer, [3, 7, 2], 12)
-    assert grade.reason is reason
-    assert not grade.is_correct
-    assert compute_score(answer, {"target": 12, "numbers": [3, 7, 2]}) == 0.0
-
-
-@pytest.mark.parametrize(("answer", "numbers", "target"), RIGHT)
-def test_what_is_right_for_one_target_is_wrong_for_all_others(
-    answer: str, numbers: list[int], target: int
-) -> None:
-    for other in (target - 1, target + 1, -target - 1, 10 * target + 1):
-        assert not grade_countdown(answer, numbers, other).is_correct
-
-
-@pytest.mark.parametrize(("answer", "numbers", "target"), RIGHT)
-def test_what_is_right_is_wrong_with_other_numbers(answer: str, numbers: list[int], target: int) -> None:
-    assert not grade_countdown(answer, [*numbers, numbers[0]], target).is_correct
-    assert not grade_countdown(answer, [numbers[0] + 1, *numbers[1:]], target).is_correct
+def test_any_other_answer_to_3_7_2_target_12_is_wrong_and_the_grade_says_why() -> None:
+    for reason, answers in WRONG.items():
+        for answer in answers:
+            grade = grade_countdown(answer, [3, 7, 2], 12)
+            assert grade.reason is reason, answer
+            assert not grade.is_correct
+            assert compute_score(answer, {"target": 12, "numbers": [3, 7, 2]}) == 0.0
 
 
 @pytest.mark.parametrize("answer", ["3/0+7*2", "3/(7-7)", "7/(3-3)+2", "3/(7-7)=12"])
