@@ -20,7 +20,7 @@ SMALL: dict[str, list[str]] = {
     "graders.py": ["--quick", "--json"],
     "inference.py": ["--quick", "--sizes", "1", "--json"],
     "serving_memory.py": ["--quick", "--json"],
-    "train_step.py": ["--quick", "--alone", "--json"],
+    "train_step.py": ["--turns", "1", "--turn-steps", "1", "--alone", "--json"],
 }
 PARTS = {"engine_peer", "engine_model", "engine_probe", "engine_rllm", "engine_tables", "eval_inspect"}
 PARTS |= {f"gateway_{name}" for name in ("forwarder", "in_process", "load", "peer", "tables", "upstream")}

@@ -252,7 +252,8 @@ def test_a_corrupt_checkpoint_is_refused_and_nothing_is_changed(
     assert rllm(*words).exit_code == 0
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+# Ctrl-C is what a run on rows is stopped with, in test_sft_command.py: one way out for both.
+@pytest.mark.parametrize("by", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interrupted_run_says_how_to_go_on_and_does(
     start_rllm: Callable[..., subprocess.Popen[str]],
     tiny_settings: list[str],

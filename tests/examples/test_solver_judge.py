@@ -1,7 +1,7 @@
 """The solver-judge example, a few steps long: both roles learn, and a frozen judge stays what it was."""
 
 import json
-import subprocess
+import runpy
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -86,8 +86,11 @@ def test_the_judge_is_asked_in_both_orders_and_paid_for_beating_a_coin(
             assert sum(each.reward or 0.0 for each in judges) == pytest.approx(0.0)
 
 
-def test_the_measurement_asks_both_roles_the_same_questions_before_and_after(finished: Path) -> None:
-    subprocess.run([sys.executable, EXAMPLE / "measure.py", finished], check=True, timeout=120)
+def test_the_measurement_asks_both_roles_the_same_questions_before_and_after(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["measure.py", str(finished)])
+    runpy.run_path(str(EXAMPLE / "measure.py"), run_name="__main__")
     found = json.loads((finished / "measured.json").read_text())
     for role in ("solver", "judge"):
         for way in ("sampled", "greedy"):

@@ -33,6 +33,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 # Each command in a child of one process that has imported the front door: starting a Python takes longer.
 TYPE_LINES = """
 import json, os, sys
+import gymnasium, numpy, rich.console, rich.progress, rich.table  # what a core has: once for all children
 from rllm.cli.main import main
 ends = []
 for number, line in enumerate(json.load(sys.stdin)):

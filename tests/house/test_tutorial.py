@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
+import pytest
 
 LONGEST_S = 240.0
 """The page says half a minute; a machine that is busy elsewhere takes longer, one that hangs is stopped."""
@@ -29,9 +30,8 @@ def environment(checkout: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
 
 
-def test_the_tutorial_trains_an_agent_and_its_commands_find_the_run(
-    checkout: Path, tmp_path: Path, rllm: Callable[[list[str]], str]
-) -> None:
+@pytest.mark.slow
+def test_the_tutorial_trains_an_agent(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "tutorial.py").write_text("\n\n".join(blocks(checkout, "python")))
     done = subprocess.run(
         [sys.executable, "tutorial.py"],
@@ -46,12 +46,11 @@ def test_the_tutorial_trains_an_agent_and_its_commands_find_the_run(
     assert done.returncode == 0, done.stderr
     assert "mean reward on numbers never trained on" in done.stdout
     assert (tmp_path / "runs" / "tutorial" / "summary.json").is_file()
-    lines = [line for block in blocks(checkout, "sh") for line in block.splitlines()]
-    for line in lines:
-        assert rllm(shlex.split(line)[1:])
 
 
-def test_the_tutorial_runs_in_a_notebook(checkout: Path, tmp_path: Path) -> None:
+def test_the_tutorial_runs_in_a_notebook_and_its_commands_find_the_run(
+    checkout: Path, tmp_path: Path, rllm: Callable[[list[str]], str]
+) -> None:
     cells = blocks(checkout, "python")
     assert '"steps": 40' in cells[-1]
     cells[-1] = (
@@ -71,3 +70,6 @@ def test_the_tutorial_runs_in_a_notebook(checkout: Path, tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "tutorial" / "summary.json").is_file()
+    lines = [line for block in blocks(checkout, "sh") for line in block.splitlines()]
+    for line in lines:
+        assert rllm(shlex.split(line)[1:])
