@@ -4,14 +4,22 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+from rllm.distributed import ALONE
 from rllm.models.builtin import TinyModel, create_model
 
 Ranks = Callable[[str, Sequence[Any], int], list[dict[str, Any]]]
+Trained = dict[str, tuple[dict[str, torch.Tensor], list[dict[str, Any]]]]
+"""By kind: parameters, and the metrics of each step."""
+ROUNDED = "return_mean"
+"""A sum of numbers in float32, so that the order shows earlier."""
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +30,72 @@ def smallest_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         directory, TinyModel(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, vocab_size=400)
     )
     return directory
+
+
+def beside(name: str) -> ModuleType:
+    """A program of this directory, imported as the ranks import it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parent)
+        return import_module(name)
+
+
+@pytest.fixture(scope="session")
+def recorded() -> ModuleType:
+    return beside("recorded")
+
+
+@pytest.fixture(scope="session")
+def letters_program() -> ModuleType:
+    return beside("letters")
+
+
+@pytest.fixture(scope="session")
+def moved() -> ModuleType:
+    return beside("moved")
+
+
+def trained_alone(recorded: ModuleType, directory: Path, steps: int) -> Trained:
+    kinds = (*recorded.KINDS, recorded.IN_FLOAT32)
+    return {kind: recorded.trained(kind, directory, ALONE, steps) for kind in kinds}
+
+
+@pytest.fixture(scope="session")
+def alone_for_one_step(recorded: ModuleType, smallest_model: Path) -> Trained:
+    return trained_alone(recorded, smallest_model, 1)
+
+
+@pytest.fixture(scope="session")
+def alone_for_twenty_steps(recorded: ModuleType, smallest_model: Path) -> Trained:
+    return trained_alone(recorded, smallest_model, 20)
+
+
+@pytest.fixture(scope="session")
+def require_all_well() -> Callable[[list[dict[str, Any]]], None]:
+    def require(ended: list[dict[str, Any]]) -> None:
+        assert not any(each["code"] for each in ended), "\n".join(each["errors"] for each in ended)
+
+    return require
+
+
+@pytest.fixture(scope="session")
+def require_same(recorded: ModuleType) -> Callable[[Trained, Trained], None]:
+    """In float64 parameters within 1e-10 of each other, and metrics but for their last digits; in float32
+    parameters within 1e-4, loss and norm within 1e-5."""
+
+    def require(alone: Trained, together: Trained) -> None:
+        for kind, (parameters, metrics) in alone.items():
+            theirs, their_metrics = together[kind]
+            assert parameters.keys() == theirs.keys()
+            furthest = {name: float((parameters[name] - theirs[name]).abs().max()) for name in parameters}
+            in_float32 = kind == recorded.IN_FLOAT32
+            assert max(furthest.values()) < (1e-4 if in_float32 else 1e-10), (kind, furthest)
+            for step, (mine, other) in enumerate(zip(metrics, their_metrics, strict=True)):
+                assert mine.keys() == other.keys()
+                for name in ("loss", "grad_norm") if in_float32 else mine:
+                    rel = 1e-5 if in_float32 else 1e-6 if ROUNDED in name else 1e-9
+                    assert other[name] == pytest.approx(mine[name], rel=rel, abs=1e-12), (kind, step, name)
+
+    return require
 
 
 @pytest.fixture(scope="session")

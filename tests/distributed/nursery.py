@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import letters
+import moved
 import recorded
 
 from rllm.distributed import torch_ranks
 from rllm.errors import RllmError
 from rllm.trainer import loop
 
-PROGRAMS: dict[str, Any] = {"letters": letters.main, "recorded": recorded.main}
+PROGRAMS: dict[str, Any] = {"letters": letters.main, "moved": moved.main, "recorded": recorded.main}
 IMPORTED_BEFORE_A_FORK = (loop, torch_ranks)
 
 

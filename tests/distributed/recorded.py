@@ -1,11 +1,14 @@
 """Updates on recorded episodes, the same on one process and on several.
 
-    python recorded.py MODEL_DIRECTORY OUT STEPS [RUN]     as one rank; rank 0 writes OUT
+    python recorded.py MODEL_DIRECTORY OUT STEPS [DISTRIBUTED [KINDS [RUN]]]
 
-Then a whole run of the letter game, where RUN is given. Everything recorded is in float64, so that what is
-left between two numbers of ranks is the order in which they add up.
+As one rank; rank 0 writes OUT. DISTRIBUTED is that section of a configuration, as JSON; KINDS are a few of
+all, with commas between. Then a whole run of the letter game, where RUN is given. Everything recorded is in
+float64, so that what is left between two numbers of ranks is the order in which they add up; IN_FLOAT32 is
+beside it.
 """
 
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from rllm.config.distributed import DistributedConfig
 from rllm.config.loader import load_config
@@ -37,6 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "critic": {"algorithm": {"estimator": "gae"}, "critic": {"trunk": "separate"}},
     "shared trunk": {"algorithm": {"estimator": "gae"}, "critic": {"trunk": "shared"}},
     "lora": {"lora": {"rank": 4, "alpha": 8.0}},
+    "recomputed in chunks": {"optimizer": {"gradient_checkpointing": True, "logits_mb": 0.05}},
     "muon": {"optimizer": {"name": "muon", "muon_dtype": "float32"}},
     "two policies": {
         "policies": {"solver": {"path": "builtin:tiny"}, "judge": {"path": "builtin:tiny"}},
@@ -44,6 +49,8 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 """One of each kind of loss, and of what is updated."""
+IN_FLOAT32, IN_BFLOAT16 = "ppo in float32", "ppo in bfloat16"
+OTHER_DTYPES = {IN_FLOAT32: torch.float32, IN_BFLOAT16: torch.bfloat16}
 
 
 def episodes(step: int, num_tasks: int) -> list[Episode]:
@@ -78,7 +85,7 @@ def _trajectory(role: str, prompt: list[int], rng: np.random.Generator) -> Traje
 
 
 def learner_of(kind: str, directory: Path, ranks: RankGroup) -> Learner:
-    """What a run of that kind updates, in float64."""
+    """What a run of that kind updates."""
     base = {
         "steps": 40,
         "threads": 1,
@@ -87,8 +94,9 @@ def learner_of(kind: str, directory: Path, ranks: RankGroup) -> Learner:
         "algorithm": {"updates_per_step": 2},
         "optimizer": {"learning_rate": 1e-3, "micro_batch_tokens": 64},
     }
-    config = load_config(merged(base, KINDS[kind]))
-    loaded = {name: load_model(directory, dtype=torch.float64) for name in config.named_policies}
+    config = load_config(merged(base, KINDS.get(kind, {})))
+    dtype = OTHER_DTYPES.get(kind, torch.float64)
+    loaded = {name: load_model(directory, dtype=dtype) for name in config.named_policies}
     if config.lora.rank:
         loaded = {name: with_adapter(each, config.lora, 7) for name, each in loaded.items()}
         for each in loaded.values():
@@ -128,13 +136,16 @@ def parameters_of(learner: Learner) -> Iterable[tuple[str, torch.Tensor]]:
     for place, each in learner.backends().items():
         backend: Any = each
         for name, weight in backend.whole_weights().items():
-            yield f"{place}/{name}", weight
+            yield f"{place}/{name}", weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
-def main(directory: str, out: str, steps: str, run: str = "") -> None:
+def main(
+    directory: str, out: str, steps: str, distributed: str = "{}", kinds: str = "", run: str = ""
+) -> None:
     torch.set_num_threads(1)
-    with open_ranks(DistributedConfig()) as ranks:
-        found = {kind: trained(kind, Path(directory), ranks, int(steps)) for kind in KINDS}
+    with open_ranks(DistributedConfig(**json.loads(distributed))) as ranks:
+        chosen = kinds.split(",") if kinds else (*KINDS, IN_FLOAT32)
+        found = {kind: trained(kind, Path(directory), ranks, int(steps)) for kind in chosen}
         if ranks.is_writer:
             torch.save(found, out)
     if run:

@@ -1,7 +1,6 @@
 """An update is the same function of its rows, on however many ranks it is computed."""
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,71 +12,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from rllm.distributed import ALONE
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.packing import WeightedRow, rank_shares
 from rllm.types.sample import TrainingSample
 
-ROUNDED = "return_mean"
-"""A sum of numbers in float32, so that the order shows earlier."""
 Ranks = Callable[..., list[dict[str, Any]]]
-Trained = dict[str, tuple[dict[str, torch.Tensor], list[dict[str, Any]]]]
-
-
-def beside(name: str) -> ModuleType:
-    """A program of this directory, imported as the ranks import it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parent)
-        return import_module(name)
+RequireSame = Callable[..., None]
+RequireAllWell = Callable[[list[dict[str, Any]]], None]
 
 
 @pytest.fixture(scope="module")
-def recorded() -> ModuleType:
-    return beside("recorded")
-
-
-@pytest.fixture(scope="module")
-def letters() -> ModuleType:
-    return beside("letters")
-
-
-def require_all_well(ended: list[dict[str, Any]]) -> None:
-    assert not any(each["code"] for each in ended), "\n".join(each["errors"] for each in ended)
-
-
-def require_same(alone: Trained, together: Trained) -> None:
-    """Parameters within 1e-10 of each other, and metrics but for their last digits."""
-    for kind, (parameters, metrics) in alone.items():
-        theirs, their_metrics = together[kind]
-        assert parameters.keys() == theirs.keys()
-        furthest = {name: float((parameters[name] - theirs[name]).abs().max()) for name in parameters}
-        assert max(furthest.values()) < 1e-10, (kind, furthest)
-        for step, (mine, other) in enumerate(zip(metrics, their_metrics, strict=True)):
-            assert mine.keys() == other.keys()
-            for name, value in mine.items():
-                near = pytest.approx(value, rel=1e-6 if ROUNDED in name else 1e-9, abs=1e-12)
-                assert other[name] == near, (kind, step, name)
-
-
-@pytest.fixture(scope="module")
-def together(ranks: Ranks, smallest_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def together(
+    ranks: Ranks,
+    require_all_well: RequireAllWell,
+    smallest_model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     """What two ranks made: `updates` and the `run` of a game."""
     place = tmp_path_factory.mktemp("together")
-    require_all_well(ranks("recorded", [smallest_model, place / "updates", 1, place / "run"], 2))
+    require_all_well(ranks("recorded", [smallest_model, place / "updates", 1, "{}", "", place / "run"], 2))
     return place
 
 
-def test_two_ranks_update_as_one_does(recorded: ModuleType, smallest_model: Path, together: Path) -> None:
-    alone = {kind: recorded.trained(kind, smallest_model, ALONE, 1) for kind in recorded.KINDS}
-    require_same(alone, torch.load(together / "updates", weights_only=False))
+def test_two_ranks_update_as_one_does(
+    require_same: RequireSame, alone_for_one_step: Any, together: Path
+) -> None:
+    require_same(alone_for_one_step, torch.load(together / "updates", weights_only=False))
 
 
 def test_a_run_on_two_ranks_plays_counts_and_learns_as_on_one(
-    letters: ModuleType, together: Path, tmp_path: Path
+    letters_program: ModuleType, together: Path, tmp_path: Path
 ) -> None:
-    letters.play(tmp_path / "run", {})
+    letters_program.play(tmp_path / "run", {})
     alone, shared = (RunDirectory.read(place / "run") for place in (tmp_path, together))
     assert sampled(alone) == sampled(shared)
     for mine, theirs in zip(read_metrics(alone.metrics_path), read_metrics(shared.metrics_path), strict=True):
@@ -113,12 +81,16 @@ def sampled(run: RunDirectory) -> list[Any]:
 
 @pytest.mark.slow
 def test_one_to_four_ranks_update_alike_for_twenty_steps(
-    recorded: ModuleType, ranks: Ranks, smallest_model: Path, tmp_path: Path
+    ranks: Ranks,
+    require_all_well: RequireAllWell,
+    require_same: RequireSame,
+    alone_for_twenty_steps: Any,
+    smallest_model: Path,
+    tmp_path: Path,
 ) -> None:
-    alone = {kind: recorded.trained(kind, smallest_model, ALONE, 20) for kind in recorded.KINDS}
     for num_ranks in (1, 2, 3, 4):
         require_all_well(ranks("recorded", [smallest_model, tmp_path / str(num_ranks), 20], num_ranks))
-        require_same(alone, torch.load(tmp_path / str(num_ranks), weights_only=False))
+        require_same(alone_for_twenty_steps, torch.load(tmp_path / str(num_ranks), weights_only=False))
 
 
 # ---- who computes which rows -----------------------------------------------------------------------------

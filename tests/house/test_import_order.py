@@ -31,7 +31,10 @@ HOMES_OF_LIBRARY = {
         "distributed/torch_ranks*",
         "inference/local*",
         *(f"trainer/backends/{name}*" for name in ("torch", "packed", "critic", "guard")),
-        *(f"trainer/backends/{name}*" for name in ("logprobs", "measured", "scoring")),
+        *(
+            f"trainer/backends/{name}*"
+            for name in ("logprobs", "measured", "scoring", "shard", "tensor_files")
+        ),
         "trainer/batching*",
         "trainer/update_checks*",
         "integrations/*",

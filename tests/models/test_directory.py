@@ -9,7 +9,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rllm.errors import ModelDirectoryError
-from rllm.models.directory import copy_model_directory, load_model, save_model
+from rllm.models.directory import (
+    copy_model_directory,
+    load_model,
+    save_model,
+    write_index,
+    write_part,
+)
 
 Break = Callable[[Path], object]
 
@@ -137,6 +143,24 @@ def test_what_is_saved_is_what_is_loaded(builtin: Path, tmp_path: Path) -> None:
     assert again.config == loaded.config
     assert again.end_token_ids == loaded.end_token_ids
     assert again.tokenizer.encode("Up 12") == loaded.tokenizer.encode("Up 12")
+    theirs, found = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not any(found.values())
+    assert torch.equal(theirs.model.norm.weight, loaded.model.norm)
+
+
+@pytest.mark.parametrize("num_parts", [2, 30])
+def test_a_model_in_several_files_is_loaded_as_one(builtin: Path, tmp_path: Path, num_parts: int) -> None:
+    loaded = load_model(builtin)
+
+    def write(directory: Path, weights: dict[str, torch.Tensor]) -> None:
+        for number in range(num_parts):
+            write_part(directory, weights, number, num_parts)
+        write_index(directory, weights, num_parts)
+
+    save_model(loaded, tmp_path / "saved", write)
+    assert len(list((tmp_path / "saved").glob("*.safetensors"))) == num_parts
+    expected, named = (each.model.state_dict_hf() for each in (loaded, load_model(tmp_path / "saved")))
+    assert all(torch.equal(named[name], expected[name]) for name in expected)
     theirs, found = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
     assert not any(found.values())
     assert torch.equal(theirs.model.norm.weight, loaded.model.norm)

@@ -2,14 +2,49 @@
 
 from dataclasses import dataclass
 
-from rllm.config.limits import positive
+from rllm.config.limits import at_least, one_of, positive
+from rllm.errors import ConfigError
+
+SHARD = "shard"
 
 
 @dataclass(kw_only=True, slots=True)
 class DistributedConfig:
+    strategy: str = "replicate"
+    """What each of several processes holds of the weights that are trained, their gradients and the
+    optimizer's state: `replicate`, all of it; `shard`, a part of each layer (FSDP2)."""
+    shard_size: int = 0
+    """Processes that share one copy under `shard`; those beyond hold further copies. 0: all processes."""
     timeout_s: float = 600.0
     """Seconds that one process may work on one thing, such as a turn of an episode or a micro-batch, without
     a sign of life before all of them end."""
 
     def validate(self) -> None:
+        one_of("distributed.strategy", self.strategy, ("replicate", SHARD))
+        at_least("distributed.shard_size", self.shard_size, 0)
+        if self.shard_size and self.strategy != SHARD:
+            raise ConfigError(
+                f"`distributed.shard_size` is {self.shard_size} but `distributed.strategy` is "
+                f"{self.strategy!r}; set the latter to shard, or leave the former at 0."
+            )
         positive("distributed.timeout_s", self.timeout_s)
+
+    def ranks_of_a_copy(self, num_ranks: int) -> int:
+        """Of `num_ranks` processes those that hold one copy of what is trained between them.
+
+        Raises ConfigError for a number of processes that `strategy` and `shard_size` do not fit.
+        """
+        if self.strategy != SHARD:
+            return 1
+        if num_ranks == 1:
+            raise ConfigError(
+                "`distributed.strategy` is 'shard', and there is one process: start several with --nproc or "
+                "torchrun, or leave the key out; a run goes on either way."
+            )
+        size = self.shard_size or num_ranks
+        if size < 2 or num_ranks % size:
+            raise ConfigError(
+                f"`distributed.shard_size` is {size}, and there are {num_ranks} processes; it must be 2 or "
+                f"more, and {num_ranks} a multiple of it. 0 shares one copy among all."
+            )
+        return size

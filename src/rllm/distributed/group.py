@@ -21,6 +21,8 @@ class RankGroup:
     size = 1
     num_local = 1
     """Ranks on this machine: they share its cores."""
+    shard_size = 1
+    """Ranks that hold one copy of what is trained between them; 1 where each has the whole."""
 
     @property
     def is_writer(self) -> bool:
@@ -37,6 +39,16 @@ class RankGroup:
 
     def sum_in_place(self, tensors: Sequence[Any]) -> None:
         """Replace each tensor by its sum over the ranks, the same bits on all of them."""
+
+    def mesh(self, device_type: str) -> Any:
+        """The torch `DeviceMesh` of ranks: `shards` of a copy, behind `copies` where there are several. One
+        rank has none."""
+        raise NotImplementedError
+
+    @contextmanager
+    def inside_torch(self) -> Iterator[None]:
+        """While torch itself lets ranks speak to each other, as a sharded model does in every layer."""
+        yield
 
     def wait(self) -> None:
         """Return once every rank has come here."""

@@ -31,9 +31,9 @@ def open_ranks(config: DistributedConfig) -> Iterator[RankGroup]:
     """The group that this process belongs to, as its environment says.
 
     An error in the block reaches the other ranks with its cause. Raises ConfigError for an environment that
-    is set by halves.
+    is set by halves, and for a number of ranks that cannot share what `config` wants them to.
     """
-    timeout_s = config.timeout_s
+    shard_size = config.ranks_of_a_copy(world_size())
     if world_size() == 1:
         yield ALONE
         return
@@ -44,7 +44,8 @@ def open_ranks(config: DistributedConfig) -> Iterator[RankGroup]:
         )
     from rllm.distributed.torch_ranks import joined_ranks
 
-    with joined_ranks(timeout_s, num_local=_number("LOCAL_WORLD_SIZE", 1)) as ranks:
+    num_local = _number("LOCAL_WORLD_SIZE", 1)
+    with joined_ranks(config.timeout_s, num_local=num_local, shard_size=shard_size) as ranks:
         yield ranks
 
 

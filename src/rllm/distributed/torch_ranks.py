@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -30,6 +31,9 @@ NEVER = datetime.timedelta(days=30)
 """Heartbeats end a run that hangs: a collective may wait as long as another rank needs."""
 START_S = 300.0
 """For all ranks to appear."""
+MESH_DIMENSIONS = ("copies", "shards")
+BROKEN = "gloo/transport"
+"""In what gloo raises, a RuntimeError like any, where a connection broke."""
 BUCKET_ELEMENTS = 1 << 22
 """Tensors are summed together up to so many elements: one message for many small ones."""
 
@@ -37,9 +41,12 @@ BUCKET_ELEMENTS = 1 << 22
 class TorchRanks(RankGroup):
     """The ranks of a process group."""
 
-    def __init__(self, rank: int, size: int, num_local: int, heartbeat: Heartbeat) -> None:
-        self.rank, self.size, self.num_local = rank, size, num_local
+    def __init__(
+        self, rank: int, size: int, heartbeat: Heartbeat, *, num_local: int = 1, shard_size: int = 1
+    ) -> None:
+        self.rank, self.size, self.num_local, self.shard_size = rank, size, num_local, shard_size
         self._heartbeat = heartbeat
+        self._meshes: dict[str, DeviceMesh] = {}
 
     def gather(self, value: Item) -> list[Item]:
         def collect() -> list[Item]:
@@ -60,6 +67,22 @@ class TorchRanks(RankGroup):
 
         with torch.no_grad():
             self._together(add)
+
+    def mesh(self, device_type: str) -> DeviceMesh:
+        if device_type not in self._meshes:
+            copies = self.size // self.shard_size
+            mesh = init_device_mesh(device_type, (copies, self.shard_size), mesh_dim_names=MESH_DIMENSIONS)
+            self._meshes[device_type] = mesh if copies > 1 else mesh["shards"]
+        return self._meshes[device_type]
+
+    @contextmanager
+    def inside_torch(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and BROKEN not in str(error):
+                raise
+            raise RankError(self._heartbeat.explanation()) from error
 
     def wait(self) -> None:
         self._together(dist.barrier)
@@ -116,8 +139,8 @@ def _meet(number: int) -> tuple[Store, Store, int, int]:
 
 
 @contextmanager
-def joined_ranks(timeout_s: float, *, num_local: int) -> Iterator[TorchRanks]:
-    """The group of all ranks that the environment names, while the block runs.
+def joined_ranks(timeout_s: float, *, num_local: int, shard_size: int) -> Iterator[TorchRanks]:
+    """The group of all ranks that the environment names, while the block runs; see `RankGroup`.
 
     `timeout_s`: how long a rank may work without a sign of life before all of them end.
     """
@@ -126,7 +149,7 @@ def joined_ranks(timeout_s: float, *, num_local: int) -> Iterator[TorchRanks]:
     with Heartbeat(beats, rank, size, timeout_s) as heartbeat:
         dist.barrier()  # every rank has its first beat in the store
         heartbeat.watch()
-        ranks = TorchRanks(rank, size, num_local, heartbeat)
+        ranks = TorchRanks(rank, size, heartbeat, num_local=num_local, shard_size=shard_size)
         try:
             yield ranks
         except BaseException as error:

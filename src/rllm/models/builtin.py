@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from rllm.errors import ConfigError
 from rllm.models.decoder import Decoder, DecoderShape
-from rllm.models.directory import write_model
+from rllm.models.directory import write_model, write_one_file
 
 END_OF_TURN = "<|end|>"
 SPECIAL_TOKENS = ("<|endoftext|>", END_OF_TURN, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -183,4 +183,4 @@ def create_model(directory: Path, preset: str | TinyModel = "tiny", seed: int = 
             indent=2,
         ).encode(),
     }
-    write_model(directory, config, decoder.state_dict_hf(), files)
+    write_model(directory, config, decoder.state_dict_hf(), files, write_one_file)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +32,18 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 M is N, except in the last layer of a pass that keeps fewer states.
 """
 
-Adapt = Callable[[Tensor, Tensor], Tensor]
-"""(input of a matrix [N, in], its output [N, out]) -> that output with what an adapter adds to it."""
+
+class Adapt(Protocol):
+    """What an adapter adds to the output of one matrix."""
+
+    def __call__(self, x: Tensor, output: Tensor, /) -> Tensor:
+        """[N, out] `output`, which the matrix made of `x` [N, in], with what the adapter adds to it."""
+        ...
+
+    def look_up(self) -> None:
+        """Use the parameters that stand in the adapter's layers now."""
+        ...
+
 
 Change = Callable[[], Tensor]
 """What an adapter adds to a weight, of the weight's shape."""
@@ -134,13 +144,14 @@ def _positive(config: Mapping[str, Any], name: str, default: float) -> float:
 
 
 class Block(nn.Module):
-    """Parameters of one layer; the arithmetic is in `Decoder.hidden`, where one can read it in one go."""
+    """One layer: attention and a gated MLP, each added to the states that enter it."""
 
     adapts: tuple[Adapt, Adapt, Adapt, Adapt] | None = None
     """Of an adapter, for `qkv`, `out`, `gate_up` and `down`."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
+        self.shape = shape
         width, head = shape.hidden_size, shape.head_dim
         qkv_rows = (shape.num_heads + 2 * shape.num_kv_heads) * head
         self.input_norm = nn.Parameter(torch.ones(width))
@@ -157,8 +168,8 @@ class Block(nn.Module):
     def parts(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor, Tensor, Tensor]:
         """Input norm, qkv and its bias, out and its bias, post norm, gate and up, down.
 
-        Found once, because nn.Module takes a sixth of a small model's step to find them by name. Parameters
-        are written to and never replaced.
+        Looked up once, because nn.Module takes a sixth of a small model's step to find them by name.
+        Parameters are written to; whoever replaces them calls `Decoder.look_up_parameters`.
         """
         qkv, out = self.qkv, self.out
         return (
@@ -171,6 +182,51 @@ class Block(nn.Module):
             self.gate_up.weight,
             self.down.weight,
         )
+
+    def forward(
+        self,
+        x: Tensor,
+        layer: int,
+        cosines_and_sines: tuple[Tensor, ...],
+        attend: Attend,
+        keep_M: Tensor | None,
+    ) -> Tensor:
+        """[N, D] states behind the layer, or [M, D] of those that `keep_M` names; see `Decoder.hidden`."""
+        shape, eps, head = self.shape, self.shape.norm_eps, self.shape.head_dim
+        num_heads, num_rotated = shape.num_heads, shape.num_heads + shape.num_kv_heads
+        cos_N1d, sin_N1d = cosines_and_sines
+        input_norm, qkv_weight, qkv_bias, out_weight, out_bias, post_norm, gate_up, down = self.parts
+        adapts = self.adapts
+        normed = rms_norm(x, input_norm, eps)
+        qkv = F.linear(normed, qkv_weight, qkv_bias)
+        if adapts is not None:
+            qkv = adapts[0](normed, qkv)
+        qk, v = qkv.view(len(x), -1, head).split((num_rotated, shape.num_kv_heads), dim=1)
+        if shape.qk_norm:
+            q = rms_norm(qk[:, :num_heads], self.q_norm, eps)
+            k = rms_norm(qk[:, num_heads:], self.k_norm, eps)
+            qk = torch.cat((q, k), dim=1)
+        # x·cos + swap_halves(x)·(±sin) is the usual rotation, in three kernels instead of seven.
+        qk = torch.addcmul(qk * cos_N1d, qk.roll(head // 2, dims=-1), sin_N1d)
+        q, k = qk.split((num_heads, shape.num_kv_heads), dim=1)
+        if keep_M is not None:
+            q, x = take_rows(q, keep_M), take_rows(x, keep_M)
+        seen = attend(layer, q, k, v).reshape(len(x), -1)
+        x = torch.addmm(x, seen, out_weight.t())
+        if out_bias is not None:
+            x = x + out_bias
+        if adapts is not None:
+            x = adapts[1](seen, x)
+        normed = rms_norm(x, post_norm, eps)
+        gated = F.linear(normed, gate_up)
+        if adapts is not None:
+            gated = adapts[2](normed, gated)
+        gate, up = gated.chunk(2, dim=-1)
+        gated = F.silu(gate) * up
+        x = torch.addmm(x, gated, down.t())
+        if adapts is not None:
+            x = adapts[3](gated, x)
+        return x
 
 
 class Decoder(nn.Module):
@@ -206,11 +262,9 @@ class Decoder(nn.Module):
         for layer, block in enumerate(self.blocks):
             keep = keep_M if layer == self.shape.num_layers - 1 else None
             if self.recomputes and torch.is_grad_enabled():
-                x = checkpoint(
-                    self._layer, x, layer, block, cosines_and_sines, attend, keep, **ONLY_WHAT_ENTERS
-                )
+                x = checkpoint(block, x, layer, cosines_and_sines, attend, keep, **ONLY_WHAT_ENTERS)
             else:
-                x = self._layer(x, layer, block, cosines_and_sines, attend, keep)
+                x = block(x, layer, cosines_and_sines, attend, keep)
         return rms_norm(x, self.norm, self.shape.norm_eps)
 
     def recompute_layers(self) -> None:
@@ -218,50 +272,16 @@ class Decoder(nn.Module):
         arXiv:1604.06174), so that nothing else has to be kept."""
         self.recomputes = True
 
-    def _layer(
-        self,
-        x: Tensor,
-        layer: int,
-        block: Block,
-        cosines_and_sines: tuple[Tensor, ...],
-        attend: Attend,
-        keep_M: Tensor | None,
-    ) -> Tensor:
-        shape, eps, head = self.shape, self.shape.norm_eps, self.shape.head_dim
-        num_heads, num_rotated = shape.num_heads, shape.num_heads + shape.num_kv_heads
-        cos_N1d, sin_N1d = cosines_and_sines
-        input_norm, qkv_weight, qkv_bias, out_weight, out_bias, post_norm, gate_up, down = block.parts
-        adapts = block.adapts
-        normed = rms_norm(x, input_norm, eps)
-        qkv = F.linear(normed, qkv_weight, qkv_bias)
-        if adapts is not None:
-            qkv = adapts[0](normed, qkv)
-        qk, v = qkv.view(len(x), -1, head).split((num_rotated, shape.num_kv_heads), dim=1)
-        if shape.qk_norm:
-            q = rms_norm(qk[:, :num_heads], block.q_norm, eps)
-            k = rms_norm(qk[:, num_heads:], block.k_norm, eps)
-            qk = torch.cat((q, k), dim=1)
-        # x·cos + swap_halves(x)·(±sin) is the usual rotation, in three kernels instead of seven.
-        qk = torch.addcmul(qk * cos_N1d, qk.roll(head // 2, dims=-1), sin_N1d)
-        q, k = qk.split((num_heads, shape.num_kv_heads), dim=1)
-        if keep_M is not None:
-            q, x = take_rows(q, keep_M), take_rows(x, keep_M)
-        seen = attend(layer, q, k, v).reshape(len(x), -1)
-        x = torch.addmm(x, seen, out_weight.t())
-        if out_bias is not None:
-            x = x + out_bias
-        if adapts is not None:
-            x = adapts[1](seen, x)
-        normed = rms_norm(x, post_norm, eps)
-        gated = F.linear(normed, gate_up)
-        if adapts is not None:
-            gated = adapts[2](normed, gated)
-        gate, up = gated.chunk(2, dim=-1)
-        gated = F.silu(gate) * up
-        x = torch.addmm(x, gated, down.t())
-        if adapts is not None:
-            x = adapts[3](gated, x)
-        return x
+    def layers(self) -> list[nn.Module]:
+        """In the order in which states go through them."""
+        return list(cast("nn.ModuleList", self.blocks))
+
+    def look_up_parameters(self) -> None:
+        """Compute with the parameters that stand in the modules now: some were replaced."""
+        for block in self.blocks:
+            block.__dict__.pop("parts", None)
+            for adapt in block.adapts or ():
+                adapt.look_up()
 
     def logits(self, hidden_N_D: Tensor) -> Tensor:
         """[N, V] next-token logits."""

@@ -7,7 +7,7 @@ on the built-in decoder; every other architecture runs on transformers' own code
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,8 @@ from rllm.models.foreign import json_object, require_no_code, require_plain_file
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.store.files import MANIFEST, write_directory_atomic
 
+INDEX = "model.safetensors.index.json"
+
 
 class CausalModel(Protocol):
     """A causal language model whose attention is handed in; see `rllm.models.decoder`."""
@@ -31,6 +33,8 @@ class CausalModel(Protocol):
         self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, keep_M: Tensor | None = None
     ) -> Tensor: ...
     def logits(self, hidden_N_D: Tensor) -> Tensor: ...
+    def layers(self) -> list[torch.nn.Module]: ...
+    def look_up_parameters(self) -> None: ...
     def recompute_layers(self) -> None: ...
     def state_dict_hf(self) -> dict[str, Tensor]: ...
     def attention_sizes(self) -> tuple[int, int, int]: ...
@@ -183,8 +187,13 @@ def read_config(directory: Path) -> dict[str, Any]:
     return json_object(path)
 
 
-def save_model(loaded: LoadedModel, directory: Path) -> None:
-    """Write `loaded` as a Hugging Face directory, replacing what was there in one step."""
+WriteWeights = Callable[[Path, dict[str, Tensor]], None]
+"""Writes tensors by Hugging Face names into a directory."""
+
+
+def save_model(loaded: LoadedModel, directory: Path, write_weights: WriteWeights | None = None) -> None:
+    """Write `loaded` as a Hugging Face directory, replacing what was there in one step; its weights in one
+    file, where nobody says otherwise."""
     suffixes = {".jinja", ".py"} if loaded.trust_remote_code else {".jinja"}
     files = {
         path.name: path.read_bytes()
@@ -194,7 +203,8 @@ def save_model(loaded: LoadedModel, directory: Path) -> None:
     weights = loaded.model.state_dict_hf()
     dtype = next(iter(weights.values())).dtype  # of the weights as they are now, whatever they were read from
     config = {name: value for name, value in loaded.config.items() if name != "torch_dtype"}
-    write_model(directory, {**config, "dtype": str(dtype).removeprefix("torch.")}, weights, files)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    write_model(directory, config, weights, files, write_weights or write_one_file)
 
 
 KEPT_FILES = frozenset(
@@ -212,7 +222,11 @@ KEPT_FILES = frozenset(
 
 
 def write_model(
-    directory: Path, config: dict[str, Any], weights: dict[str, Tensor], files: dict[str, bytes]
+    directory: Path,
+    config: dict[str, Any],
+    weights: dict[str, Tensor],
+    files: dict[str, bytes],
+    write_weights: WriteWeights,
 ) -> None:
     """Write a whole model directory or nothing; `files` are its others by name, such as the tokenizer's."""
 
@@ -220,10 +234,50 @@ def write_model(
         (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         for name, content in files.items():
             (target / name).write_bytes(content)
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-        save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+        write_weights(target, weights)
 
     write_directory_atomic(directory, fill)
+
+
+def write_one_file(directory: Path, weights: dict[str, Tensor]) -> None:
+    _write_weights(directory / "model.safetensors", weights)
+
+
+def write_part(directory: Path, weights: dict[str, Tensor], number: int, num_parts: int) -> None:
+    """Write the `number`-th, from 0, of `num_parts` files that hold all of `weights`."""
+    names = _names_of_parts(weights, num_parts)[number]
+    _write_weights(directory / _part_name(number, num_parts), {name: weights[name] for name in names})
+
+
+def write_index(directory: Path, weights: dict[str, Tensor], num_parts: int) -> None:
+    """Write where transformers, and `load_model`, find each tensor of what `write_part` wrote."""
+    files = {
+        name: _part_name(number, num_parts)
+        for number, names in enumerate(_names_of_parts(weights, num_parts))
+        for name in names
+    }
+    index = {"metadata": {"total_size": sum(each.nbytes for each in weights.values())}, "weight_map": files}
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _write_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _part_name(number: int, num_parts: int) -> str:
+    return f"model-{number + 1:05d}-of-{num_parts:05d}.safetensors"
+
+
+def _names_of_parts(weights: dict[str, Tensor], num_parts: int) -> list[list[str]]:
+    """In their order, about as many bytes in each."""
+    total = sum(each.nbytes for each in weights.values())
+    parts: list[list[str]] = [[] for _ in range(num_parts)]
+    before = 0
+    for name, each in weights.items():
+        parts[min(num_parts - 1, before * num_parts // total)].append(name)
+        before += each.nbytes
+    return parts
 
 
 def copy_model_directory(source: Path, target: Path) -> None:
@@ -266,7 +320,7 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
 def _weight_files(directory: Path) -> list[Path]:
     """Those that transformers would read, although some directories hold the same weights in a second
     form."""
-    index = directory / "model.safetensors.index.json"
+    index = directory / INDEX
     if index.is_file():
         names = _file_names(index)
         absent = [name for name in names if not (directory / name).is_file()]

@@ -167,13 +167,18 @@ class HuggingFaceDecoder(nn.Module):
         hidden_N_D = output.last_hidden_state[0]
         return hidden_N_D if keep_M is None else hidden_N_D.index_select(0, keep_M)
 
+    def layers(self) -> list[nn.Module]:
+        """Those of the architecture, as transformers marks them; none where it does not."""
+        return [each for each in self.inner.modules() if isinstance(each, GradientCheckpointingLayer)]
+
+    def look_up_parameters(self) -> None:
+        """See `Decoder.look_up_parameters`: transformers' modules look them up in every pass."""
+
     def recompute_layers(self) -> None:
         """See `Decoder.recompute_layers`. Raises ConfigError for an architecture that transformers cannot do
         it for, or that would then drop out states."""
         name = type(self.inner).__name__
-        layers: list[Any] = [
-            each for each in self.inner.modules() if isinstance(each, GradientCheckpointingLayer)
-        ]
+        layers: list[Any] = self.layers()
         # Modules that drop out stay as they are; a layer that does it by itself would ask whether it trains.
         own = [vars(layer).items() for layer in layers]
         dropped = [

@@ -29,7 +29,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rllm.config.lora import LoraConfig
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
-from rllm.models.decoder import Adapt, Decoder
+from rllm.models.decoder import Decoder
 from rllm.models.directory import LoadedModel
 from rllm.store.files import write_directory_atomic
 
@@ -53,7 +53,7 @@ def with_adapter(base: LoadedModel, config: LoraConfig, seed: int) -> LoadedMode
     """
     peft = _peft()
     base.model.requires_grad_(False)
-    model = _sharing(base.model)
+    model = sharing_tensors(base.model)
     layers: Any = _projections(model) if isinstance(model, Decoder) else model.inner
     linear = _linear_layers(layers)
     targets = _targets(config, linear, base)
@@ -141,8 +141,9 @@ def _peft() -> Any:
     return peft
 
 
-def _sharing(model: nn.Module) -> Any:
-    """A model of the same tensors in modules of its own, so that an adapter can be put into these alone."""
+def sharing_tensors(model: nn.Module) -> Any:
+    """A model of the same tensors in modules of its own, so that these alone can be changed: by an adapter,
+    or by sharding."""
     tensors = chain(model.parameters(), model.buffers())
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
@@ -213,7 +214,7 @@ def _hand_over(model: Decoder, layers: Any, adapted: Mapping[str, Any]) -> None:
     for index, block in enumerate(model.blocks):
         paths = [[f"model.layers.{index}.{name}" for name in names] for names in STORED]
         qkv, out, gate_up, down = (
-            _adapt([(layers.get_submodule(path).out_features, adapted.get(path)) for path in group])
+            _Beside([(layers.get_submodule(path).out_features, adapted.get(path)) for path in group])
             for group in paths
         )
         block.adapts = (qkv, out, gate_up, down)
@@ -228,32 +229,37 @@ def _is_of_adapter(path: str) -> bool:
     return ".lora_" in path
 
 
-def _adapt(parts: Sequence[tuple[int, Any]]) -> Adapt:
-    """What an adapter adds to the output of one matrix: `parts` are the rows of each layer in it, and the
-    adapter's layer, if it has one."""
-    rows = [num_rows for num_rows, _ in parts]
-    factors = [
-        None if layer is None else (layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, layer.scaling[NAME])
-        for _, layer in parts
-    ]
-    if not any(factors):
-        return _unchanged
+class _Beside:
+    """The matrices of an adapter beside those that one matrix of a decoder's block holds."""
 
-    def adapt(x: Tensor, output: Tensor) -> Tensor:
+    def __init__(self, parts: Sequence[tuple[int, Any]]) -> None:
+        """`parts`: rows of each layer in the matrix, and the adapter's layer, if it has one."""
+        self._rows = [num_rows for num_rows, _ in parts]
+        self._layers = [layer for _, layer in parts]
+        self.look_up()
+
+    def look_up(self) -> None:
+        """See `Adapt`. Kept, because nn.Module takes long to find parameters by name."""
+        self._factors = [
+            None
+            if layer is None
+            else (layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, layer.scaling[NAME])
+            for layer in self._layers
+        ]
+
+    def __call__(self, x: Tensor, output: Tensor, /) -> Tensor:
+        if len(self._factors) == 1:
+            return output if self._factors[0] is None else _added(x, output, *self._factors[0])
+        if not any(self._factors):
+            return output
         pieces = [
             piece if each is None else _added(x, piece, *each)
-            for piece, each in zip(output.split(rows, dim=-1), factors, strict=True)
+            for piece, each in zip(output.split(self._rows, dim=-1), self._factors, strict=True)
         ]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
-
-    return adapt
+        return torch.cat(pieces, dim=-1)
 
 
 def _added(x: Tensor, output: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
     if output.dtype == a.dtype:
         return torch.addmm(output, F.linear(x, a), b.t(), alpha=scaling)
     return output + (F.linear(F.linear(x.to(a.dtype), a), b) * scaling).to(output.dtype)
-
-
-def _unchanged(x: Tensor, output: Tensor) -> Tensor:
-    return output

@@ -4,6 +4,8 @@
                               NAME/ weights.safetensors  optimizer.safetensors       (of several policies)
                               state.json  about.json  manifest.json
 
+Of a sharded run weights/ and optimizer/ are directories, to which every rank has written its part.
+
 The newest few stay, and the one that did best on the validation split.
 
 There is no generator state to save: every draw is a function of the seed and of what it is for
@@ -20,8 +22,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rllm.distributed import world_size
+from rllm.distributed import ALONE, RankGroup, world_size
 from rllm.store.files import (
+    StorageErrors,
     remove_directory_atomic,
     remove_leftovers,
     verify_manifest,
@@ -73,20 +76,37 @@ Backends = Mapping[str, TrainingBackend | Critic]
 """What is saved, by its place in the checkpoint: the name of a directory, or "" for the checkpoint itself."""
 
 
-def save_checkpoint(root: Path, state: RunState, backends: Backends, keep: int) -> Path:
-    """Write a checkpoint of `state`, then delete all but the newest `keep` and the best."""
+def save_checkpoint(
+    root: Path, state: RunState, backends: Backends, keep: int, ranks: RankGroup = ALONE
+) -> Path:
+    """Write a checkpoint of `state`, then delete all but the newest `keep` and the best.
+
+    Ranks that hold parts of the weights write them together: all of `ranks` have to be here.
+    """
     target = _path_of(root, state.position)
 
     def fill(directory: Path) -> None:
-        for place, backend in backends.items():
+        for place in backends:
             (directory / place).mkdir(exist_ok=True)
-            backend.save(directory / place)
+        _save_together(ranks.gather(directory)[0], backends, ranks)
         (directory / "state.json").write_text(json.dumps(asdict(state), indent=2))
         (directory / "about.json").write_text(json.dumps(_about(root), indent=2))
 
-    write_directory_atomic(target, fill)
-    remove_old(root, state, keep)
+    if ranks.is_writer:
+        write_directory_atomic(target, fill)
+        remove_old(root, state, keep)
+    else:
+        with StorageErrors(target):
+            _save_together(ranks.gather(target)[0], backends, ranks)
     return target
+
+
+def _save_together(directory: Path, backends: Backends, ranks: RankGroup) -> None:
+    """Returns once every rank has written its part."""
+    with ranks.inside_torch():
+        for place, backend in backends.items():
+            backend.save(directory / place)
+    ranks.wait()
 
 
 def remove_old(root: Path, state: RunState, keep: int) -> None:

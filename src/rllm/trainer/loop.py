@@ -117,7 +117,7 @@ async def train(run: TrainingRun) -> dict[str, Any]:
         await report(run, "before")
         await reinforce(run)
         await report(run, "after")
-    run.record.write(run.policies.save_models)
+    run.record.save_models(run.policies)
     return await asyncio.to_thread(summary_of, run)
 
 

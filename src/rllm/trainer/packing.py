@@ -114,6 +114,14 @@ def rank_shares(
     return [[row for members in each.rows.values() for row, _ in members] for each in ranks]
 
 
+def fewest(rows: Sequence[WeightedRow], whole_groups: bool) -> list[WeightedRow]:
+    """The row with least to compute, with all of its group under `whole_groups`."""
+    least = min(rows, key=lambda row: (row.last, row.index))
+    if not whole_groups:
+        return [least]
+    return [row for row in rows if row.sample.group_key == least.sample.group_key]
+
+
 @dataclass(slots=True)
 class _RankShare:
     """What one rank has so far."""

@@ -29,6 +29,8 @@ from rllm.models.directory import (
     read_config,
     require_device,
     save_model,
+    write_index,
+    write_part,
 )
 from rllm.models.lora import save_adapter, with_adapter
 from rllm.rendering.chat import ChatRenderer
@@ -115,17 +117,18 @@ class Policies(dict[str, Policy]):
         for _, backend in self.trainable():
             backend.reset_optimizer()
 
-    def save_models(self, run: Path) -> None:
-        """Every model with its adapter merged into it, and the adapter beside."""
+    def save_models(self, run: Path, ranks: RankGroup = ALONE) -> None:
+        """Every model with its adapter merged into it, and the adapter beside; all of `ranks` have to be
+        here."""
         models, adapters = saved_model_paths(run, list(self)), saved_adapter_paths(run, list(self))
         if (service := service_kind(self._config.backend)) is not None:
             for name, policy in self.items():
                 service.save(policy.loaded, models[name], adapters[name])
             return
         for name, path in models.items():
-            save_model(self[name].loaded, path)
+            save_model_by(ranks, self[name].loaded, path)
         for name, path in adapters.items():
-            if self[name].loaded.base is not None:
+            if self[name].loaded.base is not None and ranks.is_writer:
                 save_adapter(self[name].loaded, path)
 
     def facts(self) -> dict[str, dict[str, Any]]:
@@ -186,6 +189,24 @@ def make_policies(
             learning_rate=policy.learning_rate or optimizer.learning_rate,
         )
     return Policies(config, policies)
+
+
+def save_model_by(ranks: RankGroup, loaded: LoadedModel, path: Path) -> None:
+    """Write a model of which each of `ranks` has the whole: each writes a file of it."""
+
+    def write(target: Path, weights: dict[str, Any]) -> None:
+        directory = ranks.gather(target)[0]
+        write_part(directory, weights, ranks.rank, ranks.size)
+        ranks.wait()
+        if ranks.is_writer:
+            write_index(directory, weights, ranks.size)
+
+    if ranks.size == 1:
+        save_model(loaded, path)
+    elif ranks.is_writer:
+        save_model(loaded, path, write)
+    else:
+        write(path, loaded.model.state_dict_hf())
 
 
 def _nobody_samples(policy_version: int) -> None:

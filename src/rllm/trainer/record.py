@@ -13,6 +13,7 @@ from rllm.distributed import ALONE, RankGroup
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.trainer.checkpoint import Backends, RunState, save_checkpoint
+from rllm.trainer.policies import Policies
 from rllm.types.episode import Episode
 
 
@@ -33,13 +34,25 @@ class RunRecord:
 
     def save_checkpoint(self, state: RunState, backends: Backends, keep: int) -> None:
         """All ranks have to be here."""
-        self.save_now(state, backends, keep)
+        if self._ranks.shard_size > 1:
+            save_checkpoint(self._directory.checkpoints_path, state, backends, keep, self._ranks)
+        else:
+            self.save_now(state, backends, keep)
         self._ranks.wait()
 
     def save_now(self, state: RunState, backends: Backends, keep: int) -> None:
-        """The same for a run that is stopped: no rank waits for another."""
-        if self._ranks.is_writer:
+        """The same for a run that is stopped: no rank waits for another, so one whose weights are spread over
+        ranks goes on from the checkpoint before."""
+        if self._ranks.is_writer and self._ranks.shard_size == 1:
             save_checkpoint(self._directory.checkpoints_path, state, backends, keep)
+
+    def save_models(self, policies: Policies) -> None:
+        """All ranks have to be here; of sharded models each writes a part."""
+        if self._ranks.shard_size > 1:
+            policies.save_models(self.path, self._ranks)
+        elif self._ranks.is_writer:
+            policies.save_models(self.path)
+        self._ranks.wait()
 
     def write(self, save: Callable[[Path], None]) -> None:
         """Let `save` write below the run directory, once for all ranks."""

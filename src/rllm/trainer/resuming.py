@@ -49,7 +49,8 @@ def require_same_config(directory: RunDirectory, config: TrainConfig) -> None:
     # Read as a configuration, so that one from before a key existed has its default.
     began_with = load_config(recorded)
     keep_muon_dtype(began_with.optimizer, config.optimizer)
-    began_with.cluster = config.cluster  # who plays the episodes is not what the run is
+    # Who plays the episodes, and how processes share the work, is not what the run is.
+    began_with.cluster, began_with.distributed = config.cluster, config.distributed
     require_same(directory, config_dict(began_with), config_dict(config))
 
 

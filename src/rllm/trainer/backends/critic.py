@@ -47,9 +47,8 @@ class CriticBackend(PackedUpdates):
         """Take over the weights of a model of the same kind; an adapter's are not among them."""
         theirs = dict(model.named_parameters())
         with torch.no_grad():
-            for name, weight in self._weights.named.items():
-                if name in theirs:
-                    weight.copy_(theirs[name])
+            for name in self._weights.named.keys() & theirs.keys():
+                self._weights.take(name, theirs[name])
         self._weights.copy_to_parameters()
 
     def _inputs(self, batch: PackedBatch, loss: Loss) -> TokenInputs:

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rllm.algorithms.losses import Loss, TokenInputs, has_gradient, token_weights
@@ -27,13 +25,16 @@ from rllm.errors import CheckpointError, NumericsError
 from rllm.models.decoder import Attend
 from rllm.trainer.backends.guard import Blame, RunningNorm, tokens_that_are_no_numbers
 from rllm.trainer.backends.scoring import value_rows
+from rllm.trainer.backends.sharded_weights import ShardedWeights, local_rows
+from rllm.trainer.backends.sharding import in_step, is_sharded, shard_model
+from rllm.trainer.backends.tensor_files import read_tensors, save_tensors, stored_tensors
 from rllm.trainer.backends.torch_optimizer import MasterWeights, Optimizers, matrices_of_layers
 from rllm.trainer.batching import PackedBatch, micro_batches
-from rllm.trainer.packing import WeightedRow, rank_shares
+from rllm.trainer.packing import WeightedRow, fewest, rank_shares
 from rllm.types.sample import TrainingSample
 
-OPTIMIZER_FILE = "optimizer.safetensors"
-WEIGHTS_FILE = "weights.safetensors"
+WEIGHTS, OPTIMIZER = "weights", "optimizer"
+"""Of a checkpoint; see `tensor_files`."""
 
 log = logging.getLogger(__name__)
 
@@ -54,20 +55,24 @@ class PackedUpdates:
 
         `ranks`: processes that have the same model and are given the same samples.
         """
-        self.model = model
         self.policy_version = 0
         self.value_head = value_head
         self.config = config
         self._share_prefixes = share_prefixes
         self._ranks = ranks
-        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self._device = next(model.parameters()).device
+        self.model = model if ranks.shard_size == 1 else shard_model(model, ranks)
+        parameters = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
         if config.gradient_checkpointing:
-            model.recompute_layers()
+            self.model.recompute_layers()
         if value_head is not None:
             value_head.to(self._device)
-            self._parameters |= {f"value_head.{name}": each for name, each in value_head.named_parameters()}
-        self._weights = MasterWeights(self._parameters)
+            parameters |= {f"value_head.{name}": each for name, each in value_head.named_parameters()}
+        self._matrices = matrices_of_layers(self.model, parameters)
+        self._shapes = {name: each.shape for name, each in parameters.items()}
+        self._weights = (
+            ShardedWeights(parameters, ranks) if ranks.shard_size > 1 else MasterWeights(parameters)
+        )
         self._optimizer = self._new_optimizer()
         self._running_norm = RunningNorm()
 
@@ -81,30 +86,45 @@ class PackedUpdates:
         # of such rows alone is a step along a gradient of 0: the same comes out as if they were computed.
         rows = [row for row in self._rows(samples, weights) if has_gradient(row.sample, loss)]
         is_empty = not any(weights_T.any() for weights_T in weights)
-        self._optimizer.zero_grad()
+        self._weights.zero_grad()
         metrics, blame = _UpdateMetrics(), Blame(samples)
-        trouble = ""
-        for batch in self._micro_batches(self._share_of(rows, loss), loss):
-            tokens = self._inputs(batch, loss)
-            terms_M = loss.terms(tokens)
-            total = (terms_M * batch.weights_M).sum()
-            if not trouble and not torch.isfinite(total):
-                trouble = f"the loss is not finite ({tokens_that_are_no_numbers(batch, samples, terms_M)})"
-                if self.config.on_bad_update == "stop":
-                    break
-            if not trouble:
-                outputs = (tokens.new_M, tokens.new_values_M)
-                for each in outputs:
-                    if each is not None and each.requires_grad:
-                        each.retain_grad()
-                total.backward()
-                blame.add(batch, *outputs)
-            metrics.add(loss, tokens, total, only_finite=bool(trouble))
-            self._ranks.beat(f"the update of policy version {self.policy_version}")
+        with self._ranks.inside_torch():
+            trouble = self._accumulate(rows, loss, metrics, blame)
         trouble = self._join(metrics, trouble)
         if is_empty:  # nothing was trained on: the weights stay, and so does the version
             return {"grad_norm": 0.0, "skipped_updates": 0.0, **metrics.means()}
         return {**self._step(learning_rate, blame, trouble), **metrics.means()}
+
+    def _accumulate(
+        self, rows: list[WeightedRow], loss: Loss, metrics: "_UpdateMetrics", blame: Blame
+    ) -> str:
+        """Gradients of this rank's share of the rows; what is wrong with it, if anything.
+
+        Ranks of a sharded model go on to the last micro-batch whatever comes: the others gather layers with
+        them.
+        """
+        trouble, sharded = "", is_sharded(self.model)
+        for batch, counts in self._micro_batches(rows, loss):
+            tokens = self._inputs(batch, loss)
+            terms_M = loss.terms(tokens)
+            total = (terms_M * batch.weights_M).sum()
+            if counts and not trouble and not torch.isfinite(total):
+                where = tokens_that_are_no_numbers(batch, blame.samples, terms_M)
+                trouble = f"the loss is not finite ({where})"
+                if self.config.on_bad_update == "stop" and not sharded:
+                    break
+            outputs = (tokens.new_M, tokens.new_values_M)
+            if sharded or not trouble:
+                for each in outputs:
+                    if each is not None and each.requires_grad:
+                        each.retain_grad()
+                (total if counts else 0.0 * total).backward()
+            if counts:
+                if not trouble:
+                    blame.add(batch, *outputs)
+                metrics.add(loss, tokens, total, only_finite=bool(trouble))
+            self._ranks.beat(f"the update of policy version {self.policy_version}")
+        return trouble
 
     def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """One [T] array per sample: what the value head expects before each trainable token, 0 elsewhere."""
@@ -119,42 +139,47 @@ class PackedUpdates:
         )
 
     def whole_weights(self) -> dict[str, Tensor]:
-        """What is trained, by name."""
-        return {name: each.detach().cpu().contiguous() for name, each in self._weights.named.items()}
+        """What is trained, by name; of a sharded model as DTensors."""
+        return {name: self._weights.stored(name, each) for name, each in self._weights.named.items()}
 
     def save(self, directory: Path) -> None:
-        save_file(self.whole_weights(), directory / WEIGHTS_FILE)
+        """Write it; of a sharded model each rank its part."""
         counters = {
             "policy_version": torch.tensor(self.policy_version),
             "running_norm": torch.tensor(self._running_norm.mean, dtype=torch.float64),
             "num_norms": torch.tensor(self._running_norm.count),
         }
-        save_file(
-            counters | self._optimizer.tensors(),
-            directory / OPTIMIZER_FILE,
-            metadata={"version": str(self.policy_version)},
-        )
+        state = {
+            full_name: self._weights.stored(full_name.rpartition(".")[0], value)
+            for full_name, value in self._optimizer.tensors().items()
+        }
+        save_tensors(self.whole_weights(), directory / WEIGHTS)
+        save_tensors(counters | state, directory / OPTIMIZER, {"version": str(self.policy_version)})
 
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote. Raises CheckpointError, and changes nothing, when it does not fit."""
-        try:
-            weights = load_file(directory / WEIGHTS_FILE)
-            state = load_file(directory / OPTIMIZER_FILE)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{directory} cannot be read: {error}; delete it to use the one before."
-            ) from error
-        shapes = {name: each.shape for name, each in self._parameters.items()}
-        if shapes != {name: each.shape for name, each in weights.items()}:
+        """Restore what `save` wrote, on whatever ranks. Raises CheckpointError, and changes nothing, when it
+        does not fit."""
+        weights = self._read(directory / WEIGHTS)
+        if {name: each.shape for name, each in weights.items()} != self._shapes:
             raise CheckpointError(f"{directory} holds the weights of another model than this run's.")
+        state = self._read(directory / OPTIMIZER)
         with torch.no_grad():
             for name, weight in self._weights.named.items():
-                weight.copy_(weights[name])
+                weight.copy_(local_rows(weights[name]))
         self._weights.copy_to_parameters()
         self._optimizer = self._new_optimizer()
         self.policy_version = int(state.pop("policy_version"))
         self._running_norm = RunningNorm(float(state.pop("running_norm")), int(state.pop("num_norms")))
-        self._optimizer.load(state)
+        self._optimizer.load({name: local_rows(each) for name, each in state.items()})
+
+    def _read(self, stem: Path) -> dict[str, Tensor]:
+        """What is stored, of a sharded model this rank's part of it."""
+        tensors: dict[str, Tensor] = {}
+        for name, (shape, dtype) in stored_tensors(stem).items():
+            weight = name if name in self._shapes else name.rpartition(".")[0]
+            tensors[name] = self._weights.empty(weight, shape, dtype)
+        read_tensors(stem, tensors)
+        return tensors
 
     def reset_optimizer(self) -> None:
         """Forget the moments: the next phase optimises another objective."""
@@ -166,8 +191,7 @@ class PackedUpdates:
         raise NotImplementedError
 
     def _new_optimizer(self) -> Optimizers:
-        matrices = matrices_of_layers(self.model, self._parameters)
-        return Optimizers(self._weights.named, matrices, self.config)
+        return Optimizers(self._weights.named, self._matrices, self.config, self._weights.spread)
 
     def _rows(
         self, samples: Sequence[TrainingSample], weights: Sequence[NDArray[np.float64]]
@@ -193,23 +217,29 @@ class PackedUpdates:
         """Make gradients and metrics those of all ranks; what is wrong on any of them."""
         if self._ranks.size == 1:
             return trouble
-        moved = [name for name, each in self._weights.named.items() if each.grad is not None]
-        of_ranks = self._ranks.gather((metrics, trouble, moved))
-        metrics.take_sum([theirs for theirs, _, _ in of_ranks])
-        trouble = next((theirs for _, theirs, _ in of_ranks if theirs), "")
+        of_ranks = self._ranks.gather((metrics, trouble))
+        metrics.take_sum([theirs for theirs, _ in of_ranks])
+        trouble = next((theirs for _, theirs in of_ranks if theirs), "")
         if not trouble:
-            names = {name for _, _, theirs in of_ranks for name in theirs}
-            self._ranks.sum_in_place(self._weights.gradients(names))
+            self._weights.join_gradients(self._ranks)
         return trouble
 
-    def _micro_batches(self, rows: Sequence[WeightedRow], loss: Loss) -> Iterator[PackedBatch]:
-        return micro_batches(
-            rows,
-            self.config.micro_batch_tokens,
-            self._device,
-            share_prefixes=self._share_prefixes,
-            whole_groups=loss.needs_whole_groups,
-        )
+    def _micro_batches(self, rows: list[WeightedRow], loss: Loss) -> Iterator[tuple[PackedBatch, bool]]:
+        """(micro-batch, whether it counts) of this rank's share; see `in_step`."""
+
+        def batches(rows: Sequence[WeightedRow]) -> Iterator[PackedBatch]:
+            return micro_batches(
+                rows,
+                self.config.micro_batch_tokens,
+                self._device,
+                share_prefixes=self._share_prefixes,
+                whole_groups=loss.needs_whole_groups,
+            )
+
+        mine = batches(self._share_of(rows, loss))
+        if not is_sharded(self.model):
+            return ((batch, True) for batch in mine)
+        return in_step(mine, lambda: batches(fewest(rows, loss.needs_whole_groups)), self._ranks)
 
     def _stop_on(self, trouble: str) -> None:
         if self.config.on_bad_update == "stop":
@@ -220,16 +250,15 @@ class PackedUpdates:
             )
 
     def _step(self, learning_rate: float, blame: Blame, trouble: str) -> dict[str, float]:
-        weights = self._weights.with_gradient()
         config = self.config
         norm = 0.0
         if not trouble:
-            norm = float(torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm))
+            norm = self._weights.clip(config.max_grad_norm)
             trouble = self._trouble_with(norm, blame)
         if trouble:
             self._stop_on(trouble)
             log.warning("Update after policy version %d was left out: %s.", self.policy_version, trouble)
-            self._optimizer.zero_grad()
+            self._weights.zero_grad()
             return {"grad_norm": norm if math.isfinite(norm) else 0.0, "skipped_updates": 1.0}
         if norm > 0.0:  # where everything ties, nothing is said of how large a gradient may be
             self._running_norm.add(norm, config.max_norm_factor)

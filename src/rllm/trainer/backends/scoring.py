@@ -1,6 +1,6 @@
 """What a model says of token rows, without changing it: log-probabilities, and values of a critic."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from rllm.distributed import ALONE, RankGroup
 from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
+from rllm.trainer.backends.sharding import in_step, is_sharded
 from rllm.trainer.batching import PackedBatch, micro_batches
-from rllm.trainer.packing import WeightedRow, rank_shares
+from rllm.trainer.packing import WeightedRow, fewest, rank_shares
 from rllm.types.sample import TrainingSample
 
 
@@ -75,14 +76,25 @@ def _per_row(
         for index, sample in enumerate(samples)
     ]
     device = next(model.parameters()).device
+
+    def batches(rows: Sequence[WeightedRow]) -> Iterator[PackedBatch]:
+        return micro_batches(rows, micro_batch_tokens, device, share_prefixes=share_prefixes)
+
+    trained = [row for row in rows if len(row.places)]
     if ranks.size > 1:
         rows = rank_shares(rows, ranks.size, share_prefixes=share_prefixes)[ranks.rank]
-    with torch.no_grad():
-        for batch in micro_batches(rows, micro_batch_tokens, device, share_prefixes=share_prefixes):
+    each: Iterator[tuple[PackedBatch, bool]] = ((batch, True) for batch in batches(rows))
+    if is_sharded(model) and trained:
+        each = in_step(batches(rows), lambda: batches(fewest(trained, False)), ranks)
+    with torch.no_grad(), ranks.inside_torch():
+        for batch, counts in each:
             values_M = of_batch(batch).float().cpu().numpy()
-            for row, place, value in zip(batch.row_M, batch.place_M, values_M, strict=True):
-                found[row][place] = value
+            if counts:
+                for row, place, value in zip(batch.row_M, batch.place_M, values_M, strict=True):
+                    found[row][place] = value
             ranks.beat()
+    if is_sharded(model):
+        model.reshard()
     if ranks.size > 1:
         for theirs in ranks.gather({row.index: found[row.index] for row in rows}):
             for index, values_T in theirs.items():

@@ -1,5 +1,5 @@
 """Training on torch, in the process of the sampler: publishing copies nothing, because both use
-the same parameters.
+the same parameters. Of a sharded model the sampler has a whole twin, which publishing writes to.
 
 samples ─► `PackedUpdates.update` ─► hidden states ─► log-probabilities in chunks, values ─► the loss
 """
@@ -16,6 +16,7 @@ from rllm.distributed import ALONE, RankGroup
 from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
 from rllm.trainer.backends.packed import PackedUpdates, ValueHead, trained_tokens
 from rllm.trainer.backends.scoring import hidden_states, score_rows
+from rllm.trainer.backends.sharding import gather_into, is_sharded
 from rllm.trainer.backends.torch_optimizer import HALF
 from rllm.trainer.batching import PackedBatch
 from rllm.types.sample import TrainingSample
@@ -70,6 +71,8 @@ class TorchBackend(PackedUpdates):
             value_head=ValueHead.on(model) if value_head else None,
         )
         self._publish = publish
+        self._served = model
+        """What the sampler has: the model that learns, or of a sharded one its whole twin."""
 
     @property
     def supports(self) -> frozenset[str]:
@@ -77,7 +80,7 @@ class TorchBackend(PackedUpdates):
 
     @property
     def is_half(self) -> bool:
-        return next(self.model.parameters()).dtype in HALF
+        return next(self._served.parameters()).dtype in HALF
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         return score_rows(
@@ -90,6 +93,9 @@ class TorchBackend(PackedUpdates):
         )
 
     def publish_weights(self) -> int:
+        if is_sharded(self.model):
+            with self._ranks.inside_torch():
+                gather_into(self._served, self.model)
         self._publish(self.policy_version)
         return self.policy_version
 

@@ -9,6 +9,7 @@ time of float32 was measured. So the precision is measured once where a run begi
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,14 +28,46 @@ CLEARLY = 0.8
 0.4 to 0.5, without them 5 to 15 times as much, so that noise cannot turn the choice."""
 
 
+class Spread(Protocol):
+    """Where the rows of a matrix are."""
+
+    def whole(self, weight: Tensor, rows: Tensor) -> Tensor:
+        """The matrix of which `rows` are this process's, beside those of `weight`; all ranks have to be
+        here."""
+        ...
+
+    def rows(self, weight: Tensor, whole: Tensor) -> Tensor:
+        """This process's part of it."""
+        ...
+
+
+class InOnePlace(Spread):
+    """Every matrix is whole."""
+
+    def whole(self, weight: Tensor, rows: Tensor) -> Tensor:
+        return rows
+
+    def rows(self, weight: Tensor, whole: Tensor) -> Tensor:
+        return whole
+
+
 class Muon(torch.optim.Optimizer):
     """Jordan 2024, with Nesterov momentum; steps are scaled to the length of AdamW's (Liu et al. 2025,
     arXiv:2502.16982, "match RMS"). In bfloat16 it is torch.optim.Muon bit for bit, its state included."""
 
-    def __init__(self, matrices: Iterable[Tensor], *, weight_decay: float, dtype: torch.dtype) -> None:
-        """`dtype`: of the Newton-Schulz iterations alone; momentum has the gradient's."""
+    def __init__(
+        self,
+        matrices: Iterable[Tensor],
+        *,
+        weight_decay: float,
+        dtype: torch.dtype,
+        spread: Spread | None = None,
+    ) -> None:
+        """`dtype`: of the Newton-Schulz iterations alone; momentum has the gradient's. `spread`: of matrices
+        whose rows are on several ranks; each makes the whole direction and takes its rows of it."""
         super().__init__(matrices, {"lr": 0.0, "weight_decay": weight_decay})
         self._dtype = dtype
+        self._spread = spread or InOnePlace()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -49,9 +82,11 @@ class Muon(torch.optim.Optimizer):
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         momentum = state["momentum_buffer"].lerp_(gradient, 1 - MOMENTUM)
-        direction = orthogonalized(gradient.lerp(momentum, MOMENTUM), self._dtype)
+        whole = self._spread.whole(weight, gradient.lerp(momentum, MOMENTUM))
+        direction = orthogonalized(whole, self._dtype)
         weight.mul_(1 - learning_rate * weight_decay)
-        weight.add_(direction, alpha=-learning_rate * 0.2 * max(weight.shape) ** 0.5)
+        rows = self._spread.rows(weight, direction)
+        weight.add_(rows, alpha=-learning_rate * 0.2 * max(direction.shape) ** 0.5)
 
 
 def orthogonalized(matrix: Tensor, dtype: torch.dtype) -> Tensor:

@@ -18,13 +18,17 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from rllm.config.optimizer import OptimizerConfig
-from rllm.trainer.backends.torch_muon import Muon, muon_dtype
+from rllm.distributed import RankGroup
+from rllm.trainer.backends.torch_muon import Muon, Spread, muon_dtype
 
 HALF = (torch.bfloat16, torch.float16)
 
 
 class MasterWeights:
     """What an optimizer moves, by the names of the parameters that follow."""
+
+    spread: Spread | None = None
+    """Where the rows of matrices are that this process has a part of."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self.named: dict[str, Tensor] = {}
@@ -37,6 +41,32 @@ class MasterWeights:
                 self.named[name] = master
                 self._copies.append((parameter, master))
                 self._hooks.append(_gather_gradients(parameter, master))
+
+    def zero_grad(self) -> None:
+        for each in self.named.values():
+            each.grad = None
+
+    def join_gradients(self, ranks: RankGroup) -> None:
+        """Make each gradient the sum of those of all `ranks`."""
+        moved = [name for name, each in self.named.items() if each.grad is not None]
+        names = {name for theirs in ranks.gather(moved) for name in theirs}
+        ranks.sum_in_place(self.gradients(names))
+
+    def clip(self, max_norm: float) -> float:
+        """Scale what `with_gradient` gives down to `max_norm`; returns the norm that it had."""
+        return float(nn.utils.clip_grad_norm_(self.with_gradient(), max_norm))
+
+    def empty(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Room for what `stored` gave, of the whole shape `shape`."""
+        return torch.empty(shape, dtype=dtype)
+
+    def take(self, name: str, whole: Tensor) -> None:
+        """Copy a weight in; `copy_to_parameters` follows once all are there."""
+        self.named[name].copy_(whole)
+
+    def stored(self, name: str, tensor: Tensor) -> Tensor:
+        """How a checkpoint sees a tensor of the weight `name`: itself, or something of its shape."""
+        return tensor.detach()
 
     def with_gradient(self) -> list[Tensor]:
         """Those that an update moves; all of them, by a gradient of 0, where no micro-batch had one."""
@@ -86,8 +116,10 @@ class Optimizers:
         weights: Mapping[str, Tensor],
         matrices: frozenset[str],
         config: OptimizerConfig,
+        spread: Spread | None = None,
     ) -> None:
-        """`weights` are moved; `matrices` are the names of those that Muon may move."""
+        """`weights` are moved; `matrices` are the names of those that Muon may move, and `spread` is where
+        their rows are."""
         self._weights = weights
         of_muon = matrices if config.name == "muon" else frozenset[str]()
         with_adamw = [each for key, each in weights.items() if key not in of_muon]
@@ -109,12 +141,9 @@ class Optimizers:
                     with_muon,
                     weight_decay=config.weight_decay,
                     dtype=muon_dtype(config.muon_dtype, with_muon[0].device),
+                    spread=spread,
                 )
             )
-
-    def zero_grad(self) -> None:
-        for part in self._parts:
-            part.zero_grad(set_to_none=True)
 
     def step(self, learning_rate: float) -> None:
         for part in self._parts:

@@ -1,0 +1,107 @@
+"""A model of which every rank holds a part: FSDP2, layer by layer.
+
+    model, whole, which the sampler of this rank reads ──shard_model──► its twin, which learns
+        ▲                                               ┌─► gather a layer ─► compute it ─► drop it ─┐
+        └──────── gather_into, a layer at a time ◄──── shards ◄── optimizer ◄── Σ of gradients ◄─────┘
+
+What is frozen, as the weights beside an adapter are, stays whole and is the sampler's own. Layers are
+gathered by all ranks at the same time, so ranks go through their micro-batches in step: one that has no more
+repeats a row whose terms weigh nothing.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+
+from rllm.distributed import RankGroup
+from rllm.models.lora import sharing_tensors
+from rllm.trainer.backends.torch_optimizer import HALF
+from rllm.trainer.batching import PackedBatch
+
+
+def shard_model(model: Any, ranks: RankGroup) -> Any:
+    """A twin of `model`, a `CausalModel`, whose trained parameters are shards of this rank; all ranks have to
+    be here.
+
+    Shards of weights in 16 bits are their float32 masters; layers are computed in 16 bits all the same.
+    """
+    twin = sharing_tensors(model)
+    trained = [each for each in twin.parameters() if each.requires_grad]
+    frozen = {each for each in twin.parameters() if not each.requires_grad}
+    dtype = trained[0].dtype
+    masters = dict[nn.Parameter, nn.Parameter]()
+    options: dict[str, Any] = {
+        "mesh": ranks.mesh(trained[0].device.type),
+        "ignored_params": frozen,
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=dtype if dtype in HALF else None,
+            reduce_dtype=torch.float32 if dtype in HALF else None,
+            cast_forward_inputs=False,
+        ),
+    }
+    if not frozen:  # an adapter is small: it is one part, gathered with the model itself
+        for layer in twin.layers():
+            _take_masters(layer, masters)
+            fully_shard(layer, **options)
+    _take_masters(twin, masters)
+    fully_shard(twin, **options)
+    register_fsdp_forward_method(twin, "hidden")
+    for part in _parts(twin):
+        part.set_force_sum_reduction_for_comms(True)
+        part.set_gradient_divide_factor(1.0)  # token weights are those of the whole update: gradients add up
+    twin.unshard()  # an adapter's layers are looked up now, all others when they are gathered first
+    twin.look_up_parameters()
+    twin.reshard()
+    return twin
+
+
+@torch.no_grad()
+def gather_into(whole: Any, sharded: Any) -> None:
+    """Give `whole` the weights of its `sharded` twin, a layer at a time; all ranks have to be here."""
+    targets = dict(whole.named_parameters())
+    for part in _parts(sharded):
+        part.unshard()
+        for name, parameter in sharded.named_parameters():
+            if parameter.requires_grad and not isinstance(parameter, DTensor):
+                targets[name].copy_(parameter)
+        part.reshard()
+
+
+def in_step(
+    batches: Iterable[PackedBatch], spare: Callable[[], Iterator[PackedBatch]], ranks: RankGroup
+) -> Iterator[tuple[PackedBatch, bool]]:
+    """(micro-batch, whether it counts): those of this rank, then spare ones, until each rank has had as
+    many."""
+    mine = list(batches)
+    most = max(ranks.gather(len(mine)))
+    yield from ((batch, True) for batch in mine)
+    for _ in range(most - len(mine)):
+        yield next(spare()), False
+
+
+def is_sharded(model: Any) -> bool:
+    return isinstance(model, FSDPModule)
+
+
+def _parts(model: nn.Module) -> list[FSDPModule]:
+    """What is gathered in one go: each layer, and what is left."""
+    return [each for each in model.modules() if isinstance(each, FSDPModule)]
+
+
+def _take_masters(module: nn.Module, masters: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Replace trained parameters in 16 bits by float32 ones; those that are tied stay so."""
+    for each in module.modules():
+        for name, parameter in each.named_parameters(recurse=False):
+            if parameter.dtype in HALF and parameter.requires_grad and not isinstance(parameter, DTensor):
+                if parameter not in masters:
+                    masters[parameter] = nn.Parameter(parameter.detach().float())
+                setattr(each, name, masters[parameter])

@@ -1,0 +1,94 @@
+"""Tensors by name, on disk: in one file, or each rank's part of them in a file of its own.
+
+    whole tensors ──► STEM.safetensors                              by one rank
+    with shards   ──► STEM/ __0_0.distcp  __1_0.distcp  .metadata   by all (torch.distributed.checkpoint)
+
+Either is read into whole tensors or into shards of any number of ranks, each of which reads its own part.
+"""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from rllm.errors import CheckpointError
+from rllm.trainer.backends.sharded_weights import rows_of
+
+METADATA = ".metadata"
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+}
+"""As safetensors names them."""
+
+
+def save_tensors(tensors: Mapping[str, Tensor], stem: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write them; with shards among them, all ranks have to be here. `metadata` is of one file alone."""
+    if not any(isinstance(each, DTensor) for each in tensors.values()):
+        save_file(
+            {name: each.cpu().contiguous() for name, each in tensors.items()},
+            stem.with_suffix(".safetensors"),
+            metadata,
+        )
+        return
+    try:
+        save(dict(tensors), storage_writer=FileSystemWriter(stem))
+    except CheckpointException as error:  # a BaseException, of all ranks
+        raise next(iter(error.failures.values()))[0] from None
+
+
+def stored_tensors(stem: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and type of each. Raises CheckpointError for what cannot be read."""
+    try:
+        if (stem / METADATA).is_file():
+            listed = FileSystemReader(stem).read_metadata().state_dict_metadata
+            return {
+                name: (each.size, each.properties.dtype)
+                for name, each in listed.items()
+                if isinstance(each, TensorStorageMetadata)
+            }
+        with safe_open(stem.with_suffix(".safetensors"), "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+            return {
+                name: (torch.Size(each.get_shape()), DTYPES[each.get_dtype()])
+                for name, each in slices.items()
+            }
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(stem, error) from error
+
+
+def read_tensors(stem: Path, targets: Mapping[str, Tensor]) -> None:
+    """Fill `targets`, each of the shape that is stored. Raises CheckpointError for what cannot be read."""
+    try:
+        if (stem / METADATA).is_file():
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each reads its own part
+                load(dict(targets), storage_reader=FileSystemReader(stem), no_dist=True)
+            return
+        with safe_open(stem.with_suffix(".safetensors"), "pt") as file:
+            for name, target in targets.items():
+                if isinstance(target, DTensor):
+                    target.to_local().copy_(rows_of(target, file.get_tensor(name)))
+                else:
+                    target.copy_(file.get_tensor(name))
+    except CheckpointException as error:
+        raise _unreadable(stem, next(iter(error.failures.values()))[0]) from None
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(stem, error) from error
+
+
+def _unreadable(stem: Path, error: BaseException) -> CheckpointError:
+    return CheckpointError(f"{stem.parent} cannot be read: {error}; delete it to use the one before.")
