@@ -1,4 +1,5 @@
-"""Memory of `rllm serve model` under mixed requests: it rises while caches fill, and then stays.
+"""A soak of `rllm serve model` under mixed requests: memory rises while caches fill and then stays, and every
+request ends.
 
     this process ──HTTP──► rllm serve model, builtin:tiny, in a process of its own ─► its memory, by round
 
@@ -7,7 +8,8 @@
 A round has every kind of request: short and long chats, streams, streams that are left, answers after a
 schema that nobody asked for before, prompts of 200,000 characters, which are refused. Memory is that of
 /proc/PID/smaps_rollup without what is shared. Growth is the slope of a line through the second half of the
-rounds; above `BOUND_KIB_A_REQUEST` the run fails.
+rounds; above `BOUND_KIB_A_REQUEST` the run fails. So it does when a request has no answer within
+`STUCK_AFTER_S`, or when the server, asked at the end, still has calls in flight or queued.
 """
 
 import argparse
@@ -30,6 +32,10 @@ from rllm.models.builtin import create_model
 BOUND_KIB_A_REQUEST = 4.0
 """Of growth once caches are full: what a gateway remembers of each session, and what it logs."""
 REQUESTS_OF_A_KIND, AT_ONCE = 12, 4
+STUCK_AFTER_S = 120.0
+"""A request of this size takes seconds on a core that is shared by ten."""
+IDLE_WITHIN_S = 30.0
+"""After the last answer: streams whose client left are cancelled with the engine's next step."""
 REFUSED_CHARACTERS = 200_000
 PATH = "/v1/chat/completions"
 
@@ -85,7 +91,11 @@ class Caller:
 
         async def ask(kind: str, number: int) -> None:
             async with waiting:
-                await self.kinds[kind](number)
+                try:
+                    async with asyncio.timeout(STUCK_AFTER_S):
+                        await self.kinds[kind](number)
+                except TimeoutError as error:
+                    raise SystemExit(f"Request {number} ({kind}) is stuck: {STUCK_AFTER_S:g} s.") from error
 
         numbers = [(kind, self._next()) for _ in range(REQUESTS_OF_A_KIND) for kind in kinds]
         await asyncio.gather(*(ask(kind, number) for kind, number in numbers))
@@ -140,7 +150,22 @@ async def soak(server: Server, kinds: list[str], seconds: float, least_rounds: i
             num_requests += await caller.round(kinds)
             points.append((num_requests, server.memory_kib()))
             print(f"{num_requests:>8,} requests {points[-1][1] / 1024:>8.0f} MiB", file=sys.stderr)
+        await require_idle(client)
     return points
+
+
+async def require_idle(client: aiohttp.ClientSession) -> None:
+    """End the run where calls are still under way although every client has its answer or has left."""
+    end = time.monotonic() + IDLE_WITHIN_S
+    while True:
+        async with client.get("/health") as answer:
+            health = await answer.json()
+        under_way = {name: health[name] for name in ("in_flight", "queued")}
+        if not any(under_way.values()):
+            return
+        if time.monotonic() > end:
+            raise SystemExit(f"Calls are stuck: {under_way}, {IDLE_WITHIN_S:g} s after the last answer.")
+        await asyncio.sleep(0.1)
 
 
 def summary_of(points: list[tuple[int, int]]) -> dict[str, float]:
