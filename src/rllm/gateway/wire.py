@@ -11,7 +11,7 @@ text.
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -127,7 +127,7 @@ class Piece:
     text: str = ""
     reasoning: str = ""
     tool_call: ToolCallPiece | None = None
-    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    logprobs: Sequence[TokenLogprob] = ()
     raw: bytes | None = None
     """Whole server-sent events in the client's own dialect, from an upstream that speaks it; then nothing
     else is set, and `StreamWriter` is not asked."""

@@ -44,7 +44,12 @@ def hear(heard: HeardChoice, choice: dict[str, Any], said: dict[str, Any]) -> li
 
 def _hear_logprobs(heard: HeardChoice, choice: dict[str, Any]) -> None:
     entries = _logprob_entries(choice)
-    heard.logprobs += _logprobs_of(entries)
+    values = [entry.get("logprob") for entry in entries]
+    for value in values:
+        if type(value) is not float:
+            values = [logprob_of(value) for value in values]
+            break
+    heard.logprobs += values
     if not heard.completion_ids:  # they are what names of tokens would stand in for
         heard.hear_names(entry.get("token") for entry in entries)
     if heard.keep_tokens:
@@ -91,14 +96,10 @@ def _logprob_entries(choice: dict[str, Any]) -> list[dict[str, Any]]:
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list):
         return []
-    if set(map(type, content)) <= {dict}:  # nearly always, and found out in a fraction of the time
-        return content
-    return [entry for entry in content if isinstance(entry, dict)]
-
-
-def _logprobs_of(entries: list[dict[str, Any]]) -> list[float | None]:
-    values = [entry.get("logprob") for entry in entries]
-    return values if set(map(type, values)) <= {float} else [logprob_of(value) for value in values]
+    for entry in content:
+        if type(entry) is not dict:
+            return [entry for entry in content if isinstance(entry, dict)]
+    return content
 
 
 def _alternatives(top: object) -> list[tuple[int, str, float]]:

@@ -72,7 +72,12 @@ class EventReader(ABC):
         choices = choices_of(chunk)
         if choices is None:
             return self._broken(bad_reply("an event of its stream has no `choices`"))
-        self._hear_answer(chunk)
+        if not self._begun:
+            self._begin(chunk)
+        if (usage := chunk.get("usage")) is not None:
+            self._usage = usage
+        if (ids := chunk.get("prompt_token_ids")) is not None:
+            self._prompt_ids = ids
         pieces: list[Piece] = []
         for choice in choices:
             index = index_of(choice)
@@ -97,18 +102,13 @@ class EventReader(ABC):
         )
         return finish_answer(answer, self._heard.values(), self.request, self._usage, self._prompt_ids)
 
-    def _hear_answer(self, chunk: dict[str, Any]) -> None:
-        """What a chunk says of the whole answer."""
-        if not self._begun:
-            self._begun = True
-            self._created = created if isinstance(created := chunk.get("created"), int) else None
-            self._model = text_of(chunk.get("model")) or self._model
-            if self.same_dialect:
-                self.id = text_of(chunk.get("id")) or self.id
-        if (usage := chunk.get("usage")) is not None:
-            self._usage = usage
-        if (ids := chunk.get("prompt_token_ids")) is not None:
-            self._prompt_ids = ids
+    def _begin(self, chunk: dict[str, Any]) -> None:
+        """What the first chunk says of the whole answer."""
+        self._begun = True
+        self._created = created if isinstance(created := chunk.get("created"), int) else None
+        self._model = text_of(chunk.get("model")) or self._model
+        if self.same_dialect:
+            self.id = text_of(chunk.get("id")) or self.id
 
     def _raw(self, event: str, data: bytes, chunk: dict[str, Any]) -> list[Piece]:
         changed = hide_injected(chunk, self.request)

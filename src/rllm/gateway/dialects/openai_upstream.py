@@ -92,15 +92,17 @@ def hide_injected(reply: dict[str, Any], request: CallRequest) -> bool:
     if not request.return_token_ids and reply.get("prompt_token_ids") is not None:
         del reply["prompt_token_ids"]
         changed = True
+    hides_logprobs, hides_ids = not request.logprobs, not request.return_token_ids
     for choice in reply["choices"]:
-        if not request.logprobs and choice.get("logprobs") is not None:
+        if hides_logprobs and choice.get("logprobs") is not None:
             choice["logprobs"] = None
             changed = True
-        if not request.return_token_ids:
-            for name in ("token_ids", "prompt_token_ids"):
-                if choice.get(name) is not None:
-                    del choice[name]
-                    changed = True
+        if hides_ids and choice.get("token_ids") is not None:
+            del choice["token_ids"]
+            changed = True
+        if hides_ids and choice.get("prompt_token_ids") is not None:
+            del choice["prompt_token_ids"]
+            changed = True
     return changed
 
 
@@ -267,8 +269,11 @@ def logprob_of(value: object) -> float | None:
 def choices_of(reply: dict[str, Any]) -> list[dict[str, Any]] | None:
     """The choices of a reply or chunk; None when they are not what the protocol says."""
     choices = reply.get("choices")
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+    if not isinstance(choices, list):
         return None
+    for choice in choices:
+        if not isinstance(choice, dict):
+            return None
     return choices
 
 
@@ -341,9 +346,12 @@ def _refusal(status: int, found: object, kind: str) -> RequestRefused:
 
 
 def _ids(value: object) -> list[int]:
-    if isinstance(value, list) and set(map(type, value)) <= {int}:
-        return value
-    return []
+    if not isinstance(value, list):
+        return []
+    for each in value:
+        if type(each) is not int:
+            return []
+    return value
 
 
 def _usage(usage: object) -> dict[str, int]:

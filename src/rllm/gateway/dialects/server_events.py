@@ -22,5 +22,8 @@ def event_up_to(field: str, data: dict[str, Any]) -> bytes:
 
 def as_it_came(event: str, data: bytes) -> Piece:
     """An upstream's event for a client that speaks the same protocol."""
-    name = b"event: " + event.encode() + b"\n" if event and event != "message" else b""
-    return Piece(raw=name + b"data: " + data.replace(b"\n", b"\ndata: ") + b"\n\n")
+    if b"\n" in data:
+        data = data.replace(b"\n", b"\ndata: ")
+    if event and event != "message":
+        return Piece(raw=b"event: %b\ndata: %b\n\n" % (event.encode(), data))
+    return Piece(raw=b"data: %b\n\n" % data)

@@ -9,7 +9,6 @@ costs space, not truth: the next call of its conversation is stored whole.
 """
 
 import hashlib
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -79,11 +78,15 @@ def num_equal_digests(mine: bytes, theirs: bytes) -> int:
     count = min(len(mine), len(theirs)) // _DIGEST_BYTES
     if mine[: count * _DIGEST_BYTES] == theirs[: count * _DIGEST_BYTES]:
         return count
-    return bisect_left(range(count), True, key=lambda index: _at(mine, index) != _at(theirs, index))
-
-
-def _at(digests: bytes, index: int) -> bytes:
-    return digests[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES]
+    equal, unequal = 1, count
+    while unequal - equal > 1:
+        middle = (equal + unequal) // 2
+        part = slice(equal * _DIGEST_BYTES, middle * _DIGEST_BYTES)
+        if mine[part] == theirs[part]:
+            equal = middle
+        else:
+            unequal = middle
+    return equal
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

@@ -185,14 +185,15 @@ async def _hear(
     except (TimeoutError, TooLarge) as error:
         cause = error
         problem = _stream_error(url, error, http)
+    answer = reader.answer()
     if problem is None or reader.complete:
-        problem = _verdict(reader, url)
+        problem = _verdict(reader, answer, url)
     if problem is None:
-        return reader.answer()
+        return answer
     if not call.passed_on:
         raise problem from cause
     why = problem.error.message if isinstance(problem, Failed) else problem.message
-    raise PartialAnswer(why, reader.answer()) from cause
+    raise PartialAnswer(why, answer) from cause
 
 
 async def _hear_all(
@@ -235,7 +236,8 @@ def _whole_events(events: EventSplitter, part: bytes) -> list[tuple[str, bytes]]
 async def _feed(call: Call, reader: StreamReader, events: list[tuple[str, bytes]], said: "_Version") -> None:
     """Events that arrived together leave together, but for those that end the answer."""
     raw: list[bytes] = []
-    for name, data in ((name, bytes_without_keys(data)) for name, data in events):
+    for name, event in events:
+        data = bytes_without_keys(event)
         if b"weight_version" in data:
             said.hear(_object(data))
         for piece in reader.feed(name, data):
@@ -256,14 +258,14 @@ async def _flush(call: Call, raw: list[bytes]) -> None:
         await call.pass_on(Piece(raw=whole))
 
 
-def _verdict(reader: StreamReader, url: str) -> RequestRefused | Failed | None:
+def _verdict(reader: StreamReader, answer: Answer, url: str) -> RequestRefused | Failed | None:
     """Why a stream that ended is no whole answer; None when it is one."""
     if reader.error is not None:
         return _failed_if_retried(reader.error)
     if not reader.complete:
         why = "its stream ended before the answer was complete"
         return Failed(_server_error(url, why, 502, "upstream_dropped"))
-    if any(choice.finish_reason in _CUT_OFF for choice in reader.answer().choices):
+    if any(choice.finish_reason in _CUT_OFF for choice in answer.choices):
         why = "it cut the answer off, as servers do while their weights are changed"
         return Failed(_server_error(url, why, 503, "upstream_aborted"))
     return None

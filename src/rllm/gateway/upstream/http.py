@@ -26,6 +26,7 @@ from rllm.redaction import bytes_without_keys
 KEEP_ALIVE_S = 4.0
 """Shorter than the 5 s of uvicorn, and so of vLLM: who closes a connection first is not surprised."""
 _SENT_AT_ONCE_BYTES = 1 << 20
+_JSON_HEADERS = {"Content-Type": "application/json"}
 _PROBE_TIMEOUT_S = 5.0
 _FAILURES = (aiohttp.ClientError, HttpProcessingError, TimeoutError)
 _SHARE_OF_FILES = 6
@@ -91,10 +92,15 @@ class HttpClient:
     async def post(self, url: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
         """The response, once its headers are there. Raises Unreachable, Dropped or TimeoutError."""
         data = body if len(body) <= _SENT_AT_ONCE_BYTES else io.BytesIO(body)
-        async with self._connection_to_spare():
+        self.num_waiting += 1
+        try:
+            await self._room.acquire()
+        finally:
+            self.num_waiting -= 1
+        try:
             try:
                 response = await self.session.post(
-                    url, data=data, headers={"Content-Type": "application/json"}, allow_redirects=False
+                    url, data=data, headers=_JSON_HEADERS, allow_redirects=False
                 )
             except _FAILURES as error:
                 raise self._failure(error, before_answer=True) from error
@@ -102,16 +108,6 @@ class HttpClient:
                 yield response
             finally:
                 response.release()  # closes the connection unless the answer was read to its end
-
-    @asynccontextmanager
-    async def _connection_to_spare(self) -> AsyncIterator[None]:
-        self.num_waiting += 1
-        try:
-            await self._room.acquire()
-        finally:
-            self.num_waiting -= 1
-        try:
-            yield
         finally:
             self._room.release()
 
