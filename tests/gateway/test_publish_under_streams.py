@@ -1,0 +1,106 @@
+"""Weights published again and again under 64 streams: every token has the version that wrote it.
+
+The model is made so that its weights can be read off its tokens: it writes one token, whatever it has read,
+and each version another one. So the ids say what the versions should be.
+"""
+
+import asyncio
+import dataclasses
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import torch
+
+from rllm.gateway.local import LocalPolicy
+from rllm.gateway.server import Gateway
+from rllm.inference.local.client import LocalClient
+from rllm.models.builtin import TinyModel, create_model
+from rllm.models.directory import LoadedModel, load_model
+
+NUM_STREAMS, NUM_TOKENS, NUM_PUBLISHES = 64, 48, 14
+FIRST_TOKEN = 100
+"""Version 0 writes this one, version 1 the next."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> LoadedModel:
+    """One whose state is the same after every token."""
+    size = TinyModel(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=32, max_positions=256)
+    create_model(tmp_path / "model", size, seed=0)
+    loaded = dataclasses.replace(load_model(tmp_path / "model"), end_token_ids=())
+    named = dict(loaded.model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in named.items():
+            if name.endswith(("out.weight", "down.weight")):
+                parameter.zero_()  # what a layer adds
+        named["norm"].fill_(10.0)
+        named["embed.weight"].zero_()
+        named["embed.weight"][:, 0] = 1.0
+    write(loaded, 0)
+    return loaded
+
+
+def write(loaded: LoadedModel, version: int) -> None:
+    """As an optimizer does, in place."""
+    embedding = dict(loaded.model.named_parameters())["embed.weight"]
+    with torch.no_grad():
+        embedding[:, 0] = 1.0
+        embedding[FIRST_TOKEN + version, 0] = 3.0
+
+
+@pytest.fixture
+async def client(model: LoadedModel) -> AsyncIterator[LocalClient]:
+    client = LocalClient(model, num_slots=NUM_STREAMS, max_context=192, lockstep=True)
+    yield client
+    await client.close()
+
+
+async def publish_between_steps(client: LocalClient, model: LoadedModel, version: int, after: int) -> None:
+    """New weights, once so many tokens are sampled; the engine stands still while they are written."""
+    while client.engine.counts.sampled_tokens < after:
+        await asyncio.sleep(0.001)
+    silent = client.session(("silent", 0))  # a lockstep engine waits for it
+    client.publish(client.policy_version)  # returns when no step is running
+    write(model, version)
+    client.publish(version)
+    silent.close()
+
+
+async def stream(http: aiohttp.ClientSession, gateway: Gateway, number: int) -> None:
+    url = f"{gateway.url}/k/{gateway.token}/sessions/{number}/v1/chat/completions"
+    said = [{"role": "user", "content": f"number {number}"}]
+    body = {"messages": said, "max_tokens": NUM_TOKENS, "stream": True}
+    async with http.post(url, json=body) as reply:
+        assert (await reply.read()).endswith(b"data: [DONE]\n\n")
+
+
+async def test_every_token_of_64_streams_carries_the_version_of_the_weights_that_wrote_it(
+    model: LoadedModel, client: LocalClient, tmp_path: Path
+) -> None:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        Gateway(LocalPolicy(client, "tiny"), tmp_path / "ledger") as gateway,
+        aiohttp.ClientSession(connector=connector) as http,
+        asyncio.TaskGroup() as tasks,
+    ):
+        for number in range(NUM_STREAMS):
+            tasks.create_task(stream(http, gateway, number))
+        share = NUM_STREAMS * NUM_TOKENS // (NUM_PUBLISHES + 1)
+        for version in range(1, NUM_PUBLISHES + 1):
+            await publish_between_steps(client, model, version, after=version * share)
+        while gateway.num_in_flight:
+            await asyncio.sleep(0.005)
+        records = [record for number in range(NUM_STREAMS) for record in gateway.ledger.traces(str(number))]
+
+    assert len(records) == NUM_STREAMS
+    ids = [token for record in records for token in record.completion_ids]
+    versions = [version for record in records for version in record.policy_versions]
+    written_under = [token - FIRST_TOKEN for token in ids]
+    assert len(ids) == NUM_STREAMS * NUM_TOKENS == client.engine.counts.sampled_tokens
+    assert Counter(versions) == Counter(written_under)
+    assert versions == written_under
+    assert set(versions) == set(range(NUM_PUBLISHES + 1))
+    assert max(len(set(record.policy_versions)) for record in records) > NUM_PUBLISHES // 2
