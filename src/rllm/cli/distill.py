@@ -13,13 +13,13 @@ from rich.text import Text
 from rllm.build.configs import distill_config
 from rllm.build.training import build_trainer
 from rllm.cli.command import example, print_json
-from rllm.cli.plan import conflict_with_run, print_plan, unused_directory
+from rllm.cli.plan import announce_run, conflict_with_run, print_plan, unused_directory
 from rllm.cli.supervised import Flags, supervised_options
-from rllm.cli.terminal import err, out, print_next, rate_with_interval, table
+from rllm.cli.terminal import out, print_next, rate_with_interval, table
 from rllm.config.distill import PROMPTS
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
-from rllm.store.run_directory import RunDirectory, is_run
+from rllm.store.run_directory import RunDirectory
 from rllm.tracking.console import LiveView, readable_seconds
 from rllm.trainer.agent_trainer import TrainResult
 from rllm.trainer.extras import require_training_packages
@@ -73,10 +73,7 @@ def command(tasks: str, teacher: str, val_dataset: str, flags: Flags) -> None:
         )
         return
     require_training_packages()
-    was_finished = is_run(directory) and RunDirectory.read(directory).summary() is not None
-    if is_run(directory):
-        remark = "is finished; --fresh starts another run" if was_finished else "was stopped; it goes on"
-        err().print(f"{directory} {remark}.", style="dim", soft_wrap=True)
+    was_finished = announce_run(directory)
     try:
         with LiveView(config.steps, title=f"rllm distill {label}") as view:
             result = build_trainer(config, directory, None if was_finished else view).train()

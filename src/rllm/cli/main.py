@@ -7,6 +7,7 @@
 Only the command that was typed is imported, nothing heavy before it: `rllm --help` does not wait for torch.
 """
 
+import faulthandler
 import gc
 import importlib
 import json
@@ -189,6 +190,7 @@ def main() -> None:
     remarks = logging.StreamHandler()
     remarks.setFormatter(_Remark())
     logging.basicConfig(handlers=[remarks], level=logging.WARNING)
+    faulthandler.enable()  # code of others that crashes this process is named: the stack of every thread
     # Schedulers send SIGTERM: it does what Ctrl-C does, also before and after the work that saves itself.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rllm(prog_name="rllm")

@@ -9,7 +9,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from rllm.cli.command import print_json
-from rllm.cli.terminal import out
+from rllm.cli.terminal import err, out
 from rllm.errors import ConfigError
 from rllm.store.run_directory import RunDirectory, is_run
 
@@ -33,6 +33,24 @@ def require_place(directory: Path) -> None:
         raise ConfigError(
             f"{directory} cannot be made ({error.strerror}: {error.filename}); choose another --output."
         ) from error
+
+
+def announce_run(directory: Path) -> bool:
+    """Say what becomes of the run that is already in `directory`, if any. Whether it is finished."""
+    if not is_run(directory):
+        return False
+    run = RunDirectory.read(directory)
+    is_finished = run.summary() is not None
+    remark = "is finished; --fresh starts another run" if is_finished else "was stopped; it goes on"
+    if (pid := run.writer_pid) is not None:
+        remark = f"is being written by process {pid}"
+    elif (pid := run.lost_writer_pid) is not None and not is_finished:
+        remark = (
+            f"was left in the middle by process {pid}, which was killed, crashed, or ran code that ends its "
+            "process, such as `os._exit`; it goes on from its last checkpoint"
+        )
+    err().print(f"{directory} {remark}.", style="dim", soft_wrap=True)
+    return is_finished
 
 
 def conflict_with_run(directory: Path, require_same_config: Callable[[RunDirectory], None]) -> str:

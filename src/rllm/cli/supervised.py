@@ -16,11 +16,11 @@ from rich.text import Text
 
 from rllm.build.models import initial_model_path
 from rllm.cli.command import json_option, print_json
-from rllm.cli.plan import conflict_with_run, print_plan, unused_directory
+from rllm.cli.plan import announce_run, conflict_with_run, print_plan, unused_directory
 from rllm.cli.supervised_view import measured_on, reports_table
-from rllm.cli.terminal import err, out, print_next
+from rllm.cli.terminal import out, print_next
 from rllm.config.loader import config_dict
-from rllm.store.run_directory import RunDirectory, is_run
+from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker
 from rllm.tracking.console import LiveView, readable_seconds
 from rllm.trainer.agent_trainer import TrainResult
@@ -121,10 +121,7 @@ def run_supervised(flags: Flags, make: MakeTrainer, label: str, words: Sequence[
             data=label,
         )
         return
-    was_finished = is_run(directory) and RunDirectory.read(directory).summary() is not None
-    if is_run(directory):
-        remark = "is finished; --fresh starts another run" if was_finished else "was stopped; it goes on"
-        err().print(f"{directory} {remark}.", style="dim", soft_wrap=True)
+    was_finished = announce_run(directory)
     try:
         with LiveView(0, title=f"rllm {kind} {label}") as view:
             result = make(directory, None if was_finished else view).train()

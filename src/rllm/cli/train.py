@@ -20,7 +20,7 @@ from rllm.build.rows import BENCHMARK
 from rllm.build.sampling import assignments_of
 from rllm.build.training import build_trainer
 from rllm.cli.command import example, json_option, print_json
-from rllm.cli.plan import conflict_with_run, print_plan, require_place, unused_directory
+from rllm.cli.plan import announce_run, conflict_with_run, print_plan, require_place, unused_directory
 from rllm.cli.programs import is_program
 from rllm.cli.run_facts import REPORTS, report_labels
 from rllm.cli.skill_view import print_success
@@ -227,12 +227,7 @@ def command(
     if rank_from_environment():  # rank 0 shows what all of them do
         build_trainer(config, directory).train()
         return
-    was_finished = is_run(directory) and RunDirectory.read(directory).summary() is not None
-    if is_run(directory):
-        remark = "is finished; --fresh starts another run" if was_finished else "was stopped; it goes on"
-        if (pid := RunDirectory.read(directory).writer_pid) is not None:
-            remark = f"is being written by process {pid}"
-        err().print(f"{directory} {remark}.", style="dim", soft_wrap=True)
+    was_finished = announce_run(directory)
     try:
         with LiveView(config.steps, title=f"rllm train {wanted.label}") as view:
             result = build_trainer(config, directory, None if was_finished else view).train()

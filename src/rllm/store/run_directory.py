@@ -130,6 +130,13 @@ class RunDirectory:
         # The number of a killed writer may be another process's by now: only its lock says that it lives.
         return pid if pid is not None and _has_writer(self.lock_path) else None
 
+    @property
+    def lost_writer_pid(self) -> int | None:
+        """The process that wrote this run last, where it ended without `close`: it was killed, it crashed, or
+        code in it called `os._exit`. None after every other end, and while somebody writes."""
+        pid = pid_in(self.lock_path)
+        return pid if pid is not None and not _has_writer(self.lock_path) else None
+
     def write_config(self, config: dict[str, Any]) -> None:
         self._write_json(self.config_path, config)
 
