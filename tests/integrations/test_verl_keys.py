@@ -104,6 +104,17 @@ def test_every_key_of_the_tables_is_known(key: str) -> None:
             {"kl_coef": 0.2, "kl_kind": "k1", "kl_in": "reward"},
         ),
         (("algorithm.norm_adv_by_std_in_grpo=False",), {"estimator": "dr_grpo"}),
+        (
+            ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",),
+            {"aggregation": "constant", "aggregation_constant": 8192},
+        ),
+        (
+            (
+                "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",
+                "actor_rollout_ref.actor.loss_scale_factor=100",
+            ),
+            {"aggregation": "constant", "aggregation_constant": 100},
+        ),
         (("actor_rollout_ref.actor.policy_loss.loss_mode=gspo",), {"loss": "gspo", "dual_clip": 0.0}),
         (("algorithm.adv_estimator=gae", "algorithm.lam=0.9"), {"estimator": "gae", "gae_lambda": 0.9}),
         (
@@ -127,7 +138,14 @@ def test_keys_that_mean_something_together(assignments: tuple[str, ...], expecte
         ("actor_rollout_ref.actor.entropy_coeff=0.01", "`algorithm.entropy_coef`"),
         ("actor_rollout_ref.actor.ppo_epochs=2", "only 1 is honoured"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=60", "does not divide `data.train_batch_size`, 128"),
-        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "choose one of token-mean"),
+        ("actor_rollout_ref.actor.loss_agg_mode=token-sum", "choose one of token-mean"),
+        ("actor_rollout_ref.actor.loss_scale_factor=100", "`seq-mean-token-sum-norm` alone"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1", "say the steps"),
+        ("data.truncation=left", "never cut"),
+        ("+rllm.env.env_args.max_steps=8", "give `env_args` to AgentTrainer"),
+        ("rllm.agent.agent_args.max_steps=8", "give `agent_args` to AgentTrainer"),
+        ("rllm.workflow.workflow_args.n_solutions=2", "give `workflow_args` to AgentTrainer"),
+        ("rllm.agent.engine_args.n=8", "`rllm.agent.engine_args.n` has no counterpart"),
         ("actor_rollout_ref.rollout.top_p=0.9", "truncated"),
         ("actor_rollout_ref.actor.optim.lr=fast", "`actor_rollout_ref.actor.optim.lr` is 'fast'"),
         ("algorithm.adv_estimator=grpo_passk", "choose one of grpo"),

@@ -10,12 +10,15 @@ Where a script leaves a key out it means verl's default, which DEFAULTS has wher
 
 import difflib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, cast
 
 from rllm.config.loader import parse_assignment
 from rllm.errors import ConfigError
+from rllm.integrations.verl.composed import as_dict, chosen, is_composed
+from rllm.integrations.verl.contract import require_installed
+from rllm.integrations.verl.trees import leaves, nested
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +59,7 @@ AGGREGATIONS = {
     "token-mean": "token_mean",
     "seq-mean-token-mean": "sequence_mean",
     "seq-mean-token-sum": "sequence_sum",
+    "seq-mean-token-sum-norm": "constant",
 }
 KL_KINDS = {"low_var_kl": "k3", "kl": "k1", "low_var_kl+": "k3+", "kl+": "k1+"} | {
     name: name for name in ("k1", "k2", "k3", "abs", "mse", "k1+", "k3+", "abs+")
@@ -94,11 +98,14 @@ TRANSLATED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "actor_rollout_ref.actor.clip_ratio_c": ("algorithm.dual_clip", float),
     "actor_rollout_ref.rollout.n": ("rollout.group_size", int),
     "actor_rollout_ref.rollout.temperature": ("rollout.temperature", float),
+    "actor_rollout_ref.rollout.seed": ("seed", int),
     "algorithm.adv_estimator": ("algorithm.estimator", _one_of(ESTIMATORS)),
     "critic.optim.lr": ("critic.learning_rate", float),
     "critic.cliprange_value": ("critic.clip", float),
     "data.train_batch_size": ("rollout.tasks_per_step", int),
     "rllm.agent.max_steps": ("rollout.max_turns", int),
+    "rllm.workflow.n_parallel_tasks": ("rollout.num_parallel", int),
+    "rllm.workflow.retry_limit": ("rollout.retry_limit", int),
     "trainer.total_training_steps": ("steps", int),
 }
 """Published key -> ours, and how its value is read."""
@@ -112,10 +119,20 @@ FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
     "actor_rollout_ref.model.lora_rank": ((0,), "the verl backend trains all weights"),
     "actor_rollout_ref.rollout.top_p": ((1, 1.0), "truncated log-probabilities cannot be trained on"),
     "actor_rollout_ref.rollout.top_k": ((-1, 0), "truncated log-probabilities cannot be trained on"),
+    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": (
+        (0, 0.0, -1, -1.0),
+        "say the steps: `actor_rollout_ref.actor.optim.lr_warmup_steps`",
+    ),
+    "algorithm.clip_advantages": ((False,), "advantages are clipped by no estimator here"),
     "algorithm.kl_ctrl.type": (("fixed",), "its horizon is in samples: `algorithm.kl_target` is ours"),
     "algorithm.norm_adv_by_std_in_grpo": ((True, False), ""),
     "algorithm.rollout_correction.rollout_is": ((None,), "ours is `algorithm.correction`"),
     "data.shuffle": ((True,), "tasks are always drawn in a random order"),
+    "data.truncation": (("error",), "a prompt that is too long ends its episode, and is never cut"),
+    "rllm.accumulate_reasoning": ((False,), "ours is `roles.NAME.history`"),
+    "rllm.agent.overlong_filter": ((False,), "ours is `rollout.truncation`"),
+    "rllm.disable_thinking": ((False,), "an agent's prompt says so"),
+    "rllm.rejection_sample.multiplier": ((1, 1.0), "ours is `filters.max_rounds`"),
     "rllm.stepwise_advantage.enable": ((False,), "ours is `algorithm.credit`"),
     "rllm.compact_filtering.enable": ((False,), "ours is `rollout.truncation`"),
     "rllm.rejection_sample.enable": ((False,), "ours is `filters.dynamic`"),
@@ -143,19 +160,29 @@ WITHOUT_EFFECT = (
     "actor_rollout_ref.model.use_remove_padding",
     "actor_rollout_ref.ref.log_prob_*",
     *(f"actor_rollout_ref.rollout.{name}" for name in _SERVER),
+    "actor_rollout_ref.rollout.agent.num_workers",
     "critic.model.path",
     "data.val_batch_size",
     "data.dataloader_num_workers",
+    "ray_init.*",
+    "ray_kwargs.*",
+    "rllm.agent.name",
+    "rllm.compact_filtering.mask_*",
+    "rllm.env.name",
+    "rllm.stepwise_advantage.mode",
+    "rllm.workflow.name",
     "rllm.workflow.use_workflow",
     *(f"trainer.{name}" for name in _PLACES),
 )
-"""What says where and how verl's own servers, shards and loggers run; none of it changes what is learned."""
+"""What says where and how verl's own servers, shards and loggers run, what is given to `AgentTrainer` itself,
+and how something works that is off; none of it changes what is learned."""
 
 _TOGETHER = frozenset(
     {
         "actor_rollout_ref.actor.clip_ratio",
         "actor_rollout_ref.actor.kl_loss_coef",
         "actor_rollout_ref.actor.kl_loss_type",
+        "actor_rollout_ref.actor.loss_scale_factor",
         "actor_rollout_ref.actor.optim.betas",
         "actor_rollout_ref.actor.ppo_mini_batch_size",
         "actor_rollout_ref.actor.use_kl_loss",
@@ -166,6 +193,7 @@ _TOGETHER = frozenset(
         "algorithm.use_kl_in_reward",
         "data.max_prompt_length",
         "data.max_response_length",
+        "rllm.agent.trajectory_timeout",
         "trainer.critic_warmup",
         "trainer.save_freq",
         "trainer.test_freq",
@@ -189,7 +217,7 @@ def translated(config: Any, num_tasks: int) -> dict[str, Any]:
 
     Raises ConfigError for the first key that has no counterpart, or whose value has none.
     """
-    given = dict(_leaves(_tree(config)))
+    given = _given(config)
     ours, ignored = dict(DEFAULTS), list[str]()
     for key, value in given.items():
         if key in TRANSLATED:
@@ -210,7 +238,7 @@ def translated(config: Any, num_tasks: int) -> dict[str, Any]:
             "%s.",
             ", ".join(ignored),
         )
-    return _nested(ours)
+    return nested(ours)
 
 
 def _translate_sizes(given: Mapping[str, Any], ours: dict[str, Any], num_tasks: int) -> None:
@@ -237,6 +265,14 @@ def _translate_algorithm(given: Mapping[str, Any], ours: dict[str, Any]) -> None
     actor = "actor_rollout_ref.actor"
     if f"{actor}.optim.betas" in given:
         ours["optimizer.beta1"], ours["optimizer.beta2"] = map(float, given[f"{actor}.optim.betas"])
+    if ours.get("algorithm.aggregation") == "constant":
+        longest = given.get(f"{actor}.loss_scale_factor") or ours["rollout.max_tokens_per_turn"]
+        ours["algorithm.aggregation_constant"] = int(longest)
+    elif given.get(f"{actor}.loss_scale_factor") is not None:
+        raise ConfigError(
+            f"`{actor}.loss_scale_factor` is {given[f'{actor}.loss_scale_factor']!r}, which "
+            f"`seq-mean-token-sum-norm` alone divides by: set `{actor}.loss_agg_mode` to that."
+        )
     loss = ours.get("algorithm.loss", "ppo")
     if f"{actor}.clip_ratio" in given:
         both = float(given[f"{actor}.clip_ratio"])
@@ -284,6 +320,8 @@ def _require_no_critic(given: Mapping[str, Any], estimator: str) -> None:
 
 def _translate_trainer(given: Mapping[str, Any], ours: dict[str, Any]) -> None:
     """verl's -1 is never: here the last step is always kept, and evaluations between are 0."""
+    if (timeout_s := given.get("rllm.agent.trajectory_timeout")) is not None:
+        ours["rollout.episode_timeout_s"] = float(timeout_s)
     save, test = (int(given.get(f"trainer.{name}_freq", -1)) for name in ("save", "test"))
     ours["checkpoint.every_steps"] = save if save > 0 else max(1, ours["steps"])
     ours["evaluation.every_steps"] = max(0, test)
@@ -303,19 +341,27 @@ def _read(key: str, value: Any, read: Callable[[Any], Any]) -> Any:
 
 
 def _unknown(key: str) -> str:
+    section, _, argument = key.removeprefix("rllm.").partition("_args.")
+    if argument and (name := section.rpartition(".")[2]) in ("agent", "env", "workflow"):
+        return f"`{key}` has no counterpart: give `{name}_args` to AgentTrainer, with `{argument}` in it."
     known = [*TRANSLATED, *FIXED, *_TOGETHER]
     nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     hint = f" Did you mean `{nearest[0]}`?" if nearest else " Leave it out."
     return f"`{key}` has no counterpart here, and rLLM ignores no key.{hint}"
 
 
-def _tree(config: Any) -> dict[str, Any]:
-    if isinstance(config, Mapping):
-        return {str(key): each for key, each in config.items()}
-    tree: dict[str, Any] = {}
-    for each in config:
-        _put(tree, parse_assignment(str(each).lstrip("+")))
-    return tree
+def _given(config: Any) -> dict[str, Any]:
+    """What a script sets, by whole key."""
+    if not isinstance(config, Mapping):
+        tree: dict[str, Any] = {}
+        for each in config:
+            _put(tree, parse_assignment(str(each).lstrip("+")))
+        return dict(leaves(tree))
+    mapping = cast(Mapping[str, Any], config)
+    if not is_composed(mapping):
+        return dict(leaves(as_dict(mapping, resolve=True)))
+    require_installed()
+    return chosen(mapping)
 
 
 def _put(tree: dict[str, Any], update: Mapping[str, Any]) -> None:
@@ -324,22 +370,3 @@ def _put(tree: dict[str, Any], update: Mapping[str, Any]) -> None:
             _put(tree.setdefault(key, {}), value)
         else:
             tree[key] = {"null": None, "True": True, "False": False}.get(str(value), value)
-
-
-def _leaves(tree: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        *sections, last = key.split(".")
-        place = tree
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
-    return tree

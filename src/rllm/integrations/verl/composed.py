@@ -1,0 +1,75 @@
+# verl has an environment of its own.
+# pyright: reportMissingImports=false
+"""What a script chose of the configuration that Hydra composed for it; imports nothing of verl.
+
+    hundreds of keys, resolved or not ──► those whose value is not what verl's `ppo_trainer` says ──► `keys`
+
+A value that only follows from a chosen one, such as `rollout.prompt_length` from `data.max_prompt_length`,
+was not chosen.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from rllm.integrations.verl.trees import leaves, nested
+
+MARK = "_target_"
+"""A key that Hydra's own files have, and nobody types."""
+
+
+def is_composed(config: Mapping[str, Any]) -> bool:
+    """Whether it holds all keys of verl, not only those that a script sets."""
+    return any(key.rpartition(".")[2] == MARK for key, _ in leaves(as_dict(config, resolve=False)))
+
+
+def as_dict(config: Mapping[str, Any], *, resolve: bool) -> dict[str, Any]:
+    """Of a mapping, which may be OmegaConf's, whose references it resolves, or leaves as they are written."""
+    if type(config).__module__.partition(".")[0] == "omegaconf":
+        from omegaconf import OmegaConf
+
+        container: Any = OmegaConf.to_container(cast(Any, config), resolve=resolve)
+        return container
+    return {str(key): each for key, each in config.items()}
+
+
+def chosen(config: Any) -> dict[str, Any]:
+    """Flat, by whole key. verl has to be installed: its files say what the others are."""
+    from omegaconf import OmegaConf
+
+    given = OmegaConf.create(config) if isinstance(config, dict) else config
+    defaults = _defaults()
+    usual = dict(leaves(OmegaConf.to_container(defaults, resolve=False)))
+    mine = dict(leaves(OmegaConf.to_container(given, resolve=False)))
+    different = {key: value for key, value in mine.items() if key not in usual or usual[key] != value}
+    direct = {key: value for key, value in different.items() if not _follows(key, usual)}
+    merged = OmegaConf.merge(defaults, OmegaConf.create(nested(direct)))
+    return {
+        key: OmegaConf.select(given, key)
+        for key in different
+        if key in direct or OmegaConf.select(merged, key) != OmegaConf.select(given, key)
+    }
+
+
+def _follows(key: str, usual: Mapping[str, Any]) -> bool:
+    """Whether other keys say it, or the section that it stands in."""
+    while key:
+        if "${" in str(usual.get(key, "")):
+            return True
+        key = key.rpartition(".")[0]
+    return False
+
+
+def _defaults() -> Any:
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    spec = importlib.util.find_spec("verl")
+    assert spec is not None, "it is installed"
+    assert spec.submodule_search_locations is not None, "it is a package"
+    directory = Path(spec.submodule_search_locations[0]) / "trainer" / "config"
+    with initialize_config_dir(config_dir=str(directory), version_base=None):
+        defaults = compose("ppo_trainer")
+    OmegaConf.set_struct(defaults, False)
+    return defaults
