@@ -53,9 +53,8 @@ HOMES_OF_LIBRARY = {
     ),
     "mcp": ("tools/mcp*",),
     "keyring": ("inference/model_settings*",),
-} | {
-    name: (f"*/{name}.py", f"*/{name}/*") for name in ("ray", "verl", "vllm", "tinker", "playwright", "wandb")
-}
+    "ray": ("*/ray.py", "*/ray/*", "integrations/verl/*"),  # verl's workers and servers are Ray's actors
+} | {name: (f"*/{name}.py", f"*/{name}/*") for name in ("verl", "vllm", "tinker", "playwright", "wandb")}
 
 
 @dataclass(frozen=True)

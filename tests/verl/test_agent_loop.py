@@ -1,8 +1,9 @@
-"""An agent of ours in verl's real AgentLoopWorker; its servers are our engine with the built-in model."""
+"""Agents and workflows of ours as agent loops of verl; its servers are our engine with the built-in model."""
 
 import asyncio
 import importlib
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ from rllm.integrations.verl.platform import use_cpu
 use_cpu()
 
 from hydra import compose, initialize_config_dir  # noqa: E402
-from verl.experimental.agent_loop.agent_loop import AgentLoopWorker  # noqa: E402
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker, DictConfigWrap  # noqa: E402
+from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
+from verl.workers.config import HFModelConfig  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 
 import verl  # noqa: E402
+from rllm.errors import AgentError, ConfigError  # noqa: E402
 from rllm.inference.local.client import LocalClient  # noqa: E402
 from rllm.models.builtin import create_model  # noqa: E402
 from rllm.models.directory import load_model  # noqa: E402
@@ -30,11 +34,22 @@ from verl.experimental.agent_loop.agent_loop import register
 from rllm.agents.frozenlake import FrozenLakeAgent
 from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.integrations.verl.agent_loop import RllmAgentLoop
+from rllm.workflows import SolverJudgeWorkflow
 
 
 @register("lake")
 class LakeLoop(RllmAgentLoop):
     agent_class, env_class = FrozenLakeAgent, FrozenLakeEnv
+    max_tokens = 2
+
+
+def how_long(task, answer):
+    return float(len(answer))
+
+
+class PairLoop(RllmAgentLoop):
+    workflow_class, workflow_args = SolverJudgeWorkflow, {"n_solutions": 2, "reward_function": how_long}
+    max_tokens = 3
 """
 
 
@@ -45,22 +60,31 @@ class Servers:
 
     def __init__(self, client: LocalClient) -> None:
         self.client = client
+        self.asked: list[dict[str, Any]] = []
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **options: Any
     ) -> TokenOutput:
-        output = await self.client.generate_ids(list(prompt_ids), SamplingParams(max_tokens=2, seed=7))
+        self.asked.append(sampling_params)
+        sampling = SamplingParams(
+            temperature=sampling_params["temperature"],
+            max_tokens=sampling_params["max_tokens"],
+            seed=len(self.asked),
+        )
+        output = await self.client.generate_ids(list(prompt_ids), sampling)
         return TokenOutput(
-            token_ids=output.completion_ids, log_probs=output.logprobs, stop_reason=str(output.finish_reason)
+            token_ids=output.completion_ids,
+            log_probs=output.logprobs,
+            stop_reason=str(output.finish_reason),
+            extra_fields={"global_steps": 4},
         )
 
 
 @pytest.fixture
-def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     create_model(tmp_path / "model")
-    model = "actor_rollout_ref.model.path"
     overrides = [
-        f"{model}={tmp_path / 'model'}",
+        f"actor_rollout_ref.model.path={tmp_path / 'model'}",
         "actor_rollout_ref.rollout.name=vllm",
         "actor_rollout_ref.rollout.mode=async",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
@@ -79,6 +103,21 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         config = compose("ppo_trainer", overrides=overrides)
     (tmp_path / "lake_loop.py").write_text(LOOP)
     monkeypatch.syspath_prepend(tmp_path)
+    return config
+
+
+def with_servers(config: Any, work: Callable[[Servers], Awaitable[Any]]) -> Any:
+    async def play() -> Any:
+        client = LocalClient(load_model(Path(config.actor_rollout_ref.model.path)), lockstep=False)
+        try:
+            return await work(Servers(client))
+        finally:
+            await client.close()
+
+    return asyncio.get_event_loop_policy().new_event_loop().run_until_complete(play())
+
+
+def test_episodes_come_back_as_the_tensors_that_verl_trains_on(config: Any) -> None:
     importlib.import_module("lake_loop")
     tasks = np.empty(4, dtype=object)
     tasks[:] = [{"desc": ["SFF", "FFF", "FFG"], "max_steps": 3} for _ in range(4)]
@@ -98,22 +137,59 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         meta_info={"global_steps": 1, "validate": False},
     )
 
-    async def play() -> Any:
-        client = LocalClient(load_model(tmp_path / "model"), lockstep=False)
-        try:
-            return await AgentLoopWorker(config, Servers(client)).generate_sequences(batch)
-        finally:
-            await client.close()
-
-    return asyncio.get_event_loop_policy().new_event_loop().run_until_complete(play())
-
-
-def test_episodes_come_back_as_the_tensors_that_verl_trains_on(played: Any) -> None:
-    batch = played.batch
-    assert batch["responses"].shape == (4, 256)
-    masks = batch["response_mask"]
+    played = with_servers(config, lambda servers: AgentLoopWorker(config, servers).generate_sequences(batch))
+    tensors = played.batch
+    assert tensors["responses"].shape == (4, 256)
+    masks = tensors["response_mask"]
     assert (masks[:, 0] == 1).all()  # the first token was sampled
     assert ((masks.diff(dim=1) == 1).sum(dim=1) >= 1).all()  # and, behind an observation, others
-    assert (batch["rollout_log_probs"][masks == 1] < 0.0).all()
-    assert (batch["rollout_log_probs"][masks == 0] == 0.0).all()
-    assert set(batch["rm_scores"].sum(dim=1).tolist()) <= {0.0, 1.0}
+    assert (tensors["rollout_log_probs"][masks == 1] < 0.0).all()
+    assert (tensors["rollout_log_probs"][masks == 0] == 0.0).all()
+    assert set(tensors["rm_scores"].sum(dim=1).tolist()) <= {0.0, 1.0}
+
+
+def loop_of(name: str, config: Any, servers: Servers) -> Any:
+    """As verl's workers make it."""
+    model = HFModelConfig(path=config.actor_rollout_ref.model.path)
+    return getattr(importlib.import_module("lake_loop"), name)(
+        trainer_config=DictConfigWrap(config=config),
+        server_manager=servers,
+        tokenizer=model.tokenizer,
+        processor=None,
+        dataset_cls=RLHFDataset,
+        data_config=DictConfigWrap(config.data),
+    )
+
+
+def test_each_trajectory_of_a_workflow_is_a_row_with_its_own_reward(config: Any) -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def run(servers: Servers) -> Any:
+        loop = loop_of("PairLoop", config, servers)
+        outputs = await loop.run({"temperature": 0.9, "top_p": 1.0, "top_k": -1}, task={"question": "2 + 2?"})
+        asked.extend(servers.asked)
+        return outputs
+
+    outputs = with_servers(config, run)
+    assert [each.extra_fields["rllm_role"] for each in outputs] == ["solver", "solver", "judge"]
+    assert [each.extra_fields["rllm_trajectory"] for each in outputs] == [0, 1, 2]
+    assert {each.extra_fields[f"{end}_global_steps"] for each in outputs for end in ("min", "max")} == {4}
+    tokenizer = load_model(Path(config.actor_rollout_ref.model.path)).tokenizer
+    for solver in outputs[:2]:
+        text = tokenizer.decode(solver.response_ids)
+        assert solver.reward_score == len(text.strip())
+        assert tokenizer.decode(solver.prompt_ids).count("2 + 2?") == 1
+    assert outputs[2].reward_score in (0.0, outputs[0].reward_score, outputs[1].reward_score)
+    assert all(len(each.response_ids) <= 3 and all(each.response_mask) for each in outputs)
+    assert {(each["temperature"], each["max_tokens"], each["top_k"]) for each in asked} == {(0.9, 3, -1)}
+
+
+def test_an_episode_that_failed_has_no_row(config: Any) -> None:
+    with pytest.raises(AgentError, match="it needs a text under one of"):
+        with_servers(config, lambda servers: loop_of("PairLoop", config, servers).run({}, task={"x": 1}))
+
+
+def test_a_prompt_beyond_what_verl_pads_to_is_refused(config: Any) -> None:
+    task = {"question": "why? " * 60}
+    with pytest.raises(ConfigError, match=r"`data\.max_prompt_length` is 128"):
+        with_servers(config, lambda servers: loop_of("PairLoop", config, servers).run({}, task=task))

@@ -1,154 +1,185 @@
 # verl has an environment of its own.
 # pyright: reportMissingImports=false
-"""Our agents and environments as an agent loop of verl, in a run that verl drives.
+"""Our agents, environments and workflows as an agent loop of verl, in a run that verl drives.
 
     @register("lake")                       actor_rollout_ref.rollout.agent.default_agent_loop=lake
     class LakeLoop(RllmAgentLoop):
         agent_class, env_class = FrozenLakeAgent, FrozenLakeEnv
 
-    verl's AgentLoopWorker ──► run ──► run_trajectory ──► agent ⇄ environment
-                                           └─ VerlSession ──► verl's server_manager, ids in and ids out
+    verl's AgentLoopWorker ──► run ──► Episode ──► rows of its trajectories ──► AgentLoopOutput each
+                                          └─ VerlClient ──► verl's servers, ids in and ids out
 
-A row of the data set is a task: what its column `task` holds goes to the environment's `from_dict`.
+A row of the data set is a task: what its column `task` holds, a mapping or JSON, goes to the environment's
+`from_dict`, or to the workflow.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+import ray
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from rllm.agents.base import BaseAgent
+from rllm.engine.agent_workflow import AgentWorkflowEngine
 from rllm.engine.rollout import RolloutLimits, run_trajectory
 from rllm.environments.base import BaseEnv
-from rllm.errors import ConfigError, ContextLengthError, InferenceError
-from rllm.inference.client import Tools
-from rllm.inference.reading import as_it_may_come_back, parsed_text, read_into
+from rllm.errors import ConfigError, InferenceError
+from rllm.integrations.verl.client import VerlClient
 from rllm.integrations.verl.contract import AGENT_LOOP, require_contract
 from rllm.models.tokenizer import HuggingFaceTokenizer
-from rllm.rendering.chat import ChatRenderer, Conversation
+from rllm.rendering.chat import ChatRenderer
 from rllm.trainer.samples import trajectory_rows
-from rllm.types.messages import FinishReason, LogprobMeaning, Message, ModelOutput, SamplingParams
+from rllm.types.episode import Trajectory
+from rllm.types.messages import SamplingParams
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
+from rllm.workflows.workflow import Workflow
 
-_NO_CLIENT: Any = None
-"""Every rollout is handed its session."""
-
-
-class VerlSession:
-    """A `ModelSession` whose answers verl's servers sample."""
-
-    def __init__(
-        self,
-        server_manager: Any,
-        renderer: ChatRenderer,
-        sampling_params: Mapping[str, Any],
-        max_context: int,
-    ) -> None:
-        self._server_manager, self._max_context = server_manager, max_context
-        self._sampling_params = dict(sampling_params)
-        self._conversation = Conversation(renderer=renderer)
-        self._request_id = f"rllm-{id(self):x}"
-
-    async def respond(
-        self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()
-    ) -> ModelOutput:
-        prompt_ids = list(self._conversation.prompt(messages, tools))
-        if len(prompt_ids) >= self._max_context:
-            raise ContextLengthError(
-                f"The prompt has {len(prompt_ids)} tokens, and the context holds {self._max_context}."
-            )
-        answer = await self._server_manager.generate(
-            self._request_id, prompt_ids=prompt_ids, sampling_params=self._sampling_params
-        )
-        if answer.log_probs is None or len(answer.log_probs) != len(answer.token_ids):
-            raise InferenceError(
-                "verl's server gave no log-probability for each token; set "
-                "`actor_rollout_ref.rollout.calculate_log_probs` to true."
-            )
-        renderer = self._conversation.renderer
-        output = ModelOutput(
-            text=renderer.tokenizer.decode(answer.token_ids),
-            prompt_ids=prompt_ids,
-            completion_ids=list(answer.token_ids),
-            logprobs=list(answer.log_probs),
-            logprob_meaning=LogprobMeaning.TEMPERATURE,
-            temperature=float(self._sampling_params.get("temperature", 1.0)),
-            policy_versions=[0] * len(answer.token_ids),
-            finish_reason=FinishReason.LENGTH if answer.stop_reason == "length" else FinishReason.STOP,
-        )
-        output.content = output.text
-        if tools:
-            read_into(output, parsed_text(output.text, renderer, tools))
-        self._conversation.record(output.completion_ids, *as_it_may_come_back(output))
-        return output
-
-    def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
-        return self._conversation.prompt_tokens(messages, tools)
-
-    def close(self) -> None:
-        """verl's servers keep nothing of a conversation that would have to be closed."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+TRAJECTORY, ROLE = "rllm_trajectory", "rllm_role"
+"""In `AgentLoopOutput.extra_fields`: which trajectory of its episode a row is of, and what its agent is
+called."""
 
 
 class RllmAgentLoop(AgentLoopBase):
-    """To be subclassed at the top of a module, because verl finds loops by their qualified name."""
+    """To be subclassed at the top of a module, because verl finds loops by their qualified name.
 
-    agent_class: type[BaseAgent]
-    env_class: type[BaseEnv]
+    Set `agent_class` and `env_class`, or `workflow_class`.
+    """
+
+    agent_class: type[BaseAgent] | None = None
+    env_class: type[BaseEnv] | None = None
     agent_args: Mapping[str, Any] = {}
+    workflow_class: type[Workflow] | None = None
+    workflow_args: Mapping[str, Any] = {}
     limits = RolloutLimits()
+    max_tokens = 0
+    """Of one answer; 0 leaves it the whole of `data.max_response_length`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Raises ConfigError for a verl that does not fit."""
+        """Raises ConfigError for a verl that does not fit, and for a loop of nothing."""
         super().__init_subclass__(**options)
         require_contract(AGENT_LOOP)
+        plays_agent = cls.agent_class is not None and cls.env_class is not None
+        if plays_agent == (cls.workflow_class is not None):
+            raise ConfigError(
+                f"{cls.__name__} must have either `agent_class` and `env_class`, or `workflow_class`."
+            )
 
-    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-        """One episode. Raises InferenceError for one that failed, ConfigError for one with several rows."""
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        """One episode: an AgentLoopOutput, or a list of them where it has several rows.
+
+        Raises InferenceError, or what a workflow raised, for an episode that failed: it has no reward.
+        """
         lengths = self.rollout_config
-        session = VerlSession(
+        client = VerlClient(
             self.server_manager,
             ChatRenderer(HuggingFaceTokenizer(Path(self.tokenizer.name_or_path))),
             sampling_params,
-            lengths.prompt_length + lengths.response_length,
+            max_context=lengths.prompt_length + lengths.response_length,
         )
+        sampling = SamplingParams(
+            temperature=float(sampling_params.get("temperature", 1.0)),
+            top_p=float(sampling_params.get("top_p", 1.0)),
+            top_k=max(0, int(sampling_params.get("top_k", 0))),
+            max_tokens=self.max_tokens or lengths.response_length,
+        )
+        play = self._play_agent if self.workflow_class is None else self._play_workflow
+        task = row["task"]
+        task = json.loads(task) if isinstance(task, str) else dict(task)
+        trajectories = await play(task, client, sampling)
+        outputs = [
+            self._output(each, trajectory, place)
+            for place, trajectory in enumerate(trajectories)
+            for each in trajectory_rows(trajectory, "", 0, place, 0.0)
+        ]
+        if not outputs:
+            raise InferenceError("The episode has no answer of the model, so there is nothing to train on.")
+        return outputs if len(outputs) > 1 else outputs[0]
 
-        def make_env() -> BaseEnv:
-            return self.env_class.from_dict(dict(row["task"]))
-
-        agent = self.agent_class(**self.agent_args)
-        trajectory = await run_trajectory(agent, make_env, _NO_CLIENT, limits=self.limits, session=session)
+    async def _play_agent(
+        self, task: dict[str, Any], client: VerlClient, sampling: SamplingParams
+    ) -> list[Trajectory]:
+        agent_class, env_class = self.agent_class, self.env_class
+        assert agent_class is not None, "`__init_subclass__` made sure of it"
+        assert env_class is not None, "and of this"
+        agent = agent_class(**self.agent_args)
+        trajectory = await run_trajectory(
+            agent, lambda: env_class.from_dict(task), client, limits=self.limits, sampling=sampling
+        )
         if trajectory.reward is None:
             raise InferenceError(f"The episode failed and has no reward: {trajectory.info}.")
-        rows = trajectory_rows(trajectory, "", 0, 0, 0.0)
-        if len(rows) > 1:
+        return [trajectory]
+
+    async def _play_workflow(
+        self, task: dict[str, Any], client: VerlClient, sampling: SamplingParams
+    ) -> list[Trajectory]:
+        assert self.workflow_class is not None, "`run` asked"
+        engine = AgentWorkflowEngine(
+            self.workflow_class,
+            self.workflow_args,
+            client,
+            n_parallel_tasks=1,
+            raise_on_error=True,
+            sampling_params=sampling,
+        )
+        return (await engine.execute_tasks([task]))[0].trajectories
+
+    def _output(self, sample: TrainingSample, trajectory: Trajectory, place: int) -> AgentLoopOutput:
+        """What is before the first sampled token is the prompt; what stands between later ones has mask 0."""
+        lengths = self.rollout_config
+        sampled_T = sample.policy_versions_T != NOT_SAMPLED
+        start = int(sampled_T.argmax())
+        end = start + lengths.response_length
+        if start > lengths.prompt_length:
             raise ConfigError(
-                f"{self.agent_class.__name__} rewrote its history, so its episode has {len(rows)} rows, and "
-                'an agent loop of verl hands on one; train it with `backend = "verl"` instead.'
+                f"`data.max_prompt_length` is {lengths.prompt_length}, and a prompt of `{trajectory.name}` "
+                f"has {start} tokens; raise it."
             )
-        return _output(rows[0], float(trajectory.reward), len(trajectory.steps), lengths.response_length)
+        assert trajectory.reward is not None, "the episode was paid"
+        return AgentLoopOutput(
+            prompt_ids=sample.token_ids_T[:start].tolist(),
+            response_ids=sample.token_ids_T[start:end].tolist(),
+            response_mask=sampled_T[start:end].astype(int).tolist(),
+            response_logprobs=sample.logprobs_T[start:end].tolist(),
+            reward_score=float(trajectory.reward),
+            num_turns=2 * len(trajectory.steps) + 1,
+            metrics=AgentLoopMetrics(),
+            extra_fields={
+                TRAJECTORY: place,
+                ROLE: trajectory.name,
+                "reward_extra_info": {},
+                "min_global_steps": int(sample.policy_versions_T[sampled_T].min()),
+                "max_global_steps": int(sample.policy_versions_T[sampled_T].max()),
+            },
+        )
 
 
-def _output(sample: TrainingSample, reward: float, num_turns: int, longest: int) -> AgentLoopOutput:
-    """What is before the first sampled token is the prompt; what stands between later ones has mask 0."""
-    sampled_T = sample.policy_versions_T != NOT_SAMPLED
-    start = int(sampled_T.argmax())
-    end = start + longest
-    return AgentLoopOutput(
-        prompt_ids=sample.token_ids_T[:start].tolist(),
-        response_ids=sample.token_ids_T[start:end].tolist(),
-        response_mask=sampled_T[start:end].astype(int).tolist(),
-        response_logprobs=sample.logprobs_T[start:end].tolist(),
-        reward_score=reward,
-        num_turns=2 * num_turns + 1,
-        metrics=AgentLoopMetrics(),
-    )
+class _EpisodeWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+    """verl's own takes the reward of an episode's last row for all of its rows. This one keeps what each
+    trajectory was paid, and compares the trajectories of one role with each other."""
+
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **row: Any) -> None:
+        """`output`: an AgentLoopOutput, or a list of them."""
+        outputs: list[Any] = list(output) if isinstance(output, list) else [output]
+        if validate or any(ROLE not in each.extra_fields for each in outputs):
+            await super()._agent_loop_postprocess(outputs, validate, **row)
+            return
+        # verl finds an episode by what its key has before the first "_", and groups by the uid.
+        for place, rows in itertools.groupby(outputs, key=lambda each: each.extra_fields[TRAJECTORY]):
+            mine = list(rows)
+            named = {
+                "uid": f"{row['uid']}_{mine[0].extra_fields[ROLE]}",
+                "session_id": f"{row['session_id']}.{place}",
+            }
+            await super()._agent_loop_postprocess(mine, validate, **{**row, **named})
+
+
+class EpisodeLoopManager(AgentLoopManagerTQ):
+    """For `actor_rollout_ref.rollout.agent.agent_loop_manager_class`: roles have rewards of their own."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.agent_loop_workers_class = ray.remote(_EpisodeWorker)
