@@ -152,6 +152,8 @@ class TinkerBackend:
 class TinkerKind:
     """How the parts of a run in a service are made; see `rllm.trainer.backends.named`."""
 
+    shards = False
+
     def translated(self, config: Any, num_tasks: int) -> Any:
         """There are no keys but ours."""
         return config

@@ -40,6 +40,8 @@ SUPPORTS = frozenset(
 class VerlKind:
     """A `BackendKind`."""
 
+    shards = True
+
     def translated(self, config: Any, num_tasks: int) -> Any:
         return translated(config, num_tasks) if is_published(config) else config
 

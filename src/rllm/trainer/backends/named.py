@@ -21,6 +21,11 @@ from rllm.trainer.backends.base import SeparateCritic, TrainingBackend
 class BackendKind(Protocol):
     """How the learners of a run are made, and what of a configuration they honour."""
 
+    @property
+    def shards(self) -> bool:
+        """Whether its learners share updates among the processes of a run, of which each holds a part."""
+        ...
+
     def translated(self, config: Any, num_tasks: int) -> Any:
         """Our configuration from one in the backend's own keys, for `num_tasks` training tasks; as it is,
         where it has ours. Raises ConfigError for the first key that has no counterpart."""
@@ -74,7 +79,7 @@ def backend_kind(name: str) -> BackendKind | None:
         raise ConfigError(f"`backend` is {name!r}: {error} `{LOCAL}` is torch in this process.") from error
     if not isinstance(kind, BackendKind):
         raise ConfigError(
-            f"`backend` is {name!r}, which is {kind!r:.100}; it must have `translated`, `require`, `policy` "
-            "and `critic`, as rllm.trainer.backends.named.BackendKind describes."
+            f"`backend` is {name!r}, which is {kind!r:.100}; it must have `shards`, `translated`, `require`, "
+            "`policy` and `critic`, as rllm.trainer.backends.named.BackendKind describes."
         )
     return kind
