@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from rich.tree import Tree
@@ -12,6 +12,10 @@ from rllm.cli.command import print_json
 from rllm.cli.terminal import err, out
 from rllm.errors import ConfigError
 from rllm.store.run_directory import RunDirectory, is_run
+from rllm.trainer.memory import readable
+
+if TYPE_CHECKING:
+    from rllm.trainer.memory_plan import MemoryPlan
 
 
 def unused_directory(directory: Path) -> Path:
@@ -73,27 +77,46 @@ def print_plan(
     derived: dict[str, Any],
     conflict: str,
     as_json: bool,
+    memory: "MemoryPlan | None" = None,
     **facts: str,
 ) -> None:
     """Print the resolved configuration and what follows from it.
 
     `conflict`: why the run that is already in `directory` could not go on with it. A plan is printed all the
-    same: to see what another setting would mean is what it is for. `facts` lead the JSON.
+    same: to see what another setting would mean is what it is for. `memory`: of a process, where it is known.
+    `facts` lead the JSON.
     """
     if as_json:
         plan = {"run": str(directory), "conflict": conflict or None, "config": config, "derived": derived}
-        print_json({**facts, **plan})
+        print_json({**facts, **plan, "memory": None if memory is None else memory.facts()})
         return
     tree = Tree(Text.assemble((title, "bold"), f" into {directory}"), guide_style="dim")
     _add_branches(tree, config, defaults)
     branch = tree.add(Text("derived", style="bold"))
     for name, value in derived.items():
         branch.add(Text(f"{name} = {value:,}" if isinstance(value, int | float) else f"{name} = {value}"))
+    if memory is not None:
+        _add_memory(tree, memory)
     console = out()
     console.print(tree)
     console.print("Bold values differ from the defaults. Nothing was written.", style="dim")
+    if memory is not None and (warning := memory.warning()):
+        console.print(Text(warning, style="yellow"), soft_wrap=True)
     if conflict:
         console.print(Text(f"It needs a directory of its own: {conflict}", style="yellow"), soft_wrap=True)
+
+
+def _add_memory(tree: Tree, memory: "MemoryPlan") -> None:
+    """The parts, the most at one time, and what it was computed for."""
+    each = " of each process" if memory.num_ranks > 1 else ""
+    branch = tree.add(Text(f"memory{each}, with conversations as long as they may be", style="bold"))
+    shown = {name: value for name, value in memory.parts.as_dict().items() if value}
+    batch = memory.batch
+    for name, value in {**shown, "activations": memory.activations}.items():
+        branch.add(Text(f"{name} = {readable(value)}"))
+    branch.add(Text(f"largest pass = {batch.num_tokens:,} tokens, {batch.num_trained:,} of them trained"))
+    for moment, value in memory.moments.items():
+        branch.add(Text(f"most at one time, {moment} = {readable(value)}"))
 
 
 def _add_branches(tree: Tree, values: dict[str, Any], defaults: dict[str, Any]) -> None:

@@ -218,6 +218,7 @@ def command(
             derived=config.derived(),
             conflict=conflict_with_run(directory, trainer.require_same_config),
             as_json=as_json,
+            memory=trainer.memory_plan(nproc, nproc),
             benchmark=wanted.label,
         )
         return

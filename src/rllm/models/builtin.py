@@ -10,6 +10,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -142,28 +143,10 @@ def create_model(directory: Path, preset: str | TinyModel = "tiny", seed: int = 
     size = PRESETS[preset] if isinstance(preset, str) else preset
     tokenizer = create_tokenizer(size.vocab_size)
     end_id = tokenizer.token_to_id(END_OF_TURN)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    config = tiny_config(size) | {
         "vocab_size": tokenizer.get_vocab_size(),
-        "hidden_size": size.hidden_size,
-        "intermediate_size": size.intermediate_size,
-        "num_hidden_layers": size.num_layers,
-        "num_attention_heads": size.num_heads,
-        "num_key_value_heads": size.num_heads,
-        "head_dim": size.hidden_size // size.num_heads,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
-        "max_position_embeddings": size.max_positions,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "bos_token_id": None,
         "eos_token_id": end_id,
         "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
-        "initializer_range": 0.8 / size.hidden_size**0.5,
-        "dtype": "float32",
     }
     shape = DecoderShape.from_config(config)
     assert shape is not None, "the built-in config is one that the built-in decoder serves"
@@ -184,3 +167,30 @@ def create_model(directory: Path, preset: str | TinyModel = "tiny", seed: int = 
         ).encode(),
     }
     write_model(directory, config, decoder.state_dict_hf(), files, write_one_file)
+
+
+def tiny_config(size: TinyModel) -> dict[str, Any]:
+    """config.json of a built-in model, but for the ids of its tokenizer."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": size.vocab_size,
+        "hidden_size": size.hidden_size,
+        "intermediate_size": size.intermediate_size,
+        "num_hidden_layers": size.num_layers,
+        "num_attention_heads": size.num_heads,
+        "num_key_value_heads": size.num_heads,
+        "head_dim": size.hidden_size // size.num_heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
+        "max_position_embeddings": size.max_positions,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "initializer_range": 0.8 / size.hidden_size**0.5,
+        "dtype": "float32",
+    }

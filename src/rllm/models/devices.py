@@ -26,3 +26,8 @@ def cuda_devices() -> list[str]:
         return []
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return [f"{each.name}, {each.total_memory / 1e9:.0f} GB" for each in found]
+
+
+def accelerator_bytes(device: str) -> int:
+    """Memory of a CUDA device."""
+    return torch.cuda.get_device_properties(torch.device(device)).total_memory

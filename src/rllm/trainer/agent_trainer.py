@@ -10,6 +10,7 @@ the parts to `rllm.trainer.loop.train`.
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -81,8 +82,11 @@ if TYPE_CHECKING:
     from rllm.models.directory import LoadedModel
     from rllm.trainer.checkpoint import RunState
     from rllm.trainer.learning import Demonstrations, Learner
+    from rllm.trainer.memory_plan import MemoryPlan
     from rllm.trainer.policies import Policies, Publish
     from rllm.trainer.teacher import Teacher
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -270,8 +274,24 @@ class AgentTrainer:
         require_algorithm(self.config)
         require_models(self.config)
 
+    def memory_plan(self, num_ranks: int = 1, num_local_ranks: int = 1) -> "MemoryPlan | None":
+        """What each process of the run will need; None where nothing is known of it."""
+        from rllm.trainer.memory_plan import memory_plan
+
+        return memory_plan(self.config, num_ranks=num_ranks, num_local_ranks=num_local_ranks)
+
+    def _require_memory(self) -> None:
+        """Raises ConfigError where the run cannot fit into this machine; warns where it may not."""
+        plan = self.memory_plan(self.ranks.size, self.ranks.num_local)
+        if plan is None:
+            return
+        plan.require_fits()
+        if (warning := plan.warning()) and self.ranks.is_writer:
+            log.warning(warning)
+
     async def _run(self, directory: RunDirectory) -> dict[str, Any]:
         self.require_names()
+        self._require_memory()
         from rllm.trainer.policies import create_initial_models, load_initial_models, make_client
         from rllm.trainer.teacher import teacher_of
 

@@ -1,0 +1,342 @@
+"""How many bytes an update needs, part by part, as formulas of sizes.
+
+    weights ── gradients ── optimizer          one number a parameter (Rajbhandari et al. 2020, ZeRO)
+    activations                                what a forward pass keeps for its backward pass, by layer
+                                               (Korthikanti et al. 2023), or what enters each layer where
+                                               the rest is computed again (Chen et al. 2016)
+
+A pass over N tokens keeps in every layer what its backward kernels read: inputs of norms and matrices,
+queries, keys and values, and both factors of the gate. The last layer computes only the M tokens that predict
+a trained one. Gradients come as activations go, so the most that exists at one time is where the backward
+pass begins or where it ends, and this module looks at both. It holds for the built-in decoder.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rllm.models.decoder import DecoderShape
+
+FLOAT = 4
+"""Bytes of a float32."""
+CACHE_GROWTH = 32
+"""Room in the sampler's cache grows in multiples of so many tokens."""
+LORA_INPUTS = {
+    "q_proj": "qkv",
+    "k_proj": "qkv",
+    "v_proj": "qkv",
+    "o_proj": "out",
+    "gate_proj": "gate_up",
+    "up_proj": "gate_up",
+    "down_proj": "down",
+}
+"""Which matrix of a layer has a target of an adapter."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class MicroBatch:
+    """What one forward and backward pass holds: rows of one length behind prompts of one length."""
+
+    num_prefixes: int
+    """Prompts that several rows share, each computed once."""
+    prefix: int
+    """Tokens of each; 0 where nothing is shared."""
+    num_rows: int
+    suffix: int
+    """Tokens of each row behind its prefix."""
+    trained: int
+    """Trained tokens of each row."""
+
+    @property
+    def num_tokens(self) -> int:
+        """N: tokens of the pass."""
+        return self.num_prefixes * self.prefix + self.num_rows * self.suffix
+
+    @property
+    def num_trained(self) -> int:
+        """M: tokens whose log-probability is computed."""
+        return self.num_rows * self.trained
+
+    @property
+    def num_keys(self) -> int:
+        """Keys that attention lays out for the rows: each has a copy of its prefix. 0 without prefixes, where
+        they are read in place."""
+        return self.num_rows * (self.prefix + self.suffix) if self.prefix else 0
+
+    @property
+    def mask(self) -> int:
+        """Elements of the masks, made once for all layers: who sees whom behind a prefix, and what the
+        trained tokens see in the last layer."""
+        behind = self.num_rows * (self.prefix + self.suffix)
+        of_all = behind * self.suffix if self.prefix else 0
+        return of_all + (behind * self.trained if self.num_trained < self.num_tokens else 0)
+
+
+def fullest(batch: MicroBatch, group_size: int, max_tokens: int) -> MicroBatch:
+    """The largest pass that rows like those of `batch`, in groups of `group_size`, are packed into.
+
+    Whole groups first, then as many rows of one more as fit; a row that is longer has a pass of its own.
+    """
+    prefix, suffix = batch.prefix, batch.suffix
+    if batch.num_tokens <= max_tokens:
+        return batch
+    whole, room = divmod(max_tokens, prefix + group_size * suffix)
+    more = max(0, room - prefix) // suffix
+    rows = whole * group_size + more
+    if rows <= 1:
+        return MicroBatch(num_prefixes=0, prefix=0, num_rows=1, suffix=prefix + suffix, trained=batch.trained)
+    return MicroBatch(
+        num_prefixes=(whole + (more > 0)) if prefix else 0,
+        prefix=prefix,
+        num_rows=rows,
+        suffix=suffix,
+        trained=batch.trained,
+    )
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class LayerSizes:
+    """Elements that a layer keeps for each token, by where they are kept."""
+
+    every_token: int
+    """Of all N tokens: the layer's input and its norm."""
+    projected: int
+    """Of all N tokens: queries, keys and values, the first two of them rotated as well."""
+    behind_attention: int
+    """Of the tokens that the layer computes to its end: attention's output, the second norm, the MLP."""
+    mlp: int
+    """Of those the ones that are free again once the MLP's gradient is there."""
+    keys: int
+    """Of each of `MicroBatch.num_keys`, keys and values together."""
+
+
+def layer_sizes(shape: "DecoderShape", *, kept_inputs: frozenset[str]) -> LayerSizes:
+    """`kept_inputs`: the matrices (`qkv`, `out`, `gate_up`, `down`) whose input the backward pass reads,
+    because they, or an adapter beside them, are trained.
+
+    After Korthikanti et al. 2023 (arXiv:2205.05198, section 4.1), for a gated MLP with RMS norms and without
+    dropout: a norm keeps its input, a trained matrix its input, attention queries, keys, values and its
+    output (Dao et al. 2022, arXiv:2205.14135: no scores), the gate its two factors and silu(gate).
+    """
+    width, inner = shape.hidden_size, shape.intermediate_size
+    queries = shape.num_heads * shape.head_dim
+    keys = 2 * shape.num_kv_heads * shape.head_dim
+    unrotated = queries + keys  # values are a view into it
+    rotated = queries + keys // 2
+    mlp = 3 * inner + ("down" in kept_inputs) * inner + ("gate_up" in kept_inputs) * width
+    return LayerSizes(
+        every_token=width + ("qkv" in kept_inputs) * width,
+        projected=unrotated + rotated,
+        behind_attention=queries + width + mlp,
+        mlp=mlp + width,
+        keys=keys,
+    )
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class PassMemory:
+    """Bytes that a forward and backward pass needs beyond weights and gradients, at three moments."""
+
+    at_loss: int
+    """Everything is kept, and the logits are there."""
+    at_layer: int
+    """The most while one of the upper layers works backwards."""
+    at_first_layer: int
+    """The most while the first layer does, when the gradients of all others are there."""
+    at_embedding: int
+    """The gradient of the embedding, when all others are there."""
+    in_chunks: bool
+    """Whether logits are computed in chunks, which add up the output layer's gradient while all is kept."""
+
+    @property
+    def most(self) -> int:
+        return max(self.at_loss, self.at_layer, self.at_embedding)
+
+    def with_gradients(self, gradients: int, *, of_layer: int, of_vocabulary: int, is_only: bool) -> int:
+        """The most bytes of both together. Behind the first pass of an update all gradients are there; in its
+        only pass they come as activations go, those of the output layer first."""
+        if not is_only:
+            return self.most + gradients
+        return max(
+            self.at_loss + (of_vocabulary if self.in_chunks else 0),
+            self.at_layer + of_vocabulary,
+            self.at_first_layer + gradients - of_layer,
+            self.at_embedding + gradients,
+        )
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Pass:
+    """A forward pass, and a backward pass where something is trained, of the built-in decoder."""
+
+    shape: "DecoderShape"
+    batch: MicroBatch
+    element: int
+    """Bytes of weights and activations each."""
+    logit_tokens: int
+    """Tokens that have logits at the same time; 0 for a critic, which has none."""
+    kept_inputs: frozenset[str] = frozenset({"qkv", "out", "gate_up", "down"})
+    lora_rank: int = 0
+    num_targets: int = 0
+    """Layers of each block with an adapter."""
+    trains_vocabulary: bool = True
+    """Whether embedding and output layer have gradients."""
+    recomputes: bool = False
+    """`optimizer.gradient_checkpointing`."""
+    with_entropy: bool = False
+
+    def training(self) -> PassMemory:
+        """Of a forward and a backward pass."""
+        batch, below = self.batch, self.shape.num_layers - 1
+        full, last, fixed = self._kept(is_last=False), self._kept(is_last=True), self._fixed()
+        full_top = full + self._backward(batch.num_tokens, is_last=False)
+        last_top = last + self._backward(batch.num_trained, is_last=True)
+        first_top = full_top if below else last_top
+        entering = batch.num_tokens * self.element * self.shape.hidden_size
+        if self.recomputes:
+            kept = fixed + (below + 1) * entering
+            upper = max(full_top if below else 0, last_top) - entering
+            below_loss = kept
+        else:
+            kept = fixed + below * full
+            upper = max(last_top, self._backward(batch.num_tokens, is_last=False) if below else 0)
+            below_loss = kept + last
+        return PassMemory(
+            at_loss=below_loss + self._outputs() + self._logits(),
+            at_layer=kept + upper,
+            at_first_layer=fixed + first_top,
+            at_embedding=fixed + entering + self._vocabulary(),
+            in_chunks=0 < self.logit_tokens < batch.num_trained,
+        )
+
+    def scoring(self) -> int:
+        """Bytes of a forward pass that nothing is trained by: what one layer works with, then logits."""
+        shape, batch, sizes = self.shape, self.batch, self._sizes
+        queries = shape.num_heads * shape.head_dim
+        working = (
+            2 * shape.hidden_size + sizes.every_token + sizes.projected + queries + shape.hidden_size
+        ) * batch.num_tokens + max(
+            4 * shape.intermediate_size * batch.num_tokens, sizes.keys * batch.num_keys
+        )
+        return self._fixed() + max(
+            self.element * working, self.element * batch.num_trained * shape.hidden_size + self._logits()
+        )
+
+    @property
+    def _sizes(self) -> LayerSizes:
+        return layer_sizes(self.shape, kept_inputs=self.kept_inputs)
+
+    def _kept(self, *, is_last: bool) -> int:
+        """Bytes that a layer keeps. The last one takes its queries out of the others, and lays out keys and
+        values behind prefixes: then nobody reads those of all tokens again."""
+        sizes, batch, shape = self._sizes, self.batch, self.shape
+        finished = batch.num_trained if is_last else batch.num_tokens
+        queries = shape.num_heads * shape.head_dim
+        projected = 0 if is_last and batch.prefix else sizes.projected
+        if is_last and batch.prefix and shape.qk_norm:
+            projected = queries + sizes.keys
+        joined = queries * finished if is_last or batch.prefix else 0  # taken out, or put together
+        elements = (
+            (sizes.every_token + projected) * batch.num_tokens
+            + sizes.behind_attention * finished
+            + sizes.keys * batch.num_keys
+            + joined
+        )
+        lora = self.lora_rank * self.num_targets * batch.num_tokens
+        head_norms = shape.num_heads + shape.num_kv_heads if shape.qk_norm else 0
+        inverse = (1 + head_norms) * batch.num_tokens + (1 + shape.num_heads) * finished
+        return self.element * elements + FLOAT * (lora + inverse)
+
+    def _backward(self, num_finished: int, *, is_last: bool) -> int:
+        """Bytes beyond what is kept, at most, while a layer works backwards; less where it has let go of more
+        than it made. First its MLP: gradients of the gate's factors. Then attention: gradients of queries,
+        keys and values, when what the MLP kept is free."""
+        shape, batch, sizes = self.shape, self.batch, self._sizes
+        queries = shape.num_heads * shape.head_dim
+        gate = (2 * shape.intermediate_size + shape.hidden_size) * num_finished
+        laid_out = sizes.keys * batch.num_keys
+        attended = laid_out + (queries + (0 if batch.prefix else sizes.keys)) * num_finished
+        prefixes = sizes.keys * batch.num_rows * batch.prefix // 2
+        split = 2 * (queries + sizes.keys) * batch.num_tokens + queries * num_finished + prefixes
+        attention = max(attended, split) - sizes.mlp * num_finished
+        return self.element * max(gate, attention)
+
+    def _outputs(self) -> int:
+        """The last norm's input and output, and the columns of the loss."""
+        shape, trained = self.shape, self.batch.num_trained
+        return 2 * self.element * shape.hidden_size * trained + 16 * FLOAT * trained
+
+    def _logits(self) -> int:
+        """Where all tokens have logits at the same time: log-probabilities, their gradient, and the logits'.
+        In chunks: logits and log-probabilities, which turn into the gradient; one more for an entropy."""
+        vocabulary, trained = self.shape.vocab_size, self.batch.num_trained
+        if not self.logit_tokens:
+            return 0
+        if trained <= self.logit_tokens:
+            return 3 * FLOAT * vocabulary * trained
+        copies = 3 if self.with_entropy else 2
+        chunk = copies * FLOAT * vocabulary * self.logit_tokens
+        return chunk + self.element * self.shape.hidden_size * trained + self._vocabulary()
+
+    def _vocabulary(self) -> int:
+        """The gradient of the embedding or the output layer, before it is added to what is there."""
+        return FLOAT * self.shape.vocab_size * self.shape.hidden_size if self.trains_vocabulary else 0
+
+    def _fixed(self) -> int:
+        """Ids, cosines and sines of every token, masks."""
+        batch = self.batch
+        columns = (16 + 2 * FLOAT * self.shape.head_dim) * batch.num_tokens + 80 * batch.num_trained
+        return columns + self.element * batch.mask
+
+
+def num_parameters(shape: "DecoderShape") -> int:
+    """Of the whole decoder."""
+    return vocabulary_parameters(shape) + shape.hidden_size + shape.num_layers * layer_parameters(shape)
+
+
+def vocabulary_parameters(shape: "DecoderShape") -> int:
+    """Embedding, and the output layer where it is another."""
+    return shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
+
+
+def layer_parameters(shape: "DecoderShape") -> int:
+    """Of one layer."""
+    width, head = shape.hidden_size, shape.head_dim
+    biases = (shape.num_heads + 2 * shape.num_kv_heads) * head * shape.qkv_bias + width * shape.out_bias
+    norms = 2 * width + 2 * head * shape.qk_norm
+    return matrix_parameters(shape) + biases + norms
+
+
+def matrix_parameters(shape: "DecoderShape") -> int:
+    """Of the matrices of one layer, which Muon may move."""
+    width, head = shape.hidden_size, shape.head_dim
+    attention = (2 * shape.num_heads + 2 * shape.num_kv_heads) * head * width
+    return attention + 3 * width * shape.intermediate_size
+
+
+def lora_parameters(shape: "DecoderShape", rank: int, targets: frozenset[str]) -> int:
+    """rank · (in + out) of every target in every layer (Hu et al. 2021, arXiv:2106.09685, section 4.1)."""
+    width, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    ends = {
+        "q_proj": width + queries,
+        "k_proj": width + keys,
+        "v_proj": width + keys,
+        "o_proj": queries + width,
+        "gate_proj": width + inner,
+        "up_proj": width + inner,
+        "down_proj": inner + width,
+    }
+    return rank * shape.num_layers * sum(ends[target] for target in targets)
+
+
+def cache_bytes(shape: "DecoderShape", num_slots: int, max_context: int, element: int) -> int:
+    """Keys and values of every slot at its longest: 2 · layers · heads · head size numbers a token (Kwon et
+    al. 2023, arXiv:2309.06180, section 3), and a bias a head."""
+    places = num_slots * -(-max_context // CACHE_GROWTH) * CACHE_GROWTH
+    return element * places * shape.num_kv_heads * (2 * shape.num_layers * shape.head_dim + 1)
+
+
+def readable(num_bytes: int) -> str:
+    """In GB, or MB below one."""
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"

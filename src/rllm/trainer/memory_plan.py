@@ -1,0 +1,408 @@
+"""What a run will need of the machine's memory, from its configuration alone.
+
+    TrainConfig ──► sizes of each model ──► weights, gradients, optimizer, cache ──┐
+               └──► the fullest pass of an update ──► activations ─────────────────┴──► the most at one time
+
+Formulas are in `rllm.trainer.memory`. Every row is taken to be as long as `inference.max_context` allows: a
+run whose conversations are shorter needs less. Python and its libraries come on top.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rllm.config.lora import LoraConfig
+from rllm.config.schema import LOCAL, TrainConfig
+from rllm.errors import ConfigError, ModelDirectoryError
+from rllm.models.builtin import PRESETS, tiny_config
+from rllm.models.decoder import DecoderShape
+from rllm.models.devices import accelerator_bytes
+from rllm.models.directory import read_config
+from rllm.trainer.backends.logprobs import COPIES
+from rllm.trainer.memory import (
+    FLOAT,
+    LORA_INPUTS,
+    MicroBatch,
+    Pass,
+    PassMemory,
+    cache_bytes,
+    fullest,
+    layer_parameters,
+    lora_parameters,
+    matrix_parameters,
+    num_parameters,
+    readable,
+    vocabulary_parameters,
+)
+
+if TYPE_CHECKING:
+    from rllm.config.optimizer import OptimizerConfig
+
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where a container sees what the kernel holds it to: cgroup version 2, then 1."""
+MUON_COPIES = 5
+"""Of the largest matrix: the direction, its normed copy, the next one, and two products with itself."""
+BUCKET_BYTES = 4 << 22
+"""Of gradients that ranks add up in one message."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Parts:
+    """Bytes of one model that learns, or of all models of a process together."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    reference: int = 0
+    critic: int = 0
+    """Weights, gradients and optimizer of a critic with a trunk of its own."""
+    cache: int = 0
+    """The sampler's keys and values, once a conversation is as long as they may be."""
+
+    def __add__(self, other: "Parts") -> "Parts":
+        return Parts(**{name: value + getattr(other, name) for name, value in self.as_dict().items()})
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @property
+    def total(self) -> int:
+        return sum(self.as_dict().values())
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class MemoryPlan:
+    """Bytes of one process; of several each has as much, or of what is sharded its part."""
+
+    parts: Parts
+    activations: int
+    """Of the fullest pass of an update, with its logits, at most."""
+    moments: Mapping[str, int]
+    """The most at one time, by what the run does then."""
+    batch: MicroBatch
+    """The fullest pass of an update."""
+    num_ranks: int = 1
+    num_local_ranks: int = 1
+    device: str = "cpu"
+    limit: int = field(default_factory=lambda: machine_bytes("cpu"))
+    """Of the machine, or of the accelerator."""
+
+    @property
+    def peak(self) -> int:
+        return max(self.moments.values())
+
+    def facts(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            **self.parts.as_dict(),
+            "activations": self.activations,
+            "peak": self.peak,
+            "moments": dict(self.moments),
+            "pass_tokens": self.batch.num_tokens,
+            "pass_trained_tokens": self.batch.num_trained,
+            "ranks": self.num_ranks,
+            "machine": self.limit,
+            "warning": self.warning() or None,
+        }
+
+    def warning(self) -> str:
+        """Why the run may not fit; empty where it does."""
+        needed = self.peak * self.num_local_ranks
+        if needed <= self.limit:
+            return ""
+        moment = max(self.moments, key=lambda each: self.moments[each])
+        return (
+            f"At its {moment} the run may need {readable(needed)}{self._each()}, and {self._place()} has "
+            f"{readable(self.limit)}; {self._mend()}."
+        )
+
+    def require_fits(self) -> None:
+        """Raises ConfigError where not even what every update needs at the same time fits: weights, gradients
+        and the optimizer's state."""
+        parts = self.parts
+        certain = (parts.weights + parts.gradients + parts.optimizer) * self.num_local_ranks
+        limit = self.limit + (_swap_bytes() if self.device == "cpu" else 0)
+        if certain > limit:
+            raise ConfigError(
+                f"Weights, gradients and optimizer of `model.path` take {readable(certain)}{self._each()}, "
+                f"and {self._place()} has {readable(limit)}: train an adapter (`lora.rank`), a smaller "
+                "model, or in fewer processes on each machine."
+            )
+
+    def _each(self) -> str:
+        return f" for {self.num_local_ranks} processes" if self.num_local_ranks > 1 else ""
+
+    def _place(self) -> str:
+        return "the machine" if self.device == "cpu" else f"`model.device` {self.device}"
+
+    def _mend(self) -> str:
+        return (
+            "lower `optimizer.micro_batch_tokens`, `inference.num_slots` or `inference.max_context`, set "
+            "`optimizer.gradient_checkpointing`, or train an adapter (`lora.rank`)"
+        )
+
+
+def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int = 1) -> MemoryPlan | None:
+    """Of one process of the run; None where a service trains, or for a model that the built-in decoder does
+    not compute: nothing is known of what that keeps.
+    """
+    if config.backend != LOCAL:
+        return None
+    named = config.named_policies
+    shapes = {name: shape_of(policy.path) for name, policy in named.items()}
+    if None in shapes.values():
+        return None
+    element = 2 if config.model.dtype == "bfloat16" else FLOAT
+    shards = config.distributed.ranks_of_a_copy(num_ranks) if num_ranks > 1 else 1
+    rows = _rows(config, num_ranks)
+    parts, moments, batches = Parts(), dict[str, int](), list[tuple[int, MicroBatch]]()
+    shared_bases = set[str]()
+    peaks: list[tuple[str, int]] = []
+    for name, policy in named.items():
+        shape = shapes[name]
+        assert shape is not None, "what has no shape has no plan"
+        adapter = config.adapter_of(name)
+        changes = policy.trainable and not adapter.rank
+        is_first = changes or policy.path not in shared_bases
+        if not changes:
+            shared_bases.add(policy.path)
+        own = _parts(
+            config, name, shape, adapter, element, is_trainable=policy.trainable, has_weights=is_first
+        )
+        parts += own
+        if not policy.trainable:
+            continue
+        for what, rows_of_what, group_size in rows:
+            batch = fullest(rows_of_what, group_size, config.optimizer.micro_batch_tokens)
+            passes = _passes(config, name, shape, adapter, element, batch)
+            is_only = batch is rows_of_what
+            for each, gradients in passes:
+                memory = each.training()
+                batches.append((memory.most, batch))
+                if shards > 1:
+                    peaks.append((what, memory.most + _gathered(each)))
+                else:
+                    peaks.append((what, _update(memory, each, gradients, is_only=is_only) - gradients))
+            if config.algorithm.kl_coef or config.critic.is_on:
+                peaks.append(("scoring", passes[0][0].scoring()))
+        peaks.append(("optimizer step", _step(config.optimizer, shape, adapter, num_ranks)))
+    if not batches:
+        return None
+    parts = parts if shards == 1 else _sharded(parts, shards, element)
+    for what, beyond in [*peaks, *_sampling(config, shapes, element, parts)]:
+        moments[what] = max(moments.get(what, 0), parts.total + beyond)
+    most, batch = max(batches, key=lambda each: each[0])
+    return MemoryPlan(
+        parts=parts,
+        activations=most,
+        moments=moments,
+        batch=batch,
+        num_ranks=num_ranks,
+        num_local_ranks=num_local_ranks,
+        device=config.model.device,
+        limit=machine_bytes(config.model.device),
+    )
+
+
+def shape_of(path: str) -> DecoderShape | None:
+    """Of a policy's initial model; None where the built-in decoder does not compute it.
+
+    Raises ModelDirectoryError for numbers in its config.json that no model has.
+    """
+    _, separator, preset = path.partition(":")
+    config = tiny_config(PRESETS[preset]) if separator else read_config(Path(path))
+    try:
+        return DecoderShape.from_config(config)
+    except ModelDirectoryError as error:
+        raise ModelDirectoryError(f"{Path(path) / 'config.json'} {error}") from error
+
+
+def machine_bytes(device: str) -> int:
+    """Memory of a device; of the CPU the machine's, or what a container may use of it."""
+    if device != "cpu":
+        return accelerator_bytes(device)
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in map(Path, CGROUP_LIMITS):
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            limits.append(int(text))
+    return min(limits)
+
+
+def _swap_bytes() -> int:
+    path = Path("/proc/meminfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("SwapTotal:"))
+
+
+def _rows(config: TrainConfig, num_ranks: int) -> list[tuple[str, MicroBatch, int]]:
+    """(moment, all rows of one update of one process, how many share a prompt), each as long as it may be.
+
+    In a conversation of one turn all that is not sampled is the prompt. What longer ones begin with is not
+    known before they are played: they are taken to share nothing.
+    """
+    rollout, length = config.rollout, config.inference.max_context - 1
+    sampled = rollout.max_turns * rollout.max_tokens_per_turn or length
+    trained = min(sampled, length - 1)
+    prefix = length - trained if rollout.max_turns == 1 and rollout.group_size > 1 else 0
+    groups = -(-rollout.tasks_per_step // (config.algorithm.updates_per_step * num_ranks))
+    of_update = MicroBatch(
+        num_prefixes=groups if prefix else 0,
+        prefix=prefix,
+        num_rows=groups * rollout.group_size,
+        suffix=length - prefix,
+        trained=trained,
+    )
+    moments = [("update", of_update, rollout.group_size)] if config.steps else []
+    if config.warm_start.steps:
+        demonstrations = -(-config.warm_start.episodes_per_step // num_ranks)
+        shown = MicroBatch(num_prefixes=0, prefix=0, num_rows=demonstrations, suffix=length, trained=trained)
+        moments.append(("warm start", shown, 1))
+    return moments
+
+
+def _parts(
+    config: TrainConfig,
+    name: str,
+    shape: DecoderShape,
+    adapter: LoraConfig,
+    element: int,
+    *,
+    is_trainable: bool,
+    has_weights: bool,
+) -> Parts:
+    """Of one policy. AdamW keeps two float32 moments a parameter (Kingma and Ba 2014, arXiv:1412.6980), Muon
+    one of a matrix; in bfloat16 a float32 copy comes to them (Rajbhandari et al. 2020, arXiv:1910.02054,
+    section 3.1)."""
+    whole = num_parameters(shape)
+    rotation = 2 * FLOAT * shape.max_positions * shape.head_dim
+    weights = (whole * element + rotation) * has_weights
+    inference = config.inference
+    cache = cache_bytes(shape, inference.num_slots, inference.max_context, element)
+    if not is_trainable:
+        return Parts(weights=weights, cache=cache)
+    trained, of_trained = whole, element
+    if adapter.rank:
+        trained, of_trained = lora_parameters(shape, adapter.rank, _targets(adapter)), FLOAT
+        weights += trained * FLOAT
+    state = _optimizer_bytes(config.optimizer, shape, adapter, trained, of_trained)
+    reference = 0
+    if config.algorithm.kl_coef:
+        copied = trained * FLOAT * (config.warm_start.steps > 0)  # without one, the model without its adapter
+        reference = copied if adapter.rank else whole * element + rotation
+    critic = 0
+    if config.critic.trunk == "separate" and config.needs_critic(name):
+        of_critic = _optimizer_bytes(config.optimizer, shape, LoraConfig(), whole, element)
+        critic = whole * (element + FLOAT) + rotation + of_critic
+    return Parts(
+        weights=weights,
+        gradients=trained * FLOAT,
+        optimizer=state,
+        reference=reference,
+        critic=critic,
+        cache=cache,
+    )
+
+
+def _optimizer_bytes(
+    optimizer: "OptimizerConfig", shape: DecoderShape, adapter: LoraConfig, trained: int, element: int
+) -> int:
+    with_muon = 0
+    if optimizer.name == "muon":
+        with_muon = trained if adapter.rank else shape.num_layers * matrix_parameters(shape)
+    masters = FLOAT * trained if element != FLOAT else 0
+    return masters + FLOAT * (2 * trained - with_muon)
+
+
+def _targets(adapter: LoraConfig) -> frozenset[str]:
+    return frozenset(adapter.targets or LORA_INPUTS)
+
+
+def _passes(
+    config: TrainConfig,
+    name: str,
+    shape: DecoderShape,
+    adapter: LoraConfig,
+    element: int,
+    batch: MicroBatch,
+) -> list[tuple[Pass, int]]:
+    """Of the policy, and of its critic where that has a trunk of its own, each with its gradients."""
+    optimizer = config.optimizer
+    policy: dict[str, Any] = {}
+    gradients = FLOAT * num_parameters(shape)
+    if adapter.rank:
+        targets = _targets(adapter)
+        gradients = FLOAT * lora_parameters(shape, adapter.rank, targets)
+        policy = {
+            "kept_inputs": frozenset(LORA_INPUTS[target] for target in targets),
+            "lora_rank": adapter.rank,
+            "num_targets": len(targets),
+            "trains_vocabulary": False,
+        }
+    both: dict[str, Any] = {
+        "shape": shape,
+        "batch": batch,
+        "element": element,
+        "recomputes": optimizer.gradient_checkpointing,
+    }
+    tokens = max(1, int(optimizer.logits_mb * 1e6 / (COPIES * FLOAT * shape.vocab_size)))
+    entropy = config.algorithm.entropy_coef != 0.0
+    passes = [(Pass(**both, **policy, logit_tokens=tokens, with_entropy=entropy), gradients)]
+    if config.critic.trunk == "separate" and config.needs_critic(name):
+        passes.append((Pass(**both, logit_tokens=0), FLOAT * num_parameters(shape)))
+    return passes
+
+
+def _update(memory: PassMemory, of: Pass, gradients: int, *, is_only: bool) -> int:
+    of_layer = gradients // of.shape.num_layers
+    if of.trains_vocabulary:
+        of_layer = FLOAT * layer_parameters(of.shape)
+    of_vocabulary = FLOAT * vocabulary_parameters(of.shape) if of.trains_vocabulary else 0
+    return memory.with_gradients(gradients, of_layer=of_layer, of_vocabulary=of_vocabulary, is_only=is_only)
+
+
+def _sharded(parts: Parts, shards: int, element: int) -> Parts:
+    """Of a rank that has one of so many parts of what is trained (Rajbhandari et al. 2020, stage 3): the
+    sampler's weights stay whole, and beside them stand shards, in 16 bits those of the float32 copies, which
+    count as the optimizer's."""
+    own = parts.gradients if element == FLOAT else 0
+    return replace(
+        parts,
+        weights=parts.weights + own // shards,
+        gradients=parts.gradients // shards,
+        optimizer=parts.optimizer // shards,
+        critic=parts.critic // shards,
+    )
+
+
+def _gathered(of: Pass) -> int:
+    """Bytes of what is whole while a layer is computed: it, embeddings and output layer, and gradients."""
+    if not of.trains_vocabulary:
+        return 0  # an adapter, which is gathered at once and is small
+    layer, vocabulary = layer_parameters(of.shape), vocabulary_parameters(of.shape)
+    return of.element * (layer + vocabulary) + FLOAT * max(layer, vocabulary)
+
+
+def _step(optimizer: "OptimizerConfig", shape: DecoderShape, adapter: LoraConfig, num_ranks: int) -> int:
+    """Bytes that a step works with, beyond what stays."""
+    queries = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    largest = shape.hidden_size * (adapter.rank or max(2 * shape.intermediate_size, queries))
+    together = max(BUCKET_BYTES, FLOAT * vocabulary_parameters(shape)) if num_ranks > 1 else 0
+    return max(together, MUON_COPIES * FLOAT * largest if optimizer.name == "muon" else 0)
+
+
+def _sampling(
+    config: TrainConfig, shapes: Mapping[str, DecoderShape | None], element: int, parts: Parts
+) -> list[tuple[str, int]]:
+    """What reading prompts takes, and the cache while it grows: its keys are there twice."""
+    inference, beyond = config.inference, list[tuple[str, int]]()
+    tokens = min(inference.max_prefill_tokens, inference.num_slots * inference.max_context)
+    for shape in shapes.values():
+        assert shape is not None, "what has no shape has no plan"
+        read = MicroBatch(num_prefixes=0, prefix=0, num_rows=tokens, suffix=1, trained=1)
+        prompts = Pass(shape=shape, batch=read, element=element, logit_tokens=0).scoring()
+        prompts += 4 * FLOAT * shape.vocab_size * min(inference.num_slots, config.rollout.num_parallel)
+        grown = cache_bytes(shape, inference.num_slots, inference.max_context, element) // 2
+        beyond.append(("rollout", max(prompts, grown)))
+    return beyond
