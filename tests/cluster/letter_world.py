@@ -1,6 +1,6 @@
 """The letter game on a cluster, and a process that plays it.
 
-python letter_world.py RUN ADDRESS [FLAG]      a driver; with FLAG it is killed on the way
+python letter_world.py RUN ADDRESS [SIGNAL]      a driver, which gets the signal on the way
 """
 
 import os
@@ -52,7 +52,7 @@ def on_cluster(address: str, **more: Any) -> dict[str, Any]:
 
 def make_trainer(run: Path, changes: dict[str, Any] | None = None, **more: Any) -> AgentTrainer:
     settings = letter_game.merged(SHORT, changes or {})
-    return letter_game.make_trainer(run, settings, env_class=FragileEnv, **more)
+    return letter_game.make_trainer(run, settings, **{"env_class": FragileEnv, **more})
 
 
 def sampled(run: Path) -> dict[tuple[str, str, int, int], list[Token]]:
@@ -74,8 +74,11 @@ def weights(run: Path) -> bytes:
     return (run / "model" / "model.safetensors").read_bytes()
 
 
-class KillsTheDriver:
-    """A tracker whose process ends soon after the first step, in the next one or in the last report."""
+class Signals:
+    """A tracker whose process gets a signal soon after the first step, while the next one is played."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
 
     def begin(self, phase: str) -> None:
         pass
@@ -85,15 +88,16 @@ class KillsTheDriver:
 
     def log(self, step: int, phase: str, metrics: Any) -> None:
         if phase == "train" and step == 0:
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            threading.Timer(0.3, os.kill, (os.getpid(), self._number)).start()
 
     def close(self) -> None:
         pass
 
 
 def main(run: str, address: str, fate: str = "") -> None:
-    tracker = KillsTheDriver() if fate else None
-    make_trainer(Path(run), on_cluster(address, workers=2), tracker=tracker).train()
+    tracker = Signals(signal.Signals[fate]) if fate else None
+    settings = {"checkpoint": {"every_steps": 5}, **on_cluster(address, workers=2)}
+    make_trainer(Path(run), settings, tracker=tracker, env_args={"pause_s": 0.3}).train()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """A run whose episodes are played by rollout workers comes to what one process comes to; so it does when
 workers and nodes end on the way, and when its driver is killed and started again."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ import psutil
 import pytest
 from two_nodes import Nodes, filled
 
+from rllm.config.names import object_named
 from rllm.errors import ConfigError
 from rllm.tracking.jsonl import read_metrics
 
@@ -48,9 +51,11 @@ def test_a_worker_that_is_killed_in_mid_episode_loses_nothing(
     nodes: Nodes, calm_run: Path, tmp_path: Path
 ) -> None:
     flag = tmp_path / "flag"
+    named = f"{letter_world.__file__}:FragileEnv"  # a file of the user's: it travels as code
     trainer = letter_world.make_trainer(
         tmp_path / "run",
         letter_world.on_cluster(nodes.address, workers=2),
+        env_class=object_named(named, group="rllm.environments", what="environment"),
         env_args={"flag": str(flag)},
     )
     trainer.train()
@@ -104,13 +109,19 @@ def actors_here() -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("place", ["a running cluster", "one started on the spot"])
-def test_a_driver_that_is_killed_leaves_nothing_and_goes_on(
-    nodes: Nodes, calm_run: Path, tmp_path: Path, place: str
+@pytest.mark.parametrize(
+    ("fate", "place"),
+    [("SIGKILL", "a running cluster"), ("SIGTERM", "a running cluster"), ("SIGKILL", "started on the spot")],
+)
+def test_a_driver_that_is_ended_leaves_nothing_and_goes_on(
+    nodes: Nodes, calm_run: Path, tmp_path: Path, fate: str, place: str
 ) -> None:
     address = nodes.address if place == "a running cluster" else ""
     before = {each.pid for each in psutil.process_iter()}
-    assert driver(tmp_path / "run", address, "die") == -9
+    assert driver(tmp_path / "run", address, fate) == (-9 if fate == "SIGKILL" else -signal.SIGINT)
+    if fate == "SIGTERM":  # what it had is saved, though no checkpoint was due
+        newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+        assert json.loads((newest / "state.json").read_text())["steps"] == 1
     deadline_s = time.monotonic() + 60.0
     while actors_here() and time.monotonic() < deadline_s:
         time.sleep(0.5)

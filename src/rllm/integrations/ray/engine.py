@@ -18,13 +18,12 @@ from functools import partial
 from typing import Any
 
 from ray import cloudpickle
-from ray.exceptions import RayActorError
 
 from rllm.engine.attempts import EpisodeCounts, attempts_at
 from rllm.engine.settings import require_tasks
 from rllm.engine.vitals import LiveRollout
 from rllm.integrations.ray.leases import Lease, Leases
-from rllm.integrations.ray.pool import Pool, Worker, answer, first_line, require_room
+from rllm.integrations.ray.pool import Pool, Worker, WorkerEnded, answer, require_room
 from rllm.integrations.ray.worker import Call, PlayedLease
 from rllm.store.encoding import EpisodeRow, StepRow, decode_episode
 from rllm.trainer.cluster import RolloutJob
@@ -103,7 +102,7 @@ class RayEngine:
             for worker in self._pool.ready:
                 try:
                     return await answer(worker.actor.score.remote(ids, start, temperature))
-                except RayActorError:
+                except WorkerEnded:
                     self._pool.lose(worker)
             await self._wait({})
 
@@ -145,9 +144,9 @@ class RayEngine:
             worker.is_busy, worker.num_turns = False, 0
             try:
                 played = play.result()
-            except RayActorError as error:
+            except WorkerEnded as error:
                 self._pool.lose(worker)
-                ended = f"{worker.name} on {worker.host} ended ({first_line(error)})."
+                ended = f"{worker.name} on {worker.host} ended ({error})."
                 leases.give_back(lease, ended if worker.has_begun else "")
                 continue
             leases.finish(lease, len(played.episodes))

@@ -21,13 +21,26 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 from ray import cloudpickle
-from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from rllm.errors import ClusterError, ConfigError, RllmError
 from rllm.integrations.ray.session import MEGABYTE
 from rllm.integrations.ray.weights import num_bytes, packed, weight_state
 from rllm.integrations.ray.worker import Machine, RolloutWorker, WorkerJob, this_machine
 from rllm.trainer.cluster import RolloutJob
+
+ENDED = (RayActorError, NodeDiedError, WorkerCrashedError, ObjectLostError, OutOfMemoryError)
+"""What Ray raises where a worker has ended before its answer was here, or its node with the answer."""
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +163,7 @@ class Pool:
                 worker.host = worker.starting.result().host
                 worker.starting = None
                 await self.give_weights([worker])
-            except RayActorError as error:  # its node is gone, or somebody killed it
+            except WorkerEnded as error:  # its node is gone, or somebody killed it
                 self._num_failed_starts += 1
                 self.lose(worker)
                 if self._num_failed_starts >= MAX_FAILED_STARTS:
@@ -218,7 +231,7 @@ class Pool:
             try:
                 await load
                 worker.serves = sent.number
-            except RayActorError:
+            except WorkerEnded:
                 self.lose(worker)
 
     def _put(self, value: Any) -> Any:
@@ -255,10 +268,14 @@ def full_store(error: BaseException) -> str:
     )
 
 
+class WorkerEnded(Exception):
+    """The worker that was asked has ended; another one can be asked the same."""
+
+
 async def answer(ref: Any) -> Any:
     """What an actor's method returns.
 
-    Raises what it raised, and RayActorError where the actor has ended.
+    Raises what it raised, and WorkerEnded where there will be no answer.
     """
     try:
         return await ref
@@ -269,8 +286,8 @@ async def answer(ref: Any) -> Any:
         if isinstance(cause, RllmError):
             raise cause from error
         raise ClusterError(f"A rollout worker failed: {type(cause).__name__}: {cause}") from error
-    except RayActorError:
-        raise
+    except ENDED as error:
+        raise WorkerEnded(first_line(error)) from error
     except (ObjectStoreFullError, OutOfDiskError) as error:
         raise ClusterError(full_store(error)) from error
     except RayError as error:

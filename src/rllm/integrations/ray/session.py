@@ -10,6 +10,8 @@ import contextlib
 import io
 import logging
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,7 +59,8 @@ def connected(cluster: ClusterConfig) -> Iterator[None]:
 
     if ray.is_initialized():
         raise ClusterError("This process drives a Ray cluster already; call ray.shutdown() before a run.")
-    with_second_try(lambda: _start(cluster), ray.shutdown, cluster.address)
+    with _own_sigterm():
+        with_second_try(lambda: _start(cluster), ray.shutdown, cluster.address)
     try:
         yield
     finally:
@@ -78,6 +81,19 @@ def _start(cluster: ClusterConfig) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Ray makes SIGTERM end the process at once; a run saves what it has, so its handler comes back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def num_cpus_here(cluster: ClusterConfig) -> int:
