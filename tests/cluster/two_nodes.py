@@ -58,14 +58,18 @@ def filled(address: str) -> Iterator[None]:
         filling.wait()
 
 
+def _zeros() -> np.ndarray:
+    return np.zeros(STORE_BYTES * 9 // 10, np.uint8)
+
+
 def fill(address: str) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray.init(address=address, log_to_driver=False)
     arrays = [
-        ray.remote(np.zeros)
+        ray.remote(_zeros)
         .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-        .remote(STORE_BYTES * 9 // 10, np.uint8)
+        .remote()
         for node in ray.nodes()
         if node["Alive"]
     ]
