@@ -8,6 +8,7 @@ It is an actor with an event loop: `vitals` answers while `play` works.
 """
 
 import asyncio
+import hashlib
 import os
 import pickle
 import platform
@@ -18,6 +19,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import rllm.config
 from rllm.config.schema import TrainConfig
 from rllm.engine.attempts import EpisodeCounts
 from rllm.errors import ConfigError
@@ -79,7 +82,7 @@ class Machine:
     host: str
     pid: int
     versions: Mapping[str, str]
-    """Of Python and of `MUST_AGREE`; empty for a package that is not installed."""
+    """Of Python, of `MUST_AGREE` (empty where one is not installed), and of our own files."""
     clock_s: float
     """Its time, in seconds since 1970."""
 
@@ -89,9 +92,23 @@ def this_machine() -> Machine:
     return Machine(
         host=socket.gethostname(),
         pid=os.getpid(),
-        versions={"python": platform.python_version(), **{name: _version(name) for name in MUST_AGREE}},
+        versions={
+            "python": platform.python_version(),
+            **{name: _version(name) for name in MUST_AGREE},
+            "rllm source": _source_digest(),
+        },
         clock_s=time.time(),
     )
+
+
+@cache
+def _source_digest() -> str:
+    """Of the package's files: two checkouts of one version may differ."""
+    digest = hashlib.blake2b(digest_size=6)
+    root = Path(rllm.config.__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _version(package: str) -> str:
