@@ -8,13 +8,15 @@ nodes() ──► one probe on each node: versions, clock, the driver's director
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rllm.errors import ClusterError
@@ -24,7 +26,7 @@ from rllm.trainer.cluster import ClusterReport, NodeReport
 
 MAX_SKEW_S = 1.0
 """Between clocks, after which the times of episodes and logs are out of order."""
-PROBE_S = 120.0
+PROBE_S = 300.0
 """For a node to start a process and answer."""
 
 
@@ -43,8 +45,11 @@ def inspected(broadcast_mb: int) -> ClusterReport:
     if not broadcast_mb:
         return report
     with tempfile.NamedTemporaryFile(prefix=".rllm-shared-", dir=Path.cwd()) as file:
-        for node, found in zip(alive, report.nodes, strict=True):
-            _ask(node, found, file.name, report)
+        # All at once: each starts a process and imports everything, which takes most of the time.
+        probes = [_on(node, _probe) for node in alive]
+        starts = [probe.remote(file.name) for probe in probes]
+        for probe, started, found in zip(probes, starts, report.nodes, strict=True):
+            _ask(partial(probe.remote, file.name), started, found, report)
     _broadcast(alive, report, broadcast_mb)
     unseen = [each.address for each in report.nodes if each.sees_directory is False]
     if unseen:
@@ -73,12 +78,17 @@ def _on(node: dict[str, Any], function: Any) -> Any:
     return ray.remote(function).options(num_cpus=0, scheduling_strategy=where, max_retries=1)
 
 
-def _ask(node: dict[str, Any], found: NodeReport, shared: str, report: ClusterReport) -> None:
-    probe = _on(node, _probe)
+def _ask(probe: Callable[[], Any], started: Any, found: NodeReport, report: ClusterReport) -> None:
+    """`probe` asks again once `started` is there, so that the clock is read without waiting for imports."""
     try:
-        ray.get(probe.remote(shared), timeout=PROBE_S)  # a process that has everything imported
+        ray.get(started, timeout=PROBE_S)
         asked_s = time.time()
-        answer: Probe = ray.get(probe.remote(shared), timeout=PROBE_S)
+        answer: Probe = ray.get(probe(), timeout=PROBE_S)
+    except GetTimeoutError:
+        report.problems.append(
+            f"{found.address} has not answered within {PROBE_S:.0f} s: is it overloaded, or cut off?"
+        )
+        return
     except RayError as error:
         report.problems.append(
             f"{found.address} does not run rllm ({type(error).__name__}): install the same rllm there, in "
