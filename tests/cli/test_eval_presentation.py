@@ -20,6 +20,7 @@ from rllm.cli.main import rllm as front_door
 from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.environments.games.env import GameEnv
 from rllm.environments.worlds import world_named
+from rllm.models.builtin import create_model
 from rllm.sandbox.backends import require_backend
 from rllm.store.episodes import EpisodeStore
 
@@ -247,15 +248,29 @@ def test_a_built_in_model_is_shown_what_training_shows_and_rules_if_asked(rllm: 
     assert plain["output"] != told["output"]
 
 
+def test_a_model_directory_from_elsewhere_is_told_the_rules_and_may_think(rllm: Rllm) -> None:
+    create_model(Path("elsewhere"))
+    settings = Path("elsewhere/tokenizer_config.json")
+    chat = json.loads(settings.read_text())
+    settings.write_text(json.dumps(chat | {"chat_template": chat["chat_template"] + " "}))
+    done = rllm("eval", "dark-maze", "--model", "elsewhere", "--max-examples", "1", "--threads", "1",
+                "--output", "e", "--sampling", "temperature=1", "--json")  # fmt: skip
+    report = json.loads(done.stdout)
+    assert report["stamp"]["settings"]["of"] == "benchmark"
+    assert report["stamp"]["ways"]["sampled"]["max_tokens"] > 1000
+
+
 def test_a_run_plays_the_tasks_of_the_benchmark_that_is_named(rllm: Rllm, finished_run: Any) -> None:
-    done = rllm("eval", "frozenlake-slippery", "--model", finished_run.path, "--max-examples", "3",
+    done = rllm("eval", "frozenlake-slippery", "--model", finished_run.path, "--max-examples", "1",
                 "--threads", "1", "--output", "e", "--json")  # fmt: skip
-    settings = json.loads(done.stdout)["stamp"]["settings"]
+    stamp = json.loads(done.stdout)["stamp"]
+    settings = stamp["settings"]
+    assert stamp["max_turns"] >= settings["environment_args"]["max_steps"] == 50
     assert settings["environment_args"]["is_slippery"] is True
     assert settings["agent_args"]["view"] == 4
     with EpisodeStore.open(Path("e/store.sqlite"), read_only=True) as store:
         envs = [FrozenLakeEnv.from_dict(dict(each.task)) for each in store.episodes("greedy")]
-    assert [each.is_slippery for each in envs] == [True] * 3
+    assert [each.is_slippery for each in envs] == [True]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from rllm.agents.named import AGENTS
 from rllm.config.loader import load_config
+from rllm.config.schema import RolloutConfig
 from rllm.data.transforms.registry import TRANSFORMS
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import (
@@ -138,3 +139,22 @@ def test_an_unknown_benchmark_is_refused_with_the_nearest_name(
         benchmark_named("reasoning-gym/chainsum")
     with pytest.raises(ConfigError, match=r"there are: .*frozenlake.*reasoning-gym/…"):
         benchmark_named("xyzzyxyzzy")
+
+
+def test_a_game_has_as_many_turns_in_training_as_its_rules_allow() -> None:
+    """One that was cut off sooner could not be won."""
+    cut_off = {
+        each.name: each.task
+        for each in benchmarks()
+        for turns in [each.task.get("max_turns", each.task.get("max_steps", 0))]
+        if each.agent in ("game", "frozenlake")
+        and each.train.get("rollout", {}).get("max_turns", RolloutConfig().max_turns) < turns
+    }
+    assert not cut_off
+
+
+def test_what_training_alone_may_set_is_what_its_tasks_and_its_agent_are_made_with() -> None:
+    table = {"name": "x", "description": "", "category": "", "licence": "", "citation": "", "agent": "game"}
+    table |= {"evaluator": ENVIRONMENT, "environment": "maze", "splits": {"test": {}}}
+    with pytest.raises(ConfigError, match=r"mine: there is no key `train.task.agent`"):
+        benchmark_of(table | {"train": {"task": {"agent": "tool"}}}, "mine")

@@ -86,12 +86,13 @@ def _trained_config(place: ModelPlace, spec: Benchmark) -> TrainConfig | None:
         return None
     if spec.asks_questions or _nearest(run_config, spec).name == spec.name:
         return run_config
-    config = training_config(spec.name)
-    ways_to_show = {
-        name: value for name, value in run_config.task.environment_args.items() if is_for_show(name)
-    }
-    config.task.environment_args = {**config.task.environment_args, **ways_to_show}
+    config = evaluation_config(spec.name)
+    config.rollout.max_tokens_per_turn = run_config.rollout.max_tokens_per_turn
     config.task.agent_args = run_config.task.agent_args
+    config.task.environment_args = {
+        **{name: value for name, value in config.task.environment_args.items() if not is_for_show(name)},
+        **{name: value for name, value in run_config.task.environment_args.items() if is_for_show(name)},
+    }
     return config
 
 

@@ -42,7 +42,9 @@ _MAP_RULES = (
     "The map shows what is in view: ^ is you, ahead of you is up; ? is not in sight, . free floor, # wall, "
     "D door, K key, B ball, X box, G goal, ~ lava, which is deadly. "
 )
-_LIST_RULES = "You are shown the mission and what is in view, each thing with the way to it. "
+_LIST_RULES = (
+    "You are shown the mission, and below it what is in view, each thing with the way to it, or nothing. "
+)
 _AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))
 """(columns, rows) that a step forward goes, by MiniGrid's directions."""
 
