@@ -2,6 +2,7 @@
 
 import importlib.util
 import random
+import socket
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rllm.config.schema import TrainConfig
 from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.errors import ClusterError, ConfigError, CountError
 from rllm.integrations.ray.leases import MAX_LOSSES, Lease, Leases
-from rllm.integrations.ray.session import require_address, with_second_try
+from rllm.integrations.ray.session import require_address, require_answer, with_second_try
 from rllm.trainer.cluster import require_cluster
 from rllm.types.task import EpisodeId
 from rllm.workflows.single_turn_workflow import SingleTurnWorkflow
@@ -167,6 +168,17 @@ def test_a_start_that_fails_is_tried_once_more() -> None:
     with pytest.raises(ClusterError, match=r"Ray cannot be started \(Failed to get node info.*Exceeded\)"):
         with_second_try(start, lambda: calls.append("clean up"), "", pause_s=0.0)
     assert calls == ["start", "clean up"] * 2
+
+
+def test_an_address_where_nobody_listens_is_known_at_once() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.listen()
+        require_answer(address)
+        require_answer("auto")
+    with pytest.raises(ClusterError, match=f"The Ray cluster at '{address}' cannot be reached"):
+        with_second_try(lambda: require_answer(address), lambda: None, address, pause_s=0.0)
 
 
 def _taken(leases: Leases) -> Lease:

@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ OLDEST, BEYOND = (2, 60), (2, 61)
 """Versions of Ray from OLDEST on, up to BEYOND, which is no more among them."""
 PAUSE_S = 5.0
 """Before a second try to start: what the first left behind ends meanwhile."""
+ANSWER_S = 10.0
+"""For the head of a cluster to take a connection."""
 MEGABYTE = 1_000_000
 
 
@@ -71,6 +74,7 @@ def _start(cluster: ClusterConfig) -> None:
     import ray
 
     if cluster.address:
+        require_answer(cluster.address)
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         return
     ray.init(
@@ -96,6 +100,13 @@ def _own_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
+def require_answer(address: str) -> None:
+    """Raises OSError where nobody listens at HOST:PORT: Ray itself would ask there for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+
+
 def num_cpus_here(cluster: ClusterConfig) -> int:
     """Cores that a cluster started here hands out: what its workers ask for, or those of the machine."""
     return cluster.workers * cluster.cpus_per_worker or os.cpu_count() or 1
@@ -110,7 +121,7 @@ def with_second_try(
             with contextlib.redirect_stdout(io.StringIO()):
                 start()
             return
-        except (RuntimeError, ConnectionError, TimeoutError, ValueError) as error:
+        except (RuntimeError, OSError, ValueError) as error:
             clean_up()
             if is_last:
                 first = str(error).splitlines()[0] if str(error) else type(error).__name__
