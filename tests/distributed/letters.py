@@ -2,7 +2,8 @@
 
 python letters.py RUN CHANGES [FATE RANK PURPOSE]     CHANGES: JSON, on top of the game's settings
 FATE   what becomes of RANK as it is to play the episodes of PURPOSE, such as train/1:
-       die (kill -9), hang, fail (an error); RANK may be `all`
+       die (kill -9), hang, fail (an error); RANK may be `all`. With PURPOSE update/N it dies inside the
+       update of policy version N.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import torch
 
 from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.engine.split import SplitEngine
+from rllm.trainer.backends.torch import TorchBackend
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 import letter_game
@@ -37,6 +39,9 @@ def play(run: Path, changes: dict[str, Any]) -> None:
 def end_badly(fate: str, rank: str, purpose: str) -> None:
     if rank not in ("all", os.environ["RANK"]):
         return
+    if purpose.startswith("update/"):
+        die_in_update(int(purpose.removeprefix("update/")))
+        return
     engine: Any = SplitEngine if os.environ["WORLD_SIZE"] != "1" else AgentExecutionEngine
     played = engine.run
 
@@ -51,6 +56,18 @@ def end_badly(fate: str, rank: str, purpose: str) -> None:
             yield episode
 
     engine.run = run
+
+
+def die_in_update(policy_version: int) -> None:
+    learner: Any = TorchBackend
+    inputs = learner._inputs
+
+    def of_batch(self: Any, *arguments: Any) -> Any:
+        if self.policy_version == policy_version:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return inputs(self, *arguments)
+
+    learner._inputs = of_batch
 
 
 def main(run: str, changes: str = "{}", *fate: str) -> None:

@@ -75,6 +75,21 @@ def test_a_rank_that_is_killed_ends_the_other_within_half_a_minute(
     assert re.search(r"it was last at the (episodes of train/|update of policy version )\d", other["errors"])
 
 
+def test_a_rank_that_is_killed_inside_a_sharded_update_is_named_and_the_run_goes_on(
+    letters: Letters, tmp_path: Path
+) -> None:
+    sharded = {"distributed": {"strategy": "shard"}}
+    other, killed = letters(tmp_path / "run", 2, "die", 1, "update/6", **sharded)
+    assert (killed["code"], other["code"]) == (-9, 1)
+    assert other["ended_s"] - killed["ended_s"] < 30.0
+    assert "Rank 1 ended" in other["errors"]
+    assert codes(letters(tmp_path / "run", 2, **sharded)) == [0, 0]
+    assert codes(letters(tmp_path / "whole", 2, **sharded)) == [0, 0]
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    names = {each.name for each in (tmp_path / "run" / "model").glob("*.safetensors")}
+    assert names == {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
+
+
 def test_a_rank_that_fails_is_named_with_its_cause_by_the_other(letters: Letters, tmp_path: Path) -> None:
     failed, other = letters(tmp_path / "run", 2, "fail", 1, "train/1")[::-1]
     assert (failed["code"], other["code"]) == (1, 1)
