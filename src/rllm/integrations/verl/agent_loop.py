@@ -42,6 +42,9 @@ TRAJECTORY, ROLE = "rllm_trajectory", "rllm_role"
 """In `AgentLoopOutput.extra_fields`: which trajectory of its episode a row is of, and what its agent is
 called."""
 
+MOST_TRAJECTORIES = 1000
+"""Of one episode; verl numbers sessions, and here each trajectory is one."""
+
 
 class RllmAgentLoop(AgentLoopBase):
     """To be subclassed at the top of a module, because verl finds loops by their qualified name.
@@ -167,12 +170,13 @@ class _EpisodeWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         if validate or any(ROLE not in each.extra_fields for each in outputs):
             await super()._agent_loop_postprocess(outputs, validate, **row)
             return
-        # verl finds an episode by what its key has before the first "_", and groups by the uid.
+        # verl finds an episode by what its key has before the first "_", groups by the uid, and numbers
+        # sessions.
         for place, rows in itertools.groupby(outputs, key=lambda each: each.extra_fields[TRAJECTORY]):
             mine = list(rows)
             named = {
                 "uid": f"{row['uid']}_{mine[0].extra_fields[ROLE]}",
-                "session_id": f"{row['session_id']}.{place}",
+                "session_id": MOST_TRAJECTORIES * int(row["session_id"]) + place,
             }
             await super()._agent_loop_postprocess(mine, validate, **{**row, **named})
 
