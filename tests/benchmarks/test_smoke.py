@@ -20,11 +20,13 @@ SMALL: dict[str, list[str]] = {
     "graders.py": ["--quick", "--json"],
     "inference.py": ["--quick", "--sizes", "1", "--json"],
     "serving_memory.py": ["--quick", "--json"],
+    "simulate_cluster.py": ["--quick", "--json"],
     "train_step.py": ["--turns", "1", "--turn-steps", "1", "--alone", "--json"],
 }
 PARTS = {"engine_peer", "engine_model", "engine_probe", "engine_rllm", "engine_tables", "eval_inspect"}
 PARTS |= {f"gateway_{name}" for name in ("forwarder", "in_process", "load", "peer", "tables", "upstream")}
 PARTS |= {f"learning_{name}" for name in ("blocks", "figures", "floors", "tables")}
+PARTS |= {"cluster_events", "cluster_runs"}
 PARTS |= {f"algorithm_{name}" for name in ("tables", "trl", "variants")}
 PARTS |= {"trl_side", "trl_learning_side", "trl_supervised_side"}
 """Started, or imported, by the others."""
