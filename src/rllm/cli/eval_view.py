@@ -123,8 +123,13 @@ def print_reports(asked: Asked, report: Mapping[str, Any], directory: Path, writ
         _print_failures(console, way, each)
         if each["cut_off"]:
             limit = stamp["ways"][way]["max_tokens"] if stamp["ways"][way] else "what it may be"
+            own = (
+                "the program's own max_tokens, or "
+                if asked.program and "max_tokens" not in asked.sampling
+                else ""
+            )
             console.print(
-                f"{way}: {each['cut_off']} attempts ran into max_tokens ({limit}); "
+                f"{way}: {each['cut_off']} attempts ran into {own}max_tokens ({limit}); "
                 "--sampling max_tokens=N allows more.",
                 style="yellow",
                 soft_wrap=True,
