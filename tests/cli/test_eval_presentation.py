@@ -184,10 +184,11 @@ def test_who_reads_the_prompt_alone_comes_to_the_optimum(rllm: Rllm, endpoint: E
 def test_a_model_from_elsewhere_is_told_the_rules_unless_somebody_says_otherwise(
     rllm: Rllm, endpoint: Endpoint, name: str
 ) -> None:
-    told = measured(rllm, endpoint, name)["stamp"]
+    told = measured(rllm, endpoint, name, "--concurrency", "1")["stamp"]
     with_rules = endpoint.bodies[0]["messages"]
     endpoint.bodies.clear()
-    untold = measured(rllm, endpoint, name, "--as-trained", "--output", "as-trained")["stamp"]
+    words = ("--as-trained", "--output", "as-trained", "--concurrency", "1")
+    untold = measured(rllm, endpoint, name, *words)["stamp"]
     bare = endpoint.bodies[0]["messages"]
     game = world_named(name).env_class
     assert issubclass(game, GameEnv)
