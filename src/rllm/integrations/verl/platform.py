@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import set_platform
 
@@ -51,6 +52,29 @@ def _cpu_module() -> types.ModuleType:
     return module
 
 
+def join_processes() -> None:
+    """The process group of verl's engines: this process alone, unless a launcher started several.
+
+    verl would name its backends "cpu:gloo,cpu:gloo" here, which torch refuses.
+    """
+    if dist.is_initialized():
+        return
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group("gloo")
+        return
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in (*alone.items(), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
+        os.environ.setdefault(name, value)
+    store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+
+def _joined_backend() -> str:
+    """The backend's name, which verl asks for just before it joins the processes, unless they are joined."""
+    join_processes()
+    return "gloo"
+
+
 class CpuPlatform(PlatformBase):
     device_name = "cpu"
     vendor_name = "cpu"
@@ -65,7 +89,7 @@ class CpuPlatform(PlatformBase):
     set_allocator_settings = staticmethod(_nothing)
     empty_cache = staticmethod(_nothing)
     get_device_capability = staticmethod(lambda device=0: (None, None))
-    communication_backend_name = staticmethod(lambda: "gloo")
+    communication_backend_name = staticmethod(_joined_backend)
     visible_devices_envvar = staticmethod(lambda: "RLLM_VERL_CPU_DEVICES")
     profiler_start = staticmethod(_nothing)
     profiler_stop = staticmethod(_nothing)

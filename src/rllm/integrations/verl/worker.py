@@ -14,7 +14,6 @@ Imported after `rllm.integrations.verl.platform.use_cpu`.
 import contextlib
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from verl.workers.engine_workers import TrainingWorker
 
 from rllm.config.schema import TrainConfig
 from rllm.integrations.verl import engines  # noqa: F401  # registers them
+from rllm.integrations.verl.platform import join_processes
 from rllm.trainer.packing import WeightedRow
 
 Terms = Callable[[Tensor, Tensor | None, Sequence[WeightedRow], Tensor], tuple[Tensor, dict[str, Any]]]
@@ -41,23 +41,6 @@ Terms = Callable[[Tensor, Tensor | None, Sequence[WeightedRow], Tensor], tuple[T
 
 _FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 _FILES = ["model", "optimizer"]
-
-
-def join_processes() -> None:
-    """The process group of verl's engines: this process alone, unless a launcher started several.
-
-    verl would name its backends "cpu:gloo,cpu:gloo" here, which torch refuses.
-    """
-    if dist.is_initialized():
-        return
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    if "WORLD_SIZE" in os.environ:
-        dist.init_process_group("gloo")
-        return
-    for name, value in (*alone.items(), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
-        os.environ.setdefault(name, value)
-    store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 
 
 @contextlib.contextmanager
