@@ -41,8 +41,8 @@ from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.trainer.agents import player_of
-from rllm.trainer.backends.named import backend_kind, service_kind
-from rllm.trainer.cluster import ClusterEngine, RolloutJob, cluster_kind, require_cluster
+from rllm.trainer.backends.named import backend_kind, with_backend
+from rllm.trainer.cluster import ClusterEngine, cluster_engine, require_cluster
 from rllm.trainer.distribution import require_distributed
 from rllm.trainer.extras import require_training_packages
 from rllm.trainer.programs import (
@@ -52,12 +52,11 @@ from rllm.trainer.programs import (
     require_program_config,
 )
 from rllm.trainer.resuming import (
-    require_episodes,
+    go_back_to,
     require_record,
     require_same_config,
     require_same_tasks,
     settle_muon_dtype,
-    take_back,
 )
 from rllm.trainer.run_tasks import as_sequence, run_tasks
 from rllm.trainer.warm_start import (
@@ -189,7 +188,7 @@ class AgentTrainer:
                     "`rollout.max_tokens_per_turn` is 0; an agent needs at least 1 to answer with."
                 )
         self.config = load_config(self.config, on_cluster)
-        self.config = _with_backend(self.config, backend, plays_agent=agent_class is not None)
+        self.config = with_backend(self.config, backend, plays_agent=agent_class is not None)
         require_cluster(self.config, plays_agent=agent_class is not None)
         self.config = with_estimators(self.config, traj_group_adv_estimator_map or {})
         self.player = player_of(agent_class, env_class, agent_args, env_args)
@@ -325,33 +324,15 @@ class AgentTrainer:
             # same directory.
             if ranks.is_writer and not directory.config():
                 directory.write_config(config_dict(config))
-            cluster = await open_until_done.enter_async_context(self._cluster(models, clients))
+            cluster = await open_until_done.enter_async_context(
+                cluster_engine(config, self.player, models, clients)
+            )
             if cluster is not None:
                 return await self._train(directory, models, clients, cluster, cluster)
             engine = await open_until_done.enter_async_context(self._engine(directory, clients))
             if ranks.size > 1:
                 engine = SplitEngine(engine, ranks)
             return await self._train(directory, models, clients, engine)
-
-    @asynccontextmanager
-    async def _cluster(
-        self, models: "Mapping[str, LoadedModel]", clients: "Mapping[str, LocalClient]"
-    ) -> "AsyncIterator[ClusterEngine | None]":
-        """What plays the episodes elsewhere; None where the run does it itself."""
-        kind = cluster_kind(self.config.cluster.kind)
-        if kind is None:
-            yield None
-            return
-        assert self.player is not None, "programs and workflows were refused"
-        (loaded,), (client,) = models.values(), clients.values()
-        job = RolloutJob(
-            config=self.config,
-            player=self.player,
-            loaded=loaded,
-            policy_version=lambda: client.policy_version,
-        )
-        async with kind.engine(job) as engine:
-            yield engine
 
     @asynccontextmanager
     async def _engine(
@@ -398,7 +379,8 @@ class AgentTrainer:
                     EpisodeStore.open(directory.store_path, read_only=not ranks.is_writer)
                 )
                 if ranks.is_writer:
-                    self._go_back_to(directory, store, state)
+                    require_same_tasks(store, {"training": self.tasks.train, "held-out": self.tasks.heldout})
+                    go_back_to(directory, store, state, self.config.checkpoint.keep)
             tracker = self._trackers(directory, open_while_training)
             tracker.watch(engine)
             run = TrainingRun(
@@ -421,16 +403,6 @@ class AgentTrainer:
                 finally:
                     tracker.close()
                     run.learner_thread.shutdown()
-
-    def _go_back_to(self, directory: RunDirectory, store: EpisodeStore, state: "RunState") -> None:
-        """Take back what was recorded beyond the checkpoint, and refuse what is not the run's record."""
-        from rllm.trainer.checkpoint import remove_old
-
-        take_back(directory, state)
-        remove_old(directory.checkpoints_path, state, self.config.checkpoint.keep)
-        require_episodes(store, state)
-        require_same_tasks(store, {"training": self.tasks.train, "held-out": self.tasks.heldout})
-        store.rollback_to(state.steps - 1)
 
     def _trackers(self, directory: RunDirectory, open_while_training: ExitStack) -> Trackers:
         """Where numbers go; of ranks that do not write, nowhere: all of them have the same."""
@@ -531,17 +503,3 @@ def _require_one_way(**given: Any) -> None:
             f"Given {', '.join(names) or 'neither agent, program nor workflow'}; give either `agent_class` "
             "and `env_class`, or `agent_flow` and `evaluator`, or `workflow_class`."
         )
-
-
-def _with_backend(config: TrainConfig, backend: str, *, plays_agent: bool) -> TrainConfig:
-    """Raises ConfigError for a backend that there is not, and for what it cannot honour."""
-    if backend:
-        config = load_config(config, [f'backend="{backend}"'])
-    if service_kind(config.backend) is not None and not plays_agent:
-        raise ConfigError(
-            f"`backend` is {config.backend!r}, a service that samples for agents in environments alone; "
-            "programs and workflows take `local`."
-        )
-    if (kind := backend_kind(config.backend)) is not None:
-        kind.require(config)
-    return config

@@ -7,10 +7,10 @@ Which cluster a run has is `cluster.kind`: `local` is none, every other name an 
 `rllm.clusters`. The trainer imports none of them.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rllm.config.cluster import NO_CLUSTER, ClusterConfig
 from rllm.config.names import object_named
@@ -19,6 +19,9 @@ from rllm.distributed import world_size
 from rllm.engine.attempts import EpisodeEngine
 from rllm.errors import ConfigError
 from rllm.trainer.agents import Player
+
+if TYPE_CHECKING:
+    from rllm.inference.local.client import LocalClient
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -156,3 +159,27 @@ def require_cluster(config: TrainConfig, *, plays_agent: bool) -> None:
             f"torchrun, {mend}"
         )
     kind.require(config)
+
+
+@asynccontextmanager
+async def cluster_engine(
+    config: TrainConfig,
+    player: Player | None,
+    models: Mapping[str, Any],
+    clients: Mapping[str, "LocalClient"],
+) -> AsyncIterator[ClusterEngine | None]:
+    """What plays the episodes elsewhere; None where the run does it itself.
+
+    `models`: policy -> LoadedModel.
+    """
+    kind = cluster_kind(config.cluster.kind)
+    if kind is None:
+        yield None
+        return
+    assert player is not None, "programs and workflows were refused"
+    (loaded,), (client,) = models.values(), clients.values()
+    job = RolloutJob(
+        config=config, player=player, loaded=loaded, policy_version=lambda: client.policy_version
+    )
+    async with kind.engine(job) as engine:
+        yield engine

@@ -14,7 +14,7 @@ from rllm.store.episodes import EpisodeStore
 from rllm.store.files import write_atomic
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics, truncate_after
-from rllm.trainer.checkpoint import RunState
+from rllm.trainer.checkpoint import RunState, remove_old
 from rllm.types.task import Task
 
 PHASES = ("untrained", "warm_start", "before", "train", "after")
@@ -123,6 +123,17 @@ def take_back(directory: RunDirectory, state: RunState) -> None:
         truncate_after(directory.metrics_path, PHASES, end["phase"], end["step"])
     else:
         write_atomic(directory.metrics_path, b"")
+
+
+def go_back_to(directory: RunDirectory, store: EpisodeStore, state: RunState, keep: int) -> None:
+    """Take back what was recorded beyond the checkpoint, of which `keep` stay.
+
+    Raises ConfigError for a store without the episodes of the run.
+    """
+    take_back(directory, state)
+    remove_old(directory.checkpoints_path, state, keep)
+    require_episodes(store, state)
+    store.rollback_to(state.steps - 1)
 
 
 def _differences(recorded: Mapping[str, Any], mine: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from rllm.config.loader import load_config
 from rllm.config.names import object_named
 from rllm.config.schema import LOCAL, TrainConfig
 from rllm.errors import ConfigError
@@ -83,3 +84,17 @@ def backend_kind(name: str) -> BackendKind | None:
             "`policy` and `critic`, as rllm.trainer.backends.named.BackendKind describes."
         )
     return kind
+
+
+def with_backend(config: TrainConfig, backend: str, *, plays_agent: bool) -> TrainConfig:
+    """Raises ConfigError for a backend that there is not, and for what it cannot honour."""
+    if backend:
+        config = load_config(config, [f'backend="{backend}"'])
+    if service_kind(config.backend) is not None and not plays_agent:
+        raise ConfigError(
+            f"`backend` is {config.backend!r}, a service that samples for agents in environments alone; "
+            "programs and workflows take `local`."
+        )
+    if (kind := backend_kind(config.backend)) is not None:
+        kind.require(config)
+    return config
