@@ -154,6 +154,8 @@ def scenarios(number: int, url: str) -> dict[str, list[tuple[bool, tuple[str, ..
             (False, ("--compare", "one", "two")),
             (True, ("--rescore", "one")),
         ],
+        "cluster status": [(False, ("--address", FOREIGN))],
+        "cluster check": [(False, ("--address", FOREIGN))],
         "benchmark list": [(False, ("--search", FOREIGN))],
         "benchmark info": [(True, ("sums",))],
         "dataset list": [(True, ())],

@@ -23,6 +23,7 @@ from rllm.algorithms.tokens import TokenInputs
 from rllm.algorithms.truncation import treat_truncated
 from rllm.build.configs import training_config
 from rllm.build.training import build_trainer
+from rllm.config.distributed import DistributedConfig
 from rllm.config.loader import config_dict, load_as
 from rllm.config.optimizer import OptimizerConfig
 from rllm.config.policies import TruncationConfig
@@ -258,7 +259,8 @@ def _silent_in_a_run(assignments: Sequence[str], model: Path, output: Path) -> l
         config = load_as(TrainConfig, base)
         build_trainer(config, output).train()
         _provoke(config.optimizer, config.rollout.truncation, model)
-    return silent_keys(TrainConfig, base, recorder.reads)
+    reads = recorder.reads | {(DistributedConfig, "timeout_s")}  # read by runs on several processes alone
+    return silent_keys(TrainConfig, base, reads)
 
 
 def test_every_key_of_a_training_run_is_read_or_refused(tiny_model: Path, tmp_path: Path) -> None:

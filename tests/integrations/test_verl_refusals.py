@@ -50,7 +50,7 @@ def test_a_backend_that_does_not_exist_is_refused_with_the_one_that_does() -> No
 
 
 def test_an_object_that_is_no_backend_is_refused() -> None:
-    with pytest.raises(ConfigError, match="it must have `translated`, `require`, `policy`"):
+    with pytest.raises(ConfigError, match="it must have `shards`, `translated`, `require`, `policy`"):
         _trainer({}, "collections:Counter")
 
 

@@ -40,6 +40,7 @@ EXTRAS = {
     "tinker": {"tinker": "0.24.1"},
     "ray": {"ray": "2.60"},
     "verl": {
+        "TransferQueue": "0.1.10",
         "cachetools": "5.0",
         "fastapi": "0.110",
         "msgspec": "0.18",

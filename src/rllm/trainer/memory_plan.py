@@ -316,6 +316,12 @@ def _optimizer_bytes(
 
 
 def _targets(adapter: LoraConfig) -> frozenset[str]:
+    """Raises ConfigError for a layer that a decoder does not have."""
+    if unknown := [name for name in adapter.targets if name not in LORA_INPUTS]:
+        raise ConfigError(
+            f"`lora.targets` has {unknown[0]!r}, but the layers of a decoder are "
+            f"{', '.join(sorted(LORA_INPUTS))}; choose among them, or leave it out for all."
+        )
     return frozenset(adapter.targets or LORA_INPUTS)
 
 
