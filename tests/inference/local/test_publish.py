@@ -4,15 +4,20 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from rllm.algorithms.losses import ImitationLoss
+from rllm.config.optimizer import OptimizerConfig
 from rllm.errors import InferenceError
 from rllm.inference.client import TokenPiece
 from rllm.inference.local.client import LocalClient, LocalSession
 from rllm.models.directory import LoadedModel
+from rllm.trainer.backends.torch import TorchBackend
 from rllm.types.messages import ModelOutput, SamplingParams
+from rllm.types.sample import NOT_SAMPLED, TrainingSample
 
 Serve = Callable[..., LocalClient]
 Until = Callable[..., Any]
@@ -84,7 +89,20 @@ async def test_after_a_publish_nothing_is_computed_from_the_old_weights(
     assert later.logprobs == pytest.approx(_logprobs(logprobs_of, own, later), abs=1e-5)
 
 
-@pytest.mark.parametrize("way", ["in place", "optimizer", "load"])
+def _imitated() -> TrainingSample:
+    return TrainingSample(
+        token_ids_T=np.array([1, 2]),
+        policy_versions_T=np.array([NOT_SAMPLED, 0]),
+        logprobs_T=np.zeros(2, dtype=np.float32),
+        advantages_T=np.ones(2, dtype=np.float32),
+        group_key=("t", "agent"),
+        order_key=("t", 0, 0, 0),
+    )
+
+
+@pytest.mark.parametrize(
+    "way", ["in place", "optimizer", "load", "adamw of the trainer", "muon of the trainer"]
+)
 async def test_weights_that_change_without_a_publish_are_noticed(
     way: str, own: LoadedModel, serve: Serve
 ) -> None:
@@ -97,6 +115,10 @@ async def test_weights_that_change_without_a_publish_are_noticed(
         for parameter in own.model.parameters():
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
+    elif way.endswith("of the trainer"):
+        config = OptimizerConfig(name=way.split()[0])
+        trainer = TorchBackend(own.model, publish=lambda version: None, config=config)
+        trainer.update([_imitated()], ImitationLoss(), 1e-2)
     else:
         own.model.load_hf({name: 2 * tensor for name, tensor in own.model.state_dict_hf().items()})
     with pytest.raises(InferenceError, match="without `publish`"):

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
 from rllm.config.optimizer import OptimizerConfig
@@ -150,6 +151,9 @@ class Optimizers:
             for group in part.param_groups:
                 group["lr"] = learning_rate
             part.step()
+        # A fused step is a write that torch does not count, and by its count the engine notices that weights
+        # changed without a publish.
+        increment_version(tuple(self._weights.values()))
 
     def tensors(self) -> dict[str, Tensor]:
         """Moments and step counts as `parameter.key`."""
