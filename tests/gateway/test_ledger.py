@@ -3,12 +3,14 @@ import sqlite3
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from rllm.errors import ConfigError, CountError
 from rllm.gateway.ledger import Ledger
+from rllm.gateway.ledger.file import hold, open_for_writing
 from rllm.gateway.wire import CallRecord, CallStatus
 
 
@@ -527,3 +529,9 @@ def test_a_file_in_place_of_the_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
         Ledger.open(tmp_path / "taken")
+
+
+def test_a_commit_returns_only_when_it_is_on_the_disk_itself(tmp_path: Path) -> None:
+    with hold(tmp_path), closing(open_for_writing(tmp_path / "ledger.sqlite")) as connection:
+        (level,) = connection.execute("PRAGMA synchronous").fetchone()
+    assert level == 2  # FULL: a crash of the machine loses no answered call, not only one of the process

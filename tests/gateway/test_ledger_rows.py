@@ -108,6 +108,25 @@ LATER_FIELDS = {"stop_sequence": None, "unparsed_markup": False, "mixed_versions
 """What records did not have when the first ledgers were written, and what they are read as."""
 
 
+@pytest.mark.parametrize("innermost", ["text", 1.5, {}])
+def test_json_is_read_back_as_deep_as_the_limit_and_refused_one_level_deeper(innermost: Any) -> None:
+    def nested(levels: int) -> dict[str, Any]:
+        value: Any = innermost
+        for _ in range(levels):
+            value = {"a": value}
+        return value
+
+    # Text and the like are no level of their own.
+    deepest = 201 if innermost == "text" else 200
+    call = CallRecord(id="1", session="lake", dialect=Dialect.CHAT, model="m")
+    call.response = nested(deepest)
+    (read,), _ = stored_and_read([call])
+    assert read.response == call.response
+    call.response = nested(deepest + 1)
+    with pytest.raises(ValueError, match="deeper than 200"):
+        stored_and_read([call])
+
+
 def test_a_ledger_from_before_a_field_is_read_with_its_default() -> None:
     record = CallRecord(id="a", session="lake", response={"role": "assistant", "content": "yes"})
     (read,), (row,) = stored_and_read([record])
