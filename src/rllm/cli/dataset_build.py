@@ -91,17 +91,19 @@ def swe(
 
 def _tell(manifest: dict[str, Any], directory: Path) -> None:
     console = out()
-    made = table("source", "tests", "bugs tried", "kept", "dropped", right=("tests", "bugs tried", "kept"))
+    sources_table = table(
+        "source", "tests", "bugs tried", "kept", "dropped", right=("tests", "bugs tried", "kept")
+    )
     for each in manifest["sources"]:
         dropped = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in each["dropped"].items())
-        made.add_row(
+        sources_table.add_row(
             Text(each["name"]),
             str(each["tests"]["passing"]),
             str(each["tried"]),
             str(each["kept"]),
             dropped,
         )
-    console.print(made)
+    console.print(sources_table)
     splits = ", ".join(f"{name} {count}" for name, count in manifest["splits"].items())
     console.print(f"{manifest['tasks']} tasks in {directory}: {splits}.", soft_wrap=True)
     for each in manifest["sources"]:

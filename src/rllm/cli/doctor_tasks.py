@@ -110,18 +110,18 @@ def _print_tasks(
     path: Path, findings_by_task: "dict[str, list[Finding]]", failed: dict[str, str], broken: list[str]
 ) -> None:
     console = out()
-    made = table("task", "", "what", "reason")
+    tasks_table = table("task", "", "what", "reason")
     for name, findings in findings_by_task.items():
-        shown = [each for each in findings if each.verdict == "broken"]
-        if not shown:
-            made.add_row(name, Text("held", style=_STYLES["held"]), f"{len(findings)} checks", "")
-        for each in shown:
+        broken_findings = [each for each in findings if each.verdict == "broken"]
+        if not broken_findings:
+            tasks_table.add_row(name, Text("held", style=_STYLES["held"]), f"{len(findings)} checks", "")
+        for each in broken_findings:
             reason = each.reason.replace("\n", " ")[:_SHOWN_CHARS]
-            made.add_row(name, Text("broken", style=_STYLES["broken"]), each.name, Text(reason))
+            tasks_table.add_row(name, Text("broken", style=_STYLES["broken"]), each.name, Text(reason))
     for name, why in failed.items():
-        made.add_row(name, Text("broken", style=_STYLES["broken"]), "cannot be made", Text(why))
-    made.columns[-1].no_wrap = False
-    console.print(made)
+        tasks_table.add_row(name, Text("broken", style=_STYLES["broken"]), "cannot be made", Text(why))
+    tasks_table.columns[-1].no_wrap = False
+    console.print(tasks_table)
     if broken:
         console.print(
             f"{len(broken)} of {len(findings_by_task) + len(failed)} tasks are broken.", style="red"

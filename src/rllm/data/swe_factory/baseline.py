@@ -67,7 +67,7 @@ def baseline_of(traced: JobResult, reverse: JobResult, *, project: str, limits: 
             raise ConfigError(_refusal(result, project, limits))
     random = {*traced.random, *reverse.random}
     counts: Counter[str] = Counter()
-    kept: list[str] = []
+    test_names: list[str] = []
     for name in sorted(traced.outcomes.keys() | reverse.outcomes.keys()):
         statuses = (traced.outcomes.get(name, "missing"), reverse.outcomes.get(name, "missing"))
         if statuses[0] != statuses[1]:
@@ -77,20 +77,20 @@ def baseline_of(traced: JobResult, reverse: JobResult, *, project: str, limits: 
         else:
             counts[_COUNTED[statuses[0]]] += 1
             if statuses[0] == "passed":
-                kept.append(name)
+                test_names.append(name)
     errors = {**traced.errors, **reverse.errors}
     counts["files_not_importable"] = len(errors)
-    if not kept:
+    if not test_names:
         raise ConfigError(_nothing_passes(counts, errors, traced, project))
     covering: dict[str, dict[int, list[int]]] = {}
-    for place, name in enumerate(kept):
+    for place, name in enumerate(test_names):
         for path, lines in traced.lines.get(name, {}).items():
             for line in lines:
                 covering.setdefault(path, {}).setdefault(line, []).append(place)
     return Baseline(
-        tests=tuple(kept),
+        tests=tuple(test_names),
         covering=covering,
-        cpu_s={name: reverse.cpu_s.get(name, 0.0) for name in kept},
+        cpu_s={name: reverse.cpu_s.get(name, 0.0) for name in test_names},
         counts=dict(sorted(counts.items())),
         errors=errors,
     )
@@ -111,13 +111,15 @@ def _refusal(result: JobResult, project: str, limits: BenchLimits) -> str:
 
 
 def _nothing_passes(counts: Counter[str], errors: dict[str, str], run: JobResult, project: str) -> str:
-    shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(counts.items()) if count)
+    summary = ", ".join(
+        f"{count} {name.replace('_', ' ')}" for name, count in sorted(counts.items()) if count
+    )
     reason = next(iter(errors.items()), None)
     if reason is None and run.failures:
         name, failure = next(iter(run.failures.items()))
         reason = (name, str(failure["line"]))
     why = f" First: {reason[0]}: {reason[1]:.300}" if reason else ""
     return (
-        f"{project} has no test that passes twice ({shown or 'none was collected'}), so nothing could say "
+        f"{project} has no test that passes twice ({summary or 'none was collected'}), so nothing could say "
         f"that a bug is mended.{why} What tests import beside the project is added with --with."
     )

@@ -82,12 +82,12 @@ def commit_candidates(source: Source, texts: Mapping[str, str]) -> list[Candidat
     if repository is None:
         return []
     listed = git("log", "--no-merges", "--format=%H", f"-n{MAX_COMMITS}", source.commit, at=repository)
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for commit in listed.split():
         candidate = _reverted(repository, commit, texts)
         if candidate is not None:
-            found.append(candidate)
-    return found
+            candidates.append(candidate)
+    return candidates
 
 
 def _reverted(repository: Path, commit: str, texts: Mapping[str, str]) -> Candidate | None:

@@ -100,7 +100,7 @@ def _fill(part: Path, needed: tuple[str, ...], wanted: tuple[str, ...], python: 
     left_out: list[str] = []
     refusal = _pip(site, (PYTEST, *needed, *wanted), python)
     if refusal:
-        kept: list[str] = []
+        installable: list[str] = []
         refusal = _pip(site, (PYTEST, *needed), python)
         if refusal:
             raise ConfigError(
@@ -108,8 +108,8 @@ def _fill(part: Path, needed: tuple[str, ...], wanted: tuple[str, ...], python: 
                 f"{python}: {refusal} It needs the network once."
             )
         for each in wanted:
-            refused = _pip(site, (PYTEST, *needed, *kept, each), python)
-            (left_out if refused else kept).append(each)
+            refused = _pip(site, (PYTEST, *needed, *installable, each), python)
+            (left_out if refused else installable).append(each)
     versions = sorted(
         f"{match[1].replace('_', '-')}=={match[2]}"
         for match in (_DIST.fullmatch(each.name) for each in site.iterdir())

@@ -109,14 +109,14 @@ def build(
         raise ConfigError("The factory runs tests with this machine's Python; use bubblewrap or unshare.")
     if workers < 1:
         raise ConfigError(f"`workers` is {workers}; choose 1 or more.")
-    asked = {"sources": list(addresses), **_settings_json(settings)}
+    request = {"sources": list(addresses), **_settings_json(settings)}
     if (out / MANIFEST).is_file():
         manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["asked"] != asked:
+        if manifest["asked"] != request:
             raise ConfigError(f"{out} holds the tasks of another build; choose another --out, or delete it.")
         return manifest
     out = out.resolve()  # git is run in other directories
-    work = _work_folder(out, asked)
+    work = _work_folder(out, request)
     opened: list[tuple[Source, Project]] = []
     for place, address in enumerate(addresses):
         on_progress(Progress(source=address, doing="opening"))
@@ -128,7 +128,7 @@ def build(
         _build_source(source, project, work / str(place), settings, backend, workers, on_progress)
         for place, (source, project) in enumerate(opened)
     ]
-    manifest = _finish(built, out, work, settings, asked)
+    manifest = _finish(built, out, work, settings, request)
     shutil.rmtree(work)
     return manifest
 
@@ -138,11 +138,11 @@ def _settings_json(settings: Settings) -> dict[str, Any]:
     return {"format": FORMAT, **values, "extra_requirements": list(settings.extra_requirements)}
 
 
-def _work_folder(out: Path, asked: dict[str, Any]) -> Path:
+def _work_folder(out: Path, request: dict[str, Any]) -> Path:
     work = out / WORK
     plan = work / "asked.json"
     if plan.is_file():
-        if json.loads(plan.read_text(encoding="utf-8")) != asked:
+        if json.loads(plan.read_text(encoding="utf-8")) != request:
             raise ConfigError(
                 f"{out} holds an unfinished build of other sources or settings; give those, or delete it."
             )
@@ -150,7 +150,7 @@ def _work_folder(out: Path, asked: dict[str, Any]) -> Path:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is not empty; choose another --out.")
     work.mkdir(parents=True, exist_ok=True)
-    write_atomic(plan, json.dumps(asked))
+    write_atomic(plan, json.dumps(request))
     return work
 
 
@@ -348,7 +348,7 @@ def _rows(
 
 
 def _finish(
-    built: Sequence[_Built], out: Path, work: Path, settings: Settings, asked: dict[str, Any]
+    built: Sequence[_Built], out: Path, work: Path, settings: Settings, request: dict[str, Any]
 ) -> dict[str, Any]:
     rows = [row for each in built for row in each.rows]
     names = {
@@ -373,7 +373,7 @@ def _finish(
     ]
     files |= _written(out, TASKS, whole)
     manifest = {
-        "asked": asked,
+        "asked": request,
         "sources": [_source_json(each) for each in built],
         "tasks": len(rows),
         "splits": {split: sum(each == split for each in splits.values()) for split in SPLITS},

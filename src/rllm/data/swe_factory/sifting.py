@@ -85,10 +85,10 @@ class Sieve:
         return [made[each.key] for each in candidates]
 
     def _relevant(self, candidate: Candidate) -> set[str]:
-        found: set[str] = set()
+        names: set[str] = set()
         for path, lines in candidate.lines.items():
-            found |= self.baseline.tests_of(path, lines)
-        return found
+            names |= self.baseline.tests_of(path, lines)
+        return names
 
     def _job(self, candidate: Candidate, tests: set[str]) -> Job:
         return Job(

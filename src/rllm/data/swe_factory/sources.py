@@ -110,11 +110,11 @@ def digest_of(tree: Path) -> str:
 
 def files_of(tree: Path) -> list[Path]:
     """Every file and link, without what git or Python keep there."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for folder, folders, names in os.walk(tree):
         folders[:] = [each for each in folders if each not in NOT_COPIED]
-        found += [Path(folder, each) for each in names]
-    return sorted(found, key=lambda each: each.relative_to(tree).as_posix())
+        paths += [Path(folder, each) for each in names]
+    return sorted(paths, key=lambda each: each.relative_to(tree).as_posix())
 
 
 def git(*words: str, at: Path, **variables: str) -> str:
