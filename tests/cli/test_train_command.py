@@ -300,3 +300,12 @@ def test_the_flags_of_eval_are_keys_of_training(rllm: Rllm) -> None:
     refused = rllm("train", "countdown", "--sampling", "stop=x", "--dry-run")
     assert refused.exit_code == 2
     assert "temperature, top_p, top_k, max_tokens" in refused.stderr
+
+
+def test_a_dry_run_refuses_what_one_process_cannot_do(rllm: Rllm, tmp_path: Path) -> None:
+    shard = ("--set", "distributed.strategy=shard")
+    assert refused(rllm("train", "frozenlake", *shard, "--output", tmp_path, "--dry-run"), "one process")
+    two = rllm("train", "frozenlake", *shard, "--nproc", "2", "--output", tmp_path, "--dry-run", "--json")
+    assert two.exit_code == 0, two.stderr
+    tensor = ("--set", "distributed.tensor_parallel=2")
+    assert refused(rllm("train", "frozenlake", *tensor, "--output", tmp_path, "--dry-run"), "multiple")

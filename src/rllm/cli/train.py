@@ -202,7 +202,8 @@ def command(
         seed=seed,
     )
     config = options.config()
-    if options.settings_are_missing:
+    warns = (nproc == 1 or dry_run) and not rank_from_environment()  # of several processes, rank 0 alone
+    if warns and options.settings_are_missing:
         err().print(
             f"`{benchmark}` is for measuring: it has no training settings of its own, because none are known "
             "with which the built-in model learns it. The defaults are used where --config and --set say "
@@ -210,7 +211,7 @@ def command(
             style="dim",
             soft_wrap=True,
         )
-    if options.program is None and not with_rules and lacks_rules(config, benchmark):
+    if warns and options.program is None and not with_rules and lacks_rules(config, benchmark):
         warn_of_missing_rules(benchmark, "The model", config)
     directory = output or Path("runs") / f"{options.directory_name}-seed{config.seed}"
     if resume and fresh:
@@ -222,8 +223,9 @@ def command(
     if fresh:
         directory = unused_directory(directory)
     require_place(directory)
-    if nproc > 1:
-        build_trainer(config, directory).require_ranks_can(nproc)
+    num_ranks = max(nproc, world_size())
+    if num_ranks > 1 or dry_run:
+        build_trainer(config, directory).require_ranks_can(num_ranks)
     if dry_run:
         trainer = build_trainer(config, directory)  # refuses what a run would refuse
         trainer.require_names()
