@@ -7,6 +7,8 @@ that `import rllm` costs nothing: no room is imported before somebody asks for w
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rllm.published.finder import install as _register_published_names
+
 if TYPE_CHECKING:  # what an editor reads; a test holds it equal to the table below
     from rllm.agents import BaseAgent as BaseAgent
     from rllm.agents import rollout as rollout
@@ -53,6 +55,9 @@ _HOME_OF = {
     "rollout": "rllm.agents",
     "run": "rllm.engine",
 }
+
+
+_register_published_names()
 
 
 def __getattr__(name: str) -> Any:

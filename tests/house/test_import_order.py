@@ -20,7 +20,7 @@ ROOMS = (
     *("store", "sandbox", "data", "tracking", "models", "distributed", "inference"),
     *("tools", "rewards", "environments", "agents", "gateway"),
     *("workflows", "engine", "eval", "trainer", "integrations"),
-    *("build", "worker", "ui", "cli", "__main__"),
+    *("build", "worker", "ui", "published", "cli", "__main__"),
 )
 
 HOMES_OF_LIBRARY = {

@@ -140,12 +140,7 @@ class FrozenLakeEnv(BaseEnv):
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "FrozenLakeEnv":
         """The environment of a task made by `lake_tasks`, or of a dict of constructor arguments."""
-        for key in info:
-            if key not in _ENV_KEYS and key not in _NAMING_KEYS:
-                close = difflib.get_close_matches(key, _ENV_KEYS, n=1)
-                mend = f"did you mean `{close[0]}`?" if close else f"it takes {', '.join(_ENV_KEYS)}."
-                raise ConfigError(f"FrozenLakeEnv does not know `{key}`; {mend}")
-        return FrozenLakeEnv(**{key: info[key] for key in _ENV_KEYS if key in info})
+        return FrozenLakeEnv(**env_arguments(info))
 
     def _next_state(self, move: int) -> int:
         outcomes = self._outcomes[self._state][move]
@@ -164,6 +159,16 @@ class FrozenLakeEnv(BaseEnv):
         symbol = DROWNED if cell == "H" else ARRIVED if cell == "G" else PLAYER
         place = state + state // lake.num_columns  # each row above ends with a newline
         return f"{lake.text[:place]}{symbol}{lake.text[place + 1 :]}"
+
+
+def env_arguments(info: dict[str, Any]) -> dict[str, Any]:
+    """The constructor arguments in a task. Raises ConfigError for a key that is none."""
+    for key in info:
+        if key not in _ENV_KEYS and key not in _NAMING_KEYS:
+            close = difflib.get_close_matches(key, _ENV_KEYS, n=1)
+            mend = f"did you mean `{close[0]}`?" if close else f"it takes {', '.join(_ENV_KEYS)}."
+            raise ConfigError(f"FrozenLakeEnv does not know `{key}`; {mend}")
+    return {key: info[key] for key in _ENV_KEYS if key in info}
 
 
 def lake_tasks(

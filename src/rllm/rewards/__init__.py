@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from rllm.rewards.graders import grader_named as grader_named
     from rllm.rewards.parallel_grading import grade_many as grade_many
     from rllm.rewards.reward_functions import RewardCodeFn as RewardCodeFn
+    from rllm.rewards.reward_functions import RewardConfig as RewardConfig
+    from rllm.rewards.reward_functions import RewardFunction as RewardFunction
     from rllm.rewards.reward_functions import RewardInput as RewardInput
     from rllm.rewards.reward_functions import RewardMathFn as RewardMathFn
     from rllm.rewards.reward_functions import RewardOutput as RewardOutput
+    from rllm.rewards.reward_functions import RewardSearchFn as RewardSearchFn
     from rllm.rewards.reward_functions import code_reward_fn as code_reward_fn
+    from rllm.rewards.reward_functions import countdown_reward_fn as countdown_reward_fn
     from rllm.rewards.reward_functions import f1_reward_fn as f1_reward_fn
     from rllm.rewards.reward_functions import math_reward_fn as math_reward_fn
     from rllm.rewards.reward_functions import search_reward_fn as search_reward_fn
@@ -31,8 +35,10 @@ _HOME_OF = {
     "grade_many": "rllm.rewards.parallel_grading",
     **dict.fromkeys(
         (
-            *("RewardInput", "RewardOutput", "RewardMathFn", "RewardCodeFn"),
-            *("math_reward_fn", "code_reward_fn", "search_reward_fn", "f1_reward_fn", "zero_reward"),
+            *("RewardConfig", "RewardInput", "RewardOutput", "RewardFunction"),
+            *("RewardMathFn", "RewardCodeFn", "RewardSearchFn"),
+            *("math_reward_fn", "code_reward_fn", "search_reward_fn", "f1_reward_fn", "countdown_reward_fn"),
+            "zero_reward",
         ),
         "rllm.rewards.reward_functions",
     ),

@@ -7,11 +7,11 @@ model wrote, or an Action that holds it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
-from rllm.errors import RewardError
+from rllm.errors import ConfigError, RewardError
 from rllm.rewards.grade import Grader
 from rllm.rewards.graders import grader_named
 from rllm.types.episode import Action
@@ -34,30 +34,92 @@ class RewardOutput:
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
+class RewardFunction(Protocol):
+    """Anything that is called with a task's row and an action, and says what that is worth."""
+
+    def __call__(self, task_info: Mapping[str, Any], action: Any) -> RewardOutput: ...
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RewardConfig:
+    """What a reward function pays. The keys of `_ONLY_DEFAULTS` are kept for programs that name them, and
+    honoured at their defaults alone."""
+
+    correct_reward: float = 1.0
+    incorrect_reward: float = 0.0
+    format_error_reward: float = 0.0
+    """For an answer in which none was found."""
+    unk_error_reward: float = 0.0
+    toolcall_bonus: float = 0.5
+    """Added to what a right answer is paid where the row has `has_toolcall`."""
+    apply_format_reward: bool = False
+    math_reward_weight: float = 1.0
+    use_math_orm: bool = False
+    code_reward_weight: float = 1.0
+    cot_reward_weight: float = 0.0
+    use_together_code_interpreter: bool = False
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if each.name in _ONLY_DEFAULTS and getattr(self, each.name) != each.default:
+                raise ConfigError(
+                    f"`RewardConfig.{each.name}` is {getattr(self, each.name)!r}, and only {each.default!r} "
+                    f"is honoured: {_ONLY_DEFAULTS[each.name]}."
+                )
+
+    def payment(self, output: RewardOutput, task_info: Mapping[str, Any]) -> float:
+        """The reward for what a grader said."""
+        if output.is_correct:
+            return self.correct_reward + (self.toolcall_bonus if task_info.get("has_toolcall") else 0.0)
+        return self.incorrect_reward if output.metadata["extracted"] else self.format_error_reward
+
+
+_ONLY_DEFAULTS = {
+    "apply_format_reward": "pay for the format with a `composite` grader",
+    "math_reward_weight": "weigh several graders with a `composite` grader",
+    "use_math_orm": "let a model judge with the `judge` grader",
+    "code_reward_weight": "weigh several graders with a `composite` grader",
+    "cot_reward_weight": "judge thoughts with the `judge` grader",
+    "use_together_code_interpreter": "programs run in the sandbox of this machine",
+    "unk_error_reward": "a grader that fails raises, and is never a reward",
+}
+
+
 class _RewardFn:
     """A grader as an object that is called, with a RewardInput or with what it is made of."""
 
-    def __init__(self, grader: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, grader: str, config: RewardConfig | None, options: Mapping[str, Any]) -> None:
         self._grader = grader_named(grader, **options)
+        self._config = config
 
     def __call__(self, task_info: RewardInput | Mapping[str, Any], action: Any = None) -> RewardOutput:
         if isinstance(task_info, RewardInput):
-            return graded(self._grader, task_info.task_info, task_info.action)
-        return graded(self._grader, task_info, action)
+            task_info, action = task_info.task_info, task_info.action
+        output = graded(self._grader, task_info, action)
+        if self._config is not None:
+            output.reward = self._config.payment(output, task_info)
+        return output
 
 
 class RewardMathFn(_RewardFn):
-    """The math grader, with its options."""
+    """The math grader, with its options; `config` says what its judgements pay."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__("math", options)
+    def __init__(self, config: RewardConfig | None = None, **options: Any) -> None:
+        super().__init__("math", config, options)
 
 
 class RewardCodeFn(_RewardFn):
-    """The code grader, with its options."""
+    """The code grader, with its options; `config` says what its judgements pay."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__("code", options)
+    def __init__(self, config: RewardConfig | None = None, **options: Any) -> None:
+        super().__init__("code", config, options)
+
+
+class RewardSearchFn(_RewardFn):
+    """The search grader, with its options; `config` says what its judgements pay."""
+
+    def __init__(self, config: RewardConfig | None = None, **options: Any) -> None:
+        super().__init__("search", config, options)
 
 
 def math_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
@@ -78,6 +140,12 @@ def search_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
 def f1_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
     """The token F1; correct where it is 1."""
     return graded(_shared_grader("f1"), task_info, action)
+
+
+def countdown_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
+    """1 for an expression of the row's numbers, `nums` or `numbers`, that comes to its `target`."""
+    row = {**task_info, "numbers": task_info["nums"]} if "nums" in task_info else task_info
+    return graded(_shared_grader("countdown"), row, action)
 
 
 def zero_reward(task_info: Mapping[str, Any], action: Any) -> RewardOutput:

@@ -33,6 +33,11 @@ class Task:
     """The task's own directory under `dataset_dir`; None where rows share one."""
 
     @property
+    def data(self) -> dict[str, Any]:
+        """`metadata`, as programs of spring 2026 call it."""
+        return self.metadata
+
+    @property
     def task_dir(self) -> Path:
         return self.dataset_dir if self.sub_dir is None else self.dataset_dir / self.sub_dir
 
@@ -55,6 +60,11 @@ class AgentConfig:
     """True when the answer is measured and not trained on."""
     sampling_params: dict[str, Any] = field(default_factory=dict[str, Any])
     """What is set for the whole session: it wins over what the program asks for."""
+
+    @property
+    def api_key(self) -> str:
+        """Any key opens the session's own address."""
+        return "EMPTY"
 
 
 def task_id_of(task: Task | Mapping[str, Any], position: int) -> str:

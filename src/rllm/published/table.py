@@ -1,0 +1,302 @@
+"""The table of published names: module -> name -> its home here, or why there is none.
+
+A home is `module:name`, or `module` where the name is the same. Modules of this room hold what nothing else
+here has. Longer reasons name the successor.
+"""
+
+
+def _all(names: str, home: str) -> dict[str, str]:
+    """The same home for several names."""
+    return dict.fromkeys(names.split(), home)
+
+
+_TYPES = "rllm.types"
+_DATASET = {"Dataset": "rllm.data.dataset", "DatasetRegistry": "rllm.data.registry"}
+_ACTS = _all("Action Step Trajectory Episode TrajectoryGroup", _TYPES)
+_OUTPUT = {"ModelOutput": _TYPES, "RolloutEngine": "rllm.inference.rollout_engine"}
+_ENGINES = _all("OpenAIEngine VerlEngine TinkerEngine", "rllm.published.engines")
+_FUNCTIONS = "rllm.rewards.reward_functions"
+_REWARD_TYPES = {
+    **_all("RewardConfig RewardInput RewardOutput", _FUNCTIONS),
+    "RewardType": "rllm.published.rewards",
+}
+_REWARD_FNS = _all(
+    "math_reward_fn code_reward_fn search_reward_fn f1_reward_fn countdown_reward_fn zero_reward "
+    "RewardFunction",
+    _FUNCTIONS,
+)
+_TOOL_BASE = {
+    **_all("Tool ToolOutput", "rllm.tools.base"),
+    "ToolCall": "rllm.types.messages",
+}
+_EVAL_TYPES = {
+    **_all("AgentConfig EvalOutput Signal Task", _TYPES),
+    "_extract_agent_answer": "rllm.rewards.extraction:last_assistant_text",
+}
+_LOADERS = {
+    "load_agent": "rllm.agents.flow:load_flow",
+    "load_evaluator": "rllm.rewards.evaluator",
+}
+_TRAINER = {"AgentTrainer": "rllm.trainer.agent_trainer"}
+_SFT = {"AgentSFTTrainer": "rllm.trainer.sft"}
+_EXECUTION = _all(
+    "AgentExecutionEngine AsyncAgentExecutionEngine", "rllm.engine.agent_execution:AgentExecutionEngine"
+)
+_WORKFLOW_ENGINE = {"AgentWorkflowEngine": "rllm.engine.agent_workflow"}
+_SDK = _all(
+    "session get_chat_client get_chat_client_async trajectory get_current_session get_current_session_name "
+    "get_current_metadata get_active_session_uids",
+    "rllm.published.sdk",
+)
+_SDK_TYPES = {"Trajectory": _TYPES, "TrajectoryView": f"{_TYPES}:Trajectory", "StepView": f"{_TYPES}:Step"}
+_MATH_UTILS = {
+    **_all("grade_answer_mathd grade_answer_sympy", "rllm.published.rewards:grade_answer"),
+    **_all("extract_answer extract_boxed_answer", "rllm.published.rewards:extract_boxed_answer"),
+}
+_EVALUATORS = {
+    "math": "evaluate_math",
+    "mcq": "evaluate_choice",
+    "f1": "evaluate_f1",
+    "code": "evaluate_code",
+    "countdown": "evaluate_countdown",
+    "ifeval": "evaluate_instructions",
+    "bfcl": "evaluate_calls",
+    "llm_equality": "evaluate_equality",
+    "llm_judge": "evaluate_judge",
+    "translation": "evaluate_translation",
+}
+
+NAMES: dict[str, dict[str, str]] = {
+    "rllm.data.dataset": {"DatasetRegistry": "rllm.data.registry"},
+    "rllm.datasets": _DATASET,
+    "rllm.data.utils": {"fetch_live_code_bench_system_prompt": "rllm.published.prompts"},
+    "rllm.sdk": {**_SDK, **_SDK_TYPES},
+    "rllm.sdk.shortcuts": _SDK,
+    "rllm.sdk.decorators": _SDK,
+    "rllm.types": {
+        "AgentFlow": "rllm.published.programs:AgentProgram",
+        "Evaluator": "rllm.published.programs:EpisodeJudge",
+        "run_agent_flow": "rllm.published.programs",
+    },
+    "rllm.workflows.workflow": _ACTS,
+    "rllm.workflows.simple_workflow": {"SimpleAgent": "rllm.agents.conversation:ConversationAgent"},
+    # agents and environments
+    "rllm.agents": _ACTS,
+    "rllm.agents.agent": {"BaseAgent": "rllm.agents.base"},
+    "rllm.agents.math_agent": {"MathAgent": "rllm.agents.math"},
+    "rllm.agents.code_agent": {"CompetitionCodingAgent": "rllm.agents.code"},
+    "rllm.agents.tool_agent": _all("ToolAgent MCPToolAgent", "rllm.agents.tool"),
+    "rllm.agents.frozenlake_agent": {"FrozenLakeAgent": "rllm.published.frozenlake:FencedLakeAgent"},
+    "rllm.agents.system_prompts": _all(
+        "SEARCH_SYSTEM_PROMPT TOOL_SYSTEM_PROMPT MATH_SYSTEM_PROMPT", "rllm.published.prompts"
+    ),
+    "rllm.environments.base": {},
+    "rllm.environments.base.base_env": {"BaseEnv": "rllm.environments.base"},
+    "rllm.environments.base.single_turn_env": {"SingleTurnEnvironment": "rllm.environments.single_turn"},
+    "rllm.environments.base.multi_turn_env": {"MultiTurnEnvironment": "rllm.environments.multi_turn"},
+    "rllm.environments.tools": {},
+    "rllm.environments.tools.tool_env": {"ToolEnvironment": "rllm.environments.tool"},
+    "rllm.environments.tools.mcp_env": {"MCPEnvironment": "rllm.environments.mcp"},
+    "rllm.environments.frozenlake": {},
+    "rllm.environments.frozenlake.frozenlake": {"FrozenLakeEnv": "rllm.published.frozenlake:NumberedLakeEnv"},
+    # engines
+    "rllm.engine": {
+        **_OUTPUT,
+        **_ENGINES,
+        "AsyncAgentExecutionEngine": _EXECUTION["AsyncAgentExecutionEngine"],
+    },
+    "rllm.engine.agent_execution_engine": _EXECUTION,
+    "rllm.engine.agent_workflow_engine": _WORKFLOW_ENGINE,
+    "rllm.engine.rollout": {**_OUTPUT, **_ENGINES},
+    "rllm.engine.rollout.rollout_engine": _OUTPUT,
+    "rllm.engine.rollout.openai_engine": {"OpenAIEngine": _ENGINES["OpenAIEngine"]},
+    "rllm.engine.rollout.verl_engine": {"VerlEngine": _ENGINES["VerlEngine"]},
+    "rllm.engine.rollout.tinker_engine": {"TinkerEngine": _ENGINES["TinkerEngine"]},
+    "rllm.experimental.rollout": {**_OUTPUT, **_ENGINES},
+    "rllm.parser": _all("ToolParser QwenToolParser R1ToolParser get_tool_parser", "rllm.published.parsers"),
+    # rewards and evaluators
+    "rllm.rewards": {"RewardType": "rllm.published.rewards"},
+    "rllm.rewards.reward_fn": {**_REWARD_FNS, **_REWARD_TYPES},
+    "rllm.rewards.reward_types": _REWARD_TYPES,
+    "rllm.rewards.math_reward": {
+        **_REWARD_TYPES,
+        **_all("RewardMathFn math_reward_fn", _FUNCTIONS),
+    },
+    "rllm.rewards.code_reward": _REWARD_TYPES,
+    "rllm.rewards.search_reward": {
+        **_REWARD_TYPES,
+        **_all("RewardSearchFn search_reward_fn", _FUNCTIONS),
+    },
+    "rllm.rewards.countdown_reward": {"countdown_reward_fn": _FUNCTIONS},
+    "rllm.rewards.math_utils": _MATH_UTILS,
+    "rllm.rewards.math_utils.utils": _MATH_UTILS,
+    "rllm.eval": _LOADERS,
+    "rllm.eval.types": _EVAL_TYPES,
+    "rllm.eval.agent_loader": {"load_agent": _LOADERS["load_agent"]},
+    "rllm.eval.evaluator_loader": {"load_evaluator": _LOADERS["load_evaluator"]},
+    "rllm.eval.reward_fns": {},
+    "rllm.eval.reward_fns._helpers": {"extract_answer_text": "rllm.published.reward_fns"},
+    **{
+        f"rllm.eval.reward_fns.{module}": {
+            "evaluate": f"rllm.published.reward_fns:{function}",
+            "SYSTEM_PROMPT": "rllm.published.reward_fns",
+        }
+        for module, function in _EVALUATORS.items()
+    },
+    "rllm.experimental.eval": {**_LOADERS, **_EVAL_TYPES},
+    "rllm.experimental.eval.types": _EVAL_TYPES,
+    # tools
+    "rllm.tools": {},
+    "rllm.tools.tool_base": _TOOL_BASE,
+    # training
+    "rllm.trainer": {},
+    "rllm.trainer.unified_trainer": {
+        **_TRAINER,
+        "UnifiedTrainer": _TRAINER["AgentTrainer"] + ":AgentTrainer",
+    },
+    "rllm.trainer.agent_sft_trainer": _SFT,
+    "rllm.train.agent_trainer": _TRAINER,
+    "rllm.experimental.unified_trainer": {
+        **_TRAINER,
+        "UnifiedTrainer": _TRAINER["AgentTrainer"] + ":AgentTrainer",
+    },
+    "rllm.utils": _all(
+        "compute_pass_at_k save_trajectories colorful_print EpisodeLogger", "rllm.published.records"
+    ),
+    "rllm.trainer.algorithms.config": {
+        "rLLMAdvantageEstimator": "rllm.published.estimators:PublishedEstimator"
+    },
+    "rllm.experimental.common.config": {
+        "rLLMAdvantageEstimator": "rllm.published.estimators:PublishedEstimator"
+    },
+}
+"""Module -> name -> home. A module that is here and nowhere else consists of these names."""
+
+_PLACEHOLDER = "it stands for a class of yours in the published documentation; import your own."
+_FRAMEWORKS = (
+    "let the framework's own OpenAI model ask `config.base_url` inside a function made with @rllm.rollout; "
+    "docs/frameworks.md shows each of them."
+)
+_ESTIMATOR = (
+    "write a function and name it by `algorithm.estimator=my_module.py:my_estimator`; docs/your_own.md says "
+    "what it gets and gives."
+)
+_FILTERS = (
+    "the keys of `[filters]` do that: `filters.drop_truncated`, `filters.drop_ties` (docs/algorithms.md)."
+)
+_RUNNER = (
+    "`rllm eval NAME --agent … --evaluator …` runs evaluations; from Python, rllm.build.evaluation.prepare."
+)
+_DISTILL = "`rllm distill` and rllm.trainer.AgentDistillTrainer learn from a teacher (docs/distill.md)."
+_BACKEND = "a backend of yours is a rllm.trainer.backends.named.BackendKind (docs/architecture.md)."
+_ASYNC = "a step here waits for its episodes: use rllm.trainer.AgentTrainer with `rollout.oversampling`."
+_SANDBOXES = "programs run behind walls by rllm.sandbox.open_sandbox (docs/sandbox.md)."
+_HARNESSES = (
+    "make a function with @rllm.rollout that starts the command, its model address from `config.base_url`."
+)
+_RAY_ENV = 'a run starts Ray itself: AgentTrainer(backend="ray") or `cluster.kind` (docs/cluster.md).'
+_BROWSER = (
+    "there is no browser environment yet; GymnasiumEnv wraps a gymnasium.Env with text (docs/agents.md)."
+)
+_APPWORLD = "AppWorld is not shipped; write a BaseEnv around it (docs/agents.md)."
+_SDK_PARTS = "use `session` and `get_chat_client` of rllm.sdk; runs keep every call in their own record."
+
+REFUSED_NAMES: dict[str, dict[str, str]] = {
+    "rllm.agents": dict.fromkeys(("Agent", "YourCustomAgent"), _PLACEHOLDER),
+    "rllm.environments": {"YourCustomEnvironment": _PLACEHOLDER},
+    "rllm.parser": {
+        "ChatTemplateParser": "rllm.rendering.chat.ChatRenderer makes prompts, by the model's own template."
+    },
+    "rllm.eval": dict.fromkeys(("run_dataset", "resolve_evaluator_from_catalog", "EvalRunner"), _RUNNER),
+    "rllm.experimental.eval": dict.fromkeys(
+        ("run_dataset", "resolve_evaluator_from_catalog", "EvalRunner"), _RUNNER
+    ),
+    "rllm.trainer.algorithms.config": dict.fromkeys(("TransformConfig", "CompactFilteringConfig"), _FILTERS),
+    "rllm.experimental.common.config": dict.fromkeys(("TransformConfig", "CompactFilteringConfig"), _FILTERS),
+    "rllm.tools": {
+        "ToolRegistry": "give the tools themselves, `ToolAgent(tools=[MyTool()])`; by name, an entry point "
+        "of the group `rllm.tools`."
+    },
+    "rllm.trainer.sft": {"SFTSpec": "AgentSFTTrainer(config={…}) takes the keys of docs/sft.md."},
+    "rllm.sandbox": {"create_sandbox": _SANDBOXES},
+    "rllm.cli.train": {"build_train_config": "rllm.build.configs.training_config makes a benchmark's."},
+}
+"""Module -> name -> successor: names that are asked for and have no counterpart."""
+
+REFUSED_MODULES: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("rllm.integrations.strands", "rllm.integrations.smolagents"),
+            "rllm.integrations.terminal_terminus_1",
+        ),
+        _FRAMEWORKS,
+    ),
+    **dict.fromkeys(
+        (
+            *("rllm.sdk.chat", "rllm.sdk.proxy", "rllm.sdk.proxy.proxy_manager", "rllm.sdk.store"),
+            "rllm.sdk.session",
+        ),
+        _SDK_PARTS,
+    ),
+    **dict.fromkeys(("rllm.trainer.algorithms.advantage", "rllm.experimental.common.advantage"), _ESTIMATOR),
+    **dict.fromkeys(
+        (
+            *("rllm.workflows.distillation_workflow", "rllm.trainer.distill.advantage"),
+            "rllm.trainer.distill.distillation_workflow",
+        ),
+        _DISTILL,
+    ),
+    "rllm.workflows.eval_protocol_workflow": "judge with a function made with @rllm.evaluator.",
+    **dict.fromkeys(("rllm.trainer.verl.ray_runtime_env",), _RAY_ENV),
+    **dict.fromkeys(
+        (
+            *("rllm.trainer.verl.agent_ppo_trainer", "rllm.trainer.tinker.tinker_backend"),
+            "rllm.trainer.backend_protocol",
+        ),
+        _BACKEND,
+    ),
+    **dict.fromkeys(
+        (
+            *("rllm.experimental.fully_async.client", "rllm.experimental.fully_async.protocol"),
+            "rllm.experimental.fully_async.runner",
+        ),
+        _ASYNC,
+    ),
+    **dict.fromkeys(
+        (
+            *("rllm.experimental.agents.sandboxed_agent", "rllm.experimental.agents.tool_calling"),
+            *("rllm.experimental.agents.tools.bash_tool", "rllm.harnesses", "rllm.harnesses.react"),
+        ),
+        _HARNESSES,
+    ),
+    **dict.fromkeys(("rllm.tasks", "rllm.runner"), _RUNNER),
+    **dict.fromkeys(
+        (
+            *("rllm.agents.miniwob_agent", "rllm.agents.webarena_agent", "rllm.environments.browsergym"),
+            "rllm.environments.browsergym.browsergym",
+        ),
+        _BROWSER,
+    ),
+    **dict.fromkeys(
+        (
+            *("rllm.agents.appworld_react_agents", "rllm.environments.appworld"),
+            *("rllm.environments.appworld.appworld_env", "rllm.environments.appworld.signal_patch"),
+        ),
+        _APPWORLD,
+    ),
+    "rllm.tools.web_tools.gsearch_tool": "rllm.tools.SerperSearch asks for Google's results.",
+}
+"""Module -> successor, for modules without any counterpart."""
+
+
+def _packages_of(modules: set[str]) -> set[str]:
+    """Every package above these modules."""
+    return {module.rsplit(".", depth)[0] for module in modules for depth in range(1, module.count("."))} - {
+        "rllm"
+    }
+
+
+PARENTS = frozenset(_packages_of({*NAMES, *REFUSED_NAMES, *REFUSED_MODULES}))
+"""Packages above published modules, which may be files here, or nothing."""
+MODULES = frozenset({*NAMES, *REFUSED_NAMES, *PARENTS} - REFUSED_MODULES.keys())
+"""All that resolves, wholly or in part."""
