@@ -5,11 +5,10 @@ await engine.get_model_response(messages, temperature=…, max_tokens=…, seed=
 
 import inspect
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from rllm.errors import AgentError
-from rllm.inference.client import Tools
+from rllm.inference.client import StatelessSession, Tools
 from rllm.types.messages import Message, ModelOutput, SamplingParams
 
 
@@ -25,8 +24,8 @@ class PublishedClient:
             )
         self.engine = engine
 
-    def session(self, order: tuple[str, int]) -> "_PublishedSession":
-        return _PublishedSession(self)
+    def session(self, order: tuple[str, int]) -> StatelessSession:
+        return StatelessSession(self.get_model_response)
 
     async def get_model_response(
         self,
@@ -58,26 +57,3 @@ class PublishedClient:
 
     async def close(self) -> None:
         """Nothing to close: it belongs to whoever made it."""
-
-
-class _PublishedSession:
-    def __init__(self, client: PublishedClient) -> None:
-        self._client = client
-
-    async def respond(
-        self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()
-    ) -> ModelOutput:
-        return await self._client.get_model_response(messages, sampling, tools=tools)
-
-    def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
-        return -1
-
-    def close(self) -> None: ...
-
-    async def __aenter__(self) -> "_PublishedSession":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -10,11 +10,10 @@ again.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from rllm.errors import ConfigError, InferenceError
-from rllm.inference.client import Tools
+from rllm.inference.client import StatelessSession, Tools
 from rllm.inference.openai_http import Refused, ServerHttp
 from rllm.redaction import hide_key
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, ToolCall
@@ -59,8 +58,8 @@ class AnthropicClient:
             max_connections=max_connections,
         )
 
-    def session(self, order: tuple[str, int]) -> "AnthropicSession":
-        return AnthropicSession(self)
+    def session(self, order: tuple[str, int]) -> StatelessSession:
+        return StatelessSession(self.get_model_response)
 
     async def get_model_response(
         self,
@@ -102,33 +101,6 @@ class AnthropicClient:
         return InferenceError(
             f"The server at {self.base_url} refused the request: {error}", is_final=is_final
         )
-
-
-class AnthropicSession:
-    """One conversation; the server keeps nothing of it."""
-
-    def __init__(self, client: AnthropicClient) -> None:
-        self.client = client
-
-    async def respond(
-        self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()
-    ) -> ModelOutput:
-        return await self.client.get_model_response(messages, sampling, tools=tools)
-
-    def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
-        """Known to the server alone."""
-        return -1
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    async def __aenter__(self) -> "AnthropicSession":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _body(model: str, messages: Sequence[Message], sampling: SamplingParams, tools: Tools) -> dict[str, Any]:

@@ -8,7 +8,7 @@ clients with a KV cache keep the cache with it.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import TracebackType
@@ -42,12 +42,16 @@ class ModelSession(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what is held for the conversation; nothing, unless a class says otherwise."""
 
-    async def __aenter__(self) -> Self: ...
+    async def __aenter__(self) -> Self:
+        return self
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
 
 class ModelClient(Protocol):
@@ -62,9 +66,26 @@ class ModelClient(Protocol):
         self, messages: Sequence[Message], sampling: SamplingParams = SamplingParams()
     ) -> ModelOutput:
         """One answer outside of any conversation."""
-        ...
+        async with self.session(("", 0)) as session:
+            return await session.respond(messages, sampling)
 
     async def close(self) -> None: ...
+
+
+class StatelessSession(ModelSession):
+    """A conversation of which the server keeps nothing, and whose prompts it alone can count."""
+
+    def __init__(self, get_model_response: Callable[..., Awaitable[ModelOutput]]) -> None:
+        """`get_model_response(messages, sampling, tools=tools)` asks the server."""
+        self._get_model_response = get_model_response
+
+    async def respond(
+        self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()
+    ) -> ModelOutput:
+        return await self._get_model_response(messages, sampling, tools=tools)
+
+    def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
+        return -1
 
 
 _MAX_CHARS_PER_TOKEN = 16

@@ -16,11 +16,10 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from rllm.errors import ConfigError, ContextLengthError, InferenceError
-from rllm.inference.client import Tools
+from rllm.inference.client import ModelSession, Tools
 from rllm.inference.openai_http import AskedOnce, Refused, ServerHttp, error_text
 from rllm.inference.openai_replies import fields_refused, read_answer, room_told
 from rllm.rendering.chat import ChatRenderer, Conversation
@@ -308,7 +307,7 @@ class OpenAIClient:
         return f"{self._name}-{next(self._numbers)}"
 
 
-class OpenAISession:
+class OpenAISession(ModelSession):
     """One conversation: to the server, calls that belong together; here, how long its prompts are."""
 
     def __init__(self, client: OpenAIClient) -> None:
@@ -336,14 +335,3 @@ class OpenAISession:
         """By the client's own tokenizer; the server may count differently by a token or two. -1 with tools:
         how the calls of earlier answers were written is known to the server alone."""
         return -1 if self._measured is None or tools else self._measured.prompt_tokens(messages)
-
-    def close(self) -> None:
-        """The server keeps nothing of a conversation that would have to be closed."""
-
-    async def __aenter__(self) -> "OpenAISession":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

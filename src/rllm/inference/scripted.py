@@ -15,11 +15,10 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece, Tools
+from rllm.inference.client import ModelClient, ModelSession, TokenPiece, Tools
 from rllm.inference.local.text import StopTexts
 from rllm.inference.reading import as_it_may_come_back, parsed_text, read_into
 from rllm.rendering.chat import ChatRenderer, Conversation, TextTokenizer
@@ -95,7 +94,7 @@ class ScriptedAnswer:
 
 
 @dataclass(slots=True)
-class ScriptedClient:
+class ScriptedClient(ModelClient):
     """See the module docstring. `requests` records what was asked: one list of messages per call."""
 
     script: Script
@@ -121,12 +120,6 @@ class ScriptedClient:
     def session(self, order: tuple[str, int]) -> "ScriptedSession":
         self.open_sessions += 1
         return ScriptedSession(self)
-
-    async def get_model_response(
-        self, messages: Sequence[Message], sampling: SamplingParams = SamplingParams()
-    ) -> ModelOutput:
-        async with self.session(("", 0)) as session:
-            return await session.respond(messages, sampling)
 
     async def generate_ids(
         self,
@@ -282,7 +275,7 @@ async def _wait(wait_for: Callable[[], Awaitable[object]] | None) -> None:
         await asyncio.sleep(0)
 
 
-class ScriptedSession:
+class ScriptedSession(ModelSession):
     """One conversation: takes the script's answers from the first to the last."""
 
     def __init__(self, client: ScriptedClient) -> None:
@@ -315,11 +308,3 @@ class ScriptedSession:
         if not self._closed:
             self._closed = True
             self.client.open_sessions -= 1
-
-    async def __aenter__(self) -> "ScriptedSession":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rllm.errors import ConfigError, ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece
+from rllm.inference.client import ModelClient, TokenPiece
 from rllm.inference.local.text import StopTexts, TextStream
 from rllm.inference.openai_http import AskedOnce, error_text
 from rllm.inference.publish_gate import Gate
@@ -27,7 +27,7 @@ from rllm.inference.token_session import TokenSession
 from rllm.inference.vllm_http import VLLMHttp, VLLMServerFacts
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer
-from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, TopLogprobs
+from rllm.types.messages import FinishReason, ModelOutput, SamplingParams, TopLogprobs
 
 OnPiece = Callable[[TokenPiece], None]
 
@@ -43,7 +43,7 @@ _SEEDS = 2**63
 _UNKNOWN_CONTEXT = 2**31 - 1
 
 
-class VLLMClient:
+class VLLMClient(ModelClient):
     """A `TokenClient` and a `ModelClient`.
 
     What the server serves is asked with the first call; `connect` asks at once. `base_url` ends in `/v1`;
@@ -129,12 +129,6 @@ class VLLMClient:
 
     def session(self, order: tuple[str, int]) -> TokenSession:
         return TokenSession(self)
-
-    async def get_model_response(
-        self, messages: Sequence[Message], sampling: SamplingParams = SamplingParams()
-    ) -> ModelOutput:
-        async with self.session(("", 0)) as session:
-            return await session.respond(messages, sampling)
 
     @property
     def policy_version(self) -> int:

@@ -89,6 +89,28 @@ class _ModelGrader:
             cache=Path(self.cache) if self.cache else None,
         )
 
+    def grade(self, answer: str, task: Mapping[str, Any]) -> Grade:
+        """Raises RewardError for a task without its fields and a judge without a verdict, InferenceError and
+        OSError for one that is not reached."""
+        question = self._question(answer, task)
+        if isinstance(question, Grade):
+            return question
+        return self._grade_of(question, self._judge.verdict(*question.request))
+
+    async def grade_async(self, answer: str, task: Mapping[str, Any]) -> Grade:
+        """`grade`, in the event loop that the client lives in."""
+        question = self._question(answer, task)
+        if isinstance(question, Grade):
+            return question
+        return self._grade_of(question, await self._judge.ask(*question.request))
+
+    def _question(self, answer: str, task: Mapping[str, Any]) -> "Grade | _Question":
+        """What the judge is asked of an answer; its grade where no judge is needed."""
+        raise NotImplementedError
+
+    def _grade_of(self, question: "_Question", verdict: JudgeVerdict) -> Grade:
+        raise NotImplementedError
+
     def close(self) -> None:
         if self._owned is not None:
             self._judge.run(self._owned.close())
@@ -111,25 +133,6 @@ class JudgeGrader(_ModelGrader):
     threshold: float = 0.5
     name: str = field(default="judge", init=False)
     task_fields: tuple[str, ...] = field(default=("question", "rubric|reference"), init=False)
-
-    def grade(self, answer: str, task: Mapping[str, Any]) -> Grade:
-        """Raises RewardError for a task without a rubric and a judge without a verdict, InferenceError and
-        OSError for one that is not reached."""
-        question = self._question(answer, task)
-        return (
-            question
-            if isinstance(question, Grade)
-            else self._grade_of(question, self._judge.verdict(*question.request))
-        )
-
-    async def grade_async(self, answer: str, task: Mapping[str, Any]) -> Grade:
-        """`grade`, in the event loop that the client lives in."""
-        question = self._question(answer, task)
-        return (
-            question
-            if isinstance(question, Grade)
-            else self._grade_of(question, await self._judge.ask(*question.request))
-        )
 
     def _question(self, answer: str, task: Mapping[str, Any]) -> "Grade | _Question":
         criteria = criteria_of(task)
@@ -178,24 +181,6 @@ class EqualityGrader(_ModelGrader):
 
     name: str = field(default="equality", init=False)
     task_fields: tuple[str, ...] = field(default=("question", "reference|answer|answers"), init=False)
-
-    def grade(self, answer: str, task: Mapping[str, Any]) -> Grade:
-        """Raises as `JudgeGrader.grade` does."""
-        question = self._question(answer, task)
-        return (
-            question
-            if isinstance(question, Grade)
-            else self._grade_of(question, self._judge.verdict(*question.request))
-        )
-
-    async def grade_async(self, answer: str, task: Mapping[str, Any]) -> Grade:
-        """`grade`, in the event loop that the client lives in."""
-        question = self._question(answer, task)
-        return (
-            question
-            if isinstance(question, Grade)
-            else self._grade_of(question, await self._judge.ask(*question.request))
-        )
 
     def _question(self, answer: str, task: Mapping[str, Any]) -> "Grade | _Question":
         references = (

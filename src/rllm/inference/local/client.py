@@ -5,23 +5,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece, Tools, require_may_fit
+from rllm.inference.client import ModelClient, TokenPiece
 from rllm.inference.local.engine import LocalEngine
 from rllm.inference.local.grammar import Grammars
 from rllm.inference.local.requests import Request
 from rllm.inference.local.watch import Listener, Watch
-from rllm.inference.reading import as_it_may_come_back, parsed_text, read_into
+from rllm.inference.token_session import TokenSession
 from rllm.models.directory import LoadedModel
 from rllm.rendering.chat import ChatRenderer, Conversation
-from rllm.types.messages import Message, ModelOutput, SamplingParams
+from rllm.types.messages import ModelOutput, SamplingParams
 
 OnPiece = Callable[[TokenPiece], None]
 
 
-class LocalClient:
+class LocalClient(ModelClient):
     """A `ModelClient` and a `TokenClient` on the built-in engine."""
 
     def __init__(
@@ -54,12 +53,6 @@ class LocalClient:
 
     def session(self, order: tuple[str, int]) -> "LocalSession":
         return LocalSession(self, order)
-
-    async def get_model_response(
-        self, messages: Sequence[Message], sampling: SamplingParams = SamplingParams()
-    ) -> ModelOutput:
-        async with self.session(("", 0)) as session:
-            return await session.respond(messages, sampling)
 
     async def generate_ids(
         self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: OnPiece | None = None
@@ -142,7 +135,7 @@ class LocalClient:
         self._grammars.close()
 
 
-class LocalSession:
+class LocalSession(TokenSession):
     """One conversation: its token ids here, its keys and values in one slot of the engine."""
 
     def __init__(self, client: LocalClient, order: tuple[str, int], *, one_shot: bool = False) -> None:
@@ -151,20 +144,6 @@ class LocalSession:
         self.conversation = Conversation(renderer=client.renderer)
         self._holder = client.engine.open(one_shot=one_shot)
         self._turn = 0
-
-    async def respond(
-        self, messages: Sequence[Message], sampling: SamplingParams, tools: Tools = ()
-    ) -> ModelOutput:
-        require_may_fit(messages, self.client.renderer, self.client.max_context)
-        output = await self.respond_to_ids(self.conversation.prompt(messages, tools), sampling)
-        if tools:
-            read_into(output, parsed_text(output.text, self.client.renderer, tools))
-        self.conversation.record(output.completion_ids, *as_it_may_come_back(output))
-        return output
-
-    def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
-        require_may_fit(messages, self.client.renderer, self.client.max_context)
-        return self.conversation.prompt_tokens(messages, tools)
 
     async def respond_to_ids(
         self, prompt_ids: list[int], sampling: SamplingParams, on_piece: OnPiece | None = None
@@ -239,14 +218,6 @@ class LocalSession:
 
     def close(self) -> None:
         self.client.engine.close_session(self._holder)
-
-    async def __aenter__(self) -> "LocalSession":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Reader:

@@ -6,16 +6,16 @@ session ──ids──► server of its task ──ids, versions──► the w
 
 import asyncio
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece
+from rllm.inference.client import ModelClient, TokenPiece
 from rllm.inference.token_session import TokenSession
 from rllm.integrations.ray.answers import WorkerEnded, answer
 from rllm.rendering.chat import ChatRenderer
-from rllm.types.messages import Message, ModelOutput, SamplingParams
+from rllm.types.messages import ModelOutput, SamplingParams
 
 OnPiece = Callable[[TokenPiece], None]
 
@@ -59,7 +59,7 @@ class Servers:
 
 
 @dataclass(kw_only=True, slots=True)
-class RemoteClient:
+class RemoteClient(ModelClient):
     """A `ModelClient` and a `TokenClient` of one policy."""
 
     policy: str
@@ -76,12 +76,6 @@ class RemoteClient:
     def session(self, order: tuple[str, int]) -> TokenSession:
         """All attempts at a task ask one server, which reads their common prompt once."""
         return TokenSession(replace(self, preference=zlib.crc32(order[0].encode())))
-
-    async def get_model_response(
-        self, messages: Sequence[Message], sampling: SamplingParams = SamplingParams()
-    ) -> ModelOutput:
-        async with self.session(("", 0)) as session:
-            return await session.respond(messages, sampling)
 
     async def generate_ids(
         self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: OnPiece | None = None

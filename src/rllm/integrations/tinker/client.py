@@ -4,20 +4,20 @@ prompt ids ──SamplingClient──► token ids, log-probabilities ──toke
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece
+from rllm.inference.client import ModelClient, TokenPiece
 from rllm.inference.token_session import TokenSession
 from rllm.integrations.tinker.service import Service
 from rllm.models.directory import LoadedModel
 from rllm.rendering.chat import ChatRenderer
-from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams
+from rllm.types.messages import FinishReason, ModelOutput, SamplingParams
 
 
-class TinkerClient:
+class TinkerClient(ModelClient):
     """A `ModelClient` and a `TokenClient`. A call samples from the weights that were published when it began,
     to its end."""
 
@@ -31,12 +31,6 @@ class TinkerClient:
 
     def session(self, order: tuple[str, int]) -> TokenSession:
         return TokenSession(self)
-
-    async def get_model_response(
-        self, messages: Sequence[Message], sampling: SamplingParams = SamplingParams()
-    ) -> ModelOutput:
-        async with self.session(("", 0)) as session:
-            return await session.respond(messages, sampling)
 
     @property
     def policy_version(self) -> int:

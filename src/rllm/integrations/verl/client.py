@@ -3,21 +3,21 @@
 prompt ids ──► verl's LLMServerClient.generate ──► TokenOutput ──► ModelOutput
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from uuid import uuid4
 
 from rllm.errors import ContextLengthError, InferenceError
-from rllm.inference.client import TokenPiece
+from rllm.inference.client import ModelClient, TokenPiece
 from rllm.inference.token_session import TokenSession
 from rllm.rendering.chat import ChatRenderer
-from rllm.types.messages import FinishReason, LogprobMeaning, Message, ModelOutput, SamplingParams
+from rllm.types.messages import FinishReason, LogprobMeaning, ModelOutput, SamplingParams
 
 BROKEN_OFF = ("aborted", "abort")
 """What verl's servers say of an answer that they did not go on with."""
 
 
-class VerlClient:
+class VerlClient(ModelClient):
     """A `ModelClient` and a `TokenClient` for one episode."""
 
     def __init__(
@@ -45,12 +45,6 @@ class VerlClient:
 
     def session(self, order: tuple[str, int]) -> TokenSession:
         return TokenSession(self)
-
-    async def get_model_response(
-        self, messages: Sequence[Message], sampling: SamplingParams = SamplingParams()
-    ) -> ModelOutput:
-        async with self.session(("", 0)) as session:
-            return await session.respond(messages, sampling)
 
     async def generate_ids(
         self,
