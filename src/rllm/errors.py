@@ -11,6 +11,7 @@
     ├── RewardError            a reward that is not a finite number
     ├── AgentError             a user's agent or environment broke its contract; names class and method
     ├── ActionError            an environment cannot read what the policy wrote: the policy's failure
+    ├── WorkerStepError        a worker that the policy plays broke its contract: the policy's failure
     ├── ContextLengthError     a prompt leaves no room for a single new token
     ├── InferenceError         the engine or server that samples failed: an infrastructure failure
     ├── SandboxError           a sandbox failed, not the program in it: an infrastructure failure
@@ -97,6 +98,14 @@ class AgentError(RllmError):
 class ActionError(RllmError):
     """Raised by an environment for an action that the policy wrote and nobody can read: the policy's
     failure, never tried again."""
+
+
+class WorkerStepError(RllmError):
+    """Raised in a workflow when a worker's input breaks its schema, or when the policy plays the worker and
+    none of its attempts fits the output schema: the policy's failure, never tried again.
+
+    Mend: `broken_contract_reward` pays for it instead of leaving the episode out.
+    """
 
 
 class ContextLengthError(RllmError):

@@ -28,7 +28,8 @@ def test_the_page_runs_from_top_to_bottom(
     monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
     contract = re.findall(r"^````markdown\n(.*?)^````$", PAGE, re.MULTILINE | re.DOTALL)[0]
     Path("measure.worker.md").write_text(contract)
-    program, python = blocks("python")
+    program, *python_blocks = blocks("python")
+    python = "".join(python_blocks)
     Path("measure.py").write_text(program)
     Path("rows.jsonl").write_text('{"run_id": "1", "text": "four"}\n{"run_id": "9", "text": ""}\n')
     printed: dict[str, str] = {}

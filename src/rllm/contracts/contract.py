@@ -36,6 +36,8 @@ class Constraints:
     idempotency_key: str = ""
     """The input property whose value names a run; empty where every call is a run of its own."""
     status_enum: tuple[str, ...] = tuple(RunStatus)
+    repair: bool = False
+    """A model whose answer breaks the output schema gets one more turn, within the same attempt."""
     notes: tuple[str, ...] = ()
 
 
@@ -50,6 +52,11 @@ class Binding:
     """What `--model` takes: a run, a directory, `builtin:tiny`, `PROVIDER:MODEL`, a name that was set up."""
     base_url: str = ""
     """Of a server that knows `model`."""
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether somebody does the work."""
+        return bool(self.program or self.model)
 
 
 @dataclass(kw_only=True, frozen=True, slots=True)

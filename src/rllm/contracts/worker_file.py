@@ -329,6 +329,10 @@ def _constraint(file: _File, line: int, key: str, text: str) -> Any:
         if not text:
             raise file.error(line, "`idempotency_key` is empty; name a property of the input.")
         return text
+    if key == "repair":
+        if text not in ("true", "false"):
+            raise file.error(line, f"`repair` is {text!r}; it is true or false.")
+        return text == "true"
     if key == "status_enum":
         statuses = tuple(each.strip().strip("`\"'") for each in text.strip("[]").split(",") if each.strip())
         unknown = [each for each in statuses if each not in tuple(RunStatus)]

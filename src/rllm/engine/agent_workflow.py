@@ -41,6 +41,7 @@ from rllm.types.budget import TokenBudget
 from rllm.types.episode import Episode, Outcome
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, task_id_of
+from rllm.workflows.workers import WorkerRunner
 from rllm.workflows.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class AgentWorkflowEngine:
         max_failed_fraction: float = 1.0,
         stored: bool = False,
         waves: "Waves | None" = None,
+        workers: WorkerRunner | None = None,
     ) -> None:
         """`rollout_engine` is a model client, or `clients` has one for each policy; `roles` says of which
         policy a role is and how it samples. `raise_on_error` is for `execute_tasks`; `run` raises where the
@@ -92,7 +94,8 @@ class AgentWorkflowEngine:
         `deadline_s` of a whole `run`. `retry_wait_s` is the wait before the first retry of anything, and
         doubles with each.
 
-        `waves` send the calls of all attempts to the built-in engine together.
+        `waves` send the calls of all attempts to the built-in engine together. `workers` runs those that the
+        workflow calls and that have a model or program of their own.
         """
         require_settings(
             n_parallel_tasks=n_parallel_tasks,
@@ -128,6 +131,7 @@ class AgentWorkflowEngine:
             ),
             step_timeout_s=step_timeout_s,
             episode_timeout_s=episode_timeout_s,
+            workers=workers,
         )
         self.sampling = (
             sampling_params

@@ -33,6 +33,7 @@ from rllm.types.budget import BudgetExceeded, TokenBudget
 from rllm.types.episode import Episode, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, Task
+from rllm.workflows.workers import WorkerRunner, require_workers, with_worker_trajectories
 from rllm.workflows.workflow import Workflow
 
 AnyTask = Task | Mapping[str, Any]
@@ -60,6 +61,8 @@ class WorkflowSettings:
     """One call in a thread: `Workflow.run_in_executor`."""
     episode_timeout_s: float = 3600.0
     """One attempt whose workflow does not set a lower `timeout` itself."""
+    workers: WorkerRunner | None = None
+    """Runs the workers of the workflow that have a model or program of their own."""
 
     def __post_init__(self) -> None:
         for name in ("step_timeout_s", "episode_timeout_s"):
@@ -67,6 +70,7 @@ class WorkflowSettings:
             if not 0.0 < limit_s < float("inf"):
                 raise ConfigError(f"`{name}` is {limit_s}; it must be a finite number above 0.")
         _require_workflow(self.workflow_cls, self.workflow_args)
+        require_workers(self.workflow_cls, self.workers)
 
     def policy_of(self, role: str) -> str:
         settings = self.roles.get(role)
@@ -146,6 +150,7 @@ class WorkflowAttempt:
                 f"{self.name}.__init__ does not call Workflow.__init__; write "
                 "`super().__init__(rollout_engine, **kwargs)` in it."
             )
+        self.workflow.worker_steps(settings.workers)
         return self.workflow
 
     async def play(self) -> tuple[Episode, BaseException | None]:
@@ -266,6 +271,8 @@ class WorkflowAttempt:
         workflow = self.workflow
         if result is not None:
             episode = result
+            if workflow is not None:
+                episode.trajectories = with_worker_trajectories(episode.trajectories, workflow.worker_steps())
         elif workflow is None:
             episode = Episode()
         elif end.outcome in UNPAID:
@@ -275,6 +282,8 @@ class WorkflowAttempt:
                 "postprocess_episode",
                 lambda: workflow.postprocess_episode(workflow.collect_trajectories(), end.reason),
             )
+        if workflow is not None and (records := workflow.worker_steps().records):
+            episode.info["workers"] = records
         require_episode(episode, f"The episode of {self.name}")
         return self._settle_episode(episode, end)
 

@@ -118,15 +118,18 @@ class RolloutEngine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         budget: TokenBudget | None = None,
         application_id: str | None = None,
+        response_schema: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> ModelOutput:
         """The answer to `messages`, a whole conversation as it is so far.
 
         `role` picks policy and settings; `sampling` (temperature, max_tokens, top_p, top_k, stop,
         stop_token_ids) is for this call alone and wins over them; `budget` stands in for the engine's.
-        `application_id` is what published programs give: nobody needs it here. Raises BudgetExceeded, a
-        TerminationEvent, for a prompt that leaves no room, and InferenceError when the model could not be
-        reached.
+        `application_id` is what published programs give: nobody needs it here. `response_schema`, a JSON
+        schema of the answer, is enforced while sampling, by a model of which `enforces` says so.
+
+        Raises BudgetExceeded, a TerminationEvent, for a prompt that leaves no room, and InferenceError when
+        the model could not be reached.
         """
         if self._closed:
             if self._is_abandoned:
@@ -139,6 +142,8 @@ class RolloutEngine:
         policy = settings.policy or next(iter(self.clients))
         branch_request = self._branches.ask(policy, role or "", conversation_messages, tool_list)
         params = self._choose_sampling(settings, sampling, branch_request.seed(*self.key))
+        if response_schema is not None:
+            params = replace(params, grammar=_grammar_of(self.clients[policy], response_schema))
         conversation = self._branches.conversation(branch_request, conversation_messages)
         request_messages = conversation_messages
         if settings.history == "strip":
@@ -178,6 +183,14 @@ class RolloutEngine:
         conversation.first_prompt_tokens = meter.first_prompt_tokens
         conversation.known_tokens = meter.known_tokens
         return output
+
+    async def enforces(self, schema: Mapping[str, Any], *, role: str | None = None) -> bool:
+        """Whether the model of a role samples answers by a JSON schema: its engine follows grammars, and can
+        follow the one of this schema."""
+        settings = self.roles.get(role or "", RoleSettings())
+        client = self.clients[settings.policy or next(iter(self.clients))]
+        can_follow = getattr(client, "can_follow", None)
+        return can_follow is not None and await can_follow(_grammar_of(client, schema))
 
     async def close(self, *, abandoned: bool = False) -> None:
         """End what the workflow left behind: calls that nobody awaits are cancelled, later ones refused.
@@ -327,6 +340,10 @@ def takes_ids(client: Client) -> TypeGuard[TokenClient]:
 def takes_messages(client: Client) -> TypeGuard[ModelClient]:
     """Whether a client can be asked by messages."""
     return callable(getattr(client, "session", None))
+
+
+def _grammar_of(client: Any, schema: Mapping[str, Any]) -> str:
+    return client.renderer.plain_format.schema_grammar(schema)
 
 
 def _limit(sampling: SamplingParams, room: int) -> SamplingParams:

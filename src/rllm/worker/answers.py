@@ -2,49 +2,58 @@
 
 purpose + output schema ──system──►
 inputs as JSON          ──user────►  one chat completion under `response_format` ──► JSON text
+                                         └ does not fit, and `repair`: one more turn of the conversation
 """
 
 import json
 from typing import Any
 
 from rllm.agents.flow import AgentFlow
+from rllm.contracts.answering import (
+    answer_schema,
+    checked_outputs,
+    messages_for,
+    read_answer,
+    repair_message,
+)
 from rllm.contracts.contract import Contract
 from rllm.errors import InferenceError, MissingExtraError
+from rllm.types.messages import Message
 from rllm.types.task import AgentConfig, Task
 
 
 def answering_flow(contract: Contract) -> AgentFlow:
     """The program that asks the model for what the contract's agent is to give."""
-    schema = contract.output_schema.without(*contract.runtime_properties)
-    rules = (
-        f"{contract.purpose}\n\nAnswer with one JSON object that fits this JSON Schema, and nothing else:\n"
-        f"{json.dumps(schema, ensure_ascii=False)}"
-    )
+    schema = answer_schema(contract)
 
     async def answer(task: Task, config: AgentConfig) -> str:
-        # A name of the run says nothing about its task: without it equal tasks are equal prompts.
-        inputs = {name: value for name, value in task.metadata.items() if name != "run_id"}
-        body = {
-            "model": config.model,
-            "messages": [
-                {"role": "system", "content": rules},
-                {"role": "user", "content": json.dumps(inputs, ensure_ascii=False)},
-            ],
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "outputs", "strict": True, "schema": schema},
-            },
-        }
-        return await _ask(f"{config.base_url}/chat/completions", body)
+        messages = messages_for(contract, task.metadata)
+        is_named = contract.constraints.idempotency_key == "run_id"
+        run_id = str(task.metadata["run_id"]) if is_named else str(task.id)
+        text = await _ask(config, messages, schema)
+        _, violation = checked_outputs(contract, read_answer(text), run_id)
+        if violation is None or not contract.constraints.repair:
+            return text
+        repair = [{"role": "assistant", "content": text}, repair_message(violation)]
+        return await _ask(config, [*messages, *repair], schema)
 
     return AgentFlow(answer, contract.id)
 
 
-async def _ask(url: str, body: dict[str, Any]) -> str:
+async def _ask(config: AgentConfig, messages: list[Message], schema: dict[str, Any]) -> str:
     try:
         import aiohttp
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "aiohttp", "worker") from error
+    body = {
+        "model": config.model,
+        "messages": messages,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "outputs", "strict": True, "schema": schema},
+        },
+    }
+    url = f"{config.base_url}/chat/completions"
     async with aiohttp.ClientSession() as http, http.post(url, json=body) as reply:
         text = await reply.text()
         if reply.status != 200:

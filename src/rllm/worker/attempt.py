@@ -7,13 +7,13 @@
 Whatever the program raises ends this attempt alone.
 """
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rllm.agents.flow import AgentFlow
+from rllm.contracts.answering import read_answer
 from rllm.engine.program_threads import OutOfTime, ProgramEnd, ProgramRunner
 from rllm.errors import InferenceError
 from rllm.gateway.wire import CallRecord, CallStatus
@@ -40,6 +40,8 @@ class Backing:
     model: str = ""
     enforces_schema: bool = False
     """The model samples under the output schema."""
+    is_model_alone: bool = False
+    """No program: the model is asked once, and once more to repair its answer."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,6 +54,8 @@ class AttemptResult:
     num_model_calls: int = 0
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
+    is_repaired: bool = False
+    """The model was asked once more, because its answer did not fit."""
     artifacts: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -90,6 +94,7 @@ async def play_attempt(
     calls = [] if session is None else session.traces()
     result = AttemptResult(
         num_model_calls=len(calls),
+        is_repaired=backing.is_model_alone and len(calls) > 1,
         num_prompt_tokens=sum(call.usage.get("input_tokens", len(call.prompt_ids)) for call in calls),
         num_completion_tokens=sum(
             call.usage.get("output_tokens", len(call.completion_ids)) for call in calls
@@ -132,16 +137,5 @@ def _value_of(value: Any, calls: list[CallRecord]) -> tuple[Any, dict[str, Any]]
     if isinstance(value, Mapping):
         return dict(value), artifacts
     if isinstance(value, str):
-        return _json_of(value), artifacts
+        return read_answer(value), artifacts
     return value, artifacts
-
-
-def _json_of(text: str) -> Any:
-    """The object in what a model wrote, perhaps in a fenced block; other text stays text."""
-    bare = text.strip()
-    if bare.startswith("```"):
-        bare = bare.removeprefix("```json").removeprefix("```").removesuffix("```")
-    try:
-        return json.loads(bare)
-    except (ValueError, RecursionError):
-        return text

@@ -73,6 +73,7 @@ class WorkerHost:
                         sessions=bound.gateway,
                         model=bound.model,
                         enforces_schema=bound.enforces_schema,
+                        is_model_alone=not contract.binding.program,
                     ),
                     disk,
                     admission=Admission(max_parallel=self._limits[0], max_queue=self._limits[1]),

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rllm.contracts.answering import checked_outputs, is_json
 from rllm.contracts.contract import Contract, RunStatus
 from rllm.engine.program_threads import ProgramRunner
 from rllm.types.draws import draw_seed
@@ -259,7 +260,7 @@ class WorkerRuntime:
     def _key_of(self, inputs: Any) -> str | None:
         """What names the run; None where the input is too broken to have a name."""
         name = self.contract.constraints.idempotency_key
-        if not isinstance(inputs, Mapping) or not _is_json(inputs):
+        if not isinstance(inputs, Mapping) or not is_json(inputs):
             return None
         if not name:
             return uuid.uuid4().hex
@@ -270,7 +271,7 @@ class WorkerRuntime:
         return key if len(key) <= MAX_KEY_CHARACTERS and is_text(key) else None
 
     def _broken_input(self, inputs: Any) -> RunError | None:
-        if not _is_json(inputs):
+        if not is_json(inputs):
             return RunError(
                 code=ErrorCode.SCHEMA, message="The input is no JSON: it holds NaN, infinity or other values."
             )
@@ -301,22 +302,11 @@ class WorkerRuntime:
         """The outputs with what the runtime fills in, or why there are none."""
         if result.error is not None:
             return None, result.error
-        value = result.value
-        if not isinstance(value, Mapping) or not _is_json(value):
-            kind = type(value).__name__
-            message = f"The result is no JSON object but {value!r:.200} (a {kind})."
-            return None, RunError(code=ErrorCode.SCHEMA, message=message, details={"path": "$"})
-        outputs = dict(value)
-        for name in self.contract.runtime_properties:
-            expected = self._run_id(run) if name == "run_id" else str(RunStatus.OK)
-            if outputs.setdefault(name, expected) != expected:
-                message = f"The result has `{name}` {outputs[name]!r:.100}; the runtime says {expected!r}."
-                return None, RunError(code=ErrorCode.SCHEMA, message=message, details={"path": f"$.{name}"})
-        violation = self.contract.output_schema.first_violation(outputs)
+        outputs, violation = checked_outputs(self.contract, result.value, self._run_id(run))
         if violation is None:
             return outputs, None
-        message = f"The result breaks the output schema at {violation}"
-        return None, RunError(code=ErrorCode.SCHEMA, message=message, details={"path": violation.path})
+        details = {"path": violation.path}
+        return None, RunError(code=ErrorCode.SCHEMA, message=violation.message, details=details)
 
     def _run_id(self, run: Run) -> str:
         """What the caller calls the run, where the contract has a key of that name."""
@@ -351,13 +341,19 @@ class WorkerRuntime:
                 "model_calls": usage["model_calls"],
                 "prompt_tokens": usage["prompt_tokens"],
                 "completion_tokens": usage["completion_tokens"],
-                "output_schema": "enforced" if self.backing.enforces_schema else "checked",
+                "output_schema": self._enforcement(result),
             },
             "artifacts": {} if result is None else _plain(result.artifacts),
         }
         code = None if error is None else error.code
         # In ASCII: what is no UTF-8, such as half a surrogate pair, comes back as it was.
         return WorkerResponse(status=status, body=json.dumps(value).encode(), code=code)
+
+    def _enforcement(self, result: AttemptResult | None) -> str:
+        """How the output came to fit its schema, where it does."""
+        if self.backing.enforces_schema:
+            return "enforced"
+        return "repaired" if result is not None and result.is_repaired else "checked"
 
     def _unstored(self, error: RunError | None, trace_id: str) -> WorkerResponse:
         return self._response(None, RunStatus.INVALID_REQUEST, trace_id, error=error)
@@ -405,14 +401,6 @@ def is_text(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
         return False
     return True
 

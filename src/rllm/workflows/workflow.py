@@ -11,18 +11,27 @@ what else it raises is turned into an outcome by the engine, and by nobody befor
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 from rllm.agents.base import BaseAgent
+from rllm.contracts.contract import Contract
 from rllm.environments.base import BaseEnv
 from rllm.errors import AgentError, ConfigError
 from rllm.inference.rollout_engine import RolloutEngine
 from rllm.types.episode import Episode, TerminationEvent, TerminationReason, Trajectory
+from rllm.workflows.workers import (
+    WorkerRunner,
+    WorkerStep,
+    WorkerSteps,
+    with_worker_trajectories,
+    worker_contracts,
+)
 
 __all__ = ["TerminationEvent", "TerminationReason", "Workflow"]
 
@@ -38,6 +47,7 @@ class _Members:
     """By role."""
     committed: list[Trajectory] = field(default_factory=list[Trajectory])
     environments: list[BaseEnv] = field(default_factory=list[BaseEnv])
+    workers: WorkerSteps | None = None
     over: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Between a thread that makes an environment and the engine, which may have given it up by then."""
@@ -49,6 +59,9 @@ class Workflow(ABC):
     An agent or environment that becomes an attribute is registered under the attribute's name: the steps of
     registered agents are collected when `run` returns None, registered environments are closed at the end.
     """
+
+    workers: ClassVar[Mapping[str, str | Path | Contract]] = {}
+    """The workers that it calls, by name: paths of their worker.md files, from the class's own file on."""
 
     __members: "_Members"  # two underscores: whatever a subclass calls its own is its own
 
@@ -65,11 +78,14 @@ class Workflow(ABC):
         gamma: float = 0.0,
         reward_bonus_coeff: float = 0.0,
         store: Any = None,
+        broken_contract_reward: float | None = None,
         **kwargs: Any,
     ) -> None:
         """`timeout`: seconds for one attempt. `gamma` discounts each step's `mc_return`, and no reward: what
         training credits turns with is `algorithm.credit`. `reward_bonus_coeff`: see `adjust_step_rewards`.
         `store`: kept as it is, for workflows that remember something across attempts.
+        `broken_contract_reward`: of a policy whose answer as a worker breaks the contract; None makes that a
+        failure of the policy.
         """
         if kwargs:
             raise ConfigError(
@@ -82,6 +98,11 @@ class Workflow(ABC):
             raise ConfigError(f"`gamma` is {gamma}; it must be a discount from 0 to 1.")
         if not isfinite(reward_bonus_coeff):
             raise ConfigError(f"`reward_bonus_coeff` is {reward_bonus_coeff}; it must be a finite number.")
+        if broken_contract_reward is not None and not isfinite(broken_contract_reward):
+            raise ConfigError(
+                f"`broken_contract_reward` is {broken_contract_reward}; it must be a finite number."
+            )
+        self.broken_contract_reward = broken_contract_reward
         self.rollout_engine = rollout_engine
         self.executor = executor
         self.timeout = timeout
@@ -100,6 +121,8 @@ class Workflow(ABC):
         self.task = task
         self.uid = uid or ""
         self.__members.committed.clear()
+        if self.__members.workers is not None:
+            self.__members.workers.trajectories.clear()
         for agent in self.__members.agents.values():
             agent.reset()
 
@@ -107,6 +130,26 @@ class Workflow(ABC):
         """`fn(*args, **kwargs)` in a worker thread: for whatever would hold up the other attempts."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.executor, partial(fn, *args, **kwargs))
+
+    async def worker(self, name: str, inputs: Mapping[str, Any]) -> WorkerStep:
+        """Run a worker of `workers` on inputs that fit its contract; the step's outputs fit it too.
+
+        A contract that names nobody is played by this workflow's own policy, as the role `name`, under the
+        contract's limits; the step's trajectory joins the episode by itself. Where the policy breaks the
+        contract, the episode ends here: as its failure, or paid `broken_contract_reward`.
+        """
+        return await self.worker_steps().run(name, inputs)
+
+    def worker_steps(self, runner: WorkerRunner | None = None) -> WorkerSteps:
+        """The worker steps of the attempt. The engine hands the runner of workers that are not the policy."""
+        if self.__members.workers is None:
+            self.__members.workers = WorkerSteps(
+                contracts=worker_contracts(type(self)),
+                rollout_engine=self.rollout_engine,
+                runner=runner,
+                penalty=self.broken_contract_reward,
+            )
+        return self.__members.workers
 
     # ---- who takes part --------------------------------------------------------------------------------
 
@@ -180,6 +223,8 @@ class Workflow(ABC):
                 own_name = trajectory.name if trajectory.name != _DEFAULT_ROLE else name
                 trajectories.append(_copy(trajectory, own_name))
                 uids.add(trajectory.uid)
+        if self.__members.workers is not None:
+            trajectories = with_worker_trajectories(trajectories, self.__members.workers)
         return Episode(id=self.uid, task=self.task, trajectories=trajectories)
 
     def compute_trajectory_reward(self, trajectory: Trajectory) -> None:

@@ -61,6 +61,14 @@ class LocalClient(ModelClient):
         async with LocalSession(self, ("", 0), one_shot=True) as session:
             return await session.respond_to_ids(prompt_ids, sampling, on_piece)
 
+    async def can_follow(self, grammar: str) -> bool:
+        """Whether answers can be sampled by this grammar."""
+        try:
+            await self._grammars.begin(grammar)
+        except ValueError:
+            return False
+        return True
+
     async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
         """Log-probabilities of `ids[start:]` under the sampler's weights, through its cache.
 

@@ -161,5 +161,9 @@ class WaveClient:
         )
         return await self._waves.answer_of(call, self._member)
 
+    async def can_follow(self, grammar: str) -> bool:
+        """Whether answers can be sampled by this grammar."""
+        return await self._client.can_follow(grammar)
+
     async def close(self) -> None:
         """Nothing: the client is the engine's."""
