@@ -54,6 +54,9 @@ def test_the_python_of_the_page_runs_and_its_task_is_sound(played: Path) -> None
 
 @pytest.mark.slow
 def test_the_page_lets_a_model_work(played: Path) -> None:
+    (words,) = commands("train")
+    trained = CliRunner().invoke(rllm, [*words, "--json"], catch_exceptions=False)
+    assert trained.exit_code == 0, trained.output
     (words,) = commands("eval")
     ended = CliRunner().invoke(rllm, [*words, "--json"], catch_exceptions=False)
     assert ended.exit_code == 0, ended.output

@@ -9,6 +9,7 @@ prove fails its test.
 """
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -110,7 +111,11 @@ def prove_rllm(command: list[str], rllm: Rllm) -> None:
 
 
 def write_files_of_the_pages(arguments: list[str]) -> None:
-    """`mine.py` of a command that names `mine.py:ranks` is the Python of a page that defines `ranks`."""
+    """`mine.py` of a command that names `mine.py:ranks` is the Python of a page that defines `ranks`; for
+    `rows.jsonl` a task is written with which commands can be resolved."""
+    if "rows.jsonl" in arguments:
+        row = {"instance_id": "one", "source": ".", "problem_statement": "x", "FAIL_TO_PASS": ["t.py::t"]}
+        Path("rows.jsonl").write_text(json.dumps(row))
     programs = [block for document in DOCUMENTS for block in blocks(document, "python")]
     functions: dict[str, list[str]] = {}
     for name, function in re.findall(r"(?<![/\w])(\w+\.py):(\w+)", " ".join(arguments)):

@@ -13,7 +13,14 @@ from typing import Any
 
 from rllm.agents.base import BaseAgent
 from rllm.agents.prompts_named import prompt_named
-from rllm.environments.swe.scaffolds import call_text, require_scaffold, tool_schemas, tool_texts
+from rllm.environments.swe.scaffolds import (
+    DEFAULT_SCAFFOLD,
+    call_text,
+    require_scaffold,
+    steps_left,
+    tool_schemas,
+    tool_texts,
+)
 from rllm.errors import AgentError, ConfigError
 from rllm.inference.reading import answer_message, call_messages, read_into
 from rllm.rendering.tools import HermesFormat
@@ -30,7 +37,6 @@ FORMS = {
 KEPT_OUTPUTS = 2
 """The newest outputs are never cut."""
 _CUT = "[An output of {count:,} characters was here.]"
-_URGE = "\nThis is the last step: submit now."
 
 
 class SWEAgent(BaseAgent):
@@ -45,7 +51,7 @@ class SWEAgent(BaseAgent):
         self,
         use_fn_calling: bool = False,
         format_model_response: bool = False,
-        scaffold: str = "r2egym",
+        scaffold: str = DEFAULT_SCAFFOLD,
         token_warning_threshold: int = 0,
         *,
         max_history_chars: int = 200_000,
@@ -137,8 +143,7 @@ class SWEAgent(BaseAgent):
             return f"\nThe conversation has {num_tokens:,} tokens: submit now."
         if not isinstance(max_steps, int):
             return ""
-        left = max_steps - num_steps
-        return _URGE if left == 1 else f"\nSteps remaining: {left}"
+        return steps_left(max_steps - num_steps)
 
     def _names_of_calls(self) -> dict[str, str]:
         calls: Any = self._trajectory.steps[-1].action.action

@@ -30,6 +30,8 @@ from rllm.errors import ConfigError
 
 ROWS_FILE = "rows.jsonl"
 """Of a directory of tasks, the file with one row a task; relative paths in it are relative to it."""
+SPLITS = ("train", "validation", "test")
+"""Folders of a directory that the task factory wrote."""
 DEFAULT_TEST_COMMAND = ("python", "-m", "pytest")
 ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 """How the names of sdists and other archives of one tree end."""
@@ -167,9 +169,22 @@ def read_swe_rows(path: Path) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
+def swe_splits(path: Path) -> dict[str, Path]:
+    """Split -> the file or directory with its rows.
+
+    `rllm dataset build swe` makes a folder for each split. A single file, or a directory with ROWS_FILE, has
+    one set of rows: who trains on it is measured on it, and reports say so.
+    """
+    if path.is_dir() and not (path / ROWS_FILE).is_file():
+        return {split: path / split for split in SPLITS if (path / split / ROWS_FILE).is_file()}
+    return {"train": path, "test": path}
+
+
 def holds_swe_rows(path: Path) -> bool:
-    """Whether `path` is a file of such rows, or a directory with ROWS_FILE. Raises nothing."""
-    rows_path = path / ROWS_FILE if path.is_dir() else path
+    """Whether `path` is a file of such rows, a directory with ROWS_FILE, or one with a folder for each split.
+    Raises nothing."""
+    rows_path = next(iter(swe_splits(path).values()), path)
+    rows_path = rows_path / ROWS_FILE if rows_path.is_dir() else rows_path
     if not rows_path.is_file() or not rows_path.name.endswith(FORMATS):
         return False
     try:

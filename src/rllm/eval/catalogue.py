@@ -20,7 +20,7 @@ from typing import Any
 
 from rllm.data.registry import DatasetRegistry
 from rllm.data.sources import PackageSource, Source, Split, source_of
-from rllm.data.swe_rows import holds_swe_rows
+from rllm.data.swe_rows import holds_swe_rows, swe_splits
 from rllm.data.task_directory import is_task_collection, what_is_missing
 from rllm.errors import ConfigError
 
@@ -52,6 +52,7 @@ SWE_TRAINING: dict[str, Any] = {
         "episode_timeout_s": 3600.0,
     },
     "inference": {"max_context": 32_768},
+    "warm_start": {"steps": 0, "noise": 0.0},
 }
 """The same for rows of software-engineering tasks: the last step of an episode runs the hidden tests."""
 TRAINING_ONLY = ("environment_args", "agent_args")
@@ -320,7 +321,7 @@ def _swe_rows(path: str) -> Benchmark:
         citation="",
         agent="swe",
         evaluator=ENVIRONMENT,
-        splits={"test": Split()},
+        splits={split: Split() for split in swe_splits(Path(path))},
         environment=SWE,
         task={"path": str(Path(path).resolve())},
         train=SWE_TRAINING,

@@ -36,6 +36,7 @@ SCAFFOLDS = {
     "bash": ("execute_bash", "submit"),
 }
 """Scaffold -> the tools that it offers."""
+DEFAULT_SCAFFOLD = "r2egym"
 _FUNCTION = re.compile(r"<function\s*=\s*([^>\s]+)\s*>(.*?)(?:</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter\s*=\s*([^>\s]+)\s*>(.*?)</parameter>", re.DOTALL)
 _BLOCK = re.compile(r"```(?:bash|sh|shell)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
@@ -83,6 +84,24 @@ def written(call: SWECall) -> str:
     """A call in the form of R2E-Gym."""
     lines = [f"<parameter={name}>{value}</parameter>" for name, value in call.arguments.items()]
     return "\n".join([f"<function={call.name}>", *lines, "</function>"])
+
+
+def call_as_answer(call: SWECall, scaffold: str) -> str:
+    """A call as an answer of a model makes it, so that `call_text` reads it."""
+    if scaffold != "bash":
+        return written(call)
+    command = "submit" if TOOLS[call.name] == SUBMIT else call.arguments["command"]
+    return f"```bash\n{command}\n```"
+
+
+def submit_of(scaffold: str) -> str:
+    """The name of the tool that ends the work."""
+    return next(name for name in SCAFFOLDS[scaffold] if TOOLS[name] == SUBMIT)
+
+
+def steps_left(left: int) -> str:
+    """The remark behind an output, so that a model knows how often it may still act."""
+    return "\nThis is the last step: submit now." if left == 1 else f"\nSteps remaining: {left}"
 
 
 def read_calls(action: Any) -> list[SWECall]:

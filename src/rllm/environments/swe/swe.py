@@ -9,11 +9,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm.data.swe_rows import SWETask, read_swe_rows
+import numpy as np
+
+from rllm.data.swe_rows import SWETask, read_swe_rows, swe_splits
 from rllm.environments.base import BaseEnv, Moved, moved
-from rllm.environments.swe.scaffolds import SCAFFOLDS, SUBMIT, TOOLS, SWECall, read_calls, require_scaffold
+from rllm.environments.swe.scaffolds import (
+    DEFAULT_SCAFFOLD,
+    SCAFFOLDS,
+    SUBMIT,
+    TOOLS,
+    SWECall,
+    call_as_answer,
+    read_calls,
+    require_scaffold,
+    steps_left,
+    submit_of,
+)
 from rllm.environments.swe.tools import SWETools
-from rllm.environments.world import World
+from rllm.environments.world import Turns, World
 from rllm.errors import AgentError, ConfigError
 from rllm.rewards.grade import Grade, wrong
 from rllm.rewards.swe_grading import grade_patch, pytest_words
@@ -22,10 +35,13 @@ from rllm.sandbox.base import Sandbox
 from rllm.sandbox.types import Limits
 from rllm.types.episode import Action
 
+MAX_STEPS = 50
+"""Of an episode, unless an argument says otherwise."""
 SWE_BACKENDS = ("bubblewrap", "unshare")
 _NO_CALL = "Error: your answer makes no call that can be read. Make exactly one, in the form you were told."
 _ARGUMENTS = ("step_timeout", "reward_timeout", "backend", "scaffold", "max_steps", "memory_mb", "disk_mb")
-_NAMING_KEYS = ("task_id", "uid")
+_NAMING_KEYS = ("task_id", "uid", "path")
+"""Keys of a task beside its row: its name, and the file that the row is from."""
 
 
 class SWEEnv(BaseEnv):
@@ -44,9 +60,9 @@ class SWEEnv(BaseEnv):
         reward_timeout: float = 300.0,
         backend: str = "bubblewrap",
         delete_image: bool = False,
-        scaffold: str = "r2egym",
+        scaffold: str = DEFAULT_SCAFFOLD,
         *,
-        max_steps: int = 50,
+        max_steps: int = MAX_STEPS,
         memory_mb: int = 2048,
         disk_mb: int = 1024,
     ) -> None:
@@ -152,13 +168,37 @@ class SWEEnv(BaseEnv):
 def swe_tasks(
     split: str, count: int, *, start: int = 0, path: str = "", **arguments: Any
 ) -> list[dict[str, Any]]:
-    """The rows of a file, or of a directory's `rows.jsonl`. They have no splits: `test` is all of them."""
+    """The rows of a split: of a directory with one folder a split, those of its folder. A single file has no
+    splits: `train` and `test` are all of its rows, and nothing of it validates."""
     if not path:
         raise ConfigError("`task.path` is empty; give the file of rows, or the directory that holds it.")
-    if split != "test":
-        raise ConfigError(f"Rows of software-engineering tasks have no split `{split}`; they are all `test`.")
-    rows = read_swe_rows(Path(path))[start : start + count]
+    splits = swe_splits(Path(path))
+    if split == "validation" and split not in splits:
+        return []
+    if split not in splits:
+        raise ConfigError(f"{path} has no split `{split}`; it has {', '.join(splits)}.")
+    rows = read_swe_rows(splits[split])[start : start + count]
     return [{"task_id": row["instance_id"], "entry": row, **arguments} for row in rows]
+
+
+def demonstration(task: Mapping[str, Any], *, noise: float, rng: np.random.Generator) -> Turns:
+    """The row's own solution, applied by one command, and submitted. Raises ConfigError without one."""
+    if noise:
+        raise ConfigError("Nobody strays from a row's own solution; set `warm_start.noise` to 0.")
+    row = SWETask.from_row(task["entry"])
+    patch, words = (row.bug_patch, "git apply -R") if row.bug_patch else (row.patch, "git apply")
+    if not patch:
+        raise ConfigError(
+            f"{row.instance_id} has no `patch` to imitate; set `warm_start.steps` to 0, or give its row one."
+        )
+    command = f"{words} <<'END_OF_PATCH'\n{patch}END_OF_PATCH"
+    scaffold = task.get("scaffold", DEFAULT_SCAFFOLD)
+    answers = [
+        call_as_answer(SWECall(name="execute_bash", arguments={"command": command}), scaffold),
+        call_as_answer(SWECall(name=submit_of(scaffold), arguments={}), scaffold),
+    ]
+    left = int(task.get("max_steps", MAX_STEPS)) - 1
+    return [(row.problem_statement, answers[0]), (f"[exit code 0]{steps_left(left)}", answers[1])]
 
 
 def _row(
@@ -175,4 +215,4 @@ def _row(
     return dataset[idx]
 
 
-WORLD = World(env_class=SWEEnv, tasks=swe_tasks)
+WORLD = World(env_class=SWEEnv, tasks=swe_tasks, demonstrate=demonstration)
