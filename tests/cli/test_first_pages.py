@@ -1,4 +1,4 @@
-"""README.md and docs/first_session.md, typed as they stand, in order, in a fresh directory.
+"""README.md, docs/tour.md behind it, and docs/first_session.md, typed as they stand, in a fresh directory.
 
 ```sh blocks ──► lines ──► rllm …     in this process, with flags that make it a matter of seconds (SMALL)
                       ├──► rllm … &   in a process of its own, until the page ends
@@ -117,11 +117,12 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
-def test_every_command_of_the_readme_works_where_the_one_before_left_off(
+def test_every_command_of_readme_and_tour_works_where_the_one_before_left_off(
     rllm: Rllm, start_rllm: StartRllm, tmp_path: Path
 ) -> None:
     (tmp_path / "examples").symlink_to(CHECKOUT / "examples")
     printed = typed("README.md", rllm, start_rllm, small=True)
+    printed |= typed("docs/tour.md", rllm, start_rllm, small=True)
     assert any(line.startswith("rllm train frozenlake") and "--dry-run" in line for line in printed)
     assert "rllm eval mine --model mine" in printed
 
@@ -136,9 +137,10 @@ def test_every_command_of_the_first_session_works(rllm: Rllm, start_rllm: StartR
 
 
 @pytest.mark.slow
-def test_the_readme_works_as_it_stands(rllm: Rllm, start_rllm: StartRllm, tmp_path: Path) -> None:
+def test_readme_and_tour_work_as_they_stand(rllm: Rllm, start_rllm: StartRllm, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(CHECKOUT / "examples")
     typed("README.md", rllm, start_rllm, small=False)
+    typed("docs/tour.md", rllm, start_rllm, small=False)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = ("README.md", "docs/first_session.md", "docs/tutorial.md")
+PAGES = ("README.md", "docs/tour.md", "docs/first_session.md", "docs/tutorial.md")
 DEAD_SERVER = "rllm eval frozenlake --base-url http://127.0.0.1:9/v1 --model x"
 
 
