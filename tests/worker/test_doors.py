@@ -1,7 +1,6 @@
 """One contract through every door: HTTP, MCP, the command, Python. The answers are the same run's."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 import aiohttp
 import mcp
 import pytest
+import worker_files as files
 from click.testing import CliRunner, Result
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from yarl import URL
@@ -20,12 +20,6 @@ from rllm.contracts import Binding, read_contract
 from rllm.worker import Worker
 from rllm.worker.host import WorkerHost
 from rllm.worker.http import WorkerServer
-
-_spec = importlib.util.spec_from_file_location("worker_files", Path(__file__).parent / "worker_files.py")
-assert _spec is not None
-assert _spec.loader is not None
-files: Any = sys.modules.setdefault("worker_files", importlib.util.module_from_spec(_spec))
-_spec.loader.exec_module(files)
 
 
 def rllm(*words: str | Path, stdin: str = "") -> Result:

@@ -1,7 +1,6 @@
 """`kill -9` of a serving process under many callers: every key is answered once, and its attempts add up."""
 
 import asyncio
-import importlib.util
 import json
 import os
 import random
@@ -10,18 +9,12 @@ import socket
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
+import worker_files as files
 
 from rllm.worker.store import RunStore
-
-_spec = importlib.util.spec_from_file_location("worker_files", Path(__file__).parent / "worker_files.py")
-assert _spec is not None
-assert _spec.loader is not None
-files: Any = sys.modules.setdefault("worker_files", importlib.util.module_from_spec(_spec))
-_spec.loader.exec_module(files)
 
 MAX_ATTEMPTS = 100
 

@@ -1,8 +1,6 @@
 """A worker's runtime: statuses, keys, attempts, time and room, with real programs and a real store."""
 
 import asyncio
-import importlib.util
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import worker_files as files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,12 +20,6 @@ from rllm.worker.attempt import Backing
 from rllm.worker.disk import StoreThread
 from rllm.worker.runtime import WorkerRuntime
 from rllm.worker.store import Run, RunStore, canonical_json, digest_of
-
-_spec = importlib.util.spec_from_file_location("worker_files", Path(__file__).parent / "worker_files.py")
-assert _spec is not None
-assert _spec.loader is not None
-files: Any = sys.modules.setdefault("worker_files", importlib.util.module_from_spec(_spec))
-_spec.loader.exec_module(files)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from rllm.build.configs import ProgramNames
 from rllm.inference.providers import ModelPlace
+from rllm.workflows.workers import OpenWorkers
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -34,6 +35,8 @@ class Asked:
     """Whether Python that the model's directory brings along may run."""
     judge: ModelPlace | None = None
     """Where the model is that an LLM judge asks."""
+    open_workers: OpenWorkers | None = None
+    """Runs the workers that a workflow calls."""
 
     @property
     def name(self) -> str:

@@ -29,6 +29,7 @@ from rllm.inference.providers import ModelPlace
 from rllm.rewards.evaluator import Evaluator
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.trainer.programs import PROGRAM_DEFAULTS, gateway_before, local_policy, upstream_policy
+from rllm.workflows.workers import opened_workers, worker_contracts
 from rllm.workflows.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -133,16 +134,20 @@ async def workflow_engine(
         client = program_client(
             request.place, threads=request.threads, trust_remote_code=request.trust_remote_code
         )
+    contracts = worker_contracts(workflow)
     try:
-        engine = AgentWorkflowEngine(
-            workflow,
-            rollout_engine=client,
-            n_parallel_tasks=request.concurrency or _SERVER_PARALLEL,
-            raise_on_error=False,
-            stored=True,
-            seed=request.seed,
-        )
-        yield JudgedEngine(engine, evaluator)
+        with TemporaryDirectory(prefix="rllm-eval-") as directory:
+            async with opened_workers(request.open_workers, contracts, Path(directory)) as workers:
+                engine = AgentWorkflowEngine(
+                    workflow,
+                    rollout_engine=client,
+                    n_parallel_tasks=request.concurrency or _SERVER_PARALLEL,
+                    raise_on_error=False,
+                    stored=True,
+                    seed=request.seed,
+                    workers=workers,
+                )
+                yield JudgedEngine(engine, evaluator)
     finally:
         await client.close()
 

@@ -22,16 +22,24 @@ from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.distill import AgentDistillTrainer
 from rllm.trainer.run_tasks import VALIDATION_TRIES
+from rllm.workflows.workers import OpenWorkers
 
 VALIDATION_START = 1_000_000
 """Validation tasks while training come from here on, so that they are not those of
 `evaluation.split = "validation"`."""
 
 
-def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = None) -> AgentTrainer:
-    """A trainer for the environment and agent, or the program, that the configuration names."""
+def build_trainer(
+    config: TrainConfig,
+    output: Path,
+    tracker: Tracker | None = None,
+    *,
+    open_workers: OpenWorkers | None = None,
+) -> AgentTrainer:
+    """A trainer for the environment and agent, or the program, that the configuration names. `open_workers`
+    runs the workers that a workflow calls."""
     if config.task.program:
-        return _program_trainer(config, output, tracker)
+        return _program_trainer(config, output, tracker, open_workers)
     if config.task.environment == PROMPTS:
         return _prompt_trainer(config, output, tracker)
     world, agent_class = world_of(config.task.environment), agent_class_named(config.task.agent)
@@ -63,7 +71,9 @@ def build_trainer(config: TrainConfig, output: Path, tracker: Tracker | None = N
     )
 
 
-def _program_trainer(config: TrainConfig, output: Path, tracker: Tracker | None) -> AgentTrainer:
+def _program_trainer(
+    config: TrainConfig, output: Path, tracker: Tracker | None, open_workers: OpenWorkers | None
+) -> AgentTrainer:
     task, actor = config.task, program_named(config.task.program)
     train = training_rows(task.dataset)
     evaluation, val_name = config.evaluation, task.val_dataset
@@ -83,6 +93,7 @@ def _program_trainer(config: TrainConfig, output: Path, tracker: Tracker | None)
             val_dataset=held_out,
             validation_dataset=validation,
             workflow_class=actor.workflow,
+            open_workers=open_workers,
             output=output,
             tracker=tracker,
         )

@@ -1,86 +1,216 @@
-"""A contract's binding ──► the program, and the model behind a gateway, ready to be called."""
+"""A contract's binding ──► who does the work, and the model behind a gateway, ready to be called.
+
+Models ──one client a model, shared──► WorkerModel: a gateway, whose sessions stay with the model that
+                                       they began with ──switch_to──► sessions from now on have another
+"""
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
-from rllm.agents.flow import AgentFlow
-from rllm.build.actors import actor_named
+from rllm.build.actors import Actor, actor_named
 from rllm.build.evaluation_engines import answering, program_client
 from rllm.contracts.contract import Binding
 from rllm.errors import ConfigError, MissingExtraError
-from rllm.inference.providers import BUILTIN, resolve_model
+from rllm.inference.providers import BUILTIN, ModelPlace, resolve_model
 from rllm.trainer.programs import local_policy, upstream_policy
 
 if TYPE_CHECKING:
     from rllm.gateway.server import Gateway
-    from rllm.gateway.wire import Policy
+    from rllm.gateway.wire import Answer, CallRequest, Emit, Policy, PolicySession
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class BoundProgram:
-    """The program that does the work of a contract."""
+def actor_of(binding: Binding, *, beside: Path, what: str) -> Actor | None:
+    """Who does the work; None where the model itself answers. `beside`: where relative names begin.
 
-    flow: AgentFlow
-    gateway: "Gateway | None" = None
-    """None where no model is named."""
-    model: str = ""
-    enforces_schema: bool = False
+    Raises ConfigError for a binding that names nobody, names that lead nowhere, and another kind of actor.
+    """
+    if not binding.is_bound:
+        raise ConfigError(
+            f"{what} names nobody who does the work; write `rllm: {{program: file.py:NAME, model: NAME}}` in "
+            "its front matter, or give --program, --agent, --workflow or --model."
+        )
+    if not binding.actor:
+        return None
+    actor = actor_named(_actor_beside(binding.actor, beside))
+    kinds = {"program": actor.flow, "agent": actor.agent, "workflow": actor.workflow}
+    kind = next(name for name, value in kinds.items() if value is not None)
+    if not getattr(binding, kind):
+        raise ConfigError(
+            f"{what}: `{binding.actor}` is a {kind}; write `rllm: {{{kind}: {binding.actor}}}`."
+        )
+    if kind != "program" and not binding.model:
+        raise ConfigError(f"{what}: a {kind} asks a model; write `model: NAME` beside it, or give --model.")
+    return actor
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class OpenModel:
+    """A model that answers, and how many use it."""
+
+    place: ModelPlace
+    client: Any = None
+    """None for a server."""
+    num_users: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.place.name if self.place.is_server else Path(self.place.path).name
+
+    def policy(self) -> "Policy":
+        """For one gateway."""
+        return upstream_policy(self.place) if self.client is None else local_policy(self.client, self.name)
+
+
+class Models:
+    """The models of one process: workers with the same one share its weights and its engine."""
+
+    def __init__(self, *, threads: int = 0) -> None:
+        """`threads` of torch; 0 takes one per core."""
+        self._threads = threads
+        self._open: list[OpenModel] = []
+
+    async def open(self, place: ModelPlace, *, anew: bool = False) -> OpenModel:
+        """`anew` reads files again that may have changed since."""
+        shared = next((each for each in self._open if each.place == place and not anew), None)
+        if shared is None:
+            client = None if place.is_server else program_client(place, threads=self._threads)
+            shared = OpenModel(place=await answering(place) if client is None else place, client=client)
+            self._open.append(shared)
+        shared.num_users += 1
+        return shared
+
+    async def release(self, model: OpenModel) -> None:
+        model.num_users -= 1
+        if not model.num_users:
+            self._open.remove(model)
+            if model.client is not None:
+                await model.client.close()
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Served:
+    model: OpenModel
+    policy: "Policy"
+    sessions: set[str] = field(default_factory=set[str])
+
+
+class WorkerModel:
+    """The model behind one worker, as its gateway's policy. An asynchronous context manager."""
+
+    def __init__(self, models: Models, calls: Path) -> None:
+        self._models = models
+        self._calls = calls
+        self._served: list[_Served] = []
+        """The last is the one of new sessions; the others end with their last session."""
+        self._gateway: Gateway | None = None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+        for served in list(self._served):
+            await self._end(served)
+
+    @property
+    def current(self) -> OpenModel:
+        return self._served[-1].model
+
+    async def switch_to(self, place: ModelPlace, *, anew: bool = False) -> None:
+        """New sessions are answered by this model; those that are open keep theirs. Nothing changes where it
+        cannot be loaded."""
+        model = await self._models.open(place, anew=anew)
+        policy = model.policy()
+        await policy.start()
+        previous = self._served[-1:]
+        self._served.append(_Served(model=model, policy=policy))
+        for served in previous:
+            await self._end_if_idle(served)
+        if self._gateway is None:
+            self._gateway = await self._stack.enter_async_context(_gateway(self, self._calls))
+
+    async def can_enforce(self, schema: Mapping[str, Any]) -> bool:
+        """Whether new sessions can be sampled by a JSON schema."""
+        client = self.current.client
+        if client is None:
+            return False
+        return await client.can_follow(client.renderer.plain_format.schema_grammar(schema))
+
+    def open_session(self, session: str, *, seed: int | None = None) -> Any:
+        """A session of the gateway. `close_session` must follow."""
+        assert self._gateway is not None, "`switch_to` was called before"
+        self._served[-1].sessions.add(session)
+        return self._gateway.open_session(session, seed=seed)
+
+    async def close_session(self, session: str) -> None:
+        served = self._of(session)
+        served.sessions.discard(session)
+        await self._end_if_idle(served)
+
+    def _of(self, session: str) -> _Served:
+        return next((each for each in self._served if session in each.sessions), self._served[-1])
+
+    async def _end_if_idle(self, served: _Served) -> None:
+        if not served.sessions and served is not self._served[-1]:
+            await self._end(served)
+
+    async def _end(self, served: _Served) -> None:
+        if served in self._served:
+            self._served.remove(served)
+            await served.policy.close()
+            await self._models.release(served.model)
+
+    # ---- `rllm.gateway.wire.Policy` ------------------------------------------------------------------------
+
+    async def answer(
+        self, request: "CallRequest", session: "PolicySession", emit: "Emit | None" = None
+    ) -> "Answer":
+        return await self._of(session.id).policy.answer(request, session, emit)
+
+    async def count_tokens(self, request: "CallRequest") -> int:
+        return await self._served[-1].policy.count_tokens(request)
+
+    def models(self) -> list[str]:
+        return self._served[-1].policy.models()
+
+    def health(self) -> dict[str, Any]:
+        return self._served[-1].policy.health()
+
+    async def start(self) -> None:
+        """Each model was started when it was switched to."""
+
+    async def close(self) -> None:
+        """Each model ends with its last session."""
 
 
 @asynccontextmanager
-async def open_backing(
-    binding: Binding, *, beside: Path, calls: Path, default: Callable[[], AgentFlow], what: str
-) -> AsyncIterator[BoundProgram]:
-    """`beside` is where relative names begin; `calls` the directory of the gateway's ledger; `default` makes
-    the program of a worker that names a model alone.
-
-    Raises ConfigError for a binding that names nothing, and for names that lead nowhere.
-    """
-    if not binding.program and not binding.model:
-        raise ConfigError(
-            f"{what} names nobody who does the work; write `rllm: {{program: file.py:NAME, model: NAME}}` in "
-            "its front matter, or give --program or --model."
-        )
-    flow = _flow_named(binding.program, beside) if binding.program else default()
+async def open_worker_model(
+    binding: Binding, models: Models, *, beside: Path, calls: Path
+) -> AsyncIterator[WorkerModel | None]:
+    """None where the binding names no model. `calls`: the directory of the gateway's ledger."""
     if not binding.model:
-        yield BoundProgram(flow=flow)
+        yield None
         return
-    place = resolve_model(_beside(binding.model, beside), base_url=binding.base_url)
-    async with AsyncExitStack() as stack:
-        if place.is_server:
-            policy: Policy = upstream_policy(await answering(place))
-            name = place.name
-        else:
-            client = program_client(place)
-            stack.push_async_callback(client.close)
-            name = Path(place.path).name
-            policy = local_policy(client, name)
-        gateway = await stack.enter_async_context(_gateway(policy, calls))
-        yield BoundProgram(
-            flow=flow,
-            gateway=gateway,
-            model=name,
-            enforces_schema=not binding.program and not place.is_server,
-        )
+    async with WorkerModel(models, calls) as model:
+        await model.switch_to(place_of(binding, beside))
+        yield model
 
 
-def _flow_named(name: str, beside: Path) -> AgentFlow:
+def place_of(binding: Binding, beside: Path) -> ModelPlace:
+    """Where the model of a binding is."""
+    return resolve_model(_beside(binding.model, beside), base_url=binding.base_url)
+
+
+def _actor_beside(name: str, beside: Path) -> str:
     place, colon, attribute = name.rpartition(":")
     if name.endswith(".py"):
-        name = _beside(name, beside)
-    elif place.endswith(".py"):
-        name = f"{_beside(place, beside)}{colon}{attribute}"
-    actor = actor_named(name)
-    if actor.flow is None:
-        raise ConfigError(
-            f"`{name}` is an agent or a workflow; behind a worker stands a program, "
-            "`def solve(task: Task, config: AgentConfig)`, which may use it."
-        )
-    return actor.flow
+        return _beside(name, beside)
+    return f"{_beside(place, beside)}{colon}{attribute}" if place.endswith(".py") else name
 
 
 def _beside(name: str, beside: Path) -> str:

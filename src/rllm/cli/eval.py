@@ -40,6 +40,7 @@ from rllm.eval.results import Result
 from rllm.inference.providers import ModelPlace, resolve_model
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.tracking.console import readable_seconds
+from rllm.worker.step_host import open_workers
 
 ROOT = Path("evals")
 LINE_EVERY_S = 10.0
@@ -187,6 +188,7 @@ def command(
     if not is_program(benchmark, dataset):
         benchmark_named(benchmark)  # a misspelt name is told before anything is said of the model
     request = Asked(
+        open_workers=open_workers,
         benchmark="" if is_program(benchmark, dataset) else benchmark,
         program=ProgramNames(program=benchmark, evaluator=evaluator, dataset=dataset)
         if is_program(benchmark, dataset)

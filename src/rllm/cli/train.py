@@ -42,8 +42,9 @@ from rllm.eval.catalogue import benchmark_named
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.tracking.console import LiveView, readable_seconds
-from rllm.trainer.agent_trainer import TrainResult
+from rllm.trainer.agent_trainer import AgentTrainer, TrainResult
 from rllm.trainer.extras import require_training_packages
+from rllm.worker.step_host import open_workers
 
 KEY_OF_FLAG = {
     "split": "evaluation.split",
@@ -225,9 +226,9 @@ def command(
     require_place(directory)
     num_ranks = max(nproc, world_size())
     if num_ranks > 1 or dry_run:
-        build_trainer(config, directory).require_ranks_can(num_ranks)
+        _trainer(config, directory).require_ranks_can(num_ranks)
     if dry_run:
-        trainer = build_trainer(config, directory)  # refuses what a run would refuse
+        trainer = _trainer(config, directory)  # refuses what a run would refuse
         trainer.require_names()
         print_plan(
             f"rllm train {options.label}",
@@ -245,12 +246,12 @@ def command(
     if nproc > 1:
         sys.exit(launch(options.rank_words(directory, as_json=as_json), nproc))
     if rank_from_environment():  # rank 0 shows what all of them do
-        build_trainer(config, directory).train()
+        _trainer(config, directory).train()
         return
     was_finished = announce_run(directory)
     try:
         with LiveView(config.steps, title=f"rllm train {options.label}") as view:
-            result = build_trainer(config, directory, None if was_finished else view).train()
+            result = _trainer(config, directory, None if was_finished else view).train()
     except KeyboardInterrupt as interrupt:
         again = shlex.join([*options.words(directory), *launched_words()])
         raise click.Abort(f"Interrupted. Go on from the last checkpoint with: {again}") from interrupt
@@ -258,6 +259,10 @@ def command(
         print_json({**result.summary, "run": str(directory)})
     else:
         _print_result(options, config, result)
+
+
+def _trainer(config: TrainConfig, directory: Path, tracker: LiveView | None = None) -> AgentTrainer:
+    return build_trainer(config, directory, tracker, open_workers=open_workers)
 
 
 def _as_assignments(flags: Mapping[str, str | int | None], sampling: tuple[str, ...]) -> list[str]:

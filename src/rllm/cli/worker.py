@@ -14,6 +14,7 @@ import click
 
 from rllm.cli.command import Group, example, json_option, print_json, print_json_line
 from rllm.cli.terminal import err, facts, out, print_next, table
+from rllm.cli.worker_graph import command as graph
 from rllm.contracts.contract import Contract
 from rllm.contracts.worker_file import read_contract
 from rllm.errors import ConfigError
@@ -77,9 +78,14 @@ def command() -> None:
     """
 
 
+command.add_command(graph)
+
+
 def _binding_options(function: _Command) -> _Command:
     options = (
         click.option("--program", default="", help="Who does the work: file.py:NAME; over the file's own."),
+        click.option("--agent", default="", help="An agent instead: file.py:NAME or a built-in one."),
+        click.option("--workflow", default="", help="A workflow instead: file.py:NAME."),
         click.option(
             "--model", default="", help="Model behind it: a run, a directory, builtin:tiny, a name."
         ),
@@ -209,7 +215,7 @@ def show(path: Path, as_json: bool) -> None:
                 ("time", f"{limits.timeout_seconds:g} s for a run"),
                 ("attempts", str(limits.max_attempts)),
                 ("one run per", limits.idempotency_key or "request"),
-                ("program", binding.program or "none: the model itself answers"),
+                ("done by", binding.actor or "none: the model itself answers"),
                 ("model", binding.model or "none"),
             ]
         )
@@ -458,6 +464,8 @@ def _facts_of(contract: Contract) -> dict[str, Any]:
         "max_attempts": limits.max_attempts,
         "idempotency_key": limits.idempotency_key or None,
         "program": contract.binding.program or None,
+        "agent": contract.binding.agent or None,
+        "workflow": contract.binding.workflow or None,
         "model": contract.binding.model or None,
     }
 

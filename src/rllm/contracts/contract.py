@@ -43,11 +43,16 @@ class Constraints:
 
 @dataclass(kw_only=True, frozen=True, slots=True)
 class Binding:
-    """Who does the work. Both may be empty: then they are named when the worker is run."""
+    """Who does the work: at most one of program, agent and workflow. All may be empty: then they are named
+    when the worker is run, and in a workflow the policy does the work."""
 
     program: str = ""
     """`file.py:NAME`, `package.module:NAME` or an entry point; relative to the contract's file. Without one
     the model itself answers."""
+    agent: str = ""
+    """A built-in agent or a class, named alike: it is shown the inputs and acts once."""
+    workflow: str = ""
+    """A class, named alike: its workers without a model of their own are played by `model`."""
     model: str = ""
     """What `--model` takes: a run, a directory, `builtin:tiny`, `PROVIDER:MODEL`, a name that was set up."""
     base_url: str = ""
@@ -56,7 +61,12 @@ class Binding:
     @property
     def is_bound(self) -> bool:
         """Whether somebody does the work."""
-        return bool(self.program or self.model)
+        return bool(self.actor or self.model)
+
+    @property
+    def actor(self) -> str:
+        """The program, agent or workflow; empty where the model itself answers."""
+        return self.program or self.agent or self.workflow
 
 
 @dataclass(kw_only=True, frozen=True, slots=True)

@@ -141,6 +141,11 @@ def _binding(file: _File, value: Any, line: int) -> Binding:
             raise file.error(line, f"`rllm.{key}` is unknown{_did_you_mean(str(key), names)}")
         if not isinstance(each, str) or not each:
             raise file.error(line, f"`rllm.{key}` is {each!r}; it is a name.")
+    actors = [key for key in ("program", "agent", "workflow") if value.get(key)]
+    if len(actors) > 1:
+        raise file.error(line, f"`rllm` names {' and '.join(actors)}; one of them does the work.")
+    if actors and actors[0] != "program" and not value.get("model"):
+        raise file.error(line, f"`rllm.{actors[0]}` needs `rllm.model`, the model that it asks.")
     if value.get("base_url") and not value.get("model"):
         raise file.error(line, "`rllm.base_url` needs `rllm.model`, the server's name for the model.")
     return Binding(**value)

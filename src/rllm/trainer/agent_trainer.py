@@ -79,6 +79,7 @@ from rllm.trainer.workflows import (
     with_estimators,
 )
 from rllm.types.task import Task
+from rllm.workflows.workers import OpenWorkers
 from rllm.workflows.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class AgentTrainer:
         evaluator: Any = None,
         workflow_class: type[Workflow] | None = None,
         workflow_args: Mapping[str, Any] | None = None,
+        open_workers: OpenWorkers | None = None,
         traj_group_adv_estimator_map: Mapping[str, str] | None = None,
         validation_dataset: Sequence[Task | dict[str, Any]] | None = None,
         demonstrate: Demonstrate | DemonstrateRoles | None = None,
@@ -147,14 +149,16 @@ class AgentTrainer:
         `train_dataset`: tasks as dicts of environment arguments, each with a `task_id`; for a program, Tasks
         or dicts with an id and an instruction. `agent_flow`: a program, and `evaluator` what judges it: made
         by the decorators, plain functions, objects, or names such as `file.py:solve`. `workflow_class`: made
-        anew for each attempt with `workflow_args`. `traj_group_adv_estimator_map`: role -> advantage
-        estimator, as `roles.ROLE.estimator`. `val_dataset`: held-out tasks, reported before and after; the
-        training tasks where None. `validation_dataset`: evaluated while training, every
-        `evaluation.every_steps`; what `val_dataset` has beyond `evaluation.num_tasks` where None.
-        `demonstrate`: the expert of the warm start; for a workflow, of all its roles. `world`: what knows
-        which tasks are one instance, and what simple policies come to; without one, tasks that are the same
-        but for their names. `output`: the run directory; a run that is already there goes on. `tracker`:
-        where numbers go as well as to `metrics.jsonl` and the screen.
+        anew for each attempt with `workflow_args`; `open_workers` (`rllm.worker.step_host.open_workers`)
+        runs the workers that it calls and that have a model or program of their own.
+        `traj_group_adv_estimator_map`: role -> advantage estimator, as `roles.ROLE.estimator`.
+        `val_dataset`: held-out tasks, reported before and after; the training tasks where None.
+        `validation_dataset`: evaluated while training, every `evaluation.every_steps`; what `val_dataset`
+        has beyond `evaluation.num_tasks` where None. `demonstrate`: the expert of the warm start; for a
+        workflow, of all its roles. `world`: what knows which tasks are one instance, and what simple
+        policies come to; without one, tasks that are the same but for their names. `output`: the run
+        directory; a run that is already there goes on. `tracker`: where numbers go as well as to
+        `metrics.jsonl` and the screen.
         """
         on_cluster = list[str]()
         _require_one_way(
@@ -175,6 +179,7 @@ class AgentTrainer:
         if workflow_args and workflow_class is None:
             raise ConfigError("`workflow_args` is given, but no `workflow_class` that takes it.")
         self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
+        self.open_workers = open_workers
         to_tasks: Callable[..., Sequence[Any]] = as_sequence
         if agent_flow is not None:
             self.flow, self.evaluator = as_flow(agent_flow), as_evaluator(evaluator)
@@ -345,7 +350,11 @@ class AgentTrainer:
 
     def _episode_player(self) -> EpisodePlayer:
         if self.workflow_class is not None:
-            return WorkflowPlayer(workflow_class=self.workflow_class, workflow_args=self.workflow_args)
+            return WorkflowPlayer(
+                workflow_class=self.workflow_class,
+                workflow_args=self.workflow_args,
+                open_workers=self.open_workers,
+            )
         if self.flow is not None and self.evaluator is not None:
             return ProgramPlayer(flow=self.flow, evaluator=self.evaluator)
         assert self.player is not None, "it is one of the three"

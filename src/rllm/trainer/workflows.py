@@ -15,6 +15,7 @@ from rllm.engine.agent_workflow import AgentWorkflowEngine
 from rllm.errors import ConfigError
 from rllm.inference.rollout_engine import RoleSettings
 from rllm.trainer.programs import require_no_effect
+from rllm.workflows.workers import OpenWorkers, opened_workers, worker_contracts
 from rllm.workflows.workflow import Workflow
 
 WORKFLOW_DEFAULTS: dict[str, Any] = {
@@ -61,6 +62,8 @@ class WorkflowPlayer:
 
     workflow_class: type[Workflow]
     workflow_args: Mapping[str, Any]
+    open_workers: OpenWorkers | None = None
+    """Opens the workers of the workflow that have a model or program of their own."""
 
     @asynccontextmanager
     async def open_engine(
@@ -70,22 +73,25 @@ class WorkflowPlayer:
         from rllm.inference.local.waves import Waves
 
         rollout = config.rollout
-        yield AgentWorkflowEngine(
-            self.workflow_class,
-            self.workflow_args,
-            n_parallel_tasks=rollout.num_parallel,
-            retry_limit=rollout.retry_limit,
-            max_failed_fraction=rollout.max_failed_fraction,
-            stored=True,
-            raise_on_error=False,
-            clients=clients,
-            roles=_role_settings(config),
-            seed=config.seed,
-            step_timeout_s=rollout.step_timeout_s,
-            episode_timeout_s=rollout.episode_timeout_s,
-            max_workers=rollout.env_workers,
-            waves=Waves(clients) if config.inference.lockstep else None,
-        )
+        contracts = worker_contracts(self.workflow_class)
+        async with opened_workers(self.open_workers, contracts, directory / "workers") as workers:
+            yield AgentWorkflowEngine(
+                self.workflow_class,
+                self.workflow_args,
+                workers=workers,
+                n_parallel_tasks=rollout.num_parallel,
+                retry_limit=rollout.retry_limit,
+                max_failed_fraction=rollout.max_failed_fraction,
+                stored=True,
+                raise_on_error=False,
+                clients=clients,
+                roles=_role_settings(config),
+                seed=config.seed,
+                step_timeout_s=rollout.step_timeout_s,
+                episode_timeout_s=rollout.episode_timeout_s,
+                max_workers=rollout.env_workers,
+                waves=Waves(clients) if config.inference.lockstep else None,
+            )
 
 
 def _role_settings(config: TrainConfig) -> dict[str, RoleSettings]:

@@ -28,31 +28,31 @@ def answering_flow(contract: Contract) -> AgentFlow:
 
     async def answer(task: Task, config: AgentConfig) -> str:
         messages = messages_for(contract, task.metadata)
-        is_named = contract.constraints.idempotency_key == "run_id"
-        run_id = str(task.metadata["run_id"]) if is_named else str(task.id)
-        text = await _ask(config, messages, schema)
-        _, violation = checked_outputs(contract, read_answer(text), run_id)
+        sent_schema = schema if config.metadata["sends_schema"] else None
+        text = await _ask(config, messages, sent_schema)
+        _, violation = checked_outputs(contract, read_answer(text), run_id_of(contract, task))
         if violation is None or not contract.constraints.repair:
             return text
         repair = [{"role": "assistant", "content": text}, repair_message(violation)]
-        return await _ask(config, [*messages, *repair], schema)
+        return await _ask(config, [*messages, *repair], sent_schema)
 
     return AgentFlow(answer, contract.id)
 
 
-async def _ask(config: AgentConfig, messages: list[Message], schema: dict[str, Any]) -> str:
+def run_id_of(contract: Contract, task: Task) -> str:
+    """What the runtime fills in as `run_id`."""
+    return str(task.metadata["run_id"] if contract.constraints.idempotency_key == "run_id" else task.id)
+
+
+async def _ask(config: AgentConfig, messages: list[Message], schema: dict[str, Any] | None) -> str:
     try:
         import aiohttp
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "aiohttp", "worker") from error
-    body = {
-        "model": config.model,
-        "messages": messages,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "outputs", "strict": True, "schema": schema},
-        },
-    }
+    body: dict[str, Any] = {"model": config.model, "messages": messages}
+    if schema is not None:
+        form = {"name": "outputs", "strict": True, "schema": schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": form}
     url = f"{config.base_url}/chat/completions"
     async with aiohttp.ClientSession() as http, http.post(url, json=body) as reply:
         text = await reply.text()

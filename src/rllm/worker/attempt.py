@@ -10,9 +10,11 @@ Whatever the program raises ends this attempt alone.
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any
 
 from rllm.agents.flow import AgentFlow
+from rllm.build.workers import WorkerModel
 from rllm.contracts.answering import read_answer
 from rllm.engine.program_threads import OutOfTime, ProgramEnd, ProgramRunner
 from rllm.errors import InferenceError
@@ -24,10 +26,14 @@ from rllm.worker.response import ErrorCode, RunError
 _MAX_MESSAGE = 2000
 
 
-class Sessions(Protocol):
-    """Where sessions come from: a `rllm.gateway.server.Gateway` that has been started."""
+class Enforcement(StrEnum):
+    """How outputs came to fit their schema."""
 
-    def open_session(self, session: str, *, seed: int | None = None) -> Any: ...
+    ENFORCED = "enforced"
+    """While sampling: nothing else could be written."""
+    REPAIRED = "repaired"
+    """The model was told what did not fit and asked once more."""
+    CHECKED = "checked"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -35,13 +41,10 @@ class Backing:
     """What stands behind a contract, ready to be called."""
 
     flow: AgentFlow
-    sessions: Sessions | None = None
+    model: WorkerModel | None = None
     """None for a program that asks no model of ours."""
-    model: str = ""
-    enforces_schema: bool = False
-    """The model samples under the output schema."""
-    is_model_alone: bool = False
-    """No program: the model is asked once, and once more to repair its answer."""
+    answer_schema: Mapping[str, Any] | None = None
+    """Of a model that answers alone."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,8 +57,7 @@ class AttemptResult:
     num_model_calls: int = 0
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
-    is_repaired: bool = False
-    """The model was asked once more, because its answer did not fit."""
+    enforcement: Enforcement = Enforcement.CHECKED
     artifacts: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -63,17 +65,25 @@ async def play_attempt(
     backing: Backing, runner: ProgramRunner, task: Task, *, session_id: str, seed: int, timeout_s: float
 ) -> AttemptResult:
     """Run the program once, for at most `timeout_s`."""
-    session = None if backing.sessions is None else backing.sessions.open_session(session_id, seed=seed)
+    model, schema = backing.model, backing.answer_schema
+    can_enforce = model is not None and schema is not None and await model.can_enforce(schema)
+    session = None if model is None else model.open_session(session_id, seed=seed)
     config = AgentConfig(
         base_url="" if session is None else session.base_url,
-        model=backing.model,
+        model="" if model is None else model.current.name,
         session_uid=session_id,
-        metadata={"task_id": task.id, "deadline_s": time.time() + timeout_s},
+        metadata={
+            "task_id": task.id,
+            "deadline_s": time.time() + timeout_s,
+            # A server may enforce it or not, and does not say; the built-in engine refuses what it cannot.
+            "sends_schema": can_enforce or (model is not None and model.current.place.is_server),
+        },
     )
 
     async def give_up() -> None:
-        if session is not None:
+        if session is not None and model is not None:
             await session.close()  # its calls fail at once, so that it may end by itself
+            await model.close_session(session_id)
 
     error: BaseException | None = None
     ended = ProgramEnd()
@@ -94,7 +104,7 @@ async def play_attempt(
     calls = [] if session is None else session.traces()
     result = AttemptResult(
         num_model_calls=len(calls),
-        is_repaired=backing.is_model_alone and len(calls) > 1,
+        enforcement=_enforcement(can_enforce, was_asked_again=schema is not None and len(calls) > 1),
         num_prompt_tokens=sum(call.usage.get("input_tokens", len(call.prompt_ids)) for call in calls),
         num_completion_tokens=sum(
             call.usage.get("output_tokens", len(call.completion_ids)) for call in calls
@@ -104,6 +114,12 @@ async def play_attempt(
     if result.error is None:
         result.value, result.artifacts = _value_of(ended.value, calls)
     return result
+
+
+def _enforcement(can_enforce: bool, *, was_asked_again: bool) -> Enforcement:
+    if can_enforce:
+        return Enforcement.ENFORCED
+    return Enforcement.REPAIRED if was_asked_again else Enforcement.CHECKED
 
 
 def _error_of(error: BaseException | None, calls: list[CallRecord]) -> RunError | None:

@@ -14,14 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rllm.build.workers import open_backing
+from rllm.build.workers import Models, open_worker_model
+from rllm.contracts.answering import answer_schema
 from rllm.contracts.contract import Contract
 from rllm.errors import ConfigError
+from rllm.worker.actors import flow_behind
 from rllm.worker.admission import Admission
-from rllm.worker.answers import answering_flow
 from rllm.worker.attempt import Backing
 from rllm.worker.disk import StoreThread
 from rllm.worker.runtime import WorkerRuntime
+from rllm.worker.steps import HostRunner, with_called_workers
 from rllm.worker.store import RunStore
 
 
@@ -36,7 +38,9 @@ class WorkerHost:
         max_parallel: int = 64,
         max_queue: int = 1024,
         seed: int = 0,
+        threads: int = 0,
     ) -> None:
+        """`threads` of torch, for models that are here; 0 takes one per core."""
         for name, value, least in (("max_parallel", max_parallel, 1), ("max_queue", max_queue, 0)):
             if value < least:
                 raise ConfigError(f"`{name}` is {value}; it must be at least {least}.")
@@ -47,40 +51,43 @@ class WorkerHost:
             by_id[contract.id] = contract
         self.directory = directory
         self.workers: dict[str, WorkerRuntime] = {}
+        """By id."""
+        self._runtimes: dict[str, WorkerRuntime] = {}
+        """These, and those that their workflows call."""
         self._contracts = by_id
         self._limits = (max_parallel, max_queue)
-        self._seed = seed
+        self._seed, self._threads = seed, threads
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        actors = await asyncio.to_thread(with_called_workers, list(self._contracts.values()))
+        runner, models = HostRunner(lambda: self._runtimes), Models(threads=self._threads)
         async with AsyncExitStack() as stack:
             disk = StoreThread(await asyncio.to_thread(RunStore, self.directory))
             stack.callback(disk.close)
-            for contract in self._contracts.values():
-                bound = await stack.enter_async_context(
-                    open_backing(
+            for contract, actor in actors:
+                model = await stack.enter_async_context(
+                    open_worker_model(
                         contract.binding,
+                        models,
                         beside=Path(contract.source).parent,
                         calls=self.directory / "calls" / contract.id,
-                        default=lambda contract=contract: answering_flow(contract),
-                        what=contract.source or contract.id,
                     )
                 )
                 runtime = WorkerRuntime(
                     contract,
                     Backing(
-                        flow=bound.flow,
-                        sessions=bound.gateway,
-                        model=bound.model,
-                        enforces_schema=bound.enforces_schema,
-                        is_model_alone=not contract.binding.program,
+                        flow=flow_behind(contract, actor, runner),
+                        model=model,
+                        answer_schema=answer_schema(contract) if actor is None else None,
                     ),
                     disk,
                     admission=Admission(max_parallel=self._limits[0], max_queue=self._limits[1]),
                     seed=self._seed,
                 )
                 stack.push_async_callback(runtime.close)
-                self.workers[contract.id] = runtime
+                self._runtimes[contract.id] = runtime
+            self.workers |= {name: self._runtimes[name] for name in self._contracts}
             self._stack = stack.pop_all()
         return self
 
@@ -89,3 +96,4 @@ class WorkerHost:
     ) -> None:
         await self._stack.aclose()
         self.workers.clear()
+        self._runtimes.clear()

@@ -26,7 +26,7 @@ from rllm.engine.program_threads import ProgramRunner
 from rllm.types.draws import draw_seed
 from rllm.types.task import Task
 from rllm.worker.admission import Admission, Refused
-from rllm.worker.attempt import AttemptResult, Backing, play_attempt
+from rllm.worker.attempt import AttemptResult, Backing, Enforcement, play_attempt
 from rllm.worker.disk import StoreThread
 from rllm.worker.response import ErrorCode, RunError, WorkerResponse
 from rllm.worker.store import Run, canonical_json, digest_of
@@ -44,6 +44,8 @@ class _UnderWay:
     """On the event loop's clock."""
     trace_id: str
     usage: Counter[str] = field(default_factory=Counter[str])
+    enforcement: Enforcement = Enforcement.CHECKED
+    """Of the latest attempt."""
 
 
 class WorkerRuntime:
@@ -119,6 +121,12 @@ class WorkerRuntime:
         task.cancel()
         await asyncio.wait({task})
         return True
+
+    async def cancel_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """End the run that these inputs name, if they name one."""
+        name = self.contract.constraints.idempotency_key
+        if name in inputs:
+            await self.cancel(str(inputs[name]))
 
     def is_under_way(self, key: str) -> bool:
         return key in self._tasks
@@ -231,6 +239,7 @@ class WorkerRuntime:
             response = self._response(run, RunStatus.RETRYABLE_ERROR, under_way.trace_id, error=error)
             await asyncio.shield(self._end(run, AttemptResult(), response, error, is_final=False))
             raise
+        under_way.enforcement = result.enforcement
         under_way.usage["model_calls"] += result.num_model_calls
         under_way.usage["prompt_tokens"] += result.num_prompt_tokens
         under_way.usage["completion_tokens"] += result.num_completion_tokens
@@ -341,19 +350,13 @@ class WorkerRuntime:
                 "model_calls": usage["model_calls"],
                 "prompt_tokens": usage["prompt_tokens"],
                 "completion_tokens": usage["completion_tokens"],
-                "output_schema": self._enforcement(result),
+                "output_schema": str(Enforcement.CHECKED if under_way is None else under_way.enforcement),
             },
             "artifacts": {} if result is None else _plain(result.artifacts),
         }
         code = None if error is None else error.code
         # In ASCII: what is no UTF-8, such as half a surrogate pair, comes back as it was.
         return WorkerResponse(status=status, body=json.dumps(value).encode(), code=code)
-
-    def _enforcement(self, result: AttemptResult | None) -> str:
-        """How the output came to fit its schema, where it does."""
-        if self.backing.enforces_schema:
-            return "enforced"
-        return "repaired" if result is not None and result.is_repaired else "checked"
 
     def _unstored(self, error: RunError | None, trace_id: str) -> WorkerResponse:
         return self._response(None, RunStatus.INVALID_REQUEST, trace_id, error=error)

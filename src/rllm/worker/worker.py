@@ -10,6 +10,7 @@ from rllm.contracts.contract import Contract
 from rllm.contracts.worker_file import read_contract
 from rllm.data.home import rllm_home
 from rllm.engine.event_loop import run
+from rllm.errors import ConfigError
 from rllm.worker.host import WorkerHost
 from rllm.worker.response import WorkerResponse
 
@@ -27,6 +28,8 @@ class Worker:
         path: str | Path,
         *,
         program: str = "",
+        agent: str = "",
+        workflow: str = "",
         model: str = "",
         base_url: str = "",
         directory: str | Path | None = None,
@@ -36,7 +39,8 @@ class Worker:
         Raises ContractError with file and line for what is no contract. Runs are kept in `directory`, by
         default `~/.rllm/workers/ID`.
         """
-        contract = bound(read_contract(Path(path)), program=program, model=model, base_url=base_url)
+        names = {"program": program, "agent": agent, "workflow": workflow}
+        contract = bound(read_contract(Path(path)), **names, model=model, base_url=base_url)
         return cls(contract, default_directory(contract) if directory is None else Path(directory))
 
     def run(self, inputs: Mapping[str, Any]) -> WorkerResponse:
@@ -56,17 +60,21 @@ class Worker:
             return list(await asyncio.gather(*(runtime.run(dict(inputs)) for inputs in requests)))
 
 
-def bound(contract: Contract, *, program: str = "", model: str = "", base_url: str = "") -> Contract:
-    """The contract with another binding where one is given: flags are relative to the current directory."""
-    if not (program or model or base_url):
-        return contract
+def bound(contract: Contract, *, model: str = "", base_url: str = "", **actors: str) -> Contract:
+    """The contract with another binding where one is given: flags are relative to the current directory.
+
+    `actors`: at most one of `program`, `agent` and `workflow`; it stands in for whichever the contract names.
+    """
+    given = {name: _from_here(value) for name, value in actors.items() if value}
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(f'--{name}' for name in given)} exclude each other; give one.")
     binding = contract.binding
+    if given:
+        binding = replace(binding, **{"program": "", "agent": "", "workflow": ""} | given)
     if model:
         binding = replace(binding, model=_from_here(model), base_url=base_url)
     elif base_url:
         binding = replace(binding, base_url=base_url)
-    if program:
-        binding = replace(binding, program=_from_here(program))
     return replace(contract, binding=binding)
 
 

@@ -12,8 +12,8 @@ the episode ends there. Another's failure says nothing about the policy: Inferen
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -55,6 +55,18 @@ class WorkerRunner(Protocol):
 
 OpenWorkers = Callable[[Mapping[str, Contract], Path], AbstractAsyncContextManager[WorkerRunner]]
 """(contracts by name, directory for their runs) -> a runner, open for as long as its `with`."""
+
+
+@asynccontextmanager
+async def opened_workers(
+    open_workers: OpenWorkers | None, contracts: Mapping[str, Contract], directory: Path
+) -> AsyncIterator[WorkerRunner | None]:
+    """None where nobody opens them, or the policy plays all of them."""
+    if open_workers is None or all(map(is_played_by_policy, contracts.values())):
+        yield None
+        return
+    async with open_workers(contracts, directory) as runner:
+        yield runner
 
 
 @dataclass(kw_only=True, slots=True)

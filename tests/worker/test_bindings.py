@@ -1,0 +1,150 @@
+"""Agents and workflows behind a contract, with real sampling: the same run and record as a program."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worker_files as files
+from click.testing import CliRunner, Result
+
+from rllm.cli.main import rllm as front_door
+from rllm.contracts import read_contract
+from rllm.errors import ConfigError, ContractError
+from rllm.worker import Worker
+
+ACTORS = """
+from pathlib import Path
+
+from rllm import Episode, Workflow
+from rllm.agents.base import BaseAgent
+from rllm.types.episode import Action, Step, Trajectory
+
+
+class Counter(BaseAgent):
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.messages, self.trajectory_ = [], Trajectory()
+
+    @property
+    def chat_completions(self):
+        return self.messages
+
+    @property
+    def trajectory(self):
+        return self.trajectory_
+
+    def update_from_env(self, observation, reward, done, info, **kwargs):
+        self.messages.append({"role": "user", "content": observation})
+
+    def update_from_model(self, response, **kwargs):
+        self.trajectory_.steps.append(Step(chat_completions=list(self.messages), model_response=response))
+        return Action({"length": len(self.messages)})
+
+
+class Chain(Workflow):
+    workers = {"measure": "measure.worker.md"}
+
+    async def run(self, task, uid, **kwargs):
+        messages = [{"role": "user", "content": task["question"]}]
+        await self.rollout_engine.get_model_response(messages, max_tokens=4)
+        step = await self.worker("measure", {"task": task["task"]})
+        return Episode(artifacts={"output": {"length": 100 + step.outputs["length"]}})
+
+
+class Circle(Workflow):
+    workers = {"chain": "circle.worker.md"}
+
+    async def run(self, task, uid, **kwargs):
+        return Episode()
+"""
+_BINDINGS = {
+    "agent": 'agent: "actors.py:Counter", model: "builtin:tiny"',
+    "chain": 'workflow: "actors.py:Chain", model: "builtin:tiny"',
+    "circle": 'workflow: "actors.py:Circle", model: "builtin:tiny"',
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    (tmp_path / "actors.py").write_text(ACTORS)
+    text = files.write_worker(tmp_path).read_text()
+    for name, binding in _BINDINGS.items():
+        bound = text.replace('program: "program.py:solve"', binding).replace("id: measure", f"id: {name}")
+        (tmp_path / f"{name}.worker.md").write_text(bound)
+    return tmp_path
+
+
+def rllm(*words: str | Path) -> Result:
+    return CliRunner().invoke(
+        front_door, [str(word) for word in words], prog_name="rllm", catch_exceptions=False
+    )
+
+
+def test_an_agent_and_a_workflow_do_the_work_of_a_contract(folder: Path) -> None:
+    """The workflow's model answers, and the worker that it calls has its own run with its own record."""
+    answers: dict[str, Any] = {}
+    for name in ("agent", "chain"):
+        worker = Worker.load(folder / f"{name}.worker.md", directory=folder / "runs")
+        answers[name] = worker.run({"run_id": "a", "task": "four"}).to_dict()
+        again = worker.run({"run_id": "a", "task": "four"}).to_dict()
+        assert again == answers[name]
+    assert answers["agent"]["outputs"] == {"run_id": "a", "status": "ok", "length": 1}
+    assert answers["chain"]["outputs"] == {"run_id": "a", "status": "ok", "length": 104}
+    for answer in answers.values():
+        assert answer["observability"]["model_calls"] == 1
+    listed = json.loads(rllm("worker", "runs", folder / "runs", "--json").stdout)["runs"]
+    assert {row["worker_id"] for row in listed} == {"agent", "chain", "measure"}
+    assert (folder / "calls.txt").read_text().count("\n") == 1
+
+
+def test_workers_that_call_each_other_in_a_circle_are_refused_before_any_run(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="in a circle: circle calls circle"):
+        Worker.load(folder / "circle.worker.md", directory=folder / "runs").run({"run_id": "a", "task": "x"})
+
+
+@pytest.mark.parametrize(
+    ("binding", "word"),
+    [
+        ('agent: "actors.py:Counter", program: "program.py:solve", model: m', "program and agent"),
+        ('agent: "actors.py:Counter"', "`rllm.agent` needs `rllm.model`"),
+    ],
+)
+def test_a_binding_that_contradicts_itself_is_named_with_its_line(
+    folder: Path, binding: str, word: str
+) -> None:
+    path = folder / "measure.worker.md"
+    path.write_text(path.read_text().replace('program: "program.py:solve"', binding))
+    with pytest.raises(ContractError, match=word) as raised:
+        read_contract(path)
+    assert f"{path}:4:" in str(raised.value)
+
+
+def test_a_kind_of_actor_is_called_by_its_name(folder: Path) -> None:
+    result = rllm(
+        *("worker", "run", folder / "measure.worker.md", "--directory", folder / "runs"),
+        *("--program", f"{folder}{os.sep}actors.py:Chain", "--input", '{"run_id": "a", "task": "x"}'),
+    )
+    assert result.exit_code == 2
+    assert "is a workflow; write `rllm: {workflow:" in " ".join(result.stderr.split())
+
+
+def test_the_graph_says_who_calls_whom(folder: Path) -> None:
+    drawn = rllm("worker", "graph", folder).stdout
+    assert "chain  actors.py:Chain, builtin:tiny" in drawn
+    assert "└── measure  program.py:solve, 20 s, 3 attempts" in drawn
+    assert "a circle" in drawn
+    edges = json.loads(rllm("worker", "graph", f"{folder}{os.sep}actors.py:Chain", "--json").stdout)
+    (edge,) = edges["calls"]
+    assert (edge["caller"], edge["name"], edge["worker"], edge["policy"]) == (
+        "Chain",
+        "measure",
+        "measure",
+        False,
+    )
+    assert [each["done_by"] for each in edges["workers"]] == ["program.py:solve"]
+    assert rllm("worker", "graph", f"{folder}{os.sep}program.py:solve").exit_code == 2
