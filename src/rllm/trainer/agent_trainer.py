@@ -369,6 +369,7 @@ class AgentTrainer:
         cluster: ClusterEngine | None = None,
     ) -> dict[str, Any]:
         from rllm.trainer.checkpoint import RunState, load_latest
+        from rllm.trainer.imitation import expert_player
         from rllm.trainer.loop import TrainingRun, train
         from rllm.trainer.record import RunRecord
         from rllm.trainer.reference import load_references
@@ -402,6 +403,9 @@ class AgentTrainer:
                 else {name: PolicyScorer(engine=cluster, policy=name) for name in clients},
                 engine=engine,
                 cluster=cluster,
+                play_expert=expert_player(self.config, self.demonstrate, self.player)
+                if self.player is not None and self.demonstrate is not None
+                else None,
                 heldout_tasks=self.tasks.heldout,
                 facts=await asyncio.to_thread(self.task_facts),
                 validation_tasks=self.tasks.validation,

@@ -33,6 +33,7 @@ from rllm.tracking.base import Tracker
 from rllm.trainer.canary import Canary, CanaryScorer
 from rllm.trainer.checkpoint import RunState
 from rllm.trainer.cluster import ClusterEngine
+from rllm.trainer.imitation import PlayExpert, warn_of_stalled_imitation
 from rllm.trainer.learning import Learner, imitate, learn
 from rllm.trainer.outcomes import (
     require_known_roles,
@@ -75,6 +76,8 @@ class TrainingRun:
     state: RunState
     cluster: ClusterEngine | None = None
     """The engine, where episodes are played on other machines."""
+    play_expert: PlayExpert | None = None
+    """Where the expert of the warm start can be played."""
     learner_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "rllm-learner"))
     canaries: defaultdict[str, Canary] = field(default_factory=lambda: defaultdict(Canary))
     is_whole: bool = True
@@ -222,6 +225,10 @@ async def report(run: TrainingRun, name: str) -> None:
         if name != "untrained" or not config.warm_start.steps:  # else it may still learn not to fail
             require_one_that_did_not_fail(episodes, config.inference.max_context)
         warn_of_full_contexts(episodes, config.inference.max_context)
+        if name == "before" and config.warm_start.steps:
+            await warn_of_stalled_imitation(
+                sampled_report, episodes, run.play_expert, run.heldout_tasks, config.warm_start
+            )
         require_known_roles(episodes, config)
         greedy, greedy_episodes = await evaluate(
             run.engine,

@@ -1,0 +1,110 @@
+"""A warm start that came to nothing is said when it ends: a run that goes on from there learns nothing."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rllm.agents.frozenlake import FrozenLakeAgent
+from rllm.build.configs import training_config
+from rllm.build.training import build_trainer
+from rllm.config.loader import load_config
+from rllm.environments.frozenlake import FrozenLakeEnv, demonstration, lake_tasks
+from rllm.environments.worlds import world_named
+from rllm.trainer.agents import Player
+from rllm.trainer.imitation import expert_player
+from rllm.types.episode import Trajectory
+
+CALCULATOR = ("task.environment_args.server=in-process",)
+
+
+@pytest.mark.parametrize(("noise", "success"), [(0.0, 1.0), (1.0, 0.0)])
+async def test_an_expert_that_calls_tools_comes_to_what_its_noise_leaves(
+    noise: float, success: float, tmp_path: Path
+) -> None:
+    config = training_config("calculator", None, (*CALCULATOR, f"warm_start.noise={noise}"))
+    trainer = build_trainer(config, tmp_path)
+    assert trainer.player is not None
+    play = expert_player(config, trainer.demonstrate, trainer.player)
+    tasks = world_named("calculator").tasks("validation", 6, **config.task.environment_args)
+    assert (await play(tasks)).success == success
+
+
+async def test_an_expert_whose_world_moves_otherwise_is_played_to_its_last_turn() -> None:
+    """On slippery ice the same words lead elsewhere: the demonstration may be over before the walk is."""
+    config = load_config({"warm_start": {"noise": 0.0}, "rollout": {"max_turns": 20}})
+    player = Player(agent_class=FrozenLakeAgent, env_class=FrozenLakeEnv)
+
+    def expert(task: dict[str, Any], noise: float, rng: np.random.Generator) -> Any:
+        return demonstration(task, noise=noise, rng=rng)
+
+    tasks = lake_tasks("validation", 12, size=4, is_slippery=True, max_steps=20)
+    report = await expert_player(config, expert, player)(tasks)
+    assert (report.attempted, report.failed) == (12, 0)
+
+
+def _trained(tmp_path: Path, noise: float, num_tasks: int = 24) -> None:
+    changes = (
+        "steps=0",
+        "threads=1",
+        "task.environment_args.size=4",
+        "warm_start.steps=1",
+        f"warm_start.noise={noise}",
+        "warm_start.episodes_per_step=4",
+        "warm_start.learning_rate=1e-5",
+        "warm_start.expert_args={strolls=false, sight=99}",
+        f"evaluation.num_tasks={num_tasks}",
+        "evaluation.split=validation",
+        "evaluation.every_steps=0",
+        "rollout.max_turns=8",
+    )
+    build_trainer(
+        training_config("frozenlake", None, changes, 0), tmp_path / f"run-{noise}-{num_tasks}"
+    ).train()
+
+
+def test_a_warm_start_that_stays_far_below_its_expert_names_the_keys_to_change(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        _trained(tmp_path, noise=0.0, num_tasks=4)
+    assert not caplog.records, "four attempts are too few to tell"
+    _trained(tmp_path, noise=0.0)
+    (line,) = (each.getMessage() for each in caplog.records)
+    assert "The warm start has stalled: the model succeeds in 0.0 % of its attempts, the expert" in line
+    assert "`warm_start.steps`, which is 1" in line
+    assert "`warm_start.learning_rate`, which is 1e-05" in line
+
+
+def test_a_model_that_is_as_good_as_its_expert_is_not_remarked_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _trained(tmp_path, noise=1.0)
+    assert not caplog.records
+
+
+def test_where_no_expert_can_be_played_equal_rewards_are_remarked_on(
+    letters: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A workflow: nobody knows what its expert would be paid."""
+
+    class Unpaid(letters.PairWorkflow):
+        async def say(self, role: str, question: str) -> Trajectory:
+            return replace(await super().say(role, question), reward=0.0)
+
+    tasks = [
+        {"task_id": f"{letter}-{number}", "letter": letter} for number in range(4) for letter in "ABCDEFGH"
+    ]
+    changes = {"steps": 0, "warm_start": {"steps": 1}, "evaluation": {"num_tasks": 32, "every_steps": 0}}
+    for name, workflow in (("paid", letters.PairWorkflow), ("unpaid", Unpaid)):
+        letters.make_pair_trainer(
+            tmp_path / name, changes, workflow_class=workflow, val_dataset=tasks, validation_dataset=None
+        ).train()
+        lines = [each.getMessage() for each in caplog.records]
+        assert [line[:58] for line in lines] == (
+            ["All 32 attempts after the warm start were paid 0, so there"] if name == "unpaid" else []
+        )
