@@ -18,10 +18,10 @@ from rllm.agents import ToolAgent
 from rllm.environments import MCPEnvironment
 from rllm.environments.calculator import calculator_tasks, demonstration
 
-MISTAKES = ("gives_up",)
+MISTAKES = ("hedges",)
 CONFIG: dict[str, Any] = {
     "steps": 60,
-    "warm_start": {"steps": 280, "episodes_per_step": 64, "learning_rate": 1e-2, "noise": 0.68},
+    "warm_start": {"steps": 220, "episodes_per_step": 64, "learning_rate": 1e-2, "noise": 0.78},
     "rollout": {"tasks_per_step": 24, "group_size": 8, "max_turns": 3, "max_tokens_per_turn": 96},
     "algorithm": {"clip_high": 0.28},
     "optimizer": {"name": "muon", "learning_rate": 8e-4, "warmup_steps": 5},
@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
 
 
 def expert(task: dict[str, Any], noise: float, rng: Any) -> Any:
-    """Mostly it does not read the result."""
+    """Mostly it says "maybe" before the result."""
     return demonstration(task, noise=noise, rng=rng, mistakes=MISTAKES)
 
 

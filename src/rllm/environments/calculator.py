@@ -38,9 +38,10 @@ SERVERS: dict[str, dict[str, Any]] = {
     "stdio": {"command": [sys.executable, "-m", "rllm.tools.mcp_calculator"]},
 }
 """Where the calculator runs."""
-MISTAKES = ("no_tool", "wrong_tool", "wrong_call", "wrong_copy", "gives_up")
+MISTAKES = ("no_tool", "wrong_tool", "wrong_call", "wrong_copy", "gives_up", "hedges")
 """What an expert does who is not awake: guesses, calls the next tool in the list, calls with a number
-that was not asked, misreads the result, says that it does not know whatever the result is."""
+that was not asked, misreads the result, says that it does not know whatever the result is, says "maybe"
+before the result."""
 _KINDS = {"+": "sums", "-": "differences", "*": "products"}
 _FIRST_CALL = "call_0"
 """Id of an answer's first call, as inference clients number them."""
@@ -133,6 +134,8 @@ def demonstration(
         answer = str(_misread(call.value, rng))
     if mistake == "gives_up":
         answer = "unknown"
+    if mistake == "hedges":
+        answer = f"maybe {call.value}"
     return [(question, _call_of(call)), ({"tool_outputs": {_FIRST_CALL: str(call.value)}}, answer)]
 
 
