@@ -15,6 +15,7 @@ import click
 from rllm.cli.command import Group, example, json_option, print_json, print_json_line
 from rllm.cli.terminal import err, facts, out, print_next, table
 from rllm.cli.worker_graph import command as graph
+from rllm.cli.worker_promote import command as promote
 from rllm.contracts.contract import Contract
 from rllm.contracts.worker_file import read_contract
 from rllm.errors import ConfigError
@@ -79,6 +80,7 @@ def command() -> None:
 
 
 command.add_command(graph)
+command.add_command(promote)
 
 
 def _binding_options(function: _Command) -> _Command:

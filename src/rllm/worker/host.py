@@ -10,13 +10,15 @@ DIRECTORY/  runs.sqlite   every run and attempt, with its answer
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rllm.build.workers import Models, open_worker_model
+from rllm.build.workers import Models, open_worker_model, place_of
 from rllm.contracts.answering import answer_schema
 from rllm.contracts.contract import Contract
+from rllm.contracts.worker_file import read_contract
 from rllm.errors import ConfigError
 from rllm.worker.actors import flow_behind
 from rllm.worker.admission import Admission
@@ -90,6 +92,27 @@ class WorkerHost:
             self.workers |= {name: self._runtimes[name] for name in self._contracts}
             self._stack = stack.pop_all()
         return self
+
+    async def reload_model(self, worker_id: str) -> str:
+        """Let a worker have the model that its file names now; the model's name.
+
+        No run is dropped: attempts that run end with the model that they began with. Raises ConfigError for a
+        file whose contract differs in anything but the model, and for a model that cannot be loaded.
+        """
+        contract = self._contracts[worker_id]
+        if not contract.source:
+            raise ConfigError(f"{worker_id} was not read from a file; serve it from one.")
+        new = await asyncio.to_thread(read_contract, contract.source)
+        binding = replace(contract.binding, model=new.binding.model, base_url=new.binding.base_url)
+        if new != replace(contract, binding=binding):
+            raise ConfigError(
+                f"{contract.source} differs from what is served in more than its model, or the server has "
+                "another binding; restart it."
+            )
+        place = place_of(binding, Path(contract.source).parent)
+        await self.workers[worker_id].switch_model(place)
+        self._contracts[worker_id] = new
+        return new.binding.model
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -3,6 +3,7 @@
 POST   /workers/ID/runs       {"inputs": {…}, "version"?, "trace"?, "constraints"?: {"timeout_seconds"}}
 GET    /workers/ID/runs/KEY   its answer; 202 while it is under way
 DELETE /workers/ID/runs/KEY   cancel it; the attempt counts
+POST   /workers/ID/model      have the model that the worker's file names now; no run is dropped
 GET    /workers, /workers/ID  the contracts        GET /openapi.json  the same for tools that read it
 GET    /health, /metrics      health needs no token
 """
@@ -22,7 +23,7 @@ except ModuleNotFoundError as error:
     raise MissingExtraError(error.name or "aiohttp", "worker") from error
 
 from rllm.contracts.contract import Contract, RunStatus
-from rllm.errors import StorageError
+from rllm.errors import ConfigError, InferenceError, StorageError
 from rllm.gateway.server.auth import Tokens, require_guarded
 from rllm.gateway.server.listening import listening_socket
 from rllm.worker.host import WorkerHost
@@ -64,6 +65,7 @@ class WorkerServer:
         app.router.add_get("/workers", self._list)
         app.router.add_get("/workers/{id}", self._show)
         app.router.add_post("/workers/{id}/runs", self._run)
+        app.router.add_post("/workers/{id}/model", self._reload_model)
         app.router.add_get("/workers/{id}/runs/{key}", self._find)
         app.router.add_delete("/workers/{id}/runs/{key}", self._cancel)
         app.router.add_post("/workers/{id}/runs/{key}/feedback", self._feedback)
@@ -141,6 +143,14 @@ class WorkerServer:
         if problem:
             return _refusal(404 if problem.startswith("There is no") else 400, "bad_feedback", problem)
         return web.json_response({"state": "kept"}, status=201)
+
+    async def _reload_model(self, request: web.Request) -> web.StreamResponse:
+        worker = self._worker(request)
+        try:
+            model = await self.host.reload_model(worker.contract.id)
+        except (ConfigError, InferenceError) as error:
+            return _refusal(409, "not_reloaded", str(error))
+        return web.json_response({"model": model})
 
     # ---- what there is -------------------------------------------------------------------------------------
 

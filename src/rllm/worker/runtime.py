@@ -23,6 +23,8 @@ from typing import Any
 from rllm.contracts.answering import checked_outputs, is_json
 from rllm.contracts.contract import Contract, RunStatus
 from rllm.engine.program_threads import ProgramRunner
+from rllm.errors import ConfigError
+from rllm.inference.providers import ModelPlace
 from rllm.types.draws import draw_seed
 from rllm.types.task import Task
 from rllm.worker.admission import Admission, Refused
@@ -130,6 +132,13 @@ class WorkerRuntime:
 
     def is_under_way(self, key: str) -> bool:
         return key in self._tasks
+
+    async def switch_model(self, place: ModelPlace) -> None:
+        """Attempts from now on have this model; those that run end with theirs. Nothing changes where it
+        cannot be loaded."""
+        if self.backing.model is None:
+            raise ConfigError(f"{self.contract.id} has no model that another could take the place of.")
+        await self.backing.model.switch_to(place, anew=True)
 
     async def find(self, key: str) -> Run | None:
         return await self.disk.call(lambda: self.store.find(self.contract.id, key))

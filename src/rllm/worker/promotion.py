@@ -1,0 +1,161 @@
+"""Is another model better behind a worker? Both do the same requests, and the interval of pairs decides.
+
+    rows: {"inputs": {…}, "outputs": {…}} ──► the worker with its model, with the candidate ──► right or not
+                                                     └── pairs ──► difference, its 95 % interval ──► better?
+
+A run is right where its status is `ok` and every expected output has the expected value.
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rllm.contracts.contract import Contract
+from rllm.errors import ConfigError
+from rllm.eval.statistics import mcnemar, newcombe_interval
+from rllm.worker.host import WorkerHost
+from rllm.worker.response import WorkerResponse
+
+Judge = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+"""(inputs, outputs) -> whether they are right."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ExpectedRun:
+    """One row of an evaluation."""
+
+    inputs: dict[str, Any]
+    expected: dict[str, Any] | None = None
+    """Outputs that must come out as they are here; others may be anything. None leaves it to a judge."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Verdict:
+    """How the candidate compares with the model that serves."""
+
+    requests: int
+    current: float
+    """Share of right runs."""
+    candidate: float
+    difference: float
+    interval: tuple[float, float]
+    """95 %, of pairs (Newcombe 1998)."""
+    p_value: float
+    """McNemar, exact."""
+    is_better: bool
+    """The whole interval is above 0."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_requests(path: Path, *, is_judged: bool) -> list[ExpectedRun]:
+    """Rows of JSON. Raises ConfigError with the line of one that cannot be judged."""
+    return list(_requests(path, is_judged))
+
+
+def _requests(path: Path, is_judged: bool) -> Iterator[ExpectedRun]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}:{number} is no JSON: {error}.") from error
+        if not isinstance(row, dict) or not isinstance(row.get("inputs"), dict):
+            raise ConfigError(
+                f'{path}:{number} has no `inputs`; write {{"inputs": {{…}}, "outputs": {{…}}}}.'
+            )
+        expected = row.get("outputs")
+        if not is_judged and (not isinstance(expected, dict) or not expected):
+            raise ConfigError(
+                f"{path}:{number} has no `outputs` to compare with; add them, or give an --evaluator."
+            )
+        yield ExpectedRun(inputs=row["inputs"], expected=expected)
+
+
+async def compare_models(
+    contract: Contract,
+    candidate: str,
+    requests: Sequence[ExpectedRun],
+    *,
+    judge: Judge | None = None,
+    max_parallel: int = 64,
+) -> Verdict:
+    """Do all requests with both models; `candidate` takes the place of the contract's `model`."""
+    if not requests:
+        raise ConfigError("The evaluation has no rows; nothing can be said about the model.")
+    other = replace(contract, binding=replace(contract.binding, model=candidate, base_url=""))
+    current_right, candidate_right = [
+        await _right_runs(each, requests, judge, max_parallel) for each in (contract, other)
+    ]
+    pairs = list(zip(current_right, candidate_right, strict=True))
+    both, only_first = pairs.count((True, True)), pairs.count((True, False))
+    only_second, neither = pairs.count((False, True)), pairs.count((False, False))
+    interval = newcombe_interval(both, only_first, only_second, neither)
+    return Verdict(
+        requests=len(pairs),
+        current=sum(current_right) / len(pairs),
+        candidate=sum(candidate_right) / len(pairs),
+        difference=(only_second - only_first) / len(pairs),
+        interval=interval,
+        p_value=mcnemar(only_first, only_second),
+        is_better=interval[0] > 0.0,
+    )
+
+
+async def _right_runs(
+    contract: Contract, requests: Sequence[ExpectedRun], judge: Judge | None, max_parallel: int
+) -> list[bool]:
+    """In the order of the requests. Raises ConfigError where the infrastructure failed: that says nothing."""
+    with TemporaryDirectory(prefix="rllm-promote-") as name:
+        limits = {"max_parallel": max_parallel, "max_queue": len(requests)}
+        async with WorkerHost([contract], Path(name), **limits) as host:
+            runtime = host.workers[contract.id]
+            keyed = [_with_own_key(contract, each, number) for number, each in enumerate(requests)]
+            responses = await asyncio.gather(*(runtime.run(each.inputs) for each in keyed))
+    return [_is_right(*each, judge) for each in zip(keyed, responses, strict=True)]
+
+
+def _with_own_key(contract: Contract, request: ExpectedRun, number: int) -> ExpectedRun:
+    """Rows may repeat a run's name, or have none: here each row is a run."""
+    name = contract.constraints.idempotency_key
+    if not name or contract.input_schema.properties[name].get("type") != "string":
+        return request
+    return replace(request, inputs={**request.inputs, name: f"row-{number}"})
+
+
+def _is_right(request: ExpectedRun, response: WorkerResponse, judge: Judge | None) -> bool:
+    value = response.to_dict()
+    error = value["error"] or {}
+    if error.get("code") in ("model", "program", "overloaded", "cancelled"):
+        raise ConfigError(
+            f"A run of the evaluation failed, which says nothing about the model: {error['message']}"
+        )
+    if not response.is_ok:
+        return False
+    if judge is None:
+        return all(
+            _is_equal(value["outputs"].get(key), each) for key, each in (request.expected or {}).items()
+        )
+    verdict = judge(request.inputs, value["outputs"])
+    if not isinstance(verdict, bool | int | float) or verdict not in (0, 1):
+        raise ConfigError(f"The evaluator returned {verdict!r:.100}; it says True or False.")
+    return bool(verdict)
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Numbers within rounding, a bool never a number, all else exactly."""
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (one, other))
+    if numbers:
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+    return type(one) is type(other) and one == other

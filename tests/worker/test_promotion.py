@@ -1,0 +1,129 @@
+"""Another model behind a worker: only if its interval says so, and without a call dropped."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import worker_files as files
+from click.testing import CliRunner, Result
+
+from rllm.build.models import model_directory
+from rllm.cli.main import rllm as front_door
+from rllm.contracts import parse_contract, read_contract
+from rllm.contracts.binding_edit import with_model
+from rllm.errors import ContractError
+from rllm.worker.host import WorkerHost
+from rllm.worker.http import WorkerServer
+
+PROGRAM = """
+import asyncio
+
+async def solve(task, config):
+    await asyncio.sleep(0.02)
+    return {"length": len(task.metadata["task"]) if config.model.startswith("good") else -1}
+"""
+
+
+def rllm(*words: str | Path) -> Result:
+    return CliRunner().invoke(
+        front_door, [str(word) for word in words], prog_name="rllm", catch_exceptions=False
+    )
+
+
+@pytest.fixture
+def contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A worker that is right with a model called good and wrong with one called bad."""
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    path = files.write_worker(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    text = path.read_text().replace('"program.py:solve"', '"program.py:solve", model: bad  # for now\n      ')
+    path.write_text(text.replace("rllm: {program", "rllm: {  program"))
+    for name in ("good", "good-too", "bad"):
+        shutil.copytree(model_directory(Path("builtin:tiny")), tmp_path / name)
+    rows = [{"inputs": {"task": "x" * number}, "outputs": {"length": number}} for number in range(12)]
+    rows = [{"inputs": {"run_id": "same", **row["inputs"]}, "outputs": row["outputs"]} for row in rows]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_model_is_promoted_only_if_the_whole_interval_is_above_zero(contract: Path) -> None:
+    rows, folder, before = contract.parent / "rows.jsonl", contract.parent, contract.read_text()
+
+    def promote(name: str) -> tuple[int, dict[str, Any]]:
+        result = rllm("worker", "promote", contract, folder / name, "--if-better", rows, "--json")
+        return result.exit_code, json.loads(result.stdout)
+
+    code, verdict = promote("good")
+    assert (code, verdict["promoted"], verdict["current"], verdict["candidate"]) == (0, True, 0.0, 1.0)
+    assert verdict["interval"][0] > 0
+    assert contract.read_text() == before.replace("model: bad", "model: good"), "not a byte else"
+    for name in ("bad", "good-too"):
+        code, verdict = promote(name)
+        assert (code, verdict["promoted"]) == (1, False)
+        assert read_contract(contract).binding.model == "good"
+    (folder / "rows.jsonl").write_text('{"inputs": {"run_id": "a", "task": "x"}}\n')
+    refused = rllm("worker", "promote", contract, folder / "good", "--if-better", rows)
+    assert refused.exit_code == 2
+    assert "rows.jsonl:1 has no `outputs`" in refused.stderr
+
+
+async def test_a_server_changes_over_without_dropping_a_call(contract: Path) -> None:
+    rows, folder = contract.parent / "rows.jsonl", contract.parent
+    answers: list[tuple[int, int]] = []
+    is_over = False
+    async with (
+        WorkerHost([read_contract(contract)], folder / "runs") as host,
+        aiohttp.ClientSession() as http,
+    ):
+        server = WorkerServer(host)
+        await server.start()
+        http.headers["Authorization"] = f"Bearer {server.token}"
+        url = f"{server.url}/workers/measure/runs"
+
+        async def call(caller: int) -> None:
+            number = 0
+            while not is_over:
+                inputs = {"run_id": f"{caller}-{number}", "task": "four"}
+                async with http.post(url, json={"inputs": inputs}) as reply:
+                    assert reply.status == 200, await reply.text()
+                    answers.append((number, (await reply.json())["outputs"]["length"]))
+                number += 1
+
+        async with asyncio.TaskGroup() as callers:
+            for caller in range(8):
+                callers.create_task(call(caller))
+            words = ("--if-better", rows, "--server", server.url, "--token", server.token, "--json")
+            result = await asyncio.to_thread(rllm, "worker", "promote", contract, folder / "good", *words)
+            num_before = len(answers)
+            await asyncio.sleep(0.2)
+            is_over = True
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["reloaded"]
+        lengths = [length for _, length in answers]
+        assert set(lengths[:8]) == {-1}
+        assert lengths[num_before + 8 :], "calls went on"
+        assert set(lengths[num_before + 8 :]) == {4}, "who began after the change has the new model"
+        model = host.workers["measure"].backing.model
+        assert model is not None
+        assert [each.model.name for each in model._served] == ["good"], "the old one is closed"
+        contract.write_text(contract.read_text().replace("max_attempts: 3", "max_attempts: 4"))
+        async with http.post(f"{server.url}/workers/measure/model") as reply:
+            assert reply.status == 409
+            assert "in more than its model" in await reply.text()
+        await server.close()
+
+
+def test_a_contract_without_a_model_has_none_to_change(tmp_path: Path) -> None:
+    text = files.write_worker(tmp_path).read_text()
+    with pytest.raises(ContractError, match="names no model"):
+        with_model(text, "runs/better")
+    block = text.replace(
+        'rllm: {program: "program.py:solve"}', "rllm:\n  program: a.py:b\n  model: 'old one'"
+    )
+    changed = with_model(block, "a b: c")
+    assert parse_contract(changed).binding.model == "a b: c"
+    assert changed.replace('"a b: c"', "'old one'") == block
