@@ -43,22 +43,7 @@ PARTICIPLES = {
     "worker": 25,
 }
 """At most so many bare participles are bound in a room; 20 in every other one."""
-DOUBLE_CLASS_NAMES = {
-    *(
-        "Binding",
-        "Call",
-        "Environment",
-        "Example",
-        "Job",
-        "Place",
-        "Refused",
-        "Retries",
-        "Run",
-        "Scope",
-        "Verdict",
-    ),
-    "Worker",
-}
+DOUBLE_CLASS_NAMES = {"Environment"}
 """Public class names that still stand for two things."""
 INTERROGATIVE_DOCSTRINGS = 650
 """Docstrings that begin with What, Who, Of, How or Why."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.client import StatelessSession, Tools
-from rllm.inference.openai_http import Refused, ServerHttp
+from rllm.inference.openai_http import HttpRefusal, ServerHttp
 from rllm.redaction import hide_key
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, ToolCall
 
@@ -77,7 +77,7 @@ class AnthropicClient:
         start_s = time.perf_counter()
         try:
             reply = await self._http.post("/v1/messages", body, self._headers)
-        except Refused as error:
+        except HttpRefusal as error:
             raise self._error_of(error) from error
         try:
             output = _read(reply)
@@ -92,7 +92,7 @@ class AnthropicClient:
     async def close(self) -> None:
         await self._http.close()
 
-    def _error_of(self, error: Refused) -> Exception:
+    def _error_of(self, error: HttpRefusal) -> Exception:
         if error.status in (401, 403):
             return ConfigError(f"The server at {self.base_url} refuses the key ({error}); give a valid one.")
         if error.status == 404:

@@ -20,7 +20,7 @@ from typing import Any
 
 from rllm.errors import ConfigError, ContextLengthError, InferenceError
 from rllm.inference.client import ModelSession, Tools
-from rllm.inference.openai_http import AskedOnce, Refused, ServerHttp, error_text
+from rllm.inference.openai_http import AskedOnce, HttpRefusal, ServerHttp, error_text
 from rllm.inference.openai_replies import fields_refused, read_answer, room_told
 from rllm.rendering.chat import ChatRenderer, Conversation
 from rllm.rendering.tokens import TextTokenizer
@@ -251,7 +251,7 @@ class OpenAIClient:
                 if is_shortened or not 1 <= room < body.get(size_name, 0):
                     raise
                 is_shortened, body = True, {**body, size_name: room}
-            except Refused as error:
+            except HttpRefusal as error:
                 pointed_at = fields_refused(error, body)
                 if size_name in pointed_at and size_name == "max_tokens":
                     size_name = "max_completion_tokens"
@@ -278,7 +278,7 @@ class OpenAIClient:
             "use a server that knows it."
         )
 
-    def _error_of(self, error: Refused) -> Exception:
+    def _error_of(self, error: HttpRefusal) -> Exception:
         if error.status in (401, 403):
             return ConfigError(
                 f"The server at {self.base_url} refuses the key ({error}); set `api_key` to a valid one."

@@ -2,7 +2,7 @@
 
     body ──open──► response ──whole──► bytes           no connection, broken off, 429, 5xx ──► InferenceError
                                                        too long a prompt ──► ContextLengthError
-                                                       any other 4xx ──► Refused
+                                                       any other 4xx ──► HttpRefusal
 
 Nothing is tried again here: whoever plays the rollout does that. Leaving early closes the connection.
 """
@@ -46,7 +46,7 @@ _SENT_AT_ONCE_BYTES = 1 << 20
 _TRY_LATER = frozenset({408, 409, 425, 429})
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """The server says no, and would say so again: a status from 400 to 499."""
 
     def __init__(self, status: int, said: str, *, param: str = "", is_json: bool = True) -> None:
@@ -127,7 +127,7 @@ class ServerHttp:
     ) -> Response:
         """The response, once its headers are there; to be released.
 
-        Raises InferenceError, ContextLengthError or Refused, as the diagram says.
+        Raises InferenceError, ContextLengthError or HttpRefusal, as the diagram says.
         """
         all_headers = {"Content-Type": "application/json", **(headers or {})}
         payload = orjson.dumps(body)
@@ -289,7 +289,9 @@ def _error(url: str, status: int, body: bytes, retry_after: str | None) -> Excep
     ):
         return ContextLengthError(detail)
     if 400 <= status < 500 and status not in _TRY_LATER:
-        return Refused(status, detail, param=str(fields.get("param") or ""), is_json=bool(error_text(reply)))
+        return HttpRefusal(
+            status, detail, param=str(fields.get("param") or ""), is_json=bool(error_text(reply))
+        )
     return InferenceError(
         f"The server at {url} answered {status}: {detail}", retry_after_s=_seconds(retry_after)
     )

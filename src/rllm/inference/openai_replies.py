@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rllm.errors import InferenceError
-from rllm.inference.openai_http import Refused
+from rllm.inference.openai_http import HttpRefusal
 from rllm.types.messages import FinishReason, ModelOutput, ToolCall
 
 _FINISH_REASONS = {
@@ -78,7 +78,7 @@ def _version(reply: Mapping[str, Any]) -> int | None:
     return int(weight_version) if str(weight_version).isdecimal() else None
 
 
-def fields_refused(error: Refused, body: Mapping[str, Any]) -> set[str]:
+def fields_refused(error: HttpRefusal, body: Mapping[str, Any]) -> set[str]:
     """The fields of the body that a refusal is about."""
     if error.status not in (400, 422):
         return set()

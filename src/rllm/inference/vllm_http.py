@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm.errors import ConfigError, InferenceError
-from rllm.inference.openai_http import Refused, Response, ServerHttp, WhichConnection, json_or_none
+from rllm.inference.openai_http import HttpRefusal, Response, ServerHttp, WhichConnection, json_or_none
 from rllm.inference.sse import EventSplitter
 from rllm.redaction import without_keys
 from rllm.types.messages import LogprobMeaning, SamplingParams
@@ -111,7 +111,7 @@ class VLLMHttp(ServerHttp):
     async def _open(self, body: dict[str, Any]) -> Response:
         try:
             return await self.open("/completions", body)
-        except Refused as error:
+        except HttpRefusal as error:
             if error.status in (400, 422):
                 raise ValueError(
                     f"The server at {self.base_url} refused the request: {error.said}"

@@ -17,7 +17,7 @@ from typing import Any
 
 from rllm.errors import ConfigError, RewardError
 from rllm.rewards.code_answers import NoProgram, program_of
-from rllm.rewards.code_asserts import AssertExam, CallCheck, Run
+from rllm.rewards.code_asserts import AssertExam, AssertRun, CallCheck
 from rllm.rewards.code_exams import Examiner
 from rllm.rewards.code_runs import CodeRunner, RunOutcome
 from rllm.rewards.code_tasks import CodeProblem, problem_of
@@ -166,7 +166,7 @@ class CodeGrader:
         return "" if is_right else f"gave {shown(result['v'])}"
 
     def _by_runs(
-        self, program: str, problem: CodeProblem, runs: tuple[Run, ...], runner: CodeRunner
+        self, program: str, problem: CodeProblem, runs: tuple[AssertRun, ...], runner: CodeRunner
     ) -> _Verdict:
         deadline = time.monotonic() + self.problem_timeout_s
         num_passed, failure, details = 0, "", dict[str, Any]()
@@ -181,7 +181,7 @@ class CodeGrader:
         return _Verdict(passed=num_passed, failure=failure, details=details)
 
     def _run_failure(
-        self, program: str, problem: CodeProblem, run: Run, runner: CodeRunner, deadline: float
+        self, program: str, problem: CodeProblem, run: AssertRun, runner: CodeRunner, deadline: float
     ) -> str:
         if time.monotonic() > deadline:
             return f"all runs together took longer than {self.problem_timeout_s:g} s"

@@ -220,13 +220,13 @@ class CodeTests:
 
     calls: tuple[CallCheck, ...] = ()
     exam: AssertExam | None = None
-    runs: tuple["Run", ...] = ()
+    runs: tuple["AssertRun", ...] = ()
     checker: str = ""
     """Source of a program that judges runs whose right output is not the only one."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Run:
+class AssertRun:
     """One run of the program: what it reads and what it must write."""
 
     stdin: str

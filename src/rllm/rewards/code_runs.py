@@ -16,7 +16,7 @@ from importlib import resources
 from typing import Any
 
 from rllm.errors import RewardError
-from rllm.rewards.code_asserts import Run
+from rllm.rewards.code_asserts import AssertRun
 from rllm.rewards.code_values import MalformedError, results_of
 from rllm.sandbox.python_runner import PythonRunner
 from rllm.sandbox.types import ExecResult, Limits, Status
@@ -135,7 +135,7 @@ class CodeRunner:
             case _:
                 return f"the program ended as {result.status}, exit code {result.exit_code}"
 
-    def passes_checker(self, checker: str, run: Run, stdout: str) -> bool:
+    def passes_checker(self, checker: str, run: AssertRun, stdout: str) -> bool:
         """What the task's own judge says of an output. It runs in a sandbox too, without the program.
 
         Raises RewardError for a checker that fails on the right output as well.
@@ -145,7 +145,7 @@ class CodeRunner:
             raise RewardError("The task's `generated_checker` fails on the right output too.")
         return verdict is True
 
-    def _checker_verdict(self, checker: str, run: Run, stdout: str) -> bool | None:
+    def _checker_verdict(self, checker: str, run: AssertRun, stdout: str) -> bool | None:
         names: tuple[str, ...] = ("input.txt", "correct_output.txt", "solution_output.txt")
         source = f"import sys\nsys.argv = ['checker.py', *{names!r}]\n" + _IN_MAIN % ("", checker)
         files: dict[str, str] = dict(zip(names, (run.stdin, run.stdout, stdout), strict=True))

@@ -21,9 +21,9 @@ from rllm.errors import ConfigError, RewardError
 from rllm.rewards.code_asserts import (
     PROGRAM,
     AssertExam,
+    AssertRun,
     CallCheck,
     CodeTests,
-    Run,
     called_first,
     calls_of,
     closed,
@@ -245,7 +245,7 @@ def _cases(form: str, tests: Sequence[Mapping[str, Any]], function: str | None) 
     """Cases with `testtype` (`stdin` or `functional`): a functional one has its arguments as JSON, one a
     line."""
     calls: list[CallCheck] = []
-    runs: list[Run] = []
+    runs: list[AssertRun] = []
     name = function
     for each in tests:
         kind = each.get("testtype") or each.get("type") or ("functional" if function else "stdin")
@@ -298,7 +298,7 @@ def _codeforces(task: Mapping[str, Any]) -> CodeProblem:
 
 
 def _contests(task: Mapping[str, Any]) -> CodeProblem:
-    runs: list[Run] = []
+    runs: list[AssertRun] = []
     for name in ("public_tests", "private_tests", "generated_tests"):
         tests = task.get(name) or {"input": [], "output": []}
         runs += [_run(stdin, stdout) for stdin, stdout in zip(tests["input"], tests["output"], strict=True)]
@@ -377,8 +377,8 @@ def _call(
     )
 
 
-def _run(stdin: Any, stdout: Any) -> Run:
-    return Run(stdin=_text(stdin), stdout=_text(stdout))
+def _run(stdin: Any, stdout: Any) -> AssertRun:
+    return AssertRun(stdin=_text(stdin), stdout=_text(stdout))
 
 
 def _text(value: Any) -> str:

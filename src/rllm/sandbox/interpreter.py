@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox import packages as installed
-from rllm.sandbox.packages import Binding
+from rllm.sandbox.packages import PackageBinding
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 OLDEST = (3, 9)
@@ -47,7 +47,7 @@ class Interpreter:
     version: str
     binds: tuple[str, ...]
     """Paths of this machine that a sandbox binds for it, beyond SYSTEM_PATHS."""
-    packages: tuple[Binding, ...] = ()
+    packages: tuple[PackageBinding, ...] = ()
     """What programs see of this process's installed packages."""
     imports: tuple[str, ...] = ()
     """Modules of those that a warm interpreter imports before any program."""

@@ -37,7 +37,7 @@ _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Binding:
+class PackageBinding:
     """A file or directory of this machine and where a program sees it, relative to PLACE."""
 
     source: str
@@ -59,13 +59,13 @@ def normalized(packages: Iterable[str]) -> tuple[str, ...]:
 
 
 @cache
-def bindings_of(packages: tuple[str, ...], *, for_anybody: bool) -> tuple[Binding, ...]:
+def bindings_of(packages: tuple[str, ...], *, for_anybody: bool) -> tuple[PackageBinding, ...]:
     """What shows these distributions, and what they require, to a program.
 
     `for_anybody`: the program will run as a user that nobody is, so every file must be readable by all.
     Raises ConfigError for one that is not installed, or not in a form that can be shown.
     """
-    found: dict[str, Binding] = {}
+    found: dict[str, PackageBinding] = {}
     for distribution in _with_requirements(packages):
         for binding in _bindings(distribution):
             found.setdefault(binding.place, binding)
@@ -148,7 +148,7 @@ def _distribution(name: str, by: str) -> Distribution:
 # ---- which files -------------------------------------------------------------------------------------------
 
 
-def _bindings(distribution: Distribution) -> list[Binding]:
+def _bindings(distribution: Distribution) -> list[PackageBinding]:
     name = distribution.metadata["Name"]
     files = [Path(str(each)) for each in distribution.files or ()]
     inside = [each for each in files if not each.is_absolute() and ".." not in each.parts]
@@ -173,15 +173,15 @@ def _bindings(distribution: Distribution) -> list[Binding]:
         raise ConfigError(f"Package `{name}` cannot be shown to a sandbox: {error}") from error
 
 
-def _parts(tree: dict[str, Any], folder: Path, place: str) -> list[Binding]:
+def _parts(tree: dict[str, Any], folder: Path, place: str) -> list[PackageBinding]:
     """What shows the files of `tree`, and no other of `folder`."""
-    shown: list[Binding] = []
+    shown: list[PackageBinding] = []
     for name, below in sorted(tree.items()):
         source = folder / name
         if source.is_symlink() or not source.exists():
             continue
         if below is None or _is_whole(below, source):
-            shown.append(Binding(source=str(source), place=f"{place}{name}"))
+            shown.append(PackageBinding(source=str(source), place=f"{place}{name}"))
         else:
             shown += _parts(below, source, f"{place}{name}/")
     return shown
@@ -213,7 +213,7 @@ def _is_whole(tree: dict[str, Any], folder: Path) -> bool:
 _UNKNOWN = object()
 
 
-def _require_readable(binding: Binding) -> None:
+def _require_readable(binding: PackageBinding) -> None:
     """Raises ConfigError for the first file that other users cannot read."""
     paths = [binding.source]
     for folder, folders, files in os.walk(binding.source):

@@ -15,7 +15,7 @@ _WEIGHT_OF_LAST = 0.1
 """Of the last run in the mean duration."""
 
 
-class Refused(Exception):
+class AdmissionRefused(Exception):
     """There is no room in time."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
@@ -43,7 +43,7 @@ class Admission:
         return (self.num_waiting + 1) / self.max_parallel * self.mean_duration_s
 
     def require_room(self, time_left_s: float) -> None:
-        """Raises Refused."""
+        """Raises AdmissionRefused."""
         wait_s = self.expected_wait_s
         if self.num_running < self.max_parallel or (
             self.num_waiting < self.max_queue and wait_s < time_left_s
@@ -55,7 +55,7 @@ class Admission:
             if self.num_waiting >= self.max_queue
             else f"the expected wait of {wait_s:.3g} s is longer than the {time_left_s:.3g} s that are left"
         )
-        raise Refused(f"Refused without an attempt: {reason}.", max(1.0, wait_s))
+        raise AdmissionRefused(f"Refused without an attempt: {reason}.", max(1.0, wait_s))
 
     @asynccontextmanager
     async def place(self, deadline_s: float) -> AsyncIterator[None]:

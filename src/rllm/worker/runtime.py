@@ -27,7 +27,7 @@ from rllm.errors import ConfigError
 from rllm.inference.providers import ModelPlace
 from rllm.types.draws import draw_seed
 from rllm.types.task import Task
-from rllm.worker.admission import Admission, Refused
+from rllm.worker.admission import Admission, AdmissionRefused
 from rllm.worker.attempt import AttemptResult, Backing, Enforcement, play_attempt
 from rllm.worker.disk import StoreThread
 from rllm.worker.response import ErrorCode, RunError, WorkerResponse
@@ -188,11 +188,11 @@ class WorkerRuntime:
             self.admission.require_room(allowed_s)
             async with self.admission.place(under_way.deadline_s):
                 return await self._attempts(under_way, text)
-        except Refused as refused:
+        except AdmissionRefused as refused:
             return self._refused(refused, trace_id)
         except TimeoutError:
             waited = f"The {allowed_s:g} s of the run were over before there was room to start it."
-            return self._refused(Refused(waited, self.admission.expected_wait_s), trace_id)
+            return self._refused(AdmissionRefused(waited, self.admission.expected_wait_s), trace_id)
 
     async def _finish(self, run: Run, text: str, response: WorkerResponse) -> WorkerResponse:
         await self.disk.call(lambda: self.store.finish(run, text, response.status, response.body))
@@ -370,7 +370,7 @@ class WorkerRuntime:
     def _unstored(self, error: RunError | None, trace_id: str) -> WorkerResponse:
         return self._response(None, RunStatus.INVALID_REQUEST, trace_id, error=error)
 
-    def _refused(self, refused: Refused, trace_id: str) -> WorkerResponse:
+    def _refused(self, refused: AdmissionRefused, trace_id: str) -> WorkerResponse:
         error = RunError(
             code=ErrorCode.OVERLOADED,
             message=str(refused),

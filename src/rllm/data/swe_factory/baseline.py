@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rllm.data.swe_factory.bench import BenchLimits, Job, JobResult
+from rllm.data.swe_factory.bench import BenchJob, BenchLimits, JobResult
 from rllm.errors import ConfigError
 
 TRACE_FACTOR = 10.0
@@ -53,10 +53,12 @@ class Baseline:
         return cls(**{**value, "tests": tuple(value["tests"]), "covering": covering})
 
 
-def baseline_jobs(limits: BenchLimits) -> tuple[Job, Job]:
+def baseline_jobs(limits: BenchLimits) -> tuple[BenchJob, BenchJob]:
     """Two runs of all tests; each belongs into a sandbox of its own."""
-    traced = Job(name="traced", trace="lines", cpu_s=limits.cpu_s * TRACE_FACTOR, memory_mb=limits.memory_mb)
-    reverse = Job(name="reverse", reverse=True, cpu_s=limits.cpu_s, memory_mb=limits.memory_mb)
+    traced = BenchJob(
+        name="traced", trace="lines", cpu_s=limits.cpu_s * TRACE_FACTOR, memory_mb=limits.memory_mb
+    )
+    reverse = BenchJob(name="reverse", reverse=True, cpu_s=limits.cpu_s, memory_mb=limits.memory_mb)
     return traced, reverse
 
 

@@ -36,7 +36,7 @@ class BenchLimits:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Job:
+class BenchJob:
     """One run of tests on changed files."""
 
     name: str
@@ -97,7 +97,7 @@ class TestBench:
         self._sandbox: Sandbox | None = None
         self._is_closed = False
 
-    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
+    def run(self, jobs: Sequence[BenchJob]) -> list[JobResult]:
         """The results, in the order of the jobs.
 
         A job that ends the sandbox has `crashed`; the rest goes on in a new one. Raises SandboxError where
@@ -117,7 +117,7 @@ class TestBench:
                 waiting = waiting[1:]
         return results
 
-    def _run(self, jobs: Sequence[Job]) -> tuple[list[JobResult], str | None]:
+    def _run(self, jobs: Sequence[BenchJob]) -> tuple[list[JobResult], str | None]:
         """What was done, and how the program ended that did it."""
         sandbox = self._sandbox = self._sandbox or self._opened()
         if self._is_closed:

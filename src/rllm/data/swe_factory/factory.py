@@ -30,7 +30,7 @@ from rllm.data.swe_factory.candidates import (
 )
 from rllm.data.swe_factory.environment import Environment, environment_of
 from rllm.data.swe_factory.project import Project, project_of
-from rllm.data.swe_factory.sifting import KEPT, REASONS, Sieve, Verdict
+from rllm.data.swe_factory.sifting import KEPT, REASONS, Sieve, SiftVerdict
 from rllm.data.swe_factory.sources import Source, open_source
 from rllm.data.swe_factory.splits import SPLITS, splits_of
 from rllm.data.swe_rows import ROWS_FILE, SWETask
@@ -85,7 +85,7 @@ class _Built:
     environment: Environment
     baseline: Baseline
     num_candidates: int
-    verdicts: list[Verdict]
+    verdicts: list[SiftVerdict]
     """Of all that were tried, in order."""
     rows: list[dict[str, Any]]
 
@@ -232,15 +232,15 @@ class _Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.verdicts: dict[str, Verdict] = {}
+        self.verdicts: dict[str, SiftVerdict] = {}
         lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
         for line in lines[:-1]:
-            verdict = Verdict.from_json(json.loads(line))
+            verdict = SiftVerdict.from_json(json.loads(line))
             self.verdicts[verdict.key] = verdict
         if lines and lines[-1]:
             write_atomic(path, "".join(f"{line}\n" for line in lines[:-1]))
 
-    def add(self, verdicts: Sequence[Verdict]) -> None:
+    def add(self, verdicts: Sequence[SiftVerdict]) -> None:
         with self._path.open("a", encoding="utf-8") as stream:
             for each in verdicts:
                 self.verdicts[each.key] = each
@@ -255,11 +255,11 @@ def _sifted(
     max_tasks: int,
     workers: int,
     tell: Callable[[int, int], None],
-) -> list[Verdict]:
+) -> list[SiftVerdict]:
     """The verdicts up to the one that makes `max_tasks`, whoever was quicker."""
     waiting = _batches([each for each in candidates if each.key not in journal.verdicts])
     benches = [bench() for _ in range(workers)]
-    running: dict[Future[list[Verdict]], TestBench] = {}
+    running: dict[Future[list[SiftVerdict]], TestBench] = {}
     with ThreadPoolExecutor(workers) as pool:
         try:
             while True:
@@ -287,9 +287,11 @@ def _batches(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
         yield list(candidates[start : start + BATCH])
 
 
-def _settled(candidates: Sequence[Candidate], known: dict[str, Verdict], max_tasks: int) -> list[Verdict]:
+def _settled(
+    candidates: Sequence[Candidate], known: dict[str, SiftVerdict], max_tasks: int
+) -> list[SiftVerdict]:
     """Verdicts without a gap, up to the one that makes `max_tasks`."""
-    verdicts: list[Verdict] = []
+    verdicts: list[SiftVerdict] = []
     kept = 0
     for each in candidates:
         if each.key not in known or kept == max_tasks:
@@ -305,7 +307,7 @@ def _rows(
     environment: Environment,
     baseline: Baseline,
     candidates: Sequence[Candidate],
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[SiftVerdict],
     texts: dict[str, str],
     work: Path,
 ) -> list[dict[str, Any]]:

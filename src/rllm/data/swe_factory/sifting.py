@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rllm.data.swe_factory.baseline import TRACE_FACTOR, Baseline
-from rllm.data.swe_factory.bench import BenchLimits, Job, JobResult, TestBench
+from rllm.data.swe_factory.bench import BenchJob, BenchLimits, JobResult, TestBench
 from rllm.data.swe_factory.candidates import Candidate
 from rllm.data.swe_factory.operators import changes_meaning
 from rllm.data.swe_factory.project import Project
@@ -32,7 +32,7 @@ TRACED_TESTS = 4
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Verdict:
+class SiftVerdict:
     """What became of a candidate."""
 
     key: str
@@ -45,7 +45,7 @@ class Verdict:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Verdict":
+    def from_json(cls, value: dict[str, Any]) -> "SiftVerdict":
         return cls(**{**value, "fail_to_pass": tuple(value["fail_to_pass"])})
 
 
@@ -60,16 +60,16 @@ class Sieve:
     test_texts: Mapping[str, str]
     limits: BenchLimits
 
-    def verdicts(self, bench: TestBench, candidates: Sequence[Candidate]) -> list[Verdict]:
+    def verdicts(self, bench: TestBench, candidates: Sequence[Candidate]) -> list[SiftVerdict]:
         """One for each candidate, in their order."""
-        made: dict[str, Verdict] = {}
+        made: dict[str, SiftVerdict] = {}
         waiting: dict[str, tuple[Candidate, set[str]]] = {}
         for each in candidates:
             tests = self._relevant(each)
             if not all(changes_meaning(text, self.texts[path]) for path, text in each.files.items()):
-                made[each.key] = Verdict(key=each.key, reason="same_meaning")
+                made[each.key] = SiftVerdict(key=each.key, reason="same_meaning")
             elif not tests:
-                made[each.key] = Verdict(key=each.key, reason="not_covered")
+                made[each.key] = SiftVerdict(key=each.key, reason="not_covered")
             else:
                 waiting[each.key] = (each, tests)
         jobs = [self._job(each, tests) for each, tests in waiting.values()]
@@ -78,7 +78,7 @@ class Sieve:
             candidate, tests = waiting[result.name]
             reason, failing[result.name] = self._screened(result, tests)
             if reason:
-                made[result.name] = Verdict(key=candidate.key, reason=reason)
+                made[result.name] = SiftVerdict(key=candidate.key, reason=reason)
         promising = [candidate for key, (candidate, _) in waiting.items() if key not in made]
         for verdict in self._confirmed(bench, promising, failing):
             made[verdict.key] = verdict
@@ -90,8 +90,8 @@ class Sieve:
             names |= self.baseline.tests_of(path, lines)
         return names
 
-    def _job(self, candidate: Candidate, tests: set[str]) -> Job:
-        return Job(
+    def _job(self, candidate: Candidate, tests: set[str]) -> BenchJob:
+        return BenchJob(
             name=candidate.key,
             files=dict(candidate.files),
             tests=tuple(sorted(tests)),
@@ -116,16 +116,18 @@ class Sieve:
 
     def _confirmed(
         self, bench: TestBench, candidates: Sequence[Candidate], failing: Mapping[str, set[str]]
-    ) -> Iterator[Verdict]:
+    ) -> Iterator[SiftVerdict]:
         """All tests once more, and the calls of some of those that fail, with the bug and without."""
         jobs = [job for each in candidates for job in self._confirming_jobs(each, failing[each.key])]
         results = iter(bench.run(jobs))
         for each in candidates:
             yield self._confirmed_one(each, failing[each.key], next(results), next(results), next(results))
 
-    def _confirming_jobs(self, candidate: Candidate, failing: set[str]) -> tuple[Job, Job, Job]:
+    def _confirming_jobs(
+        self, candidate: Candidate, failing: set[str]
+    ) -> tuple[BenchJob, BenchJob, BenchJob]:
         chosen = self._chosen(failing)
-        traced = Job(
+        traced = BenchJob(
             name=f"{candidate.key} calls",
             files=dict(candidate.files),
             tests=chosen,
@@ -143,9 +145,9 @@ class Sieve:
 
     def _confirmed_one(
         self, candidate: Candidate, failing: set[str], again: JobResult, broken: JobResult, plain: JobResult
-    ) -> Verdict:
+    ) -> SiftVerdict:
         if again.why or set(self.baseline.tests) - again.passing() != failing:
-            return Verdict(key=candidate.key, reason="unsteady")
+            return SiftVerdict(key=candidate.key, reason="unsteady")
         text = statement(
             {each: broken.failures.get(each) or again.failures[each] for each in self._chosen(failing)},
             plain.calls,
@@ -154,8 +156,8 @@ class Sieve:
             test_texts=[self.test_texts[each] for each in sorted({_file_of(test) for test in failing})],
         )
         if not text:
-            return Verdict(key=candidate.key, reason="no_statement")
-        return Verdict(
+            return SiftVerdict(key=candidate.key, reason="no_statement")
+        return SiftVerdict(
             key=candidate.key, reason=KEPT, fail_to_pass=tuple(sorted(failing)), problem_statement=text
         )
 

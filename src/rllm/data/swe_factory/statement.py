@@ -20,7 +20,7 @@ SHORTEST_LINE = 12
 
 
 @dataclass(slots=True, frozen=True)
-class Example:
+class FailureExample:
     """One thing that goes wrong."""
 
     title: str
@@ -44,7 +44,7 @@ def statement(
     """
     secrets = {each.strip() for text in test_texts for each in text.splitlines()}
     secrets = {each for each in secrets if len(each) >= SHORTEST_LINE}
-    examples: dict[str, Example] = {}
+    examples: dict[str, FailureExample] = {}
     for name in sorted(failures):
         calls = broken.get(name, ())
         example = _of_calls(plain.get(name, ()), calls, paths) or _of_failure(failures[name], calls, paths)
@@ -57,7 +57,7 @@ def statement(
     return "\n\n".join(parts) + "\n"
 
 
-def _rank(example: Example) -> tuple[bool, bool, int, str]:
+def _rank(example: FailureExample) -> tuple[bool, bool, int, str]:
     """Calls first; of those, values that can be typed before `<… object>`, and short ones."""
     is_vague = "<" in example.text or "…" in example.text
     return not example.is_call, is_vague, len(example.text), example.text
@@ -65,7 +65,7 @@ def _rank(example: Example) -> tuple[bool, bool, int, str]:
 
 def _of_calls(
     plain: Sequence[Mapping[str, Any]], broken: Sequence[Mapping[str, Any]], paths: Sequence[str]
-) -> Example | None:
+) -> FailureExample | None:
     """The first call that ends otherwise; after it nothing can be compared."""
     for expected, actual in zip(plain, broken, strict=False):
         if any(expected[each] != actual[each] for each in ("file", "function", "arguments")):
@@ -80,7 +80,7 @@ def _ending(call: Mapping[str, Any]) -> tuple[Any, ...]:
     return (call.get("raises"), None if is_constructor else call.get("returns"), call.get("yields"))
 
 
-def _example(expected: Mapping[str, Any], actual: Mapping[str, Any], paths: Sequence[str]) -> Example:
+def _example(expected: Mapping[str, Any], actual: Mapping[str, Any], paths: Sequence[str]) -> FailureExample:
     name = _name(expected, paths)
     if "raises" in actual:
         kind = actual["raises"].partition(":")[0]
@@ -90,7 +90,7 @@ def _example(expected: Mapping[str, Any], actual: Mapping[str, Any], paths: Sequ
     else:
         title = f"`{name}` gives a wrong result"
     text = f"```\n{_written(expected)}\n```\n\nExpected: {_shown(expected)}\n\nActual: {_shown(actual)}"
-    return Example(title, text, True)
+    return FailureExample(title, text, True)
 
 
 def _name(call: Mapping[str, Any], paths: Sequence[str]) -> str:
@@ -125,7 +125,7 @@ def _shown(call: Mapping[str, Any]) -> str:
 
 def _of_failure(
     failure: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], paths: Sequence[str]
-) -> Example | None:
+) -> FailureExample | None:
     """What a failed test says without its own text: values that were compared, an error from elsewhere; and
     the functions that it called last."""
     names = dict.fromkeys(_name(each, paths) for each in reversed(calls))
@@ -135,14 +135,16 @@ def _of_failure(
     if comparison is not None:
         operator, left, right = comparison
         relation = "be equal to" if operator == "==" else f"hold `{operator}` to"
-        return Example("Wrong result", f"A value is `{left}`; it should {relation} `{right}`.{behind}", False)
+        return FailureExample(
+            "Wrong result", f"A value is `{left}`; it should {relation} `{right}`.{behind}", False
+        )
     if failure["where"] == "test":
         return None
     kind = failure["kind"]
     title = {"AssertionError": "Wrong result", "Failed": "Something expected does not happen"}.get(
         kind, f"{kind} where there should be none"
     )
-    return Example(title, f"```\n{failure['line']}\n```{behind}", False)
+    return FailureExample(title, f"```\n{failure['line']}\n```{behind}", False)
 
 
 def _module(path: str, paths: Sequence[str]) -> str:

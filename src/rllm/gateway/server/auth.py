@@ -1,6 +1,6 @@
 """Who may do what: a token for the whole run, and one for each session that opens nothing else.
 
-    Authorization: Bearer T | x-api-key: T | /k/T/…  ──► Scope.RUN: everything
+    Authorization: Bearer T | x-api-key: T | /k/T/…  ──► TokenScope.RUN: everything
                                                      ──► a session's: its own calls and traces
 A session's token is derived from the run's, so nothing has to be remembered: it says which session it is
 for, and an HMAC under the run's token proves that it was given out here.
@@ -23,7 +23,7 @@ _RUN_TOKEN = re.compile(r"[A-Za-z0-9._~+-]+")
 
 
 @dataclass(slots=True, frozen=True)
-class Scope:
+class TokenScope:
     """What a valid token opens."""
 
     session_name: bytes | None = None
@@ -49,7 +49,7 @@ class Scope:
             )
 
 
-EVERYTHING = Scope()
+EVERYTHING = TokenScope()
 
 
 class Tokens:
@@ -74,7 +74,7 @@ class Tokens:
         name = _digest(session)
         return "s-" + urlsafe_b64encode(name + self._proof(name)).decode().rstrip("=")
 
-    def scope(self, path_token: str, headers: Mapping[str, str]) -> Scope:
+    def scope(self, path_token: str, headers: Mapping[str, str]) -> TokenScope:
         """What the request's tokens open; the first valid one counts: many clients must send some API key.
 
         Raises RequestRefused (401) when there is none.
@@ -99,7 +99,7 @@ class Tokens:
             code="invalid_api_key",
         )
 
-    def _scope_of(self, token: str) -> Scope | None:
+    def _scope_of(self, token: str) -> TokenScope | None:
         assert self.run is not None, "without a token there is nothing to check"
         if hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self.run.encode()):
             return EVERYTHING
@@ -107,7 +107,7 @@ class Tokens:
             return None
         both = urlsafe_b64decode(f"{token[2:]}=")
         name, proof = both[:_NAME_BYTES], both[_NAME_BYTES:]
-        return Scope(name) if hmac.compare_digest(proof, self._proof(name)) else None
+        return TokenScope(name) if hmac.compare_digest(proof, self._proof(name)) else None
 
     def _proof(self, name: bytes) -> bytes:
         return hmac.digest(self._key, b"session:" + name, "sha256")[:_PROOF_BYTES]

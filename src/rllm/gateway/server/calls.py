@@ -1,6 +1,6 @@
 """The life of a model call, from a parsed request to an answer that is on disk.
 
-    CallRequest ──► Call ──task──► Policy.answer ──► records ──► Ledger.append ──► Answer
+    CallRequest ──► ClientCall ──task──► Policy.answer ──► records ──► Ledger.append ──► Answer
                      ▲ waiters: the client, its retries  │ failed, broke off, cancelled
                      └── the last one leaves: it stops   └──► error or partial record ──► RequestRefused
 
@@ -59,11 +59,15 @@ def session_closed() -> RequestRefused:
     )
 
 
-class Call:
+class ClientCall:
     """One model call on its way. Created by `Calls.start`."""
 
     def __init__(
-        self, request: CallRequest, session: Session, placement: Placement["Call"], sink: EventSink | None
+        self,
+        request: CallRequest,
+        session: Session,
+        placement: Placement["ClientCall"],
+        sink: EventSink | None,
     ) -> None:
         self.request = request
         self.session = session
@@ -108,21 +112,21 @@ class Calls:
     """All calls of a gateway."""
 
     def __init__(self, policy: Policy, ledger: Ledger, counts: Counts) -> None:
-        self.retries: Retries[Call] = Retries(ledger)
+        self.retries: Retries[ClientCall] = Retries(ledger)
         self._policy = policy
         self._ledger = ledger
         self._counts = counts
-        self._in_flight: set[Call] = set()
+        self._in_flight: set[ClientCall] = set()
 
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
     def start(
-        self, request: CallRequest, session: Session, placement: Placement[Call], sink: EventSink | None
-    ) -> Call:
+        self, request: CallRequest, session: Session, placement: Placement[ClientCall], sink: EventSink | None
+    ) -> ClientCall:
         """Begin a new call; it is accepted from here on."""
-        call = Call(request, session, placement, sink)
+        call = ClientCall(request, session, placement, sink)
         self._counts.accepted += 1
         self._in_flight.add(call)
         session.in_flight.add(call)
@@ -141,7 +145,7 @@ class Calls:
         self._counts.accepted += 1
         self._counts.ended_in_error(time.monotonic(), _code(error))
 
-    async def answer(self, call: Call, sink: EventSink | None = None) -> Answer:
+    async def answer(self, call: ClientCall, sink: EventSink | None = None) -> Answer:
         """Wait for the outcome, and keep the client's connection awake meanwhile.
 
         Who waits and is cancelled leaves the call; the last one stops it. Raises what refused it.
@@ -165,7 +169,7 @@ class Calls:
         self._counts.undelivered += 1
         self.retries.undelivered(digest, key)
 
-    def cancel(self, call: Call, because: RequestRefused) -> None:
+    def cancel(self, call: ClientCall, because: RequestRefused) -> None:
         """Stop the work. What is sampled already is recorded all the same."""
         if call.is_ending or call.cancelled_because is not None:
             return
@@ -175,7 +179,7 @@ class Calls:
         if call.has_begun and call.task is not None:  # a task cancelled before its first step never takes it
             call.task.cancel()
 
-    def _leave(self, call: Call) -> None:
+    def _leave(self, call: ClientCall) -> None:
         """A client went away."""
         call.num_waiters -= 1
         if call.num_waiters == 0:
@@ -192,7 +196,7 @@ class Calls:
             await asyncio.wait(tasks, timeout=grace_s)
         await self._cancel(list(self._in_flight), gateway_closed())
 
-    async def _cancel(self, calls: list[Call], because: RequestRefused) -> None:
+    async def _cancel(self, calls: list[ClientCall], because: RequestRefused) -> None:
         for call in calls:
             self.cancel(call, because)
         tasks = [each.task for each in calls if each.task is not None]
@@ -201,7 +205,7 @@ class Calls:
 
     # ---- one call ------------------------------------------------------------------------------------------
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: ClientCall) -> None:
         call.has_begun = True
         outcome: Answer | RequestRefused | None = None
         try:
@@ -217,7 +221,7 @@ class Calls:
             self.retries.end(call.key)
             self._settle(call, gateway_closed() if outcome is None else outcome)
 
-    def _settle(self, call: Call, outcome: Answer | RequestRefused) -> None:
+    def _settle(self, call: ClientCall, outcome: Answer | RequestRefused) -> None:
         if isinstance(outcome, Answer):
             if call.num_waiters == 0:  # they left while it was written
                 self.undelivered(call.digest, call.key)
@@ -229,7 +233,7 @@ class Calls:
             self.retries.lost(call.digest)
         call.outcome.set_result(outcome)
 
-    async def _outcome(self, call: Call) -> Answer | RequestRefused:
+    async def _outcome(self, call: ClientCall) -> Answer | RequestRefused:
         emit = call.emit if call.request.stream else None
         try:
             if call.cancelled_because is None:
@@ -250,7 +254,7 @@ class Calls:
         await self._end_partial(call, because, None)
         return because
 
-    async def _end_whole(self, call: Call, answer: Answer) -> Answer:
+    async def _end_whole(self, call: ClientCall, answer: Answer) -> Answer:
         if call.sink is not None:
             call.sink.adopt(answer)
         answer.id = answer.id or completion_id(call.request.dialect)
@@ -259,7 +263,7 @@ class Calls:
         self._counts.ended_ok(time.monotonic(), answer.usage, records[0].latency_s, records[0].first_token_s)
         return answer
 
-    async def _append(self, call: Call, records: list[CallRecord]) -> None:
+    async def _append(self, call: ClientCall, records: list[CallRecord]) -> None:
         session = call.session
         if session.stored is not None:
             await asyncio.shield(session.stored)
@@ -276,7 +280,7 @@ class Calls:
             await self._ledger.append(records, num_bytes=call.request.num_bytes)
         session.has_history = True
 
-    async def _end_partial(self, call: Call, error: RequestRefused, partial_answer: object) -> None:
+    async def _end_partial(self, call: ClientCall, error: RequestRefused, partial_answer: object) -> None:
         if not isinstance(partial_answer, Answer):
             model = next(iter(self._policy.models()), "")
             partial_answer = answer_so_far(call.request, call.pieces, model)

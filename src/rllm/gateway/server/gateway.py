@@ -29,7 +29,7 @@ from rllm.gateway.dialects.registry import DIALECTS
 from rllm.gateway.files import raised_file_limit
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.offload import OffLoop
-from rllm.gateway.server.auth import Scope, Tokens, require_guarded
+from rllm.gateway.server.auth import Tokens, TokenScope, require_guarded
 from rllm.gateway.server.bodies import (
     ARRIVAL_TIMEOUT_S,
     MAX_BODY_BYTES,
@@ -312,7 +312,7 @@ class Gateway:
             "uptime_s": time.monotonic() - self._started_at,
         }
 
-    async def _call(self, http: web.BaseRequest, route: Route, scope: Scope) -> web.StreamResponse:
+    async def _call(self, http: web.BaseRequest, route: Route, scope: TokenScope) -> web.StreamResponse:
         dialect = DIALECTS[route.dialect]
         try:
             body = await read_body(http, self._max_body_bytes, self._arrival_timeout_s)
@@ -374,7 +374,9 @@ class Gateway:
         reply = dialect.reply(request, answer)
         return await send(http, json_response(reply, headers={"x-request-id": answer.id}))
 
-    async def _count_tokens(self, http: web.BaseRequest, route: Route, scope: Scope) -> web.StreamResponse:
+    async def _count_tokens(
+        self, http: web.BaseRequest, route: Route, scope: TokenScope
+    ) -> web.StreamResponse:
         body = await read_body(http, self._max_body_bytes, self._arrival_timeout_s)
         fields = await self._read(len(body), json_object, body)
         _session_id(http, route, scope, fields)
@@ -433,7 +435,7 @@ class GatewaySession:
         await self._gateway.calls.cancel_session(self._session, session_closed())
 
 
-def _session_id(http: web.BaseRequest, route: Route, scope: Scope, fields: Mapping[str, Any]) -> str:
+def _session_id(http: web.BaseRequest, route: Route, scope: TokenScope, fields: Mapping[str, Any]) -> str:
     name = session_of(route, http.headers, fields)
     scope.require_session(name)
     return name

@@ -52,7 +52,7 @@ class Failed(Exception):
 
 
 @dataclass(kw_only=True, slots=True)
-class Call:
+class UpstreamCall:
     """One call, over all its tries."""
 
     request: CallRequest
@@ -101,7 +101,7 @@ class Reply:
     """Of the weights that answered, where the server told."""
 
 
-async def ask(call: Call, http: HttpClient, url: str, capture: frozenset[str]) -> Reply:
+async def ask(call: UpstreamCall, http: HttpClient, url: str, capture: frozenset[str]) -> Reply:
     """Raises Failed, PartialAnswer or RequestRefused."""
     body = call.body(capture)
     try:
@@ -129,7 +129,7 @@ async def ask(call: Call, http: HttpClient, url: str, capture: frozenset[str]) -
 
 
 async def _error(
-    call: Call, http: HttpClient, response: aiohttp.ClientResponse, url: str
+    call: UpstreamCall, http: HttpClient, response: aiohttp.ClientResponse, url: str
 ) -> RequestRefused | Failed:
     try:
         body = await http.body_of(response)
@@ -145,7 +145,7 @@ def _failed_if_retried(error: RequestRefused) -> RequestRefused | Failed:
 
 
 async def _read(
-    call: Call, http: HttpClient, response: aiohttp.ClientResponse, url: str, version: "_Version"
+    call: UpstreamCall, http: HttpClient, response: aiohttp.ClientResponse, url: str, version: "_Version"
 ) -> Answer:
     body = await http.body_of(response)
     try:
@@ -172,7 +172,7 @@ async def _read(
 
 
 async def _hear(
-    call: Call, http: HttpClient, response: aiohttp.ClientResponse, url: str, version: "_Version"
+    call: UpstreamCall, http: HttpClient, response: aiohttp.ClientResponse, url: str, version: "_Version"
 ) -> Answer:
     reader = call.dialect.reader(call.request)
     problem: RequestRefused | Failed | None = None
@@ -197,7 +197,7 @@ async def _hear(
 
 
 async def _hear_all(
-    call: Call,
+    call: UpstreamCall,
     http: HttpClient,
     response: aiohttp.ClientResponse,
     reader: StreamReader,
@@ -234,7 +234,7 @@ def _whole_events(events: EventSplitter, part: bytes) -> list[tuple[str, bytes]]
 
 
 async def _feed(
-    call: Call, reader: StreamReader, events: list[tuple[str, bytes]], version: "_Version"
+    call: UpstreamCall, reader: StreamReader, events: list[tuple[str, bytes]], version: "_Version"
 ) -> None:
     """Events that arrived together leave together, but for those that end the answer."""
     raw: list[bytes] = []
@@ -253,7 +253,7 @@ async def _feed(
     await _flush(call, raw)
 
 
-async def _flush(call: Call, raw: list[bytes]) -> None:
+async def _flush(call: UpstreamCall, raw: list[bytes]) -> None:
     if raw:
         whole = b"".join(raw)
         raw.clear()

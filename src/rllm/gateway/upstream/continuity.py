@@ -43,7 +43,7 @@ class UpstreamSegmentReason(StrEnum):
 
 
 @dataclass(slots=True, frozen=True)
-class Place:
+class ConversationPlace:
     """Where a call belongs."""
 
     conversation: IndexedConversation = field(repr=False)
@@ -70,9 +70,9 @@ class Continuity:
         """After every answer: prompt and answer, in ids."""
         self._texts = _Ends()
         """The same of bare prompts, in text."""
-        self._prompts: dict[bytes, Place] = {}
+        self._prompts: dict[bytes, ConversationPlace] = {}
         """By whole prompts, in ids and as messages: sent again, they are the same call, no continuation."""
-        self._answers: dict[bytes, Place] = {}
+        self._answers: dict[bytes, ConversationPlace] = {}
         """By the messages up to and including an answer."""
 
     @property
@@ -102,7 +102,7 @@ class Continuity:
             tools=record.tools,
         )
         prompt = _digest_prompt(request, record.prompt_ids)
-        prompt.place = Place(
+        prompt.place = ConversationPlace(
             conversation, record.segment, record.segment_reason, prompt.tools, bool(prompt.ids)
         )
         self._add_prompt(prompt)
@@ -121,7 +121,7 @@ class Continuity:
 
     # ---- where a prompt belongs ----------------------------------------------------------------------------
 
-    def _place(self, prompt: "PlacedPrompt") -> Place:
+    def _place(self, prompt: "PlacedPrompt") -> ConversationPlace:
         if prompt.ids:
             parent = self._prompts.get(prompt.ids_digest) or self._ids.longest(prompt.ids)
         else:
@@ -138,7 +138,7 @@ class Continuity:
         conversation, reason = self._rewritten(prompt)
         return _new_segment(conversation or self._index.start(), reason, prompt)
 
-    def _continuation(self, prompt: "PlacedPrompt") -> Place | None:
+    def _continuation(self, prompt: "PlacedPrompt") -> ConversationPlace | None:
         """The answer that the text goes on from."""
         for digest in reversed(prompt.digests):
             place = self._answers.get(digest)
@@ -186,7 +186,7 @@ class PlacedPrompt:
     """[M + 1] digests of the first 0, 1, … M messages."""
     messages: Sequence[Message]
     tools: bytes
-    place: Place = field(init=False)
+    place: ConversationPlace = field(init=False)
 
 
 def _digest_prompt(request: CallRequest, prompt_ids: Sequence[int]) -> PlacedPrompt:
@@ -203,20 +203,22 @@ def _digest_prompt(request: CallRequest, prompt_ids: Sequence[int]) -> PlacedPro
     )
 
 
-def _new_segment(conversation: IndexedConversation, reason: str, prompt: PlacedPrompt) -> Place:
-    return Place(conversation, conversation.next_segment(), str(reason), prompt.tools, bool(prompt.ids))
+def _new_segment(conversation: IndexedConversation, reason: str, prompt: PlacedPrompt) -> ConversationPlace:
+    return ConversationPlace(
+        conversation, conversation.next_segment(), str(reason), prompt.tools, bool(prompt.ids)
+    )
 
 
 class _Ends:
     """Byte strings by digest, found again as beginnings of longer ones, in time linear in these."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, bytes], Place] = {}
+        self._places: dict[tuple[int, bytes], ConversationPlace] = {}
         self._lengths: list[int] = []
         """Sorted; one entry a length."""
         self._num_of_length: dict[int, int] = {}
 
-    def add(self, data: bytes, place: Place) -> None:
+    def add(self, data: bytes, place: ConversationPlace) -> None:
         key = (len(data), _digest(data))
         if key not in self._places:
             if not self._num_of_length.get(len(data)):
@@ -226,9 +228,9 @@ class _Ends:
         if len(self._places) > MAX_ENDS:
             self._forget(next(iter(self._places)))
 
-    def longest(self, data: bytes) -> Place | None:
+    def longest(self, data: bytes) -> ConversationPlace | None:
         """What was added under the longest beginning of `data`."""
-        longest: Place | None = None
+        longest: ConversationPlace | None = None
         digest = hashlib.blake2b(digest_size=16)
         view = memoryview(data)
         start = 0

@@ -18,12 +18,12 @@ from typing import Any
 from rllm.errors import ConfigError, PartialAnswer, RequestRefused
 from rllm.gateway.dialects.openai_fields import require_no_seed
 from rllm.gateway.dialects.registry import UPSTREAMS
-from rllm.gateway.upstream.call import Call, Failed, ask
+from rllm.gateway.upstream.call import Failed, UpstreamCall, ask
 from rllm.gateway.upstream.continuity import Continuity
 from rllm.gateway.upstream.counting import counted_tokens, unreachable
 from rllm.gateway.upstream.http import Dropped, HttpClient, SlowToConnect, Unreachable
 from rllm.gateway.upstream.pool import HealthChecks, Upstream, UpstreamPool
-from rllm.gateway.upstream.retry_waits import Retries, Tries
+from rllm.gateway.upstream.retry_waits import RetryWaits, Tries
 from rllm.gateway.upstream.seeds import Draws
 from rllm.gateway.upstream.server_facts import CAPTURES, Known, added_fields, all_models
 from rllm.gateway.wire import Answer, CallRequest, Dialect, Emit, PolicySession
@@ -80,7 +80,7 @@ class UpstreamPolicy:
         self.pool = UpstreamPool.of(urls, weights=weights, checks=checks)
         self.dialect = dialect
         self.capture = capture
-        self._retries = Retries(max_retries=max_retries, max_wait_s=max_wait_s)
+        self._retries = RetryWaits(max_retries=max_retries, max_wait_s=max_wait_s)
         self._processed_logprobs = processed_logprobs
         self._sends_seeds = sends_seeds
         self._http = HttpClient(
@@ -139,7 +139,7 @@ class UpstreamPolicy:
     async def answer(self, request: CallRequest, session: PolicySession, emit: Emit | None = None) -> Answer:
         """See `Policy`. Policy versions are those of the weights that the call began with."""
         sampling = {name: session.sampling[name] for name in _REQUEST_FIELDS if name in session.sampling}
-        call = Call(
+        call = UpstreamCall(
             request=replace(request, **sampling) if sampling else request,
             dialect=UPSTREAMS[self._dialect_for(request)],
             extras=_extras(session.sampling),
@@ -153,7 +153,7 @@ class UpstreamPolicy:
         finally:
             self._in_flight -= 1
 
-    async def _answer(self, call: Call, session: PolicySession) -> Answer:
+    async def _answer(self, call: UpstreamCall, session: PolicySession) -> Answer:
         tries = Tries(retries=self._retries)
         while True:
             try:
@@ -173,7 +173,7 @@ class UpstreamPolicy:
             finally:
                 self._waiting -= 1
 
-    async def _try(self, call: Call, upstream: Upstream, session: PolicySession) -> Answer:
+    async def _try(self, call: UpstreamCall, upstream: Upstream, session: PolicySession) -> Answer:
         known = self._known[upstream]
         call.policy_version = self._policy_version
         try:
@@ -205,7 +205,7 @@ class UpstreamPolicy:
         return self._finish(call, upstream, session, answer, server_policy_version, whole=True)
 
     async def _ask(
-        self, call: Call, upstream: Upstream, known: Known
+        self, call: UpstreamCall, upstream: Upstream, known: Known
     ) -> tuple[Answer, int | None, frozenset[str]]:
         """Without a field of ours that the server refuses: once for each, and remembered when that helped."""
         request = call.request
@@ -237,7 +237,7 @@ class UpstreamPolicy:
 
     def _finish(
         self,
-        call: Call,
+        call: UpstreamCall,
         upstream: Upstream,
         session: PolicySession,
         answer: Answer,

@@ -17,7 +17,7 @@ _LONGEST_WAIT_S = 8.0
 
 
 @dataclass(kw_only=True, slots=True)
-class Retries:
+class RetryWaits:
     """How often a call is tried again, and how long is waited for that."""
 
     max_retries: int
@@ -29,7 +29,7 @@ class Retries:
 class Tries:
     """How a call has fared so far, and whether and when it is tried again."""
 
-    retries: Retries
+    retries: RetryWaits
     last: Upstream | None = None
     avoid: list[Upstream] = field(default_factory=list[Upstream])
     num_retries: int = 0

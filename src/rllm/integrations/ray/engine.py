@@ -21,8 +21,8 @@ from rllm.engine.attempts import EpisodeCounts, attempts_at
 from rllm.engine.settings import require_tasks
 from rllm.integrations.ray.answers import WorkerEnded, answer
 from rllm.integrations.ray.leases import Lease, Leases
-from rllm.integrations.ray.pool import Pool, Worker, require_room
-from rllm.integrations.ray.worker import Call, PlayedLease
+from rllm.integrations.ray.pool import ClusterWorker, Pool, require_room
+from rllm.integrations.ray.worker import LeaseSettings, PlayedLease
 from rllm.store.encoding import EpisodeRow, StepRow, decode_episode
 from rllm.trainer.cluster import RolloutJob
 from rllm.types.episode import Episode, Outcome
@@ -33,7 +33,7 @@ LOOK_EVERY_S = 1.0
 """At nodes that joined, workers that began, and turns that were made."""
 STOP_S = 10.0
 """For workers to let go of a lease that nobody waits for."""
-Playing = dict["asyncio.Task[PlayedLease]", tuple[Worker, Lease]]
+Playing = dict["asyncio.Task[PlayedLease]", tuple[ClusterWorker, Lease]]
 
 
 class RayEngine:
@@ -78,7 +78,7 @@ class RayEngine:
         self._counts.submitted += unsettled
         self._counts.in_flight += unsettled
         playing: Playing = {}
-        call = Call(
+        call = LeaseSettings(
             group_size=group_size,
             purpose=purpose,
             sampling=sampling,
@@ -134,7 +134,7 @@ class RayEngine:
             "cluster.broadcast_mb_per_s": pool.broadcast.mb_per_s,
         }
 
-    async def _hand_out(self, leases: Leases, playing: Playing, call: Call) -> None:
+    async def _hand_out(self, leases: Leases, playing: Playing, call: LeaseSettings) -> None:
         """A lease to each worker that has none."""
         self._pool.refill()
         await self._pool.settle_starts()
@@ -212,7 +212,7 @@ async def ray_engine(job: RolloutJob) -> AsyncIterator[RayEngine]:
         pool.close()
 
 
-async def _play(worker: Worker, lease: Lease, call: Call) -> PlayedLease:
+async def _play(worker: ClusterWorker, lease: Lease, call: LeaseSettings) -> PlayedLease:
     worker.has_begun = False
     await answer(
         worker.actor.num_turns.remote()
@@ -226,7 +226,7 @@ def _named(task: Any, place: int) -> Any:
     return task if isinstance(task, Task) else {**task, "task_id": task_id_of(task, place)}
 
 
-def _note_turns(worker: Worker, look: "asyncio.Task[int]") -> None:
+def _note_turns(worker: ClusterWorker, look: "asyncio.Task[int]") -> None:
     """A worker's answer, unless its lease is back by now or it has ended."""
     if not look.cancelled() and look.exception() is None and worker.is_busy:
         worker.num_turns = look.result()

@@ -41,7 +41,7 @@ MAX_FAILED_STARTS = 5
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Worker:
+class ClusterWorker:
     """An actor that has begun, or is about to."""
 
     name: str
@@ -92,7 +92,7 @@ class Pool:
     """Holds the workers of a run and gives them their weights."""
 
     job: RolloutJob
-    members: list[Worker] = field(default_factory=list[Worker])
+    members: list[ClusterWorker] = field(default_factory=list[ClusterWorker])
     """Rollout workers, and the model servers where the run has some."""
     broadcast: Broadcast = field(default_factory=Broadcast)
     num_lost: int = 0
@@ -126,22 +126,22 @@ class Pool:
             self._end(worker)
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[ClusterWorker]:
         """Those that play."""
         return [each for each in self.members if not each.is_server]
 
     @property
-    def ready(self) -> list[Worker]:
+    def ready(self) -> list[ClusterWorker]:
         """Workers that can play a lease."""
         return [each for each in self.workers if each.starting is None]
 
     @property
-    def servers(self) -> list[Worker]:
+    def servers(self) -> list[ClusterWorker]:
         """Model servers that answer."""
         return [each for each in self.members if each.is_server and each.starting is None]
 
     @property
-    def holders(self) -> list[Worker]:
+    def holders(self) -> list[ClusterWorker]:
         """Who is ready and has the models."""
         return self.servers if self.job.config.cluster.model_servers else self.ready
 
@@ -172,11 +172,11 @@ class Pool:
             "scheduling_strategy": "SPREAD",
         }
         actor = ray.remote(ModelServer if is_server else RolloutWorker).options(**options).remote(name)
-        worker = Worker(name=name, actor=actor, starting=None, is_server=is_server)
+        worker = ClusterWorker(name=name, actor=actor, starting=None, is_server=is_server)
         self.members.append(worker)
         worker.starting = _quiet(self._begin(worker))
 
-    async def _begin(self, worker: Worker) -> Machine:
+    async def _begin(self, worker: ClusterWorker) -> Machine:
         machine = await answer(worker.actor.machine.remote())
         _require_same_versions(this_machine(), machine)
         if worker.is_server:
@@ -243,7 +243,7 @@ class Pool:
             "command goes on."
         )
 
-    def lose(self, worker: Worker) -> None:
+    def lose(self, worker: ClusterWorker) -> None:
         """It has ended; another one takes its place."""
         if worker.is_server:
             self.num_servers_lost += 1
@@ -255,7 +255,7 @@ class Pool:
         self._end(worker)
         self.refill()
 
-    def _end(self, worker: Worker) -> None:
+    def _end(self, worker: ClusterWorker) -> None:
         if worker in self.members:
             self.members.remove(worker)
         for task in (worker.starting, worker.end):
@@ -284,7 +284,7 @@ class Pool:
         broadcast.seconds = time.perf_counter() - started_s
         broadcast.num_workers = sum(each.serves == broadcast.number for each in holders)
 
-    async def give_weights(self, workers: list[Worker]) -> None:
+    async def give_weights(self, workers: list[ClusterWorker]) -> None:
         """The last broadcast, to those that have others."""
         broadcast = self.broadcast
         late = [each for each in workers if each.serves != broadcast.number and broadcast.ref is not None]

@@ -37,7 +37,7 @@ from rllm.types.task import EpisodeId
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Call:
+class LeaseSettings:
     """How the tasks of a lease are played."""
 
     group_size: int
@@ -134,7 +134,7 @@ class RolloutWorker:
         assert self._models is not None, "it has models of its own"
         self._models.load(policy_versions, block_B)
 
-    async def play(self, tasks: Sequence[Any], call: Call) -> PlayedLease:
+    async def play(self, tasks: Sequence[Any], call: LeaseSettings) -> PlayedLease:
         """Every attempt at `tasks`."""
         self._playing = asyncio.ensure_future(self._play(tasks, call))
         try:
@@ -142,7 +142,7 @@ class RolloutWorker:
         finally:
             self._playing = None
 
-    async def _play(self, tasks: Sequence[Any], call: Call) -> PlayedLease:
+    async def _play(self, tasks: Sequence[Any], call: LeaseSettings) -> PlayedLease:
         if self._models is not None:
             self._models.drop_caches()
         if self._servers is not None:

@@ -68,7 +68,7 @@ class Cell:
         os.close(self.report)
 
 
-class Place:
+class CellHome:
     """Where the cells of one warden are, and what they have in common."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:

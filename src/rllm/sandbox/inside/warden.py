@@ -42,7 +42,7 @@ def main(arguments: dict[str, Any]) -> None:
     control = socket.socket(fileno=arguments["control"])
     control.setblocking(True)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    place = cell.Place(arguments)
+    place = cell.CellHome(arguments)
     refusal = None
     if place.root is not None:
         seal_imports()
@@ -96,7 +96,7 @@ def import_ahead(names: list[str]) -> str | None:
     return None
 
 
-def run(control: socket.socket, place: cell.Place, order: dict[str, Any], descriptors: list[int]) -> None:
+def run(control: socket.socket, place: cell.CellHome, order: dict[str, Any], descriptors: list[int]) -> None:
     """Give one program to a fresh cell, watch it to its end, and say how it ended."""
     started_s = time.monotonic()
     disk_mb = order["limits"]["disk_mb"]
@@ -122,7 +122,7 @@ def run(control: socket.socket, place: cell.Place, order: dict[str, Any], descri
 
 
 def watch(
-    control: socket.socket, place: cell.Place, watched: cell.Cell, order: dict[str, Any], started_s: float
+    control: socket.socket, place: cell.CellHome, watched: cell.Cell, order: dict[str, Any], started_s: float
 ) -> str | None:
     """Wait for the cell to end, or end it. Returns why it was ended, or None where it ended by itself."""
     limits = order["limits"]
