@@ -35,7 +35,7 @@ class ExpectedRun:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Verdict:
+class ModelComparison:
     """How the candidate compares with the model that serves."""
 
     requests: int
@@ -90,7 +90,7 @@ async def compare_models(
     *,
     judge: Judge | None = None,
     max_parallel: int = 64,
-) -> Verdict:
+) -> ModelComparison:
     """Do all requests with both models; `candidate` takes the place of the contract's `model`."""
     if not requests:
         raise ConfigError("The evaluation has no rows; nothing can be said about the model.")
@@ -102,7 +102,7 @@ async def compare_models(
     both, only_first = pairs.count((True, True)), pairs.count((True, False))
     only_second, neither = pairs.count((False, True)), pairs.count((False, False))
     interval = newcombe_interval(both, only_first, only_second, neither)
-    return Verdict(
+    return ModelComparison(
         requests=len(pairs),
         current=sum(current_right) / len(pairs),
         candidate=sum(candidate_right) / len(pairs),
