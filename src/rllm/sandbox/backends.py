@@ -61,6 +61,10 @@ def open_sandbox(
             raise ConfigError(
                 "`tree` is for bubblewrap and unshare; docker takes the image itself, by `image`."
             )
+        if root is not None and root.mounts:
+            raise ConfigError(
+                "`mounts` are for bubblewrap and unshare; with docker, put them into the image."
+            )
         return DockerSandbox(image or DEFAULT_IMAGE, limits=limits, snapshot=snapshot, root=root)
     if image is not None:
         raise ConfigError(f"`image` is for docker; `{backend}` shows this machine's own system, read-only.")

@@ -4,6 +4,7 @@ open_sandbox("bubblewrap") ──► Sandbox ── write, upload ──► exec
                                   └── close: every process, mount and file of it is gone
 """
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,6 +79,14 @@ class Sandbox(ABC):
     @abstractmethod
     def restore(self, snapshot: Snapshot) -> None:
         """Put the files of a snapshot where they were. OSError where something is in the way."""
+
+    @abstractmethod
+    def listen(self, port: int, *, datagrams: bool = False) -> socket.socket:
+        """A listening TCP socket, or with `datagrams` a UDP one, at 127.0.0.1 of the sandbox's own network.
+
+        Whoever holds it answers programs inside, which reach nothing else. To be called while no program
+        runs. SandboxError where the port is taken; ConfigError where the backend has no network of its own.
+        """
 
     @property
     @abstractmethod

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import shlex
+import socket
 import tarfile
 import threading
 import time
@@ -404,6 +405,11 @@ class DockerSandbox(Sandbox):
             raise SandboxError(f"The docker sandbox could not end its program: {error!r}") from error
         finally:
             stream.close()
+
+    def listen(self, port: int, *, datagrams: bool = False) -> socket.socket:
+        raise ConfigError(
+            "A container has a network that nobody outside can listen in; use bubblewrap or unshare."
+        )
 
     @property
     def is_alive(self) -> bool:

@@ -17,6 +17,7 @@ from rllm.sandbox.bundle import memory_file
 from rllm.sandbox.inside.layers import TREE
 from rllm.sandbox.interpreter import Interpreter, system_paths
 from rllm.sandbox.packages import PLACE
+from rllm.sandbox.types import Root
 
 HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
 NAMESPACES_HINT = (
@@ -27,6 +28,7 @@ NAMESPACES_HINT = (
 WARDEN_CAPABILITIES = (
     *("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "CHOWN", "FOWNER", "KILL", "SYS_PTRACE", "DAC_OVERRIDE"),
     "SETFCAP",  # to map uid 0 into a further user namespace
+    "NET_BIND_SERVICE",  # to listen where names are looked up, in the sandbox's own network
 )
 """What a warden needs to make cells; a program has none of them."""
 CAP_SYS_ADMIN = 21
@@ -49,9 +51,9 @@ class Start:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Surroundings:
-    """One of the three ways. `start` takes the interpreter and the unpacked image to show, or ""."""
+    """One of the three ways. `start` takes the interpreter and the writable root, where there is one."""
 
-    start: Callable[[Interpreter, str], Start]
+    start: Callable[[Interpreter, Root | None], Start]
     missing: Callable[[], str | None]
     """What is not there and how to get it; None where it can be tried."""
     hint: str = ""
@@ -75,7 +77,7 @@ def identity_here() -> str:
     return "own_uid" if is_privileged() else "own_userns"
 
 
-def _bubblewrap(python: Interpreter, tree: str) -> Start:
+def _bubblewrap(python: Interpreter, root: Root | None) -> Start:
     options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     options += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"]
     if is_privileged():
@@ -92,11 +94,11 @@ def _bubblewrap(python: Interpreter, tree: str) -> Start:
             for parent in reversed(Path(path).parents[:-1]):
                 options += ["--perms", "0755", "--dir", str(parent)]
             options += ["--ro-bind", path, path]
-    for binding in python.packages:
-        place = f"{PLACE}/{binding.place}"
+    shown = [(each.source, f"{PLACE}/{each.place}") for each in python.packages]
+    for source, place in (*shown, *(root.mounts if root else ())):
         for parent in reversed(Path(place).parents[:-1]):
             options += ["--perms", "0755", "--dir", str(parent)]
-        options += ["--ro-bind", binding.source, place]
+        options += ["--ro-bind", source, place]
     hosts = memory_file(HOSTS, name="hosts")
     options += [
         "--perms",
@@ -112,8 +114,8 @@ def _bubblewrap(python: Interpreter, tree: str) -> Start:
     options += ["--proc", "/proc", "--dev", "/dev"]
     for folder in ("/box", "/tmp", "/run/cell"):
         options += ["--dir", folder]
-    if tree:
-        options += ["--ro-bind", tree, TREE]
+    if root and root.tree:
+        options += ["--ro-bind", root.tree, TREE]
     options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     arguments = memory_file("".join(option + "\0" for option in options).encode(), name="arguments")
     command = [_found("bwrap"), "--args", str(arguments), "--", *python.command]
@@ -126,7 +128,7 @@ def _bubblewrap(python: Interpreter, tree: str) -> Start:
     )
 
 
-def _unshare(python: Interpreter, tree: str) -> Start:
+def _unshare(python: Interpreter, root: Root | None) -> Start:
     options = ["--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--fork", "--kill-child=SIGKILL"]
     if not is_privileged():
         options += ["--user", "--map-root-user"]
@@ -134,12 +136,13 @@ def _unshare(python: Interpreter, tree: str) -> Start:
     command = [_found("setpriv"), "--pdeathsig", "KILL", _found("unshare"), *options, "--", *python.command]
     binds = [(path, path) for path in (*system_paths(), *python.binds)]
     binds += [(each.source, f"{PLACE}/{each.place}") for each in python.packages]
-    if tree:
-        binds.append((tree, TREE))
+    binds += root.mounts if root else ()
+    if root and root.tree:
+        binds.append((root.tree, TREE))
     return Start(command=command, identity=identity_here(), builds_root=True, binds=binds)
 
 
-def _subprocess(python: Interpreter, tree: str) -> Start:
+def _subprocess(python: Interpreter, root: Root | None) -> Start:
     return Start(command=python.command, identity="bare", builds_root=False, binds=[])
 
 

@@ -117,7 +117,7 @@ class WardenProcess:
     def _start(
         self, python: Interpreter, theirs: socket.socket, keeps_files: bool, disk_mb: float
     ) -> "subprocess.Popen[bytes]":
-        start = SURROUNDINGS[self.backend].start(python, self._root.tree if self._root else "")
+        start = SURROUNDINGS[self.backend].start(python, self._root)
         code = bundle(
             {
                 "control": theirs.fileno(),
@@ -255,6 +255,23 @@ class WardenProcess:
             result=bytes(wire.said["result"]) if "result" in wire.said else b"",
             truncated=wire.excess is not None,
         )
+
+    def listen(self, port: int, *, datagrams: bool) -> socket.socket:
+        """A socket that listens at 127.0.0.1 inside. To be called between two runs."""
+        with self._in_use:
+            self._send({"do": "listen", "port": port, "datagrams": datagrams})
+            poll = select.poll()
+            poll.register(self._control, select.POLLIN)
+            rights: list[int] = []
+            if poll.poll(START_S * 1000):
+                data, rights, _, _ = socket.recv_fds(self._control, 4096, 1)
+                if not rights and data:
+                    raise SandboxError(
+                        f"Nothing can listen at port {port} inside: {json.loads(data)['error']}"
+                    )
+            if not rights:
+                raise WardenDied(f"The {self.backend} sandbox is gone.")
+            return socket.socket(fileno=rights[0])
 
     def _send(self, message: dict[str, Any]) -> None:
         try:

@@ -10,6 +10,7 @@ import errno
 import io
 import json
 import os
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -115,6 +116,14 @@ class WardenSandbox(Sandbox):
     def restore(self, snapshot: Snapshot) -> None:
         """Put the files of a snapshot where they were."""
         self._file_job("unpack", snapshot.base, snapshot.tar)
+
+    def listen(self, port: int, *, datagrams: bool = False) -> socket.socket:
+        if self.backend == "subprocess":
+            raise ConfigError(
+                "Backend `subprocess` has no network of its own to listen in; use bubblewrap or unshare."
+            )
+        with self._lock:
+            return self._warden.listen(port, datagrams=datagrams)
 
     @property
     def is_alive(self) -> bool:

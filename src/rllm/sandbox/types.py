@@ -104,16 +104,24 @@ class Root:
     tree: str = ""
     """An unpacked image on this machine, which stays as it is: what `docker export` or a root file system's
     archive holds."""
+    mounts: tuple[tuple[str, str], ...] = ()
+    """(directory of this machine, path inside) of what programs read and cannot change. It is shown and not
+    copied, so its files must be readable by every user. Not with a `tree`."""
     overlay: bool = True
     """Lay it over the system, or the tree. Where that is False, or the kernel refuses it to this user, the
     system stays read-only (`Sandbox.read_only` says so) and a tree is copied."""
 
     def __post_init__(self) -> None:
-        for folder in self.folders:
+        for folder in (*self.folders, *(place for _, place in self.mounts)):
             parts = folder.split("/")
             if not folder.startswith("/") or ".." in parts or "\0" in folder or folder.strip("/") == "":
                 raise ConfigError(
                     f"Folder {folder!r} of a writable root is no absolute path below `/` without `..`."
+                )
+        for source, _ in self.mounts:
+            if self.tree or not (os.path.isabs(source) and os.path.isdir(source)):
+                raise ConfigError(
+                    f"`mounts` has {source!r}; give the absolute path of a directory, and no `tree`."
                 )
         if self.tree and not (os.path.isabs(self.tree) and os.path.isdir(self.tree)):
             raise ConfigError(

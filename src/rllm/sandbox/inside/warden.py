@@ -11,6 +11,7 @@ everything. Runs inside the sandbox, on any Python from 3.9, from source that `r
 
 from __future__ import annotations
 
+import array
 import gc
 import json
 import os
@@ -65,6 +66,8 @@ def main(arguments: dict[str, Any]) -> None:
             send(control, {"is": "ready", "python": sys.version.split()[0], "read_only": place.read_only})
         elif order["do"] == "run":
             run(control, place, order, descriptors)
+        elif order["do"] == "listen":
+            listen(control, order["port"], datagrams=order["datagrams"])
         # what else there is, is a kill that came too late
     place.remove()
 
@@ -158,6 +161,22 @@ def watch(
                 return why
     finally:
         os.close(ending)
+
+
+def listen(control: socket.socket, port: int, *, datagrams: bool) -> None:
+    """Hand the owner a socket of this network, so that it can answer programs that have no other."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if datagrams else socket.SOCK_STREAM) as made:
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(("127.0.0.1", port))
+            if not datagrams:
+                made.listen(128)
+        except OSError as error:
+            send(control, {"is": "refused", "error": str(error)})
+            return
+        message = json.dumps({"is": "listening"}).encode()
+        rights = array.array("i", [made.fileno()]).tobytes()
+        control.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
 
 
 def send(control: socket.socket, message: dict[str, Any]) -> None:
