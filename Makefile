@@ -16,7 +16,7 @@ QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-verl test-ray test-cluster check bench learn algorithms mutate lock clean
+.PHONY: help demo test test-all test-tinker test-verl test-ray test-cluster test-harness check bench learn algorithms mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -26,6 +26,7 @@ help:
 	@echo 'make test-verl  the tests with verl, in an environment of their own; ten minutes'
 	@echo 'make test-ray  the tests with Ray, in an environment of their own: clusters of two nodes on this machine'
 	@echo 'make test-cluster  the three above: Ray, verl and Tinker'
+	@echo 'make test-harness  command-line agents of others, installed from pip and npm and played in their sandbox'
 	@echo 'make check     format, lint and types'
 	@echo 'make bench     the engine and a training step beside their peers'
 	@echo 'make learn     every training block with the reported seeds, at most three hours; TASK=NAME for one'
@@ -57,6 +58,10 @@ test-ray: .venv-ray/.made
 
 test-cluster: test-ray test-verl test-tinker
 
+# What is installed stays in .harnesses. Node programs need `node` and `npm`, of the machine.
+test-harness: $(VENV)/.dev
+	HARNESS_HOME=$(CURDIR)/.harnesses $(BIN)/pytest -n 0 -m '' tests/harness
+
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -86,7 +91,7 @@ lock:
 	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --extra verl --group build --group verl --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -c requirements/verl.in --no-emit-package torch -o requirements/verl.txt
 
 clean:
-	rm -rf $(VENV) .venv-tinker .venv-skyrl .venv-verl .venv-ray build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-tinker .venv-skyrl .venv-verl .venv-ray .harnesses build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is installed is locked: every file by its hash, nothing but what the lock names (--no-deps, no build isolation).

@@ -26,12 +26,22 @@ class AgentFlow:
     """A program under a name. Called, it is the function that it was made from."""
 
     def __init__(
-        self, function: Callable[..., Any], name: str = "", *, max_concurrent: int | None = None
+        self,
+        function: Callable[..., Any],
+        name: str = "",
+        *,
+        max_concurrent: int | None = None,
+        prepare: Callable[[], object] | None = None,
+        timeout_s: float = 600.0,
     ) -> None:
         self.function = function
         self.name = name or name_of(function)
         self.max_concurrent = max_concurrent
         """At most so many run at the same time; None leaves it to the engine."""
+        self.timeout_s = timeout_s
+        """Seconds that one run may take, where nobody else says."""
+        self.prepare = prepare
+        """Called in a thread before the first task, to set up what all of them share; it may take long."""
         self.is_async = is_async(function)
         self.__doc__ = inspect.getdoc(function)
         self.__module__ = getattr(function, "__module__", __name__)

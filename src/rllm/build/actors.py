@@ -2,18 +2,28 @@
 
 math, frozenlake, …        ──► a built-in agent            file.py:MyAgent     ──► an agent's class
 file.py:solve, an entry point ──► a program                file.py:MyWorkflow  ──► a workflow
+harness:codex, harness:my.toml ──► a command-line agent in the sandbox of its task, which is a program
 """
 
 import inspect
+import os
 from dataclasses import dataclass
+from typing import Any
 
 from rllm.agents.base import BaseAgent
 from rllm.agents.flow import ENTRY_POINTS, AgentFlow, as_flow
+from rllm.agents.harness.program import Harness
+from rllm.agents.harness.spec import PREFIX, harness_named
 from rllm.agents.named import AGENTS, agent_named
 from rllm.config.names import object_named
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_names
 from rllm.workflows.workflow import Workflow
+
+MOST_AT_ONCE = 4 * (os.cpu_count() or 1)
+"""Harnesses that run at a time: each is a program with hundreds of megabytes."""
+SETTING_UP_S = 300.0
+"""Of an episode's time, for what comes before and after the harness: its world and its patch."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -27,6 +37,12 @@ class Actor:
     workflow: type[Workflow] | None = None
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What its hash is of beside its source: of a harness, all that its file says."""
+        harness = getattr(self.flow.function, "__self__", None) if self.flow is not None else None
+        return harness.spec.content() if isinstance(harness, Harness) else {}
+
+    @property
     def source(self) -> object:
         """What its hash is of."""
         return self.flow.function if self.flow is not None else self.agent or self.workflow
@@ -36,6 +52,8 @@ def actor_named(name: str) -> Actor:
     """Raises ConfigError with the nearest name for one that is not there."""
     if name in AGENTS:
         return Actor(name=name, agent=agent_named(name))
+    if name.startswith(PREFIX):
+        return _harness(name)
     try:
         return _actor(object_named(name, group=ENTRY_POINTS, what="agent"))
     except ConfigError:
@@ -62,6 +80,8 @@ def program_named(name: str) -> Actor:
             f"`{name}` is a benchmark, which brings its own tasks; leave --dataset out, or name a program, "
             "such as my_flow.py:solve."
         )
+    if name.startswith(PREFIX):
+        return _harness(name)
     actor = _actor(object_named(name, group=ENTRY_POINTS, what="program"))
     if actor.agent is not None:
         raise ConfigError(
@@ -73,6 +93,18 @@ def program_named(name: str) -> Actor:
 def is_place(name: str) -> bool:
     """Whether it says where something is, as `package.module:name` and `file.py` do."""
     return ":" in name or name.endswith(".py")
+
+
+def _harness(name: str) -> Actor:
+    harness = Harness(harness_named(name.removeprefix(PREFIX)))
+    flow = AgentFlow(
+        harness.run,
+        harness.name,
+        max_concurrent=MOST_AT_ONCE,
+        prepare=harness.install,
+        timeout_s=harness.spec.wall_s + SETTING_UP_S,
+    )
+    return Actor(name=flow.name, flow=flow)
 
 
 def _actor(target: object) -> Actor:

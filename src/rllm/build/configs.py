@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rllm.agents.harness.spec import PREFIX
 from rllm.build.actors import program_named
 from rllm.build.rows import BENCHMARK, held_out_name
 from rllm.config.loader import config_dict, load_config
@@ -14,7 +15,7 @@ from rllm.config.schema import TrainConfig
 from rllm.data.questions import render
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import SWE, TASK_DIRECTORY, Benchmark, benchmark_named
-from rllm.eval.tasks import world_name
+from rllm.eval.tasks import benchmark_world, world_name
 from rllm.trainer.distill import DISTILL_DEFAULTS, PROMPT_DEFAULTS, over
 from rllm.trainer.programs import PROGRAM_DEFAULTS
 from rllm.trainer.workflows import WORKFLOW_DEFAULTS
@@ -119,6 +120,14 @@ def distill_config(
     return load_config(path, assignments, base=over(own, defaults))
 
 
+HARNESS_DEFAULTS: dict[str, Any] = {
+    **PROGRAM_DEFAULTS,
+    "inference": {"lockstep": False, "max_context": 32_768},
+    "rollout": {"max_tokens_per_turn": 0, "step_timeout_s": 900.0, "episode_timeout_s": 3600.0},
+}
+"""Where a run of a harness differs: its prompts are long, and hidden tests run within a step's time."""
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ProgramNames:
     """A program or workflow, what judges it and its tasks, as a command names them."""
@@ -141,6 +150,8 @@ class ProgramNames:
         """`langgraph-agent-solve` of `examples/langgraph/agent.py:solve`: functions of one name in several
         files do not meet in one directory."""
         place, _, name = self.program.rpartition(":")
+        if self.program.startswith(PREFIX):
+            return f"harness-{Path(name).name.removesuffix('.toml')}"
         if not place.endswith(".py"):
             return f"{place}-{name}" if place else name
         file = Path(place)
@@ -158,11 +169,12 @@ class ProgramNames:
                 )
 
     def _is_asked(self) -> bool:
-        """Whether each task names its grader: those of a benchmark of questions do."""
+        """Whether each task says who judges it: those of a benchmark of questions do, and of a world that
+        pays programs too."""
         if not self.dataset.startswith(BENCHMARK):
             return False
         spec = benchmark_named(self.dataset.removeprefix(BENCHMARK))
-        if not spec.asks_questions and not self.evaluator:
+        if not (spec.asks_questions or self.evaluator or benchmark_world(spec).evaluator):
             raise ConfigError(
                 f"`{spec.name}` pays for what is done in its world, but {self.label} does not play it: say "
                 "who judges with --evaluator."
@@ -196,4 +208,6 @@ def program_config(
     extra = [] if seed is None else [f"seed={seed}"]
     extra += [f"model.path={model}"] if model else []
     defaults = PROGRAM_DEFAULTS if actor.workflow is None else WORKFLOW_DEFAULTS
+    if names.program.startswith(PREFIX):
+        defaults = HARNESS_DEFAULTS
     return load_config(path, (*extra, *assignments), base={**defaults, **settings})

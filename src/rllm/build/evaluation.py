@@ -35,7 +35,7 @@ from rllm.eval.report import NO_PRICES, Prices, require_ks
 from rllm.eval.results import Result
 from rllm.eval.task_facts import task_facts
 from rllm.eval.tasks import NUM_TASKS, benchmark_tasks, benchmark_world, source_facts
-from rllm.rewards.evaluator import Evaluator
+from rllm.rewards.evaluator import Evaluator, as_evaluator
 from rllm.types.messages import SamplingParams
 
 
@@ -124,7 +124,7 @@ def _prepare_benchmark(request: Asked) -> Prepared:
         agent=request.agent or spec.agent,
         ways=_ways(request, MAX_EVAL_TOKENS if asks_questions else config.rollout.max_tokens_per_turn),
         split=split,
-        agent_hash=source_hash(actor.source, agent_args),
+        agent_hash=source_hash(actor.source, {**agent_args, **actor.settings}),
         max_turns=config.rollout.max_turns if actor.agent is not None else 0,
         settings={} if asks_questions else presentation.record(),
         source=source_facts(spec, split) if asks_questions else {},
@@ -132,7 +132,7 @@ def _prepare_benchmark(request: Asked) -> Prepared:
         **_common(request, judge, tasks),
     )
     if actor.agent is None:
-        evaluator = judge.evaluator or task_evaluator()
+        evaluator = judge.evaluator or _evaluator_of_world(spec) or task_evaluator()
         require_gradable(evaluator, tasks, spec.name)
         return Prepared(
             plan=plan,
@@ -221,11 +221,17 @@ def _require_judge_of_world(spec: Benchmark, judge: ChosenJudge, actor: Actor) -
             f"`{spec.name}` pays for what is done in its world, so --evaluator {judge.name} would be "
             "ignored; leave it out."
         )
-    if judge.evaluator is None and actor.agent is None:
+    if judge.evaluator is None and actor.agent is None and _evaluator_of_world(spec) is None:
         raise ConfigError(
             f"`{spec.name}` pays for what is done in its world, but {actor.name} does not play it: "
             "say who judges its episodes with --evaluator."
         )
+
+
+def _evaluator_of_world(spec: Benchmark) -> Evaluator | None:
+    """What pays programs that work on the tasks of a world; None where it pays its players alone."""
+    judge = benchmark_world(spec).evaluator
+    return None if judge is None else as_evaluator(judge)
 
 
 def _benchmark_tasks(

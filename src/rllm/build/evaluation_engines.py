@@ -115,6 +115,8 @@ async def program_engine(
                 seed=request.seed,
                 sets_max_tokens=bool(request.sampling.get("max_tokens")),
                 n_parallel_tasks=request.concurrency or _SERVER_PARALLEL,
+                episode_timeout_s=flow.timeout_s,
+                evaluator_timeout_s=_GRADING_S,
                 stored=True,
             )
         )

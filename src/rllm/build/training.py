@@ -9,15 +9,17 @@ import numpy as np
 from rllm.agents.named import agent_named
 from rllm.build.actors import agent_class_named, program_named
 from rllm.build.judges import judge_while_training, split_judging
-from rllm.build.rows import held_out_rows, training_rows, validation_rows
+from rllm.build.rows import BENCHMARK, held_out_rows, training_rows, validation_rows
 from rllm.config.distill import PROMPTS
 from rllm.config.schema import TrainConfig
 from rllm.data.jsonl import read_jsonl
 from rllm.data.tasks import argument_mixtures
 from rllm.environments.world import World
 from rllm.errors import ConfigError
+from rllm.eval.catalogue import benchmark_named
 from rllm.eval.judging import as_reward_fn, failing_alone, task_evaluator
-from rllm.eval.tasks import world_of
+from rllm.eval.tasks import benchmark_world, world_of
+from rllm.rewards.evaluator import Evaluator, as_evaluator
 from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.distill import AgentDistillTrainer
@@ -103,10 +105,20 @@ def _program_trainer(
         val_dataset=held_out,
         validation_dataset=validation,
         agent_flow=actor.flow,
-        evaluator=task.evaluator or failing_alone(task_evaluator()),
+        evaluator=task.evaluator or failing_alone(_evaluator_of(task.dataset)),
         output=output,
         tracker=tracker,
     )
+
+
+def _evaluator_of(dataset: str) -> Evaluator:
+    """What pays a program where nobody was named: the benchmark's world, or each task's own grader."""
+    world = (
+        benchmark_world(benchmark_named(dataset.removeprefix(BENCHMARK)))
+        if dataset.startswith(BENCHMARK)
+        else None
+    )
+    return task_evaluator() if world is None or world.evaluator is None else as_evaluator(world.evaluator)
 
 
 def _prompt_trainer(config: TrainConfig, output: Path, tracker: Tracker | None) -> AgentTrainer:

@@ -9,6 +9,7 @@ the gateway is tried again in a new session, also when the program swallowed it:
 policy. What the program returned and nobody can read, and a judgement that is no number, fail one episode.
 """
 
+import asyncio
 import copy
 import re
 import time
@@ -158,6 +159,8 @@ class TracedEngine:
             [task_of(task, place) for place, task in enumerate(tasks)], group_size, skip=skip
         )
         session_sampling, num_attempts = self._session_sampling(sampling), len(pending)
+        if self.flow.prepare is not None:
+            await asyncio.to_thread(self.flow.prepare)
         records = Records(PROGRAM, stored=self.stored)
 
         def work(results: Finished) -> Coroutine[Any, Any, None]:
@@ -263,7 +266,12 @@ class _Attempt:
             base_url=self.session.base_url,
             model=engine.model,
             session_uid=self.session.id,
-            metadata={"task_id": identity.task_id, "attempt": identity.attempt, "purpose": purpose},
+            metadata={
+                "task_id": identity.task_id,
+                "attempt": identity.attempt,
+                "purpose": purpose,
+                "timeout_s": engine.episode_timeout_s,
+            },
             is_validation=bool(purpose) and not purpose.startswith(TRAINING),
             sampling_params=dict(sampling),
         )
@@ -337,8 +345,12 @@ class _Attempt:
         episode.metrics["unclaimed_calls"] = float(len(unclaimed_ids))
         outcome = _outcome_of(episode, cut_off)
         if outcome is Outcome.POLICY_FAILURE:
-            ended_in_error = AgentError(f"{role} says that it ended in an error.")
-            return self._failed_episode(captured, outcome, ended_in_error, PROGRAM)
+            cause = episode.info.get("cause", f"{role} says that it ended in an error.")
+            ended_in_error = AgentError(str(cause))
+            failed = self._failed_episode(captured, outcome, ended_in_error, PROGRAM)
+            failed.info = {**episode.info, **failed.info}
+            failed.artifacts = episode.artifacts
+            return failed
         _settle(episode, outcome)
         try:
             self._pay(episode, await self._judge(episode, runner))

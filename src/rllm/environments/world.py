@@ -10,6 +10,8 @@ import numpy as np
 
 from rllm.environments.base import BaseEnv
 from rllm.errors import ConfigError
+from rllm.types.episode import Episode
+from rllm.types.evaluation import EvalOutput
 from rllm.types.messages import Message
 
 Turns = Sequence[tuple[Any, str | Message]]
@@ -62,6 +64,9 @@ class World:
     """Whether `identity` has to draw the instance first, because a task holds only its number."""
     kind: Callable[[Mapping[str, Any]], str] = _one_kind
     """Which kind of instance a task is, such as `sums` or `differences`; success is reported by kind too."""
+    evaluator: Callable[[Mapping[str, Any], Episode], EvalOutput] | None = None
+    """(task, episode) -> what a program is paid that works on the task by itself instead of playing in the
+    environment; None where nobody could tell."""
     baselines: Baselines | None = None
     """What policies without skill, and the best one, come to on given tasks; None where nobody knows."""
 

@@ -69,9 +69,9 @@ class SWEWorld:
             own = {"PATH": path, "PYTHONPATH": f"{PLACE}/src:{PACKAGES}"}
         return plain | own
 
-    def open(self) -> Sandbox:
-        """A new world as an agent gets it."""
-        root = Root(folders=(PLACE, *((VENV,) if self.environment.has_venv else ())))
+    def open(self, *, mounts: tuple[tuple[str, str], ...] = ()) -> Sandbox:
+        """A new world as an agent gets it. `mounts`: see `Root`."""
+        root = Root(folders=(PLACE, *((VENV,) if self.environment.has_venv else ())), mounts=mounts)
         opened = open_sandbox(self.backend, limits=self.limits, root=root, packages=self.environment.packages)
         return self._furnished(opened, self.furnish)
 

@@ -55,7 +55,7 @@ class AgentConfig:
     model: str
     session_uid: str
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
-    """`task_id`, `attempt` and `purpose` of this run of the program."""
+    """`task_id`, `attempt` and `purpose` of this run of the program, and `timeout_s`, the seconds it has."""
     is_validation: bool = False
     """True when the answer is measured and not trained on."""
     sampling_params: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -13,6 +13,7 @@ import numpy as np
 
 from rllm.data.swe_rows import SWETask, read_swe_rows, swe_splits
 from rllm.environments.base import BaseEnv, Moved, moved
+from rllm.environments.swe.patches import judge_patch
 from rllm.environments.swe.scaffolds import (
     DEFAULT_SCAFFOLD,
     SCAFFOLDS,
@@ -215,4 +216,4 @@ def _row(
     return dataset[idx]
 
 
-WORLD = World(env_class=SWEEnv, tasks=swe_tasks, demonstrate=demonstration)
+WORLD = World(env_class=SWEEnv, tasks=swe_tasks, demonstrate=demonstration, evaluator=judge_patch)

@@ -1,0 +1,149 @@
+"""The only way out of a harness's sandbox: to its own session of the gateway.
+
+    program inside ──► 127.0.0.1:PORT ──► Door ──► the gateway     where the path is that session's
+                   ──► proxy or another path ──► refused, and remembered
+                   ──► 127.0.0.1:53 ──► "there is no such name", and remembered
+
+The sandbox has a network of its own with nothing but a loopback in it. The two sockets are made in there and
+answered here, so nothing has to run inside, and an address that is not this door's is one that nobody has.
+"""
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import Self, cast
+from urllib.parse import urlsplit
+
+from rllm.sandbox.base import Sandbox
+
+PORT = 61001
+"""Above those that Linux gives to outgoing connections."""
+_DNS_PORT = 53
+_MAX_REMEMBERED = 20
+_LONGEST_LINE = 16 << 10
+_REFUSAL = b"This sandbox reaches its own model and nothing else.\n"
+_FORBIDDEN = (
+    b"HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(_REFUSAL), _REFUSAL)
+)
+_NO_SUCH_NAME = b"\x81\x83"
+
+
+class Door:
+    """Answers one sandbox while it is open; `with Door(sandbox, base_url) as door`."""
+
+    def __init__(self, sandbox: Sandbox, base_url: str) -> None:
+        """`base_url` is the session's, as programs on this machine get it."""
+        there = urlsplit(base_url)
+        assert there.hostname is not None, "a gateway says where it listens"
+        assert there.port is not None, "and at which port"
+        self._gateway = (there.hostname, there.port)
+        self._session_path = there.path.removesuffix("/v1").encode()
+        self.root_url = f"http://127.0.0.1:{PORT}{there.path.removesuffix('/v1')}"
+        """Of the session, as programs inside reach it."""
+        self.refused: list[str] = []
+        """Hosts and paths that were asked for and are not the session's; each once, the first ones."""
+        self._calls = sandbox.listen(PORT)
+        try:
+            self._names = sandbox.listen(_DNS_PORT, datagrams=True)
+        except BaseException:
+            self._calls.close()
+            raise
+        self._started, self._loop = threading.Event(), asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._work, name="rllm-door", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _work(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._calls.setblocking(False)
+        self._names.setblocking(False)
+        transport, _ = await loop.create_datagram_endpoint(lambda: _Names(self), sock=self._names)
+        server = await asyncio.start_server(self._connected, sock=self._calls, limit=_LONGEST_LINE)
+        self._started.set()
+        await self._stop.wait()
+        transport.close()
+        server.close()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            line = await reader.readuntil(b"\r\n")
+            target = line.split(b" ")[1] if line.count(b" ") == 2 else b""
+            if not self._is_session(target):
+                self.remember(_host_of(target))
+                writer.write(_FORBIDDEN)
+                await writer.drain()
+                return
+            their_reader, their_writer = await asyncio.open_connection(*self._gateway)
+            try:
+                their_writer.write(line)
+                await asyncio.gather(_pump(reader, their_writer), _pump(their_reader, writer))
+            finally:
+                their_writer.close()
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return  # one of the two is gone, and with it the connection; who was there is told by its end
+        finally:
+            writer.close()
+
+    def _is_session(self, target: bytes) -> bool:
+        rest = target.removeprefix(self._session_path)
+        return len(rest) < len(target) and (not rest or rest[:1] in (b"/", b"?")) and b".." not in rest
+
+    def remember(self, place: str) -> None:
+        if place not in self.refused and len(self.refused) < _MAX_REMEMBERED:
+            self.refused.append(place)
+
+
+class _Names(asyncio.DatagramProtocol):
+    """Knows no name."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if len(data) < 13:
+            return
+        self._door.remember(_queried_name(data))
+        self._transport.sendto(data[:2] + _NO_SUCH_NAME + data[4:], addr)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Hand on what comes, until it ends; the other direction may go on."""
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    with suppress(OSError):
+        writer.write_eof()
+
+
+def _host_of(target: bytes) -> str:
+    """`api.example.com:443` of `CONNECT api.example.com:443`, the host of a proxied address, or the path."""
+    text = target.decode("latin-1")
+    return (urlsplit(text).netloc if "://" in text else text)[:200] or "(no HTTP)"
+
+
+def _queried_name(query: bytes) -> str:
+    """The first name that a DNS message asks for (RFC 1035, 4.1.2)."""
+    labels: list[str] = []
+    place = 12
+    while place < len(query) and 0 < query[place] < 64:
+        labels.append(query[place + 1 : place + 1 + query[place]].decode("latin-1"))
+        place += 1 + query[place]
+    return ".".join(labels)[:200] or "(no name)"

@@ -1,0 +1,115 @@
+"""What a harness needs, installed once and kept: RLLM_HOME/harnesses/KEY, shown to sandboxes at /opt/harness.
+
+    pip  ──► wheels into a virtual environment of the sandbox's Python     no line of them runs here
+    npm  ──► packages below node_modules, without their install scripts
+    copy ──► files of its own
+
+KEY is a hash of all three, of the contents of `copy` and of the Python. What failed is not kept.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rllm.agents.harness.spec import HOME, HarnessSpec
+from rllm.data.home import rllm_home
+from rllm.errors import ConfigError
+from rllm.rewards.swe_repository import made_once
+from rllm.sandbox.interpreter import Interpreter, interpreter
+
+INSTALL_TIMEOUT_S = 3600.0
+_FORM = 1
+"""Of what is in a directory of the cache; another number makes all of them anew."""
+
+
+def installed(spec: HarnessSpec) -> Path:
+    """Its directory, from the cache or made now.
+
+    Raises ConfigError, with what the package manager said, where it cannot be installed.
+    """
+    target = rllm_home() / "harnesses" / f"{spec.name}-{_key(spec)}"
+    if not target.is_dir():
+        with made_once(target) as is_missing:
+            if is_missing:
+                _install(spec, target)
+    return target
+
+
+def _key(spec: HarnessSpec) -> str:
+    content = spec.content()
+    about = [
+        _FORM,
+        *(content[name] for name in ("pip", "npm", "copy")),
+        interpreter().version if spec.pip else "",
+    ]
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
+
+
+def _install(spec: HarnessSpec, target: Path) -> None:
+    part = target.with_name(f"{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+    try:
+        part.mkdir(parents=True)
+        part.chmod(0o755)
+        if spec.pip:
+            _install_wheels(spec, part, interpreter())
+        if spec.npm:
+            _install_node_packages(spec, part)
+        for name in spec.copy:
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(spec.folder / name, part / name)
+            (part / name).chmod(0o755)
+        os.rename(part, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _install_wheels(spec: HarnessSpec, part: Path, python: Interpreter) -> None:
+    here = ".".join(map(str, sys.version_info[:2]))
+    if not python.version.startswith(f"{here}."):
+        raise ConfigError(
+            f"The harness `{spec.name}` needs pip packages; sandboxes run Python {python.version}, "
+            f"and pip here is for {here}. Run rLLM with Python {'.'.join(python.version.split('.')[:2])}."
+        )
+    _run(spec, "python -m venv", [python.path, "-m", "venv", "--without-pip", str(part)])
+    pip = [sys.executable, "-m", "pip", "--python", str(part / "bin" / "python")]
+    options = ["--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
+    _run(spec, "pip", [*pip, "install", *options, *spec.pip])
+    for script in (part / "bin").iterdir():
+        if script.is_file() and not script.is_symlink():
+            script.write_bytes(script.read_bytes().replace(str(part).encode(), HOME.encode()))
+
+
+def _install_node_packages(spec: HarnessSpec, part: Path) -> None:
+    if shutil.which("npm") is None:
+        raise ConfigError(f"The harness `{spec.name}` needs `npm`; run: apt-get install npm")
+    options = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+    _run(spec, "npm", ["npm", "install", "--prefix", str(part), *options, *spec.npm])
+
+
+def _run(spec: HarnessSpec, what: str, command: list[str]) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=INSTALL_TIMEOUT_S,
+            check=False,
+            umask=0o022,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"The harness `{spec.name}` cannot be installed: {what} took more than {INSTALL_TIMEOUT_S:g} s."
+        ) from error
+    if done.returncode:
+        message = (done.stderr or done.stdout).strip()[-600:]
+        raise ConfigError(
+            f"The harness `{spec.name}` cannot be installed: {what} ended with code {done.returncode}: "
+            f"{message}"
+        )

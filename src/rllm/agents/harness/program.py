@@ -1,0 +1,111 @@
+"""A harness as a program of the engine: a row of a software-engineering task in, a patch out.
+
+    task ──► its world (repository, environment) + /opt/harness ──► files, then `command` in /testbed
+                 │ every model call: Door ──► the session of the gateway, which captures and counts
+                 └─ when it has ended ──► patch_of ──► Episode.artifacts["patch"] ──► the row's hidden tests
+
+What it prints, how it ended and what it wanted to reach are in `Episode.info["harness"]`. One that crashed,
+that ran until it was stopped, or that a limit of the sandbox ended says so as the cause of its episode.
+"""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from rllm.agents.harness.door import Door
+from rllm.agents.harness.installing import installed
+from rllm.agents.harness.spec import HOME, HarnessSpec
+from rllm.environments.swe.patches import PATCH, world_of_row
+from rllm.errors import AgentError
+from rllm.rewards.swe_repository import PLACE
+from rllm.rewards.swe_world import SWEWorld, patch_of
+from rllm.sandbox.types import ExecResult, Status
+from rllm.types.episode import Episode, TerminationReason
+from rllm.types.task import AgentConfig, Task
+
+LIMITS = {"output_kb": 16_384, "processes": 512}
+CPU_PER_WALL_S = 2.0
+"""Processors that it may keep busy all the time."""
+PATCH_S = 20.0
+"""Of an episode's time, what is kept for taking the patch out."""
+_TAIL_CHARS = 2000
+
+
+class Harness:
+    """Runs the harness on tasks; any number of threads may do so at a time."""
+
+    def __init__(self, spec: HarnessSpec) -> None:
+        self.spec = spec
+        self.name = spec.name
+
+    def install(self) -> None:
+        """Have it in the cache. Raises ConfigError where it cannot be installed."""
+        installed(self.spec)
+
+    def run(self, task: Task, config: AgentConfig) -> Episode:
+        """Raises ConfigError for a task that is no row, or one that cannot be set up."""
+        started_s = time.monotonic()
+        folder = installed(self.spec)
+        world = world_of_row(task.metadata, memory_mb=self.spec.memory_mb, **LIMITS)
+        with (
+            world.open(mounts=((str(folder), HOME),)) as sandbox,
+            Door(sandbox, config.base_url) as door,
+        ):
+            left_s = config.metadata.get("timeout_s", self.spec.wall_s) - (time.monotonic() - started_s)
+            wall_s = min(self.spec.wall_s, left_s - PATCH_S)
+            if wall_s <= 0:
+                raise AgentError(
+                    f"Setting up the world of {task.id} left {left_s:.0f} s of the episode's time."
+                )
+            filled = self.spec.filled(
+                {
+                    "task": self.spec.prompt.replace("{issue}", world.task.problem_statement),
+                    "model": config.model,
+                    "base_url": f"{door.root_url}/v1",
+                    "root_url": door.root_url,
+                    "harness": HOME,
+                }
+            )
+            for path, text in filled.files.items():
+                sandbox.write(path, text)
+            ran = sandbox.exec(
+                filled.command,
+                stdin=filled.stdin,
+                cwd=PLACE,
+                env=world.variables | {"TERM": "dumb"} | filled.environment,
+                limits=replace(sandbox.limits, wall_s=wall_s, cpu_s=wall_s * CPU_PER_WALL_S),
+            )
+            patch = patch_of(sandbox, world)
+        return self._episode(world, ran, patch, door.refused, wall_s)
+
+    def _episode(
+        self, world: SWEWorld, ran: ExecResult, patch: str, refused: list[str], wall_s: float
+    ) -> Episode:
+        about: dict[str, Any] = {
+            "status": str(ran.status),
+            "exit_code": ran.exit_code,
+            "wall_s": ran.wall_s,
+            "refused": refused,
+            "output": ran.stdout[-_TAIL_CHARS:],
+            "errors": ran.stderr[-_TAIL_CHARS:],
+        }
+        episode = Episode(artifacts={PATCH: patch}, info={"harness": about})
+        if ran.status is Status.TIMEOUT:
+            episode.termination_reason = TerminationReason.TIMEOUT
+        elif ran.status is not Status.OK:
+            episode.termination_reason = TerminationReason.ERROR
+        if ran.status is not Status.OK:
+            episode.info["cause"] = self._cause(world, ran, refused, wall_s)
+        return episode
+
+    def _cause(self, world: SWEWorld, ran: ExecResult, refused: list[str], wall_s: float) -> str:
+        end = {
+            Status.ERROR: f"ended with exit code {ran.exit_code}",
+            Status.TIMEOUT: f"had not ended after {wall_s:.0f} s",
+            Status.OUT_OF_MEMORY: f"needed more than {world.limits.memory_mb} MiB (`memory_mb`)",
+        }.get(ran.status, f"was ended by the sandbox: {ran.status}")
+        wanted = f"; it asked for {', '.join(refused[:5])}, and reaches its model alone" if refused else ""
+        output = (ran.stderr.strip() or ran.stdout.strip())[-400:]
+        return f"{self.name} {end}{wanted}. " + (
+            f"Its last output: {output}" if output else "It printed nothing."
+        )

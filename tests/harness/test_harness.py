@@ -1,0 +1,138 @@
+"""A command-line agent inside the sandbox of its task: that of the page, and some that go wrong."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playing import mends, played
+
+from rllm.agents.harness.spec import harness_named, shipped_names
+from rllm.build.actors import actor_named
+from rllm.errors import ConfigError
+from rllm.trainer.samples import training_batch
+from rllm.types.episode import Outcome, TerminationReason
+from rllm.types.task import Task
+
+PAGE = Path(__file__).parents[2] / "docs" / "harnesses.md"
+
+
+def block(language: str) -> str:
+    """The page's one block in a language."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return found
+
+
+def harness_file(folder: Path, text: str) -> str:
+    (folder / "my_agent.toml").write_text(text)
+    return str(folder / "my_agent.toml")
+
+
+async def test_a_command_line_agent_mends_the_issue_and_every_token_is_accounted_for(
+    task: Task, tmp_path: Path
+) -> None:
+    """The agent and its file are those of the page."""
+    (tmp_path / "my_agent.py").write_text(block("python"))
+    model = mends("bash", "command", last="Done.")
+    episode = await played(harness_file(tmp_path, block("toml")), task, model, tmp_path)
+    assert (episode.outcome, episode.is_correct) == (Outcome.SCORED, True), episode.info
+    assert "+    return a + b" in episode.artifacts["patch"]
+    assert episode.info["harness"]["refused"] == []
+    (trajectory,) = episode.trajectories
+    assert (trajectory.name, trajectory.reward, len(trajectory.steps)) == ("my_agent", 1.0, 3)
+    for earlier, later in pairwise(trajectory.steps):
+        known = earlier.prompt_ids + earlier.response_ids
+        assert later.prompt_ids[: len(known)] == known
+    batch = training_batch([episode], {trajectory.uid: np.ones(3)})
+    num_sampled = sum(len(step.response_ids) for step in trajectory.steps)
+    assert (batch.token_counts["sampled"], batch.token_counts["trained"]) == (num_sampled, num_sampled)
+    (sample,) = batch.samples
+    assert sample.num_trainable == num_sampled < len(sample.token_ids_T)
+
+
+FAILURES = {
+    "crash": ("sys.exit('no such setting')", "ended with exit code 1. Its last output: no such setting"),
+    "permission": ("input('Allow this command? [y/N] ')", "EOFError"),
+    "terminal": ("open('/dev/tty')", "'/dev/tty'"),
+    "elsewhere": (
+        "import urllib.request; urllib.request.urlopen('http://api.example.com/v1')",
+        "it asked for api.example.com, and reaches its model alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+async def test_a_harness_that_goes_wrong_ends_with_its_cause(kind: str, task: Task, tmp_path: Path) -> None:
+    program, cause = FAILURES[kind]
+    text = f'command = ["python3", "-c", """import sys; {program}""", "{{base_url}}", "{{task}}"]'
+    episode = await played(harness_file(tmp_path, text), task, lambda messages: "", tmp_path)
+    assert (episode.outcome, episode.reward) == (Outcome.POLICY_FAILURE, 0.0)
+    assert episode.info["error"]["type"] == "AgentError"
+    assert cause in episode.info["error"]["message"]
+
+
+ELSEWHERE = """
+import http.client, sys, urllib.parse
+own = urllib.parse.urlsplit(sys.argv[1])
+def status(target):
+    line = http.client.HTTPConnection(own.netloc)
+    line.request("GET", target)
+    return line.getresponse().status
+others = ("http://api.example.com/v1", "/sessions", "/health", own.path + "/../../x", "/k/other/v1/models")
+assert [status(target) for target in others] == [403] * 5
+assert status(own.path + "/models") == 200
+"""
+
+
+async def test_nothing_is_reached_but_its_own_session(task: Task, tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(ELSEWHERE)
+    text = 'copy = ["other.py"]\ncommand = ["python3", "{harness}/other.py", "{base_url}", "{task}"]'
+    episode = await played(harness_file(tmp_path, text), task, lambda messages: "", tmp_path)
+    assert episode.outcome is Outcome.SCORED, episode.info
+    refused = episode.info["harness"]["refused"]
+    assert refused[:3] == ["api.example.com", "/sessions", "/health"]
+    assert len(refused) == 5
+
+
+async def test_a_harness_that_waits_is_stopped_and_what_it_left_is_judged(task: Task, tmp_path: Path) -> None:
+    text = 'command = ["bash", "-c", "echo Press a key; sleep 60", "{task}"]\nwall_s = 1'
+    episode = await played(harness_file(tmp_path, text), task, lambda messages: "", tmp_path)
+    assert (episode.outcome, episode.termination_reason) == (Outcome.TRUNCATED, TerminationReason.TIMEOUT)
+    assert episode.info["cause"] == "my_agent had not ended after 1 s. Its last output: Press a key"
+    assert episode.info["evaluation"]["reason"] == "the patch is empty"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('comand = ["a"]', "did you mean `command`"),
+        ('command = ["a"]', "where the task goes"),
+        ('stdin = "{task}"', "has no `command`"),
+        ('command = "a {task}"', "must be a list of texts"),
+        ('command = ["{task}"]\nwall_s = -1', "must be a number above 0"),
+        ('command = ["{task}"]\ncopy = ["../x"]', "must be a file beside"),
+        ('command = ["{task}"]\nprompt = "Work."', "has no {issue}"),
+        ('command = ["{task}"]\npip = ["--index-url x"]', "give names with versions"),
+        ('command = ["{task}"]\n[files]\n"a" = "b"', "must be an absolute path"),
+        ("command = [", "is no TOML file"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"my_agent\.toml") as refusal:
+        harness_named(harness_file(tmp_path, text))
+    assert message in str(refusal.value)
+
+
+def test_the_page_names_what_ships() -> None:
+    named = re.findall(r"^\| `([\w-]+)` \| [\d.]+ \|", PAGE.read_text(), re.MULTILINE)
+    assert sorted(named) == shipped_names()
+
+
+def test_harnesses_are_found_by_name() -> None:
+    for name in shipped_names():
+        assert actor_named(f"harness:{name}").name == name
+    with pytest.raises(ConfigError, match="did you mean `harness:mini-swe-agent`"):
+        actor_named("harness:mini-swe")
+    with pytest.raises(ConfigError, match=r"no harness file nowhere\.toml"):
+        actor_named("harness:nowhere.toml")
