@@ -209,6 +209,7 @@ def scenarios(number: int, url: str) -> dict[str, list[tuple[bool, tuple[str, ..
         "worker serve": [(True, ("broken.worker.md",))],
         "worker mcp": [(True, ("broken.worker.md",))],
         "worker runs": [(True, ("kept",))],
+        "worker stdio": [(True, ("broken.worker.md",))],
         "worker promote": [(True, ("broken.worker.md", "one", "--if-better", "inputs.jsonl"))],
         "worker graph": [(False, ("loud.worker.md",))],
         "runs list": [(False, (".",))],

@@ -1,5 +1,6 @@
 """One contract through every door: HTTP, MCP, the command, Python. The answers are the same run's."""
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -228,3 +229,91 @@ async def test_a_worker_runs_where_a_loop_runs_already(tmp_path: Path) -> None:
     """As in a notebook."""
     worker = Worker.load(files.write_worker(tmp_path), directory=tmp_path / "runs")
     assert worker.run(inputs()).is_ok
+
+
+def test_lines_of_requests_are_lines_of_answers(tmp_path: Path) -> None:
+    contract = files.write_worker(tmp_path)
+    lines = [
+        json.dumps({"id": 1, "inputs": inputs("a")}),
+        json.dumps({"id": 2, "inputs": inputs("a", "other")}),
+        json.dumps({"id": 3, "inputs": {"run_id": "b"}}),
+        json.dumps({"id": 4, "inputs": inputs("c"), "worker_id": "none"}),
+        json.dumps({"id": 5, "input": 1}),
+        *("", "{", "[]", "3"),
+        json.dumps({"id": {"any": "value"}, "inputs": inputs("d")}),
+    ]
+    result = rllm(
+        "worker",
+        "stdio",
+        contract,
+        "--directory",
+        tmp_path / "runs",
+        stdin="".join(f"{each}\n" for each in lines),
+    )
+    assert result.exit_code == 0
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(answers) == 9, "a line for every line that is not blank"
+    by_id = {json.dumps(each["id"]): each for each in answers if "id" in each}
+    statuses = {name: each["status"] for name, each in by_id.items()}
+    assert statuses["3"] == statuses["4"] == statuses["5"] == "invalid_request"
+    assert sorted([statuses["1"], statuses["2"]]) == ["invalid_request", "ok"], "one key, two inputs"
+    assert by_id['{"any": "value"}']["outputs"]["length"] == 4
+    assert "there are measure" in by_id["4"]["error"]["message"]
+
+
+async def test_progress_is_sent_while_a_run_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events of two attempts and the answer; a client that goes away ends nothing."""
+    program = PROGRAM_THAT_FAILS_ONCE.replace("FOLDER", repr(str(tmp_path)))
+    contract = read_contract(files.write_worker(tmp_path))
+    (tmp_path / "program.py").write_text(program)
+    async with WorkerHost([contract], tmp_path / "runs") as host, aiohttp.ClientSession() as http:
+        server = WorkerServer(host, token=None)
+        await server.start()
+        try:
+            runs = f"{server.url}/workers/measure/runs"
+            posting = asyncio.create_task(post_json(http, runs, {"inputs": inputs()}))
+            headers = {"Accept": "text/event-stream"}
+            while not host.workers["measure"].is_under_way("a"):
+                await asyncio.sleep(0.005)
+            gone = await http.get(f"{runs}/a", headers=headers)
+            gone.close()
+            async with http.get(f"{runs}/a", headers=headers) as reply:
+                assert reply.content_type == "text/event-stream"
+                (tmp_path / "go").touch()
+                text = await reply.text()
+            answer = await posting
+            events = [each.split("\n") for each in text.strip().split("\n\n")]
+            assert [each[0] for each in events][-3:] == [
+                "event: attempt",
+                "event: attempt_ended",
+                "event: answer",
+            ]
+            assert json.loads(events[-1][1].removeprefix("data: ")) == answer
+            async with http.get(f"{runs}/a", headers=headers) as reply:
+                assert (await reply.text()).startswith("event: answer\n"), "a run that has ended"
+            async with http.get(f"{runs}/none", headers=headers) as reply:
+                assert reply.status == 404
+            assert not host.workers["measure"]._watchers
+        finally:
+            await server.close()
+
+
+async def post_json(http: aiohttp.ClientSession, url: str, body: Any) -> Any:
+    async with http.post(url, json=body) as reply:
+        return await reply.json()
+
+
+PROGRAM_THAT_FAILS_ONCE = """
+import asyncio
+from pathlib import Path
+
+calls = []
+
+async def solve(task, config):
+    calls.append(task.id)
+    while not Path(FOLDER, "go").exists():
+        await asyncio.sleep(0.01)
+    return {"length": len(task.metadata["task"])} if len(calls) > 1 else {"length": "four"}
+"""

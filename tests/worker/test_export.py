@@ -193,3 +193,18 @@ async def test_what_was_served_is_what_is_learned_from(
     again = rllm("dataset", "from-runs", served, "--out", rows_path)
     assert again.exit_code == 2
     assert "is there already" in again.stderr
+
+
+async def test_runs_are_read_while_a_server_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    async with WorkerHost([parse_contract(CONTRACT)], tmp_path / "runs") as host:
+        for number in range(2):
+            response = await host.workers["answer"].run({"run_id": f"{number}", "question": f"{number}?"})
+            assert response.is_ok
+        listed = rllm("worker", "runs", tmp_path / "runs", "--json")
+        kept = rllm("dataset", "from-runs", tmp_path / "runs", "--out", tmp_path / "rows.jsonl", "--json")
+    assert [row["key"] for row in json.loads(listed.stdout)["runs"]] == ["1", "0"]
+    assert json.loads(kept.stdout)["rows"] == 2
+    assert rllm("worker", "runs", tmp_path).exit_code == 2

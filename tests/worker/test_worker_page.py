@@ -13,7 +13,16 @@ from rllm.contracts import read_contract
 from rllm.contracts.contract import Constraints
 
 PAGE = (Path(__file__).parents[2] / "docs" / "worker.md").read_text()
-ELSEWHERE = ("pip", "curl", "claude", "rllm worker serve", "rllm worker promote", "rllm dataset", "rllm sft")
+ELSEWHERE = (
+    "pip",
+    "curl",
+    "claude",
+    "echo",
+    "rllm worker serve",
+    "rllm worker promote",
+    "rllm dataset",
+    "rllm sft",
+)
 """Commands of the page that test_doors.py, test_promotion.py and test_export.py have, by their own means."""
 
 

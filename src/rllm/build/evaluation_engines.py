@@ -204,8 +204,9 @@ def program_client(place: ModelPlace, *, threads: int = 0, trust_remote_code: bo
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
     path = Path(place.path)
-    run_config = RunDirectory.read(path).config() if is_run(path) else None
-    config = load_config(run_config, base=PROGRAM_DEFAULTS)
+    run_config = RunDirectory.read(path).config() if is_run(path) else {}
+    learned_from_rows = "kind" in run_config  # whose settings are those of another kind of run
+    config = load_config(None if learned_from_rows else run_config, base=PROGRAM_DEFAULTS)
     use_threads(threads)
     model = load_model(model_directory(path), device=config.model.device, trust_remote_code=trust_remote_code)
     return LocalClient(

@@ -30,7 +30,7 @@ from rllm.errors import ConfigError
 def command(directory: Path, expression: str, path: Path, as_json: bool) -> None:
     """Make training rows of the runs that a worker served.
 
-    DIRECTORY is where it kept them, with no process writing there. A row is one conversation with its answer,
+    DIRECTORY is where it keeps them; the server may go on. A row is one conversation with its answer,
     as rllm sft takes it, or with corrected outputs where somebody sent some. Addresses, telephone numbers,
     card numbers, keys and tokens are masked; what is there twice is left out.
     """

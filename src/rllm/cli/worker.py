@@ -395,6 +395,35 @@ def mcp(paths: tuple[Path, ...], directory: Path | None, **binding: str) -> None
     asyncio.run(until_closed())
 
 
+@command.command(
+    "stdio",
+    epilog=example(
+        "rllm worker stdio worker.md", "cat requests.jsonl | rllm worker stdio worker.md > answers.jsonl"
+    ),
+)
+@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_binding_options
+@click.option(
+    "--json", is_flag=True, expose_value=False, help="Errors as JSON on stderr; stdout is the answers'."
+)
+def stdio(paths: tuple[Path, ...], directory: Path | None, **binding: str) -> None:
+    """Answer requests on stdin, a line of JSON each, with a line on stdout.
+
+    {"inputs": {…}} and, if you like, worker_id, version, trace, constraints, and an id that comes back.
+    Answers leave as they come.
+    """
+    contracts, directory = _contracts(paths, directory, binding)
+
+    async def until_closed() -> None:
+        from rllm.worker.host import WorkerHost
+        from rllm.worker.lines import serve_lines
+
+        async with WorkerHost(contracts, directory) as host:
+            await serve_lines(host, sys.stdin, lambda line: print_json_line(json.loads(line)))
+
+    asyncio.run(until_closed())
+
+
 @command.command("runs", epilog=example("rllm worker runs DIRECTORY", "rllm worker runs DIRECTORY --json"))
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
@@ -402,12 +431,10 @@ def mcp(paths: tuple[Path, ...], directory: Path | None, **binding: str) -> None
 )
 @json_option
 def runs(directory: Path, limit: int, as_json: bool) -> None:
-    """List the runs that are kept in a directory that no server holds."""
+    """List the runs that are kept in a directory, also while a server writes there."""
     from rllm.worker.store import RunStore
 
-    if not (directory / "runs.sqlite").is_file():
-        raise ConfigError(f"{directory} holds no runs of workers.")
-    store = RunStore(directory)
+    store = RunStore(directory, read_only=True)
     try:
         rows = [row for _, row in zip(range(limit), store.runs(), strict=False)]
     finally:

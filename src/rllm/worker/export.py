@@ -52,7 +52,7 @@ class RunExport:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """SFT rows, the oldest run first."""
-        store = RunStore(self.directory)
+        store = RunStore(self.directory, read_only=True)
         try:
             runs = list(store.runs())[::-1]
             for run in runs:

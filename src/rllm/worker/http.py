@@ -1,7 +1,7 @@
 """Workers over HTTP: one request a run, the same answer for the same key.
 
 POST   /workers/ID/runs       {"inputs": {…}, "version"?, "trace"?, "constraints"?: {"timeout_seconds"}}
-GET    /workers/ID/runs/KEY   its answer; 202 while it is under way
+GET    /workers/ID/runs/KEY   its answer; 202 while under way; events with Accept: text/event-stream
 DELETE /workers/ID/runs/KEY   cancel it; the attempt counts
 POST   /workers/ID/model      have the model that the worker's file names now; no run is dropped
 GET    /workers, /workers/ID  the contracts        GET /openapi.json  the same for tools that read it
@@ -13,6 +13,7 @@ import json
 import math
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 try:
@@ -26,15 +27,14 @@ from rllm.contracts.contract import Contract, RunStatus
 from rllm.errors import ConfigError, InferenceError, StorageError
 from rllm.gateway.server.auth import Tokens, require_guarded
 from rllm.gateway.server.listening import listening_socket
+from rllm.worker.envelope import envelope_problem
 from rllm.worker.host import WorkerHost
 from rllm.worker.response import WorkerResponse
 from rllm.worker.runtime import WorkerRuntime
 
 MAX_BODY_BYTES = 32 << 20
-MAX_TRACE_CHARACTERS = 256
 _SHUTDOWN_S = 10.0
 """For answers on their way when the server is stopped."""
-_REQUEST_KEYS = ("worker_id", "version", "trace", "inputs", "constraints")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -107,7 +107,7 @@ class WorkerServer:
             body = json.loads(await request.read())
         except (ValueError, RecursionError) as error:
             return _refusal(400, "bad_json", f"The body is no JSON: {error}.")
-        problem = _problem(worker.contract, body)
+        problem = envelope_problem(worker.contract, body)
         if problem:
             return _refusal(400, "bad_request", problem)
         response = await worker.run(
@@ -119,6 +119,8 @@ class WorkerServer:
 
     async def _find(self, request: web.Request) -> web.StreamResponse:
         worker, key = self._worker(request), request.match_info["key"]
+        if "text/event-stream" in request.headers.get("Accept", ""):
+            return await self._stream(request, worker, key)
         run = await worker.find(key)
         if run is not None and run.response is not None:
             return _answer(WorkerResponse.from_body(run.response))
@@ -126,6 +128,29 @@ class WorkerServer:
             return _refusal(404, "not_found", f"{worker.contract.id} has no run with the key {key!r:.100}.")
         state = "running" if worker.is_under_way(key) else "interrupted"
         return web.json_response({"state": state, "attempts": run.attempts if run else 0}, status=202)
+
+    async def _stream(self, request: web.Request, worker: WorkerRuntime, key: str) -> web.StreamResponse:
+        """Events until the run ends, then how it ended: `answer` with the response, or `interrupted`."""
+        if not worker.is_under_way(key) and await worker.find(key) is None:
+            return _refusal(404, "not_found", f"{worker.contract.id} has no run with the key {key!r:.100}.")
+        stream = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
+        await stream.prepare(request)
+        try:
+            async with aclosing(worker.watch(key)) as events:
+                async for event in events:
+                    await stream.write(_event(event["event"], json.dumps(event).encode()))
+            run = await worker.find(key)
+            if run is not None and run.response is not None:
+                await stream.write(_event("answer", run.response))
+            else:
+                state = {"attempts": run.attempts if run else 0}
+                await stream.write(_event("interrupted", json.dumps(state).encode()))
+            await stream.write_eof()
+        except ConnectionError:
+            pass  # the client has gone; the run goes on
+        return stream
 
     async def _cancel(self, request: web.Request) -> web.StreamResponse:
         worker, key = self._worker(request), request.match_info["key"]
@@ -196,29 +221,6 @@ class WorkerServer:
         return worker
 
 
-def _problem(contract: Contract, body: Any) -> str:
-    """Why the envelope is refused; empty where it is well formed. The inputs are the schema's to judge."""
-    if not isinstance(body, dict):
-        return 'The body is no object; send {"inputs": {…}}.'
-    if unknown := [key for key in body if key not in _REQUEST_KEYS]:
-        return f"The request has {', '.join(map(repr, unknown))}; it may have {', '.join(_REQUEST_KEYS)}."
-    if "inputs" not in body:
-        return "The request has no `inputs`."
-    for key, own in (("worker_id", contract.id), ("version", contract.version)):
-        if body.get(key, own) != own:
-            return f"`{key}` is {body[key]!r:.100}; here is {own!r}."
-    trace = body.get("trace", "")
-    if not isinstance(trace, str) or len(trace) > MAX_TRACE_CHARACTERS:
-        return f"`trace` is {trace!r:.100}; it is a text of at most {MAX_TRACE_CHARACTERS} characters."
-    limits = body.get("constraints") or {}
-    if not isinstance(limits, dict) or set(limits) - {"timeout_seconds"}:
-        return "`constraints` may hold `timeout_seconds` alone; the contract sets the rest."
-    timeout_s = limits.get("timeout_seconds", 1)
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
-        return f"`timeout_seconds` is {timeout_s!r:.100}; it is a number above 0."
-    return ""
-
-
 def _feedback_problem(feedback: Any) -> str:
     kinds: dict[str, tuple[type, ...]] = {"score": (int, float), "label": (str,), "outputs": (dict,)}
     if not isinstance(feedback, dict) or not feedback:
@@ -239,6 +241,11 @@ def _answer(response: WorkerResponse) -> web.Response:
     return web.Response(
         body=response.body, status=response.http_status, content_type="application/json", headers=headers
     )
+
+
+def _event(name: str, data: bytes) -> bytes:
+    """One server-sent event; `data` is JSON in one line."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
 def _refusal(status: int, code: str, message: str) -> web.Response:

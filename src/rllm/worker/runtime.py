@@ -16,7 +16,7 @@ import asyncio
 import json
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,8 @@ from rllm.worker.response import ErrorCode, RunError, WorkerResponse
 from rllm.worker.store import Run, canonical_json, digest_of
 
 MAX_KEY_CHARACTERS = 512
+Progress = dict[str, Any]
+"""An event of a run: `event`, `attempt`, and what belongs to it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,6 +77,7 @@ class WorkerRuntime:
         self._tasks: dict[str, asyncio.Task[WorkerResponse]] = {}
         """Of the runs under way, by key."""
         self._digests: dict[str, bytes] = {}
+        self._watchers: dict[str, set[asyncio.Queue[Progress]]] = {}
 
     async def close(self) -> None:
         """End what runs. What was not answered goes on with the next request for its key."""
@@ -132,6 +135,36 @@ class WorkerRuntime:
 
     def is_under_way(self, key: str) -> bool:
         return key in self._tasks
+
+    async def watch(self, key: str) -> AsyncGenerator[Progress, None]:
+        """What becomes of the run under way with this key, from now on until it ends; nothing where none is.
+
+        Whoever is slow misses nothing: a run has few events.
+        """
+        task = self._tasks.get(key)
+        if task is None:
+            return
+        events: asyncio.Queue[Progress] = asyncio.Queue()
+        self._watchers.setdefault(key, set()).add(events)
+        try:
+            while not task.done():
+                coming = asyncio.ensure_future(events.get())
+                try:
+                    await asyncio.wait({coming, task}, return_when=asyncio.FIRST_COMPLETED)
+                    if coming.done():
+                        yield coming.result()
+                finally:
+                    coming.cancel()
+            while not events.empty():
+                yield events.get_nowait()
+        finally:
+            self._watchers[key].discard(events)
+            if not self._watchers[key]:
+                del self._watchers[key]
+
+    def _tell(self, run: Run, event: str, **facts: Any) -> None:
+        for watcher in self._watchers.get(run.key, ()):
+            watcher.put_nowait({"event": event, "attempt": run.attempts, **facts})
 
     async def switch_model(self, place: ModelPlace) -> None:
         """Attempts from now on have this model; those that run end with theirs. Nothing changes where it
@@ -232,6 +265,7 @@ class WorkerRuntime:
         session_id = f"{run.id}-{run.attempts + 1}"
         number = await self.disk.call(lambda: self.store.start_attempt(run, text, session_id))
         self.counts["attempts"] += 1
+        self._tell(run, "attempt")
         inputs = json.loads(text)  # its own copy
         task = Task(id=run.id, instruction=json.dumps(inputs, ensure_ascii=False), metadata=inputs)
         try:
@@ -271,6 +305,7 @@ class WorkerRuntime:
                 run, status=status, error=error.to_dict() if error else None, result=raw, response=body
             )
         )
+        self._tell(run, "attempt_ended", status=str(status))
         return response
 
     # ---- what fits -----------------------------------------------------------------------------------------

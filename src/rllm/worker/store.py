@@ -65,12 +65,17 @@ class Run:
 class RunStore:
     """The runs in one directory. Its calls wait for the disk; call them from a thread of their own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, read_only: bool = False) -> None:
+        """`read_only` takes no lock and sees what was on disk when each call began; a server may go on."""
+        self.directory = directory
+        self._lock: int | None = None
+        if read_only:
+            self._open_to_read()
+            return
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise ConfigError(f"{directory} cannot be made: {error.strerror}.") from error
-        self.directory = directory
         self._lock = _take_lock(directory)
         previous_umask = os.umask(0o077)  # inputs and outputs are their owner's alone
         try:
@@ -86,9 +91,20 @@ class RunStore:
         finally:
             os.umask(previous_umask)
 
+    def _open_to_read(self) -> None:
+        path = self.directory / "runs.sqlite"
+        if not path.is_file():
+            raise ConfigError(f"{self.directory} holds no runs of workers.")
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._database.execute("PRAGMA query_only=ON")
+        except sqlite3.Error as error:
+            raise StorageError(f"{path} cannot be read: {error}.") from error
+
     def close(self) -> None:
         self._database.close()
-        release_lock(self._lock)
+        if self._lock is not None:
+            release_lock(self._lock)
 
     def find(self, worker: str, key: str) -> Run | None:
         row = self._execute(
