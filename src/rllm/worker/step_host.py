@@ -6,8 +6,6 @@ from pathlib import Path
 
 from rllm.contracts.contract import Contract
 from rllm.errors import MissingExtraError
-from rllm.worker.host import WorkerHost
-from rllm.worker.steps import HostRunner
 from rllm.workflows.workers import WorkerRunner, is_played_by_policy
 
 
@@ -19,6 +17,10 @@ async def open_workers(contracts: Mapping[str, Contract], directory: Path) -> As
     """
     try:
         from rllm.models.devices import num_threads
+        from rllm.worker.host import (
+            WorkerHost,
+        )  # brings servers and clients: not for commands without workers
+        from rllm.worker.steps import HostRunner
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
     bound = {each.id: each for each in contracts.values() if not is_played_by_policy(each)}
