@@ -16,10 +16,20 @@ AGENTS = {
     "tool": "rllm.agents.tool:ToolAgent",
 }
 """Name -> where its class is."""
+_PUBLISHED = {
+    "math_agent": "math",
+    "code_agent": "code",
+    "tool_agent": "tool",
+    "frozenlakeagent": "frozenlake",
+    "sweagent": "swe",
+    "react": "conversation",
+}
+"""Published name -> ours."""
 
 
 def agent_named(name: str) -> type[BaseAgent]:
     """Raises ConfigError with the nearest name for one that is not there."""
+    name = _PUBLISHED.get(name.lower().replace("-", "_"), name)
     if name not in AGENTS:
         nearest = difflib.get_close_matches(name, AGENTS, n=1)
         hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are: {', '.join(AGENTS)}."

@@ -1,11 +1,15 @@
 """A request to `rllm eval`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rllm.build.configs import ProgramNames
+from rllm.errors import ConfigError
 from rllm.inference.providers import ModelPlace
 from rllm.workflows.workers import OpenWorkers
+
+Row = TypeVar("Row")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -24,6 +28,8 @@ class Asked:
     split: str = ""
     num_tasks: int | None = None
     """None: all of a benchmark's rows, 256 where there is no end."""
+    indices: tuple[int, ...] = ()
+    """Places of the tasks that are measured; empty is all of them."""
     attempts: int = 1
     sampling: Mapping[str, str] = field(default_factory=dict[str, str])
     """Fields of SamplingParams as text; empty measures the built-in engine sampled and greedy."""
@@ -45,3 +51,24 @@ class Asked:
     @property
     def directory_name(self) -> str:
         return self.program.directory_name if self.program else self.benchmark
+
+    def chosen(self, tasks: Sequence[Row]) -> list[Row]:
+        """The tasks at `indices`. Raises ConfigError for a place that there is not."""
+        beyond = [place for place in self.indices if place >= len(tasks)]
+        if beyond:
+            raise ConfigError(
+                f"--task-indices has {beyond[0]}, and there are {len(tasks)} tasks; the first is 0, the last "
+                f"{len(tasks) - 1}."
+            )
+        return [tasks[place] for place in self.indices] if self.indices else list(tasks)
+
+
+def task_places(text: str) -> tuple[int, ...]:
+    """The places in a text such as `3,7,10-12`, in order, each once. Raises ConfigError for any other."""
+    places: set[int] = set()
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        first, _, last = part.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()) or int(last or first) < int(first):
+            raise ConfigError(f"--task-indices has `{part}`; write places and ranges, such as 0, 3,7 or 0-9.")
+        places.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(places))

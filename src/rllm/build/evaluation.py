@@ -110,6 +110,7 @@ async def evaluated(
 
 def _prepare_benchmark(request: Asked) -> Prepared:
     spec = benchmark_named(request.benchmark)
+    _require_agent_of_software(request, spec)
     presentation = presentation_of(request, spec)
     config, agent_args = presentation.config, presentation.agent_args
     actor = actor_named(request.agent or spec.agent)
@@ -118,7 +119,7 @@ def _prepare_benchmark(request: Asked) -> Prepared:
     split = request.split or spec.eval_split
     if not asks_questions:
         _require_judge_of_world(spec, judge, actor)
-    tasks = _benchmark_tasks(request, spec, split, config)
+    tasks = request.chosen(_benchmark_tasks(request, spec, split, config))
     plan = EvaluationPlan(
         name=spec.name,
         agent=request.agent or spec.agent,
@@ -153,6 +154,16 @@ def _prepare_benchmark(request: Asked) -> Prepared:
     )
 
 
+def _require_agent_of_software(request: Asked, spec: Benchmark) -> None:
+    """Raises ConfigError where software tasks would be asked for in one answer, and nobody chose that."""
+    if spec.evaluator == "swebench" and not request.agent:
+        raise ConfigError(
+            f"`{spec.name}` is worked on in its repositories: measure an agent on its rows, `rllm eval "
+            "rows.jsonl --agent swe` (docs/swe.md). `--agent conversation` asks for a patch in one answer, "
+            "without a look at the repository."
+        )
+
+
 def _prepare_program(request: Asked) -> Prepared:
     assert request.program is not None, "a program is evaluated"
     if request.agent:
@@ -167,7 +178,7 @@ def _prepare_program(request: Asked) -> Prepared:
     judge = judge_named(request.program.evaluator, request.judge)
     assert judge.evaluator is not None, "it was asked for by name"
     rows = rows_of(request.program.dataset, request.split)[: request.num_tasks]
-    tasks = tasks_of(rows, dataset=request.program.dataset)
+    tasks = request.chosen(tasks_of(rows, dataset=request.program.dataset))
     require_gradable(judge.evaluator, [task.to_row() for task in tasks], request.program.dataset)
     says_itself = request.place.is_server and not request.sampling and actor.flow is not None
     plan = EvaluationPlan(
@@ -176,7 +187,7 @@ def _prepare_program(request: Asked) -> Prepared:
         ways={"as asked": None} if says_itself else _ways(request, SamplingParams().max_tokens),
         split=request.split,
         agent_hash=source_hash(actor.source),
-        **_common(request, judge, rows),
+        **_common(request, judge, request.chosen(rows)),
     )
     return Prepared(
         plan=plan,

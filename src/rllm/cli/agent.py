@@ -12,6 +12,7 @@ from rllm.agents.flow import ENTRY_POINTS, AgentFlow
 from rllm.agents.named import AGENTS, agent_named
 from rllm.build.actors import is_place
 from rllm.cli.command import Group, example, json_option, print_json
+from rllm.cli.published_commands import AGENT_COMMANDS
 from rllm.cli.terminal import facts, out, print_next, table
 from rllm.config.names import object_named
 from rllm.errors import ConfigError
@@ -23,7 +24,7 @@ PROGRAM = "program: a function of a task and a configuration"
 WORKFLOW = "workflow: the agents of one attempt, and the order in which they speak"
 
 
-@click.group("agent", cls=Group)
+@click.group("agent", cls=Group, successors=AGENT_COMMANDS)
 def command() -> None:
     """List agents, and say what one of them takes."""
 

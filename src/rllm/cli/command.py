@@ -5,6 +5,7 @@ Imported by the front door, so it needs nothing beyond click.
 
 import difflib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -15,6 +16,13 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 class Group(click.Group):
     """Lists its commands in the order they were written, and answers a misspelt one with the nearest."""
 
+    successors: Mapping[str, str] = {}
+    """Published commands that are not here -> what takes their place."""
+
+    def __init__(self, *args: Any, successors: Mapping[str, str] | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.successors = successors or self.successors
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
@@ -22,6 +30,10 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
+        if name in self.successors and self.get_command(ctx, name) is None:
+            raise click.UsageError(
+                f"`{ctx.command_path} {name}` has no counterpart: {self.successors[name]}.", ctx
+            )
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             nearest = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
             hint = (

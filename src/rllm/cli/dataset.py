@@ -11,6 +11,8 @@ from rich.text import Text
 from rllm.cli import dataset_build, dataset_runs
 from rllm.cli.agent import agent_found
 from rllm.cli.command import Group, example, json_option, print_json
+from rllm.cli.published_commands import DATASET_COMMANDS
+from rllm.cli.published_flags import accepted_switches
 from rllm.cli.terminal import err, facts, out, print_next, table
 from rllm.data.dataset import Dataset
 from rllm.data.registry import DatasetRegistry, require_dataset
@@ -26,7 +28,7 @@ split_option = click.option(
 )
 
 
-@click.group("dataset", cls=Group)
+@click.group("dataset", cls=Group, successors=DATASET_COMMANDS)
 def command() -> None:
     """Rows that are kept here: pull, register, inspect, export, build."""
 
@@ -36,6 +38,7 @@ command.add_command(dataset_runs.command)
 
 
 @command.command("list", epilog=example("rllm dataset list", "rllm dataset list --all --json"))
+@accepted_switches("--local")
 @click.option("--all", "with_catalogue", is_flag=True, help="What could be pulled as well.")
 @json_option
 def list_datasets(with_catalogue: bool, as_json: bool) -> None:
@@ -111,7 +114,15 @@ def info(name: str, as_json: bool) -> None:
 )
 @click.argument("name")
 @split_option
-@click.option("-n", "count", type=click.IntRange(min=1), default=3, show_default=True, help="How many rows.")
+@click.option(
+    "-n",
+    "--num-rows",
+    "count",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="How many rows.",
+)
 @click.option("--start", type=click.IntRange(min=0), default=0, show_default=True, help="The first of them.")
 @click.option("--as-tasks", is_flag=True, help="What a model is asked, and what it is graded by.")
 @json_option
@@ -146,7 +157,8 @@ def inspect(name: str, split: str, count: int, start: int, as_tasks: bool, as_js
     ),
 )
 @click.argument("name")
-@click.argument("source", metavar="FILE|HUB-ID")
+@click.argument("source", metavar="FILE|HUB-ID", required=False, default="")
+@click.option("--file", "file", default="", metavar="FILE", help="The same as SOURCE.")
 @click.option("--split", default="test", show_default=True, metavar="NAME", help="What part it is.")
 @click.option(
     "--config", "config_name", default="default", show_default=True, help="Of a data set on the hub."
@@ -165,6 +177,7 @@ def inspect(name: str, split: str, count: int, start: int, as_tasks: bool, as_js
 def register(
     name: str,
     source: str,
+    file: str,
     split: str,
     config_name: str,
     hub_split: str,
@@ -182,6 +195,9 @@ def register(
     The rows come from a JSONL, JSON, CSV or Parquet file, or from the hub. The file is copied: later
     changes of it change nothing here. Every row is tried out: one that lacks a field is named.
     """
+    if bool(source) == bool(file):
+        raise ConfigError("Give the rows once: rllm dataset register NAME FILE.")
+    source = source or file
     if name in benchmark_names():
         raise ConfigError(f"`{name}` is in the catalogue; choose another name for your own rows.")
     _require_players(agent, evaluator)

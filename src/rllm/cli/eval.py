@@ -17,7 +17,7 @@ from typing import Any
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rllm.build.asked import Asked
+from rllm.build.asked import Asked, task_places
 from rllm.build.configs import ProgramNames
 from rllm.build.evaluation import prepare
 from rllm.build.evaluation_engines import answering
@@ -27,6 +27,14 @@ from rllm.cli.command import example, json_option, print_json, trust_option
 from rllm.cli.eval_view import PAGE, print_comparison, print_reports, print_rescored, write_page
 from rllm.cli.plan import require_place, unused_directory
 from rllm.cli.programs import is_program
+from rllm.cli.published_flags import (
+    EVAL_REFUSED,
+    EVAL_SAMPLING,
+    accepted_switches,
+    alias_options,
+    refused_options,
+    sampling_file_option,
+)
 from rllm.cli.terminal import err
 from rllm.engine.event_loop import run
 from rllm.errors import ConfigError
@@ -102,6 +110,13 @@ LINE_EVERY_S = 10.0
     help="At most so many tasks.  [default: all; 256 of a world that makes its own]",
 )
 @click.option(
+    "--task-indices",
+    "indices",
+    default="",
+    metavar="N,N-N",
+    help="Only these of the tasks, by their places: 0, 3,7,12 or 0-9.",
+)
+@click.option(
     "--attempts", type=click.IntRange(min=1), default=1, show_default=True, help="Tries at each task."
 )
 @click.option(
@@ -129,6 +144,10 @@ LINE_EVERY_S = 10.0
     "--way", default="", help="Which part to compare, such as greedy.  [default: the first in both]"
 )
 @json_option
+@sampling_file_option
+@alias_options("sampling", EVAL_SAMPLING)
+@refused_options(EVAL_REFUSED)
+@accepted_switches("--no-ui", "--save-episodes", "--no-snapshot")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -144,6 +163,7 @@ def command(
     as_trained: bool | None,
     split: str,
     num_tasks: int | None,
+    indices: str,
     attempts: int,
     ks: tuple[int, ...],
     sampling: tuple[str, ...],
@@ -199,6 +219,7 @@ def command(
         evaluator=evaluator,
         split=split,
         num_tasks=num_tasks,
+        indices=task_places(indices),
         attempts=attempts,
         sampling=assignments_of(sampling),
         seed=seed,
@@ -342,6 +363,7 @@ def _name_of(request: Asked) -> str:
     identity = {
         "split": request.split,
         "n": request.num_tasks,
+        "tasks": ",".join(map(str, request.indices)),
         "attempts": request.attempts if request.attempts > 1 else None,
         "sampling": "+".join(f"{name}={value}" for name, value in request.sampling.items()),
         "agent": request.agent,

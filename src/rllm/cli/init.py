@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from rllm.cli.command import example, json_option, print_json
+from rllm.cli.published_flags import INIT_REFUSED, refused_options
 from rllm.cli.terminal import out, print_next
 from rllm.errors import ConfigError
 from rllm.store.files import StorageErrors
@@ -35,6 +36,7 @@ TRAIN = (
 @click.command("init", epilog=example("rllm init my_agent", "rllm init . --json"))
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @json_option
+@refused_options(INIT_REFUSED)
 def command(directory: Path, as_json: bool) -> None:
     """Write a small project of your own that trains at once.
 

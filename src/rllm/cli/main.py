@@ -26,6 +26,7 @@ import click
 from rllm.cli.command import CONTEXT, Group, example
 from rllm.cli.installed import extra_of, rllm_version
 from rllm.cli.machine_errors import sentence_of, shortage_behind
+from rllm.cli.published_commands import COMMANDS as REFUSED_COMMANDS
 from rllm.errors import MissingExtraError, RllmError
 from rllm.redaction import escaped, without_keys
 
@@ -57,6 +58,8 @@ COMMANDS = {
 
 class FrontDoor(Group):
     """Imports a command when it is asked for, and turns whatever it raises into an exit code."""
+
+    successors = REFUSED_COMMANDS
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from rllm.cli.command import example
+from rllm.cli.published_flags import SFT_KEYS, SFT_REFUSED, alias_options, refused_options
 from rllm.cli.supervised import Flags, run_supervised, supervised_options
 from rllm.config.loader import load_as
 from rllm.config.supervised import SftConfig
@@ -27,6 +28,8 @@ from rllm.trainer.sft import AgentSFTTrainer
 @click.option(
     "--val-dataset", default="", metavar="FILE", help="What is held out.  [default: a tenth of the examples]"
 )
+@alias_options("assignments", SFT_KEYS)
+@refused_options(SFT_REFUSED)
 @supervised_options
 def command(dataset: str, run: str, val_dataset: str, flags: Flags) -> None:
     """Fine-tune a model on conversations, or on what a stored run did well.

@@ -30,6 +30,14 @@ from rllm.cli.plan import (
     warn_of_missing_rules,
 )
 from rllm.cli.programs import is_program
+from rllm.cli.published_flags import (
+    TRAIN_KEYS,
+    TRAIN_REFUSED,
+    accepted_switches,
+    alias_options,
+    refused_options,
+    sampling_file_option,
+)
 from rllm.cli.run_facts import REPORTS, report_labels
 from rllm.cli.skill_view import print_success
 from rllm.cli.terminal import err, out, print_next
@@ -98,6 +106,8 @@ KEY_OF_SAMPLING = {
 @click.option("--judge-base-url", default="", metavar="URL", help="The server of --judge-model.")
 @click.option(
     "--dataset",
+    "--train-dataset",
+    "dataset",
     default="",
     metavar="FILE|NAME",
     help="A program's training tasks: a file (JSONL, CSV, Parquet), or a registered data set.",
@@ -154,6 +164,10 @@ KEY_OF_SAMPLING = {
 @click.option("--resume", is_flag=True, help="Go on with a run that is there; refuse to begin another.")
 @click.option("--fresh", is_flag=True, help="Start a new run beside one that is there, which stays as it is.")
 @json_option
+@sampling_file_option
+@alias_options("assignments", TRAIN_KEYS)
+@refused_options(TRAIN_REFUSED)
+@accepted_switches("--no-ui")
 def command(
     benchmark: str,
     model: str,

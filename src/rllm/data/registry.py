@@ -23,6 +23,7 @@ from typing import Any
 
 from rllm.data.dataset import Dataset
 from rllm.data.home import rllm_home
+from rllm.data.published_names import own_name
 from rllm.data.rows import jsonl_bytes, read_rows
 from rllm.errors import ConfigError
 from rllm.store.files import StorageErrors, write_atomic
@@ -90,7 +91,7 @@ class DatasetRegistry:
         """
         file = _folder()
         for _ in range(3):  # the file of an entry that was replaced meanwhile is gone
-            entry = _read().get(name, {}).get("splits", {}).get(split)
+            entry = _entry(name).get("splits", {}).get(split)
             if entry is None:
                 return None
             file = _folder() / entry["file"]
@@ -105,17 +106,17 @@ class DatasetRegistry:
     @classmethod
     def get_dataset_splits(cls, name: str) -> list[str]:
         """Empty for a data set that is not there."""
-        return list(_read().get(name, {}).get("splits", {}))
+        return list(_entry(name).get("splits", {}))
 
     @classmethod
     def get_dataset_info(cls, name: str) -> dict[str, Any] | None:
         """What the registry says of it: description, category, source, and of each split rows, bytes,
         sha256."""
-        return _read().get(name)
+        return _entry(name) or None
 
     @classmethod
     def dataset_exists(cls, name: str, split: str | None = None) -> bool:
-        splits = _read().get(name, {}).get("splits", {})
+        splits = _entry(name).get("splits", {})
         return bool(splits) if split is None else split in splits
 
     @classmethod
@@ -196,6 +197,12 @@ def _read() -> dict[str, Any]:
             f"is {VERSION}; move it away, or set RLLM_HOME to another directory."
         )
     return registry["datasets"]
+
+
+def _entry(name: str) -> dict[str, Any]:
+    """The entry of a data set, in whichever of its spellings it is asked for; empty where there is none."""
+    registry = _read()
+    return registry.get(name) or registry.get(own_name(name, registry) or "", {})
 
 
 def _write(registry: dict[str, Any]) -> None:

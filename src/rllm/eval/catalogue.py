@@ -18,11 +18,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from rllm.data.published_names import own_name
 from rllm.data.registry import DatasetRegistry
 from rllm.data.sources import PackageSource, Source, Split, source_of
 from rllm.data.swe_rows import holds_swe_rows, swe_splits
 from rllm.data.task_directory import is_task_collection, what_is_missing
 from rllm.errors import ConfigError
+from rllm.eval.published_benchmarks import successor
 
 ENVIRONMENT = "environment"
 """The evaluator of a benchmark whose world says itself what an episode was worth."""
@@ -175,12 +177,17 @@ def benchmark_named(name: str) -> Benchmark:
         return _benchmark(file_name, name)
     if DatasetRegistry.dataset_exists(name):
         return _registered_benchmark(name)
+    same_name = own_name(name, [*benchmark_names(), *DatasetRegistry.get_dataset_names()])
+    if same_name is not None:
+        return benchmark_named(same_name)
     if is_task_collection(Path(name)):
         return _directory(name)
     if holds_swe_rows(Path(name)):
         return _swe_rows(name)
     if ("/" in name and Path(name).exists()) or Path(name).is_dir():
         raise ConfigError(what_is_missing(Path(name)))
+    if (instead := successor(name)) is not None:
+        raise ConfigError(f"The benchmark `{name}` is not here: {instead}.")
     names = [*benchmark_names(), *DatasetRegistry.get_dataset_names()]
     nearest = difflib.get_close_matches(name, names, n=1)
     there = "nor is there such a directory." if "/" in name else f"there are: {', '.join(_short(names))}."

@@ -1,0 +1,22 @@
+"""Published commands that are not here, and what takes their place: what groups answer."""
+
+COMMANDS = {
+    "login": "there is no service to log in to: keys of model servers are kept by `rllm model setup`",
+    "snapshot": "sandboxes are kept warm by themselves (docs/sandbox.md); nothing has to be created before",
+    "view": "`rllm runs list` and `rllm runs show DIR` show runs; an evaluation writes report.html",
+    "setup": "`rllm model setup`",
+}
+"""Published commands without a counterpart of their own."""
+AGENT_COMMANDS = {
+    "register": "name it where it is used, `--agent my_agent.py:solve`; a package offers its agents by the "
+    "entry-point group `rllm.agents`",
+    "unregister": "nothing is registered: an agent is named where it is used, `--agent my_agent.py:solve`",
+}
+DATASET_COMMANDS = {
+    "from-eval": "`rllm sft --run DIR` learns from what a run did well (`data.min_reward`, "
+    "`data.max_per_task`); `rllm dataset from-runs` writes the rows that workers served",
+}
+MODEL_COMMANDS = {
+    "show": "`rllm model list` shows what is set up, and what is the default",
+    "swap": "`rllm model setup NAME --default` makes another one the default",
+}

@@ -1,0 +1,35 @@
+"""Published names of benchmarks that are not here, and what takes their place."""
+
+from rllm.data.published_names import name_key
+
+_PICTURES = "its questions are pictures that nothing here reads; mathvista, mathvision, mmmu, geo3k, ai2d are"
+_SOFTWARE = (
+    "its tasks are container images of their own; write the rows of those that you have as a file, and name "
+    "that: `rllm eval rows.jsonl` (docs/swe.md)"
+)
+_HARNESS = "it is graded by a harness of its own; a directory of tasks is named by its path (docs/eval.md)"
+_SEARCH = "it needs a search service; `browsecomp` asks the like over a corpus of its own (docs/search.md)"
+_RULES = "register its rows: `rllm dataset register NAME ORG/NAME --question … --answer … --evaluator "
+
+ABSENT = {
+    **dict.fromkeys(
+        (
+            *("mmmu_pro", "dynamath", "zerobench", "zerobench_sub", "vlmsareblind", "babyvision", "ocrbench"),
+            *("charxiv", "cc_ocr", "countbenchqa", "erqa", "omnidocbench", "docvqa", "refcoco", "refspatial"),
+            *("lingoqa", "sunrgbd"),
+        ),
+        _PICTURES,
+    ),
+    **dict.fromkeys(("rllm_swesmith", "swesmith", "r2egym", "r2egym_lite", "deepswe"), _SOFTWARE),
+    **dict.fromkeys(("skillsbench", "skillsbench_no_skills", "claw_eval", "migrationbench"), _HARNESS),
+    **dict.fromkeys(("hle_search", "seal0", "widesearch"), _SEARCH),
+    **dict.fromkeys(("mmlu_prox", "include", "global_piqa"), f"{_RULES}choice`"),
+    "aa_lcr": f"{_RULES}equality`",
+    "multichallenge": f"{_RULES}judge`",
+}
+"""Published name -> what takes its place."""
+
+
+def successor(name: str) -> str | None:
+    """What takes the place of a published benchmark that is not here; None for any other name."""
+    return ABSENT.get(name_key(name))
