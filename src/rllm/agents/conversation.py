@@ -7,12 +7,11 @@ Demonstrations for programs are played through it: what a program asks, and what
 
 from typing import Any
 
-from rllm.agents.base import BaseAgent
-from rllm.types.episode import Action, Step, Trajectory
-from rllm.types.messages import Message
+from rllm.agents.dialogue import DialogueAgent
+from rllm.types.episode import Action, Step
 
 
-class ConversationAgent(BaseAgent):
+class ConversationAgent(DialogueAgent):
     """Every observation is a user message, or the messages themselves where it is a list; before them stands
     `system_prompt`, where there is one."""
 
@@ -20,19 +19,8 @@ class ConversationAgent(BaseAgent):
         self._system_prompt = system_prompt
         self.reset()
 
-    @property
-    def chat_completions(self) -> list[Message]:
-        return self._messages
-
-    @property
-    def trajectory(self) -> Trajectory:
-        return self._trajectory
-
     def reset(self) -> None:
-        self._messages: list[Message] = []
-        if self._system_prompt:
-            self._messages.append({"role": "system", "content": self._system_prompt})
-        self._trajectory = Trajectory()
+        self.begin(self._system_prompt)
 
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any

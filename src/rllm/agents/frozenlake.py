@@ -7,14 +7,13 @@ The words around the grid are few on purpose: a small model reads every one of t
 
 from typing import Any
 
-from rllm.agents.base import BaseAgent
+from rllm.agents.dialogue import DialogueAgent
 from rllm.agents.prompts_named import prompt_named
 from rllm.environments.frozenlake import PLAYER
 from rllm.environments.lake_values import MOVES
 from rllm.errors import ConfigError
 from rllm.rewards.extraction import Marked, marked_answer
-from rllm.types.episode import Action, Step, Trajectory
-from rllm.types.messages import Message
+from rllm.types.episode import Action
 
 WALL = "#"
 """What lies beyond the edge when neighbours are shown."""
@@ -36,7 +35,7 @@ def parse_move(response: str) -> Action:
     return Action(action=_MOVE_OF_ANSWER.get(word.lower(), answer))
 
 
-class FrozenLakeAgent(BaseAgent):
+class FrozenLakeAgent(DialogueAgent):
     """One user message per observation: the grid and nothing else, unless asked for.
 
     `max_steps` adds how many moves are left; `show_neighbours` adds a line with what lies to the left, below,
@@ -60,42 +59,20 @@ class FrozenLakeAgent(BaseAgent):
         self._system_prompt = prompt_named("frozenlake") if system_prompt is None else system_prompt
         self.reset()
 
-    @property
-    def chat_completions(self) -> list[Message]:
-        return self._messages
-
-    @property
-    def trajectory(self) -> Trajectory:
-        return self._trajectory
-
     def reset(self) -> None:
-        self._trajectory = Trajectory()
-        self._messages: list[Message] = [{"role": "system", "content": self._system_prompt}]
-        self._observation: Any = None
-        self._unpaid_step: Step | None = None
+        self.begin(self._system_prompt)
 
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
     ) -> None:
-        if self._unpaid_step is not None:
-            self._unpaid_step.reward = reward
-            self._unpaid_step.done = done
-            self._unpaid_step.info.update(info)
-            self._unpaid_step = None
-        self._observation = observation
+        self.pay(observation, reward, done, info)
         if not done:  # nobody answers the last observation
             self._messages.append({"role": "user", "content": self._question(observation)})
 
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
         action = parse_move(response)
         self._messages.append({"role": "assistant", "content": response})
-        self._unpaid_step = Step(
-            chat_completions=list(self._messages),
-            observation=self._observation,
-            model_response=response,
-            action=action,
-        )
-        self._trajectory.steps.append(self._unpaid_step)
+        self.record(response, action)
         return action
 
     def _question(self, grid: str) -> str:

@@ -8,10 +8,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from rllm.agents.base import BaseAgent
+from rllm.agents.dialogue import DialogueAgent
 from rllm.rewards.extraction import Marked, marked_answer
-from rllm.types.episode import Action, Step, Trajectory
-from rllm.types.messages import Message
+from rllm.types.episode import Action
 
 NO_MOVE = ""
 """The action of an answer without a move; every game takes it for an invalid one."""
@@ -34,7 +33,7 @@ def parse_move(response: str) -> Action:
     return Action(action=mark.text if isinstance(mark, Marked) else NO_MOVE)
 
 
-class GameAgent(BaseAgent):
+class GameAgent(DialogueAgent):
     """One user message per observation.
 
     Without `instructions` there is no system message: who has learned to write moves needs no telling.
@@ -44,42 +43,18 @@ class GameAgent(BaseAgent):
         self._instructions = instructions
         self.reset()
 
-    @property
-    def chat_completions(self) -> list[Message]:
-        return self._messages
-
-    @property
-    def trajectory(self) -> Trajectory:
-        return self._trajectory
-
     def reset(self) -> None:
-        self._trajectory = Trajectory()
-        self._messages: list[Message] = []
-        if self._instructions:
-            self._messages.append({"role": "system", "content": system_prompt()})
-        self._observation: Any = None
-        self._unpaid_step: Step | None = None
+        self.begin(system_prompt() if self._instructions else "")
 
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
     ) -> None:
-        if self._unpaid_step is not None:
-            self._unpaid_step.reward = reward
-            self._unpaid_step.done = done
-            self._unpaid_step.info.update(info)
-            self._unpaid_step = None
-        self._observation = observation
+        self.pay(observation, reward, done, info)
         if not done:  # nobody answers the last observation
             self._messages.append({"role": "user", "content": str(observation)})
 
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
         action = parse_move(response)
         self._messages.append({"role": "assistant", "content": response})
-        self._unpaid_step = Step(
-            chat_completions=list(self._messages),
-            observation=self._observation,
-            model_response=response,
-            action=action,
-        )
-        self._trajectory.steps.append(self._unpaid_step)
+        self.record(response, action)
         return action

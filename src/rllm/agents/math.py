@@ -9,18 +9,18 @@ One turn in a `SingleTurnEnvironment`, several in a `SelfCorrectionEnvironment`.
 from collections.abc import Mapping
 from typing import Any
 
-from rllm.agents.base import BaseAgent
+from rllm.agents.dialogue import DialogueAgent
 from rllm.agents.prompts_named import prompt_named
 from rllm.errors import AgentError
 from rllm.rendering.answers import CLOSE_THINK, OPEN_THINK, without_thoughts
-from rllm.types.episode import Action, Step, Trajectory
+from rllm.types.episode import Action
 from rllm.types.messages import Message
 
 FEEDBACK_KEYS = ("feedback", "question", "problem", "prompt")
 """Where the text of an observation is, when it is a dict."""
 
 
-class MathAgent(BaseAgent):
+class MathAgent(DialogueAgent):
     """Questions as user messages; the action is what comes behind the thoughts.
 
     Without `accumulate_thinking` the thoughts of earlier turns are left out of what the model reads: each
@@ -50,26 +50,13 @@ class MathAgent(BaseAgent):
             return self._messages
         return [*map(without_thoughts, self._messages[:-1]), *self._messages[-1:]]
 
-    @property
-    def trajectory(self) -> Trajectory:
-        return self._trajectory
-
     def reset(self) -> None:
-        self._trajectory = Trajectory()
-        self._messages: list[Message] = []
-        if self._system_prompt:
-            self._messages.append({"role": "system", "content": self._system_prompt})
-        self._observation: Any = None
-        self._unpaid_step: Step | None = None
+        self.begin(self._system_prompt)
 
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
     ) -> None:
-        if self._unpaid_step is not None:
-            self._unpaid_step.reward, self._unpaid_step.done = reward, done
-            self._unpaid_step.info.update(info)
-            self._unpaid_step = None
-        self._observation = observation
+        self.pay(observation, reward, done, info)
         if not done:  # nobody answers the last observation
             self._messages += self.said(observation, info)
 
@@ -82,14 +69,8 @@ class MathAgent(BaseAgent):
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
         thought, action = split_thought(response, thinks_first=self.thinks_first)
         self._messages.append({"role": "assistant", "content": response})
-        self._unpaid_step = Step(
-            chat_completions=[*self.chat_completions[:-1], self._messages[-1]],
-            observation=self._observation,
-            thought=thought,
-            action=Action(action),
-            model_response=response,
-        )
-        self._trajectory.steps.append(self._unpaid_step)
+        said = [*self.chat_completions[:-1], self._messages[-1]]
+        self.record(response, Action(action), thought=thought, messages=said)
         return Action(action)
 
 

@@ -11,7 +11,7 @@ begins; it is done for half of the room at once, so that segments stay long.
 from collections.abc import Mapping
 from typing import Any
 
-from rllm.agents.base import BaseAgent
+from rllm.agents.dialogue import DialogueAgent
 from rllm.agents.prompts_named import prompt_named
 from rllm.environments.swe.scaffolds import (
     DEFAULT_SCAFFOLD,
@@ -24,8 +24,8 @@ from rllm.environments.swe.scaffolds import (
 from rllm.errors import AgentError, ConfigError
 from rllm.inference.reading import answer_message, call_messages, read_into
 from rllm.rendering.tools import HermesFormat
-from rllm.types.episode import Action, Step, Trajectory
-from rllm.types.messages import Message, ModelOutput
+from rllm.types.episode import Action
+from rllm.types.messages import ModelOutput
 
 FORMS = {
     "r2egym": "Write the call like this, and nothing after it:\n\n<function=NAME>\n<parameter=NAME>VALUE"
@@ -39,7 +39,7 @@ KEPT_OUTPUTS = 2
 _CUT = "[An output of {count:,} characters was here.]"
 
 
-class SWEAgent(BaseAgent):
+class SWEAgent(DialogueAgent):
     """One conversation about one repository.
 
     `format_model_response` keeps of each answer what stands before its call and the call, and drops the rest
@@ -72,24 +72,13 @@ class SWEAgent(BaseAgent):
         self.reset()
 
     @property
-    def chat_completions(self) -> list[Message]:
-        return self._messages
-
-    @property
-    def trajectory(self) -> Trajectory:
-        return self._trajectory
-
-    @property
     def tool_schemas(self) -> list[dict[str, Any]]:
         return tool_schemas(self.scaffold) if self.use_fn_calling else []
 
     def reset(self) -> None:
-        self._trajectory = Trajectory()
-        self._messages: list[Message] = [{"role": "system", "content": self._system_prompt()}]
+        self.begin(self._system_prompt())
         self._outputs: list[int] = []
         """Places in the messages of outputs that are whole."""
-        self._unpaid_step: Step | None = None
-        self._observation: Any = None
 
     def _system_prompt(self) -> str:
         if self.use_fn_calling:
@@ -103,11 +92,7 @@ class SWEAgent(BaseAgent):
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
     ) -> None:
-        if self._unpaid_step is not None:
-            self._unpaid_step.reward, self._unpaid_step.done = reward, done
-            self._unpaid_step.info.update(info)
-            self._unpaid_step = None
-        self._observation = observation
+        self.pay(observation, reward, done, info)
         if done:  # nobody answers the last observation
             return
         if not self._trajectory.steps:
@@ -172,14 +157,7 @@ class SWEAgent(BaseAgent):
             content = f"{thought}{markup}" if self.format_model_response else response
             self._messages.append({"role": "assistant", "content": content})
             action = Action(call)
-        self._unpaid_step = Step(
-            chat_completions=list(self._messages),
-            observation=self._observation,
-            thought=thought,
-            model_response=response,
-            action=action,
-        )
-        self._trajectory.steps.append(self._unpaid_step)
+        self.record(response, action, thought=thought)
         return action
 
     def _called(self, response: str, output: ModelOutput | None) -> tuple[str, Action]:

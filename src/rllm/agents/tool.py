@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rllm.agents.base import BaseAgent
+from rllm.agents.dialogue import DialogueAgent
 from rllm.agents.prompts_named import prompt_named
 from rllm.environments.tool import FINISH, UNREADABLE
 from rllm.errors import AgentError, ConfigError
@@ -20,7 +20,7 @@ from rllm.inference.reading import answer_message, call_messages, read_into
 from rllm.rendering.tools import HermesFormat
 from rllm.tools.base import Tool
 from rllm.tools.multi import MultiTool
-from rllm.types.episode import Action, Step, Trajectory
+from rllm.types.episode import Action
 from rllm.types.messages import Message, ModelOutput
 
 PARSERS = ("", "qwen", "hermes")
@@ -29,7 +29,7 @@ PARSERS = ("", "qwen", "hermes")
 AnyTool = Tool | str | Callable[..., Any]
 
 
-class ToolAgent(BaseAgent):
+class ToolAgent(DialogueAgent):
     """One conversation with tools.
 
     `tools` (names, tools, typed functions) or `tool_map` (name -> tool or class of tools) are what it offers;
@@ -59,39 +59,22 @@ class ToolAgent(BaseAgent):
         self.reset()
 
     @property
-    def chat_completions(self) -> list[Message]:
-        return self._messages
-
-    @property
-    def trajectory(self) -> Trajectory:
-        return self._trajectory
-
-    @property
     def tool_schemas(self) -> list[dict[str, Any]]:
         return self._schemas
 
     def reset(self) -> None:
-        self._trajectory = Trajectory()
-        self._messages: list[Message] = []
-        if self._system_prompt:
-            self._messages.append({"role": "system", "content": self._system_prompt})
+        self.begin(self._system_prompt)
         self._schemas: list[dict[str, Any]] = self.tools.json
-        self._observation: Any = None
-        self._unpaid_step: Step | None = None
 
     # ---- from the environment ----------------------------------------------------------------------------
 
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
     ) -> None:
-        if self._unpaid_step is not None:
-            self._unpaid_step.reward, self._unpaid_step.done = reward, done
-            self._unpaid_step.info.update(info)
-            self._unpaid_step = None
+        self.pay(observation, reward, done, info)
         if not self._schemas and not self._trajectory.steps:
             fields = observation if isinstance(observation, Mapping) else {}
             self._schemas = list(info.get("tools") or fields.get("tools") or ())
-        self._observation = observation
         if not done:  # nobody answers the last observation
             self._messages += self._messages_of(observation)
 
@@ -126,14 +109,7 @@ class ToolAgent(BaseAgent):
             read_into(output, HermesFormat().parse(response, self._schemas))
         self._messages.append(answer_message(output))
         action = Action(_calls_of(output))
-        self._unpaid_step = Step(
-            chat_completions=list(self._messages),
-            observation=self._observation,
-            thought=output.reasoning,
-            model_response=response,
-            action=action,
-        )
-        self._trajectory.steps.append(self._unpaid_step)
+        self.record(response, action, thought=output.reasoning)
         return action
 
 
