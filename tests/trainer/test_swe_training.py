@@ -148,3 +148,16 @@ def test_a_context_that_does_not_hold_the_issue_is_refused_before_anything_is_tr
     ended = train(name, "run", "inference.max_context=32768")
     assert ended.exit_code == 2
     assert "but the model has 2048 positions" in ended.output
+
+
+def test_the_recipe_of_deepswe_resolves_without_a_download() -> None:
+    example = Path(__file__).parents[2] / "examples" / "deepswe"
+    words = ["train", str(example / "rows.jsonl"), "--config", str(example / "deepswe.toml")]
+    ended = CliRunner().invoke(rllm, [*words, "--model", str(example / "qwen3-32b"), "--dry-run", "--json"])
+    assert ended.exit_code == 0, ended.output
+    plan = json.loads(ended.stdout)
+    assert plan["derived"]["episodes_per_step"] == 512
+    assert plan["derived"]["optimizer_updates"] == 1600
+    assert set(plan["config"]["rollout"]["truncation"].values()) == {"mask", 1.0}
+    weights = plan["memory"]["weights"]
+    assert 65e9 < (weights if isinstance(weights, int | float) else weights["bytes"]) < 66e9

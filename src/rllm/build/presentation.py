@@ -17,7 +17,7 @@ from rllm.build.models import model_directory
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError, MissingExtraError
-from rllm.eval.catalogue import Benchmark, benchmark_named, benchmarks
+from rllm.eval.catalogue import SWE, Benchmark, benchmark_named, benchmarks
 from rllm.eval.results import is_for_show
 from rllm.eval.tasks import world_name
 from rllm.inference.providers import BUILTIN, ModelPlace
@@ -68,7 +68,7 @@ def presentation_of(request: Asked, spec: Benchmark) -> Presentation:
 def lacks_rules(config: TrainConfig, benchmark: str) -> bool:
     """Whether a configuration of training shows its model, or its teacher, less than `rllm eval` would."""
     spec = benchmark_named(benchmark)
-    if spec.asks_questions:
+    if spec.asks_questions or spec.environment == SWE:  # an issue and its tools are shown alike to all
         return False
     models = (config.model.path, config.distill.teacher)
     return any(not _was_made_for(path, spec, benchmark) for path in models if path)
