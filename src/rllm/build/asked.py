@@ -40,7 +40,9 @@ class Asked:
     trust_remote_code: bool = False
     """Whether Python that the model's directory brings along may run."""
     judge: ModelPlace | None = None
-    """Where the model is that an LLM judge asks."""
+    """Where the model is that an LLM judge asks, or that chooses among attempts."""
+    select: str = ""
+    """How one of several attempts at a task is chosen; empty chooses none."""
     open_workers: OpenWorkers | None = None
     """Runs the workers that a workflow calls."""
 

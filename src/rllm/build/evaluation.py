@@ -22,6 +22,7 @@ from rllm.build.models import model_directory
 from rllm.build.presentation import presentation_of
 from rllm.build.rows import for_programs, rows_of
 from rllm.build.sampling import sampling_of
+from rllm.build.selection import require_selectable, select
 from rllm.build.sources import source_hash, version
 from rllm.config.schema import TrainConfig
 from rllm.data.tasks import tasks_of
@@ -49,6 +50,8 @@ class Prepared:
     """An async context manager that gives the EpisodeEngine."""
     world: World | None = None
     """What the tasks are of; None for a program's own."""
+    request: Asked
+    """What was asked for."""
     world_pays: bool = False
     """Whether nobody else judges, so that what simple policies are paid there can be compared."""
 
@@ -79,6 +82,9 @@ class Prepared:
                 task_facts, self.tasks, self.world, with_baselines=self.world_pays
             )
             report = evaluation.report(ks=ks, prices=prices, facts=facts)
+            if self.request.select:
+                (way,) = self.plan.ways  # several attempts are made in one way
+                report["reports"][way]["selection"] = await select(self.request, evaluation, way)
             evaluation.finish(report)
             on_report(report)
         return report
@@ -111,10 +117,11 @@ async def evaluated(
 def _prepare_benchmark(request: Asked) -> Prepared:
     spec = benchmark_named(request.benchmark)
     _require_agent_of_software(request, spec)
+    require_selectable(request, spec)
     presentation = presentation_of(request, spec)
     config, agent_args = presentation.config, presentation.agent_args
     actor = actor_named(request.agent or spec.agent)
-    judge = judge_of_benchmark(spec, request.evaluator, request.judge)
+    judge = judge_of_benchmark(spec, request.evaluator, None if request.select else request.judge)
     asks_questions = spec.asks_questions
     split = request.split or spec.eval_split
     if not asks_questions:
@@ -137,6 +144,7 @@ def _prepare_benchmark(request: Asked) -> Prepared:
         require_gradable(evaluator, tasks, spec.name)
         return Prepared(
             plan=plan,
+            request=request,
             tasks=for_programs(tasks),
             open_engine=partial(_program_or_workflow, request, actor, evaluator),
             world=benchmark_world(spec),
@@ -147,6 +155,7 @@ def _prepare_benchmark(request: Asked) -> Prepared:
         benchmark_world(spec).env_class.from_dict(dict(tasks[0])).close()
     return Prepared(
         plan=plan,
+        request=request,
         tasks=tasks,
         open_engine=partial(agent_engine, request, spec, config, actor.agent, agent_args, judge.evaluator),
         world=benchmark_world(spec),
@@ -166,6 +175,7 @@ def _require_agent_of_software(request: Asked, spec: Benchmark) -> None:
 
 def _prepare_program(request: Asked) -> Prepared:
     assert request.program is not None, "a program is evaluated"
+    require_selectable(request, None)
     if request.agent:
         raise ConfigError(f"`{request.program.program}` is what acts; leave --agent {request.agent} out.")
     if request.as_trained is not None:
@@ -191,6 +201,7 @@ def _prepare_program(request: Asked) -> Prepared:
     )
     return Prepared(
         plan=plan,
+        request=request,
         tasks=tasks,
         open_engine=partial(_program_or_workflow, request, actor, judge.evaluator),
     )

@@ -88,7 +88,10 @@ LINE_EVERY_S = 10.0
     "--evaluator", default="", metavar="NAME", help="What judges: a built-in grader, or my_flow.py:score."
 )
 @click.option(
-    "--judge-model", default="", metavar="NAME", help="The model that an LLM judge asks, as for --model."
+    "--judge-model",
+    default="",
+    metavar="NAME",
+    help="The model that an LLM judge asks, or that chooses for --select model, as for --model.",
 )
 @click.option("--judge-base-url", default="", metavar="URL", help="The server of --judge-model.")
 @click.option(
@@ -118,6 +121,13 @@ LINE_EVERY_S = 10.0
 )
 @click.option(
     "--attempts", type=click.IntRange(min=1), default=1, show_default=True, help="Tries at each task."
+)
+@click.option(
+    "--select",
+    default="",
+    metavar="tests|majority|model",
+    help="Hand in one of the attempts at a software-engineering task, chosen without the hidden tests: by "
+    "tests that its author could see, by equal patches, or by the model (or --judge-model).",
 )
 @click.option(
     "--k", "ks", type=click.IntRange(min=1), multiple=True, help="Tell pass@k, majority@k and best-of-k."
@@ -165,6 +175,7 @@ def command(
     num_tasks: int | None,
     indices: str,
     attempts: int,
+    select: str,
     ks: tuple[int, ...],
     sampling: tuple[str, ...],
     concurrency: int | None,
@@ -227,6 +238,7 @@ def command(
         threads=threads,
         trust_remote_code=trust_remote_code,
         judge=judge,
+        select=select,
     )
     ks = _ks(ks, attempts)
     directory = _directory(request, output, resume=resume, fresh=fresh)

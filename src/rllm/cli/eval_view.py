@@ -124,6 +124,8 @@ def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, pa
     for way, each in reports.items():
         if "pass_at_k" in each:
             console.print(_by_k(way, each))
+        if "selection" in each:
+            _print_selection(console, each["selection"])
         if len(each.get("categories", {})) > 1:
             console.print(_categories(way, each["categories"]))
         _print_failures(console, way, each)
@@ -239,6 +241,28 @@ def print_rescored(source: Path, target: Path, rescoring: Rescored) -> None:
         f"{num_changes} of {rescoring.judged} verdicts changed.", style="yellow" if num_changes else "dim"
     )
     print_next(console, [(["rllm", "eval", "--compare", str(source), str(target)], "see where")])
+
+
+def _print_selection(console: Console, selection: Mapping[str, Any]) -> None:
+    """What handing in one attempt a task comes to, between chance and an oracle."""
+    num_attempts, num_tasks = selection["attempts"], selection["tasks"]
+    rows = (
+        ("pass@1", "pass_at_1"),
+        (f"selected by {selection['by']}", "selected"),
+        (f"pass@{num_attempts}, an oracle's", "pass_at_n"),
+    )
+    shown = table(f"one of {num_attempts} attempts", "success [95 % interval]")
+    for title, name in rows:
+        low, high = selection[name]["interval"]
+        shown.add_row(title, f"{rate(selection[name]['value'])} [{100 * low:.1f}, {100 * high:.1f}]")
+    console.print(shown)
+    if selection["unsettled"]:
+        console.print(
+            f"At {selection['unsettled']} of {num_tasks} tasks the selector did not tell the best attempts "
+            "apart, so the first of them was taken.",
+            style="yellow",
+            soft_wrap=True,
+        )
 
 
 def _print_failures(console: Console, way: str, report: Mapping[str, Any]) -> None:

@@ -169,13 +169,13 @@ def _by_k(results: Sequence[Result], ks: Sequence[int]) -> dict[str, Any]:
     by_k: dict[str, Any] = {"pass_at_k": {}, "best_of_k": {}, "majority_at_k": {}}
     for k in ks:
         shares = [pass_at_k(len(each), sum(one.is_correct for one in each), k) for each in tasks]
-        by_k["pass_at_k"][str(k)] = _mean_with_interval(shares, instances)
-        by_k["best_of_k"][str(k)] = _mean_with_interval(
+        by_k["pass_at_k"][str(k)] = mean_with_interval(shares, instances)
+        by_k["best_of_k"][str(k)] = mean_with_interval(
             [max(0.0 if one.has_failed else one.reward for one in each[:k]) for each in tasks], instances
         )
         votes = [_majority(each[:k]) for each in tasks]
         if all(vote is not None for vote in votes):
-            by_k["majority_at_k"][str(k)] = _mean_with_interval(
+            by_k["majority_at_k"][str(k)] = mean_with_interval(
                 [float(bool(vote)) for vote in votes], instances
             )
     if not by_k["majority_at_k"]:
@@ -196,7 +196,7 @@ def _majority(attempts: Sequence[Result]) -> bool | None:
     return winner.is_correct
 
 
-def _mean_with_interval(values: Sequence[float], instances: Sequence[str]) -> dict[str, Any]:
+def mean_with_interval(values: Sequence[float], instances: Sequence[str]) -> dict[str, Any]:
     if not values:
         return {"value": 0.0, "interval": (0.0, 1.0), "interval_method": "none"}
     interval, method = interval_of(values, instances)

@@ -115,7 +115,8 @@ class SWEEnv(BaseEnv):
         reward = self.compute_final_reward()
         grade = self.grade
         assert grade is not None, "compute_final_reward made it"
-        info |= {"is_correct": grade.is_correct, "reason": grade.reason, **grade.metadata}
+        patch = grade.extracted or ""
+        info |= {"is_correct": grade.is_correct, "reason": grade.reason, **grade.metadata, "patch": patch}
         self.close()
         is_ended = is_submitted or grade.is_correct  # solved with the last step is solved
         return moved(shown, reward, info, terminated=is_ended, truncated=not is_ended)
