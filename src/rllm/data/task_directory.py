@@ -2,21 +2,24 @@
 here.
 
     TASK/  task.toml  instruction.md  environment/Dockerfile  tests/test.sh  [solution/solve.sh]
-      └──read_task_directory──► TaskDirectory: instruction, limits, Setup (files, workdir, variables)
+      └──read_task_directory──► TaskDirectory: instruction, limits, users, Dockerfile ──►
+      rllm.data.task_images
 
-Only what can be done in a sandbox without a container engine is taken from the Dockerfile: COPY and ADD of
-local files, WORKDIR, ENV, and RUN lines that install what a plain Debian with Python has anyway. A task
-that needs more is a ConfigError that names the line.
+Every field of `task.toml` is honoured, or refused by its name: a task that names a GPU, a service or a
+network that
+is not there is a ConfigError, and its collection goes on without it. Names that the format does not have
+are left alone, as Harbor does.
 """
 
+import os
 import re
-import shlex
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from rllm.data.task_images import Image, image_of, require_fitting
 from rllm.errors import ConfigError
 
 INSTRUCTION, SETTINGS = "instruction.md", "task.toml"
@@ -24,37 +27,26 @@ _CANARY = re.compile(
     r"\A(?:\s*(?:<!--.*?canary.*?-->|#[^\n]*canary[^\n]*)[ \t]*\n)+", re.IGNORECASE | re.DOTALL
 )
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
-_IGNORED = {
-    "FROM",
-    "LABEL",
-    "MAINTAINER",
-    "EXPOSE",
-    "CMD",
-    "ENTRYPOINT",
-    "STOPSIGNAL",
-    "SHELL",
-    "HEALTHCHECK",
-}
-_HARMLESS_RUN = re.compile(
-    r"\s*(?:apt-get\s+(?:update|clean)|apt-get\s+install\s[^&;|]*|rm\s+-rf\s+/var/lib/apt/lists/\*|mkdir\s+-p\s[^&;|]*)\s*"
-)
-_PRESENT = {
-    *("bash", "ca-certificates", "coreutils", "curl", "findutils", "gawk", "git", "grep", "python3", "sed"),
-    *("python3-minimal", "tar", "tmux", "asciinema", "procps", "less", "diffutils", "patch"),
-}
-"""Debian packages that a task may install: they are there, or a task that is run here does without."""
 NETWORK_MODES = ("public", "no-network", "allowlist")
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Setup:
-    """What is in the sandbox before the agent comes."""
+REFUSED = {
+    "environment": ("gpu_types", "tpu", "mcp_servers", "skills_dir", "allowed_hosts"),
+    "agent": ("allowed_hosts",),
+    "verifier": ("environment", "collect", "allowed_hosts"),
+}
+"""Settings of a section that ask for what a sandbox here does not have."""
 
-    workdir: str = "/app"
-    variables: dict[str, str] = field(default_factory=dict[str, str])
-    copies: tuple[tuple[Path, str], ...] = ()
-    """(file or directory beside the Dockerfile, where it goes)."""
-    directories: tuple[str, ...] = ()
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class HealthCheck:
+    """A command that must succeed before the agent comes."""
+
+    command: str
+    interval_s: float = 5.0
+    timeout_s: float = 30.0
+    start_period_s: float = 0.0
+    retries: int = 3
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -64,40 +56,43 @@ class TaskDirectory:
     path: Path
     name: str
     instruction: str
-    setup: Setup
-    agent_timeout_s: float | None
-    verifier_timeout_s: float
-    verifier_variables: dict[str, str]
-    memory_mb: int | None
-    metadata: dict[str, Any]
+    dockerfile: Path | None = None
+    variables: dict[str, str] = field(default_factory=dict[str, str])
+    """Of all phases, beside the image's."""
+    workdir: str = ""
+    """In place of the image's."""
+    build_timeout_s: float = 600.0
+    agent_timeout_s: float | None = None
+    """Of all commands of an attempt together."""
+    agent_user: str = ""
+    """Name or id, in place of the image's."""
+    verifier_timeout_s: float = 600.0
+    verifier_user: str = ""
+    verifier_variables: dict[str, str] = field(default_factory=dict[str, str])
+    solution_variables: dict[str, str] = field(default_factory=dict[str, str])
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     """Free: difficulty, category, tags."""
     artifacts: tuple[str, ...] = ()
     """Absolute paths of what the agent makes, beside what lies in its folders."""
+    health: HealthCheck | None = None
+    tests: Path
+    """A directory; /tests when the agent has finished."""
+    test_command: tuple[str, ...] = ("bash", "-c", "chmod +x /tests/test.sh; exec bash /tests/test.sh")
+    test_packages: tuple[str, ...] = ()
+    """Distributions of this machine that the tests import."""
+    solution: Path
+    """The script of the oracle's, which may be absent."""
 
-    @property
-    def folders(self) -> tuple[str, ...]:
-        """Every path that the task names for the agent to work in."""
-        copy_targets = (target for source, target in self.setup.copies if source.is_dir())
-        parents = (
-            str(PurePosixPath(target).parent) for source, target in self.setup.copies if source.is_file()
+    def image(self, *, builds: bool = True) -> Image:
+        """The image of its Dockerfile, from the cache or made now. Raises ConfigError that names the line."""
+        if self.dockerfile is None:
+            return Image(variables=self.variables, workdir=self.workdir or "/app")
+        image = image_of(
+            self.dockerfile, variables=self.variables, timeout_s=self.build_timeout_s, builds=builds
         )
-        named_folders = (
-            self.setup.workdir,
-            *self.setup.directories,
-            *copy_targets,
-            *parents,
-            *self.artifacts,
-        )
-        return tuple(dict.fromkeys(each for each in named_folders if each.strip("/")))
-
-    @property
-    def tests(self) -> Path:
-        return self.path / "tests"
-
-    @property
-    def solution(self) -> Path:
-        """Solution of the oracle; may be absent."""
-        return self.path / "solution"
+        return replace(image, workdir=self.workdir or image.workdir)
 
 
 def is_task_directory(path: Path) -> bool:
@@ -142,33 +137,43 @@ def read_task_directory(path: Path, environment: Mapping[str, str] | None = None
     `environment` is what `${VAR}` in the verifier's variables is taken from.
     """
     settings = _settings(path)
-    if settings.get("steps"):
-        raise ConfigError(f"{path / SETTINGS} has several `steps`; only tasks of one step are run here.")
-    world = _section(settings, "environment", path)
-    verifier = _section(settings, "verifier", path)
-    _refuse_unsupported(path, world, verifier)
+    sections = {
+        name: _section(settings, name, path) for name in ("environment", "agent", "verifier", "solution")
+    }
+    _refuse_unsupported(path, settings, sections)
     for required in (path / INSTRUCTION, path / "tests" / "test.sh"):
         if not required.is_file():
             raise ConfigError(f"{path} has no {required.relative_to(path)}; a task needs one.")
     instruction = _CANARY.sub("", (path / INSTRUCTION).read_text("utf-8")).strip()
     if not instruction:
         raise ConfigError(f"{path / INSTRUCTION} is empty.")
-    setup = _setup(path, world)
-    return TaskDirectory(
+    world, agent, verifier, solution = sections.values()
+    dockerfile = path / "environment" / "Dockerfile"
+    process_variables = environment or {}
+    task = TaskDirectory(
         path=path,
         name=str(_section(settings, "task", path).get("name", path.name)),
         instruction=instruction,
-        setup=setup,
-        agent_timeout_s=_seconds(_section(settings, "agent", path), None, path, "agent"),
+        dockerfile=dockerfile if dockerfile.is_file() else None,
+        variables=_variables(world, "environment", process_variables, path),
+        workdir=str(world.get("workdir") or ""),
+        build_timeout_s=_seconds(world, 600.0, path, "environment", "build_timeout_sec") or 600.0,
+        agent_timeout_s=_seconds(agent, None, path, "agent"),
+        agent_user=str(agent.get("user") or ""),
         verifier_timeout_s=_seconds(verifier, 600.0, path, "verifier") or 600.0,
-        verifier_variables={
-            str(name): _fill(str(value), environment or {}, path)
-            for name, value in _section(verifier, "env", path).items()
-        },
-        memory_mb=_memory_mb(world, path),
+        verifier_user=str(verifier.get("user") or ""),
+        verifier_variables=_variables(verifier, "verifier", process_variables, path),
+        solution_variables=_variables(solution, "solution", process_variables, path),
+        memory_mb=_size_mb(world, "memory", path),
+        storage_mb=_size_mb(world, "storage", path),
         metadata=_section(settings, "metadata", path),
         artifacts=_artifacts(settings, path),
+        health=_health(world, path),
+        tests=path / "tests",
+        solution=path / "solution" / "solve.sh",
     )
+    task.image(builds=False)
+    return task
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -187,65 +192,82 @@ def _section(table: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
     return section
 
 
-def _refuse_unsupported(path: Path, world: Mapping[str, Any], verifier: Mapping[str, Any]) -> None:
+def _refuse_unsupported(
+    path: Path, settings: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]
+) -> None:
     where = path / SETTINGS
+    version = str(settings.get("schema_version", settings.get("version", "1")))
+    if version.split(".")[0] != "1":
+        raise ConfigError(f"{where}: `schema_version` is {version}; schema 1 is read.")
+    if settings.get("steps"):
+        raise ConfigError(f"{where} has several `steps`; only tasks of one step are run here.")
+    for section, names in REFUSED.items():
+        for name in names:
+            if sections[section].get(name):
+                raise ConfigError(
+                    f"{where}: `{section}.{name}` is not there in the sandbox; leave this task out."
+                )
+    world, verifier = sections["environment"], sections["verifier"]
+    if world.get("gpus"):
+        raise ConfigError(f"{where}: `environment.gpus` is not there in the sandbox; leave this task out.")
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (path / "environment" / name).exists():
             raise ConfigError(f"{path / 'environment' / name}: several containers need a container engine.")
     if world.get("docker_image") and not (path / "environment" / "Dockerfile").exists():
-        raise ConfigError(
-            f"{where}: `environment.docker_image` {world['docker_image']!r} has no Dockerfile; an image "
-            "cannot be "
-            "unpacked without a container engine."
-        )
-    for key in ("gpus", "tpu", "mcp_servers", "healthcheck"):
-        if world.get(key):
-            raise ConfigError(
-                f"{where}: `environment.{key}` is not there in the sandbox; leave this task out."
-            )
+        require_fitting(str(world["docker_image"]), f"{where}: `environment.docker_image`")
     if str(world.get("os", "linux")) != "linux":
         raise ConfigError(f"{where}: `environment.os` is {world['os']!r}; tasks run on linux alone.")
-    if verifier.get("environment_mode", "shared") != "shared":
-        raise ConfigError(f"{where}: `verifier.environment_mode` is `separate`; only `shared` is run here.")
-    mode = world.get("network_mode", "public")
-    if mode not in NETWORK_MODES:
+    if verifier.get("environment_mode", "shared") not in ("shared", "separate"):
         raise ConfigError(
-            f"{where}: `environment.network_mode` is {mode!r}; it is one of {', '.join(NETWORK_MODES)}."
+            f"{where}: `verifier.environment_mode` is {verifier['environment_mode']!r}; it is "
+            f"shared or separate."
+        )
+    for section in ("environment", "agent", "verifier"):
+        mode = sections[section].get("network_mode", "public")
+        if mode not in NETWORK_MODES:
+            raise ConfigError(
+                f"{where}: `{section}.network_mode` is {mode!r}; it is one of {', '.join(NETWORK_MODES)}."
+            )
+    _require_machine(where, world)
+
+
+def _require_machine(where: Path, world: Mapping[str, Any]) -> None:
+    """Raises ConfigError for more processors or memory than this machine has."""
+    cpus = world.get("cpus") or 0
+    if isinstance(cpus, bool) or not isinstance(cpus, int | float) or cpus > (os.cpu_count() or 1):
+        raise ConfigError(f"{where}: `environment.cpus` is {cpus!r}; this machine has {os.cpu_count()}.")
+    here_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    memory_mb = _size_mb(world, "memory", where.parent) or 0
+    if memory_mb > here_mb:
+        raise ConfigError(
+            f"{where}: `environment.memory_mb` is {memory_mb:,}; this machine has {here_mb:,} MiB of memory."
         )
 
 
-def _setup(path: Path, world: Mapping[str, Any]) -> Setup:
-    """Replay of the Dockerfile, as far as it can be."""
-    context = path / "environment"
-    dockerfile = context / "Dockerfile"
-    workdir, variables = "/app", {}
-    copies: list[tuple[Path, str]] = []
-    directories: list[str] = []
-    for number, line in _lines(dockerfile) if dockerfile.is_file() else []:
-        word, _, rest = line.partition(" ")
-        where = f"{dockerfile}:{number}"
-        match word.upper():
-            case "WORKDIR":
-                workdir = _absolute(_unquote(rest, where)[0], workdir)
-                directories.append(workdir)
-            case "ENV":
-                variables |= _variables(rest, where)
-            case "COPY" | "ADD":
-                copies += _copies(rest, context, workdir, where)
-            case "RUN":
-                directories += _run(rest, workdir, where)
-            case "ARG" | "USER" | "VOLUME":
-                continue  # nothing here depends on them: there is one user, and no image to make
-            case other if other in _IGNORED:
-                continue
-            case other:
-                raise ConfigError(f"{where}: `{other}` cannot be done without a container engine.")
-    variables |= {str(name): str(value) for name, value in _section(world, "env", path).items()}
-    return Setup(
-        workdir=str(world.get("workdir") or workdir),
-        variables=variables,
-        copies=tuple(copies),
-        directories=tuple(dict.fromkeys(directories)),
+def _variables(
+    section: Mapping[str, Any], name: str, environment: Mapping[str, str], path: Path
+) -> dict[str, str]:
+    table = _section(section, "env", path)
+    return {str(key): _fill(str(value), environment, path, name) for key, value in table.items()}
+
+
+def _health(world: Mapping[str, Any], path: Path) -> HealthCheck | None:
+    table = _section(world, "healthcheck", path)
+    if not table:
+        return None
+    command = table.get("command")
+    if not isinstance(command, str) or not command.strip():
+        raise ConfigError(f"{path / SETTINGS}: `environment.healthcheck` has no `command`.")
+    seconds = {
+        name: _seconds(table, default, path, "environment.healthcheck", f"{name}ec")
+        for name, default in (("interval_s", 5.0), ("timeout_s", 30.0), ("start_period_s", None))
+    }
+    return HealthCheck(
+        command=command,
+        interval_s=seconds["interval_s"] or 5.0,
+        timeout_s=seconds["timeout_s"] or 30.0,
+        start_period_s=seconds["start_period_s"] or 0.0,
+        retries=int(table.get("retries", 3)),
     )
 
 
@@ -257,125 +279,51 @@ def _artifacts(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     sources: list[str] = []
     for entry in artifacts:
         each = entry.get("source") if isinstance(entry, dict) else entry
+        for name in ("destination", "service", "exclude"):
+            if isinstance(entry, dict) and entry.get(name):
+                raise ConfigError(
+                    f"{path / SETTINGS}: `artifacts.{name}` is not read here; leave this task out."
+                )
         if not isinstance(each, str) or not each.startswith("/") or ".." in each.split("/"):
             raise ConfigError(f"{path / SETTINGS}: `artifacts` names {each!r:.60}; give absolute paths.")
         sources.append(each)
     return tuple(sources)
 
 
-def _lines(dockerfile: Path) -> list[tuple[int, str]]:
-    """Instructions with the number of their first line; what ends with a backslash goes on."""
-    lines: list[tuple[int, str]] = []
-    first_number, parts = 0, list[str]()
-    for number, line in enumerate(dockerfile.read_text("utf-8").splitlines(), start=1):
-        bare_line = line.strip()
-        if not bare_line or bare_line.startswith("#"):
-            continue
-        first_number = first_number or number
-        parts.append(bare_line.removesuffix("\\").strip())
-        if not bare_line.endswith("\\"):
-            lines.append((first_number, " ".join(parts)))
-            first_number, parts = 0, []
-    return lines
-
-
-def _copies(rest: str, context: Path, workdir: str, where: str) -> list[tuple[Path, str]]:
-    words = [each for each in _unquote(rest, where) if not each.startswith(("--chown", "--chmod", "--link"))]
-    if any(each.startswith("--") for each in words) or len(words) < 2:
-        raise ConfigError(
-            f"{where}: `COPY {rest}` cannot be done here; only files beside the Dockerfile are copied."
-        )
-    *sources, target = words
-    into = _absolute(target, workdir)
-    is_directory = target.endswith("/") or target in (".", "./") or len(sources) > 1
-    copies: list[tuple[Path, str]] = []
-    for source in sources:
-        matches = sorted(context.glob(source.lstrip("/"))) if source not in (".", "./") else [context]
-        if not matches or any(context.resolve() not in (m.resolve(), *m.resolve().parents) for m in matches):
-            raise ConfigError(f"{where}: there is no `{source}` beside the Dockerfile.")
-        for match in matches:
-            goes_inside = match.is_file() and (is_directory or len(matches) > 1)
-            copies.append((match, str(PurePosixPath(into) / match.name) if goes_inside else into))
-    return copies
-
-
-def _run(rest: str, workdir: str, where: str) -> list[str]:
-    """Directories that a RUN line makes. What it installs must be there anyway."""
-    directories: list[str] = []
-    for command in re.split(r"&&|;", rest):
-        if not _HARMLESS_RUN.fullmatch(command):
-            raise ConfigError(
-                f"{where}: `RUN {command.strip():.80}` cannot be done without a container engine; leave "
-                "this task "
-                "out, or run it with the docker backend."
-            )
-        words = _unquote(command, where)
-        if words[0] == "mkdir":
-            directories += [_absolute(each, workdir) for each in words[1:] if not each.startswith("-")]
-        elif words[:2] == ["apt-get", "install"]:
-            missing = [each for each in words[2:] if not each.startswith("-") and each not in _PRESENT]
-            if missing:
-                raise ConfigError(
-                    f"{where}: the task installs {', '.join(missing)}, which the sandbox does not have; "
-                    "leave it out, "
-                    "or run it with the docker backend."
-                )
-    return directories
-
-
-def _variables(rest: str, where: str) -> dict[str, str]:
-    words = _unquote(rest, where)
-    if all("=" in word for word in words):
-        return dict(word.split("=", 1) for word in words)
-    return {words[0]: " ".join(words[1:])}
-
-
-def _unquote(text: str, where: str) -> list[str]:
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}: {text:.80}") from error
-    if not words:
-        raise ConfigError(f"{where} says nothing.")
-    return words
-
-
-def _absolute(path: str, workdir: str) -> str:
-    joint_path = PurePosixPath(workdir) / path
-    if ".." in joint_path.parts:
-        raise ConfigError(f"The Dockerfile names {path!r}; paths with `..` are not followed.")
-    return str(joint_path)
-
-
-def _seconds(table: Mapping[str, Any], default: float | None, path: Path, section: str) -> float | None:
-    value = table.get("timeout_sec", default)
+def _seconds(
+    table: Mapping[str, Any], default: float | None, path: Path, section: str, name: str = "timeout_sec"
+) -> float | None:
+    value = table.get(name, default)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ConfigError(f"{path / SETTINGS}: `{section}.timeout_sec` is {value!r}; it must be more than 0.")
+        raise ConfigError(f"{path / SETTINGS}: `{section}.{name}` is {value!r}; it must be more than 0.")
     return float(value)
 
 
-def _memory_mb(world: Mapping[str, Any], path: Path) -> int | None:
-    """`memory_mb`, or `memory = "2G"` of older tasks."""
-    if "memory_mb" in world:
-        return int(world["memory_mb"])
-    text = str(world.get("memory", "")).strip().upper().removesuffix("B").removesuffix("I")
+def _size_mb(world: Mapping[str, Any], name: str, path: Path) -> int | None:
+    """`memory_mb` or `storage_mb`; or `memory = "2G"` of older tasks."""
+    value = world.get(f"{name}_mb")
+    if value is not None:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ConfigError(
+                f"{path / SETTINGS}: `environment.{name}_mb` is {value!r}; it must be more than 0."
+            )
+        return int(value)
+    text = str(world.get(name, "")).strip().upper().removesuffix("B").removesuffix("I")
     if not text:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([MG])", text)
     if match is None:
-        raise ConfigError(
-            f"{path / SETTINGS}: `environment.memory` is {world['memory']!r}; write it as `2G`."
-        )
+        raise ConfigError(f"{path / SETTINGS}: `environment.{name}` is {world[name]!r}; write it as `2G`.")
     return int(float(match[1]) * (1024 if match[2] == "G" else 1))
 
 
-def _fill(text: str, environment: Mapping[str, str], path: Path) -> str:
+def _fill(text: str, environment: Mapping[str, str], path: Path, section: str) -> str:
     def value(match: re.Match[str]) -> str:
         variable = environment.get(match[1], match[2])
         if variable is None:
-            raise ConfigError(f"{path / SETTINGS}: the verifier needs the variable {match[1]}; set it.")
+            raise ConfigError(f"{path / SETTINGS}: the {section} needs the variable {match[1]}; set it.")
         return variable
 
     return _VARIABLE.sub(value, text)

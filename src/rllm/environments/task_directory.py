@@ -12,24 +12,30 @@ means says `rllm.rewards.task_tests`.
 
 import os
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rllm.data.task_directory import TaskDirectory, read_task_directory, task_directories
+from rllm.data.task_directory import SETTINGS, TaskDirectory, read_task_directory, task_directories
+from rllm.data.task_images import PATH, Image, user_of
 from rllm.environments.base import BaseEnv, Moved, moved
 from rllm.environments.world import World
-from rllm.errors import AgentError, ConfigError
+from rllm.errors import AgentError, ConfigError, SandboxError
 from rllm.rewards.task_tests import RESULTS, TaskReward, task_reward
+from rllm.sandbox.archive import pack_links_and_all
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.types import ExecResult, Limits, Root, Snapshot
 from rllm.sandbox.verifier import Examination, snapshot_of
 from rllm.types.episode import Action
 
+MOST_DISK_MB = 16_384
+"""Of what a task may ask for: files lie in memory until they are gone."""
 MAX_OUTPUT_CHARS = 8_000
 """Of one command, shown to the model."""
 _BLOCK = re.compile(r"```(?:sh|bash|shell)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
@@ -61,19 +67,24 @@ class TaskDirectoryEnv(BaseEnv):
         self.backend = backend
         self.max_turns = max_turns
         self._limits = Limits(
-            wall_s=min(command_timeout_s, self.task.agent_timeout_s or command_timeout_s),
+            wall_s=command_timeout_s,
             cpu_s=command_timeout_s,
             memory_mb=self.task.memory_mb or 1024,
-            disk_mb=disk_mb,
+            disk_mb=min(self.task.storage_mb or disk_mb, MOST_DISK_MB),
+            processes=256,
         )
+        self._image: Image | None = None
         self._sandbox: Sandbox | None = None
         self._turns = 0
+        self._left_s = 0.0
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """A fresh machine and the instruction. Nothing is drawn, so the seed changes nothing."""
         self.close()
         self._sandbox = self._open_world()
         self._turns = 0
+        self._left_s = self.task.agent_timeout_s or float("inf")
+        self._require_health(self._sandbox)
         return f"{self.task.instruction}\n\n{_HOW}", {"task": self.task.name}
 
     def step(self, action: Any) -> Moved:
@@ -82,8 +93,8 @@ class TaskDirectoryEnv(BaseEnv):
         answer = action.action if isinstance(action, Action) else action
         blocks = _BLOCK.findall(str(answer))
         self._turns += 1
-        output = _output_text(self._run(self._sandbox, blocks[-1])) if blocks else ""
-        is_done, is_late = not blocks, self._turns >= self.max_turns
+        output = _output_text(self._act(self._sandbox, blocks[-1])) if blocks else ""
+        is_done, is_late = not blocks, self._turns >= self.max_turns or self._left_s <= 0
         if not (is_done or is_late):
             return output, 0.0, False, {}
         verdict = self.verify()
@@ -110,11 +121,26 @@ class TaskDirectoryEnv(BaseEnv):
             self._sandbox.close()
             self._sandbox = None
 
+    @property
+    def image(self) -> Image:
+        """The image of the task's Dockerfile, from the cache or made now. Raises ConfigError that names the
+        line."""
+        if self._image is None:
+            image = self.task.image()
+            if self.backend == "docker" and image.runs:
+                raise ConfigError(
+                    f"{image.runs[0]}: RUN lines are run for `bubblewrap` and `unshare` alone; name "
+                    f"one of them as "
+                    "`backend`."
+                )
+            self._image = image
+        return self._image
+
     def _open_world(self) -> Sandbox:
         """The task's machine as it is given to an agent."""
-        folders = (self.task.setup.workdir, *self.task.folders, *_LOGS)
-        folders = tuple(dict.fromkeys(each for each in folders if each.strip("/")))
-        sandbox = open_sandbox(self.backend, limits=self._limits, root=Root(folders=folders))
+        folders = tuple(dict.fromkeys(each for each in (*self._folders, *_LOGS) if each.strip("/")))
+        root = Root(folders=folders, layers=self._layers, owner=self._owner(self.task.agent_user))
+        sandbox = open_sandbox(self.backend, limits=self._limits, root=root)
         try:
             self._prepare(sandbox, lambda path: True)
         except BaseException:
@@ -122,26 +148,68 @@ class TaskDirectoryEnv(BaseEnv):
             raise
         return sandbox
 
+    @property
+    def _folders(self) -> tuple[str, ...]:
+        """Every path that the task names for the agent to work in."""
+        return (self.image.workdir, *self.image.folders, *self.task.artifacts)
+
+    @property
+    def _layers(self) -> tuple[str, ...]:
+        return () if self.backend == "docker" else tuple(map(str, self.image.layers))
+
+    def _owner(self, user: str) -> int:
+        """The user id of a phase: its own, or the image's."""
+        where = str(self.task.path / SETTINGS)
+        return user_of(self.image, user, where)[0] if user else self.image.user
+
     def _prepare(self, sandbox: Sandbox, brings: Callable[[str], bool]) -> None:
-        for source, target in self.task.setup.copies:
-            if brings(f"{target}/_" if source.is_dir() else target):
-                try:
-                    sandbox.upload(source, target)
-                except OSError as error:
-                    raise ConfigError(
-                        f"{self.task.path}: `{source}` cannot be copied to {target}: {error}"
-                    ) from error
+        """Bring what lines of the Dockerfile copied where there are no layers."""
+        for layer in reversed(self.image.layers if self.backend == "docker" else ()):
+            tar = pack_links_and_all(layer, "", keeps=brings)
+            sandbox.restore(Snapshot(tar=tar, base="/"))
+
+    def _require_health(self, sandbox: Sandbox) -> None:
+        """Raises SandboxError where the task's health check does not succeed."""
+        health = self.task.health
+        if health is None:
+            return
+        time.sleep(health.start_period_s)
+        limits = replace(self._limits, wall_s=health.timeout_s)
+        ran = self._run(sandbox, health.command, limits)
+        for _ in range(health.retries):
+            if ran.exit_code == 0:
+                return
+            time.sleep(health.interval_s)
+            ran = self._run(sandbox, health.command, limits)
+        if ran.exit_code == 0:
+            return
+        self.close()
+        raise SandboxError(
+            f"{self.task.path}: its health check `{health.command:.120}` failed {health.retries + 1} times: "
+            f"{_output_text(ran)[-400:]}"
+        )
+
+    def _act(self, sandbox: Sandbox, command: str) -> ExecResult:
+        """Run a command of the agent's, within what is left of its time."""
+        ran = self._run(
+            sandbox, command, replace(self._limits, wall_s=min(self._limits.wall_s, self._left_s))
+        )
+        self._left_s -= ran.wall_s
+        return ran
 
     def _examination(self) -> Examination:
         task = self.task
         return Examination(
             backend=self.backend,
             tests=task.tests,
-            command=("bash", "-c", "chmod +x /tests/test.sh; exec bash /tests/test.sh"),
-            workdir=task.setup.workdir,
-            variables=task.setup.variables,
+            command=task.test_command,
+            workdir=self.image.workdir,
+            variables=self.image.variables,
             own_variables=task.verifier_variables,
-            folders=task.folders,
+            folders=self._folders,
+            layers=self._layers,
+            owner=self._owner(task.verifier_user),
+            packages=task.test_packages,
             limits=replace(self._limits, wall_s=task.verifier_timeout_s, cpu_s=task.verifier_timeout_s),
             prepare=self._prepare,
             results=RESULTS,
@@ -149,19 +217,24 @@ class TaskDirectoryEnv(BaseEnv):
 
     def _solve(self) -> Snapshot | None:
         """What the task's own solution leaves; None where there is none."""
-        if not (self.task.solution / "solve.sh").is_file():
+        if not self.task.solution.is_file():
             return None
         limits = replace(
             self._limits, wall_s=self.task.verifier_timeout_s, cpu_s=self.task.verifier_timeout_s
         )
         with self._open_world() as sandbox:
-            sandbox.upload(self.task.solution, "/solution")
-            self._run(sandbox, "bash /solution/solve.sh", limits)
+            sandbox.upload(self.task.solution.parent, "/solution")
+            self._run(
+                sandbox, f"bash /solution/{self.task.solution.name}", limits, self.task.solution_variables
+            )
             return snapshot_of(sandbox, self._examination())
 
-    def _run(self, sandbox: Sandbox, command: str, limits: Limits | None = None) -> ExecResult:
-        setup = self.task.setup
-        return sandbox.exec(["bash", "-c", command], env=setup.variables, cwd=setup.workdir, limits=limits)
+    def _run(
+        self, sandbox: Sandbox, command: str, limits: Limits | None = None, variables: Mapping[str, str] = {}
+    ) -> ExecResult:
+        image = self.image
+        env = {"PATH": PATH, **image.variables, **variables}
+        return sandbox.exec(["bash", "-c", command], env=env, cwd=image.workdir, limits=limits)
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "TaskDirectoryEnv":
@@ -186,7 +259,7 @@ def directory_tasks(
     if split != "test":
         raise ConfigError(f"Task directories have no split `{split}`; they are all `test`.")
     directories = task_directories(Path(path))
-    skip = skipped_directories(split, path=path)
+    skip = skipped_directories(split, path=path, **arguments)
     if len(skip) == len(directories):
         first = skip[directories[0].name]
         raise ConfigError(f"None of the {len(directories)} tasks in {path} can be run here. {first}")
@@ -194,15 +267,40 @@ def directory_tasks(
     return [{"task_id": each.name, "path": str(each), **arguments} for each in selection]
 
 
-def skipped_directories(split: str, *, path: str = "", **_: Any) -> dict[str, str]:
-    """The reasons that tasks under `path` cannot be run here, by name."""
+def skipped_directories(
+    split: str, *, path: str = "", backend: str = "bubblewrap", **_: Any
+) -> dict[str, str]:
+    """The reasons that tasks under `path` cannot be run here, by name. Their images are built for that, but
+    those that are in the cache."""
     reasons: dict[str, str] = {}
     for each in task_directories(Path(path)):
         try:
             read_task_directory(each, os.environ)
         except ConfigError as error:
             reasons[each.name] = str(error)
+            continue
+        reason = _build_failure(each, backend, _written_ns(each / "environment" / "Dockerfile"))
+        if reason:
+            reasons[each.name] = reason
     return reasons
+
+
+@cache
+def _build_failure(path: Path, backend: str, written_ns: int) -> str:
+    """The reason that a task's image cannot be made; empty where it can. A failure is not tried again."""
+    try:
+        task_environment = TaskDirectoryEnv(path, backend=backend)
+        image = task_environment.image
+        for user in (task_environment.task.agent_user, task_environment.task.verifier_user):
+            if user:
+                user_of(image, user, str(path / SETTINGS))
+    except (ConfigError, SandboxError) as error:
+        return str(error)
+    return ""
+
+
+def _written_ns(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.is_file() else 0
 
 
 def demonstration(task: dict[str, Any], *, noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:
@@ -210,9 +308,9 @@ def demonstration(task: dict[str, Any], *, noise: float, rng: np.random.Generato
     if noise:
         raise ConfigError("Nobody strays from a task's own solution; set `warm_start.noise` to 0.")
     directory = read_task_directory(Path(task["path"]), os.environ)
-    script = directory.solution / "solve.sh"
+    script = directory.solution
     if not script.is_file():
-        raise ConfigError(f"{directory.path} has no solution/solve.sh to demonstrate.")
+        raise ConfigError(f"{directory.path} has no {script.relative_to(directory.path)} to demonstrate.")
     return [
         (f"{directory.instruction}\n\n{_HOW}", f"```sh\n{script.read_text('utf-8').rstrip()}\n```"),
         ("", "Done."),

@@ -5,7 +5,7 @@ import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import IO
 
@@ -32,11 +32,16 @@ def pack_tree(source: Path) -> bytes:
     return buffer.getvalue()
 
 
-def pack_links_and_all(source: Path, place: str) -> bytes:
-    """A tar of a directory of one's own with its links, as paths from `/` on below `place`."""
+def pack_links_and_all(
+    source: Path, place: str, *, keeps: Callable[[str], bool] = lambda path: True
+) -> bytes:
+    """A tar of a directory of one's own with its links, as paths from `/` on below `place`; of its files
+    those that are kept."""
     buffer = io.BytesIO()
 
-    def owned_by_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    def owned_by_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if not entry.isdir() and not keeps(f"/{entry.name.removeprefix('./')}"):
+            return None
         entry.uid = entry.gid = 0
         entry.uname = entry.gname = ""
         return entry

@@ -57,9 +57,9 @@ def open_sandbox(
                 f"`packages` ({', '.join(packages)}) are those of this machine; with docker install them "
                 "in the image, and name that with `image`."
             )
-        if root is not None and root.tree:
+        if root is not None and (root.tree or root.layers):
             raise ConfigError(
-                "`tree` is for bubblewrap and unshare; docker takes the image itself, by `image`."
+                "`tree` and `layers` are for bubblewrap and unshare; docker takes an image itself: `image`."
             )
         if root is not None and root.mounts:
             raise ConfigError(

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from rllm.sandbox.types import ExecResult, Limits, Scope, Snapshot
+from rllm.errors import ConfigError
+from rllm.sandbox.types import ExecResult, FileState, Limits, Scope, Snapshot
 
 
 class Sandbox(ABC):
@@ -87,6 +88,21 @@ class Sandbox(ABC):
         Whoever holds it answers programs inside, which reach nothing else. To be called while no program
         runs. SandboxError where the port is taken; ConfigError where the backend has no network of its own.
         """
+
+    def keep_state(self) -> FileState:
+        """Keep all files as they are now, to return to any number of times: nothing is copied. Files in
+        /dev/shm are not kept; processes never are.
+
+        Raises ConfigError where the sandbox has no writable root with layers, or this machine no overlays.
+        """
+        raise ConfigError(
+            f"A sandbox of backend `{self.backend}` keeps no states of its files here; open it by bubblewrap "
+            "or unshare with `root=Root(layers=...)`, or take a `snapshot`."
+        )
+
+    def return_to(self, state: FileState) -> None:
+        """Make all files what they were when `state` was kept here. States that were kept after it stay."""
+        raise ConfigError(f"This sandbox kept no states; {state!r:.80} is another's.")
 
     @property
     @abstractmethod

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 PACKAGE = "rllm.sandbox.inside"
-MODULES = ("kernel", "seccomp", "cellmates", "files", "jobs", "root", "layers", "cell", "warden")
+MODULES = ("kernel", "seccomp", "cellmates", "files", "jobs", "root", "layers", "stack", "cell", "warden")
 """In the order in which they import each other."""
 
 LOADER = (

@@ -15,6 +15,7 @@ from pathlib import Path
 from rllm.errors import ConfigError
 from rllm.sandbox.bundle import memory_file
 from rllm.sandbox.inside.layers import TREE
+from rllm.sandbox.inside.stack import LAYERS
 from rllm.sandbox.interpreter import Interpreter, system_paths
 from rllm.sandbox.packages import PLACE
 from rllm.sandbox.types import Root
@@ -114,8 +115,8 @@ def _bubblewrap(python: Interpreter, root: Root | None) -> Start:
     options += ["--proc", "/proc", "--dev", "/dev"]
     for folder in ("/box", "/tmp", "/run/cell"):
         options += ["--dir", folder]
-    if root and root.tree:
-        options += ["--ro-bind", root.tree, TREE]
+    for source, place in _root_binds(root):
+        options += ["--ro-bind", source, place]
     options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     arguments = memory_file("".join(option + "\0" for option in options).encode(), name="arguments")
     command = [_found("bwrap"), "--args", str(arguments), "--", *python.command]
@@ -136,14 +137,20 @@ def _unshare(python: Interpreter, root: Root | None) -> Start:
     command = [_found("setpriv"), "--pdeathsig", "KILL", _found("unshare"), *options, "--", *python.command]
     binds = [(path, path) for path in (*system_paths(), *python.binds)]
     binds += [(each.source, f"{PLACE}/{each.place}") for each in python.packages]
-    binds += root.mounts if root else ()
-    if root and root.tree:
-        binds.append((root.tree, TREE))
+    binds += [*(root.mounts if root else ()), *_root_binds(root)]
     return Start(command=command, identity=identity_here(), builds_root=True, binds=binds)
 
 
 def _subprocess(python: Interpreter, root: Root | None) -> Start:
     return Start(command=python.command, identity="bare", builds_root=False, binds=[])
+
+
+def _root_binds(root: Root | None) -> list[tuple[str, str]]:
+    """(directory of this machine, path inside) of what a writable root is laid over."""
+    if root is None:
+        return []
+    tree = [(root.tree, TREE)] if root.tree else []
+    return tree + [(layer, f"{LAYERS}/{number}") for number, layer in enumerate(root.layers)]
 
 
 def _found(program: str) -> str:

@@ -191,6 +191,19 @@ class WardenProcess:
             finally:
                 wire.close()
 
+    def change_state(self, chain: list[int] | None) -> list[int]:
+        """Keep the files of the writable root as they are now (`chain` is None), or return to a kept state;
+        the states that the present one stands on. Raises OSError where none can be kept."""
+        with self._in_use:
+            self._send({"do": "state", "chain": chain})
+            answer = self._hear(START_S)
+            if answer is None:
+                self.close()
+                raise WardenDied(f"The {self.backend} sandbox died while it changed the state of its files.")
+            if "error" in answer:
+                raise OSError(answer["errno"], answer["error"])
+            return answer["chain"]
+
     def _order(self, job: Job, wire: "_Wire") -> None:
         order = {
             "do": "run",

@@ -24,7 +24,7 @@ from rllm.sandbox.interpreter import interpreter
 from rllm.sandbox.outcomes import exec_result
 from rllm.sandbox.packages import normalized
 from rllm.sandbox.process import Ended, Job, WardenProcess
-from rllm.sandbox.types import ExecResult, Limits, Root, Scope, Snapshot
+from rllm.sandbox.types import ExecResult, FileState, Limits, Root, Scope, Snapshot
 
 FILE_LIMITS_S = 60.0
 """How long a file job may take."""
@@ -54,6 +54,7 @@ class WardenSandbox(Sandbox):
         self.workdir = self._warden.workdir
         self.read_only = self._warden.read_only
         self._has_root = root is not None
+        self._is_layered = root is not None and bool(root.layers) and not self.read_only
         if snapshot is not None:
             try:
                 self.restore(snapshot)
@@ -107,15 +108,39 @@ class WardenSandbox(Sandbox):
                 "A snapshot with a scope is one of a writable root; open the sandbox with `root`."
             )
         base = "." if scope is None else "/"
+        is_whole = scope is None or not (scope.changes and self._is_layered)
         details = asdict(scope or Scope())
         ended = self._file_job(
-            "snapshot", base, base=base, most_bytes=int(self.limits.disk_mb * 2**20 * SPARSE), **details
+            "snapshot" if is_whole else "changes",
+            base,
+            base=base,
+            most_bytes=int(self.limits.disk_mb * 2**20 * SPARSE),
+            **details,
         )
-        return Snapshot(tar=ended.stdout, base=base, left_out=tuple(_names(ended)))
+        return Snapshot(
+            tar=ended.stdout,
+            base=base,
+            left_out=tuple(_names(ended)),
+            is_whole=is_whole,
+            exempt=() if is_whole or scope is None else scope.left_out,
+        )
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put the files of a snapshot where they were."""
-        self._file_job("unpack", snapshot.base, snapshot.tar)
+        self._file_job("unpack", snapshot.base, snapshot.tar, exempt=snapshot.exempt)
+
+    def keep_state(self) -> FileState:
+        if not self._is_layered:
+            return super().keep_state()
+        with self._lock:
+            chain = self._warden.change_state(None)
+        return FileState(sandbox=self._warden.pid, chain=tuple(chain))
+
+    def return_to(self, state: FileState) -> None:
+        if state.sandbox != self._warden.pid:
+            super().return_to(state)
+        with self._lock:
+            self._warden.change_state([*state.chain])
 
     def listen(self, port: int, *, datagrams: bool = False) -> socket.socket:
         if self.backend == "subprocess":
@@ -149,7 +174,7 @@ class WardenSandbox(Sandbox):
             stdin=stdin,
             limits=limits,
             output_bytes=output_bytes,
-            wants_result=kind in ("pack", "snapshot"),
+            wants_result=kind in ("pack", "snapshot", "changes"),
         )
         ended = self._run(job)
         code = os.waitstatus_to_exitcode(ended.wait_status)

@@ -107,9 +107,15 @@ class Root:
     mounts: tuple[tuple[str, str], ...] = ()
     """(directory of this machine, path inside) of what programs read and cannot change. It is shown and not
     copied, so its files must be readable by every user. Not with a `tree`."""
+    layers: tuple[str, ...] = ()
+    """Directories of this machine with files from `/` on, the topmost first, that lie between its system and
+    what programs write. They stay as they are, and any number of sandboxes may have the same."""
+    owner: int = 0
+    """The user id in the layers whose files are the program's own; it makes a difference where root opens the
+    sandbox."""
     overlay: bool = True
-    """Lay it over the system, or the tree. Where that is False, or the kernel refuses it to this user, the
-    system stays read-only (`Sandbox.read_only` says so) and a tree is copied."""
+    """Lay it over the system, the layers or the tree. Where that is False, or the kernel refuses it to this
+    user, the system stays read-only (`Sandbox.read_only` says so), and layers or a tree are copied."""
 
     def __post_init__(self) -> None:
         for folder in (*self.folders, *(place for _, place in self.mounts)):
@@ -123,6 +129,11 @@ class Root:
                 raise ConfigError(
                     f"`mounts` has {source!r}; give the absolute path of a directory, and no `tree`."
                 )
+        for layer in self.layers:
+            if not (os.path.isabs(layer) and os.path.isdir(layer)):
+                raise ConfigError(f"Layer {layer!r} of a writable root is no absolute path of a directory.")
+        if self.layers and self.tree:
+            raise ConfigError("`layers` are laid over this machine's system; leave `tree` out.")
         if self.tree and not (os.path.isabs(self.tree) and os.path.isdir(self.tree)):
             raise ConfigError(
                 f"`tree` is {self.tree!r}; give the absolute path of a directory with an unpacked image."
@@ -143,6 +154,9 @@ class Scope:
     """Of files that lie directly in `/`, how the names of those end that are left out."""
     link_homes: tuple[str, ...] | None = None
     """Folders that links may lead to, beside what is in the snapshot; None for all."""
+    changes: bool = False
+    """Only what differs from the layers of the root, with what was removed of them; everything where the
+    sandbox has no overlay of layers (`Snapshot.is_whole` says so)."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -156,3 +170,17 @@ class Snapshot:
     """The working directory, or `/` of a snapshot with a scope."""
     left_out: tuple[str, ...] = ()
     """The first names of what is not in it."""
+    is_whole: bool = True
+    """False for changes alone: then a character device 0:0 in `tar` stands for what was removed."""
+    exempt: tuple[str, ...] = ()
+    """Absolute paths that stay as they are where changes remove what is around them."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class FileState:
+    """All files of one sandbox at one moment, kept in it until it is closed."""
+
+    sandbox: int
+    """Which one, by the process id of its warden."""
+    chain: tuple[int, ...]
+    """The states inside that it is made of, the oldest first."""

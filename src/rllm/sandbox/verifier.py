@@ -9,6 +9,7 @@ lead out of the snapshot are left out: one to the tests would find the expected 
 """
 
 import errno
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -78,8 +79,13 @@ class Examination:
     """That the task names: made in every world, and kept wherever they lie (but see NEVER_KEPT)."""
     limits: Limits
     """`disk_mb` is that of the agent's world; this one has room for what was left and as much again."""
+    layers: tuple[str, ...] = ()
+    """Of every world of the task, the topmost first; not with docker."""
+    owner: int = 0
+    """The user id in the layers that the tests run as."""
     prepare: Callable[[Sandbox, Callable[[str], bool]], None]
-    """Puts what the task itself brings into a world, where the function says that nothing else does."""
+    """Puts what the task itself brings into a world beside its layers, where the function says that nothing
+    else does."""
     results: tuple[str, ...]
     """Names of files in /logs/verifier to read."""
     packages: tuple[str, ...] = ()
@@ -112,6 +118,7 @@ def snapshot_of(agent: Sandbox, examination: Examination) -> Snapshot:
             named=_named(examination.folders),
             loose_suffixes_left_out=STEERING_FILES,
             link_homes=LINK_HOMES,
+            changes=bool(examination.layers),
         )
     )
 
@@ -123,13 +130,19 @@ def examine(examination: Examination, snapshot: Snapshot | None) -> Examined:
     """
     disk_mb = 2 * examination.limits.disk_mb + 64
     own = (TESTS, LOGS, HOME, SITE, SCRATCH, examination.workdir, *examination.folders)
-    root = Root(folders=tuple(dict.fromkeys(each for each in own if each.strip("/"))))
+    root = Root(
+        folders=tuple(dict.fromkeys(each for each in own if each.strip("/"))),
+        layers=examination.layers,
+        owner=examination.owner,
+    )
     limits = replace(examination.limits, disk_mb=disk_mb)
     with open_sandbox(
         examination.backend, limits=limits, root=root, image=examination.image, packages=examination.packages
     ) as fresh:
         examination.prepare(fresh, lambda path: snapshot is None or not is_kept(path, examination.folders))
         if snapshot is not None:
+            if snapshot.is_whole and examination.layers:  # what the agent removed of them is not there either
+                fresh.exec(["rm", "-rf", "--", *_kept_tops(examination)])
             try:
                 fresh.restore(snapshot)
             except OSError as error:
@@ -151,6 +164,12 @@ def is_kept(path: str, folders: tuple[str, ...] = ()) -> bool:
         return True
     is_loose = str(PurePosixPath(path).parent) == "/"
     return not _is_below(path, NOT_KEPT) and not (is_loose and path.endswith(STEERING_FILES))
+
+
+def _kept_tops(examination: Examination) -> list[str]:
+    """Directories at the top of the layers that are kept of the agent's world."""
+    names = {f"/{name}" for layer in examination.layers for name in os.listdir(layer)}
+    return sorted({each for each in names if is_kept(f"{each}/_")} | {*_named(examination.folders)})
 
 
 def environment_of(examination: Examination) -> dict[str, str]:

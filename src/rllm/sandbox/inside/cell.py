@@ -22,7 +22,7 @@ import select
 import signal
 import socket
 
-from rllm.sandbox.inside import cellmates, jobs, kernel, layers, root, seccomp
+from rllm.sandbox.inside import cellmates, jobs, kernel, layers, root, seccomp, stack
 
 TYPE_CHECKING = False  # `typing` is a megabyte of every idle sandbox
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class CellHome:
         self.root: dict[str, Any] | None = arguments["root"]
         self.read_only: list[str] = []
         """Of a writable root what programs cannot write to."""
+        self.stack: stack.Stack | None = None
+        """Of a writable root with layers."""
         self.filter = b""
         self._first_uid = 0
         self._pid_namespace = -1
@@ -111,15 +113,19 @@ class CellHome:
                 os.chown(path, uid, uid, follow_symlinks=False)
 
         inside = INSIDE_ID if is_user else uid
+        if wanted["layers"]:
+            self.stack = stack.Stack(DISK, wanted, own, inside, is_user=is_user)
+            self.read_only = self.stack.read_only
+            return
         self.read_only = layers.lay(DISK, wanted, own, inside, is_user=is_user)
 
-    def take(self, disk_mb: float) -> Cell:
-        """A cell that nobody has used: the one that was made ahead, or a new one."""
+    def take(self, disk_mb: float, job: str) -> Cell:
+        """A cell for a job that nobody has used: the one that was made ahead, or a new one."""
         spare, self._spare = self._spare, None
         if spare is not None and spare.disk_mb != disk_mb:
             self.discard(spare)
             spare = None
-        return spare or self._new_cell(disk_mb)
+        return spare or self._new_cell(disk_mb, job)
 
     def make_ahead(self, disk_mb: float) -> None:
         """Have a cell ready for the next order, so that it need not wait for the forks."""
@@ -158,7 +164,7 @@ class CellHome:
         if self.is_bare:
             remove_tree(self.directory)
 
-    def _new_cell(self, disk_mb: float) -> Cell:
+    def _new_cell(self, disk_mb: float, job: str = "") -> Cell:
         self._count += 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         report, report_write = os.pipe()
@@ -170,7 +176,7 @@ class CellHome:
             if init:
                 kernel.setns(self._pid_namespace, kernel.CLONE_NEWPID)
         if init == 0:
-            self._be_init(theirs.fileno(), report_write, disk_mb)
+            self._be_init(theirs.fileno(), report_write, disk_mb, job)
         theirs.close()
         os.close(report_write)
         return Cell(init, ours, report, self._count, disk_mb)
@@ -181,7 +187,7 @@ class CellHome:
     def _bare_directory(self, number: int) -> str:
         return self.directory if self.keeps_files else os.path.join(self.directory, str(number))
 
-    def _be_init(self, line: int, report: int, disk_mb: float) -> NoReturn:
+    def _be_init(self, line: int, report: int, disk_mb: float, job: str) -> NoReturn:
         try:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             box = PARTS["box"] if self.root is None else "/"
@@ -192,7 +198,7 @@ class CellHome:
                 for part in ("box", "tmp"):
                     os.makedirs(os.path.join(os.path.dirname(box), part), exist_ok=True)
             else:
-                self._furnish(disk_mb)
+                self._furnish(disk_mb, job)
             program = kernel.fork()
             if program == 0:
                 self._be_program(line, report, box)
@@ -211,9 +217,12 @@ class CellHome:
         finally:
             os._exit(0)
 
-    def _furnish(self, disk_mb: float) -> None:
+    def _furnish(self, disk_mb: float, job: str) -> None:
         """Mounts that are this cell's alone."""
         kernel.unshare(kernel.CLONE_NEWNS)
+        if self.stack is not None and job == "changes":
+            self.stack.enter_states()
+            return
         if self.root is not None:
             allow_entry(f"{DISK}/{layers.NEW}")
             layers.enter(DISK)

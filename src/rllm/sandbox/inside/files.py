@@ -28,10 +28,16 @@ def do(kind: str, payload: dict[str, Any], box: str, *, root: str) -> None:
     """One file job. Raises OSError with what is in its way."""
     if kind == "snapshot":
         snapshot(payload, box, root)
+    elif kind == "changes":
+        changes(payload)
+    elif kind == "unpack":
+        os.lseek(0, 0, os.SEEK_SET)
+        with os.fdopen(0, "rb", closefd=False) as stream:
+            unpack(stream, payload["path"], box, root, exempt=payload.get("exempt", ()))
     elif kind == "read":
         read(payload["path"], box, root, most_bytes=payload.get("most_bytes"))
     else:
-        {"write": write, "pack": pack, "unpack": unpack}[kind](payload["path"], box, root)
+        {"write": write, "pack": pack}[kind](payload["path"], box, root)
 
 
 def read(path: str, box: str, root: str, *, most_bytes: int | None = None) -> None:
@@ -107,6 +113,91 @@ def snapshot(payload: dict[str, Any], box: str, root: str) -> None:
                 packer.leave_out(path)
 
 
+def changes(payload: dict[str, Any]) -> None:
+    """A tar to stdout, relative to `/`, of what the upper directories of overlays hold: where `/` is the
+    directory of all states, and `states` are those that count, the oldest first.
+
+    The scope is a snapshot's. What was removed, or is no directory and may replace one, comes first, as
+    character devices 0:0.
+    """
+    scope = _ChangesScope(payload)
+    present: dict[str, str] = {}
+    absent: set[str] = set()
+    for state in payload["states"]:
+        for name in sorted(os.listdir(f"/{state}")):
+            top = "" if name == "root" else f"/{name}"
+            _merge(f"/{state}/{name}", top, present, absent)
+    removals = {each for path in absent for each in scope.removals(path)}
+    with _Packer(most_bytes=payload["most_bytes"], link_homes=None) as packer:
+        for path in sorted(removals):
+            packer.add_removal(f".{path}")
+        for path, here in sorted(present.items()):
+            about = os.lstat(here)
+            if not scope.holds(path, is_directory=stat.S_ISDIR(about.st_mode)):
+                continue
+            if stat.S_ISLNK(about.st_mode) and not scope.may_link(os.readlink(here), path):
+                packer.leave_out(f".{path}")
+            else:
+                packer.add_alone(here, f".{path}", about)
+
+
+def _merge(top: str, shown: str, present: dict[str, str], absent: set[str]) -> None:
+    """Lay what is below `top`, the upper directory of an overlay on `shown`, over what is `present`."""
+    stack = [(f"{top}/{name}", f"{shown}/{name}") for name in os.listdir(top)]
+    while stack:
+        here, path = stack.pop()
+        about = os.lstat(here)
+        is_directory = stat.S_ISDIR(about.st_mode)
+        if not is_directory or _is_opaque(here):
+            for each in [each for each in present if each.startswith(f"{path}/")] if path in present else ():
+                del present[each]
+            absent.add(path)
+        if stat.S_ISCHR(about.st_mode):
+            present.pop(path, None)
+            continue
+        present[path] = here
+        if is_directory:
+            try:
+                stack += [(f"{here}/{name}", f"{path}/{name}") for name in os.listdir(here)]
+            except PermissionError:
+                continue  # its program made it unreadable
+
+
+def _is_opaque(path: str) -> bool:
+    """Whether a directory of an overlay hides what is below it."""
+    try:
+        return os.getxattr(path, "user.overlay.opaque", follow_symlinks=False) == b"y"
+    except OSError:
+        return False
+
+
+class _ChangesScope:
+    """Which paths are of a snapshot of changes."""
+
+    def __init__(self, payload: dict[str, Any]) -> None:
+        self._folders, self._inclusions = payload["folders"], payload["named"]
+        self._left_out, self._homes = payload["left_out"], payload["link_homes"]
+        self._suffixes = tuple(payload["loose_suffixes_left_out"])
+
+    def holds(self, path: str, *, is_directory: bool = True) -> bool:
+        if _is_below(path, self._inclusions):
+            return True
+        if _is_below(path, self._left_out) or (self._folders and not _is_below(path, self._folders)):
+            return False
+        return is_directory or path.count("/") > 1 or not path.endswith(self._suffixes)
+
+    def removals(self, path: str) -> list[str]:
+        """The paths of the scope that go with `path`: itself, or folders of the scope that lay below it."""
+        if self.holds(path):
+            return [path]
+        return [each for each in (*self._folders, *self._inclusions) if _is_below(each, [path])]
+
+    def may_link(self, target: str, path: str) -> bool:
+        if self._homes is None or may_lead(target, path, self._homes):
+            return True
+        return may_lead(target, path, ["/"]) and self.holds(landing(target, path))
+
+
 class _Packer:
     """A tar on stdout; what is no plain file, directory or link is told on the result channel."""
 
@@ -150,20 +241,40 @@ class _Packer:
                     stack.extend(
                         (f"{here}/{each}", f"{shown}/{each}", path and f"{path}/{each}") for each in below
                     )
-                    self._entry(shown, about, b"5")
-                elif stat.S_ISREG(about.st_mode):
-                    with open(here, "rb") as file:
-                        self._entry(shown, about, b"0", file)
-                elif stat.S_ISLNK(about.st_mode) and (
-                    self._link_homes is None or may_lead(os.readlink(here), path, self._link_homes)
+                if (
+                    stat.S_ISLNK(about.st_mode)
+                    and self._link_homes is not None
+                    and not may_lead(os.readlink(here), path, self._link_homes)
                 ):
-                    self._entry(shown, about, b"2", linkname=os.readlink(here))
-                else:
                     self.leave_out(shown)
+                else:
+                    self.add_alone(here, shown, about)
             except OSError as error:
                 if error.errno in (errno.EPIPE, errno.ENOSPC, errno.EFBIG):
                     raise
                 self.leave_out(shown)  # its program made it unreadable
+
+    def add_alone(self, here: str, shown: str, about: os.stat_result) -> None:
+        """One file, directory or link, and nothing below it."""
+        try:
+            if stat.S_ISREG(about.st_mode):
+                with open(here, "rb") as file:
+                    self._entry(shown, about, b"0", file)
+            elif stat.S_ISDIR(about.st_mode):
+                self._entry(shown, about, b"5")
+            elif stat.S_ISLNK(about.st_mode):
+                self._entry(shown, about, b"2", linkname=os.readlink(here))
+            else:
+                self.leave_out(shown)
+        except PermissionError:
+            self.leave_out(shown)  # its program made it unreadable
+
+    def add_removal(self, shown: str) -> None:
+        import tarfile
+
+        entry = tarfile.TarInfo(shown)
+        entry.type = tarfile.CHRTYPE
+        self._tar.addfile(entry)
 
     def _entry(
         self, shown: str, about: os.stat_result, kind: bytes, file: BinaryIO | None = None, linkname: str = ""
@@ -188,19 +299,26 @@ def may_lead(target: str, path: str, homes: list[str]) -> bool:
     first = next((place for place, part in enumerate(parts) if part not in ("..", ".", "")), len(parts))
     if ".." in parts[first:]:
         return False
-    return _is_below(os.path.normpath(os.path.join(os.path.dirname(path), target)), homes)
+    return _is_below(landing(target, path), homes)
 
 
-def unpack(path: str, box: str, root: str) -> None:
-    """A tar on stdin into a directory: directories, then files, then links, so that nothing goes through one;
-    and the modes of directories last, so that none is in the way."""
+def landing(target: str, path: str) -> str:
+    """Where a link at `path` leads, if nothing on the way is one."""
+    return os.path.normpath(os.path.join(os.path.dirname(path), target))
+
+
+def unpack(
+    stream: BinaryIO, path: str, box: str, root: str, *, exempt: tuple[str, ...] | list[str] = ()
+) -> None:
+    """A tar into a directory: directories, then files, then links, so that nothing goes through one; and the
+    modes of directories last, so that none is in the way. A character device 0:0 stands for what is removed,
+    but for what is `exempt`."""
     import tarfile
 
-    os.lseek(0, 0, os.SEEK_SET)
     links: list[tuple[str, str]] = []
     modes: list[tuple[str, int]] = []
     _make_tops(path, box, root)
-    with os.fdopen(0, "rb", closefd=False) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+    with tarfile.open(fileobj=stream, mode="r:") as tar:
         for entry in tar:
             inside = os.path.normpath(entry.name)
             if inside.startswith(("..", "/")):
@@ -208,6 +326,8 @@ def unpack(path: str, box: str, root: str) -> None:
             target = path if inside == "." else f"{path.rstrip('/')}/{inside}"
             if entry.issym():
                 links.append((entry.linkname, target))
+            elif entry.ischr():
+                _remove(target, box, root, exempt)
             elif entry.isdir() and inside != ".":
                 _in_folder(target, box, root, lambda name, folder: _make_directory(name, folder, 0o755))
                 modes.append((target, entry.mode & 0o777))
@@ -262,6 +382,35 @@ def _link(target: str, name: str, folder: int) -> None:
 def _make_room(name: str, folder: int) -> None:
     with contextlib.suppress(FileNotFoundError):  # as it should be
         os.unlink(name, dir_fd=folder)
+
+
+def _remove(path: str, box: str, root: str, exempt: tuple[str, ...] | list[str]) -> None:
+    """Remove `path` with all below it but what is exempt; it may be absent."""
+    with contextlib.suppress(FileNotFoundError):
+        folder, name = _folder_of(path, box, root, makes=False)
+        try:
+            _remove_below(name, folder, path, exempt)
+        finally:
+            os.close(folder)
+
+
+def _remove_below(name: str, folder: int, path: str, exempt: tuple[str, ...] | list[str]) -> bool:
+    """Whether all of it is gone."""
+    if path in exempt:
+        return False
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+        os.unlink(name, dir_fd=folder)
+        return True
+    here = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        whether_gone = [
+            _remove_below(each, here, f"{path.rstrip('/')}/{each}", exempt) for each in os.listdir(here)
+        ]
+    finally:
+        os.close(here)
+    if all(whether_gone):
+        os.rmdir(name, dir_fd=folder)
+    return all(whether_gone)
 
 
 def _set_mode(name: str, folder: int, mode: int) -> None:

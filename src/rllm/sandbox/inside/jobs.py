@@ -44,6 +44,8 @@ def do(order: dict[str, Any], payload: dict[str, Any], box: str, *, home: str, i
         run_python(payload, box)
     if kind == "exec":
         run_program(payload, environment)
+    if kind == "changes":
+        payload["states"] = order["states"]
     try:
         files.do(kind, payload, box, root=box if is_bare else "/")
     except OSError as error:

@@ -50,7 +50,7 @@ def lay(
     new = f"{disk}/{NEW}"
     read_only = (_lay_tree if wanted["tree"] else _lay_system)(disk, wanted, own, is_user)
     for folder in (*SCRATCH, *(each.strip("/") for each in wanted["folders"])):
-        _make_own(new, folder, own)
+        make_own(new, folder, own)
     for folder in ("proc", "dev", "sys"):
         os.makedirs(f"{new}/{folder}", exist_ok=True)
     if not wanted["tree"]:
@@ -67,6 +67,11 @@ def enter(disk: str) -> None:
     """Make the layers the `/` of this mount namespace, with a /proc of its own, and forget all else."""
     new = f"{disk}/{NEW}"
     kernel.mount(new, new, flags=kernel.MS_BIND | kernel.MS_REC)
+    enter_at(new)
+
+
+def enter_at(new: str) -> None:
+    """Make a mount the `/` of this mount namespace, with a /proc of its own."""
     safe = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     kernel.mount("proc", f"{new}/proc", "proc", safe)
     kernel.mount(f"{new}/proc/sys", f"{new}/proc/sys", flags=kernel.MS_BIND)
@@ -83,17 +88,17 @@ def _lay_system(disk: str, wanted: dict[str, Any], own: Callable[[str], None], i
     for name in os.listdir("/"):
         if os.path.islink(f"/{name}"):
             os.symlink(os.readlink(f"/{name}"), f"{new}/{name}")
-    for point in _mounts():
+    for point in mounts():
         target = f"{new}{point}"
         if not os.path.isdir(point):
-            _copy(point, target, own)
+            copy_file(point, target, own)
             continue
         os.makedirs(target, exist_ok=True)
         name = point[1:]
         if name in SYSTEM:
             for folder in OWN_IN_USR if name == "usr" else ("",):
                 if os.path.isdir(f"{point}/{folder}") and not os.path.islink(f"{point}/{folder}"):
-                    _make_own(f"{disk}/{UPPER}/{name}", folder, own)
+                    make_own(f"{disk}/{UPPER}/{name}", folder, own)
             if wanted["overlay"] and _overlaid(point, target, disk, name, is_user=is_user):
                 continue
             read_only.append(point)
@@ -109,14 +114,18 @@ def _lay_tree(disk: str, wanted: dict[str, Any], own: Callable[[str], None], is_
     if not (wanted["overlay"] and _overlaid(TREE, new, disk, "tree", is_user=is_user)):
         shutil.copytree(TREE, new, symlinks=True, dirs_exist_ok=True)
     for folder in wanted["folders"]:
-        top = _real_directory(new, folder.strip("/"))
-        for here, folders, files in os.walk(top):
-            for name in (*folders, *files):
-                own(f"{here}/{name}")
+        own_all(_real_directory(new, folder.strip("/")), own)
     return []
 
 
-def _copy(source: str, target: str, own: Callable[[str], None]) -> None:
+def own_all(top: str, own: Callable[[str], None]) -> None:
+    """Give all that is below a directory to the program."""
+    for here, folders, files in os.walk(top):
+        for name in (*folders, *files):
+            own(f"{here}/{name}")
+
+
+def copy_file(source: str, target: str, own: Callable[[str], None]) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with open(source, "rb") as given, open(target, "wb") as made:
         made.write(given.read())
@@ -136,7 +145,7 @@ def _overlaid(lower: str, target: str, disk: str, name: str, *, is_user: bool) -
     return True
 
 
-def _mounts() -> list[str]:
+def mounts() -> list[str]:
     """Where this machine's files are bound in the warden's own root, outermost first."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as stream:
         points = {line.split()[4].encode().decode("unicode_escape") for line in stream}
@@ -147,7 +156,7 @@ def _mounts() -> list[str]:
     )
 
 
-def _make_own(top: str, folder: str, own: Callable[[str], None]) -> None:
+def make_own(top: str, folder: str, own: Callable[[str], None]) -> None:
     """A directory below `top`, and those on the way that are not there, that belong to the program."""
     here = top
     if not os.path.isdir(here):

@@ -12,6 +12,7 @@ everything. Runs inside the sandbox, on any Python from 3.9, from source that `r
 from __future__ import annotations
 
 import array
+import errno
 import gc
 import json
 import os
@@ -64,12 +65,29 @@ def main(arguments: dict[str, Any]) -> None:
         elif order["do"] == "begin":
             place.begin(order["first_uid"], order["disk_mb"])
             send(control, {"is": "ready", "python": sys.version.split()[0], "read_only": place.read_only})
+        elif order["do"] == "state":
+            send(control, change_state(place, order))
         elif order["do"] == "run":
             run(control, place, order, descriptors)
         elif order["do"] == "listen":
             listen(control, order["port"], datagrams=order["datagrams"])
         # what else there is, is a kill that came too late
     place.remove()
+
+
+def change_state(place: cell.CellHome, order: dict[str, Any]) -> dict[str, Any]:
+    """Keep the files of the writable root as they are, or return to how they were kept; says which states the
+    present one stands on."""
+    try:
+        if place.stack is None:
+            raise OSError(errno.EOPNOTSUPP, "states are kept of a writable root with layers alone")
+        if order["chain"] is None:
+            place.stack.keep()
+        else:
+            place.stack.return_to(order["chain"])
+        return {"is": "state", "chain": place.stack.chain}
+    except OSError as error:
+        return {"is": "state", "errno": error.errno, "error": error.strerror or str(error)}
 
 
 def seal_imports() -> None:
@@ -103,7 +121,9 @@ def run(control: socket.socket, place: cell.CellHome, order: dict[str, Any], des
     """Give one program to a fresh cell, watch it to its end, and say how it ended."""
     started_s = time.monotonic()
     disk_mb = order["limits"]["disk_mb"]
-    taken = place.take(disk_mb)
+    taken = place.take(disk_mb, order["job"])
+    if order["job"] == "changes" and place.stack is not None:
+        order["states"] = [*place.stack.chain, place.stack.state]
     taken.give(order, descriptors)
     for descriptor in descriptors:
         os.close(descriptor)

@@ -1,0 +1,2 @@
+#!/bin/sh
+echo ready > /app/ready

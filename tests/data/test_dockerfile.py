@@ -1,0 +1,162 @@
+"""Dockerfiles read by Docker's rules; which images this machine's system stands for; what files they copy
+where."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from rllm.data.dockerfile import fill, fill_line, instructions_of, pairs_of
+from rllm.data.task_images import image_of, require_fitting
+from rllm.errors import ConfigError
+from rllm.sandbox.interpreter import interpreter
+from rllm.sandbox.system_layer import machine_release
+
+TEXT = """\
+# syntax=docker/dockerfile:1
+# escape=`
+FROM debian
+
+RUN apt-get update `
+  # a comment in between
+
+  && true
+copy --chown=a:b --link a b/
+RUN <<ONE cat >/x && <<-"TWO" sh
+one
+ONE
+\tindented
+\tTWO
+ENV A=1 B="two words" C=\\$A
+ENV OLD the rest  of it
+CMD ["sh", "-c", "x y"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+
+
+def dockerfile_at(folder: Path, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "Dockerfile").write_text(text)
+    return folder / "Dockerfile"
+
+
+def test_lines_are_joined_and_numbered_as_docker_does(tmp_path: Path) -> None:
+    each = instructions_of(dockerfile_at(tmp_path / "c", TEXT))
+    assert [(one.word, int(one.where.rpartition(":")[2])) for one in each] == [
+        ("FROM", 3), ("RUN", 5), ("COPY", 9), ("RUN", 10), ("ENV", 15), ("ENV", 16), ("CMD", 17),
+    ]  # fmt: skip
+    assert each[1].text == "apt-get update && true"
+    assert (each[2].flags, each[2].words) == ((("chown", "a:b"), ("link", "")), ["a", "b/"])
+    assert each[3].documents == ("one\n", "indented\n")
+    assert pairs_of(fill_line(each[4], {"A": "9"})) == {"A": "1", "B": "two words", "C": "$A"}
+    assert pairs_of(each[5]) == {"OLD": "the rest  of it"}
+    assert each[6].json_words == ["sh", "-c", "x y"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("$A-${A}", "1-1"),
+        ("${E:-x}${E-x}${U-y}${U:-$A}", "xy$A"),
+        ("${A:+set}${E:+set}${E+set}", "setset"),
+        ("\\$A $U.", "$A ."),
+        ("$AB$", "$"),
+    ],
+)
+def test_variables_are_filled_in(text: str, value: str) -> None:
+    assert fill(text, {"A": "1", "E": ""}) == value
+
+
+def test_images_fit_by_their_major_version(tmp_path: Path) -> None:
+    release = machine_release()
+    if release.get("ID") != "debian":
+        pytest.skip("the table of what fits is that of a Debian machine here")
+    major, python = release["VERSION_ID"], ".".join(interpreter().version.split(".")[:2])
+    for fitting in (
+        *(
+            "debian",
+            "debian:latest",
+            f"debian:{major}",
+            f"debian:{major}.1-slim",
+            f"docker.io/library/debian:{major}",
+        ),
+        *("python", "python:slim", f"python:{python}", f"python:{python}-slim", "python:3@sha256:abc"),
+    ):
+        require_fitting(fitting, "D:1")
+    for other in (
+        *("alpine", "node:20", "debian:7", "python:2.7", "python:3-alpine", "ubuntu:18.04", "scratch"),
+        *("python:3.99", "python:3-windowsservercore", "nvidia/cuda:12.1-runtime-ubuntu22.04"),
+    ):
+        with pytest.raises(ConfigError, match=r"^D:1: `FROM "):
+            require_fitting(other, "D:1")
+
+
+def test_files_go_where_docker_puts_them(tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    dockerfile = dockerfile_at(
+        context,
+        "ARG TAG=latest\nFROM debian:${TAG}\nARG PLACE=/srv/app\nENV HERE=$PLACE\nWORKDIR $HERE\nCOPY . .\n"
+        "COPY one.txt renamed.txt\nCOPY *.txt many/\nCOPY one.txt /tmp\nCOPY folder /bin\n"
+        "ADD packed.tar /data/\n"
+        'COPY --chmod=700 ["one.txt", "with space"]\nWORKDIR deeper/../sub\n',
+    )
+    (context / "folder").mkdir()
+    (context / "folder" / "inner").write_text("inner")
+    (context / "one.txt").write_text("one")
+    (context / "two.txt").write_text("two")
+    (context / ".dockerignore").write_text("*.tar\n**/secret*\n!folder/secret-kept\nDockerfile\n")
+    for name in ("secret", "secret-kept"):
+        (context / "folder" / name).write_text(name)
+    (context / ".git").mkdir()
+    with tarfile.open(context / "packed.tar", "w") as tar:
+        entry = tarfile.TarInfo("inside")
+        entry.size = 3
+        tar.addfile(entry, io.BytesIO(b"tar"))
+    with pytest.raises(ConfigError, match=r"Dockerfile:11: there is no `packed.tar`"):
+        image_of(dockerfile)
+    (context / ".dockerignore").write_text(
+        "**/secret*\n!folder/secret-kept\nDockerfile\npacked.*\n!packed.tar\n"
+    )
+    image = image_of(dockerfile)
+    files = sorted(
+        "/" + str(path.relative_to(layer))
+        for layer in image.layers
+        for path in layer.rglob("*")
+        if path.is_file()
+    )
+    assert files == [
+        "/data/inside", "/srv/app/.dockerignore", "/srv/app/folder/inner", "/srv/app/folder/secret-kept",
+        "/srv/app/many/one.txt", "/srv/app/many/two.txt", "/srv/app/one.txt", "/srv/app/packed.tar",
+        "/srv/app/renamed.txt", "/srv/app/two.txt", "/srv/app/with space", "/tmp/one.txt",
+        "/usr/bin/inner", "/usr/bin/secret-kept",
+    ]  # fmt: skip
+    modes = [
+        layer / "srv/app/with space" for layer in image.layers if (layer / "srv/app/with space").exists()
+    ]
+    assert modes[0].stat().st_mode & 0o777 == 0o700
+    assert (image.workdir, image.variables) == ("/srv/app/sub", {"HERE": "/srv/app"})
+    kept = image_of(dockerfile).layers
+    (context / "two.txt").write_text("changed")
+    changed = image_of(dockerfile).layers
+    assert kept == image.layers
+    assert (changed[-1], changed[0]) == (kept[-1], changed[0])
+    assert changed[0] != kept[0]
+
+
+def test_a_line_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    dockerfile = dockerfile_at(tmp_path / "c", "FROM debian\nCOPY broken.tar /a\nADD broken.tar /b\n")
+    with tarfile.open(tmp_path / "c" / "broken.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("../../outside"))
+    with pytest.raises(ConfigError, match=r"Dockerfile:3: `ADD broken.tar /b`"):
+        image_of(dockerfile)
+    assert len([each for each in os.listdir(tmp_path / "home/layers") if not each.endswith(".lock")]) == 1
+    assert not (tmp_path / "outside").exists()
+    for text, message in (("", "has no FROM"), ("RUN true\nFROM debian", ":1: `RUN` stands before FROM")):
+        with pytest.raises(ConfigError, match=message):
+            image_of(dockerfile_at(tmp_path / "c", text))
