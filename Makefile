@@ -16,7 +16,7 @@ QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-verl test-ray test-cluster test-harness check bench learn algorithms mutate lock clean
+.PHONY: help demo test test-all test-tinker test-verl test-ray test-cluster test-harness check docs bench learn algorithms mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -28,6 +28,7 @@ help:
 	@echo 'make test-cluster  the three above: Ray, verl and Tinker'
 	@echo 'make test-harness  command-line agents of others, installed from pip and npm and played in their sandbox'
 	@echo 'make check     format, lint and types'
+	@echo 'make docs      the pages of docs/ and the reference as a site in build/site'
 	@echo 'make bench     the engine and a training step beside their peers'
 	@echo 'make learn     every training block with the reported seeds, at most three hours; TASK=NAME for one'
 	@echo 'make algorithms  each algorithm and TRL on the same imitators, at most three hours'
@@ -67,6 +68,10 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# No page fetches anything from elsewhere; a dead link or a page without a place is an error.
+docs: .venv-docs/.made
+	NO_MKDOCS_2_WARNING=true .venv-docs/bin/mkdocs build --strict -f site/mkdocs.yml
+
 bench: $(VENV)/.dev
 	@set -e; for script in benchmarks/inference.py benchmarks/train_step.py; do echo "$(BIN)/python $$script"; $(BIN)/python "$$script"; done
 
@@ -88,10 +93,11 @@ lock:
 	@.venv-lock/bin/python -m pip --quiet --disable-pip-version-check install uv
 	@.venv-lock/bin/uv pip compile --quiet --group skyrl --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-package torch -o requirements/skyrl.txt
 	@for pair in train:demo dev:dev tinker:tinker ray:ray; do .venv-lock/bin/uv pip compile --quiet pyproject.toml --extra $${pair%:*} --group build --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -c constraints.txt --no-emit-package torch -o requirements/$${pair#*:}.txt || exit 1; done
+	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --group build --group docs --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/docs.txt
 	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --extra verl --group build --group verl --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -c requirements/verl.in --no-emit-package torch -o requirements/verl.txt
 
 clean:
-	rm -rf $(VENV) .venv-tinker .venv-skyrl .venv-verl .venv-ray .harnesses build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-tinker .venv-skyrl .venv-verl .venv-ray .venv-docs .harnesses build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is installed is locked: every file by its hash, nothing but what the lock names (--no-deps, no build isolation).
@@ -105,6 +111,13 @@ $(VENV)/.demo: pyproject.toml constraints.txt requirements/demo.txt
 	@$(PIP) install -c constraints.txt '$(TORCH)'
 	@echo '[3/3] rllm itself, from this directory'
 	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv-docs/.made: pyproject.toml requirements/docs.txt
+	@echo '[docs] .venv-docs: the core, and what makes a site, as requirements/docs.txt locks it'
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/docs.txt
+	@.venv-docs/bin/python -m pip $(QUIET) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 .venv-tinker/.made: pyproject.toml constraints.txt requirements/tinker.txt
