@@ -1,5 +1,7 @@
 """A contract and programs for the tests of workers."""
 
+import os
+import sys
 from pathlib import Path
 
 CONTRACT = """\
@@ -62,3 +64,12 @@ def write_worker(
     path = folder / f"{id}.worker.md"
     path.write_text(CONTRACT.format(id=id, program=program, timeout_s=timeout_s, attempts=attempts))
     return path
+
+
+def serve(words: list[str]) -> None:
+    """The command `rllm WORDS…`, as the work of a process."""
+    from rllm.cli.main import rllm
+
+    os.environ["WORKER_SLEEP_S"] = "0.02"
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for as long as the process lives
+    rllm(words, prog_name="rllm")
