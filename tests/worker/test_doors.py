@@ -149,6 +149,55 @@ def test_init_writes_a_contract_that_is_one(tmp_path: Path, monkeypatch: pytest.
     assert rllm("worker", "validate", "plain.worker.md", "of-rows.worker.md").exit_code == 0
 
 
+TYPED_PROGRAM = """
+from typing import TypedDict
+
+
+class Length(TypedDict):
+    run_id: str
+    length: int
+
+
+def solve(task, config) -> Length:
+    '''Say how long a text is.
+
+    In characters.
+    '''
+    return {"run_id": task.metadata["run_id"], "length": len(task.metadata["text"])}
+"""
+
+
+def test_init_of_a_program_and_rows_is_ready_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    Path("program.py").write_text(TYPED_PROGRAM)
+    Path("there").mkdir()
+    Path("rows.jsonl").write_text('{"text": "a", "length": 1}\n')
+    words = ("--rows", "rows.jsonl", "--out", "there/typed.worker.md")
+    made = rllm("worker", "init", "typed", "--program", "program.py:solve", "--output", "length", *words)
+    assert made.exit_code == 0
+    contract = read_contract(Path("there/typed.worker.md"))
+    assert contract.binding.program == "../program.py:solve"
+    assert contract.purpose == "Say how long a text is."
+    assert set(contract.input_schema.properties) == {"run_id", "text"}
+    assert contract.output_schema.properties["length"] == {"type": "integer"}
+    ran = rllm(
+        "worker", "run", "there/typed.worker.md", "--json", "--input", '{"run_id": "1", "text": "four"}'
+    )
+    assert json.loads(ran.stdout)["outputs"] == {"run_id": "1", "status": "ok", "length": 4}
+    for options, word in (
+        (("--agent", "math"), "an agent asks a model"),
+        (("--program", "program.py:nobody"), "nobody"),
+        (("--output", "length"), "give the rows"),
+        (("--rows", "rows.jsonl", "--output", "lenght"), "no column `lenght`"),
+    ):
+        refused = rllm("worker", "init", "other", *options)
+        assert refused.exit_code == 2
+        assert word in " ".join(refused.stderr.split())
+    rllm("worker", "init", "by-type", "--program", "program.py:solve")
+    assert read_contract(Path("by-type.worker.md")).output_schema.properties["length"] == {"type": "integer"}
+
+
 def test_a_model_alone_answers_under_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real sampling by an untrained model: only the grammar makes its answer fit."""
     monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def actor_of(binding: Binding, *, beside: Path, what: str) -> Actor | None:
-    """Who does the work; None where the model itself answers. `beside`: where relative names begin.
+    """The one who does the work; None where the model itself answers. `beside`: where relative names begin.
 
     Raises ConfigError for a binding that names nobody, names that lead nowhere, and another kind of actor.
     """
@@ -38,12 +38,11 @@ def actor_of(binding: Binding, *, beside: Path, what: str) -> Actor | None:
     actor = actor_named(_actor_beside(binding.actor, beside))
     kinds = {"program": actor.flow, "agent": actor.agent, "workflow": actor.workflow}
     kind = next(name for name, value in kinds.items() if value is not None)
+    title = "an agent" if kind == "agent" else f"a {kind}"
     if not getattr(binding, kind):
-        raise ConfigError(
-            f"{what}: `{binding.actor}` is a {kind}; write `rllm: {{{kind}: {binding.actor}}}`."
-        )
+        raise ConfigError(f"{what}: `{binding.actor}` is {title}; write `rllm: {{{kind}: {binding.actor}}}`.")
     if kind != "program" and not binding.model:
-        raise ConfigError(f"{what}: a {kind} asks a model; write `model: NAME` beside it, or give --model.")
+        raise ConfigError(f"{what}: {title} asks a model; write `model: NAME` beside it, or give --model.")
     return actor
 
 
@@ -202,7 +201,7 @@ async def open_worker_model(
 
 
 def place_of(binding: Binding, beside: Path) -> ModelPlace:
-    """Where the model of a binding is."""
+    """The place of a binding's model."""
     return resolve_model(_beside(binding.model, beside), base_url=binding.base_url)
 
 

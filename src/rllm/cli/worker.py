@@ -5,16 +5,17 @@ import json
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rllm.cli.command import Group, example, json_option, print_json, print_json_line
+from rllm.cli.rows import json_lines
 from rllm.cli.terminal import err, facts, out, print_next, table
 from rllm.cli.worker_graph import command as graph
+from rllm.cli.worker_init import command as init
 from rllm.cli.worker_promote import command as promote
 from rllm.contracts.contract import Contract
 from rllm.contracts.worker_file import read_contract
@@ -22,53 +23,6 @@ from rllm.errors import ConfigError
 
 NOT_OK = 1
 _Command = Callable[..., Any]
-_MAX_LINE_CHARACTERS = 32 << 20
-
-_STARTER = """\
----
-id: {id}
-name: {name}
-version: 0.1.0
-tags: []
----
-
-# {name}
-
-Replace the purpose and the schemas with your real task, then name who does it in the front matter:
-`rllm: {{program: my_worker.py:solve, model: runs/my-run}}`; with a model alone, the model itself answers.
-
-## worker.md contract
-
-Purpose: Execute one task as a bounded worker step.
-
-### Input schema
-
-```json
-{input_schema}
-```
-
-### Output schema
-
-```json
-{output_schema}
-```
-
-### Constraints
-
-- timeout_seconds: 30
-- max_attempts: 2
-- idempotency_key: run_id
-- status_enum: [ok, retryable_error, invalid_request, invalid_output]
-
-## How this should be used
-
-Validate it with `rllm worker validate`, try it with `rllm worker run`, serve it with `rllm worker serve`.
-"""
-_RUN_ID = {"run_id": {"type": "string"}}
-_STATUS = {
-    "type": "string",
-    "enum": ["ok", "retryable_error", "invalid_request", "invalid_output"],
-}
 
 
 @click.group("worker", cls=Group)
@@ -79,6 +33,7 @@ def command() -> None:
     """
 
 
+command.add_command(init)
 command.add_command(graph)
 command.add_command(promote)
 
@@ -104,46 +59,6 @@ def _binding_options(function: _Command) -> _Command:
 
 
 # ---- files -------------------------------------------------------------------------------------------------
-
-
-@command.command(
-    "init", epilog=example("rllm worker init summarise", "rllm worker init grade --rows rows.jsonl --json")
-)
-@click.argument("worker_id", metavar="ID")
-@click.option(
-    "--rows",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="JSON lines whose columns become the input, with the types of the first 100 rows.",
-)
-@click.option(
-    "--out", "path", type=click.Path(path_type=Path), help="File to write.  [default: ID.worker.md]"
-)
-@json_option
-def init(worker_id: str, rows: Path | None, path: Path | None, as_json: bool) -> None:
-    """Write a contract to start from."""
-    path = path or Path(f"{worker_id}.worker.md")
-    if path.exists():
-        raise ConfigError(f"{path} is there already; give another --out.")
-    columns = {"task": {"type": "string"}, "context": {"type": "object"}} if rows is None else _columns(rows)
-    if "run_id" in columns:
-        raise ConfigError(f"{rows} has a column `run_id`, which names a run here; rename it.")
-    properties = _RUN_ID | columns
-    result = _RUN_ID | {"status": _STATUS, "result": {"type": "object"}}
-    text = _STARTER.format(
-        id=worker_id,
-        name=worker_id.replace("-", " ").replace("_", " ").capitalize(),
-        input_schema=_object_schema(properties),
-        output_schema=_object_schema(result),
-    )
-    from rllm.contracts.worker_file import parse_contract
-
-    parse_contract(text, source=str(path))
-    path.write_text(text, encoding="utf-8")
-    if as_json:
-        print_json({"path": str(path), "id": worker_id})
-        return
-    out().print(f"Wrote {path}")
-    print_next(out(), [(["rllm", "worker", "validate", str(path)], "check it")])
 
 
 @command.command(
@@ -298,7 +213,7 @@ def batch(
     from rllm.worker.worker import Worker
 
     worker = Worker.load(path, directory=directory, **binding)
-    requests = list(_lines(rows))
+    requests = list(json_lines(rows))
     responses = asyncio.run(worker.arun_all(requests, max_parallel=parallel))
     if answers is None:
         for each in responses:
@@ -516,57 +431,3 @@ def _inputs(source: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is no JSON: {error}.") from error
-
-
-def _lines(path: Path) -> Iterator[Any]:
-    try:
-        with ExitStack() as stack:
-            stream = sys.stdin if str(path) == "-" else stack.enter_context(path.open(encoding="utf-8"))
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    yield _row(path, number, line)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from error
-
-
-def _row(path: Path, number: int, line: str) -> Any:
-    if len(line) > _MAX_LINE_CHARACTERS:
-        raise ConfigError(f"{path}:{number} has {len(line):,} characters; a row has at most 32 Mi.")
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}:{number} is no JSON: {error}.") from error
-
-
-def _object_schema(properties: dict[str, Any]) -> str:
-    schema = {
-        "type": "object",
-        "additionalProperties": False,
-        "required": list(properties),
-        "properties": properties,
-    }
-    return json.dumps(schema, indent=2, ensure_ascii=False)
-
-
-def _columns(path: Path) -> dict[str, Any]:
-    """A property for every column; the types are those of the first rows."""
-    types: dict[str, set[str]] = {}
-    num_rows = 0
-    for num_rows, row in enumerate(_lines(path), 1):
-        if not isinstance(row, dict):
-            raise ConfigError(f"{path}:{num_rows} is no object; a row has columns.")
-        for name, value in row.items():
-            types.setdefault(name, set()).add(_json_type(value))
-        if num_rows == 100:
-            break
-    if not types:
-        raise ConfigError(f"{path} has no rows with columns.")
-    return {
-        name: {"type": next(iter(kinds)) if len(kinds) == 1 else sorted(kinds)}
-        for name, kinds in types.items()
-    }
-
-
-def _json_type(value: Any) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    return names.get(type(value), "null")

@@ -41,7 +41,7 @@ def flow_behind(contract: Contract, actor: Actor | None, runner: WorkerRunner) -
 
 
 def question_of(contract: Contract, inputs: Mapping[str, Any]) -> str:
-    """What an agent or workflow is asked, as one text."""
+    """The question to an agent or workflow, as one text."""
     return "\n\n".join(message["content"] for message in messages_for(contract, inputs))
 
 

@@ -40,7 +40,7 @@ def answering_flow(contract: Contract) -> AgentFlow:
 
 
 def run_id_of(contract: Contract, task: Task) -> str:
-    """What the runtime fills in as `run_id`."""
+    """The `run_id` that the runtime fills in."""
     return str(task.metadata["run_id"] if contract.constraints.idempotency_key == "run_id" else task.id)
 
 

@@ -27,7 +27,7 @@ _MAX_MESSAGE = 2000
 
 
 class Enforcement(StrEnum):
-    """How outputs came to fit their schema."""
+    """The way in which outputs came to fit their schema."""
 
     ENFORCED = "enforced"
     """While sampling: nothing else could be written."""

@@ -1,4 +1,4 @@
-"""What stands around the inputs of a request, whatever door it comes through."""
+"""The envelope of a request: the same rules at every door."""
 
 from typing import Any
 

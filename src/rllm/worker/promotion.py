@@ -36,7 +36,7 @@ class ExpectedRun:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ModelComparison:
-    """How the candidate compares with the model that serves."""
+    """The candidate beside the model that serves."""
 
     requests: int
     current: float

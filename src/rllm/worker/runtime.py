@@ -137,7 +137,7 @@ class WorkerRuntime:
         return key in self._tasks
 
     async def watch(self, key: str) -> AsyncGenerator[Progress, None]:
-        """What becomes of the run under way with this key, from now on until it ends; nothing where none is.
+        """Events of the run under way with this key, from now on until it ends; none where none is under way.
 
         Whoever is slow misses nothing: a run has few events.
         """

@@ -1,0 +1,205 @@
+"""`rllm worker init`: a contract to start from, of rows and of whoever does the work."""
+
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any, get_type_hints, is_typeddict
+
+import click
+
+from rllm.cli.command import example, json_option, print_json
+from rllm.cli.rows import json_lines
+from rllm.cli.terminal import out, print_next
+from rllm.contracts.contract import Binding
+from rllm.contracts.worker_file import parse_contract
+from rllm.errors import ConfigError
+
+_STARTER = """\
+---
+id: {id}
+name: {name}
+version: 0.1.0
+tags: []
+{binding}---
+
+# {name}
+
+{hint}
+
+## worker.md contract
+
+Purpose: {purpose}
+
+### Input schema
+
+```json
+{input_schema}
+```
+
+### Output schema
+
+```json
+{output_schema}
+```
+
+### Constraints
+
+- timeout_seconds: 30
+- max_attempts: 2
+- idempotency_key: run_id
+- status_enum: [ok, retryable_error, invalid_request, invalid_output]
+
+## How this should be used
+
+Validate it with `rllm worker validate`, try it with `rllm worker run`, serve it with `rllm worker serve`.
+"""
+_RUN_ID = {"run_id": {"type": "string"}}
+_STATUS = {
+    "type": "string",
+    "enum": ["ok", "retryable_error", "invalid_request", "invalid_output"],
+}
+_PURPOSE = "Execute one task as a bounded worker step."
+_UNBOUND = """Replace the purpose and the schemas with your real task, then name who does it in the front
+matter: `rllm: {program: my_worker.py:solve, model: runs/my-run}`; with a model alone, it answers itself."""
+_BOUND = "Replace the purpose, and look whether the schemas are those of your real task."
+
+
+@click.command(
+    "init",
+    epilog=example(
+        "rllm worker init summarise",
+        "rllm worker init grade --rows rows.jsonl --output score --model runs/grader",
+        "rllm worker init solve --program flow.py:solve --model builtin:tiny --json",
+    ),
+)
+@click.argument("worker_id", metavar="ID")
+@click.option(
+    "--rows",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSON lines whose columns become the input, with the types of the first 100 rows.",
+)
+@click.option(
+    "--output", "outputs", multiple=True, metavar="COLUMN", help="A column that is an output instead."
+)
+@click.option(
+    "--program", default="", help="Who does the work: file.py:NAME. The result it declares is the output."
+)
+@click.option("--agent", default="", help="An agent instead: file.py:NAME or a built-in one.")
+@click.option("--workflow", default="", help="A workflow instead: file.py:NAME.")
+@click.option("--model", default="", help="Model behind it: a run, a directory, builtin:tiny, a name.")
+@click.option(
+    "--out", "path", type=click.Path(path_type=Path), help="File to write.  [default: ID.worker.md]"
+)
+@json_option
+def command(
+    worker_id: str,
+    rows: Path | None,
+    outputs: tuple[str, ...],
+    path: Path | None,
+    as_json: bool,
+    **binding: str,
+) -> None:
+    """Write a contract to start from; with --program, --agent, --workflow or --model it is ready to run."""
+    path = path or Path(f"{worker_id}.worker.md")
+    if path.exists():
+        raise ConfigError(f"{path} is there already; give another --out.")
+    if outputs and rows is None:
+        raise ConfigError("--output names a column of --rows; give the rows.")
+    bound = Binding(**{name: _beside(value, path) for name, value in binding.items()})
+    purpose, result = _of_actor(bound, path)
+    columns = {"task": {"type": "string"}, "context": {"type": "object"}} if rows is None else _columns(rows)
+    if "run_id" in columns:
+        raise ConfigError(f"{rows} has a column `run_id`, which names a run here; rename it.")
+    for name in outputs:
+        if name not in columns:
+            raise ConfigError(f"{rows} has no column `{name}`; it has {', '.join(columns)}.")
+    if outputs:
+        result = {name: columns.pop(name) for name in outputs}
+    text = _STARTER.format(
+        id=worker_id,
+        name=worker_id.replace("-", " ").replace("_", " ").capitalize(),
+        binding=_front_matter(bound),
+        hint=_BOUND if bound.is_bound else _UNBOUND,
+        purpose=purpose,
+        input_schema=_object_schema(_RUN_ID | columns),
+        output_schema=_object_schema(_RUN_ID | {"status": _STATUS} | result),
+    )
+    parse_contract(text, source=str(path))
+    path.write_text(text, encoding="utf-8")
+    if as_json:
+        print_json({"path": str(path), "id": worker_id})
+        return
+    out().print(f"Wrote {path}")
+    print_next(out(), [(["rllm", "worker", "validate", str(path)], "check it")])
+
+
+def _of_actor(binding: Binding, path: Path) -> tuple[str, dict[str, Any]]:
+    """Purpose and output properties, as far as whoever does the work says them."""
+    unknown = {"result": {"type": "object"}}
+    if not binding.actor:
+        return _PURPOSE, unknown
+    from rllm.build.workers import actor_of
+    from rllm.tools.schemas import schema_of
+
+    actor = actor_of(binding, beside=path.parent, what=str(path))
+    assert actor is not None, "the binding names one"
+    source = actor.source
+    lines = (inspect.getdoc(source) or "").strip().splitlines()
+    purpose = " ".join(lines[0].split()) if lines else _PURPOSE
+    if actor.flow is None:
+        return purpose, unknown
+    annotation = get_type_hints(source).get("return")
+    if not is_typeddict(annotation):
+        return purpose, unknown
+    properties = schema_of(annotation, f"the result of {actor.name}")["properties"]
+    return purpose, {name: each for name, each in properties.items() if name not in ("run_id", "status")}
+
+
+def _front_matter(binding: Binding) -> str:
+    names = {name: getattr(binding, name) for name in ("program", "agent", "workflow", "model")}
+    written = ", ".join(f"{name}: {json.dumps(value)}" for name, value in names.items() if value)
+    return f"rllm: {{{written}}}\n" if written else ""
+
+
+def _beside(name: str, path: Path) -> str:
+    """A path as it is from the contract's file; another name as it is."""
+    place, colon, attribute = name.rpartition(":")
+    place, rest = (place, f"{colon}{attribute}") if place.endswith(".py") else (name, "")
+    if not place or not Path(place).exists():
+        return name
+    return Path(os.path.relpath(Path(place).resolve(), path.resolve().parent)).as_posix() + rest
+
+
+def _object_schema(properties: dict[str, Any]) -> str:
+    schema = {
+        "type": "object",
+        "additionalProperties": False,
+        "required": list(properties),
+        "properties": properties,
+    }
+    return json.dumps(schema, indent=2, ensure_ascii=False)
+
+
+def _columns(path: Path) -> dict[str, Any]:
+    """A property for every column; the types are those of the first rows."""
+    types: dict[str, set[str]] = {}
+    num_rows = 0
+    for num_rows, row in enumerate(json_lines(path), 1):
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}:{num_rows} is no object; a row has columns.")
+        for name, value in row.items():
+            types.setdefault(name, set()).add(_json_type(value))
+        if num_rows == 100:
+            break
+    if not types:
+        raise ConfigError(f"{path} has no rows with columns.")
+    return {
+        name: {"type": next(iter(kinds)) if len(kinds) == 1 else sorted(kinds)}
+        for name, kinds in types.items()
+    }
+
+
+def _json_type(value: Any) -> str:
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), "null")
