@@ -11,11 +11,12 @@ import pytest
 from rllm.agents.checks import check_agent
 from rllm.agents.swe_agent import SWEAgent
 from rllm.engine.rollout import RolloutLimits, run_trajectory
-from rllm.environments.base import CUT_OFF
+from rllm.environments.base import CUT_OFF, BaseEnv
 from rllm.environments.swe.scaffolds import read_calls, tool_schemas
 from rllm.environments.swe.swe import SWEEnv
 from rllm.errors import AgentError, ConfigError
 from rllm.inference.scripted import ScriptedClient
+from rllm.trainer.samples import trajectory_rows
 from rllm.types.episode import Outcome
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "rewards"))
@@ -179,6 +180,35 @@ def test_old_outputs_are_cut_in_one_go_and_the_newest_stay() -> None:
     assert agent.chat_completions[-1]["content"].endswith("submit now.")
     assert agent.chat_completions[3]["content"].startswith("[An output of 1,0")
     assert agent.chat_completions[-2]["content"].endswith("</function>")
+
+
+class LongOutputs(BaseEnv):
+    """Answers every call with a thousand characters, ten times."""
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        self.steps = 0
+        return "the issue", {}
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        self.steps += 1
+        return "o" * 1000, float(self.steps == 10), self.steps == 10, {"max_steps": 10}
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> "LongOutputs":
+        return LongOutputs()
+
+
+async def test_every_token_of_a_conversation_with_cut_outputs_is_trained_on_once() -> None:
+    client = ScriptedClient([f"turn {turn} {function('execute_bash', command='x')}" for turn in range(10)])
+    trajectory = await run_trajectory(
+        SWEAgent(max_history_chars=6000), LongOutputs(), client, limits=RolloutLimits(max_turns=10)
+    )
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.SCORED, 1.0)
+    rows = trajectory_rows(trajectory, "task", 0, 0, 1.0)
+    assert 1 < len(rows) == trajectory.info["segments"] < 8, "outputs are cut in one go, not one a turn"
+    sampled = sorted(token for step in trajectory.steps for token in step.response_ids)
+    trained = sorted(int(token) for each in rows for token in each.token_ids_T[each.trainable_T])
+    assert trained == sampled, "none is lost, and none is there twice"
 
 
 @pytest.mark.parametrize(
