@@ -160,7 +160,7 @@ def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, pa
 
 
 def show_evaluation(directory: RunDirectory, state: Text) -> None:
-    """What `rllm runs show` prints of a stored evaluation."""
+    """Print what `rllm runs show` says of a stored evaluation."""
     console, config, summary = out(), directory.config(), directory.summary()
     console.print(Text.assemble((str(directory.path), "bold"), "  ", state), soft_wrap=True)
     names = ("name", "split", "agent", "evaluator", "base_url", "attempts", "seed")
@@ -244,7 +244,7 @@ def print_rescored(source: Path, target: Path, rescoring: Rescored) -> None:
 
 
 def _print_selection(console: Console, selection: Mapping[str, Any]) -> None:
-    """What handing in one attempt a task comes to, between chance and an oracle."""
+    """The success of handing in one attempt a task, between chance and an oracle."""
     num_attempts, num_tasks = selection["attempts"], selection["tasks"]
     rows = (
         ("pass@1", "pass_at_1"),

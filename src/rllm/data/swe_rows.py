@@ -42,7 +42,7 @@ _URLS = ("https://", "http://", "git://", "ssh://", "file://", "git@")
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SWETask:
-    """What a row says."""
+    """The content of a row."""
 
     instance_id: str
     repo: str = ""

@@ -1,4 +1,4 @@
-"""How an agent's calls are written, by name of the scaffold, and the tools that each offers.
+"""The form of an agent's calls, by name of the scaffold, and the tools that each offers.
 
 | scaffold | an answer makes its call as | tools |
 |---|---|---|

@@ -142,7 +142,7 @@ class SWEEnv(BaseEnv):
             self._sandbox = None
 
     def _answers(self, calls: list[SWECall]) -> tuple[Any, bool]:
-        """What the calls gave, and whether one of them ends the episode; those after it are not made."""
+        """The outputs of the calls, and whether one of them ends the episode; those after it are not made."""
         offered = (*SCAFFOLDS[self.scaffold], "submit")
         texts: dict[str, str] = {}
         for call in calls:

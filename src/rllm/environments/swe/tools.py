@@ -37,7 +37,7 @@ class SWETools:
         """Path -> what the file held before each change; None for a file that was not there."""
 
     def answer(self, call: SWECall, offered: tuple[str, ...]) -> str:
-        """What a call gives, as text."""
+        """The output of a call, as text."""
         if call.name not in offered:
             return f"Error: there is no tool `{call.name}`; there are {', '.join(offered)}."
         try:
