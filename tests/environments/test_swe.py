@@ -103,6 +103,24 @@ async def test_tool_calls_and_a_block_of_bash_do_the_same(task: dict[str, Any]) 
     assert "there is no tool `search`" in shown["tool_outputs"]["b"]
 
 
+def test_branches_go_on_from_a_kept_state_as_if_the_others_had_not_been(task: dict[str, Any]) -> None:
+    env = SWEEnv(entry=task, backend=usable_backend(), max_steps=4)
+    env.reset()
+    env.step(MEND)
+    state = env.keep_state()
+    env.step(function("execute_bash", command="rm -rf calc tests .git; echo 1 > left"))
+    assert env.step(function("execute_bash", command="ls"))[0].startswith("left")
+    env.return_to(state)
+    editor(env, "undo_edit", "/testbed/calc/__init__.py")
+    assert "a - b" in env.step(function("execute_bash", command="cat calc/__init__.py"))[0]
+    env.return_to(state)
+    assert env.step(function("execute_bash", command="ls -a"))[0].split()[:4] == [".", "..", ".git", "calc"]
+    _, reward, done, info = env.step(function("finish"))
+    assert (reward, done, info["is_correct"]) == (1.0, True, True)
+    with pytest.raises(AgentError, match="the world of that state is closed"):
+        env.return_to(state)
+
+
 def test_nothing_done_is_worth_nothing_and_the_last_step_is_cut_off(task: dict[str, Any]) -> None:
     env = SWEEnv(dataset=[task], idx=0, backend=usable_backend(), max_steps=1)
     env.reset()

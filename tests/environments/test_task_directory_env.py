@@ -12,7 +12,7 @@ import pytest
 from rllm.data.downloads import Download
 from rllm.environments.base import CUT_OFF
 from rllm.environments.task_directory import WORLD, TaskDirectoryEnv
-from rllm.errors import AgentError, ConfigError, RewardError
+from rllm.errors import AgentError, ConfigError, RewardError, SandboxError
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.plan import EvaluationPlan
 from rllm.eval.tasks import benchmark_tasks, benchmark_world
@@ -222,6 +222,44 @@ def test_a_task_of_a_collection_that_cannot_be_run_is_skipped_and_counted(task: 
     shutil.rmtree(task)
     with pytest.raises(ConfigError, match=r"None of the 1 tasks in .* can be run here.*no nginx here"):
         benchmark_tasks(benchmark)
+
+
+def test_two_of_ten_tasks_are_unsupported_and_eight_are_played(task: Path) -> None:
+    task.rename(task.parent / "task-0")
+    for number in range(1, 10):
+        other = task.parent / f"task-{number}"
+        shutil.copytree(task.parent / "task-0", other)
+        line = (
+            "FROM alpine" if number == 3 else f"FROM debian\nWORKDIR /app\nCOPY words.txt .\nENV N={number}"
+        )
+        (other / "environment" / "Dockerfile").write_text(line)
+    (task.parent / "task-7" / "task.toml").write_text("[environment]\ngpus = 1\n")
+    benchmark = benchmark_named(str(task.parent))
+    names = [each["task_id"] for each in benchmark_tasks(benchmark)]
+    assert names == [f"task-{number}" for number in range(10) if number not in (3, 7)]
+    assert WORLD.skipped is not None
+    skipped = WORLD.skipped("test", **benchmark.task)
+    assert "Dockerfile:1: `FROM alpine` cannot be built here" in skipped["task-3"]
+    assert "task.toml: `environment.gpus` is not there" in skipped["task-7"]
+    environment = TaskDirectoryEnv(task.parent / "task-5", backend=usable_backend())
+    environment.reset()
+    assert environment.step("```sh\necho $N; ls\n```")[0].startswith("5\nwords.txt")
+    environment.close()
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+def test_a_health_check_is_waited_for(task: Path, tries: int) -> None:
+    command = f"echo >> /app/tries; [ $(wc -l < /app/tries) -ge {tries} ]"
+    (task / "task.toml").write_text(
+        f"[environment.healthcheck]\ncommand = '{command}'\ninterval_sec = 0.01\nretries = 1\n"
+    )
+    environment = TaskDirectoryEnv(task, backend=usable_backend())
+    if tries == 1:
+        environment.reset()
+        environment.close()
+    else:
+        with pytest.raises(SandboxError, match=r"its health check .* failed 2 times"):
+            environment.reset()
 
 
 def test_an_unknown_argument_is_refused(task: Path) -> None:

@@ -116,7 +116,7 @@ def test_a_bundle_and_a_directory_give_the_same_tree_as_the_clone(home: Path, tm
     made = [repository_of(SWETask.from_row(each)) for each in rows]
     commits = [
         subprocess.run(
-            "tar -xf tree.tar && git -C testbed log --all --format=%T",
+            "git -C layer/testbed log --all --format=%T",
             shell=True,
             cwd=each.path,
             check=True,
@@ -141,10 +141,7 @@ def test_a_patch_that_makes_the_bug_is_reversed_and_its_tests_are_hidden(home: P
     )
     assert made.hidden == {"tests/test_add.py": HIDDEN}
     assert "+    return a + b" in made.gold
-    listed = subprocess.run(
-        ["tar", "-tf", "tree.tar"], cwd=made.path, check=True, capture_output=True, text=True
-    )
-    assert "tests/test_add.py" not in listed.stdout
+    assert not (made.layer / "testbed/tests/test_add.py").exists()
 
 
 @pytest.mark.parametrize(
@@ -161,12 +158,12 @@ def test_a_row_that_cannot_be_made_is_refused_and_leaves_nothing(
     home: Path, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     source, commit = repository(tmp_path)
-    kept = sorted(home.rglob("tree.tar"))
+    kept = sorted(home.rglob("facts.json"))
     with pytest.raises(ConfigError, match=message) as caught:
         repository_of(SWETask.from_row(row(source, base_commit=commit) | change))
     assert "calc__calc-1" in str(caught.value)
-    assert sorted(home.rglob("tree.tar")) == kept
-    assert not list(home.rglob("*tmp*"))
+    assert sorted(home.rglob("facts.json")) == kept
+    assert not list(home.rglob(".part-*"))
 
 
 def test_a_source_that_cannot_be_read_is_refused(home: Path, tmp_path: Path) -> None:
@@ -233,10 +230,10 @@ def test_install_steps_make_a_virtual_environment_once_or_are_refused(home: Path
         assert patch_of(agent, made) == ""
     assert grade_patch(made, made.repository.gold).score == 1.0
     assert SWEWorld.of(task, backend=backend, limits=limits).environment.path == made.environment.path
-    kept = sorted(home.glob("swe/environments/*/venv.tar"))
+    kept = sorted(home.glob("swe/environments/*/layer"))
     for step, message in (("exit 3", "`exit 3` ended with error"), ("pip install not-a-package-x", "wheels")):
         with pytest.raises(ConfigError, match=message):
             SWEWorld.of(SWETask.from_row(row(source, install=[step])), backend=backend, limits=limits)
     with pytest.raises(ConfigError, match=r"asks for Python 2\.7"):
         SWEWorld.of(SWETask.from_row(row(source, python="2.7")), backend=backend, limits=limits)
-    assert sorted(home.glob("swe/environments/*/venv.tar")) == kept
+    assert sorted(home.glob("swe/environments/*/layer")) == kept

@@ -4,8 +4,11 @@ import hashlib
 import io
 import os
 import random
+import re
 import subprocess
+import sys
 import tarfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -233,3 +236,37 @@ def test_links_of_a_layer_lead_the_warden_nowhere(backend: str, tmp_path: Path) 
         sandbox.keep_state()
         assert sandbox.exec("echo alive").stdout == "alive\n"
     assert os.listdir(target) == []
+
+
+def test_nothing_is_left_five_seconds_after_the_driver_was_killed(
+    backend: str, layers: tuple[str, ...]
+) -> None:
+    program = (
+        "import sys\nfrom rllm.sandbox import Limits, Root, open_sandbox\n"
+        f"boxes = [open_sandbox({backend!r}, limits=Limits(disk_mb=48, wall_s=90, cpu_s=90), "
+        f"root=Root(layers={layers!r})) for _ in range(2)]\n"
+        "boxes[0].keep_state()\nprint([each._warden.pid for each in boxes], flush=True)\n"
+        "boxes[1].exec('sleep 63.5 & sleep 63.5')\n"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    wardens = [int(each) for each in re.findall(r"\d+", driver.stdout.readline())]
+    while not sleepers():
+        time.sleep(0.05)
+    driver.kill()
+    driver.communicate()
+    killed_s = time.monotonic()
+    while sleepers() or any(os.path.exists(f"/proc/{pid}/root/run") for pid in wardens):
+        assert time.monotonic() - killed_s < 5, "what it started still runs"
+        time.sleep(0.05)
+    assert layers[1] not in Path("/proc/mounts").read_text("utf-8")
+
+
+def sleepers() -> list[str]:
+    names: list[str] = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            names += [each.parent.name] if each.read_bytes() == b"sleep\x0063.5\x00" else []
+        except OSError:
+            continue  # it ended meanwhile
+    return names

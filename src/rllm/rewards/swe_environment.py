@@ -1,4 +1,5 @@
-"""What the programs of a software-engineering task run with: this machine's Python, or a virtual environment.
+"""The Python that a software-engineering task's programs run with: this machine's Python, or a virtual
+environment.
 
     no `install`  ──► this machine's Python and pytest, nothing else
     `install`     ──► wheels that its pip commands name, downloaded ──► a sandbox without network: /opt/venv,
@@ -9,13 +10,11 @@ the commands and of the files of the repository that steer builds; what failed i
 """
 
 import hashlib
-import io
 import json
 import re
 import shlex
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tomllib
 from dataclasses import dataclass
@@ -25,12 +24,13 @@ from typing import Any
 from rllm.data.home import rllm_home
 from rllm.data.swe_rows import SWETask
 from rllm.errors import ConfigError
-from rllm.rewards.swe_repository import PLACE, Repository, made_once
+from rllm.rewards.swe_repository import PLACE, Repository
+from rllm.sandbox.archive import unpack_layer
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.interpreter import interpreter
-from rllm.sandbox.types import ExecResult, Limits, Root, Scope, Snapshot, Status
-from rllm.store.files import write_directory_atomic
+from rllm.sandbox.types import ExecResult, Limits, Root, Scope, Status
+from rllm.store.made_once import made_once
 
 VENV = "/opt/venv"
 TEST_PACKAGES = ("pytest",)
@@ -50,16 +50,21 @@ _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[^\]]*\])?(?:\s*[<>=!
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Environment:
-    """What is put into a world beside the repository."""
+    """Parts of a world beside the repository."""
 
     packages: tuple[str, ...] = ()
     """Of this machine, where there is no virtual environment."""
     path: Path | None = None
-    """Of the cache: `venv.tar`, and in `artifacts.tar` what the install steps left in the repository."""
+    """Of the cache: `layer` has VENV and what the install steps left in the repository."""
 
     @property
     def has_venv(self) -> bool:
         return self.path is not None
+
+    @property
+    def layers(self) -> tuple[Path, ...]:
+        """Of the worlds' roots, above the repository's."""
+        return () if self.path is None else ((self.path / "layer").absolute(),)
 
     @property
     def python(self) -> str:
@@ -69,8 +74,6 @@ class Environment:
         if self.path is None:
             sandbox.exec("command -v python || ln -s $(command -v python3) /usr/local/bin/python")
             return
-        for name in ("venv.tar", "artifacts.tar"):
-            sandbox.restore(Snapshot(tar=(self.path / name).read_bytes(), base="/"))
         self.exclude(sandbox)
 
     def exclude(self, sandbox: Sandbox) -> None:
@@ -95,46 +98,45 @@ def environment_of(task: SWETask, repository: Repository, *, backend: str) -> En
         return Environment(packages=TEST_PACKAGES)
     steering = _steering_files(repository)
     target = rllm_home() / "swe" / "environments" / _key(task, here, steering)
-    if not target.is_dir():
-        with made_once(target) as is_missing:
-            if is_missing:
-                _make(task, repository, steering, backend, target)
+    with made_once(target) as part:
+        if part is not None:
+            _make(task, repository, steering, backend, part)
     return Environment(path=target)
 
 
 def _steering_files(repository: Repository) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
-    with tarfile.open(fileobj=io.BytesIO(repository.tar)) as tar:
-        for entry in tar:
-            path = entry.name.removeprefix(f".{PLACE}/")
-            if entry.isfile() and "/.git/" not in f"/{path}" and _STEERING.fullmatch(path.rsplit("/")[-1]):
-                content = tar.extractfile(entry)
-                files[path] = content.read() if content is not None else b""
-            elif entry.isdir() and path.count("/") <= 1 and not path.startswith(".git"):
-                files[f"{path}/"] = b""  # where packages are
+    top = Path(f"{repository.layer}{PLACE}")
+    for entry in sorted(top.rglob("*")):
+        path = str(entry.relative_to(top))
+        if entry.is_symlink() or f"{path}/".startswith(".git/"):
+            continue
+        if entry.is_file() and _STEERING.fullmatch(entry.name):
+            files[path] = entry.read_bytes()
+        elif entry.is_dir() and path.count("/") <= 1 and not path.startswith(".git"):
+            files[f"{path}/"] = b""  # where packages are
     return files
 
 
 def _key(task: SWETask, version: str, steering: dict[str, bytes]) -> str:
     files = {path: hashlib.sha256(data).hexdigest() for path, data in steering.items()}
-    about = [list(task.install), version, TEST_PACKAGES, dict(sorted(files.items()))]
+    about = ["layer", list(task.install), version, TEST_PACKAGES, dict(sorted(files.items()))]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
 
 
 def _make(
-    task: SWETask, repository: Repository, steering: dict[str, bytes], backend: str, target: Path
+    task: SWETask, repository: Repository, steering: dict[str, bytes], backend: str, part: Path
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="rllm-swe-") as folder:
         wheels = Path(folder) / "wheels"
         wheels.mkdir()
         _download(task, steering, wheels)
-        root = Root(folders=(PLACE, VENV, _WHEELS))
+        root = Root(folders=(PLACE, VENV, _WHEELS), layers=(str(repository.layer),))
         with open_sandbox(backend, limits=_LIMITS, root=root) as sandbox:
-            sandbox.restore(Snapshot(tar=repository.tar, base="/"))
             sandbox.upload(wheels, _WHEELS)
             for step in (*_first_steps(wheels), *task.install, f"pip install {' '.join(TEST_PACKAGES)}"):
                 _require_ok(task, step, _step(sandbox, step))
-            _keep(task, sandbox, target)
+            _keep(task, sandbox, part)
 
 
 def _first_steps(wheels: Path) -> tuple[str, ...]:
@@ -171,19 +173,15 @@ def _require_ok(task: SWETask, step: str, ran: ExecResult) -> None:
         )
 
 
-def _keep(task: SWETask, sandbox: Sandbox, target: Path) -> None:
+def _keep(task: SWETask, sandbox: Sandbox, part: Path) -> None:
     listed = _step(sandbox, "git ls-files -z --others ':(exclude)**/__pycache__/**'")
     _require_ok(task, "git ls-files", listed)
     artifacts = [each for each in listed.stdout.split("\0") if each]
     venv = sandbox.snapshot(Scope(folders=(VENV,)))
     packed = sandbox.snapshot(Scope(folders=tuple(f"{PLACE}/{each}" for each in artifacts) or ("/none",)))
-
-    def fill(part: Path) -> None:
-        (part / "venv.tar").write_bytes(venv.tar)
-        (part / "artifacts.tar").write_bytes(packed.tar)
-        (part / "artifacts.json").write_text(json.dumps(artifacts), "utf-8")
-
-    write_directory_atomic(target, fill)
+    for snapshot in (venv, packed):
+        unpack_layer(snapshot.tar, part / "layer")
+    (part / "artifacts.json").write_text(json.dumps(artifacts), "utf-8")
 
 
 # ---- wheels ------------------------------------------------------------------------------------------------
@@ -259,7 +257,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _project_requirements(steering: dict[str, bytes], extras: list[str]) -> list[str]:
-    """What pyproject.toml says that building and running the project needs."""
+    """Requirements of pyproject.toml for building and running the project."""
     try:
         table: dict[str, Any] = tomllib.loads(steering.get("pyproject.toml", b"").decode("utf-8", "replace"))
     except tomllib.TOMLDecodeError:

@@ -156,6 +156,7 @@ def _examination(world: SWEWorld, tests: Path, timeout_s: float, secret: str) ->
         own_variables=variables,
         folders=("/opt/venv",) if environment.has_venv else (),
         limits=replace(world.limits, wall_s=timeout_s, cpu_s=timeout_s, output_kb=16_384),
+        layers=world.layers,
         prepare=lambda sandbox, brings: world.furnish(sandbox),
         results=(_REPORT,),
         packages=environment.packages,

@@ -7,7 +7,6 @@ There are no commits after the base one in it, no reflogs and no dangling object
 new: `git log --all` shows one commit. A directory of the cache is there whole or not at all.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,8 +16,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -26,15 +24,15 @@ from rllm.data.home import rllm_home
 from rllm.data.swe_rows import ARCHIVES, SWETask
 from rllm.data.unpacking import Archive
 from rllm.errors import ConfigError
-from rllm.sandbox.archive import pack_links_and_all
-from rllm.store.files import write_atomic, write_directory_atomic
+from rllm.store.files import write_atomic
+from rllm.store.made_once import made_once
 
 PLACE = "/testbed"
 """Where the repository lies in every world."""
 GIT_TIMEOUT_S = 1800.0
-_FORM = 1
+_FORM = 2
 """Of what is in a directory of the cache; another number makes all of them anew."""
-_TREE, _FACTS = "tree.tar", "facts.json"
+_FACTS = "facts.json"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _CONFIG = (
     ("core", "hooksPath", "/dev/null"),
@@ -57,7 +55,7 @@ _AUTHOR = {
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Repository:
-    """What of a task's source goes into worlds."""
+    """The part of a task's source that goes into worlds."""
 
     path: Path
     """Of the cache."""
@@ -67,9 +65,9 @@ class Repository:
     """The reference solution as a diff of this repository; empty where the row has none."""
 
     @property
-    def tar(self) -> bytes:
-        """The tree with its `.git`, as paths from `/` on."""
-        return (self.path / _TREE).read_bytes()
+    def layer(self) -> Path:
+        """A layer of a writable root that has the tree, with its `.git`, at PLACE."""
+        return (self.path / "layer").absolute()
 
 
 def repository_of(task: SWETask) -> Repository:
@@ -80,10 +78,9 @@ def repository_of(task: SWETask) -> Repository:
     """
     _require_source(task)
     target = rllm_home() / "swe" / "repositories" / _key(task)
-    if not target.is_dir():
-        with made_once(target) as is_missing:
-            if is_missing:
-                _make(task, target)
+    with made_once(target) as part:
+        if part is not None:
+            _make(task, part)
     facts = json.loads((target / _FACTS).read_text("utf-8"))
     return Repository(path=target, hidden=facts["hidden"], gold=facts["gold"])
 
@@ -136,19 +133,6 @@ def _config_file() -> Path:
     return path.resolve()
 
 
-@contextmanager
-def made_once(target: Path) -> Iterator[bool]:
-    """Hold a lock beside `target`, so that two processes do not make the same thing. Gives whether it is
-    missing."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(target.with_name(f"{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield not target.is_dir()
-    finally:
-        os.close(lock)
-
-
 def _named(instance_id: str) -> str:
     return f"{instance_id}: " if instance_id else ""
 
@@ -165,7 +149,7 @@ def _require_source(task: SWETask) -> None:
 
 
 def _key(task: SWETask) -> str:
-    """What the repository depends on. A source without commits is told by its content."""
+    """Everything that the repository depends on. A source without commits is told by its content."""
     about = {
         "form": _FORM,
         "base_commit": task.base_commit,
@@ -196,24 +180,18 @@ def _files_of(ids: tuple[str, ...]) -> set[str]:
     return {each.partition("::")[0] for each in ids if "::" in each}
 
 
-def _make(task: SWETask, target: Path) -> None:
+def _make(task: SWETask, part: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="rllm-swe-") as folder:
         work = Path(folder)
-        tree = work / "tree"
-        tree.mkdir()
+        tree = Path(f"{part}/layer{PLACE}").absolute()
+        tree.mkdir(parents=True)
         _lay_out(task, tree, work)
         _refuse_pointers(task, tree)
         gold = _break(task, tree, work)
         hidden = _hide(task, tree)
         _commit(tree)
         facts = json.dumps({"hidden": hidden, "gold": gold, "instance_id": task.instance_id})
-        packed = pack_links_and_all(tree, PLACE)
-
-        def fill(part: Path) -> None:
-            (part / _TREE).write_bytes(packed)
-            (part / _FACTS).write_text(facts, "utf-8")
-
-        write_directory_atomic(target, fill)
+        (part / _FACTS).write_text(facts, "utf-8")
 
 
 def _lay_out(task: SWETask, tree: Path, work: Path) -> None:
@@ -225,8 +203,9 @@ def _lay_out(task: SWETask, tree: Path, work: Path) -> None:
         try:
             _copy(source, tree) if source.is_dir() else _unpack(task, source, tree)
         except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+            reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error
             raise ConfigError(
-                f"{task.instance_id}: its `source` {source} cannot be read: {str(error)[:300]}"
+                f"{task.instance_id}: its `source` {source} cannot be read: {str(reason)[:300]}"
             ) from error
     else:
         raise ConfigError(
@@ -359,6 +338,8 @@ def _is_inside(tree: Path, name: str) -> bool:
 
 def _commit(tree: Path) -> None:
     git("init", "-q", cwd=tree)
+    for name, value in (("checkStat", "minimal"), ("trustctime", "false")):  # of owners, worlds differ
+        git("config", f"core.{name}", value, cwd=tree)
     git("add", "-A", "-f", ".", cwd=tree)
     git("commit", "-q", "--allow-empty", "-m", "base", cwd=tree, env=_AUTHOR)
     git("repack", "-adq", cwd=tree)

@@ -19,7 +19,7 @@ from rllm.rewards.swe_repository import PLACE, Repository, repository_of
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.packages import PLACE as PACKAGES
-from rllm.sandbox.types import Limits, Root, Scope, Snapshot, Status
+from rllm.sandbox.types import Limits, Root, Scope, Status
 from rllm.sandbox.verifier import GIT_VARIABLES
 
 MAX_PATCH_BYTES: Final = 16 << 20
@@ -40,7 +40,7 @@ _DIFF = (
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SWEWorld:
-    """What every world of one task is made of."""
+    """The parts that every world of one task has."""
 
     task: SWETask
     repository: Repository
@@ -71,18 +71,24 @@ class SWEWorld:
 
     def open(self, *, mounts: tuple[tuple[str, str], ...] = ()) -> Sandbox:
         """A new world as an agent gets it. `mounts`: see `Root`."""
-        root = Root(folders=(PLACE, *((VENV,) if self.environment.has_venv else ())), mounts=mounts)
+        folders = (PLACE, *((VENV,) if self.environment.has_venv else ()))
+        root = Root(folders=folders, layers=self.layers, mounts=mounts)
         opened = open_sandbox(self.backend, limits=self.limits, root=root, packages=self.environment.packages)
         return self._furnished(opened, self.furnish)
 
     def open_for_git(self) -> Sandbox:
         """A new world with the repository alone."""
-        opened = open_sandbox(self.backend, limits=self.limits, root=Root(folders=(PLACE,)))
-        return self._furnished(opened, self._furnish_for_git)
+        opened = open_sandbox(self.backend, limits=self.limits, root=self._root_for_git)
+        return self._furnished(opened, self.environment.exclude)
 
-    def _furnish_for_git(self, sandbox: Sandbox) -> None:
-        sandbox.restore(Snapshot(tar=self.repository.tar, base="/"))
-        self.environment.exclude(sandbox)
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Repository and environment: no world writes to them, so all have the same."""
+        return tuple(str(each) for each in (*self.environment.layers, self.repository.layer))
+
+    @property
+    def _root_for_git(self) -> Root:
+        return Root(folders=(PLACE,), layers=(str(self.repository.layer),))
 
     def _furnished(self, opened: Sandbox, furnish: Callable[[Sandbox], None]) -> Sandbox:
         try:
@@ -93,20 +99,20 @@ class SWEWorld:
         return opened
 
     def furnish(self, sandbox: Sandbox) -> None:
-        """Put repository and environment into a writable root that has neither."""
-        sandbox.restore(Snapshot(tar=self.repository.tar, base="/"))
+        """Add what the layers do not have."""
         self.environment.put_into(sandbox)
 
 
 def patch_of(agent: Sandbox, world: SWEWorld) -> str:
-    """What the agent changed in /testbed, as a diff; empty where that is nothing.
+    """The agent's changes of /testbed as a diff; empty where there are none.
 
     Raises OSError where what it left is larger than its disk, or its patch than MAX_PATCH_BYTES; SandboxError
     where a sandbox fails.
     """
-    left = agent.snapshot(Scope(folders=(PLACE,), left_out=(f"{PLACE}/.git",)))
+    left = agent.snapshot(Scope(folders=(PLACE,), left_out=(f"{PLACE}/.git",), changes=True))
+    clear = "find . -mindepth 1 -maxdepth 1 ! -name .git -exec rm -rf {} +" if left.is_whole else "true"
     with world.open_for_git() as fresh:
-        removed = fresh.exec("find . -mindepth 1 -maxdepth 1 ! -name .git -exec rm -rf {} +", cwd=PLACE)
+        removed = fresh.exec(clear, cwd=PLACE)
         fresh.restore(left)
         done = fresh.exec(_DIFF, cwd=PLACE, env=GIT)
         for each in (removed, done):

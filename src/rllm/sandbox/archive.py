@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import IO
 
-from rllm.sandbox.inside.files import may_lead
+from rllm.sandbox.inside.files import may_lead, unpack
 
 
 def pack_tree(source: Path) -> bytes:
@@ -78,6 +78,13 @@ def unpack_tree(stream: IO[bytes], target: Path) -> list[str]:
         _remove(part)
         raise
     return left_out
+
+
+def unpack_layer(data: bytes, layer: Path) -> None:
+    """Put a snapshot's files below `layer`, which is made; nothing outside of it can be reached."""
+    layer.mkdir(parents=True, exist_ok=True)
+    top = str(layer.absolute())
+    unpack(io.BytesIO(data), top, top, top)
 
 
 def without_top(data: bytes) -> bytes:

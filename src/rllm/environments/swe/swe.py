@@ -6,6 +6,7 @@ what changed in /testbed ──► a fresh world with the hidden tests (rllm.rew
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from rllm.rewards.grade import Grade, wrong
 from rllm.rewards.swe_grading import grade_patch, pytest_words
 from rllm.rewards.swe_world import SWEWorld, patch_of
 from rllm.sandbox.base import Sandbox
-from rllm.sandbox.types import Limits
+from rllm.sandbox.types import FileState, Limits
 from rllm.types.episode import Action
 
 MAX_STEPS = 50
@@ -43,6 +44,16 @@ _NO_CALL = "Error: your answer makes no call that can be read. Make exactly one,
 _ARGUMENTS = ("step_timeout", "reward_timeout", "backend", "scaffold", "max_steps", "memory_mb", "disk_mb")
 _NAMING_KEYS = ("task_id", "uid", "path")
 """Keys of a task beside its row: its name, and the file that the row is from."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SWEState:
+    """A moment of an episode, for branches from it."""
+
+    files: FileState
+    steps: int
+    undo: Mapping[str, Sequence[bytes | None]]
+    """Path -> what the editor can take back there, the latest last."""
 
 
 class SWEEnv(BaseEnv):
@@ -135,6 +146,22 @@ class SWEEnv(BaseEnv):
         else:
             self.grade = grade_patch(self._world, patch, timeout_s=self.reward_timeout)
         return self.grade.score
+
+    def keep_state(self) -> SWEState:
+        """The files and the number of steps as they are now, to return to any number of times until `close`.
+
+        Processes are not kept. Raises ConfigError where this machine has no overlays.
+        """
+        if self._sandbox is None:
+            raise AgentError("SWEEnv.keep_state: there is no world; call reset first.")
+        return SWEState(files=self._sandbox.keep_state(), steps=self._steps, undo=self._tools.undo)
+
+    def return_to(self, state: SWEState) -> None:
+        """Go on from a state that was kept since `reset`, as if what came after it had not been done."""
+        if self._sandbox is None:
+            raise AgentError("SWEEnv.return_to: the world of that state is closed.")
+        self._sandbox.return_to(state.files)
+        self._steps, self._tools.undo, self.grade = state.steps, state.undo, None
 
     def close(self) -> None:
         if self._sandbox is not None:

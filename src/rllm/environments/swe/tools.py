@@ -6,7 +6,7 @@ through the sandbox, which follows no link; a sandbox that fails itself raises S
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -34,6 +34,15 @@ class SWETools:
         self._variables = dict(variables)
         self._limits: Limits = replace(sandbox.limits, wall_s=timeout_s, cpu_s=timeout_s)
         self._earlier: dict[str, list[bytes | None]] = {}
+
+    @property
+    def undo(self) -> dict[str, tuple[bytes | None, ...]]:
+        """Path -> what an edit can be taken back to, the latest last."""
+        return {path: tuple(texts) for path, texts in self._earlier.items()}
+
+    @undo.setter
+    def undo(self, earlier: Mapping[str, Sequence[bytes | None]]) -> None:
+        self._earlier = {path: [*texts] for path, texts in earlier.items()}
         """Path -> what the file held before each change; None for a file that was not there."""
 
     def answer(self, call: SWECall, offered: tuple[str, ...]) -> str:
