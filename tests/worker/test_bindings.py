@@ -13,6 +13,7 @@ from rllm.cli.main import rllm as front_door
 from rllm.contracts import read_contract
 from rllm.errors import ConfigError, ContractError
 from rllm.worker import Worker
+from rllm.worker.host import WorkerHost
 
 ACTORS = """
 from pathlib import Path
@@ -148,3 +149,27 @@ def test_the_graph_says_who_calls_whom(folder: Path) -> None:
     )
     assert [each["done_by"] for each in edges["workers"]] == ["program.py:solve"]
     assert rllm("worker", "graph", f"{folder}{os.sep}program.py:solve").exit_code == 2
+
+
+async def test_workers_with_one_model_share_it(folder: Path) -> None:
+    contracts = [read_contract(folder / f"{name}.worker.md") for name in ("agent", "chain")]
+    async with WorkerHost(contracts, folder / "runs") as host:
+        models = [host.workers[name].backing.model for name in ("agent", "chain")]
+        assert models[0] is not None
+        assert models[1] is not None
+        shared = models[0].current
+        assert models[1].current is shared
+        assert shared.num_users == 2
+    assert shared.num_users == 0
+
+
+def test_a_schema_that_no_grammar_can_follow_is_checked_and_repaired(folder: Path) -> None:
+    """An untrained model fits it neither time: what happened is in the response, and both answers count."""
+    path = folder / "measure.worker.md"
+    text = path.read_text().replace('program: "program.py:solve"', 'model: "builtin:tiny"')
+    text = text.replace('"length": {"type": "integer"}', '"length": {"not": {"type": "string"}}')
+    path.write_text(text.replace("max_attempts: 3", "max_attempts: 1") + "- repair: true\n")
+    response = Worker.load(path, directory=folder / "runs").run({"run_id": "a", "task": "x"}).to_dict()
+    assert response["status"] == "invalid_output"
+    observed = response["observability"]
+    assert (observed["output_schema"], observed["model_calls"]) == ("repaired", 2)
