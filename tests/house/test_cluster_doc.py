@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rllm.build.configs import training_config
 from rllm.cli.main import rllm as front_door
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
@@ -36,7 +37,8 @@ def test_the_recipes_are_resolved_to_workers_and_leases(
         for line in recipes
     ]
     assert [each["cores_of_workers"] for each in plans] == [12, 0, 64]
-    assert {each["tasks_per_lease"] * each["leases_per_step"] for each in plans} == {32}
+    tasks = training_config("frozenlake").rollout.tasks_per_step
+    assert {each["tasks_per_lease"] * each["leases_per_step"] for each in plans} == {tasks}
 
 
 def test_every_key_is_on_the_page(page: str) -> None:

@@ -42,7 +42,7 @@ class Asked:
     judge: ModelPlace | None = None
     """Where the model is that an LLM judge asks, or that chooses among attempts."""
     select: str = ""
-    """How one of several attempts at a task is chosen; empty chooses none."""
+    """The rule that chooses one of several attempts at a task; empty chooses none."""
     open_workers: OpenWorkers | None = None
     """Runs the workers that a workflow calls."""
 

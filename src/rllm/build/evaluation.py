@@ -51,7 +51,7 @@ class Prepared:
     world: World | None = None
     """What the tasks are of; None for a program's own."""
     request: Asked
-    """What was asked for."""
+    """The request."""
     world_pays: bool = False
     """Whether nobody else judges, so that what simple policies are paid there can be compared."""
 

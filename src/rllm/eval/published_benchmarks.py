@@ -31,5 +31,5 @@ ABSENT = {
 
 
 def successor(name: str) -> str | None:
-    """What takes the place of a published benchmark that is not here; None for any other name."""
+    """The successor of a published benchmark that is not here; None for any other name."""
     return ABSENT.get(name_key(name))

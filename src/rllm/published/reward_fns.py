@@ -21,7 +21,7 @@ _GOLD_FIELDS = ("ground_truth", "answer", "answers", "target", "tests", "choices
 
 
 def extract_answer_text(episode: Episode) -> str:
-    """What an episode ends with."""
+    """The end of an episode."""
     return last_assistant_text(episode)
 
 

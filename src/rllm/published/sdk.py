@@ -27,7 +27,7 @@ class CallTrace:
     """One answered call of a model."""
 
     trace_id: str
-    """What the server called the answer."""
+    """The server's name of the answer."""
     session_name: str
     model: str
     input: dict[str, Any]

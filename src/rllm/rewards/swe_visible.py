@@ -30,7 +30,7 @@ class VisibleTests:
     failed: int = 0
     """Errors included."""
     fault: str = ""
-    """Why there are no counts: the patch does not apply, or the run did not come to its end."""
+    """The reason that there are no counts: the patch does not apply, or the run did not come to its end."""
 
     @property
     def rank(self) -> tuple[bool, int, int]:

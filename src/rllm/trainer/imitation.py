@@ -31,7 +31,7 @@ NUM_TASKS = 128
 MIN_SHARE = 0.5
 """Of the expert's success that its imitator comes to."""
 MIN_ATTEMPTS = 32
-"""Of equal rewards before they say anything."""
+"""Number of equal rewards before they say anything."""
 PlayExpert = Callable[[Sequence[Any]], Awaitable[EvaluationReport]]
 """tasks -> what the expert comes to, with its noise, at those that it has an answer to."""
 

@@ -41,7 +41,7 @@ class StepReply:
     status: RunStatus
     outputs: dict[str, Any] | None = None
     message: str = ""
-    """Why there are no outputs."""
+    """The reason that there are no outputs."""
     observability: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -122,7 +122,7 @@ class WorkerSteps:
     rollout_engine: RolloutEngine
     runner: WorkerRunner | None = None
     penalty: float | None = None
-    """What a policy is paid for an answer that breaks a contract; None fails the episode instead."""
+    """Reward of an answer that breaks a contract; None fails the episode instead."""
     trajectories: list[Trajectory] = field(default_factory=list[Trajectory])
     """What the policy wrote as workers, in the order in which the steps ended."""
     records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])

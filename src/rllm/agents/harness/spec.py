@@ -36,7 +36,7 @@ _WHERE_THE_TASK_GOES = ("command", "stdin", "files")
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class HarnessSpec:
-    """What a harness's file says."""
+    """A harness as its file describes it."""
 
     name: str
     about: str = ""
@@ -84,7 +84,7 @@ class HarnessSpec:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class FilledSpec:
-    """What is started for one episode."""
+    """The processes of one episode."""
 
     command: list[str]
     stdin: str
