@@ -34,6 +34,7 @@ WORLDS = {
     "shop-desk": "rllm.environments.shop_desk:WORLD",
     "sokoban": "rllm.environments.games.sokoban:WORLD",
     "swe": "rllm.environments.swe.swe:WORLD",
+    "swe-small": "rllm.environments.swe.small:WORLD",
     "task-directory": "rllm.environments.task_directory:WORLD",
     "sudoku": "rllm.environments.games.sudoku:WORLD",
     "tic-tac-toe": "rllm.environments.games.tic_tac_toe:WORLD",
