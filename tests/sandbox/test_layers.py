@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rllm.errors import ConfigError, SandboxError
-from rllm.sandbox import Limits, Root, Sandbox, Scope, open_sandbox
+from rllm.sandbox import Limits, Root, Sandbox, SandboxPool, Scope, open_sandbox
 
 LIMITS = Limits(wall_s=30, cpu_s=20, memory_mb=256, disk_mb=48, processes=32)
 WHOLE = Scope(folders=("/app", "/data"))
@@ -193,6 +193,13 @@ def test_changes_stay_within_their_scope(box: Sandbox, layers: tuple[str, ...]) 
         fresh.restore(box.snapshot(scope))
         shown = fresh.exec("ls / | grep -E 'out|steer|data'; ls /app /app/sub; id -u >/dev/null").stdout
     assert shown.split() == ["out", "/app:", "kept", "sub", "/app/sub:", "b", "c", "d"]
+
+
+def test_a_pool_keeps_sandboxes_with_layers_ready(backend: str, layers: tuple[str, ...]) -> None:
+    with SandboxPool(backend, size=1, limits=LIMITS, root=Root(layers=layers)) as pool:
+        for _ in range(2):
+            with pool.take() as sandbox:
+                assert sandbox.exec("cat /app/a; echo more >> /app/a").stdout == "upper\n"
 
 
 def test_what_is_no_state_of_this_sandbox_is_refused(box: Sandbox, layers: tuple[str, ...]) -> None:

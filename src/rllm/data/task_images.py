@@ -32,7 +32,7 @@ from rllm.sandbox.interpreter import SYSTEM_PYTHON, interpreter
 from rllm.sandbox.launch import is_privileged
 from rllm.sandbox.layer_build import BuildStep, build_layer, registries_are_reachable
 from rllm.sandbox.system_layer import machine_release, make_system_layer, system_key
-from rllm.store.made_once import made_once
+from rllm.store.made_once import made_once, remove_tree
 
 CODENAMES = {
     "debian": {"buster": "10", "bullseye": "11", "bookworm": "12", "trixie": "13", "forky": "14"},
@@ -284,7 +284,7 @@ class _Build:
                 shown = instruction.text.replace("\n", " ")
                 raise ConfigError(f"{instruction.where}: `RUN {shown:.120}`: {error}{offline}") from None
             layer.rename(part / "layer")
-            shutil.rmtree(part / "build")
+            remove_tree(part / "build")
 
         about = ["run", command, sorted(variables.items()), self._workdir, user, has_network]
         self._make(instruction, about, build, makes_parts=True)

@@ -22,6 +22,7 @@ from pathlib import Path
 from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox.interpreter import SYSTEM_PATHS
 from rllm.sandbox.launch import is_privileged
+from rllm.store.made_once import remove_tree
 
 CAPABILITIES = (
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETFCAP", "SETPCAP"),
@@ -98,7 +99,7 @@ def build_layer(work: Path, below: Sequence[Path], step: BuildStep) -> Path:
         (root / "usr").rmdir()  # the mount point, should its attributes have been changed
     if any(usr.iterdir()):
         usr.rename(root / "usr")
-    shutil.rmtree(work / "work")
+    remove_tree(work / "work")
     return root
 
 

@@ -11,7 +11,7 @@ from typing import Self
 from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox.backends import open_sandbox, require_backend
 from rllm.sandbox.base import Sandbox
-from rllm.sandbox.types import DEFAULT_LIMITS, Limits, Snapshot
+from rllm.sandbox.types import DEFAULT_LIMITS, Limits, Root, Snapshot
 
 LOOK_S = 0.2
 """How often who waits looks whether the pool still lives."""
@@ -29,13 +29,14 @@ class SandboxPool:
         snapshot: Snapshot | None = None,
         image: str | None = None,
         packages: Sequence[str] = (),
+        root: Root | None = None,
     ) -> None:
         if size < 1:
             raise ConfigError(f"`size` is {size}; a pool keeps 1 or more sandboxes ready.")
         require_backend(backend)
         self.backend = backend
         self._open = lambda: open_sandbox(
-            backend, limits=limits, snapshot=snapshot, image=image, packages=packages
+            backend, limits=limits, snapshot=snapshot, image=image, packages=packages, root=root
         )
         self._ready: queue.Queue[Sandbox | Exception] = queue.Queue()
         self._wanted = threading.Semaphore(size)

@@ -33,13 +33,13 @@ def made_once(target: Path) -> Iterator[Path | None]:
             yield None
             return
         part = target.with_name(f"{_PART}{target.name}")
-        _remove(part)
+        remove_tree(part)
         part.mkdir()
         try:
             yield part
             part.rename(target)
         finally:
-            _remove(part)
+            remove_tree(part)
     finally:
         os.close(lock)
 
@@ -50,7 +50,7 @@ def remove_parts(folder: Path) -> None:
         lock = _lock(folder, part.name.removeprefix(_PART))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(part)
+            remove_tree(part)
         except BlockingIOError:
             continue  # it is being made
         finally:
@@ -61,7 +61,7 @@ def _lock(folder: Path, name: str) -> int:
     return os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def _remove(part: Path) -> None:
+def remove_tree(part: Path) -> None:
     """Remove a directory whatever modes are in it: overlays leave directories that nobody may enter."""
     for folder, names, _ in os.walk(part):
         for name in names:
