@@ -9,7 +9,6 @@ KEY is a hash of all three, of the contents of `copy` and of the Python. What fa
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from pathlib import Path
 from rllm.agents.harness.spec import HOME, HarnessSpec
 from rllm.data.home import rllm_home
 from rllm.errors import ConfigError
-from rllm.rewards.swe_repository import made_once
 from rllm.sandbox.interpreter import Interpreter, interpreter
+from rllm.store.made_once import made_once
 
 INSTALL_TIMEOUT_S = 3600.0
 _FORM = 1
@@ -32,10 +31,9 @@ def installed(spec: HarnessSpec) -> Path:
     Raises ConfigError, with what the package manager said, where it cannot be installed.
     """
     target = rllm_home() / "harnesses" / f"{spec.name}-{_key(spec)}"
-    if not target.is_dir():
-        with made_once(target) as is_missing:
-            if is_missing:
-                _install(spec, target)
+    with made_once(target) as part:
+        if part is not None:
+            _install(spec, part)
     return target
 
 
@@ -49,23 +47,16 @@ def _key(spec: HarnessSpec) -> str:
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
 
 
-def _install(spec: HarnessSpec, target: Path) -> None:
-    part = target.with_name(f"{target.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
-    try:
-        part.mkdir(parents=True)
-        part.chmod(0o755)
-        if spec.pip:
-            _install_wheels(spec, part, interpreter())
-        if spec.npm:
-            _install_node_packages(spec, part)
-        for name in spec.copy:
-            (part / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(spec.folder / name, part / name)
-            (part / name).chmod(0o755)
-        os.rename(part, target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+def _install(spec: HarnessSpec, part: Path) -> None:
+    part.chmod(0o755)
+    if spec.pip:
+        _install_wheels(spec, part, interpreter())
+    if spec.npm:
+        _install_node_packages(spec, part)
+    for name in spec.copy:
+        (part / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(spec.folder / name, part / name)
+        (part / name).chmod(0o755)
 
 
 def _install_wheels(spec: HarnessSpec, part: Path, python: Interpreter) -> None:
