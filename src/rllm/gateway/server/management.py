@@ -37,6 +37,13 @@ class Management:
         body = await read_body(http)
         fields = json_object(body) if body else {}
         names = ("session_id", "seed", "sampling", "metadata")
+        if "sampling_params" in fields:  # the published name
+            if "sampling" in fields:
+                raise RequestRefused(
+                    "`sampling` and `sampling_params` are one thing; leave one of them out.",
+                    param="sampling_params",
+                )
+            fields["sampling"] = fields.pop("sampling_params")
         for name in fields:
             if name not in names:
                 raise RequestRefused(

@@ -73,6 +73,14 @@ _FIXED = {
     "/openapi.json": Endpoint.OPENAPI,
     "/sessions": Endpoint.SESSIONS,
 }
+_PUBLISHED = {
+    "/traces": "the calls of a session are at GET /sessions/SESSION/traces",
+    "/admin/workers": "the servers behind it are named when it starts, by `rllm serve gateway`",
+    "/admin/weight_version": "each answer has the policy versions of its tokens",
+    "/admin": "nothing waits to be written or read again: a call is stored before its answer leaves",
+    "/health/workers": "/health and /metrics have the state of each server",
+}
+"""Beginnings of paths of the published gateway -> what takes their place."""
 _SESSIONS, _TRACES, _V1 = "/sessions/", "/traces", "/v1/"
 _MODELS, _RESPONSES, _EMBEDDINGS = "models/", "responses/", "/v1/embeddings"
 _MAX_SESSION_CHARS = 512
@@ -101,6 +109,9 @@ def route_of(method: str, target: str) -> Route:
             status=404,
             code="embeddings_not_served",
         )
+    for beginning, successor in _PUBLISHED.items() if route is None else ():
+        if path == beginning or path.startswith(f"{beginning}/"):
+            raise RequestRefused(f"There is nothing at {path}: {successor}.", status=404, code="not_found")
     if route is None:
         raise RequestRefused(
             f"There is nothing at {path or '/'}; this gateway answers "
