@@ -33,6 +33,8 @@ class PublishedFinder:
             return None
         from rllm.published import table
 
+        if fullname in table.PACKAGES:
+            return _package_spec(fullname)
         if fullname not in table.MODULES and fullname not in table.REFUSED_MODULES:
             return None
         spec = self._other_spec(fullname, path, target)
@@ -47,13 +49,24 @@ class PublishedFinder:
     def _other_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> ModuleSpec | None:
-        """What every other finder says of it: the module itself, where this package has it."""
+        """The answer of the other finders: the module itself, where this package has it."""
         for finder in sys.meta_path:
             if finder is not self and (find := getattr(finder, "find_spec", None)) is not None:
                 spec = find(fullname, path, target)
                 if spec is not None:
                     return spec
         return None
+
+
+def _package_spec(fullname: str) -> ModuleSpec | None:
+    """The directory with the published configuration files, under its published name."""
+    from importlib.util import spec_from_file_location
+    from pathlib import Path
+
+    directory = Path(__file__).parent / "config"
+    return spec_from_file_location(
+        fullname, directory / "__init__.py", submodule_search_locations=[str(directory)]
+    )
 
 
 class _TableLoader:

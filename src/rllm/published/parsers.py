@@ -32,7 +32,7 @@ class ToolParser(ABC):
         return calls
 
     def get_tool_prompt(self, tools_schema: str) -> str:
-        """How to call these tools, for a system prompt."""
+        """Words on how to call these tools, for a system prompt."""
         return (
             "You may call functions. Their signatures, as JSON:\n"
             f"{tools_schema}\n"

@@ -1,4 +1,4 @@
-"""What published scripts do with the trajectories of an evaluation: count, keep, colour, log."""
+"""Trajectories of an evaluation, as published scripts handle them: count, keep, colour, log."""
 
 import hashlib
 import json

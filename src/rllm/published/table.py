@@ -289,6 +289,10 @@ REFUSED_MODULES: dict[str, str] = {
 """Module -> successor, for modules without any counterpart."""
 
 
+PACKAGES = frozenset(("rllm.trainer.config", "rllm.experimental.config"))
+"""Packages of configuration files: `rllm/published/config` under these names."""
+
+
 def _packages_of(modules: set[str]) -> set[str]:
     """Every package above these modules."""
     return {module.rsplit(".", depth)[0] for module in modules for depth in range(1, module.count("."))} - {
@@ -296,7 +300,7 @@ def _packages_of(modules: set[str]) -> set[str]:
     }
 
 
-PARENTS = frozenset(_packages_of({*NAMES, *REFUSED_NAMES, *REFUSED_MODULES}))
+PARENTS = frozenset(_packages_of({*NAMES, *REFUSED_NAMES, *REFUSED_MODULES, *PACKAGES}))
 """Packages above published modules, which may be files here, or nothing."""
 MODULES = frozenset({*NAMES, *REFUSED_NAMES, *PARENTS} - REFUSED_MODULES.keys())
 """All that resolves, wholly or in part."""

@@ -42,8 +42,8 @@ class RewardFunction(Protocol):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RewardConfig:
-    """What a reward function pays. The keys of `_ONLY_DEFAULTS` are kept for programs that name them, and
-    honoured at their defaults alone."""
+    """The payments of a reward function. The keys of `_ONLY_DEFAULTS` are kept for programs that name them,
+    and honoured at their defaults alone."""
 
     correct_reward: float = 1.0
     incorrect_reward: float = 0.0

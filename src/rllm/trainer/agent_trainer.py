@@ -41,7 +41,13 @@ from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.trainer.agents import player_of
-from rllm.trainer.backends.named import backend_kind, with_backend
+from rllm.trainer.backends.named import (
+    backend_kind,
+    chosen_backend,
+    published_backend,
+    published_output,
+    with_backend,
+)
 from rllm.trainer.cluster import (
     ClusterEngine,
     EpisodePlayer,
@@ -141,7 +147,7 @@ class AgentTrainer:
         validation_dataset: Sequence[Task | dict[str, Any]] | None = None,
         demonstrate: Demonstrate | DemonstrateRoles | None = None,
         world: World | None = None,
-        output: str | Path = "runs/latest",
+        output: str | Path | None = None,
         tracker: Tracker | None = None,
     ) -> None:
         """
@@ -157,7 +163,8 @@ class AgentTrainer:
         has beyond `evaluation.num_tasks` where None. `demonstrate`: the expert of the warm start; for a
         workflow, of all its roles. `world`: what knows which tasks are one instance, and what simple
         policies come to; without one, tasks that are the same but for their names. `output`: the run
-        directory; a run that is already there goes on. `tracker`: where numbers go as well as to
+        directory, `runs/latest` where None, or named by the project and experiment of a published
+        configuration; a run that is already there goes on. `tracker`: where numbers go as well as to
         `metrics.jsonl` and the screen.
         """
         on_cluster = list[str]()
@@ -170,9 +177,11 @@ class AgentTrainer:
         )
         if backend == "ray":  # the published name of a run whose episodes are played on a cluster
             backend, on_cluster = "", ['cluster.kind="ray"']
+        self.output = published_output(config) if output is None else Path(output)
+        backend = backend or published_backend(config)
         if backend and (kind := backend_kind(backend)):
             config = kind.translated(config, len(train_dataset))
-        self.output = Path(output)
+        backend = chosen_backend(backend)
         self.ranks: RankGroup = ALONE
         """The processes of a run, while it works."""
         self.flow = self.evaluator = None

@@ -21,6 +21,7 @@ from rllm.config.optimizer import OptimizerConfig
 from rllm.config.schema import TrainConfig
 from rllm.errors import CheckpointError, ConfigError, InferenceError, ModelDirectoryError, NumericsError
 from rllm.integrations.tinker.client import TinkerClient
+from rllm.integrations.tinker.keys import is_published, translated
 from rllm.integrations.tinker.requirements import SUPPORTS, require_supported
 from rllm.integrations.tinker.service import Service, require_client
 from rllm.integrations.tinker.tokenizers import require_same_tokenizer
@@ -157,8 +158,8 @@ class TinkerKind:
     shards = False
 
     def translated(self, config: Any, num_tasks: int) -> Any:
-        """There are no keys but ours."""
-        return config
+        """See `BackendKind.translated`."""
+        return translated(config, num_tasks) if is_published(config) else config
 
     def require(self, config: TrainConfig) -> None:
         """See `BackendKind.require`."""

@@ -7,7 +7,10 @@
 Everything but `local` is a `BackendKind`, found by name alone: the trainer imports none of them.
 """
 
-from collections.abc import Callable
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +19,9 @@ from rllm.config.names import object_named
 from rllm.config.schema import LOCAL, TrainConfig
 from rllm.errors import ConfigError
 from rllm.trainer.backends.base import SeparateCritic, TrainingBackend
+
+log = logging.getLogger(__name__)
+BACKEND_VARIABLE = "RLLM_BACKEND"
 
 
 @runtime_checkable
@@ -86,6 +92,34 @@ def backend_kind(name: str) -> BackendKind | None:
     return kind
 
 
+def published_backend(config: Any) -> str:
+    """The backend that a published configuration names in `rllm.backend`; "" where it is another's."""
+    section = config.get("rllm") if isinstance(config, Mapping) else None
+    return str(section.get("backend") or "tinker") if isinstance(section, Mapping) else ""
+
+
+def published_output(config: Any) -> Path:
+    """The run directory of a published configuration, named by its project and experiment."""
+    for section in (config.get("rllm"), config) if isinstance(config, Mapping) else ():
+        trainer = section.get("trainer") if isinstance(section, Mapping) else None
+        if isinstance(trainer, Mapping) and trainer.get("project_name"):
+            name = f"{trainer['project_name']}-{trainer.get('experiment_name') or 'default'}"
+            return Path("runs") / re.sub(r"[^\w.=+-]+", "_", name)
+    return Path("runs/latest")
+
+
+def chosen_backend(backend: str) -> str:
+    """`backend`, unless the environment variable RLLM_BACKEND names another one, which is logged.
+
+    A script that names a service or a cluster so runs on this machine: RLLM_BACKEND=local.
+    """
+    instead = os.environ.get(BACKEND_VARIABLE, "")
+    if backend and instead and instead != backend:
+        log.warning("`backend` is %s, and %s=%s runs in its place.", backend, BACKEND_VARIABLE, instead)
+        return instead
+    return backend
+
+
 def with_backend(config: TrainConfig, backend: str, *, plays_agent: bool) -> TrainConfig:
     """Raises ConfigError for a backend that there is not, and for what it cannot honour."""
     if backend:
@@ -93,7 +127,8 @@ def with_backend(config: TrainConfig, backend: str, *, plays_agent: bool) -> Tra
     if service_kind(config.backend) is not None and not plays_agent:
         raise ConfigError(
             f"`backend` is {config.backend!r}, a service that samples for agents in environments alone; "
-            "programs and workflows take `local`."
+            f"programs and workflows take `local`. {BACKEND_VARIABLE}=local runs a script that names it on "
+            "this machine."
         )
     if (kind := backend_kind(config.backend)) is not None:
         kind.require(config)

@@ -1,0 +1,1 @@
+"""`pkg://rllm.trainer.config`: the published configuration trees, for Hydra to compose."""

@@ -1,0 +1,124 @@
+"""Programs in the published style, unmodified: two steps of training each on the built-in tiny model."""
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rllm.data.registry import DatasetRegistry
+from rllm.errors import ConfigError, MissingExtraError
+
+PROGRAMS = Path(__file__).parent / "programs"
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # published programs close no client
+]
+
+
+def configuration(**rllm_sections: Any) -> dict[str, Any]:
+    """A published tree with what a script sets, small enough for the tiny model."""
+    trainer = {"total_batches": 2, "test_freq": -1, "project_name": "published", "experiment_name": "tiny"}
+    return {
+        "model": {"name": "builtin:tiny", "lora_rank": 0},
+        "training": {"group_size": 2, "learning_rate": 1e-4},
+        "data": {"train_batch_size": 2, "max_prompt_length": 192, "max_response_length": 8},
+        "rllm": {"backend": "tinker", "trainer": trainer, **rllm_sections},
+    }
+
+
+def script(directory: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The training script as its own directory sees it."""
+    monkeypatch.syspath_prepend(str(PROGRAMS / directory))
+    spec = importlib.util.spec_from_file_location(f"published_{directory}", PROGRAMS / directory / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    for split, count in (("train", 8), ("test", 2)):
+        rows = [{"question": f"{n} + 1?", "ground_truth": str(n + 1)} for n in range(count)]
+        DatasetRegistry.register_dataset("sums", rows, split)
+
+
+def test_without_its_extra_the_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLLM_BACKEND", raising=False)
+    tree = change(change(configuration(), "model.lora_rank", 32), "model.name", "models/Qwen3-0.6B")
+    with pytest.raises(MissingExtraError, match=r"rllm\[tinker\]"):
+        script("lake_agent", monkeypatch).main(tree)
+    with pytest.raises(ConfigError, match="RLLM_BACKEND=local"):
+        script("sums_flow", monkeypatch).main(configuration())
+
+
+@pytest.mark.parametrize("directory", ["sums_flow", "lake_agent", "solver_judge"])
+def test_a_program_trains_two_steps(
+    directory: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RLLM_BACKEND", "local")
+    result = script(directory, monkeypatch).main(configuration())
+    assert result.directory == Path("runs/published-tiny")
+    assert result.model_path.is_dir()
+    assert "RLLM_BACKEND=local runs in its place" in caplog.text
+
+
+def change(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    first, _, rest = key.partition(".")
+    return {**tree, first: change(tree.get(first, {}), rest, value) if rest else value}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("training.eps", 1e-6, "`training.eps` is 1e-06, and only 1e-08 is honoured"),
+        ("rllm.async_training.enable", True, "`rllm.async_training.enable` is True"),
+        ("rllm.algorithm.adv_estimator", "echo", "`rllm.algorithm.adv_estimator` is 'echo'"),
+        ("training.learning_rat", 1.0, "Did you mean `training.learning_rate`?"),
+        ("rllm.data.train_batch_size", 4, "`data.train_batch_size`, 2 and `rllm.data.train_batch_size`, 4"),
+    ],
+)
+def test_a_key_without_counterpart_is_refused_by_its_name(key: str, value: Any, message: str) -> None:
+    from rllm.integrations.tinker.keys import translated
+
+    with pytest.raises(ConfigError) as refusal:
+        translated(change(configuration(), key, value), 8)
+    assert message in str(refusal.value)
+
+
+def test_published_keys_become_ours() -> None:
+    from rllm.integrations.tinker.keys import translated
+
+    ours = translated(
+        configuration(
+            algorithm={"norm_adv_by_std_in_grpo": False, "eps_clip_high": 0.28, "warmup_steps_ratio": 0.5},
+            rollout={"train": {"temperature": 0.8}},
+        ),
+        8,
+    )
+    assert ours["model"] == {"path": "builtin:tiny"}
+    assert ours["algorithm"]["estimator"] == "dr_grpo"
+    assert (ours["algorithm"]["clip_low"], ours["algorithm"]["clip_high"]) == (0.2, 0.28)
+    assert ours["rollout"]["group_size"] == 2
+    assert ours["rollout"]["max_tokens_per_turn"] == 8
+    assert ours["optimizer"]["warmup_steps"] == 1
+    assert ours["inference"]["max_context"] == 200
+
+
+def test_a_composed_tree_is_taken_whole() -> None:
+    hydra = pytest.importorskip("hydra")
+    from rllm.integrations.tinker.keys import translated
+
+    with hydra.initialize_config_module("rllm.trainer.config", version_base=None):
+        tree = hydra.compose("unified", ["rllm/backend=tinker", "training.group_size=4"])
+    ours = translated(tree, 64)
+    assert ours["rollout"]["group_size"] == 4
+    assert ours["steps"] == 20
