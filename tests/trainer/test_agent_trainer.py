@@ -201,7 +201,10 @@ def test_a_broken_environment_ends_the_run_with_its_error(letters: ModuleType, t
         letters.make_trainer(tmp_path / "run", env_class=Unpaid).train()
 
 
-def test_one_bad_answer_of_an_environment_costs_one_episode(letters: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", [10, 38, 60], ids=["sampled", "greedy", "training"])
+def test_one_bad_answer_of_an_environment_costs_one_episode(
+    letters: ModuleType, tmp_path: Path, bad: int
+) -> None:
     """Not the run: it is counted, with its cause on record. Strict runs end with it."""
     answers: list[int] = []
 
@@ -209,7 +212,7 @@ def test_one_bad_answer_of_an_environment_costs_one_episode(letters: ModuleType,
         def step(self, action: Any) -> Any:
             answers.append(1)
             moved = super().step(action)
-            return ("", float("nan"), True, {}) if len(answers) == 38 else moved
+            return ("", float("nan"), True, {}) if len(answers) == bad else moved
 
         @staticmethod
         def from_dict(info: dict[str, Any]) -> BaseEnv:

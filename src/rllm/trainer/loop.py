@@ -258,7 +258,7 @@ async def report(run: TrainingRun, name: str) -> None:
         {
             "success": sampled_report.success,
             "greedy": greedy.success,
-            "failed": sampled_report.failed,
+            "failed": sampled_report.failed + greedy.failed,
             **({"score": score["score"]} if score else {}),
             **teacher_metrics,
             "run_s": wall_s(state),
