@@ -82,6 +82,16 @@ def status(target):
 others = ("http://api.example.com/v1", "/sessions", "/health", own.path + "/../../x", "/k/other/v1/models")
 assert [status(target) for target in others] == [403] * 5
 assert status(own.path + "/models") == 200
+import socket
+first = f"GET {own.path}/models HTTP/1.1\\r\\nHost: x\\r\\nConnection: keep-alive\\r\\n\\r\\n".encode()
+for both in (first + b"GET /health HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n", first.replace(b"1.1", b"1.0") * 2):
+    line = socket.create_connection((own.hostname, own.port))
+    line.settimeout(20)
+    line.sendall(both)
+    answers = b""
+    while piece := line.recv(65536):
+        answers += piece
+    assert b" 40" in answers and b" 200 OK" not in answers, answers
 """
 
 
@@ -92,7 +102,8 @@ async def test_nothing_is_reached_but_its_own_session(task: Task, tmp_path: Path
     assert episode.outcome is Outcome.SCORED, episode.info
     refused = episode.info["harness"]["refused"]
     assert refused[:3] == ["api.example.com", "/sessions", "/health"]
-    assert len(refused) == 5
+    assert len(refused) == 6
+    assert refused[5].endswith("/models"), "by HTTP/1.0, which has no end of its own"
 
 
 async def test_a_harness_that_waits_is_stopped_and_what_it_left_is_judged(task: Task, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The only way out of a harness's sandbox: to its own session of the gateway.
 
-    program inside ──► 127.0.0.1:PORT ──► Door ──► the gateway     where the path is that session's
+    program inside ──► 127.0.0.1:PORT ──► Door ──► the gateway     where the path is that session's, once a
+                                                                   connection: no other comes behind it
                    ──► proxy or another path ──► refused, and remembered
                    ──► 127.0.0.1:53 ──► "there is no such name", and remembered
 
@@ -26,6 +27,8 @@ _FORBIDDEN = (
     b"HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_REFUSAL), _REFUSAL)
 )
+_CLOSE = b"Connection: close\r\n"
+"""The first header of every request: whatever others say, the gateway answers once and reads no further."""
 _NO_SUCH_NAME = b"\x81\x83"
 
 
@@ -83,14 +86,14 @@ class Door:
         try:
             line = await reader.readuntil(b"\r\n")
             target = line.split(b" ")[1] if line.count(b" ") == 2 else b""
-            if not self._is_session(target):
+            if not self._is_session(target) or not line.endswith(b" HTTP/1.1\r\n"):
                 self.remember(_host_of(target))
                 writer.write(_FORBIDDEN)
                 await writer.drain()
                 return
             their_reader, their_writer = await asyncio.open_connection(*self._gateway)
             try:
-                their_writer.write(line)
+                their_writer.write(line + _CLOSE)
                 await asyncio.gather(_pump(reader, their_writer), _pump(their_reader, writer))
             finally:
                 their_writer.close()
