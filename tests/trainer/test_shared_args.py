@@ -64,11 +64,6 @@ def test_what_a_task_says_wins_over_what_is_shared_in_every_phase(
         env_class=Recorded,
         demonstrate=demonstrate,
     ).train()
-    assert demonstrated == letters_by_task
-    assert played == {
-        **letters_by_task,
-        "reported": {"Z"},
-        "reported_own": {"C"},
-        "validated": {"B"},
-        "validated_own": {"D"},
-    }
+    reported = {"reported": {"Z"}, "reported_own": {"C"}}  # the expert plays them, to be compared with
+    assert demonstrated == {**letters_by_task, **reported}
+    assert played == {**letters_by_task, **reported, "validated": {"B"}, "validated_own": {"D"}}
