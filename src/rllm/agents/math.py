@@ -69,8 +69,8 @@ class MathAgent(DialogueAgent):
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
         thought, action = split_thought(response, thinks_first=self.thinks_first)
         self._messages.append({"role": "assistant", "content": response})
-        said = [*self.chat_completions[:-1], self._messages[-1]]
-        self.record(response, Action(action), thought=thought, messages=said)
+        messages = [*self.chat_completions[:-1], self._messages[-1]]
+        self.record(response, Action(action), thought=thought, messages=messages)
         return Action(action)
 
 

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from rllm.rewards.evaluators import GraderEvaluator
@@ -25,47 +26,8 @@ def extract_answer_text(episode: Episode) -> str:
     return last_assistant_text(episode)
 
 
-def evaluate_math(task: Task | Mapping[str, Any], episode: Episode) -> EvalOutput:
-    return _judge("math", task, episode)
-
-
-def evaluate_choice(task: Task | Mapping[str, Any], episode: Episode) -> EvalOutput:
-    return _judge("choice", task, episode)
-
-
-def evaluate_f1(task: Task | Mapping[str, Any], episode: Episode) -> EvalOutput:
-    return _judge("f1", task, episode)
-
-
-def evaluate_code(task: Task | Mapping[str, Any], episode: Episode) -> EvalOutput:
-    return _judge("code", task, episode)
-
-
-def evaluate_countdown(task: Task | Mapping[str, Any], episode: Episode) -> EvalOutput:
-    return _judge("countdown", task, episode)
-
-
-def evaluate_instructions(task: Task | Mapping[str, Any], episode: Episode) -> EvalOutput:
-    return _judge("instructions", task, episode)
-
-
-def evaluate_calls(task: Task | Mapping[str, Any], episode: Episode) -> EvalOutput:
-    return _judge("calls", task, episode)
-
-
-def evaluate_equality(task: Task | Mapping[str, Any], episode: Episode) -> EvalOutput:
-    return _judge("equality", task, episode)
-
-
-def evaluate_judge(task: Task | Mapping[str, Any], episode: Episode) -> EvalOutput:
-    return _judge("judge", task, episode)
-
-
-def evaluate_translation(task: Task | Mapping[str, Any], episode: Episode) -> EvalOutput:
-    return _judge("translation", task, episode)
-
-
-def _judge(grader: str, task: Task | Mapping[str, Any], episode: Episode) -> EvalOutput:
+def _evaluate(grader: str, task: Task | Mapping[str, Any], episode: Episode) -> EvalOutput:
+    """The verdict of the grader of that name."""
     row = dict(task.to_row() if isinstance(task, Task) else task)
     if not any(row.get(name) is not None for name in _GOLD_FIELDS) and "grading" not in row:
         return EvalOutput(reward=0.0, is_correct=False, metadata={"reason": "no_ground_truth"})
@@ -74,3 +36,15 @@ def _judge(grader: str, task: Task | Mapping[str, Any], episode: Episode) -> Eva
     if "nums" in row:
         row.setdefault("numbers", row["nums"])
     return GraderEvaluator(grader_named(grader)).evaluate(row, episode)
+
+
+evaluate_math = partial(_evaluate, "math")
+evaluate_choice = partial(_evaluate, "choice")
+evaluate_f1 = partial(_evaluate, "f1")
+evaluate_code = partial(_evaluate, "code")
+evaluate_countdown = partial(_evaluate, "countdown")
+evaluate_instructions = partial(_evaluate, "instructions")
+evaluate_calls = partial(_evaluate, "calls")
+evaluate_equality = partial(_evaluate, "equality")
+evaluate_judge = partial(_evaluate, "judge")
+evaluate_translation = partial(_evaluate, "translation")

@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -44,7 +45,7 @@ class Criterion:
 
 
 @dataclass(kw_only=True, slots=True)
-class _ModelGrader:
+class _ModelGrader(ABC):
     """What both graders share: whom they ask, and the frame around the answer.
 
     `client`: a ModelClient or RolloutEngine; without one, `base_url` and `model` name a server that speaks
@@ -104,12 +105,13 @@ class _ModelGrader:
             return question
         return self._grade_of(question, await self._judge.ask(*question.request))
 
+    @abstractmethod
     def _question(self, answer: str, task: Mapping[str, Any]) -> "Grade | _Question":
-        """What the judge is asked of an answer; its grade where no judge is needed."""
-        raise NotImplementedError
+        """The question about an answer; its grade where no judge is needed."""
 
+    @abstractmethod
     def _grade_of(self, question: "_Question", verdict: JudgeVerdict) -> Grade:
-        raise NotImplementedError
+        """The grade that a verdict comes to."""
 
     def close(self) -> None:
         if self._owned is not None:

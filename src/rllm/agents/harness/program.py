@@ -104,8 +104,8 @@ class Harness:
             Status.TIMEOUT: f"had not ended after {wall_s:.0f} s",
             Status.OUT_OF_MEMORY: f"needed more than {world.limits.memory_mb} MiB (`memory_mb`)",
         }.get(ran.status, f"was ended by the sandbox: {ran.status}")
-        wanted = f"; it asked for {', '.join(refused[:5])}, and reaches its model alone" if refused else ""
+        network = f"; it asked for {', '.join(refused[:5])}, and reaches its model alone" if refused else ""
         output = (ran.stderr.strip() or ran.stdout.strip())[-400:]
-        return f"{self.name} {end}{wanted}. " + (
+        return f"{self.name} {end}{network}. " + (
             f"Its last output: {output}" if output else "It printed nothing."
         )
