@@ -52,7 +52,7 @@ test-tinker: .venv-tinker/.made .venv-skyrl/.made
 
 # verl wants an older transformers than we do, so it has an environment of its own.
 test-verl: .venv-verl/.made
-	.venv-verl/bin/python -m pytest -m '' -o filterwarnings=default tests/verl
+	.venv-verl/bin/python -m pytest -m '' -o filterwarnings=default tests/verl tests/published/test_programs.py::test_a_composed_tree_is_taken_whole
 
 test-ray: .venv-ray/.made
 	.venv-ray/bin/python -m pytest -m '' -o filterwarnings=default tests/cluster tests/integrations/test_ray.py
