@@ -79,12 +79,17 @@ def test_a_run_without_a_trained_model_is_refused(rllm: Rllm, tmp_path: Path) ->
         (("nowhere/tasks", "--model", "builtin:tiny"), "nor is there such a directory"),
         (("empty", "--model", "builtin:tiny"), "empty holds no task"),
         (("./half/instruction.md", "--model", "builtin:tiny"), "is a file; a task is a directory"),
+        (
+            ("chats.jsonl", "--model", "builtin:tiny"),
+            "chats.jsonl is a file without software-engineering rows",
+        ),
     ],
 )
 def test_bad_words_are_refused(words: tuple[str, ...], message: str, rllm: Rllm, tmp_path: Path) -> None:
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "instruction.md").write_text("Do.")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "chats.jsonl").write_text('{"messages": []}\n')
     result = rllm("eval", *words)
     assert result.exit_code == 2
     assert message in result.stderr

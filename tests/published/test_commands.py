@@ -134,7 +134,7 @@ def test_a_data_set_has_one_name_in_all_its_spellings() -> None:
 def test_places_of_tasks_are_read_and_bounded() -> None:
     assert task_places("3,7,10-12, 7") == (3, 7, 10, 11, 12)
     assert task_places("") == ()
-    for text in ("-1", "5-3", "a", "1-2-3"):
+    for text in ("-1", "5-", "5-3", "a", "1-2-3"):
         with pytest.raises(ConfigError, match="--task-indices has"):
             task_places(text)
     request = Asked(benchmark="frozenlake", place=resolve_model("builtin:tiny"), indices=(1, 4))

@@ -69,8 +69,9 @@ def task_places(text: str) -> tuple[int, ...]:
     """The places in a text such as `3,7,10-12`, in order, each once. Raises ConfigError for any other."""
     places: set[int] = set()
     for part in filter(None, (each.strip() for each in text.split(","))):
-        first, _, last = part.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()) or int(last or first) < int(first):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal()) or int(last) < int(first):
             raise ConfigError(f"--task-indices has `{part}`; write places and ranges, such as 0, 3,7 or 0-9.")
-        places.update(range(int(first), int(last or first) + 1))
+        places.update(range(int(first), int(last) + 1))
     return tuple(sorted(places))

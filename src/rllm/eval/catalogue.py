@@ -10,6 +10,7 @@ a registered data set, a directory of tasks ──► a Benchmark too, so that e
 import difflib
 import hashlib
 import json
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -20,6 +21,7 @@ from typing import Any
 
 from rllm.data.published_names import own_name
 from rllm.data.registry import DatasetRegistry
+from rllm.data.rows import FORMATS
 from rllm.data.sources import PackageSource, Source, Split, source_of
 from rllm.data.swe_rows import holds_swe_rows, swe_splits
 from rllm.data.task_directory import is_task_collection, what_is_missing
@@ -184,6 +186,11 @@ def benchmark_named(name: str) -> Benchmark:
         return _directory(name)
     if holds_swe_rows(Path(name)):
         return _swe_rows(name)
+    if name.endswith(FORMATS) and Path(name).is_file():
+        raise ConfigError(
+            f"{name} is a file without software-engineering rows, such as SWE-bench's. Questions and "
+            f"answers get a name first: rllm dataset register NAME {shlex.quote(name)} --evaluator GRADER."
+        )
     if ("/" in name and Path(name).exists()) or Path(name).is_dir():
         raise ConfigError(what_is_missing(Path(name)))
     if (instead := successor(name)) is not None:
