@@ -35,8 +35,8 @@ from rllm.algorithms.estimators import ESTIMATORS
 from rllm.algorithms.grouping import group_advantages, group_episodes
 from rllm.algorithms.losses import token_weights
 from rllm.algorithms.returns import gae, whiten
-from rllm.trainer.batching import micro_batches
-from rllm.trainer.packing import WeightedRow, packed_groups
+from rllm.models.batching import micro_batches
+from rllm.models.packing import WeightedRow, packed_groups
 from rllm.trainer.samples import training_batch
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 from rllm.types.messages import ModelOutput

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from rllm.errors import ConfigError
+from rllm.models.packing import WeightedRow, rank_shares
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
-from rllm.trainer.packing import WeightedRow, rank_shares
 from rllm.types.sample import TrainingSample
 
 Ranks = Callable[..., list[dict[str, Any]]]

@@ -35,7 +35,6 @@ HOMES_OF_LIBRARY = {
             f"trainer/backends/{name}*"
             for name in ("logprobs", "measured", "scoring", "shard", "tensor_files")
         ),
-        "trainer/batching*",
         "trainer/update_checks*",
         "integrations/*",
     ),

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from rllm.algorithms.losses import PolicyLoss, token_weights
 from rllm.config.optimizer import OptimizerConfig
+from rllm.models.batching import PackedBatch, micro_batches
 from rllm.models.decoder import Decoder, DecoderShape
+from rllm.models.packing import WeightedRow
 from rllm.trainer.backends.torch import TorchBackend
-from rllm.trainer.batching import PackedBatch, micro_batches
-from rllm.trainer.packing import WeightedRow
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
 
 Make = Callable[..., Any]

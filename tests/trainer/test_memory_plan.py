@@ -18,10 +18,10 @@ from rllm.inference.local.cache import KVCache
 from rllm.models.builtin import TinyModel, create_model
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.models.directory import write_one_file
+from rllm.models.packing import WeightedRow, packed_groups
 from rllm.trainer.learning import context_of
 from rllm.trainer.memory import cache_bytes, num_parameters
 from rllm.trainer.memory_plan import MemoryPlan, machine_bytes, memory_plan, shape_of
-from rllm.trainer.packing import WeightedRow, packed_groups
 from rllm.trainer.policies import create_initial_models, load_initial_models, make_policies
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
 

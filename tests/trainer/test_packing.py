@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.algorithms.losses import ImitationLoss, PolicyLoss
+from rllm.models.batching import micro_batches
+from rllm.models.packing import PrefixGroup, WeightedRow, bucket_order, buckets, fullest, packed_groups
 from rllm.trainer.backends.torch import TorchBackend
-from rllm.trainer.batching import micro_batches
-from rllm.trainer.packing import PrefixGroup, WeightedRow, bucket_order, buckets, fullest, packed_groups
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
 
 Make = Callable[..., Any]

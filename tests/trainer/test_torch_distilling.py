@@ -12,10 +12,10 @@ from rllm.algorithms.kl_distributions import divergence_terms
 from rllm.algorithms.losses import ImitationLoss, PolicyLoss
 from rllm.algorithms.surrogates import WholeVocabulary
 from rllm.config.optimizer import OptimizerConfig
+from rllm.models.batching import micro_batches
+from rllm.models.packing import WeightedRow
 from rllm.trainer.backends.scoring import hidden_states
 from rllm.trainer.backends.torch_distilling import DistillingBackend
-from rllm.trainer.batching import micro_batches
-from rllm.trainer.packing import WeightedRow
 from rllm.types.sample import TrainingSample
 
 Make = Callable[..., Any]

@@ -18,10 +18,10 @@ from rllm.algorithms.losses import Loss, TokenInputs, has_gradient, token_weight
 from rllm.config.schema import TrainConfig
 from rllm.errors import CheckpointError, NumericsError
 from rllm.integrations.verl.worker import EngineWorker
+from rllm.models.batching import trained_columns
 from rllm.models.directory import LoadedModel
+from rllm.models.packing import WeightedRow
 from rllm.trainer.backends.guard import NUM_NAMED, named_tokens
-from rllm.trainer.batching import trained_columns
-from rllm.trainer.packing import WeightedRow
 from rllm.types.sample import TrainingSample
 
 _COLUMNS = {

@@ -34,7 +34,7 @@ from verl.workers.engine_workers import TrainingWorker
 from rllm.config.schema import TrainConfig
 from rllm.integrations.verl import engines  # noqa: F401  # registers them
 from rllm.integrations.verl.platform import join_processes
-from rllm.trainer.packing import WeightedRow
+from rllm.models.packing import WeightedRow
 
 Terms = Callable[[Tensor, Tensor | None, Sequence[WeightedRow], Tensor], tuple[Tensor, dict[str, Any]]]
 """(the model's output at each place [N], its entropy [N], rows, where each begins [R]) -> (loss, report)."""

@@ -13,9 +13,9 @@ import torch
 from rllm.algorithms.losses import Loss, TokenInputs
 from rllm.config.optimizer import OptimizerConfig
 from rllm.distributed import ALONE, RankGroup
+from rllm.models.batching import PackedBatch
 from rllm.trainer.backends.packed import PackedUpdates, ValueHead, trained_tokens
 from rllm.trainer.backends.scoring import hidden_states
-from rllm.trainer.batching import PackedBatch
 
 
 class CriticBackend(PackedUpdates):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rllm.distributed import ALONE, RankGroup
-from rllm.trainer.batching import PackedBatch
+from rllm.models.batching import PackedBatch
 from rllm.types.sample import TrainingSample
 
 NUM_NAMED = 3

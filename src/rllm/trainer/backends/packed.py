@@ -22,7 +22,9 @@ from rllm.algorithms.losses import Loss, TokenInputs, has_gradient, token_weight
 from rllm.config.optimizer import OptimizerConfig
 from rllm.distributed import ALONE, RankGroup
 from rllm.errors import CheckpointError, NumericsError
+from rllm.models.batching import PackedBatch, micro_batches
 from rllm.models.decoder import Attend
+from rllm.models.packing import WeightedRow, fewest, rank_shares
 from rllm.trainer.backends.guard import Blame, RunningNorm, tokens_that_are_no_numbers
 from rllm.trainer.backends.scoring import value_rows
 from rllm.trainer.backends.sharded_weights import ShardedWeights
@@ -36,8 +38,6 @@ from rllm.trainer.backends.tensor_files import (
 )
 from rllm.trainer.backends.torch_optimizer import MasterWeights, Optimizers, matrices_of_layers
 from rllm.trainer.backends.torch_splitting import Part, SplitWeights, split_model
-from rllm.trainer.batching import PackedBatch, micro_batches
-from rllm.trainer.packing import WeightedRow, fewest, rank_shares
 from rllm.types.sample import TrainingSample
 
 log = logging.getLogger(__name__)

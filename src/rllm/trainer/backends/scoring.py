@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rllm.distributed import ALONE, RankGroup
+from rllm.models.batching import PackedBatch, micro_batches
+from rllm.models.packing import WeightedRow, fewest, rank_shares
 from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
 from rllm.trainer.backends.sharding import in_step, is_sharded
 from rllm.trainer.backends.torch_splitting import is_split
-from rllm.trainer.batching import PackedBatch, micro_batches
-from rllm.trainer.packing import WeightedRow, fewest, rank_shares
 from rllm.types.sample import TrainingSample
 
 

@@ -23,9 +23,9 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from rllm.distributed import RankGroup
+from rllm.models.batching import PackedBatch
 from rllm.models.lora import sharing_tensors
 from rllm.trainer.backends.torch_optimizer import HALF
-from rllm.trainer.batching import PackedBatch
 
 
 def shard_model(model: Any, ranks: RankGroup) -> Any:

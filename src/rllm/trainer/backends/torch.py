@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from rllm.algorithms.losses import Loss, TokenInputs
 from rllm.config.optimizer import OptimizerConfig
 from rllm.distributed import ALONE, RankGroup
+from rllm.models.batching import PackedBatch
 from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
 from rllm.trainer.backends.packed import PackedUpdates, ValueHead, trained_tokens
 from rllm.trainer.backends.scoring import hidden_states, score_rows
 from rllm.trainer.backends.sharding import gather_into, is_sharded
 from rllm.trainer.backends.torch_optimizer import HALF
 from rllm.trainer.backends.torch_splitting import SplitWeights
-from rllm.trainer.batching import PackedBatch
 from rllm.types.sample import TrainingSample
 
 SUPPORTS = frozenset(

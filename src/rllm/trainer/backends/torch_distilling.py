@@ -16,11 +16,11 @@ from torch.utils.checkpoint import checkpoint
 from rllm.algorithms.kl_distributions import divergence_terms
 from rllm.algorithms.losses import Loss, PolicyLoss, TokenInputs
 from rllm.algorithms.surrogates import WholeVocabulary
+from rllm.models.batching import PackedBatch
 from rllm.trainer.backends.logprobs import tokens_at_once
 from rllm.trainer.backends.packed import trained_tokens
 from rllm.trainer.backends.scoring import hidden_states
 from rllm.trainer.backends.torch import TorchBackend
-from rllm.trainer.batching import PackedBatch
 
 
 class DistillingBackend(TorchBackend):

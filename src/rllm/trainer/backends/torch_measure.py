@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from rllm.models.batching import WeightedRow, micro_batches
 from rllm.trainer.backends.logprobs import tokens_at_once
-from rllm.trainer.batching import WeightedRow, micro_batches
 from rllm.types.sample import TrainingSample
 
 

@@ -7,8 +7,8 @@
     tokens_N = prefix 1, prefix 2, …, suffix 1, suffix 2, …      in the order of their buckets
 
 The keys and values of a prefix are computed once, and the gradients of all rows meet in it: the same gradient
-as without sharing, at a fraction of the work. Which rows go together is decided in `rllm.trainer.packing`,
-how they see each other in `rllm.trainer.batching_attention`.
+as without sharing, at a fraction of the work. Which rows go together is decided in `rllm.models.packing`,
+how they see each other in `rllm.models.batching_attention`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rllm.trainer.batching_attention import PackedAttention
-from rllm.trainer.packing import PrefixGroup, WeightedRow, bucket_order, packed_groups
+from rllm.models.batching_attention import PackedAttention
+from rllm.models.packing import PrefixGroup, WeightedRow, bucket_order, packed_groups
 from rllm.types.sample import TrainingSample
 
 OPTIONAL_COLUMNS = ("rollout_logprobs", "ref_logprobs", "values", "returns", "chosen")

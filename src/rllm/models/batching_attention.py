@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rllm.models.decoder import take_rows
-from rllm.trainer.packing import IntArray, buckets
+from rllm.models.packing import IntArray, buckets
 
 OVERHEAD_ON_CPU = 6_000
 """What a bucket costs beyond its arithmetic, in products of a query and a key."""
