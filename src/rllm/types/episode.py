@@ -224,14 +224,9 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Trajectory":
-        known = dict(data)
-        known["steps"] = [Step.from_dict(step) for step in known.get("steps", [])]
-        known["termination_reason"] = TerminationReason(
-            known.get("termination_reason", TerminationReason.UNKNOWN)
-        )
-        if known.get("outcome") is not None:
-            known["outcome"] = Outcome(known["outcome"])
-        return cls(**known)
+        fields = _with_ending(data)
+        fields["steps"] = [Step.from_dict(step) for step in data.get("steps", [])]
+        return cls(**fields)
 
 
 @with_aliases(metadata="info")
@@ -274,14 +269,18 @@ class Episode:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Episode":
-        known = dict(data)
-        known["trajectories"] = [Trajectory.from_dict(each) for each in known.get("trajectories", [])]
-        known["termination_reason"] = TerminationReason(
-            known.get("termination_reason", TerminationReason.UNKNOWN)
-        )
-        if known.get("outcome") is not None:
-            known["outcome"] = Outcome(known["outcome"])
-        return cls(**known)
+        fields = _with_ending(data)
+        fields["trajectories"] = [Trajectory.from_dict(each) for each in data.get("trajectories", [])]
+        return cls(**fields)
+
+
+def _with_ending(data: dict[str, Any]) -> dict[str, Any]:
+    """`data` of a trajectory or an episode, with how it ended as what it is."""
+    reason, outcome = data.get("termination_reason", TerminationReason.UNKNOWN), data.get("outcome")
+    return data | {
+        "termination_reason": TerminationReason(reason),
+        "outcome": None if outcome is None else Outcome(outcome),
+    }
 
 
 @dataclass(kw_only=True, slots=True)
