@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rllm.data.dockerfile import fill, fill_line, instructions_of, pairs_of
-from rllm.data.task_images import image_of, require_fitting
+from rllm.data.image_bases import require_fitting
+from rllm.data.task_images import image_of
 from rllm.errors import ConfigError
 from rllm.sandbox.interpreter import interpreter
 from rllm.sandbox.system_layer import machine_release

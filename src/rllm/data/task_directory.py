@@ -19,7 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rllm.data.task_images import Image, image_of, require_fitting
+from rllm.data.image import Image
+from rllm.data.image_bases import require_fitting
+from rllm.data.task_images import image_of
 from rllm.errors import ConfigError
 
 INSTRUCTION, SETTINGS = "instruction.md", "task.toml"

@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from rllm.data.image import Image, user_of
 from rllm.data.task_directory import SETTINGS, TaskDirectory, read_task_directory, task_directories
-from rllm.data.task_images import PATH, Image, user_of
+from rllm.data.task_images import PATH
 from rllm.environments.base import BaseEnv, Moved, moved
 from rllm.environments.world import World
 from rllm.errors import AgentError, ConfigError, SandboxError
