@@ -3,8 +3,8 @@
     python benchmarks/worlds.py [--mb 100] [--repeats 20] [--live 64] [--output worlds.json]
 
 A repository of random files is made, with a bug and a test of it. Beside a world stand a plain copy of the
-same directory and,
-where a container engine answers, `docker run`. Times are p50 and p90 in milliseconds of wall time.
+same directory and, where a container engine answers, `docker run`. Times are p50 and p90 in milliseconds
+of wall time. Between two measured calls there is a pause, as an agent that thinks makes one.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.data.swe_rows import SWETask
+from rllm.environments.swe.swe import SWEEnv
 from rllm.rewards.swe_grading import grade_patch
 from rllm.rewards.swe_repository import PLACE
 from rllm.rewards.swe_world import SWEWorld
@@ -72,6 +73,7 @@ def _of_a_world(world: SWEWorld, repeats: int) -> dict[str, Any]:
     root = Root(folders=(PLACE,), layers=world.layers)
     with SandboxPool(size=2, limits=LIMITS, root=root, packages=world.environment.packages) as pool:
         figures["start, from a pool"] = _summary([_taken_s(pool) for _ in range(repeats)])
+    figures |= _of_environments(world.task, repeats)
     with world.open() as sandbox:
         figures["disk before a write, KiB"] = int(
             sandbox.exec("df --output=used -k / | tail -1").stdout.split()[-1]
@@ -96,6 +98,35 @@ def _of_a_world(world: SWEWorld, repeats: int) -> dict[str, Any]:
     figures["grade"] = _timed(lambda: grade_patch(world, gold), max(repeats // 5, 3))
     assert grade_patch(world, gold).is_correct
     return figures
+
+
+def _of_environments(task: SWETask, repeats: int) -> dict[str, Any]:
+    """What an attempt waits for its world: the first at a task, and one beside another."""
+    entry = {
+        "instance_id": task.instance_id,
+        "source": task.source,
+        "problem_statement": task.problem_statement,
+        "patch": task.patch,
+        "test_files": task.test_files,
+        "FAIL_TO_PASS": list(task.fail_to_pass),
+    }
+    other, env = SWEEnv(entry=entry), SWEEnv(entry=entry)
+    figures = {"reset of an environment, alone": _summary([_reset_s(env) for _ in range(repeats)])}
+    env.close()
+    other.reset()
+    figures["reset of an environment, beside another"] = _summary([_reset_s(env) for _ in range(repeats)])
+    env.close()
+    other.close()
+    return figures
+
+
+def _reset_s(env: SWEEnv) -> float:
+    """Seconds until an environment has its next world, some time after the one before was closed."""
+    env.close()
+    time.sleep(0.5)
+    began_s = time.perf_counter()
+    env.reset()
+    return time.perf_counter() - began_s
 
 
 def _taken_s(pool: SandboxPool) -> float:
@@ -152,9 +183,10 @@ def _children_mb() -> float:
     return total_kb / 1024
 
 
-def _timed(act: Callable[[], object], repeats: int) -> dict[str, float]:
+def _timed(act: Callable[[], object], repeats: int, *, pause_s: float = 0.05) -> dict[str, float]:
     seconds: list[float] = []
     for _ in range(repeats):
+        time.sleep(pause_s)
         began_s = time.perf_counter()
         act()
         seconds.append(time.perf_counter() - began_s)

@@ -1,7 +1,10 @@
 """A tiny repository worked on with tools in a real sandbox, until hidden tests say what that is worth."""
 
+import contextlib
 import json
+import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,6 +122,44 @@ def test_branches_go_on_from_a_kept_state_as_if_the_others_had_not_been(task: di
     assert (reward, done, info["is_correct"]) == (1.0, True, True)
     with pytest.raises(AgentError, match="the world of that state is closed"):
         env.return_to(state)
+
+
+def test_attempts_at_one_task_get_worlds_that_are_ready_and_that_nobody_has_used(
+    task: dict[str, Any],
+) -> None:
+    envs = [SWEEnv(entry=task, backend=usable_backend()) for _ in range(2)]
+    before = sandbox_processes()
+    try:
+        for env in envs:
+            env.reset()
+            env.step(function("execute_bash", command="echo mine > left.txt"))
+        deadline_s = time.monotonic() + 30
+        while len(sandbox_processes() - before) < 3 and time.monotonic() < deadline_s:
+            time.sleep(0.02)  # until a third world waits
+        ready = sandbox_processes() - before
+        assert len(ready) == 3
+        envs[0].reset()
+        assert "left.txt" not in env_files(envs[0])
+        assert "left.txt" in env_files(envs[1])
+        assert len(ready & sandbox_processes()) == 2, "the one that waited was taken"
+    finally:
+        for env in envs:
+            env.close()
+    assert sandbox_processes() <= before
+
+
+def env_files(env: SWEEnv) -> str:
+    return env.step(function("execute_bash", command="ls"))[0]
+
+
+def sandbox_processes() -> set[int]:
+    """Processes that this one has started, by their id."""
+    children: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if path.read_text().rpartition(")")[2].split()[1] == str(os.getpid()):
+                children.add(int(path.parent.name))
+    return children
 
 
 def test_nothing_done_is_worth_nothing_and_the_last_step_is_cut_off(task: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The Python that a software-engineering task's programs run with: this machine's Python, or a virtual
 environment.
 
-    no `install`  ──► this machine's Python and pytest, nothing else
+    no `install`  ──► this machine's Python, as `python` too, and pytest, nothing else
     `install`     ──► wheels that its pip commands name, downloaded ──► a sandbox without network: /opt/venv,
                       then the commands, one after another ──► RLLM_HOME/swe/environments/KEY/
 
@@ -33,6 +33,8 @@ from rllm.sandbox.types import ExecResult, Limits, Root, Scope, Status
 from rllm.store.made_once import made_once
 
 VENV = "/opt/venv"
+_PROGRAMS = "/opt/python/bin"
+"""Where `python` is without a virtual environment."""
 TEST_PACKAGES = ("pytest",)
 """What every task's tests are run with."""
 _TOOLS = ("pip", "setuptools", "wheel")
@@ -52,37 +54,28 @@ _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[^\]]*\])?(?:\s*[<>=!
 class Environment:
     """Parts of a world beside the repository."""
 
+    path: Path
+    """Of the cache: `layer` has what the worlds' roots have above the repository."""
     packages: tuple[str, ...] = ()
     """Of this machine, where there is no virtual environment."""
-    path: Path | None = None
-    """Of the cache: `layer` has VENV and what the install steps left in the repository."""
 
     @property
     def has_venv(self) -> bool:
-        return self.path is not None
+        return not self.packages
 
     @property
-    def layers(self) -> tuple[Path, ...]:
+    def layer(self) -> Path:
         """Of the worlds' roots, above the repository's."""
-        return () if self.path is None else ((self.path / "layer").absolute(),)
+        return (self.path / "layer").absolute()
+
+    @property
+    def programs(self) -> str:
+        """The folder of its `python`, as its programs see it."""
+        return f"{VENV}/bin" if self.has_venv else _PROGRAMS
 
     @property
     def python(self) -> str:
-        return f"{VENV}/bin/python" if self.has_venv else "python3"
-
-    def put_into(self, sandbox: Sandbox) -> None:
-        if self.path is None:
-            sandbox.exec("command -v python || ln -s $(command -v python3) /usr/local/bin/python")
-            return
-        self.exclude(sandbox)
-
-    def exclude(self, sandbox: Sandbox) -> None:
-        """Tell git that what the install steps left in the repository is nobody's change."""
-        if self.path is None:
-            return
-        excluded = json.loads((self.path / "artifacts.json").read_text("utf-8"))
-        lines = "".join(f"/{_ESCAPED.sub(_BACKSLASHED, each)}\n" for each in excluded)
-        sandbox.write(f"{PLACE}/.git/info/exclude", lines)
+        return f"{self.programs}/python"
 
 
 def environment_of(task: SWETask, repository: Repository, *, backend: str) -> Environment:
@@ -95,13 +88,25 @@ def environment_of(task: SWETask, repository: Repository, *, backend: str) -> En
             "out of the row where its tests pass with that."
         )
     if not task.install:
-        return Environment(packages=TEST_PACKAGES)
+        return Environment(path=_plain_python(), packages=TEST_PACKAGES)
     steering = _steering_files(repository)
     target = rllm_home() / "swe" / "environments" / _key(task, here, steering)
     with made_once(target) as part:
         if part is not None:
             _make(task, repository, steering, backend, part)
     return Environment(path=target)
+
+
+def _plain_python() -> Path:
+    """A layer in which this machine's Python is called `python`."""
+    path = interpreter(packages=TEST_PACKAGES).path
+    target = rllm_home() / "swe" / "environments" / f"plain-{hashlib.sha256(path.encode()).hexdigest()[:16]}"
+    with made_once(target) as part:
+        if part is not None:
+            folder = Path(f"{part}/layer{_PROGRAMS}")
+            folder.mkdir(parents=True)
+            (folder / "python").symlink_to(path)
+    return target
 
 
 def _steering_files(repository: Repository) -> dict[str, bytes]:
@@ -120,7 +125,8 @@ def _steering_files(repository: Repository) -> dict[str, bytes]:
 
 def _key(task: SWETask, version: str, steering: dict[str, bytes]) -> str:
     files = {path: hashlib.sha256(data).hexdigest() for path, data in steering.items()}
-    about = ["layer", list(task.install), version, TEST_PACKAGES, dict(sorted(files.items()))]
+    steps = list(task.install)
+    about = ["layer with info/exclude", steps, version, TEST_PACKAGES, dict(sorted(files.items()))]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
 
 
@@ -181,7 +187,9 @@ def _keep(task: SWETask, sandbox: Sandbox, part: Path) -> None:
     packed = sandbox.snapshot(Scope(folders=tuple(f"{PLACE}/{each}" for each in artifacts) or ("/none",)))
     for snapshot in (venv, packed):
         unpack_layer(snapshot.tar, part / "layer")
-    (part / "artifacts.json").write_text(json.dumps(artifacts), "utf-8")
+    excluded = Path(f"{part}/layer{PLACE}/.git/info/exclude")  # they are nobody's change
+    excluded.parent.mkdir(parents=True, exist_ok=True)
+    excluded.write_text("".join(f"/{_ESCAPED.sub(_BACKSLASHED, each)}\n" for each in artifacts), "utf-8")
 
 
 # ---- wheels ------------------------------------------------------------------------------------------------

@@ -146,18 +146,17 @@ def _write_tests(folder: Path, world: SWEWorld, patch: str) -> None:
 
 def _examination(world: SWEWorld, tests: Path, timeout_s: float, secret: str) -> Examination:
     environment = world.environment
-    variables = GIT | ({"PATH": world.variables["PATH"]} if environment.has_venv else {})
     return Examination(
         backend=world.backend,
         tests=tests,
         command=(environment.python, f"{TESTS}/swe_tests.py"),
         workdir=PLACE,
         variables={"PYTHONPATH": f"{PLACE}:{PLACE}/src"},
-        own_variables=variables,
+        own_variables=GIT | {"PATH": world.variables["PATH"]},
         folders=("/opt/venv",) if environment.has_venv else (),
         limits=replace(world.limits, wall_s=timeout_s, cpu_s=timeout_s, output_kb=16_384),
         layers=world.layers,
-        prepare=lambda sandbox, brings: world.furnish(sandbox),
+        prepare=lambda sandbox, brings: None,
         results=(_REPORT,),
         packages=environment.packages,
         stdin=f"{secret}\n",

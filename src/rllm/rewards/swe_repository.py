@@ -16,8 +16,9 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from rllm.data.home import rllm_home
@@ -163,16 +164,30 @@ def _key(task: SWETask) -> str:
 
 
 def _content_hash(source: Path) -> str:
+    """Of the content of a file or a directory, read again when a file's time or size has changed."""
+    files = [source] if source.is_file() else sorted(_files_below(source))
+    about = [(str(path), path.lstat()) for path in files]
+    states = tuple((name, each.st_mode, each.st_size, each.st_mtime_ns, each.st_ino) for name, each in about)
+    return _hash_of_states(source, states)
+
+
+@lru_cache(maxsize=64)
+def _hash_of_states(source: Path, states: tuple[tuple[str, int, int, int, int], ...]) -> str:
     digest = hashlib.sha256()
-    for path in [source] if source.is_file() else sorted(source.rglob("*")):
-        if ".git" in path.relative_to(source).parts:
-            continue
-        digest.update(f"{path.relative_to(source)}\0{path.lstat().st_mode}\0".encode())
+    for name, mode, *_ in states:
+        path = Path(name)
+        digest.update(f"{path.relative_to(source)}\0{mode}\0".encode())
         if path.is_symlink():
             digest.update(os.readlink(path).encode())
         elif path.is_file():
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def _files_below(source: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(source):
+        folders[:] = [each for each in folders if each != ".git"]
+        yield from (Path(folder) / name for name in (*folders, *names) if name != ".git")
 
 
 def _files_of(ids: tuple[str, ...]) -> set[str]:

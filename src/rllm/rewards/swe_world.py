@@ -1,7 +1,7 @@
 """The world of a software-engineering task without containers: its repository at /testbed in a writable root.
 
     task ──► repository_of ──► /testbed          (rllm.rewards.swe_repository)
-      └────► environment_of ──► /opt/venv         (rllm.rewards.swe_environment; none: this machine's Python)
+      └────► environment_of ──► /opt/venv         (rllm.rewards.swe_environment; or this machine's Python)
 
     agent's world ──patch_of──► its files of /testbed, without `.git` ──► a fresh world with the same
                                 repository ──► `git diff` there: nothing that the agent's world says is asked
@@ -9,7 +9,6 @@
 What an agent changed in its world outside of /testbed (the interpreter, packages, hooks) is not in the patch.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +18,7 @@ from rllm.rewards.swe_repository import PLACE, Repository, repository_of
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.packages import PLACE as PACKAGES
+from rllm.sandbox.pool import SandboxPool
 from rllm.sandbox.types import Limits, Root, Scope, Status
 from rllm.sandbox.verifier import GIT_VARIABLES
 
@@ -62,45 +62,33 @@ class SWEWorld:
     def variables(self) -> dict[str, str]:
         """Of the agent's programs."""
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        plain = {"PAGER": "cat", "GIT_PAGER": "cat"}
+        common = {"PAGER": "cat", "GIT_PAGER": "cat", "PATH": f"{self.environment.programs}:{path}"}
         if self.environment.has_venv:
-            own = {"PATH": f"{VENV}/bin:{path}", "VIRTUAL_ENV": VENV, "PYTHONPATH": f"{PLACE}/src"}
-        else:
-            own = {"PATH": path, "PYTHONPATH": f"{PLACE}/src:{PACKAGES}"}
-        return plain | own
+            return common | {"VIRTUAL_ENV": VENV, "PYTHONPATH": f"{PLACE}/src"}
+        return common | {"PYTHONPATH": f"{PLACE}/src:{PACKAGES}"}
 
     def open(self, *, mounts: tuple[tuple[str, str], ...] = ()) -> Sandbox:
         """A new world as an agent gets it. `mounts`: see `Root`."""
-        folders = (PLACE, *((VENV,) if self.environment.has_venv else ()))
-        root = Root(folders=folders, layers=self.layers, mounts=mounts)
-        opened = open_sandbox(self.backend, limits=self.limits, root=root, packages=self.environment.packages)
-        return self._furnished(opened, self.furnish)
+        packages = self.environment.packages
+        return open_sandbox(self.backend, limits=self.limits, root=self.root(mounts), packages=packages)
+
+    def pool(self) -> SandboxPool:
+        """One world that is ready before anybody asks, again and again."""
+        packages = self.environment.packages
+        return SandboxPool(self.backend, size=1, limits=self.limits, root=self.root(), packages=packages)
 
     def open_for_git(self) -> Sandbox:
-        """A new world with the repository alone."""
-        opened = open_sandbox(self.backend, limits=self.limits, root=self._root_for_git)
-        return self._furnished(opened, self.environment.exclude)
+        """A new world in which nothing but git is run."""
+        return open_sandbox(self.backend, limits=self.limits, root=self.root())
+
+    def root(self, mounts: tuple[tuple[str, str], ...] = ()) -> Root:
+        folders = (PLACE, *((VENV,) if self.environment.has_venv else ()))
+        return Root(folders=folders, layers=self.layers, mounts=mounts)
 
     @property
     def layers(self) -> tuple[str, ...]:
         """Repository and environment: no world writes to them, so all have the same."""
-        return tuple(str(each) for each in (*self.environment.layers, self.repository.layer))
-
-    @property
-    def _root_for_git(self) -> Root:
-        return Root(folders=(PLACE,), layers=(str(self.repository.layer),))
-
-    def _furnished(self, opened: Sandbox, furnish: Callable[[Sandbox], None]) -> Sandbox:
-        try:
-            furnish(opened)
-        except BaseException:
-            opened.close()
-            raise
-        return opened
-
-    def furnish(self, sandbox: Sandbox) -> None:
-        """Add what the layers do not have."""
-        self.environment.put_into(sandbox)
+        return str(self.environment.layer), str(self.repository.layer)
 
 
 def patch_of(agent: Sandbox, world: SWEWorld) -> str:

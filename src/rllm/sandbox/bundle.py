@@ -1,46 +1,65 @@
 """The code of a sandbox's inside as one text, so that no file of this machine has to be seen there.
 
 inside/*.py ──► memfd ──► python3 -c LOADER ──► modules of the same names ──► warden.main
+
+An interpreter that reads this process's bytecode gets the modules compiled: to compile them takes longer
+than to start it.
 """
 
 import json
+import marshal
 import os
 from functools import cache
 from importlib import resources
+from importlib.util import MAGIC_NUMBER
 from typing import Any
 
 PACKAGE = "rllm.sandbox.inside"
 MODULES = ("kernel", "seccomp", "cellmates", "files", "jobs", "root", "layers", "stack", "cell", "warden")
 """In the order in which they import each other."""
 
+_PORTABLE = 4
+"""Version of marshal in which every Python from 3.9 reads texts."""
+
 LOADER = (
-    "import json,os,sys,types\n"
+    "import json,marshal,os,sys,types\n"
     "sys.path[:] = [p for p in sys.path if p]\n"
-    "bundle = json.load(os.fdopen(int(sys.argv[1])))\n"
-    "for name, source in bundle['modules']:\n"
+    "with os.fdopen(int(sys.argv[1]), 'rb') as bundle:\n"
+    "    arguments, modules = json.loads(bundle.readline()), marshal.load(bundle)\n"
+    "for name, code in modules:\n"
     "    module = sys.modules[name] = types.ModuleType(name)\n"
     "    module.__path__ = []\n"
     "    parent, _, child = name.rpartition('.')\n"
     "    if parent: setattr(sys.modules[parent], child, module)\n"
-    "    exec(compile(source, name, 'exec', dont_inherit=True), module.__dict__)\n"
-    "arguments = bundle['arguments']\n"
-    "del bundle, source\n"
+    "    if isinstance(code, str): code = compile(code, name, 'exec', dont_inherit=True)\n"
+    "    exec(code, module.__dict__)\n"
+    "del bundle, modules, code\n"
     "module.main(arguments)\n"
 )
 """What the interpreter is given on its command line: it reads everything else from a descriptor."""
 
 
-def bundle(arguments: dict[str, Any]) -> int:
-    """A descriptor, at its beginning, that LOADER starts a warden from. The caller closes it."""
-    return memory_file(json.dumps({"modules": _modules(), "arguments": arguments}).encode(), name="warden")
+def bundle(arguments: dict[str, Any], *, bytecode: bytes) -> int:
+    """A descriptor, at its beginning, that LOADER starts a warden from. The caller closes it.
+
+    `bytecode` is the magic number of the interpreter that will read it.
+    """
+    modules = _modules(is_compiled=bytecode == MAGIC_NUMBER)
+    return memory_file(json.dumps(arguments).encode() + b"\n" + modules, name="warden")
 
 
 @cache
-def _modules() -> list[tuple[str, str]]:
+def _modules(*, is_compiled: bool) -> bytes:
+    """(name, code or source) of each module, marshalled."""
     folder = resources.files(PACKAGE)
-    parents = [(".".join(PACKAGE.split(".")[:depth]), "") for depth in range(1, 4)]
-    sources = [(f"{PACKAGE}.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES]
-    return parents + sources
+    sources = [(".".join(PACKAGE.split(".")[:depth]), "") for depth in range(1, 4)]
+    sources += [
+        (f"{PACKAGE}.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES
+    ]
+    if not is_compiled:
+        return marshal.dumps(sources, _PORTABLE)
+    codes = [(name, compile(text, name, "exec", dont_inherit=True, optimize=0)) for name, text in sources]
+    return marshal.dumps(codes)
 
 
 def memory_file(data: bytes, *, name: str) -> int:

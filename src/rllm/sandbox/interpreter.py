@@ -36,8 +36,10 @@ SYSTEM_PATHS = (
 """What a sandbox sees of this machine, read-only; those that exist. No home, no /etc with its secrets, no
 /var."""
 ASKING = (
-    "import array, ctypes, encodings, json, select, socket, sys; "  # what a warden needs
-    "print(json.dumps([sys.version_info[:2], sys.version.split()[0], sys.base_prefix, encodings.__file__]))"
+    "import array, ctypes, encodings, json, marshal, select, socket, sys; "  # what a warden needs
+    "from importlib.util import MAGIC_NUMBER as magic; "
+    "print(json.dumps([sys.version_info[:2], sys.version.split()[0], sys.base_prefix, encodings.__file__, "
+    "magic.hex()]))"
 )
 
 
@@ -45,6 +47,8 @@ ASKING = (
 class Interpreter:
     path: str
     version: str
+    bytecode: bytes
+    """The magic number of what it compiles to."""
     binds: tuple[str, ...]
     """Paths of this machine that a sandbox binds for it, beyond SYSTEM_PATHS."""
     packages: tuple[PackageBinding, ...] = ()
@@ -121,7 +125,7 @@ def _ask(path: str) -> Interpreter | str:
     )
     if answer.returncode:
         return f"it ended with code {answer.returncode}"
-    release, version, prefix, library_file = json.loads(answer.stdout)
+    release, version, prefix, library_file, magic = json.loads(answer.stdout)
     if tuple(release) < OLDEST:
         return f"it is Python {version}; {OLDEST[0]}.{OLDEST[1]} or newer is needed"
     real = os.path.realpath(path)
@@ -132,7 +136,7 @@ def _ask(path: str) -> Interpreter | str:
     for needed in (*outside, os.path.dirname(library_file), library_file, real):
         if not os.stat(needed).st_mode & stat.S_IROTH:
             return f"`{needed}` cannot be read by other users, and programs are run as one"
-    return Interpreter(path=real, version=version, binds=tuple(outside))
+    return Interpreter(path=real, version=version, bytecode=bytes.fromhex(magic), binds=tuple(outside))
 
 
 def _is_under(path: str, folders: tuple[str, ...]) -> bool:

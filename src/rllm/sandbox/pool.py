@@ -47,17 +47,27 @@ class SandboxPool:
     def take(self) -> Sandbox:
         """A fresh sandbox; waits where none is ready yet. Raises what making it raised."""
         while not self._closed.is_set():
-            try:
-                ready = self._ready.get(timeout=LOOK_S)
-            except queue.Empty:
-                continue
-            self._wanted.release()
-            if isinstance(ready, Exception):
-                raise ready
-            if ready.is_alive:
-                return ready
-            ready.close()  # died while it waited
+            sandbox = self._taken(timeout_s=LOOK_S)
+            if sandbox is not None:
+                return sandbox
         raise SandboxError("This SandboxPool is closed.")
+
+    def take_ready(self) -> Sandbox | None:
+        """A fresh sandbox; None where none is ready yet. Raises what making it raised."""
+        return self._taken(timeout_s=0)
+
+    def _taken(self, timeout_s: float) -> Sandbox | None:
+        try:
+            ready = self._ready.get(block=timeout_s > 0, timeout=timeout_s)
+        except queue.Empty:
+            return None
+        self._wanted.release()
+        if isinstance(ready, Exception):
+            raise ready
+        if ready.is_alive:
+            return ready
+        ready.close()  # died while it waited
+        return None
 
     def _fill(self) -> None:
         while True:

@@ -129,7 +129,8 @@ class WardenProcess:
                 "packages": self._packages,
                 "root": asdict(self._root) if self._root else None,
                 "imports": [] if keeps_files else python.imports,
-            }
+            },
+            bytecode=python.bytecode,
         )
         command = [*start.command, "-c", LOADER, str(code)]
         with tempfile.TemporaryFile() as errors:

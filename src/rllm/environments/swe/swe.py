@@ -15,6 +15,7 @@ import numpy as np
 from rllm.data.swe_rows import SWETask, read_swe_rows, swe_splits
 from rllm.environments.base import BaseEnv, Moved, moved
 from rllm.environments.swe.patches import judge_patch
+from rllm.environments.swe.ready_worlds import ReadyWorlds
 from rllm.environments.swe.scaffolds import (
     DEFAULT_SCAFFOLD,
     SCAFFOLDS,
@@ -40,6 +41,7 @@ from rllm.types.episode import Action
 MAX_STEPS = 50
 """Of an episode, unless an argument says otherwise."""
 SWE_BACKENDS = ("bubblewrap", "unshare")
+_WORLDS = ReadyWorlds()
 _NO_CALL = "Error: your answer makes no call that can be read. Make exactly one, in the form you were told."
 _ARGUMENTS = ("step_timeout", "reward_timeout", "backend", "scaffold", "max_steps", "memory_mb", "disk_mb")
 _NAMING_KEYS = ("task_id", "uid", "path")
@@ -107,8 +109,9 @@ class SWEEnv(BaseEnv):
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """A fresh world and the issue. Nothing is drawn, so the seed changes nothing."""
         self.close()
-        self._world = SWEWorld.of(self.task, backend=self.backend, limits=self._limits)
-        self._sandbox = self._world.open()
+        if self._world is None:
+            self._world = SWEWorld.of(self.task, backend=self.backend, limits=self._limits)
+        self._sandbox = _WORLDS.open(self._world)
         self._tools = SWETools(self._sandbox, self._world.variables, timeout_s=self.step_timeout)
         self._steps, self.grade = 0, None
         return self.task.problem_statement, {"task": self.task.instance_id, "max_steps": self.max_steps}
@@ -164,9 +167,9 @@ class SWEEnv(BaseEnv):
         self._steps, self._tools.undo, self.grade = state.steps, state.undo, None
 
     def close(self) -> None:
-        if self._sandbox is not None:
-            self._sandbox.close()
-            self._sandbox = None
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None and self._world is not None:
+            _WORLDS.close(self._world, sandbox)
 
     def _answers(self, calls: list[SWECall]) -> tuple[Any, bool]:
         """The outputs of the calls, and whether one of them ends the episode; those after it are not made."""

@@ -97,9 +97,7 @@ class CellHome:
 
     def begin(self, first_uid: int, disk_mb: float) -> None:
         self._first_uid = first_uid
-        if not self.keeps_files:
-            self._spare = self._new_cell(disk_mb)
-        elif not self.is_bare:
+        if self.keeps_files and not self.is_bare:
             mount_disk(disk_mb, self.identity, first_uid)
             if self.root is not None:
                 self._lay_root(self.root)
@@ -121,16 +119,23 @@ class CellHome:
 
     def take(self, disk_mb: float, job: str) -> Cell:
         """A cell for a job that nobody has used: the one that was made ahead, or a new one."""
-        spare, self._spare = self._spare, None
-        if spare is not None and spare.disk_mb != disk_mb:
-            self.discard(spare)
-            spare = None
-        return spare or self._new_cell(disk_mb, job)
+        spare = self._spare
+        if spare is not None and job != "changes" and (self.keeps_files or spare.disk_mb == disk_mb):
+            self._spare = None
+            return spare
+        self.discard_spare()
+        return self._new_cell(disk_mb, job)
 
     def make_ahead(self, disk_mb: float) -> None:
         """Have a cell ready for the next order, so that it need not wait for the forks."""
-        if not self.keeps_files:
+        if not (self.is_bare and self.keeps_files):
             self._spare = self._new_cell(disk_mb)
+
+    def discard_spare(self) -> None:
+        """End the cell that was made ahead: it would see other files than those of now."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            self.discard(spare)
 
     def discard(self, cell: Cell) -> None:
         """End a cell and remove its files; those in namespaces go with it."""
@@ -159,8 +164,7 @@ class CellHome:
         cell.close()
 
     def remove(self) -> None:
-        if self._spare is not None:
-            self.discard(self._spare)
+        self.discard_spare()
         if self.is_bare:
             remove_tree(self.directory)
 

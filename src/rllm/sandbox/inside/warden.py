@@ -65,8 +65,11 @@ def main(arguments: dict[str, Any]) -> None:
         elif order["do"] == "begin":
             place.begin(order["first_uid"], order["disk_mb"])
             send(control, {"is": "ready", "python": sys.version.split()[0], "read_only": place.read_only})
+            place.make_ahead(order["disk_mb"])
         elif order["do"] == "state":
+            place.discard_spare()
             send(control, change_state(place, order))
+            place.make_ahead(0)  # a sandbox with states has one disk for all its cells
         elif order["do"] == "run":
             run(control, place, order, descriptors)
         elif order["do"] == "listen":
