@@ -48,7 +48,8 @@ from rllm.gateway.server.management import Management, session_url
 from rllm.gateway.server.metrics import CONTENT_TYPE, health, prometheus_text
 from rllm.gateway.server.openapi import openapi_document
 from rllm.gateway.server.pace import Pace
-from rllm.gateway.server.paths import Endpoint, Route, dialect_of, route_of, session_id, session_of
+from rllm.gateway.server.paths import PUBLISHED, Endpoint, Route, dialect_of, route_of, session_id, session_of
+from rllm.gateway.server.published import PublishedRoutes, worker_rows
 from rllm.gateway.server.responses import KeptResponses, delete_refused
 from rllm.gateway.server.sessions import MAX_IDLE_SESSIONS, Session, SessionRegistry
 from rllm.gateway.wire import Answer, CallRecord, CallRequest, Policy
@@ -158,6 +159,13 @@ class Gateway:
         self._disk = DiskCheck(self.ledger)
         self._responses = KeptResponses(self.ledger)
         self._management = Management(self.ledger, self.sessions, self.calls, self._tokens)
+        self._published = PublishedRoutes(
+            self.policy,
+            self.ledger,
+            self.sessions,
+            self._management,
+            has_token=self._tokens.run is not None,
+        )
         await self.policy.start()
         server = HttpServer(
             self._handle,
@@ -255,6 +263,8 @@ class Gateway:
                 return json_response(report, 200 if report["status"] == "ok" else 503)
             case Endpoint.OPENAPI:
                 return json_response(openapi_document())
+            case Endpoint.WORKER_HEALTH:
+                return json_response({"workers": worker_rows(self.policy)})
             case Endpoint.SESSION if self._is_probe(http, route):
                 return json_response({"object": "gateway", "name": "rllm"})
             case _:
@@ -270,6 +280,8 @@ class Gateway:
                 if route.session:
                     scope.require_session(route.session)
                 return self._models(route)
+            case endpoint if endpoint in PUBLISHED:
+                return await self._published.respond(http, route, scope)
             case Endpoint.RESPONSE:
                 session = session_of(route, http.headers, {})
                 scope.require_session(session)

@@ -107,7 +107,14 @@ class Management:
         return await send(http, response)
 
     async def delete(self, session: str) -> web.StreamResponse:
-        """Stops what is in flight, then forgets what was captured."""
+        num_deleted = await self.delete_records(session)
+        return json_response({"session_id": session, "deleted": True, "records": num_deleted})
+
+    async def delete_records(self, session: str) -> int:
+        """Stop what is in flight, then forget what was captured; returns how many records that were.
+
+        Raises RequestRefused (404) for a session that there is not.
+        """
         in_memory = self._sessions.in_memory(session)
         if in_memory is not None:
             if in_memory.stored is not None:
@@ -116,8 +123,7 @@ class Management:
         elif self._ledger.session_data(session) is None:
             raise unknown_session(session)
         self._sessions.forget(session)
-        num_deleted = await asyncio.to_thread(self._ledger.delete_session, session)
-        return json_response({"session_id": session, "deleted": True, "records": num_deleted})
+        return await asyncio.to_thread(self._ledger.delete_session, session)
 
 
 def record_json(record: CallRecord) -> bytes:

@@ -73,6 +73,7 @@ def openapi_document() -> dict[str, Any]:
         "/v1/responses/{response}", "get", kept_response | {"parameters": [_in_path("response")]}
     )
     paths |= _session_paths()
+    paths |= _published_paths()
     paths |= {
         "/health": {
             "get": _open_to_all("health", "Whether calls can be answered, and how it goes.", (200, 503))
@@ -134,6 +135,48 @@ def _session_paths() -> dict[str, Any]:
         },
         "/sessions/{session}/traces": {"get": traces | {"parameters": session}},
     }
+
+
+def _published_paths() -> dict[str, Any]:
+    """Routes of the published gateway."""
+    names = {"type": "array", "minItems": 1, "maxItems": 1000, "items": _TEXT}
+    query = {"session_ids": names, "since": {"type": "number"}, "limit": {"type": "integer", "minimum": 1}}
+    worker = {"url": _TEXT, "model_name": _TEXT, "weight": {"type": "number"}, "api_path": _TEXT}
+    version = {"weight_version": {"type": "integer", "minimum": 0}}
+    trace = _operation("trace", "One call, in the published form.", 200)
+    removal = _operation("remove_worker", "Send no further calls to a server.", 200)
+    return {
+        "/traces/{trace}": {"get": trace | {"parameters": [_in_path("trace")]}},
+        "/traces/query": {
+            "post": _posted("query_traces", "Calls of several sessions.", query, "session_ids")
+        },
+        "/sessions/batch_delete": {
+            "post": _posted(
+                "delete_sessions", "Forget several sessions.", {"session_ids": names}, "session_ids"
+            )
+        },
+        "/health/workers": {"get": _open_to_all("worker_health", "The servers that answer.", (200,))},
+        "/admin/workers": {
+            "get": _operation("workers", "The servers that answer.", 200),
+            "post": _posted("add_worker", "Send calls to one more server.", worker, "url"),
+        },
+        "/admin/workers/{worker}": {"delete": removal | {"parameters": [_in_path("worker")]}},
+        "/admin/weight_version": {
+            "get": _operation("weight_version", "The policy version of answers from now on.", 200),
+            "post": _posted(
+                "set_weight_version", "Say it, for servers that do not.", version, "weight_version"
+            ),
+        },
+        "/admin/flush": {"post": _operation("flush", "Returns when everything is on disk.", 200)},
+        "/admin/reload": {"post": _operation("reload", "Ask the servers anew what they are.", 200)},
+    }
+
+
+def _posted(name: str, summary: str, fields: dict[str, Any], required: str) -> dict[str, Any]:
+    """An operation with a JSON body."""
+    schema = {"type": "object", "required": [required], "properties": fields}
+    body = {"required": True, "content": {_JSON: {"schema": schema}}}
+    return _operation(name, summary, 200) | {"requestBody": body}
 
 
 def _call_fields() -> dict[str, Any]:

@@ -3,6 +3,7 @@
     [/k/TOKEN] [/sessions/SID] /v1/ENDPOINT        model calls
     [/k/TOKEN] /sessions, /sessions/SID[/traces]   sessions and what was captured
     /, /health, /metrics, /openapi.json
+    /traces/…, /admin/…, /health/workers           what programs for the published gateway ask for
 
 A session id may hold slashes and percent-escapes, so it ends at the last `/v1/` that an endpoint follows.
 """
@@ -34,6 +35,17 @@ class Endpoint(StrEnum):
     HEALTH = "health"
     METRICS = "metrics"
     OPENAPI = "openapi"
+    TRACE = "trace"
+    """One call, by the id of its completion. This and what follows are routes of the published gateway."""
+    TRACE_QUERY = "trace_query"
+    SESSION_DELETION = "session_deletion"
+    """Of several sessions at once."""
+    WEIGHT_VERSION = "weight_version"
+    WORKERS = "workers"
+    WORKER = "worker"
+    WORKER_HEALTH = "worker_health"
+    FLUSH = "flush"
+    RELOAD = "reload"
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,7 +58,17 @@ class Route:
     token: str = ""
     model: str = ""
     response: str = ""
+    item: str = ""
+    """The trace or the worker that a published path names."""
 
+
+PUBLISHED = frozenset(
+    (
+        *(Endpoint.TRACE, Endpoint.TRACE_QUERY, Endpoint.SESSION_DELETION, Endpoint.WEIGHT_VERSION),
+        *(Endpoint.WORKERS, Endpoint.WORKER, Endpoint.FLUSH, Endpoint.RELOAD),
+    )
+)
+"""What `rllm.gateway.server.published` answers, with a token."""
 
 _METHODS = {
     Endpoint.CALL: ("POST",),
@@ -54,6 +76,13 @@ _METHODS = {
     Endpoint.SESSIONS: ("GET", "HEAD", "POST"),
     Endpoint.SESSION: ("GET", "HEAD", "DELETE"),
     Endpoint.RESPONSE: ("GET", "HEAD", "DELETE"),
+    Endpoint.TRACE_QUERY: ("POST",),
+    Endpoint.SESSION_DELETION: ("POST",),
+    Endpoint.WEIGHT_VERSION: ("GET", "HEAD", "POST"),
+    Endpoint.WORKERS: ("GET", "HEAD", "POST"),
+    Endpoint.WORKER: ("DELETE",),
+    Endpoint.FLUSH: ("POST",),
+    Endpoint.RELOAD: ("POST",),
 }
 _READ_ONLY = ("GET", "HEAD")
 
@@ -72,15 +101,16 @@ _FIXED = {
     "/metrics": Endpoint.METRICS,
     "/openapi.json": Endpoint.OPENAPI,
     "/sessions": Endpoint.SESSIONS,
+    "/traces/query": Endpoint.TRACE_QUERY,
+    "/health/workers": Endpoint.WORKER_HEALTH,
+    "/admin/weight_version": Endpoint.WEIGHT_VERSION,
+    "/admin/workers": Endpoint.WORKERS,
+    "/admin/flush": Endpoint.FLUSH,
+    "/admin/reload": Endpoint.RELOAD,
 }
-_PUBLISHED = {
-    "/traces": "the calls of a session are at GET /sessions/SESSION/traces",
-    "/admin/workers": "the servers behind it are named when it starts, by `rllm serve gateway`",
-    "/admin/weight_version": "each answer has the policy versions of its tokens",
-    "/admin": "nothing waits to be written or read again: a call is stored before its answer leaves",
-    "/health/workers": "/health and /metrics have the state of each server",
-}
-"""Beginnings of paths of the published gateway -> what takes their place."""
+_NAMED = {"/traces/": Endpoint.TRACE, "/admin/workers/": Endpoint.WORKER}
+"""Beginnings of published paths that end with a name."""
+_DELETION = "/sessions/batch_delete"
 _SESSIONS, _TRACES, _V1 = "/sessions/", "/traces", "/v1/"
 _MODELS, _RESPONSES, _EMBEDDINGS = "models/", "responses/", "/v1/embeddings"
 _MAX_SESSION_CHARS = 512
@@ -102,6 +132,8 @@ class MethodNotAllowed(RequestRefused):
 def route_of(method: str, target: str) -> Route:
     """Raises RequestRefused: 404 for an unknown path, 405 for a wrong method, 400 for a bad session."""
     path, token = _without_token(_path_of(target))
+    if path == _DELETION and method == "POST":  # a session may have that name: it is never posted to
+        return Route(Endpoint.SESSION_DELETION, token=token)
     route = _route(path, token)
     if route is None and path.endswith(_EMBEDDINGS):
         raise RequestRefused(
@@ -109,9 +141,6 @@ def route_of(method: str, target: str) -> Route:
             status=404,
             code="embeddings_not_served",
         )
-    for beginning, successor in _PUBLISHED.items() if route is None else ():
-        if path == beginning or path.startswith(f"{beginning}/"):
-            raise RequestRefused(f"There is nothing at {path}: {successor}.", status=404, code="not_found")
     if route is None:
         raise RequestRefused(
             f"There is nothing at {path or '/'}; this gateway answers "
@@ -188,6 +217,10 @@ def _without_token(path: str) -> tuple[str, str]:
 def _route(path: str, token: str) -> Route | None:
     if path in _FIXED:
         return Route(_FIXED[path], token=token)
+    for beginning, endpoint in _NAMED.items():
+        item = path.removeprefix(beginning)
+        if item != path and "/" not in item:
+            return Route(endpoint, token=token, item=unquote(item, errors="replace"))
     place = path.rfind(_V1)
     while place >= 0:
         route = _under_v1(path[:place], path[place + len(_V1) :].strip("/"), token)

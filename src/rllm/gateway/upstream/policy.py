@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from rllm.errors import ConfigError, PartialAnswer, RequestRefused
 from rllm.gateway.dialects.openai_fields import require_no_seed
@@ -89,7 +90,8 @@ class UpstreamPolicy:
             connect_timeout_s=connect_timeout_s,
             max_body_bytes=max_body_bytes,
         )
-        self._known = {each: Known() for each in self.pool.upstreams}
+        # Weak, since calls under way still ask for what is known of a server that was removed.
+        self._known = WeakKeyDictionary[Upstream, Known]((each, Known()) for each in self.pool.upstreams)
         self._policy_version = 0
         self._in_flight = 0
         self._waiting = 0
@@ -113,10 +115,36 @@ class UpstreamPolicy:
         self._policy_version = policy_version
 
     def models(self) -> list[str]:
-        return all_models(list(self._known.values()))
+        return all_models([self._known[each] for each in self.pool.upstreams])
+
+    async def add_server(self, url: str, weight: float) -> dict[str, Any]:
+        """Send calls to one more server; its health, as `health` has it, and its `models`.
+
+        Raises ConfigError for no URL, and for a server that is there already.
+        """
+        upstream = self.pool.add(url, weight)
+        self._known[upstream] = Known()
+        await self._first_look(upstream)
+        return {**self._server_health(upstream), "models": all_models([self._known[upstream]])}
+
+    async def remove_server(self, url: str) -> None:
+        """Send no further calls to a server. Raises ConfigError for the last one."""
+        await self.pool.remove(url)
+
+    async def look_again(self) -> None:
+        """Ask every server anew what it is."""
+        for upstream in self.pool.upstreams:
+            self._known[upstream].probed = False
+        await asyncio.gather(*(self._first_look(each) for each in self.pool.upstreams))
+
+    def _server_health(self, upstream: Upstream) -> dict[str, Any]:
+        known = self._known[upstream]
+        capture = sorted(known.given if self.capture is None else self.capture)
+        return {**self.pool.health(upstream), **known.health(), "capture": capture}
 
     def health(self) -> dict[str, Any]:
-        versions = [each.policy_version for each in self._known.values() if each.policy_version is not None]
+        known = [self._known[each] for each in self.pool.upstreams]
+        versions = [each.policy_version for each in known if each.policy_version is not None]
         return {
             "healthy": any(each.in_service for each in self.pool.upstreams),
             "queued": self._waiting + self._http.num_waiting,
@@ -124,14 +152,7 @@ class UpstreamPolicy:
             "policy_versions": sorted(set(versions)) or [self._policy_version],
             "retries": self._num_retries,
             "calls_across_versions": self._num_across_versions,
-            "upstreams": [
-                {
-                    **self.pool.health(each),
-                    **known.health(),
-                    "capture": sorted(known.given if self.capture is None else self.capture),
-                }
-                for each, known in self._known.items()
-            ],
+            "upstreams": [self._server_health(each) for each in self.pool.upstreams],
         }
 
     # ---- answers -------------------------------------------------------------------------------------------

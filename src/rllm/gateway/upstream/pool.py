@@ -29,7 +29,7 @@ _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@dataclass(kw_only=True, slots=True, eq=False, weakref_slot=True)
 class Upstream:
     """One server, and how it has been doing."""
 
@@ -106,7 +106,11 @@ class UpstreamPool:
     max_sticky: int = MAX_STICKY_SESSIONS
     _homes: OrderedDict[str, Upstream] = field(default_factory=OrderedDict[str, Upstream], init=False)
     """Which server each session is at home on, the session that was idle longest first."""
-    _checking: asyncio.Task[None] | None = field(default=None, init=False)
+    _check: Callable[[Upstream], Awaitable[None]] | None = field(default=None, init=False)
+    """Once checks have begun."""
+    _checking: dict[Upstream, asyncio.Task[None]] = field(
+        default_factory=dict[Upstream, "asyncio.Task[None]"], init=False
+    )
 
     @classmethod
     def of(
@@ -130,6 +134,28 @@ class UpstreamPool:
             raise ConfigError(f"The upstream {twice[0]} is given twice; give it once, with twice the weight.")
         upstreams = [Upstream(url=url, weight=weight) for url, weight in zip(bases, weights, strict=True)]
         return cls(upstreams, checks or HealthChecks())
+
+    # ---- who is in it --------------------------------------------------------------------------------------
+
+    def add(self, url: str, weight: float = 1.0) -> Upstream:
+        """One more server. Raises ConfigError for no URL, no weight, or a server that is in it already."""
+        (upstream,) = self.of([url], weights=[weight]).upstreams
+        if any(each.url == upstream.url for each in self.upstreams):
+            raise ConfigError(f"The upstream {upstream.url} is there already; remove it first.")
+        self.upstreams.append(upstream)
+        if self._check is not None:
+            self._checking[upstream] = asyncio.create_task(self._keep_checking(upstream, self._check))
+        return upstream
+
+    async def remove(self, url: str) -> None:
+        """No further calls for a server; those under way end. Raises ConfigError for the last one."""
+        if len(self.upstreams) == 1:
+            raise ConfigError(f"The upstream {url} is the last one; add another first, then remove it.")
+        upstream = next(each for each in self.upstreams if each.url == url)
+        self.upstreams.remove(upstream)
+        for session in [name for name, home in self._homes.items() if home is upstream]:
+            self.forget(session)
+        await self._stop_checking(upstream)
 
     # ---- choosing ------------------------------------------------------------------------------------------
 
@@ -220,19 +246,21 @@ class UpstreamPool:
     def start(self, check: Callable[[Upstream], Awaitable[None]]) -> None:
         """`check` raises an OSError or TimeoutError when a server is not well."""
         if self.checks.interval_s > 0:
-            self._checking = asyncio.create_task(self._check_all(check))
+            self._check = check
+            for upstream in self.upstreams:
+                self._checking[upstream] = asyncio.create_task(self._keep_checking(upstream, check))
 
     async def close(self) -> None:
-        if self._checking is not None:
-            self._checking.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._checking
-            self._checking = None
+        self._check = None
+        for upstream in list(self._checking):
+            await self._stop_checking(upstream)
 
-    async def _check_all(self, check: Callable[[Upstream], Awaitable[None]]) -> None:
-        async with asyncio.TaskGroup() as group:
-            for upstream in self.upstreams:
-                group.create_task(self._keep_checking(upstream, check))
+    async def _stop_checking(self, upstream: Upstream) -> None:
+        task = self._checking.pop(upstream, None)
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
     async def _keep_checking(self, upstream: Upstream, check: Callable[[Upstream], Awaitable[None]]) -> None:
         while True:
