@@ -16,7 +16,7 @@ QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-verl test-ray test-cluster test-harness check docs bench learn algorithms mutate lock clean
+.PHONY: help demo test test-all test-tinker test-verl test-ray test-cluster test-harness test-published check docs bench learn algorithms mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -27,6 +27,7 @@ help:
 	@echo 'make test-ray  the tests with Ray, in an environment of their own: clusters of two nodes on this machine'
 	@echo 'make test-cluster  the three above: Ray, verl and Tinker'
 	@echo 'make test-harness  command-line agents of others, installed from pip and npm and played in their sandbox'
+	@echo 'make test-published  programs in the style of published rLLM, each as its users start it, with its framework'
 	@echo 'make check     format, lint and types'
 	@echo 'make docs      the pages of docs/ and the reference as a site in build/site'
 	@echo 'make bench     the engine and a training step beside their peers'
@@ -64,6 +65,12 @@ test-cluster: test-ray test-verl test-tinker
 test-harness: $(VENV)/.dev
 	HARNESS_HOME=$(CURDIR)/.harnesses $(BIN)/pytest -n 0 -m '' tests/harness
 
+# Hydra and five frameworks on top of .venv: three layers, since they want different releases of the same packages.
+test-published: .venv-published-agents/.made .venv-published-strands/.made .venv-published-adk/.made
+	.venv-published-agents/bin/python -m pytest -n 0 -m '' -o filterwarnings=default tests/published
+	.venv-published-strands/bin/python -m pytest -n 0 -m '' -o filterwarnings=default tests/published/test_whole_programs.py -k strands
+	.venv-published-adk/bin/python -m pytest -n 0 -m '' -o filterwarnings=default tests/published/test_whole_programs.py -k google_adk
+
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -96,9 +103,12 @@ lock:
 	@for pair in train:demo dev:dev tinker:tinker ray:ray; do .venv-lock/bin/uv pip compile --quiet pyproject.toml --extra $${pair%:*} --group build --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -c constraints.txt --no-emit-package torch -o requirements/$${pair#*:}.txt || exit 1; done
 	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --group build --group docs --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/docs.txt
 	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --extra verl --group build --group verl --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -c requirements/verl.in --no-emit-package torch -o requirements/verl.txt
+	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --group published --group examples-langgraph --group examples-openai-agents --group examples-smolagents --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/published-agents.txt
+	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --group published --group examples-strands --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/published-strands.txt
+	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --group published --group examples-google-adk --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/published-adk.txt
 
 clean:
-	rm -rf $(VENV) .venv-tinker .venv-skyrl .venv-verl .venv-ray .venv-docs .harnesses build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-published-* .venv-tinker .venv-skyrl .venv-verl .venv-ray .venv-docs .harnesses build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is installed is locked: every file by its hash, nothing but what the lock names (--no-deps, no build isolation).
@@ -142,6 +152,13 @@ $(VENV)/.demo: pyproject.toml constraints.txt requirements/demo.txt
 	@.venv-ray/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/ray.txt
 	@.venv-ray/bin/python -m pip $(QUIET) install -c constraints.txt '$(TORCH)' pytest pytest-asyncio hypothesis aiohttp llguidance orjson uvloop
 	@.venv-ray/bin/python -m pip $(QUIET) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv-published-%/.made: $(VENV)/.dev requirements/published-%.txt
+	@echo '[published] .venv-published-$*: Hydra and frameworks on top of $(VENV), as requirements/published-$*.txt locks it'
+	@$(BIN)/python -m venv --clear .venv-published-$*
+	@$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > "$$(.venv-published-$*/bin/python -c 'import site; print(site.getsitepackages()[0])')/under.pth"
+	@.venv-published-$*/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/published-$*.txt
 	@touch $@
 
 .venv-verl/.made: pyproject.toml constraints.txt requirements/verl.txt

@@ -60,8 +60,8 @@ def test_every_row_of_the_table_leads_somewhere(module: str, name: str) -> None:
 
 def test_a_published_name_says_once_where_it_lives() -> None:
     code = """
-from rllm.data.dataset import DatasetRegistry
-from rllm.data.dataset import DatasetRegistry as again
+from rllm.agents.math_agent import MathAgent
+from rllm.agents.math_agent import MathAgent as again
 def late():
     from rllm.engine.rollout.openai_engine import OpenAIEngine
     return OpenAIEngine
@@ -71,7 +71,7 @@ print(late().__name__)
         [sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout == "OpenAIEngine\n"
-    assert done.stderr.count("`from rllm.data.registry import DatasetRegistry`") == 1
+    assert done.stderr.count("`from rllm.agents.math import MathAgent`") == 1
     assert "<string>:2: DeprecationWarning" in done.stderr
 
 
@@ -99,8 +99,41 @@ def test_the_import_of_the_package_stays_light() -> None:
     assert float(done.stdout) < 0.3
 
 
-def test_the_registry_is_the_one_of_this_package() -> None:
-    assert imported("rllm.data.dataset", "DatasetRegistry") is DatasetRegistry
+def test_the_registry_has_the_data_sets_of_this_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path))
+    from rllm.published.datasets import PublishedRegistry
+
+    assert imported("rllm.data.dataset", "DatasetRegistry") is PublishedRegistry
+    DatasetRegistry.register_dataset("mine", [{"question": "1?"}], "train")
+    assert [row["question"] for row in PublishedRegistry.load_dataset("mine", "train") or ()] == ["1?"]
+    assert PublishedRegistry.load_dataset("mine", "test") is None
+    assert PublishedRegistry.load_dataset("gsm8k", "train") is None
+
+
+def test_data_sets_that_are_made_here_have_rows_under_their_published_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path))
+    from rllm.environments.countdown import CountdownEnv
+    from rllm.environments.countdown_problems import solutions
+    from rllm.published.datasets import PublishedRegistry
+    from rllm.rewards.reward_functions import countdown_reward_fn
+
+    train = PublishedRegistry.load_dataset("countdown", "train")
+    test = PublishedRegistry.load_dataset("countdown", "test")
+    assert train is not None
+    assert test is not None
+    assert (len(train), len(test)) == (4096, 512)
+    assert not {row["question"] for row in train} & {row["question"] for row in test}
+    for row in train[:20]:
+        problem = CountdownEnv.from_dict({key: row[key] for key in ("numbers", "target")}).problem
+        (solution, *_) = solutions(problem, "+-")
+        assert row["nums"] == row["numbers"]
+        assert countdown_reward_fn(row, f"<answer>{solution}</answer>").reward == 1.0
+    DatasetRegistry.register_dataset("countdown", train[:2], "train")
+    assert len(PublishedRegistry.load_dataset("countdown", "train") or ()) == 2
 
 
 @pytest.mark.parametrize("name", ["VerlEngine", "TinkerEngine"])

@@ -57,10 +57,10 @@ def test_without_its_extra_the_backend_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(MissingExtraError, match=r"rllm\[tinker\]"):
         script("lake_agent", monkeypatch).main(tree)
     with pytest.raises(ConfigError, match="RLLM_BACKEND=local"):
-        script("sums_flow", monkeypatch).main(configuration())
+        script("math", monkeypatch).main(configuration())
 
 
-@pytest.mark.parametrize("directory", ["sums_flow", "lake_agent", "solver_judge"])
+@pytest.mark.parametrize("directory", ["math", "lake_agent", "solver_judge"])
 def test_a_program_trains_two_steps(
     directory: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,8 @@ def _all(names: str, home: str) -> dict[str, str]:
 
 
 _TYPES = "rllm.types"
-_DATASET = {"Dataset": "rllm.data.dataset", "DatasetRegistry": "rllm.data.registry"}
+_REGISTRY = {"DatasetRegistry": "rllm.published.datasets:PublishedRegistry"}
+_DATASET = {"Dataset": "rllm.data.dataset", **_REGISTRY}
 _ACTS = _all("Action Step Trajectory Episode TrajectoryGroup", _TYPES)
 _OUTPUT = {"ModelOutput": _TYPES, "RolloutEngine": "rllm.inference.rollout_engine"}
 _ENGINES = _all("OpenAIEngine VerlEngine TinkerEngine", "rllm.published.engines")
@@ -67,7 +68,7 @@ _EVALUATORS = {
 }
 
 NAMES: dict[str, dict[str, str]] = {
-    "rllm.data.dataset": {"DatasetRegistry": "rllm.data.registry"},
+    "rllm.data.dataset": _REGISTRY,
     "rllm.datasets": _DATASET,
     "rllm.data.utils": {"fetch_live_code_bench_system_prompt": "rllm.published.prompts"},
     "rllm.sdk": {**_SDK, **_SDK_TYPES},

@@ -18,3 +18,9 @@ def main(config):
         backend="tinker",
     )
     return trainer.train()
+
+
+if __name__ == "__main__":
+    import hydra
+
+    hydra.main(config_path="config", config_name="lake", version_base=None)(main)()

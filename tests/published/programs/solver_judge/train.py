@@ -48,3 +48,9 @@ def main(config):
         backend="tinker",
     )
     return trainer.train()
+
+
+if __name__ == "__main__":
+    import hydra
+
+    hydra.main(config_path="pkg://rllm.experimental.config", config_name="unified", version_base=None)(main)()

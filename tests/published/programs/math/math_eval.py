@@ -9,7 +9,7 @@ from rllm.types import Episode, Task
 
 
 @rllm.evaluator
-def sums_evaluator(task: Task | dict, episode: Episode) -> EvalOutput:
+def math_evaluator(task: Task | dict, episode: Episode) -> EvalOutput:
     if isinstance(task, dict):
         task = Task(id="", instruction="", metadata=task, dataset_dir=Path("."))
     return evaluate(task, episode)

@@ -1,7 +1,7 @@
 """Train it: python train.py rllm/backend=tinker model.name=... training.group_size=4"""
 
-from sums_eval import sums_evaluator
-from sums_flow import sums_flow
+from math_eval import math_evaluator
+from math_flow import math_flow
 
 from rllm.data.dataset import DatasetRegistry
 from rllm.experimental.unified_trainer import AgentTrainer
@@ -14,8 +14,8 @@ def main(config):
         raise RuntimeError("The data set is not here; run prepare_data.py.")
     trainer = AgentTrainer(
         backend=config["rllm"].get("backend", "tinker"),
-        agent_flow=sums_flow,
-        evaluator=sums_evaluator,
+        agent_flow=math_flow,
+        evaluator=math_evaluator,
         config=config,
         train_dataset=train_dataset,
         val_dataset=val_dataset,
