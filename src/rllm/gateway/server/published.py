@@ -115,20 +115,20 @@ class PublishedRoutes:
 
         def read() -> list[CallRecord]:
             records = [record for name in names for record in self._ledger.traces(name)]
-            answered = [each for each in records if each.status is CallStatus.OK and each.started_at >= since]
-            return sorted(answered, key=lambda each: each.started_at)[: int(limit)]
+            answers = [each for each in records if each.status is CallStatus.OK and each.started_at >= since]
+            return sorted(answers, key=lambda each: each.started_at)[: int(limit)]
 
         return [trace_data(each) for each in await asyncio.to_thread(read)]
 
     async def _delete_sessions(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        deleted: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for name in _session_ids(fields):
             try:
-                deleted[name] = await self._management.delete_records(name)
+                counts[name] = await self._management.delete_records(name)
             except RequestRefused as error:
                 if error.status != 404:
                     raise
-        return {"deleted": sum(deleted.values()), "sessions": deleted}
+        return {"deleted": sum(counts.values()), "sessions": counts}
 
     def _weight_version(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         if fields:
