@@ -1,6 +1,7 @@
-"""A hub of our own that speaks as much of the real one's protocol as huggingface_hub's client needs for data.
+"""A hub of our own that speaks as much of the real one's protocol as huggingface_hub's client needs.
 
     GET  /api/datasets/REPO/revision/REVISION        what files there are, with checksums
+    GET  /api/models/REPO/revision/REVISION          the same of a model, whose files are at /REPO/resolve/…
     HEAD /datasets/REPO/resolve/COMMIT/PATH          size and tag
     GET  the same                                    the bytes, from the Range that was asked for
 
@@ -56,8 +57,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        if path.startswith("/api/datasets/"):
-            self._info(path.removeprefix("/api/datasets/"))
+        if path.startswith(("/api/datasets/", "/api/models/")):
+            self._info(path.split("/", 3)[3])
         else:
             self._file(with_body=True)
 
@@ -73,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode())
 
     def _file(self, *, with_body: bool) -> None:
-        path = unquote(urlsplit(self.path).path).removeprefix("/datasets/")
+        path = unquote(urlsplit(self.path).path).removeprefix("/datasets/").removeprefix("/")
         repo, _, rest = path.partition("/resolve/")
         name = rest.partition("/")[2]
         if repo in self.server.gated:
@@ -119,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _entry(name: str, content: bytes) -> dict[str, object]:
     blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
     entry: dict[str, object] = {"rfilename": name, "size": len(content), "blobId": blob}
-    if name.endswith(".parquet"):
+    if name.endswith((".parquet", ".safetensors")):
         entry["lfs"] = {
             "sha256": hashlib.sha256(content).hexdigest(),
             "size": len(content),

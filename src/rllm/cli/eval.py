@@ -73,7 +73,8 @@ LINE_EVERY_S = 10.0
     default="",
     metavar="DIR|NAME",
     help="A run, for its trained model, a model directory in Hugging Face format, builtin:tiny, a name of "
-    "`rllm model list`, or PROVIDER:MODEL. With --base-url, the name that the server knows it by.",
+    "`rllm model list`, PROVIDER:MODEL, or ORG/NAME of the hub, fetched once and kept. With "
+    "--base-url, the name that the server knows it by.",
 )
 @click.option(
     "--base-url",
@@ -371,7 +372,10 @@ def _directory(request: Asked, output: Path | None, *, resume: bool, fresh: bool
 
 def _name_of(request: Asked) -> str:
     """A directory's name that says what was asked for beyond the defaults."""
-    label = f"{request.directory_name}-{request.place.name or Path(request.place.path).resolve().name}"
+    path = Path(request.place.path)
+    # A model of the hub is a link to the files of a commit, whose hash says little.
+    here = path if path.is_symlink() else path.resolve()
+    label = f"{request.directory_name}-{request.place.name or here.name}"
     identity = {
         "split": request.split,
         "n": request.num_tasks,

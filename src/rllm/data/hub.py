@@ -1,4 +1,4 @@
-"""Files of a data set on the Hugging Face hub. The one home of huggingface_hub in this room.
+"""Files of data sets and models on the Hugging Face hub. The one home of huggingface_hub.
 
     repo, revision, patterns ──dataset_info──► commit, files, checksums ──hf_hub_download──► RLLM_HOME/hub
                                                                               └──► sha256 (or git id) compared
@@ -6,11 +6,16 @@
 A revision is resolved to its commit once, and every file is of that commit. huggingface_hub resumes what
 broke off and asks with the token of HF_TOKEN or `hf auth login`. The default revision is the one into which
 the hub itself converts every data set: `CONFIG/SPLIT/0000.parquet`, whatever the authors uploaded.
+
+    hub_model("org/name") ──► RLLM_HOME/models/hub/org/name, a link to the files of one commit
 """
 
 import fnmatch
 import hashlib
-from collections.abc import Callable, Iterable
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +24,14 @@ from rllm.data.home import rllm_home
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.store.files import StorageErrors
 
+log = logging.getLogger(__name__)
+
 CONVERTED = "refs/convert/parquet"
+MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
+"""What a model directory has beside its weights; weights as pickles and the like are never read."""
+_MODEL_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
+_OWN_FOLDERS = ("runs", "evals", "models", "examples")
+"""Beginnings of paths that people mistype, which are never taken for an organisation."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -46,18 +58,27 @@ def hub_files(
     revision: str = CONVERTED,
     endpoint: str | None = None,
     on_file: Callable[[str], None] = lambda name: None,
+    repo_type: str = "dataset",
+    optional: Sequence[str] = (),
 ) -> HubFiles:
-    """The files of a data set that match, downloaded where they are not here yet.
+    """The files of a data set, or of a `model`, that match, downloaded where they are not here yet.
 
+    `optional` are patterns that need not match anything; of a model, files in folders are left out.
     Raises ConfigError that says what to do: no network, no such repository, terms that have to be accepted,
     no matching file, a file whose checksum is another one.
     """
     hub = _huggingface_hub()
+    endpoint = endpoint or hub.constants.ENDPOINT
     patterns = list(patterns)
+    what = "data set" if repo_type == "dataset" else repo_type
     try:
-        info = hub.HfApi(endpoint=endpoint).dataset_info(repo, revision=revision, files_metadata=True)
+        api = hub.HfApi(endpoint=endpoint)
+        info = api.repo_info(repo, repo_type=repo_type, revision=revision, files_metadata=True)
         entries = {each.rfilename: each for each in info.siblings or []}
-        names = _matching(repo, revision, patterns, sorted(entries))
+        there = sorted(name for name in entries if repo_type == "dataset" or "/" not in name)
+        names = _matching(repo, revision, patterns, there)
+        more = [name for pattern in optional for name in fnmatch.filter(there, pattern)]
+        names = list(dict.fromkeys([*names, *more]))
         files: list[HubFile] = []
         for name in names:
             on_file(name)
@@ -65,7 +86,7 @@ def hub_files(
                 path = hub.hf_hub_download(
                     repo,
                     name,
-                    repo_type="dataset",
+                    repo_type=repo_type,
                     revision=info.sha,
                     cache_dir=rllm_home() / "hub",
                     endpoint=endpoint,
@@ -74,27 +95,67 @@ def hub_files(
             files.append(HubFile(name=name, path=Path(path)))
     except hub.errors.GatedRepoError as error:
         raise ConfigError(
-            f"The data set {repo} asks people to accept its terms: do that at https://huggingface.co/datasets/"
-            f"{repo}, then set HF_TOKEN to a token of yours."
+            f"The {what} {repo} asks people to accept its terms: do that at https://huggingface.co/"
+            f"{'datasets/' if repo_type == 'dataset' else ''}{repo}, then set HF_TOKEN to a token of yours."
         ) from error
     except hub.errors.RevisionNotFoundError as error:
         raise ConfigError(
-            f"The data set {repo} has no revision `{revision}`; give one with --revision."
+            f"The {what} {repo} has no revision `{revision}`; give one with "
+            f"{'--revision' if repo_type == 'dataset' else f'{repo}@REVISION'}."
         ) from error
     except hub.errors.RepositoryNotFoundError as error:
         raise ConfigError(
-            f"There is no data set {repo} on the hub, or it is private: check the name, and set HF_TOKEN "
+            f"There is no {what} {repo} on the hub, or it is private: check the name, and set HF_TOKEN "
             "if it is "
             "yours."
         ) from error
     except _unreachable(hub) as error:
         raise ConfigError(
-            f"The data set {repo} is not here and the hub cannot be reached ({_first_line(error)}). "
+            f"The {what} {repo} is not here and the hub cannot be reached ({_first_line(error)}). "
             "Pulling needs "
             "the network once: connect (and unset HF_HUB_OFFLINE), or copy RLLM_HOME from a machine that "
             "has it."
         ) from error
     return HubFiles(commit=info.sha or revision, files=files)
+
+
+def is_model_id(name: str) -> bool:
+    """Whether a name is one of a model on the hub, `org/name` or `org/name@revision`, and no path here."""
+    match = _MODEL_ID.fullmatch(name)
+    folder = name.partition("/")[0]
+    return match is not None and folder not in _OWN_FOLDERS and not Path(folder).exists()
+
+
+def hub_model(name: str, *, endpoint: str | None = None) -> Path:
+    """The directory of a model on the hub, fetched once and kept; what is kept is never asked for again.
+
+    Raises ConfigError where it cannot be had, or holds no weights as safetensors.
+    """
+    match = _MODEL_ID.fullmatch(name)
+    assert match is not None, "`is_model_id` holds"
+    repo, revision = match[1], match[2] or "main"
+    directory = (
+        rllm_home() / "models" / "hub" / repo.partition("/")[0] / name.rpartition("/")[2].replace("/", "_")
+    )
+    if (directory / "config.json").is_file():
+        return directory
+    log.warning("Fetching the model %s from the hub; it is kept in %s.", name, directory)
+    files = hub_files(
+        repo,
+        ("config.json", "*.safetensors"),
+        revision=revision,
+        endpoint=endpoint,
+        repo_type="model",
+        optional=MODEL_FILES,
+        on_file=lambda file: log.warning("  %s", file),
+    )
+    target = next(each.path.parent for each in files.files if each.name == "config.json")
+    with StorageErrors(directory):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        link = directory.with_name(f".{directory.name}.{os.getpid()}")
+        link.symlink_to(target, target_is_directory=True)
+        os.replace(link, directory)
+    return directory
 
 
 def _matching(repo: str, revision: str, patterns: list[str], names: list[str]) -> list[str]:
@@ -137,6 +198,7 @@ def _verify(path: Path, entry: Any, repo: str) -> None:
 def _huggingface_hub() -> Any:
     try:
         import huggingface_hub
+        import huggingface_hub.constants
         import huggingface_hub.errors
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "huggingface_hub", "data") from error

@@ -3,6 +3,7 @@
     "runs/lake-seed0", "qwen3/", "builtin:tiny"  ──► here: a run, a directory, a built-in model
     "judge"                                      ──► what `rllm model setup` kept under that name
     "openai:gpt-5-mini"                          ──► that model there, with the key in OPENAI_API_KEY
+    "Qwen/Qwen3-0.6B"                            ──► that model of the hub, fetched now and kept
                         resolve_model ──► ModelPlace ──► client()
 
 Keys come from the environment or the system's keyring, at the moment in which they are needed.
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from rllm.data.hub import hub_model, is_model_id
 from rllm.errors import ConfigError
 from rllm.inference.client import ModelClient
 from rllm.inference.model_settings import ModelEntry, ModelSettings, key_of
@@ -178,7 +180,17 @@ def resolve_model(
     provider, colon, model = name.partition(":")
     if colon and "/" not in provider:
         return _unkept(provider, model)
+    if is_model_id(name):
+        return ModelPlace(path=str(_fetched(name, entries)))
     raise ConfigError(_unknown(name, entries))
+
+
+def _fetched(name: str, entries: dict[str, ModelEntry]) -> Path:
+    """The directory of a model on the hub. Raises ConfigError that also says what else a name may be."""
+    try:
+        return hub_model(name)
+    except ConfigError as error:
+        raise ConfigError(f"{_unknown(name, entries)} On the hub: {error}") from error
 
 
 def place_of(entry: ModelEntry) -> ModelPlace:
