@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, SupportsIndex, overload
 
+from rllm.agents.registered import place_of
 from rllm.config.callables import is_async, made_from, name_of, reduced, require_call
 from rllm.config.names import object_named
 from rllm.errors import AgentError, ConfigError
@@ -99,8 +100,8 @@ def as_flow(program: Any) -> AgentFlow:
 
 
 def load_flow(name: str) -> AgentFlow:
-    """The program that a name stands for: an entry point, `package.module:name` or `file.py:name`."""
-    return as_flow(object_named(name, group=ENTRY_POINTS, what="program"))
+    """The program that a name stands for: registered, an entry point, `package.module:name` or `file.py:name`."""
+    return as_flow(object_named(place_of(name), group=ENTRY_POINTS, what="program"))
 
 
 def require_result(flow: AgentFlow, value: Any) -> Episode | Trajectory | None:

@@ -15,6 +15,7 @@ from rllm.agents.flow import ENTRY_POINTS, AgentFlow, as_flow
 from rllm.agents.harness.program import Harness
 from rllm.agents.harness.spec import PREFIX, harness_named
 from rllm.agents.named import AGENTS, agent_named
+from rllm.agents.registered import place_of
 from rllm.config.names import object_named
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_names
@@ -55,7 +56,7 @@ def actor_named(name: str) -> Actor:
     if name.startswith(PREFIX):
         return _harness(name)
     try:
-        return _actor(object_named(name, group=ENTRY_POINTS, what="agent"))
+        return _actor(object_named(place_of(name), group=ENTRY_POINTS, what="agent"))
     except ConfigError:
         if is_place(name):
             raise
@@ -82,7 +83,7 @@ def program_named(name: str) -> Actor:
         )
     if name.startswith(PREFIX):
         return _harness(name)
-    actor = _actor(object_named(name, group=ENTRY_POINTS, what="program"))
+    actor = _actor(object_named(place_of(name), group=ENTRY_POINTS, what="program"))
     if actor.agent is not None:
         raise ConfigError(
             f"`{name}` is an agent, which acts in a world: name a benchmark, and it with --agent {name}."

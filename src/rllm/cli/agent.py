@@ -10,9 +10,9 @@ import click
 from rllm.agents.base import BaseAgent
 from rllm.agents.flow import ENTRY_POINTS, AgentFlow
 from rllm.agents.named import AGENTS, agent_named
+from rllm.agents.registered import place_of, register_agent, registered_agents, unregister_agent
 from rllm.build.actors import is_place
 from rllm.cli.command import Group, example, json_option, print_json
-from rllm.cli.published_commands import AGENT_COMMANDS
 from rllm.cli.terminal import facts, out, print_next, table
 from rllm.config.names import object_named
 from rllm.errors import ConfigError
@@ -24,16 +24,17 @@ PROGRAM = "program: a function of a task and a configuration"
 WORKFLOW = "workflow: the agents of one attempt, and the order in which they speak"
 
 
-@click.group("agent", cls=Group, successors=AGENT_COMMANDS)
+@click.group("agent", cls=Group)
 def command() -> None:
-    """List agents, and say what one of them takes."""
+    """List agents, say what one of them takes, and give your own names."""
 
 
 @command.command("list", epilog=example("rllm agent list", "rllm agent list --json"))
 @json_option
 def list_agents(as_json: bool) -> None:
-    """List the built-in agents and those of installed packages (entry points of the group `rllm.agents`)."""
-    rows = [*(_built_in(name) for name in AGENTS), *_of_packages()]
+    """List the built-in agents, those of installed packages (entry points of the group `rllm.agents`), and
+    those that were registered here."""
+    rows = [*(_built_in(name) for name in AGENTS), *_of_packages(), *_registered()]
     if as_json:
         print_json({"agents": rows})
         return
@@ -77,6 +78,47 @@ def info(name: str, as_json: bool) -> None:
     console.print(f"\n{row['description']}", soft_wrap=True)
 
 
+@command.command("register", epilog=example("rllm agent register mine my_agent.py:solve"))
+@click.argument("name")
+@click.argument("place", metavar="FILE.py:NAME")
+@json_option
+def register(name: str, place: str, as_json: bool) -> None:
+    """Keep an agent or program of yours under a NAME, for --agent of other commands.
+
+    It is loaded now, so that a wrong place is found now. A file is kept by its whole path.
+    """
+    if name in AGENTS or name in {each.name for each in metadata.entry_points(group=ENTRY_POINTS)}:
+        raise ConfigError(f"`{name}` is an agent already; choose another name.")
+    if not is_place(place):
+        raise ConfigError(f"`{place}` says no place; write file.py:NAME or package.module:NAME.")
+    _description(place, agent_found(place))
+    kept = register_agent(name, place)
+    if as_json:
+        print_json({"name": name, "place": kept})
+        return
+    out().print(f"`{name}` is {kept}.", soft_wrap=True)
+    print_next(out(), [(["rllm", "agent", "info", name], "what it takes")])
+
+
+@command.command("unregister", epilog=example("rllm agent unregister mine"))
+@click.argument("name")
+@json_option
+def unregister(name: str, as_json: bool) -> None:
+    """Forget a registered NAME; the file stays."""
+    unregister_agent(name)
+    if as_json:
+        print_json({"unregistered": name})
+        return
+    out().print(f"`{name}` is forgotten.")
+
+
+def _registered() -> list[dict[str, Any]]:
+    return [
+        {"name": name, "comes_from": "registered", "summary": place}
+        for name, place in sorted(registered_agents().items())
+    ]
+
+
 def _built_in(name: str) -> dict[str, Any]:
     agent = agent_named(name)
     return {"name": name, "comes_from": BUILT_IN, "summary": _first_line(agent)}
@@ -93,6 +135,7 @@ def _of_packages() -> list[dict[str, Any]]:
 
 def agent_found(name: str) -> Any:
     """Raises ConfigError with the nearest name among all that there are."""
+    name = place_of(name)
     installed_names = {each.name for each in metadata.entry_points(group=ENTRY_POINTS)}
     if ":" not in name and not name.endswith(".py") and name not in installed_names:
         return agent_named(name)

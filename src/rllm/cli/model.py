@@ -7,17 +7,16 @@ import click
 
 from rllm.build.models import model_directory
 from rllm.cli.command import Group, example, json_option, print_json, trust_option
-from rllm.cli.model_setup import list_models, remove, setup, test
-from rllm.cli.published_commands import MODEL_COMMANDS
+from rllm.cli.model_setup import list_models, remove, setup, show, swap, test
 from rllm.cli.terminal import facts, out, print_next
 
 
-@click.group("model", cls=Group, successors=MODEL_COMMANDS)
+@click.group("model", cls=Group)
 def command() -> None:
     """Set up models on servers, create tiny ones here, and say what one holds."""
 
 
-for each in (setup, list_models, test, remove):
+for each in (setup, list_models, show, swap, test, remove):
     command.add_command(each)
 
 

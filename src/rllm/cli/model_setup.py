@@ -1,4 +1,4 @@
-"""`rllm model setup`, `list`, `test` and `remove`: models on servers, by names of one's own.
+"""`rllm model setup`, `list`, `show`, `swap`, `test` and `remove`: models on servers, by names of one's own.
 
 questions or flags ──► ModelEntry ──► one tiny request ──► RLLM_HOME/models.json (no key in it)
 """
@@ -172,6 +172,44 @@ def list_models(as_json: bool) -> None:
     )
 
 
+@click.command("show", epilog=example("rllm model show", "rllm model show judge --json"))
+@click.argument("name", required=False, default="")
+@json_option
+def show(name: str, as_json: bool) -> None:
+    """Show what is kept of a model; without NAME, of the default."""
+    settings = ModelSettings.load()
+    row = _facts(_entry_named(name or settings.default, settings), settings)
+    if as_json:
+        print_json(row)
+        return
+    out().print(facts((field.replace("_", " "), str(value)) for field, value in row.items()))
+    print_next(out(), [(["rllm", "model", "test", row["name"]], "ask it something")])
+
+
+@click.command("swap", epilog=example("rllm model swap judge"))
+@click.argument("name")
+@json_option
+def swap(name: str, as_json: bool) -> None:
+    """Make another model the default: what commands use where none is named."""
+    settings = ModelSettings.load()
+    settings.default = _entry_named(name, settings).name
+    settings.save()
+    if as_json:
+        print_json({"default": name})
+        return
+    out().print(f"`{name}` is the default.")
+
+
+def _entry_named(name: str, settings: ModelSettings) -> ModelEntry:
+    """Raises ConfigError for a model that nobody set up."""
+    if name not in settings.entries:
+        title = f"No model `{name}` was set up" if name else "No model is the default"
+        raise ConfigError(
+            f"{title}; there is {', '.join(settings.entries) or 'none at all'}. Add one: rllm model setup"
+        )
+    return settings.entries[name]
+
+
 @click.command("test", epilog=example("rllm model test judge", "rllm model test openai:gpt-5-mini --json"))
 @click.argument("name", required=False, default="")
 @click.option(
@@ -201,11 +239,7 @@ def test(name: str, base_url: str, as_json: bool) -> None:
 def remove(name: str, as_json: bool) -> None:
     """Forget a model that was set up, and its key in the keyring."""
     settings = ModelSettings.load()
-    if name not in settings.entries:
-        raise ConfigError(
-            f"No model `{name}` was set up; there is {', '.join(settings.entries) or 'none at all'}."
-        )
-    entry = settings.entries.pop(name)
+    entry = settings.entries.pop(_entry_named(name, settings).name)
     if settings.default == name:
         settings.default = next(iter(settings.entries), "")
     if entry.key == KEYRING:

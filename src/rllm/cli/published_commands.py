@@ -7,16 +7,7 @@ COMMANDS = {
     "setup": "`rllm model setup`",
 }
 """Published commands without a counterpart of their own."""
-AGENT_COMMANDS = {
-    "register": "name it where it is used, `--agent my_agent.py:solve`; a package offers its agents by the "
-    "entry-point group `rllm.agents`",
-    "unregister": "nothing is registered: an agent is named where it is used, `--agent my_agent.py:solve`",
-}
 DATASET_COMMANDS = {
     "from-eval": "`rllm sft --run DIR` learns from what a run did well (`data.min_reward`, "
     "`data.max_per_task`); `rllm dataset from-runs` writes the rows that workers served",
-}
-MODEL_COMMANDS = {
-    "show": "`rllm model list` shows what is set up, and what is the default",
-    "swap": "`rllm model setup NAME --default` makes another one the default",
 }
