@@ -100,7 +100,7 @@ def as_flow(program: Any) -> AgentFlow:
 
 
 def load_flow(name: str) -> AgentFlow:
-    """The program that a name stands for: registered, an entry point, `package.module:name` or `file.py:name`."""
+    """The program of a name: a registered one, an entry point, `package.module:name` or `file.py:name`."""
     return as_flow(object_named(place_of(name), group=ENTRY_POINTS, what="program"))
 
 
