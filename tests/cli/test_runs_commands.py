@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from rllm.cli.compare import differing_keys
 from rllm.cli.terminal import success_table
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.screen import Screen
+from rllm.view.comparison_page import differing_keys
 
 Rllm = Callable[..., Result]
 

@@ -19,8 +19,8 @@ ROOMS = (
     *("redaction", "errors", "types", "config", "contracts", "algorithms", "rendering"),
     *("store", "sandbox", "data", "tracking", "models", "distributed", "inference"),
     *("tools", "rewards", "environments", "agents", "gateway"),
-    *("workflows", "engine", "eval", "trainer", "integrations"),
-    *("build", "worker", "ui", "published", "cli", "__main__"),
+    *("workflows", "engine", "eval", "view", "trainer", "integrations"),
+    *("build", "worker", "published", "cli", "__main__"),
 )
 
 HOMES_OF_LIBRARY = {
@@ -51,6 +51,8 @@ HOMES_OF_LIBRARY = {
         ("sympy", "math_verify", "latex2sympy2_extended"), ("rewards/math_symbols*", "rewards/math_formulas*")
     ),
     "mcp": ("tools/mcp*", "worker/mcp*"),
+    "starlette": ("view/server*",),
+    "uvicorn": ("view/server*",),
     "keyring": ("inference/model_settings*",),
     "ray": ("*/ray.py", "*/ray/*", "integrations/verl/*"),  # verl's workers and servers are Ray's actors
 } | {name: (f"*/{name}.py", f"*/{name}/*") for name in ("verl", "vllm", "tinker", "playwright", "wandb")}

@@ -3,20 +3,19 @@
 RUN/config.json, metrics.jsonl, summary.json, of each ──► a table, differing_keys, a picture of all curves
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.table import Table
 from rich.text import Text
 
 from rllm.cli.command import example, json_option, print_json
-from rllm.cli.run_facts import REPORTS, RunFacts, facts_of
 from rllm.cli.terminal import out, print_next, rate_with_interval, table
 from rllm.errors import ConfigError
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
+from rllm.view.comparison_page import differing_keys
+from rllm.view.run_facts import REPORTS, RunFacts, facts_of
 
 
 @click.command(
@@ -58,25 +57,6 @@ def command(runs: tuple[Path, ...], picture: Path | None, as_json: bool) -> None
     else:
         words = ["rllm", "runs", "compare", *map(str, runs), "--picture", "comparison.png"]
         print_next(console, [(words, "draw their curves")])
-
-
-def differing_keys(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Key -> run -> value, for every key whose value is not the same in all runs."""
-    flat = {run: _flat_keys(config) for run, config in configs.items()}
-    keys = dict.fromkeys(key for each in flat.values() for key in each)
-    values = {key: {run: each.get(key) for run, each in flat.items()} for key in keys}
-    return {
-        key: by_run for key, by_run in values.items() if len({repr(each) for each in by_run.values()}) > 1
-    }
-
-
-def _flat_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= (
-            _flat_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-        )
-    return flat
 
 
 def _comparison_table(runs: list[RunFacts]) -> Table:

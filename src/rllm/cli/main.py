@@ -47,6 +47,7 @@ COMMANDS = {
     "serve": ("rllm.cli.serve", "Serve a model, or capture the calls of any program to other servers."),
     "worker": ("rllm.cli.worker", "Bounded workers from worker.md files: check, run and serve them."),
     "runs": ("rllm.cli.runs", "List, show, compare and replay runs, down to single episodes."),
+    "view": ("rllm.cli.view", "Look at runs, evaluations and episodes in the browser."),
     "model": ("rllm.cli.model", "Set up models on servers, create tiny ones here, and say what one holds."),
     "agent": ("rllm.cli.agent", "List agents, and say what one of them takes."),
     "init": ("rllm.cli.init", "Write a small project of your own that trains at once."),

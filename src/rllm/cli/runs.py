@@ -17,10 +17,9 @@ from rich.text import Text
 from rllm.cli.cluster_view import cluster_facts, print_cluster
 from rllm.cli.command import Group, example, json_option, print_json
 from rllm.cli.compare import command as compare
-from rllm.cli.episode_view import TokenText, episode_view
+from rllm.cli.episode_view import episode_view
 from rllm.cli.eval_view import show_evaluation
 from rllm.cli.replay import command as replay
-from rllm.cli.run_facts import REPORTS, RunFacts, RunStage, facts_of, report_labels
 from rllm.cli.skill_view import print_success
 from rllm.cli.supervised_view import show_supervised
 from rllm.cli.terminal import (
@@ -32,11 +31,13 @@ from rllm.cli.terminal import (
     table,
 )
 from rllm.config.distill import PROMPTS
-from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
+from rllm.errors import ConfigError
 from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run, runs_under
 from rllm.tracking.console import readable_seconds, sparkline
 from rllm.tracking.jsonl import read_metrics
+from rllm.view.run_facts import REPORTS, RunFacts, RunStage, facts_of, report_labels
+from rllm.view.token_texts import token_texts
 
 DEFAULT_ROOT = Path("runs")
 MOST_EPISODES_LISTED = 50
@@ -329,7 +330,7 @@ def _show_episode(directory: RunDirectory, row_id: int, as_json: bool) -> None:
     with EpisodeStore.open(directory.store_path, read_only=True) as store:
         episode = store.episode(row_id)
         phase, step = _place_of(store, row_id, directory.config().get("steps", 0))
-    token_text, remark = _token_texts(directory)
+    token_text, remark = token_texts(directory)
     if as_json:
         data = episode.to_dict()
         for trajectory in data["trajectories"]:
@@ -351,28 +352,3 @@ def _place_of(store: EpisodeStore, row_id: int, num_steps: int) -> tuple[str, in
     if phase != TRAIN_PHASE:
         return phase, None
     return phase, next((step for step in range(num_steps) if row_id in store.row_ids(phase, step)), None)
-
-
-def _token_texts(directory: RunDirectory) -> tuple[TokenText, str]:
-    """Texts of this run's tokens, and a remark where only their numbers can be shown."""
-    from rllm.models.tokenizer import HuggingFaceTokenizer
-
-    places = [
-        directory.model_path,
-        directory.path / "initial_model",
-        Path(directory.config().get("model", {}).get("path", "")),
-    ]
-    place = next((each for each in places if (each / "tokenizer_config.json").is_file()), None)
-    if place is None:
-        return (
-            _by_number,
-            "This run has no tokenizer (model/ or initial_model/), so tokens are shown by number.",
-        )
-    try:
-        return HuggingFaceTokenizer(place).token_text, ""
-    except (MissingExtraError, ModelDirectoryError) as error:
-        return _by_number, f"Tokens are shown by number: {error}"
-
-
-def _by_number(token: int) -> str:
-    return f"#{token}"

@@ -7,10 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rllm.cli.command import print_json
-from rllm.cli.run_facts import RunFacts
 from rllm.cli.terminal import facts, out, table
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.console import readable_seconds
+from rllm.view.run_facts import RunFacts
 
 
 def show_supervised(directory: RunDirectory, run_facts: RunFacts, state: Text, as_json: bool) -> None:

@@ -38,7 +38,6 @@ from rllm.cli.published_flags import (
     refused_options,
     sampling_file_option,
 )
-from rllm.cli.run_facts import REPORTS, report_labels
 from rllm.cli.skill_view import print_success
 from rllm.cli.terminal import err, out, print_next
 from rllm.config.loader import config_dict
@@ -52,6 +51,7 @@ from rllm.store.run_directory import RunDirectory, is_run
 from rllm.tracking.console import LiveView, readable_seconds
 from rllm.trainer.agent_trainer import AgentTrainer, TrainResult
 from rllm.trainer.extras import require_training_packages
+from rllm.view.run_facts import REPORTS, report_labels
 from rllm.worker.step_host import open_workers
 
 KEY_OF_FLAG = {

@@ -1,7 +1,7 @@
 """A Hugging Face tokenizer behind the three verbs that rendering needs."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -153,3 +153,21 @@ class HuggingFaceTokenizer:
     @property
     def end_token_id(self) -> int | None:
         return self._tokenizer.eos_token_id
+
+
+def token_text_of(directory: Path) -> Callable[[int], str]:
+    """`HuggingFaceTokenizer.token_text` of a directory, without transformers, which takes seconds to import,
+    where the Rust tokenizer has a file of its own."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return HuggingFaceTokenizer(directory).token_text
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise MissingExtraError("tokenizers", "train") from error
+    require_plain_files(directory)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust tokenizer raises nothing narrower
+        raise ModelDirectoryError(f"The tokenizer in {directory} cannot be read: {error}") from error
+    return lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False)

@@ -49,8 +49,10 @@ class EpisodeStore:
     @classmethod
     def open(cls, path: Path, read_only: bool = False) -> "EpisodeStore":
         """Open the store for reading, or create, bring up to date and open it for writing."""
-        with _errors_of(path), ExitStack() as closed_unless_all_is_well:
-            connection = closed_unless_all_is_well.enter_context(closing(_connect(path, read_only=read_only)))
+        with store_errors(path), ExitStack() as closed_unless_all_is_well:
+            connection = closed_unless_all_is_well.enter_context(
+                closing(connect_store(path, read_only=read_only))
+            )
             if read_only:
                 require_readable(connection, path)
             else:
@@ -87,7 +89,7 @@ class EpisodeStore:
         """Episodes in reading order, as they were when the iteration began."""
         where, values = _condition(phase, step)
         # A connection of its own: an iteration that is half-way neither sees nor disturbs later saves.
-        with _errors_of(self.path), closing(_connect(self.path, read_only=True)) as connection:
+        with store_errors(self.path), closing(connect_store(self.path, read_only=True)) as connection:
             connection.execute("BEGIN")
             rows = connection.execute(
                 f"{_SELECT} {where} {_IN_READING_ORDER} LIMIT ?", (*values, -1 if limit is None else limit)
@@ -176,7 +178,7 @@ class EpisodeStore:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """A state of the store that no other process changes half-way."""
-        with self._lock, _errors_of(self.path):
+        with self._lock, store_errors(self.path):
             self._connection.execute("BEGIN")
             try:
                 yield self._connection
@@ -189,7 +191,7 @@ class EpisodeStore:
             raise ConfigError(
                 f"{self.path} was opened for reading; open it without `read_only` to change it."
             )
-        with self._lock, _errors_of(self.path):
+        with self._lock, store_errors(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -199,7 +201,7 @@ class EpisodeStore:
                     self._connection.execute("ROLLBACK")
 
 
-def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+def connect_store(path: Path, *, read_only: bool) -> sqlite3.Connection:
     if read_only and not path.is_file():
         raise ConfigError(
             f"{path} does not exist: the run has saved no episodes yet, or this is another run."
@@ -239,7 +241,7 @@ _ERRNO_OF_SQLITE = {
 
 
 @contextmanager
-def _errors_of(path: Path) -> Iterator[None]:
+def store_errors(path: Path) -> Iterator[None]:
     """SQLite's errors in our own tree: a refused write, a damaged file, a place that cannot be opened."""
     try:
         yield

@@ -71,19 +71,32 @@ class JsonlTracker:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Every line of a metrics file in order; a torn last line is left out, any other damage is an error."""
-    lines = _whole_lines(path)
+    return read_metrics_after(path, 0)[0]
+
+
+def read_metrics_after(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The lines behind the first `offset` bytes, and where they end: for one who reads on while a run writes.
+
+    A file that is shorter than that was cut by a resumed run: it is read from its beginning.
+    """
+    if not path.is_file():
+        return [], 0
+    with path.open("rb") as file:
+        start = offset if offset <= file.seek(0, os.SEEK_END) else 0
+        file.seek(start)
+        text = file.read()
+    whole = text[: text.rfind(b"\n") + 1]
     metrics: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
+        where = f"{path}, line {number}" + (f" behind byte {start}" if start else "")
         try:
             fields = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"{path}, line {number} is not JSON ({error}); delete that line.") from error
+            raise ConfigError(f"{where} is not JSON ({error}); delete that line.") from error
         if not isinstance(fields, dict) or not fields.keys() >= {"phase", "step"}:
-            raise ConfigError(
-                f"{path}, line {number} is no metrics line (no `phase` and `step`); delete that line."
-            )
+            raise ConfigError(f"{where} is no metrics line (no `phase` and `step`); delete that line.")
         metrics.append(fields)
-    return metrics
+    return metrics, start + len(whole)
 
 
 def truncate_after(path: Path, phase_order: Sequence[str], phase: str, step: int) -> None:

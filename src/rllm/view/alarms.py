@@ -1,0 +1,203 @@
+"""Alarms of a training run in words, each with what to do about it.
+
+the last lines of metrics.jsonl ──► [Alarm("72 % of groups tie …", "set filters.dynamic …"), …]
+
+Every rule looks at the mean of the last steps, so that one odd step raises nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Any
+
+NUM_STEPS = 10
+"""How many of the last steps a rule looks at."""
+_TIED, _FAILED, _CLIPPED, _DROPPED = 0.6, 0.1, 0.3, 0.25
+_KL, _LOGPROB_GAP, _HELDOUT_DROP, _NORM_JUMP = 0.1, 0.05, 0.1, 10.0
+_RATIO_LOW, _RATIO_HIGH = 0.8, 1.25
+_SOLVED, _SAMPLING_SHARE = 0.98, 0.85
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Alarm:
+    """One thing that a person should look at."""
+
+    name: str
+    level: str
+    """`problem`, or `hint`."""
+    sentence: str
+    mend: str
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def alarms_of(lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Alarm]:
+    """`lines`: those of training, in order; `config`: the run's."""
+    recent = lines[-NUM_STEPS:]
+    if not recent:
+        return []
+    rules = (_no_reward, _ties, _failures, _update_size, _gaps, _heldout, _tokens, _time)
+    return [alarm for rule in rules for alarm in rule(lines, recent, config)]
+
+
+Lines = Sequence[Mapping[str, Any]]
+
+
+def _mean(lines: Lines, name: str) -> float | None:
+    values = [float(line[name]) for line in lines if isinstance(line.get(name), int | float)]
+    return fmean(values) if values else None
+
+
+def _share(lines: Lines, part: str, whole: str) -> float | None:
+    """A ratio of sums, None where there is nothing to divide by."""
+    total = sum(float(line.get(whole, 0)) for line in lines)
+    return sum(float(line.get(part, 0)) for line in lines) / total if total else None
+
+
+def _no_reward(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    success, reward = _mean(recent, "success"), _mean(recent, "reward_mean")
+    if success == 0.0 and not reward:
+        yield Alarm(
+            name="no reward",
+            level="problem",
+            sentence=f"Nothing was paid in the last {len(recent)} steps: there is nothing to learn from.",
+            mend="Look at an episode; begin with easier tasks, a warm start (`warm_start.steps`), or a "
+            "reward that pays parts of a solution.",
+        )
+    if success is not None and success > _SOLVED:
+        yield Alarm(
+            name="solved",
+            level="hint",
+            sentence=f"{success:.0%} of attempts succeed: these tasks teach little more.",
+            mend="Stop here, or make the tasks harder (`task.train_args`).",
+        )
+
+
+def _ties(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    tied = _share(recent, "groups_tied", "groups")
+    if tied is not None and tied > _TIED:
+        success = _mean(recent, "success") or 0.0
+        yield Alarm(
+            name="ties",
+            level="problem",
+            sentence=f"{tied:.0%} of groups tie: all attempts at a task are paid alike, so no signal.",
+            mend=(
+                "Most succeed: make tasks harder, or sample those of medium difficulty "
+                if success > 0.5
+                else "Most fail: make tasks easier, or raise `rollout.group_size` "
+            )
+            + "(`filters.dynamic = true` leaves ties out and samples other tasks).",
+        )
+
+
+def _failures(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    failed = _share(recent, "failed", "episodes")
+    if failed is not None and failed > _FAILED:
+        causes = {
+            name.partition(".")[2]: sum(float(line.get(name, 0)) for line in recent)
+            for line in recent
+            for name in line
+            if name.startswith("failed.")
+        }
+        cause = max(causes, key=lambda name: causes[name]).replace("_", " ") if causes else "unknown"
+        yield Alarm(
+            name="failures",
+            level="problem",
+            sentence=f"{failed:.0%} of episodes fail, mostly by {cause}; they are left out, never a reward "
+            "of zero.",
+            mend="Open one (filter the episodes by outcome): its error names the cause.",
+        )
+
+
+def _update_size(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    kl, clipped, ratio = (_mean(recent, name) for name in ("kl", "clipped_frac", "ratio_mean"))
+    large: list[str] = []
+    if kl is not None and kl > _KL:
+        large.append(f"a step moves the policy by a KL of {kl:.2g} nats a token")
+    if clipped is not None and clipped > _CLIPPED:
+        large.append(f"{clipped:.0%} of tokens are clipped")
+    if ratio is not None and not _RATIO_LOW < ratio < _RATIO_HIGH:
+        large.append(f"the mean importance ratio is {ratio:.2f}")
+    if large:
+        yield Alarm(
+            name="large updates",
+            level="problem",
+            sentence=f"Updates are large: {', '.join(large)}.",
+            mend="Lower `optimizer.learning_rate` or `algorithm.updates_per_step`.",
+        )
+    norms = [float(line["grad_norm"]) for line in lines if isinstance(line.get("grad_norm"), int | float)]
+    if len(norms) > NUM_STEPS and norms[-1] > _NORM_JUMP * median(norms) > 0:
+        yield Alarm(
+            name="gradient norm",
+            level="problem",
+            sentence=f"The gradient norm is {norms[-1]:.2g}, and its median {median(norms):.2g}.",
+            mend="Lower `optimizer.learning_rate`, or clip (`optimizer.max_grad_norm`).",
+        )
+    if skipped := sum(float(line.get("skipped_updates", 0)) for line in recent):
+        yield Alarm(
+            name="skipped updates",
+            level="problem",
+            sentence=f"{skipped:.0f} updates of the last {len(recent)} steps were skipped: their gradient "
+            "was not finite or exploded.",
+            mend="Lower `optimizer.learning_rate`; look at the step's losses.",
+        )
+
+
+def _gaps(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    gap = _mean(recent, "logprob_gap_first")
+    if gap is not None and gap > _LOGPROB_GAP:
+        yield Alarm(
+            name="sampler and trainer",
+            level="problem",
+            sentence=f"Sampler and trainer disagree by {gap:.2g} nats on tokens that neither has updated.",
+            mend='Set `algorithm.old_logprobs = "trainer"`, or use the same precision in both.',
+        )
+
+
+def _heldout(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    heldout = [float(line["heldout_success"]) for line in lines if "heldout_success" in line]
+    if len(heldout) > 2 and max(heldout) - heldout[-1] > _HELDOUT_DROP:
+        yield Alarm(
+            name="held-out success falls",
+            level="problem",
+            sentence=f"Held-out success is {heldout[-1]:.0%} and was {max(heldout):.0%}.",
+            mend="The best checkpoint is kept: stop there, or lower `optimizer.learning_rate`.",
+        )
+
+
+def _tokens(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    dropped_names = {
+        name
+        for line in recent
+        for name in line
+        if name.startswith("tokens.dropped.") and not name.endswith((".greedy", ".untrained", ".tied"))
+    }
+    sampled = sum(float(line.get("tokens.sampled", 0)) for line in recent)
+    dropped = sum(float(line.get(name, 0)) for line in recent for name in dropped_names)
+    if sampled and dropped / sampled > _DROPPED:
+        yield Alarm(
+            name="dropped tokens",
+            level="problem",
+            sentence=f"{dropped / sampled:.0%} of sampled tokens are not learned from.",
+            mend="Raise `rollout.max_turns` or `rollout.max_tokens_per_turn`, or see `rollout.truncation`.",
+        )
+    if unparsed := sum(float(line.get("unparsed_tool_markup", 0)) for line in recent):
+        yield Alarm(
+            name="tool calls",
+            level="hint",
+            sentence=f"{unparsed:.0f} answers hold markup of a tool call that cannot be read.",
+            mend="Look at one: the model's format may differ from the one that is parsed.",
+        )
+
+
+def _time(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    share = _share(recent, "rollout_s", "step_s")
+    if share is not None and share > _SAMPLING_SHARE:
+        yield Alarm(
+            name="time",
+            level="hint",
+            sentence=f"{share:.0%} of the time goes into sampling and the environment.",
+            mend="Raise `rollout.num_parallel` and `inference.num_slots`; with slow environments set "
+            "`inference.lockstep = false`.",
+        )

@@ -1,0 +1,120 @@
+// The page: an address behind # names what is shown; each page gives {title, content, keys, refresh}.
+import { announce, append, h, link, replace } from "./dom.js";
+import { exportedPage, isExport } from "./api.js";
+import { runsPage } from "./pages/runs.js";
+import { runPage } from "./pages/run.js";
+import { comparisonPage } from "./pages/comparison.js";
+import { episodesPage } from "./pages/episodes.js";
+import { stepPage } from "./pages/step.js";
+import { attemptsPage } from "./pages/attempts.js";
+import { episodePage } from "./pages/episode.js";
+
+const PAGES = {
+  runs: runsPage, run: runPage, compare: comparisonPage, episodes: episodesPage, step: stepPage, attempts: attemptsPage,
+  episode: episodePage,
+};
+const REFRESH_MS = 2000;
+const THEMES = ["", "light", "dark"];
+
+let shown = null;
+let timer = 0;
+
+/** {name, parameters} of the address. */
+function place() {
+  const text = location.hash.replace(/^#\/?/, "") || exportedPage || "runs";
+  const [name, query = ""] = text.split("?", 2);
+  return { name, parameters: new URLSearchParams(query) };
+}
+
+async function show() {
+  clearTimeout(timer);
+  const { name, parameters } = place(), content = document.getElementById("content"), here = location.hash;
+  const page = PAGES[name];
+  content.setAttribute("aria-busy", "true");
+  try {
+    if (!page) throw new Error(`There is no page “${name}”.`);
+    const made = await page(parameters);
+    if (location.hash !== here) return;  // somebody went on meanwhile
+    shown = made;
+    document.title = `${made.title} · rLLM`;
+    replace(content, made.content);
+    content.dataset.page = name;
+    if (made.refresh && !isExport) timer = setTimeout(refresh, REFRESH_MS);
+  } catch (error) {
+    if (location.hash !== here) return;
+    shown = null;
+    replace(content, h("div", { class: "problem", role: "alert" }, h("strong", {}, "This cannot be shown. "), error.message));
+  }
+  content.removeAttribute("aria-busy");
+}
+
+async function refresh() {
+  const page = shown;
+  try {
+    if (!document.hidden && await page.refresh() === false) return;
+  } catch (error) {
+    announce(`The server does not answer: ${error.message}`);
+  }
+  if (page === shown) timer = setTimeout(refresh, REFRESH_MS);
+}
+
+function top() {
+  const theme = h("button", { type: "button", id: "theme", "aria-label": "Colours: as the system, light or dark", onclick: nextTheme }, "◐");
+  append(document.getElementById("top"), [
+    link("runs", {}, h("strong", {}, "rLLM")),
+    h("nav", { "aria-label": "Pages" }, isExport ? h("span", { class: "dim" }, "saved page") : link("runs", {}, "Runs")),
+    h("span", { class: "space" }),
+    h("button", { type: "button", onclick: showKeys, "aria-label": "Keys" }, "?"), theme,
+  ]);
+}
+
+function nextTheme() {
+  const root = document.documentElement;
+  const next = THEMES[(THEMES.indexOf(root.dataset.theme ?? "") + 1) % THEMES.length];
+  setTheme(next);
+  try { localStorage.setItem("theme", next); } catch { /* a file of its own may keep nothing */ }
+  show();
+  announce(`Colours: ${next || "as the system"}`);
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+}
+
+function showKeys() {
+  const general = { "/": "search or filter", "?": "these keys", "g": "all runs" };
+  const rows = Object.entries({ ...general, ...Object.fromEntries(Object.entries(shown?.keys ?? {}).map(([key, [label]]) => [key, label])) });
+  const dialog = h("dialog", { "aria-label": "Keys", onclose: () => dialog.remove() }, h("h2", {}, "Keys"),
+    h("dl", {}, rows.map(([key, label]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, label)))),
+    h("form", { method: "dialog" }, h("button", {}, "Close")));
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+function onKey(event) {
+  const typing = event.target.closest?.("input, textarea, select, dialog");
+  if (event.ctrlKey || event.metaKey || event.altKey || typing) {
+    if (event.key === "Escape" && typing && !typing.closest("dialog")) typing.blur();
+    return;
+  }
+  if (event.key === "/") {
+    const field = document.querySelector("[type=search]");
+    if (!field) return;
+    event.preventDefault();
+    field.focus();
+    field.select();
+  } else if (event.key === "?") showKeys();
+  else if (event.key === "g") location.hash = "#/runs";
+  else if (shown?.keys?.[event.key]) {
+    event.preventDefault();
+    shown.keys[event.key][1]();
+  }
+}
+
+let kept = "";
+try { kept = localStorage.getItem("theme") ?? ""; } catch { /* a file of its own may keep nothing */ }
+setTheme(THEMES.includes(kept) ? kept : "");
+top();
+addEventListener("hashchange", () => { scrollTo(0, 0); show(); });
+addEventListener("keydown", onKey);
+show();
