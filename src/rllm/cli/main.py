@@ -49,7 +49,7 @@ COMMANDS = {
     "runs": ("rllm.cli.runs", "List, show, compare and replay runs, down to single episodes."),
     "view": ("rllm.cli.view", "Look at runs, evaluations and episodes in the browser."),
     "model": ("rllm.cli.model", "Set up models on servers, create tiny ones here, and say what one holds."),
-    "agent": ("rllm.cli.agent", "List agents, and say what one of them takes."),
+    "agent": ("rllm.cli.agent", "List agents, say what one of them takes, and give your own names."),
     "init": ("rllm.cli.init", "Write a small project of your own that trains at once."),
     "cluster": ("rllm.cli.cluster", "What nodes a Ray cluster has, and whether they fit together."),
     "doctor": ("rllm.cli.doctor", "Check that this machine is ready to train."),
