@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 gc.disable()  # what is imported from here on stays: nothing is looked for in it until all tests are there
@@ -39,3 +40,20 @@ def pytest_runtest_teardown() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def backend() -> str:
+    """A sandbox backend of this machine that isolates programs; the test is skipped where there is none."""
+    from rllm.errors import ConfigError  # most tests need no sandbox
+    from rllm.sandbox import require_backend
+
+    reasons: list[str] = []
+    for name in ("bubblewrap", "unshare"):
+        try:
+            require_backend(name)
+        except ConfigError as error:
+            reasons.append(str(error))
+        else:
+            return name
+    pytest.skip(" ".join(reasons))
