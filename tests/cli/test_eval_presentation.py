@@ -141,15 +141,27 @@ def expression(messages: Messages) -> str:
     return next(way for way in ways if eval(way) == target)
 
 
+SIGNS = {"add": "+", "take": "-", "times": "*", "mod": "%"}
+
+
 def function(messages: Messages) -> str:
     """Small programs, and those that hide a step: it is what f(0) shall be."""
     recipe = next(each["content"] for each in messages if each["role"] == "user")
     parts = re.findall(r"(add|take|times|mod) (\d+)", recipe.splitlines()[-1])
     shown = re.search(r"Expected: (-?\d+)", last(messages))
     hidden = [("add", shown[1])] if shown else []
-    signs = {"add": "+", "take": "-", "times": "*", "mod": "%"}
-    lines = [f"    x {signs[word]}= {number}" for word, number in [*parts, *hidden]]
+    lines = [f"    x {SIGNS[word]}= {number}" for word, number in [*parts, *hidden]]
     return "\n".join(["def f(x):", *lines, "    return x"])
+
+
+def mended_line(messages: Messages) -> str:
+    """A file with a bug: what the comment says, in the line that the issue names."""
+    file = next(each["content"] for each in messages if each["role"] == "user")
+    if last(messages) != file:
+        return "submit"
+    number = re.findall(r"line (\d+): f\(", file)[-1]
+    word, operand = re.findall(rf"^{number} .*# (\w+) (\d+)$", file, re.MULTILINE)[-1]
+    return f"set {number} x {SIGNS[word]}= {operand}"
 
 
 PLAYERS = {
@@ -160,12 +172,13 @@ PLAYERS = {
     "frozenlake": shortest_way,
     "program-repair": function,
     "small-programs": function,
+    "swe-small": mended_line,
 }
 
 
 @pytest.mark.parametrize("name", PLAYERS)
 def test_who_reads_the_prompt_alone_comes_to_the_optimum(rllm: Rllm, endpoint: Endpoint, name: str) -> None:
-    if name in ("program-repair", "small-programs"):
+    if name in ("program-repair", "small-programs", "swe-small"):
         require_backend("bubblewrap")
     is_code = PLAYERS[name] is function
     form = "So be it.\n```python\n{}\n```" if is_code else "So be it.\n<answer>{}</answer>"
