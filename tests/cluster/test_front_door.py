@@ -24,11 +24,10 @@ SHORT = (
 )
 
 
-def train(run: Path, *settings: str) -> Path:
+def train(run: Path, *settings: str, num_ranks: int = 1) -> Path:
     words = [word for each in (*SHORT, *settings) for word in ("--set", each)]
-    subprocess.run(
-        [sys.executable, "-m", "rllm", "train", "frozenlake", "--output", str(run), *words], check=True
-    )
+    command = [sys.executable, "-m", "rllm", "train", "frozenlake", "--output", str(run)]
+    subprocess.run([*command, "--nproc", str(num_ranks), *words], check=True)
     return run
 
 
@@ -56,6 +55,21 @@ def test_small_leases_give_the_same_tokens_and_parameters_within_rounding(
     nodes: Nodes, plain: Path, tmp_path: Path
 ) -> None:
     run = train(tmp_path / "run", *on_two_workers(nodes), "cluster.lease_episodes=4")
+    require_same_within_rounding(run, plain)
+
+
+@pytest.mark.parametrize("strategy", ["replicate", "shard"])
+def test_two_ranks_learn_from_what_the_workers_of_rank_0_play(
+    nodes: Nodes, plain: Path, tmp_path: Path, strategy: str
+) -> None:
+    shared = (*on_two_workers(nodes), "cluster.lease_episodes=4", f"distributed.strategy={strategy}")
+    run = train(tmp_path / "run", *shared, num_ranks=2)
+    require_same_within_rounding(run, plain)
+    steps = [line for line in read_metrics(run / "metrics.jsonl") if line["phase"] == "train"]
+    assert all(line["cluster.workers"] == 2 for line in steps)
+
+
+def require_same_within_rounding(run: Path, plain: Path) -> None:
     letter_world.require_same_tokens(run, plain)
     mine, theirs = (load_model(each / "model").model.state_dict_hf() for each in (run, plain))
     assert mine.keys() == theirs.keys()

@@ -67,12 +67,6 @@ def test_a_key_of_a_cluster_that_a_run_has_not_is_refused() -> None:
         training_config("frozenlake", None, ("cluster.workers=2",))
 
 
-def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="serve one trainer, and WORLD_SIZE is 2"):
-        _trainer({"cluster": {"kind": "ray"}})
-
-
 def test_a_teacher_is_refused() -> None:
     config = TrainConfig(cluster=ClusterConfig(kind="ray"), distill=DistillConfig(teacher="there"))
     with pytest.raises(ConfigError, match=r"never tried beside a teacher, and `distill\.teacher` is 'there'"):

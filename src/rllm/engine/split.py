@@ -1,11 +1,13 @@
-"""An engine on several ranks: each plays its share of the tasks, and all of them get every episode.
+"""Engines of several ranks, all of which get every episode.
 
     tasks ──► named by their place ──► share of this rank ──► engine ──► the store's own bytes ──┐
                                                                                               gather
     every episode, the same on all ranks, read from bytes ◄──────────────────────────────────────┘
 
-All attempts at a task are on one rank, where they share its prompt. What an attempt draws is a function of
-its task's id, so it plays alike on whichever rank it is.
+    SplitEngine     each rank plays its share, all attempts at a task on one rank, where they share its prompt
+    WriterEngine    rank 0 has the only engine, such as the workers of a cluster
+
+What an attempt draws is a function of its task's id, so it plays alike on whichever rank it is.
 """
 
 import asyncio
@@ -24,6 +26,8 @@ from rllm.types.task import EpisodeId, Task, task_id_of
 
 LOOK_EVERY_S = 1.0
 """At what the engine has done, to tell the other ranks that this one works on."""
+EncodedEpisode = tuple[tuple[Any, ...], list[tuple[Any, ...]]]
+"""(its row, the rows of its steps), as the store has them."""
 
 
 class SplitEngine:
@@ -63,43 +67,84 @@ class SplitEngine:
         require_tasks(tasks)
         tasks_with_ids = [_with_id(task, place) for place, task in enumerate(tasks)]
         attempts_at(tasks_with_ids, 1)  # refuses two tasks of one id, which may be on two ranks
-        mine = self._ranks.share(tasks_with_ids)
-        own_episodes: list[Any] = []
-        async with self._beating(purpose):
-            if mine:
-                run = self._engine.run(
-                    mine, group_size=group_size, purpose=purpose, sampling=sampling, skip=skip
-                )
-                async with aclosing(run) as running:
-                    own_episodes += [encode_episode(each) async for each in running]
-        ours = ([(tuple(row), list(map(tuple, steps))) for row, steps in own_episodes], self._engine.counts)
-        all_parts = await asyncio.to_thread(self._ranks.gather, ours)
+        own_episodes: list[EncodedEpisode] = []
+        if mine := self._ranks.share(tasks_with_ids):
+            run = self._engine.run(mine, group_size=group_size, purpose=purpose, sampling=sampling, skip=skip)
+            own_episodes = await _played(run, self._engine, self._ranks, purpose)
+        all_parts = await asyncio.to_thread(self._ranks.gather, (own_episodes, self._engine.counts))
         self._of_others = [counts for rank, (_, counts) in enumerate(all_parts) if rank != self._ranks.rank]
         for part, _ in all_parts:
             for row, steps in part:
                 yield decode_episode(EpisodeRow(*row), (StepRow(*step) for step in steps))
 
-    @asynccontextmanager
-    async def _beating(self, purpose: str) -> AsyncIterator[None]:
-        """Meanwhile the other ranks hear of every turn."""
-        place = f"the episodes of {purpose}"
-        self._ranks.beat(place)
 
-        async def beat() -> None:
-            before: Any = None
-            while True:
-                await asyncio.sleep(LOOK_EVERY_S)
-                counts = self._engine.counts
-                now = (counts.turns, counts.settled, counts.retries)
-                if now != before:
-                    self._ranks.beat(place)
-                before = now
+class WriterEngine:
+    """An `EpisodeEngine` of rank 0, whose episodes all ranks get."""
 
-        beating = asyncio.create_task(beat())
-        try:
-            yield
-        finally:
-            beating.cancel()
+    def __init__(self, engine: EpisodeEngine | None, ranks: RankGroup) -> None:
+        """`engine` is None on the other ranks."""
+        self._engine, self._ranks = engine, ranks
+        self._counts = EpisodeCounts()
+        """Of rank 0, as of the end of its last `run`."""
+
+    @property
+    def counts(self) -> EpisodeCounts:
+        return self._counts if self._engine is None else self._engine.counts
+
+    def live(self) -> Sequence[Any]:
+        """What this rank plays."""
+        return [] if self._engine is None else self._engine.live()
+
+    async def run(
+        self,
+        tasks: Sequence[Any],
+        *,
+        group_size: int = 1,
+        purpose: str = "",
+        sampling: SamplingParams | None = None,
+        skip: Collection[EpisodeId] = (),
+    ) -> AsyncGenerator[Episode, None]:
+        """Every episode, once rank 0 has all of them."""
+        require_tasks(tasks)
+        episodes: list[EncodedEpisode] = []
+        if self._engine is not None:
+            run = self._engine.run(
+                tasks, group_size=group_size, purpose=purpose, sampling=sampling, skip=skip
+            )
+            episodes = await _played(run, self._engine, self._ranks, purpose)
+        (episodes, self._counts), *_ = await asyncio.to_thread(self._ranks.gather, (episodes, self.counts))
+        for row, steps in episodes:
+            yield decode_episode(EpisodeRow(*row), (StepRow(*step) for step in steps))
+
+
+async def _played(
+    run: AsyncGenerator[Episode, None], engine: EpisodeEngine, ranks: RankGroup, purpose: str
+) -> list[EncodedEpisode]:
+    """All episodes of `run`; meanwhile the other ranks hear of every turn."""
+    async with _beating(engine, ranks, f"the episodes of {purpose}"), aclosing(run) as running:
+        encoded = [encode_episode(each) async for each in running]
+    return [(tuple(row), list(map(tuple, steps))) for row, steps in encoded]
+
+
+@asynccontextmanager
+async def _beating(engine: EpisodeEngine, ranks: RankGroup, place: str) -> AsyncIterator[None]:
+    ranks.beat(place)
+
+    async def beat() -> None:
+        before: Any = None
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            counts = engine.counts
+            now = (counts.turns, counts.settled, counts.retries)
+            if now != before:
+                ranks.beat(place)
+            before = now
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
 
 
 def _with_id(task: Any, place: int) -> Any:

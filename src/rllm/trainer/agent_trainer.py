@@ -28,7 +28,6 @@ from rllm.data.sampler import TaskSampler
 from rllm.data.tasks import tasks_of
 from rllm.distributed import ALONE, RankGroup, open_ranks
 from rllm.engine.event_loop import run
-from rllm.engine.split import SplitEngine
 from rllm.environments.base import BaseEnv
 from rllm.environments.world import World
 from rllm.errors import ConfigError
@@ -52,7 +51,7 @@ from rllm.trainer.cluster import (
     ClusterEngine,
     EpisodePlayer,
     PolicyScorer,
-    cluster_engine,
+    episode_engine,
     require_cluster,
 )
 from rllm.trainer.distribution import require_distributed
@@ -344,18 +343,10 @@ class AgentTrainer:
             # same directory.
             if ranks.is_writer and not directory.config():
                 directory.write_config(config_dict(config))
-            player = self._episode_player()
-            cluster = await open_until_done.enter_async_context(
-                cluster_engine(config, player, models, clients, directory.path)
+            engine, cluster = await open_until_done.enter_async_context(
+                episode_engine(config, self._episode_player(), models, clients, directory.path, ranks)
             )
-            if cluster is not None:
-                return await self._train(directory, models, clients, cluster, cluster)
-            engine = await open_until_done.enter_async_context(
-                player.open_engine(config, clients, directory.path)
-            )
-            if ranks.size > 1:
-                engine = SplitEngine(engine, ranks)
-            return await self._train(directory, models, clients, engine)
+            return await self._train(directory, models, clients, engine, cluster)
 
     def _episode_player(self) -> EpisodePlayer:
         if self.workflow_class is not None:
@@ -375,7 +366,7 @@ class AgentTrainer:
         models: "Mapping[str, LoadedModel]",
         clients: "Mapping[str, LocalClient]",
         engine: "EpisodeEngine",
-        cluster: ClusterEngine | None = None,
+        cluster: ClusterEngine | None,
     ) -> dict[str, Any]:
         from rllm.trainer.checkpoint import RunState, load_latest
         from rllm.trainer.imitation import expert_player

@@ -2,6 +2,7 @@
 
     tasks ──► ClusterEngine ──leases──► workers, an engine and the weights each ──► episodes
                    ▲ weights, once per policy version, whenever `run` or `score` finds new ones
+              of several ranks, rank 0 has it, and hands all of them what it plays
 
 Which cluster a run has is `cluster.kind`: `local` is none, every other name an entry point of the group
 `rllm.clusters`. The trainer imports none of them.
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from rllm.config.cluster import NO_CLUSTER, ClusterConfig
 from rllm.config.names import object_named
 from rllm.config.schema import LOCAL, TrainConfig
-from rllm.distributed import world_size
+from rllm.distributed import RankGroup
 from rllm.engine.attempts import EpisodeEngine
+from rllm.engine.split import SplitEngine, WriterEngine
 from rllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -185,29 +187,29 @@ def require_cluster(config: TrainConfig) -> None:
             f"{where} were never tried beside a teacher, and `distill.teacher` is "
             f"{config.distill.teacher!r}: leave it out, {mend}"
         )
-    if world_size() > 1:
-        raise ConfigError(
-            f"{where} serve one trainer, and WORLD_SIZE is {world_size()}: start the run without --nproc or "
-            f"torchrun, {mend}"
-        )
     kind.require(config)
 
 
 @asynccontextmanager
-async def cluster_engine(
+async def episode_engine(
     config: TrainConfig,
     player: EpisodePlayer,
     models: Mapping[str, Any],
     clients: Mapping[str, "LocalClient"],
     directory: Path,
-) -> AsyncIterator[ClusterEngine | None]:
-    """What plays the episodes elsewhere; None where the run does it itself.
+    ranks: RankGroup,
+) -> AsyncIterator[tuple[EpisodeEngine, ClusterEngine | None]]:
+    """What plays the episodes of a run, on each of `ranks`, and the cluster behind it: that of rank 0.
 
     `models`: policy -> LoadedModel. `directory`: of the run.
     """
     kind = cluster_kind(config.cluster.kind)
     if kind is None:
-        yield None
+        async with player.open_engine(config, clients, directory) as engine:
+            yield (engine if ranks.size == 1 else SplitEngine(engine, ranks)), None
+        return
+    if not ranks.is_writer:
+        yield WriterEngine(None, ranks), None
         return
     job = RolloutJob(
         config=config,
@@ -216,5 +218,5 @@ async def cluster_engine(
         policy_versions=lambda: {name: client.policy_version for name, client in clients.items()},
         directory=directory,
     )
-    async with kind.engine(job) as engine:
-        yield engine
+    async with kind.engine(job) as cluster:
+        yield (cluster if ranks.size == 1 else WriterEngine(cluster, ranks)), cluster

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from importlib import metadata, util
 
 from rllm.config.cluster import ClusterConfig
+from rllm.distributed.joining import SET_BY_LAUNCHER
 from rllm.errors import ClusterError, ConfigError, MissingExtraError
 
 OLDEST, BEYOND = (2, 60), (2, 61)
@@ -110,7 +111,7 @@ def cluster_connection(cluster: ClusterConfig) -> Iterator[None]:
 
     if ray.is_initialized():
         raise ClusterError("This process drives a Ray cluster already; call ray.shutdown() before a run.")
-    with _own_sigterm():
+    with _own_sigterm(), _outside_of_ranks():
         with_second_try(lambda: _start(cluster), ray.shutdown, cluster.address)
     try:
         yield
@@ -133,6 +134,16 @@ def _start(cluster: ClusterConfig) -> None:
         log_to_driver=True,
         logging_level=logging.ERROR,
     )
+
+
+@contextmanager
+def _outside_of_ranks() -> Iterator[None]:
+    """Processes that are started here inherit the environment, and are no ranks of the run."""
+    hidden = {name: os.environ.pop(name) for name in SET_BY_LAUNCHER if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 @contextmanager

@@ -1,0 +1,77 @@
+"""Engines of several ranks: whoever plays, all ranks get the same episodes, each once, and the same counts.
+
+A rank is a thread here: what real processes add is theirs to test (tests/distributed, tests/cluster).
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from rllm.agents.base import BaseAgent
+from rllm.distributed import RankGroup
+from rllm.engine.agent_execution import AgentExecutionEngine
+from rllm.engine.attempts import EpisodeEngine
+from rllm.engine.split import SplitEngine, WriterEngine
+from rllm.environments.base import BaseEnv
+from rllm.inference.scripted import ScriptedClient
+from rllm.types.episode import Outcome
+
+TASKS = [{"task_id": f"task-{number}", "turns": 1 + number % 3} for number in range(5)]
+
+
+class ThreadRanks(RankGroup):
+    """Of one process: they meet at a barrier."""
+
+    def __init__(self, rank: int, size: int, barrier: threading.Barrier, table: list[Any]) -> None:
+        self.rank, self.size = rank, size
+        self._barrier, self._table = barrier, table
+
+    def gather(self, value: Any) -> list[Any]:
+        self._table[self.rank] = value
+        self._barrier.wait()
+        gathered = list(self._table)
+        self._barrier.wait()
+        return gathered
+
+
+def played(make: Callable[[RankGroup], EpisodeEngine], size: int) -> list[tuple[list[Any], Any]]:
+    """(episodes as values, counts) of each rank."""
+    barrier, table = threading.Barrier(size), [None] * size
+
+    async def play(rank: int) -> tuple[list[Any], Any]:
+        engine = make(ThreadRanks(rank, size, barrier, table))
+        episodes = [each async for each in engine.run(TASKS, group_size=2, purpose="train/0")]
+        episodes.sort(key=lambda each: (each.task_id, each.rollout_idx))
+        return [(each.task_id, each.rollout_idx, each.reward) for each in episodes], engine.counts
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(lambda rank: asyncio.run(play(rank)), range(size)))
+
+
+@pytest.mark.parametrize("kind", ["each its share", "rank 0 all"])
+def test_all_ranks_get_every_episode_once(
+    kind: str, agent_class: type[BaseAgent], env_class: type[BaseEnv], world: Any
+) -> None:
+    def engine() -> AgentExecutionEngine:
+        return AgentExecutionEngine(
+            agent_class, env_class, rollout_engine=ScriptedClient(lambda messages: "go")
+        )
+
+    def make(ranks: RankGroup) -> EpisodeEngine:
+        if kind == "each its share":
+            return SplitEngine(engine(), ranks)
+        return WriterEngine(engine() if ranks.is_writer else None, ranks)
+
+    (expected, counts), *others = played(make, 3)
+    assert [each[:2] for each in expected] == [
+        (task["task_id"], attempt) for task in TASKS for attempt in (0, 1)
+    ]
+    assert all(reward == 1.0 for *_, reward in expected)
+    assert [episodes for episodes, _ in others] == [expected, expected]
+    assert counts.by_outcome[Outcome.SCORED] == counts.submitted == 10
+    assert [theirs.by_outcome for _, theirs in others] == [counts.by_outcome, counts.by_outcome]
+    assert len(world.made) == 10
