@@ -1,6 +1,5 @@
 // The page: an address behind # names what is shown; each page gives {title, content, keys, refresh}.
 import { announce, append, h, link, replace } from "./dom.js";
-import { exportedPage, isExport } from "./api.js";
 import { runsPage } from "./pages/runs.js";
 import { runPage } from "./pages/run.js";
 import { comparisonPage } from "./pages/comparison.js";
@@ -21,7 +20,7 @@ let timer = 0;
 
 /** {name, parameters} of the address. */
 function place() {
-  const text = location.hash.replace(/^#\/?/, "") || exportedPage || "runs";
+  const text = location.hash.replace(/^#\/?/, "") || "runs";
   const [name, query = ""] = text.split("?", 2);
   return { name, parameters: new URLSearchParams(query) };
 }
@@ -39,7 +38,7 @@ async function show() {
     document.title = `${made.title} · rLLM`;
     replace(content, made.content);
     content.dataset.page = name;
-    if (made.refresh && !isExport) timer = setTimeout(refresh, REFRESH_MS);
+    if (made.refresh) timer = setTimeout(refresh, REFRESH_MS);
   } catch (error) {
     if (location.hash !== here) return;
     shown = null;
@@ -62,7 +61,7 @@ function top() {
   const theme = h("button", { type: "button", id: "theme", "aria-label": "Colours: as the system, light or dark", onclick: nextTheme }, "◐");
   append(document.getElementById("top"), [
     link("runs", {}, h("strong", {}, "rLLM")),
-    h("nav", { "aria-label": "Pages" }, isExport ? h("span", { class: "dim" }, "saved page") : link("runs", {}, "Runs")),
+    h("nav", { "aria-label": "Pages" }, link("runs", {}, "Runs")),
     h("span", { class: "space" }),
     h("button", { type: "button", onclick: showKeys, "aria-label": "Keys" }, "?"), theme,
   ]);

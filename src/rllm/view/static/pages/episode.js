@@ -1,6 +1,6 @@
 // One episode: conversation, tokens with their numbers, timing, and copies of it for elsewhere.
 import { address, append, copyButton, details, facts, h, link, replace, svg } from "../dom.js";
-import { ask, isExport } from "../api.js";
+import { ask } from "../api.js";
 import { number, plural, seconds, words } from "../format.js";
 import { attemptMark } from "./step.js";
 import { asCurl, asMessages, asPytest } from "./copies.js";
@@ -70,7 +70,7 @@ function trajectoryView(run, page, trajectory, coloring) {
   } });
   const label = () => {
     more.textContent = `Show ${Math.min(WINDOW, trajectory.num_turns - shown)} of ${plural(trajectory.num_turns - shown, "further turn")}`;
-    more.hidden = shown >= trajectory.num_turns || isExport;
+    more.hidden = shown >= trajectory.num_turns;
   };
   label();
   return h("section", { "aria-label": `Agent ${trajectory.name}` },
