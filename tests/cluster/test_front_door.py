@@ -73,5 +73,5 @@ def require_same_within_rounding(run: Path, plain: Path) -> None:
     letter_world.require_same_tokens(run, plain)
     mine, theirs = (load_model(each / "model").model.state_dict_hf() for each in (run, plain))
     assert mine.keys() == theirs.keys()
-    # Adam makes steps of one length of gradients that are all but 0, so rounding there is worth a part of one.
+    # Of gradients that are all but 0 Adam makes steps of full length: rounding there is worth a part of one.
     assert max(float((mine[name] - theirs[name]).abs().max()) for name in mine) < 1e-3

@@ -126,6 +126,16 @@ def test_no_script_makes_markup_of_text() -> None:
     assert not any(found.values()), found
 
 
+def test_pages_lead_only_to_pages_that_there_are() -> None:
+    texts = {name: path.read_text() for name, path in static_names().items() if name.endswith(".js")}
+    pages = re.search(r"const PAGES = \{(.*?)\};", texts["main.js"], re.DOTALL)
+    assert pages is not None
+    names = set(re.findall(r"(\w+): \w+Page\b", pages[1]))
+    targets = {each for text in texts.values() for each in re.findall(r"\b(?:link|address)\(\"(\w+)\"", text)}
+    assert len(targets) > 4
+    assert targets <= names
+
+
 def test_nothing_is_loaded_from_elsewhere() -> None:
     for name, path in static_names().items():
         if "vendor" not in name:

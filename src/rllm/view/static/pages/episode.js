@@ -125,7 +125,7 @@ function turnView(run, page, trajectory, turn, coloring) {
     turn.tokens.id.length ? tokenRow(turn.tokens, coloring) : null,
     turn.action ? h("div", { class: "action" }, h("span", { class: "role" }, "action"), h("pre", {}, turn.action)) : null,
     turn.info ? details("Info", false, h("pre", {}, turn.info)) : null,
-    isExport ? null : h("p", { class: "tools small" },
+    h("p", { class: "tools small" },
       h("button", { type: "button", onclick: async () => { replace(prompt, promptView(await full())); } }, "Exact prompt and ids"),
       copyButton("Copy messages", async () => asMessages(await full())), copyButton("Copy curl", async () => asCurl(await full())),
       copyButton("Copy pytest", async () => asPytest(await full(), page, trajectory, turn)),

@@ -1,6 +1,6 @@
 // One run, live: alarms, curves, distributions by step, where the time goes, settings.
 import { details, facts, h, link, prose, replace, table } from "../dom.js";
-import { ask, isExport } from "../api.js";
+import { ask } from "../api.js";
 import { columns, curves } from "../charts.js";
 import { interval, number, percent, plural, seconds, words } from "../format.js";
 
@@ -101,8 +101,7 @@ export async function runPage(parameters) {
   }
   drawHead();
   drawFigures();
-  const spreadsDone = drawSpreads().catch((error) => replace(spreads, h("p", { class: "problem" }, error.message)));
-  if (isExport) await spreadsDone;
+  drawSpreads().catch((error) => replace(spreads, h("p", { class: "problem" }, error.message)));
   return {
     title: page.facts.name,
     content: [head, alarms, figures, spreads, details("Settings", false, h("pre", {}, JSON.stringify(page.config, null, 2)))],
