@@ -3,7 +3,6 @@
 COMMANDS = {
     "login": "there is no service to log in to: keys of model servers are kept by `rllm model setup`",
     "snapshot": "sandboxes are kept warm by themselves (docs/sandbox.md); nothing has to be created before",
-    "view": "`rllm runs list` and `rllm runs show DIR` show runs; an evaluation writes report.html",
     "setup": "`rllm model setup`",
 }
 """Published commands without a counterpart of their own."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rllm.cli.command import example, json_option, print_json_line
+from rllm.cli.published_flags import accepted_switches
 from rllm.cli.terminal import out
 from rllm.view.sources import Sources
 
@@ -27,6 +28,7 @@ DEFAULT_PORT = 7355
 @click.option(
     "--port", type=int, default=DEFAULT_PORT, show_default=True, help="Port to listen on; 0 takes a free one."
 )
+@accepted_switches("--no-browser")
 @json_option
 def command(directories: tuple[Path, ...], host: str, port: int, as_json: bool) -> None:
     """Look at runs, evaluations and episodes in the browser.
