@@ -54,7 +54,7 @@ def test_the_python_of_the_page_runs_and_its_task_is_sound(played: Path) -> None
 
 @pytest.mark.slow
 def test_the_page_lets_a_model_work(played: Path) -> None:
-    (words,) = commands("train")
+    words, _ = commands("train")
     trained = CliRunner().invoke(rllm, [*words, "--json"], catch_exceptions=False)
     assert trained.exit_code == 0, trained.output
     (words,) = commands("eval")
@@ -63,6 +63,25 @@ def test_the_page_lets_a_model_work(played: Path) -> None:
     parts = json.loads(ended.stdout).values()
     (report,) = [each for each in parts if isinstance(each, dict) and "failed" in each]
     assert (report["attempted"], report["failed"]) == (1, 0)
+
+
+@pytest.mark.slow
+def test_the_page_trains_the_built_in_model_in_the_small(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole run of a few steps: more of them, and what they come to, are what `make learn` measures."""
+    monkeypatch.chdir(tmp_path)
+    _, words = commands("train")
+    few = ("steps=1", "rollout.tasks_per_step=2", "warm_start.steps=3", "evaluation.num_tasks=4")
+    settings = [
+        word for each in (*few, f"task.environment_args.sandbox={backend}") for word in ("--set", each)
+    ]
+    trained = CliRunner().invoke(rllm, [*words, *settings, "--json"], catch_exceptions=False)
+    assert trained.exit_code == 0, trained.output
+    summary = json.loads(trained.stdout)
+    assert summary["tasks"]["title"] == "held-out tasks"
+    assert set(summary["baselines"]) > {"random", "optimum", "first statement from its comment"}
+    assert summary["skill"]["verdict"] in ("gained", "no difference seen", "lost")
 
 
 def test_the_page_says_how_many_tamperings_there_are() -> None:
