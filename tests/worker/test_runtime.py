@@ -46,7 +46,7 @@ def request(run_id: str = "a", task: str = "four") -> dict[str, Any]:
 
 async def test_an_answer_has_the_agents_part_and_the_runtimes(tmp_path: Path) -> None:
     async with runtime(tmp_path, length) as worker:
-        response = await worker.run(request(), trace_id="trace-1")
+        response = await worker.run(request(), trace="trace-1")
     value = response.to_dict()
     assert response.status is RunStatus.OK
     assert value["outputs"] == {"run_id": "a", "status": "ok", "length": 4}

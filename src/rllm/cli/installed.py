@@ -33,6 +33,7 @@ EXTRAS = {
         "sympy": "1.13",
     },
     "mcp": {"mcp": "2.3"},
+    "otel": {"opentelemetry-exporter-otlp-proto-http": "1.40", "opentelemetry-sdk": "1.40"},
     "worker": {"jsonschema": "4.23", "pyyaml": "6.0"},
     "view": {"starlette": "1.0", "uvicorn": "0.30"},
     "search": {"bm25s": "0.3"},

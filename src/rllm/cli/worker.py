@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import signal
-import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +11,16 @@ import click
 from rllm.cli.command import Group, example, json_option, print_json, print_json_line
 from rllm.cli.rows import json_lines
 from rllm.cli.terminal import err, facts, out, print_next, table
+from rllm.cli.worker_doors import mcp, serve, stdio
 from rllm.cli.worker_graph import command as graph
 from rllm.cli.worker_init import command as init
+from rllm.cli.worker_options import running_options, telemetry_of
 from rllm.cli.worker_promote import command as promote
 from rllm.contracts.contract import Contract
 from rllm.contracts.worker_file import read_contract
 from rllm.errors import ConfigError
 
 NOT_OK = 1
-_Command = Callable[..., Any]
 
 
 @click.group("worker", cls=Group)
@@ -33,29 +31,8 @@ def command() -> None:
     """
 
 
-command.add_command(init)
-command.add_command(graph)
-command.add_command(promote)
-
-
-def _binding_options(function: _Command) -> _Command:
-    options = (
-        click.option("--program", default="", help="Who does the work: file.py:NAME; over the file's own."),
-        click.option("--agent", default="", help="An agent instead: file.py:NAME or a built-in one."),
-        click.option("--workflow", default="", help="A workflow instead: file.py:NAME."),
-        click.option(
-            "--model", default="", help="Model behind it: a run, a directory, builtin:tiny, a name."
-        ),
-        click.option("--base-url", default="", help="OpenAI-compatible server that knows --model."),
-        click.option(
-            "--directory",
-            type=click.Path(path_type=Path),
-            help="Where runs are kept.  [default: ~/.rllm/workers/ID]",
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+for each in (init, graph, promote, serve, mcp, stdio):
+    command.add_command(each)
 
 
 # ---- files -------------------------------------------------------------------------------------------------
@@ -152,13 +129,13 @@ def show(path: Path, as_json: bool) -> None:
 )
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--input", "source", required=True, help="The inputs as JSON, or a file that holds them.")
-@_binding_options
+@running_options
 @json_option
-def run(path: Path, source: str, as_json: bool, directory: Path | None, **binding: str) -> int:
+def run(path: Path, source: str, as_json: bool, directory: Path | None, otel: bool, **binding: str) -> int:
     """Run a worker once. The exit code is 0 where its status is ok, else 1."""
     from rllm.worker.worker import Worker
 
-    worker = Worker.load(path, directory=directory, **binding)
+    worker = Worker.load(path, directory=directory, telemetry=telemetry_of(otel), **binding)
     response = worker.run(_inputs(source))
     value = response.to_dict()
     if as_json:
@@ -194,7 +171,7 @@ def run(path: Path, source: str, as_json: bool, directory: Path | None, **bindin
     "--out", "answers", type=click.Path(path_type=Path), help="File for the answers.  [default: stdout]"
 )
 @click.option("--parallel", type=click.IntRange(1, 4096), default=64, show_default=True)
-@_binding_options
+@running_options
 @click.option("--json", "as_json", is_flag=True, help="Say how many of each status as JSON; errors as JSON.")
 def batch(
     path: Path,
@@ -203,6 +180,7 @@ def batch(
     parallel: int,
     as_json: bool,
     directory: Path | None,
+    otel: bool,
     **binding: str,
 ) -> int:
     """Run a worker on every line of a file (or of stdin, `-`): one JSON object of inputs a line.
@@ -212,7 +190,7 @@ def batch(
     """
     from rllm.worker.worker import Worker
 
-    worker = Worker.load(path, directory=directory, **binding)
+    worker = Worker.load(path, directory=directory, telemetry=telemetry_of(otel), **binding)
     requests = list(json_lines(rows))
     responses = asyncio.run(worker.arun_all(requests, max_parallel=parallel))
     if answers is None:
@@ -224,119 +202,6 @@ def batch(
     summary = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
     err().print(json.dumps(statuses) if as_json else f"{len(responses)} runs: {summary or 'none'}")
     return 0 if all(each.is_ok for each in responses) else NOT_OK
-
-
-# ---- doors -------------------------------------------------------------------------------------------------
-
-
-@command.command(
-    "serve",
-    epilog=example(
-        "rllm worker serve worker.md --port 8090",
-        "rllm worker serve a.worker.md b.worker.md --model builtin:tiny --json",
-    ),
-)
-@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--host", "address", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65_535), default=8090, show_default=True, help="0: any free one."
-)
-@click.option("--token", help="Token that clients must send. A new one is made by default.")
-@click.option("--no-auth", is_flag=True, help="Ask for no token; only on this machine's own address.")
-@click.option("--parallel", type=click.IntRange(1, 4096), default=64, show_default=True, help="Runs at once.")
-@click.option("--queue", type=click.IntRange(0), default=1024, show_default=True, help="Runs that may wait.")
-@_binding_options
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it listens.")
-def serve(
-    paths: tuple[Path, ...],
-    address: str,
-    port: int,
-    token: str | None,
-    no_auth: bool,
-    parallel: int,
-    queue: int,
-    as_json: bool,
-    directory: Path | None,
-    **binding: str,
-) -> None:
-    """Serve workers over HTTP: POST /workers/ID/runs; /openapi.json says the rest."""
-    if no_auth and token is not None:
-        raise ConfigError("--token and --no-auth exclude each other; leave one of them out.")
-    if token == "":
-        raise ConfigError("--token is empty; choose one, leave it out to have one made, or say --no-auth.")
-    contracts, directory = _contracts(paths, directory, binding)
-
-    async def until_stopped() -> None:
-        from rllm.worker.host import WorkerHost
-        from rllm.worker.http import WorkerServer
-
-        stop = asyncio.Event()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(each, stop.set)
-        async with WorkerHost(contracts, directory, max_parallel=parallel, max_queue=queue) as host:
-            server = WorkerServer(host, address=address, port=port, token=None if no_auth else token or "")
-            await server.start()
-            try:
-                _print_listening(server.url, server.token, contracts, directory, as_json)
-                await stop.wait()
-            finally:
-                await server.close()
-
-    asyncio.run(until_stopped())
-
-
-@command.command(
-    "mcp",
-    epilog=example(
-        "rllm worker mcp worker.md", "claude mcp add my-worker -- rllm worker mcp /path/to/worker.md"
-    ),
-)
-@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@_binding_options
-@click.option(
-    "--json", is_flag=True, expose_value=False, help="Errors as JSON on stderr; stdout is the protocol's."
-)
-def mcp(paths: tuple[Path, ...], directory: Path | None, **binding: str) -> None:
-    """Be an MCP server on stdin and stdout: each worker is a tool with its schema."""
-    contracts, directory = _contracts(paths, directory, binding)
-
-    async def until_closed() -> None:
-        from rllm.worker.host import WorkerHost
-        from rllm.worker.mcp import serve_stdio
-
-        async with WorkerHost(contracts, directory) as host:
-            await serve_stdio(host)
-
-    asyncio.run(until_closed())
-
-
-@command.command(
-    "stdio",
-    epilog=example(
-        "rllm worker stdio worker.md", "cat requests.jsonl | rllm worker stdio worker.md > answers.jsonl"
-    ),
-)
-@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@_binding_options
-@click.option(
-    "--json", is_flag=True, expose_value=False, help="Errors as JSON on stderr; stdout is the answers'."
-)
-def stdio(paths: tuple[Path, ...], directory: Path | None, **binding: str) -> None:
-    """Answer requests on stdin, a line of JSON each, with a line on stdout.
-
-    {"inputs": {…}} and, if you like, worker_id, version, trace, constraints, and an id that comes back.
-    Answers leave as they come.
-    """
-    contracts, directory = _contracts(paths, directory, binding)
-
-    async def until_closed() -> None:
-        from rllm.worker.host import WorkerHost
-        from rllm.worker.lines import serve_lines
-
-        async with WorkerHost(contracts, directory) as host:
-            await serve_lines(host, sys.stdin, lambda line: print_json_line(json.loads(line)))
-
-    asyncio.run(until_closed())
 
 
 @command.command("runs", epilog=example("rllm worker runs DIRECTORY", "rllm worker runs DIRECTORY --json"))
@@ -363,35 +228,6 @@ def runs(directory: Path, limit: int, as_json: bool) -> None:
             row["worker_id"], row["key"][:60], row["status"] or "not final", str(row["attempts"])
         )
     out().print(runs_table)
-
-
-def _contracts(
-    paths: tuple[Path, ...], directory: Path | None, binding: dict[str, str]
-) -> tuple[list[Contract], Path]:
-    from rllm.worker.worker import bound, default_directory
-
-    contracts = [bound(read_contract(path), **binding) for path in paths]
-    if directory is None:
-        if len(contracts) > 1:
-            raise ConfigError("Several workers have one directory of runs: name it with --directory.")
-        directory = default_directory(contracts[0])
-    return contracts, directory
-
-
-def _print_listening(
-    url: str, token: str | None, contracts: list[Contract], directory: Path, as_json: bool
-) -> None:
-    if as_json:
-        workers = [each.id for each in contracts]
-        print_json_line({"url": url, "token": token, "workers": workers, "directory": str(directory)})
-        return
-    console = out()
-    console.print(f"\nListening on {url}", style="bold", soft_wrap=True)
-    console.print(facts([("workers", ", ".join(each.id for each in contracts)), ("runs", str(directory))]))
-    header = f" -H 'Authorization: Bearer {token}'" if token else ""
-    console.print(
-        f"\n  curl {url}/workers/{contracts[0].id}/runs{header} -d '{{\"inputs\": {{…}}}}'\n", soft_wrap=True
-    )
 
 
 def _facts_of(contract: Contract) -> dict[str, Any]:

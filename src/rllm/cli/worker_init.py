@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import os
 from pathlib import Path
 from typing import Any, get_type_hints, is_typeddict
 
@@ -11,6 +10,7 @@ import click
 from rllm.cli.command import example, json_option, print_json
 from rllm.cli.rows import json_lines
 from rllm.cli.terminal import out, print_next
+from rllm.cli.worker_options import as_the_file_names, binding_options
 from rllm.contracts.contract import Binding
 from rllm.contracts.worker_file import parse_contract
 from rllm.errors import ConfigError
@@ -82,12 +82,7 @@ _BOUND = "Replace the purpose, and look whether the schemas are those of your re
 @click.option(
     "--output", "outputs", multiple=True, metavar="COLUMN", help="A column that is an output instead."
 )
-@click.option(
-    "--program", default="", help="Who does the work: file.py:NAME. The result it declares is the output."
-)
-@click.option("--agent", default="", help="An agent instead: file.py:NAME or a built-in one.")
-@click.option("--workflow", default="", help="A workflow instead: file.py:NAME.")
-@click.option("--model", default="", help="Model behind it: a run, a directory, builtin:tiny, a name.")
+@binding_options
 @click.option(
     "--out", "path", type=click.Path(path_type=Path), help="File to write.  [default: ID.worker.md]"
 )
@@ -106,7 +101,8 @@ def command(
         raise ConfigError(f"{path} is there already; give another --out.")
     if outputs and rows is None:
         raise ConfigError("--output names a column of --rows; give the rows.")
-    bound = Binding(**{name: _beside(value, path) for name, value in binding.items()})
+    names: Any = {name: as_the_file_names(value, path) for name, value in binding.items()}
+    bound = Binding(**names)
     purpose, result = _of_actor(bound, path)
     columns = {"task": {"type": "string"}, "context": {"type": "object"}} if rows is None else _columns(rows)
     if "run_id" in columns:
@@ -160,15 +156,6 @@ def _front_matter(binding: Binding) -> str:
     names = {name: getattr(binding, name) for name in ("program", "agent", "workflow", "model")}
     written = ", ".join(f"{name}: {json.dumps(value)}" for name, value in names.items() if value)
     return f"rllm: {{{written}}}\n" if written else ""
-
-
-def _beside(name: str, path: Path) -> str:
-    """A path as it is from the contract's file; another name as it is."""
-    place, colon, attribute = name.rpartition(":")
-    place, rest = (place, f"{colon}{attribute}") if place.endswith(".py") else (name, "")
-    if not place or not Path(place).exists():
-        return name
-    return Path(os.path.relpath(Path(place).resolve(), path.resolve().parent)).as_posix() + rest
 
 
 def _object_schema(properties: dict[str, Any]) -> str:

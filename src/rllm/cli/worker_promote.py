@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import click
 
 from rllm.cli.command import example, json_option, print_json
 from rllm.cli.terminal import facts, out, rate
+from rllm.cli.worker_options import as_the_file_names
 from rllm.config.names import object_named
 from rllm.contracts.binding_edit import with_model
 from rllm.contracts.worker_file import read_contract
@@ -68,7 +68,7 @@ def command(
     from rllm.worker.promotion import compare_models, read_requests
 
     contract = read_contract(path)
-    named = _as_the_file_names(candidate, path)
+    named = as_the_file_names(candidate, path)
     new_text = with_model(path.read_text(encoding="utf-8"), named, source=str(path))
     judge: Any = object_named(evaluator, group=ENTRY_POINTS, what="evaluator") if evaluator else None
     requests = read_requests(rows, is_judged=judge is not None)
@@ -103,13 +103,6 @@ def _outcome(is_better: bool, is_reloaded: bool, path: Path) -> str:
     if not is_better:
         return "no: the interval is not above 0; more rows make it narrower"
     return f"yes, in {path}{' and in the server' if is_reloaded else ''}"
-
-
-def _as_the_file_names(candidate: str, path: Path) -> str:
-    """A path as it is from the contract's file; another name as it is."""
-    if not Path(candidate).exists():
-        return candidate
-    return Path(os.path.relpath(Path(candidate).resolve(), path.resolve().parent)).as_posix()
 
 
 def _reload(server: str, token: str, worker_id: str) -> None:

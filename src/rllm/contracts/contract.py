@@ -57,6 +57,10 @@ class Binding:
     """What `--model` takes: a run, a directory, `builtin:tiny`, `PROVIDER:MODEL`, a name that was set up."""
     base_url: str = ""
     """Of a server that knows `model`."""
+    prompt_price: float = 0.0
+    """Of a million tokens that `model` reads, in any one currency; 0 for a model without prices."""
+    completion_price: float = 0.0
+    """Of a million tokens that it writes."""
 
     @property
     def is_bound(self) -> bool:

@@ -10,6 +10,7 @@ Nothing in the contract's section is skipped: what is not known is an error, not
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -26,6 +27,7 @@ _KEYS = ("id", "name", "version", "description", "tags", "worker_mode", "rllm")
 _PROVENANCE = ("source_", "repository_", "derivation_", "derived_")
 _CONTRACT_HEADING = re.compile(r"worker\.md contract\b", re.IGNORECASE)
 _USAGE_HEADING = re.compile(r"how (this should be used|to use( this)?)\s*$", re.IGNORECASE)
+_PRICES = ("prompt_price", "completion_price")
 _PARTS = {"purpose": "Purpose", "input schema": "Input schema", "output schema": "Output schema"}
 _PARTS["constraints"] = "Constraints"
 _ITEM = re.compile(r"[-*]\s+`?(?P<key>[A-Za-z_]+)`?\s*:\s*(?P<value>.*?)\s*$")
@@ -139,7 +141,9 @@ def _binding(file: _File, value: Any, line: int) -> Binding:
     for key, each in value.items():
         if key not in names:
             raise file.error(line, f"`rllm.{key}` is unknown{_did_you_mean(str(key), names)}")
-        if not isinstance(each, str) or not each:
+        if key in _PRICES:
+            _require_price(file, line, key, each)
+        elif not isinstance(each, str) or not each:
             raise file.error(line, f"`rllm.{key}` is {each!r}; it is a name.")
     actors = [key for key in ("program", "agent", "workflow") if value.get(key)]
     if len(actors) > 1:
@@ -148,7 +152,15 @@ def _binding(file: _File, value: Any, line: int) -> Binding:
         raise file.error(line, f"`rllm.{actors[0]}` needs `rllm.model`, the model that it asks.")
     if value.get("base_url") and not value.get("model"):
         raise file.error(line, "`rllm.base_url` needs `rllm.model`, the server's name for the model.")
+    if (price := next((key for key in _PRICES if value.get(key)), None)) and not value.get("model"):
+        raise file.error(line, f"`rllm.{price}` needs `rllm.model`, the model that has it.")
     return Binding(**value)
+
+
+def _require_price(file: _File, line: int, key: str, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0:
+        raise file.error(line, f"`rllm.{key}` is {value!r}; it is the price of a million tokens, 0 or more.")
 
 
 def _yaml_mapping(file: _File, text: str, *, first_line: int) -> tuple[dict[str, Any], dict[str, int]]:

@@ -7,6 +7,7 @@
 Whatever the program raises ends this attempt alone.
 """
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from rllm.types.task import AgentConfig, Task
 from rllm.worker.response import ErrorCode, RunError
 
 _MAX_MESSAGE = 2000
+OWN_PROVIDER = "rllm"
+"""Of the built-in engine."""
 
 
 class Enforcement(StrEnum):
@@ -54,9 +57,10 @@ class AttemptResult:
     value: Any = None
     """What may be the outputs; checked by the caller."""
     error: RunError | None = None
-    num_model_calls: int = 0
-    num_prompt_tokens: int = 0
-    num_completion_tokens: int = 0
+    calls: list[CallRecord] = field(default_factory=list[CallRecord])
+    """Of the model, as the gateway captured them."""
+    provider: str = OWN_PROVIDER
+    """Of that model, as OpenTelemetry calls it."""
     enforcement: Enforcement = Enforcement.CHECKED
     artifacts: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -67,6 +71,8 @@ async def play_attempt(
     """Run the program once, for at most `timeout_s`."""
     model, schema = backing.model, backing.answer_schema
     can_enforce = model is not None and schema is not None and await model.can_enforce(schema)
+    place = None if model is None else model.current.place
+    is_server = place is not None and place.is_server
     session = None if model is None else model.open_session(session_id, seed=seed)
     config = AgentConfig(
         base_url="" if session is None else session.base_url,
@@ -76,7 +82,7 @@ async def play_attempt(
             "task_id": task.id,
             "deadline_s": time.time() + timeout_s,
             # A server may enforce it or not, and does not say; the built-in engine refuses what it cannot.
-            "sends_schema": can_enforce or (model is not None and model.current.place.is_server),
+            "sends_schema": can_enforce or is_server,
         },
     )
 
@@ -103,17 +109,28 @@ async def play_attempt(
         await give_up()
     calls = [] if session is None else session.traces()
     result = AttemptResult(
-        num_model_calls=len(calls),
+        calls=calls,
+        provider=str(place.protocol) if place is not None and is_server else OWN_PROVIDER,
         enforcement=_enforcement(can_enforce, was_asked_again=schema is not None and len(calls) > 1),
-        num_prompt_tokens=sum(call.usage.get("input_tokens", len(call.prompt_ids)) for call in calls),
-        num_completion_tokens=sum(
-            call.usage.get("output_tokens", len(call.completion_ids)) for call in calls
-        ),
     )
     result.error = _error_of(error, calls)
     if result.error is None:
-        result.value, result.artifacts = _value_of(ended.value, calls)
+        result.value, artifacts = _value_of(ended.value, calls)
+        try:
+            result.artifacts = json.loads(json.dumps(artifacts, default=str, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as fault:
+            result.error = RunError(code=ErrorCode.PROGRAM, message=f"Its artifacts are no JSON: {fault}.")
     return result
+
+
+def prompt_tokens_of(call: CallRecord) -> int:
+    """As its server counted them, else as many as were captured."""
+    return call.usage.get("input_tokens", len(call.prompt_ids))
+
+
+def completion_tokens_of(call: CallRecord) -> int:
+    """As its server counted them, else as many as were captured."""
+    return call.usage.get("output_tokens", len(call.completion_ids))
 
 
 def _enforcement(can_enforce: bool, *, was_asked_again: bool) -> Enforcement:

@@ -27,6 +27,7 @@ from rllm.worker.disk import StoreThread
 from rllm.worker.runtime import WorkerRuntime
 from rllm.worker.steps import HostRunner, with_called_workers
 from rllm.worker.store import RunStore
+from rllm.worker.telemetry import Telemetry
 
 
 class WorkerHost:
@@ -39,10 +40,12 @@ class WorkerHost:
         *,
         max_parallel: int = 64,
         max_queue: int = 1024,
+        telemetry: Telemetry | None = None,
         seed: int = 0,
         threads: int = 0,
     ) -> None:
-        """`threads` of torch, for models that are here; 0 takes one per core."""
+        """`telemetry` collects spans until the host is closed. `threads` of torch, for models that are here;
+        0 takes one per core."""
         for name, value, least in (("max_parallel", max_parallel, 1), ("max_queue", max_queue, 0)):
             if value < least:
                 raise ConfigError(f"`{name}` is {value}; it must be at least {least}.")
@@ -58,6 +61,7 @@ class WorkerHost:
         """These, and those that their workflows call."""
         self._contracts = by_id
         self._limits = (max_parallel, max_queue)
+        self._telemetry = telemetry or Telemetry()
         self._seed, self._threads = seed, threads
         self._stack = AsyncExitStack()
 
@@ -65,6 +69,7 @@ class WorkerHost:
         actors = await asyncio.to_thread(with_called_workers, list(self._contracts.values()))
         runner, models = HostRunner(lambda: self._runtimes), Models(threads=self._threads)
         async with AsyncExitStack() as stack:
+            stack.callback(self._telemetry.close)
             disk = StoreThread(await asyncio.to_thread(RunStore, self.directory))
             stack.callback(disk.close)
             for contract, actor in actors:
@@ -85,6 +90,7 @@ class WorkerHost:
                     ),
                     disk,
                     admission=Admission(max_parallel=self._limits[0], max_queue=self._limits[1]),
+                    telemetry=self._telemetry,
                     seed=self._seed,
                 )
                 stack.push_async_callback(runtime.close)

@@ -27,8 +27,10 @@ from rllm.contracts.contract import Contract, RunStatus
 from rllm.errors import ConfigError, InferenceError, StorageError
 from rllm.gateway.server.auth import Tokens, require_guarded
 from rllm.gateway.server.listening import listening_socket
+from rllm.gateway.server.prometheus import CONTENT_TYPE
 from rllm.worker.envelope import envelope_problem
 from rllm.worker.host import WorkerHost
+from rllm.worker.metrics import prometheus_text
 from rllm.worker.response import WorkerResponse
 from rllm.worker.runtime import WorkerRuntime
 
@@ -112,7 +114,7 @@ class WorkerServer:
             return _refusal(400, "bad_request", problem)
         response = await worker.run(
             body.get("inputs"),
-            trace_id=body.get("trace") or "",
+            trace=body.get("trace") or request.headers.get("traceparent", ""),
             timeout_s=(body.get("constraints") or {}).get("timeout_seconds"),
         )
         return _answer(response)
@@ -195,21 +197,8 @@ class WorkerServer:
         return web.json_response({"status": "ok", "running": running})
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        lines: list[str] = ["# TYPE rllm_worker_requests_total counter"]
-        for name, worker in self.host.workers.items():
-            for status in RunStatus:
-                value = worker.counts[str(status)]
-                lines.append(f'rllm_worker_requests_total{{worker="{name}",status="{status}"}} {value}')
-        for metric in ("attempts", "joined", "replayed"):
-            lines.append(f"# TYPE rllm_worker_{metric}_total counter")
-            lines += [
-                f'rllm_worker_{metric}_total{{worker="{name}"}} {worker.counts[metric]}'
-                for name, worker in self.host.workers.items()
-            ]
-        lines.append("# TYPE rllm_worker_running gauge")
-        for name, worker in self.host.workers.items():
-            lines.append(f'rllm_worker_running{{worker="{name}"}} {worker.admission.num_running}')
-        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
+        text = prometheus_text(self.host.workers.values())
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     def _worker(self, request: web.Request) -> WorkerRuntime:
         name = request.match_info["id"]

@@ -89,7 +89,7 @@ async def _answer(host: WorkerHost, line: str) -> str:
     try:
         response = await worker.run(
             request["inputs"],
-            trace_id=request.get("trace") or "",
+            trace=request.get("trace") or "",
             timeout_s=(request.get("constraints") or {}).get("timeout_seconds"),
         )
     except StorageError as error:

@@ -118,8 +118,9 @@ async def _right_runs(
 ) -> list[bool]:
     """In the order of the requests. Raises ConfigError where the infrastructure failed: that says nothing."""
     with TemporaryDirectory(prefix="rllm-promote-") as name:
-        limits = {"max_parallel": max_parallel, "max_queue": len(requests)}
-        async with WorkerHost([contract], Path(name), **limits) as host:
+        async with WorkerHost(
+            [contract], Path(name), max_parallel=max_parallel, max_queue=len(requests)
+        ) as host:
             runtime = host.workers[contract.id]
             keyed = [_with_own_key(contract, each, number) for number, each in enumerate(requests)]
             responses = await asyncio.gather(*(runtime.run(each.inputs) for each in keyed))

@@ -17,39 +17,26 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from rllm.contracts.answering import checked_outputs, is_json
+from rllm.contracts.answering import is_json
 from rllm.contracts.contract import Contract, RunStatus
 from rllm.engine.program_threads import ProgramRunner
 from rllm.errors import ConfigError
+from rllm.gateway.server.counts import Histogram
 from rllm.inference.providers import ModelPlace
 from rllm.types.draws import draw_seed
 from rllm.types.task import Task
 from rllm.worker.admission import Admission, AdmissionRefused
-from rllm.worker.attempt import AttemptResult, Backing, Enforcement, play_attempt
+from rllm.worker.attempt import AttemptResult, Backing, completion_tokens_of, play_attempt, prompt_tokens_of
 from rllm.worker.disk import StoreThread
+from rllm.worker.replies import MAX_KEY_CHARACTERS, Replies, RunUnderWay, is_text
 from rllm.worker.response import ErrorCode, RunError, WorkerResponse
 from rllm.worker.store import Run, canonical_json, digest_of
+from rllm.worker.telemetry import Telemetry
 
-MAX_KEY_CHARACTERS = 512
 Progress = dict[str, Any]
 """An event of a run: `event`, `attempt`, and what belongs to it."""
-
-
-@dataclass(kw_only=True, slots=True)
-class _UnderWay:
-    """A run that somebody waits for."""
-
-    run: Run
-    started_s: float
-    deadline_s: float
-    """On the event loop's clock."""
-    trace_id: str
-    usage: Counter[str] = field(default_factory=Counter[str])
-    enforcement: Enforcement = Enforcement.CHECKED
-    """Of the latest attempt."""
 
 
 class WorkerRuntime:
@@ -62,9 +49,9 @@ class WorkerRuntime:
         disk: StoreThread,
         *,
         admission: Admission | None = None,
+        telemetry: Telemetry | None = None,
         seed: int = 0,
     ) -> None:
-
         self.contract = contract
         self.backing = backing
         self.disk = disk
@@ -72,7 +59,13 @@ class WorkerRuntime:
         self.admission = admission or Admission()
         self.seed = seed
         self.counts: Counter[str] = Counter()
-        """Requests by status, and `joined`, `replayed`, `attempts`."""
+        """Requests by status, and `joined`, `replayed`, `attempts`, `model_calls`, `prompt_tokens`,
+        `completion_tokens`."""
+        self.durations = Histogram()
+        """Of the runs that ended, s."""
+        self.cost = 0.0
+        self._replies = Replies(contract)
+        self._telemetry = telemetry or Telemetry()
         self._runner = ProgramRunner()
         self._tasks: dict[str, asyncio.Task[WorkerResponse]] = {}
         """Of the runs under way, by key."""
@@ -86,21 +79,28 @@ class WorkerRuntime:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._runner.close()
 
-    async def run(self, inputs: Any, *, trace_id: str = "", timeout_s: float | None = None) -> WorkerResponse:
-        """The answer to one request. `timeout_s` may shorten the contract's own limit.
+    async def run(self, inputs: Any, *, trace: str = "", timeout_s: float | None = None) -> WorkerResponse:
+        """The answer to one request. `timeout_s` may shorten the contract's own limit. `trace`: a W3C
+        `traceparent`, or any name that the caller has for it.
 
         Cancelling the call leaves the run under way: another call with its key joins it. Raises StorageError
         where the disk refuses, and nothing for what the worker or its model does.
         """
-        trace_id = trace_id or uuid.uuid4().hex
+        with self._telemetry.request(self.contract, trace) as span:
+            response = await self._respond(inputs, span.trace_id, timeout_s)
+            span.set_response(response)
+        self.counts[str(response.status)] += 1
+        return response
+
+    async def _respond(self, inputs: Any, trace_id: str, timeout_s: float | None) -> WorkerResponse:
         key = self._key_of(inputs)
         if key is None:
-            return self._counted(self._unstored(self._broken_input(inputs), trace_id))
+            return self._replies.unstored(self._replies.problem_of(inputs), trace_id)
         text = canonical_json(inputs)
         digest = digest_of(text)
         task = self._tasks.get(key)
         if task is not None and self._digests[key] != digest:
-            return self._counted(self._unstored(self._conflict(key), trace_id))
+            return self._replies.unstored(self._replies.conflict(key), trace_id)
         if task is not None:
             self.counts["joined"] += 1
         else:
@@ -110,13 +110,12 @@ class WorkerRuntime:
             self._tasks[key], self._digests[key] = task, digest
             task.add_done_callback(lambda _: self._forget(key))
         try:
-            return self._counted(await asyncio.shield(task))
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
             if not task.cancelled():  # the caller has gone, the run goes on
                 raise
             error = RunError(code=ErrorCode.CANCELLED, message="The run was cancelled.")
-            response = self._response(None, RunStatus.RETRYABLE_ERROR, trace_id, error=error)
-            return self._counted(response)
+            return self._replies.reply(None, RunStatus.RETRYABLE_ERROR, trace_id, error=error)
 
     async def cancel(self, key: str) -> bool:
         """End a run under way. Its attempt counts; the same key starts the next one."""
@@ -199,53 +198,56 @@ class WorkerRuntime:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         digest = digest_of(text)
+        # Whoever has no key of their own has the run's id, so that they can ask for it.
+        run_id = uuid.uuid4().hex if self.contract.constraints.idempotency_key else key
         run = await self.find(key) or Run(
-            worker=self.contract.id, key=key, id=uuid.uuid4().hex, digest=digest, attempts=0
+            worker=self.contract.id, key=key, id=run_id, digest=digest, attempts=0
         )
         if run.digest != digest:
-            return self._unstored(self._conflict(key), trace_id)
+            return self._replies.unstored(self._replies.conflict(key), trace_id)
         if run.response is not None:
             self.counts["replayed"] += 1
             return WorkerResponse.from_body(run.response)
-        violation = self._broken_input(json.loads(text))
+        violation = self._replies.problem_of(json.loads(text))
         if violation is not None:
-            response = self._response(run, RunStatus.INVALID_REQUEST, trace_id, error=violation)
+            response = self._replies.reply(run, RunStatus.INVALID_REQUEST, trace_id, error=violation)
             return await self._finish(run, text, response)
-        under_way = _UnderWay(
+        under_way = RunUnderWay(
             run=run, started_s=started_s, deadline_s=started_s + allowed_s, trace_id=trace_id
         )
         if run.attempts >= self.contract.constraints.max_attempts:
-            response = self._exhausted(under_way, "The last attempt was cut off before it ended.")
+            response = self._replies.exhausted(under_way, "The last attempt was cut off before it ended.")
             return await self._finish(run, text, response)
         try:
             self.admission.require_room(allowed_s)
             async with self.admission.place(under_way.deadline_s):
-                return await self._attempts(under_way, text)
+                response = await self._attempts(under_way, text)
+            self.durations.add(loop.time() - started_s)
+            return response
         except AdmissionRefused as refused:
-            return self._refused(refused, trace_id)
+            return self._replies.refused(refused, trace_id)
         except TimeoutError:
             waited = f"The {allowed_s:g} s of the run were over before there was room to start it."
-            return self._refused(AdmissionRefused(waited, self.admission.expected_wait_s), trace_id)
+            return self._replies.refused(AdmissionRefused(waited, self.admission.expected_wait_s), trace_id)
 
     async def _finish(self, run: Run, text: str, response: WorkerResponse) -> WorkerResponse:
         await self.disk.call(lambda: self.store.finish(run, text, response.status, response.body))
         return response
 
-    async def _attempts(self, under_way: _UnderWay, text: str) -> WorkerResponse:
+    async def _attempts(self, under_way: RunUnderWay, text: str) -> WorkerResponse:
         """Attempts until one fits the output schema, none is left, or time is up."""
         run, most = under_way.run, self.contract.constraints.max_attempts
         while True:
-            result = await self._attempt(under_way, text)
-            outputs, error = self._checked(run, result)
+            result, outputs, error = await self._attempt(under_way, text)
             if error is None:
-                response = self._response(
+                response = self._replies.reply(
                     run, RunStatus.OK, under_way.trace_id, outputs=outputs, under_way=under_way, result=result
                 )
                 return await self._end(run, result, response, None, is_final=True)
             is_last = run.attempts >= most
             if error.code is ErrorCode.SCHEMA:
                 has_time = asyncio.get_running_loop().time() < under_way.deadline_s
-                response = self._response(
+                response = self._replies.reply(
                     run, RunStatus.INVALID_OUTPUT, under_way.trace_id, error=error, under_way=under_way
                 )
                 ended = await self._end(run, result, response, error, is_final=is_last or not has_time)
@@ -253,14 +255,17 @@ class WorkerRuntime:
                     return ended
                 continue
             if is_last:
-                response = self._exhausted(under_way, error.message, cause=error.code)
+                response = self._replies.exhausted(under_way, error.message, cause=error.code)
             else:
-                response = self._response(
+                response = self._replies.reply(
                     run, RunStatus.RETRYABLE_ERROR, under_way.trace_id, error=error, under_way=under_way
                 )
             return await self._end(run, result, response, error, is_final=is_last)
 
-    async def _attempt(self, under_way: _UnderWay, text: str) -> AttemptResult:
+    async def _attempt(
+        self, under_way: RunUnderWay, text: str
+    ) -> tuple[AttemptResult, dict[str, Any] | None, RunError | None]:
+        """What came of it, the outputs if they fit, and why there are none."""
         run = under_way.run
         session_id = f"{run.id}-{run.attempts + 1}"
         number = await self.disk.call(lambda: self.store.start_attempt(run, text, session_id))
@@ -268,25 +273,39 @@ class WorkerRuntime:
         self._tell(run, "attempt")
         inputs = json.loads(text)  # its own copy
         task = Task(id=run.id, instruction=json.dumps(inputs, ensure_ascii=False), metadata=inputs)
-        try:
-            result = await play_attempt(
-                self.backing,
-                self._runner,
-                task,
-                session_id=session_id,
-                seed=draw_seed(self.seed, self.contract.id, run.key, number),
-                timeout_s=under_way.deadline_s - asyncio.get_running_loop().time(),
-            )
-        except asyncio.CancelledError:
-            error = RunError(code=ErrorCode.CANCELLED, message="The run was cancelled.")
-            response = self._response(run, RunStatus.RETRYABLE_ERROR, under_way.trace_id, error=error)
-            await asyncio.shield(self._end(run, AttemptResult(), response, error, is_final=False))
-            raise
-        under_way.enforcement = result.enforcement
-        under_way.usage["model_calls"] += result.num_model_calls
-        under_way.usage["prompt_tokens"] += result.num_prompt_tokens
-        under_way.usage["completion_tokens"] += result.num_completion_tokens
-        return result
+        with self._telemetry.attempt(self.contract, number) as span:
+            try:
+                result = await play_attempt(
+                    self.backing,
+                    self._runner,
+                    task,
+                    session_id=session_id,
+                    seed=draw_seed(self.seed, self.contract.id, run.key, number),
+                    timeout_s=under_way.deadline_s - asyncio.get_running_loop().time(),
+                )
+            except asyncio.CancelledError:
+                error = RunError(code=ErrorCode.CANCELLED, message="The run was cancelled.")
+                response = self._replies.reply(
+                    run, RunStatus.RETRYABLE_ERROR, under_way.trace_id, error=error, under_way=under_way
+                )
+                span.set_result(AttemptResult(), error)
+                await asyncio.shield(self._end(run, AttemptResult(), response, error, is_final=False))
+                raise
+            under_way.enforcement = result.enforcement
+            self._add_usage(under_way, result)
+            outputs, error = self._replies.checked(run, result)
+            span.set_result(result, error)
+        return result, outputs, error
+
+    def _add_usage(self, under_way: RunUnderWay, result: AttemptResult) -> None:
+        usage = Counter(
+            model_calls=len(result.calls),
+            prompt_tokens=sum(map(prompt_tokens_of, result.calls)),
+            completion_tokens=sum(map(completion_tokens_of, result.calls)),
+        )
+        under_way.usage += usage
+        self.counts.update(usage)
+        self.cost += self._replies.prices.cost(usage["prompt_tokens"], usage["completion_tokens"]) or 0.0
 
     async def _end(
         self,
@@ -299,7 +318,7 @@ class WorkerRuntime:
     ) -> WorkerResponse:
         """Keep how the attempt ended, and the response if it is the last word."""
         status, body = response.status, response.body if is_final else None
-        raw = "" if result.value is None else json.dumps(result.value, default=str)
+        raw = "" if result.value is None else _raw_text(result.value)
         await self.disk.call(
             lambda: self.store.end_attempt(
                 run, status=status, error=error.to_dict() if error else None, result=raw, response=body
@@ -307,8 +326,6 @@ class WorkerRuntime:
         )
         self._tell(run, "attempt_ended", status=str(status))
         return response
-
-    # ---- what fits -----------------------------------------------------------------------------------------
 
     def _key_of(self, inputs: Any) -> str | None:
         """What names the run; None where the input is too broken to have a name."""
@@ -323,134 +340,14 @@ class WorkerRuntime:
         key = str(value)
         return key if len(key) <= MAX_KEY_CHARACTERS and is_text(key) else None
 
-    def _broken_input(self, inputs: Any) -> RunError | None:
-        if not is_json(inputs):
-            return RunError(
-                code=ErrorCode.SCHEMA, message="The input is no JSON: it holds NaN, infinity or other values."
-            )
-        violation = self.contract.input_schema.first_violation(inputs)
-        if violation is not None:
-            return RunError(
-                code=ErrorCode.SCHEMA,
-                message=f"The input breaks its schema at {violation}",
-                details={"path": violation.path},
-            )
-        name = self.contract.constraints.idempotency_key
-        key = str(inputs.get(name, ""))
-        if not is_text(key):
-            return RunError(
-                code=ErrorCode.SCHEMA,
-                message=f"`{name}` holds half a surrogate pair, which is no text; a key is text.",
-                details={"path": f"$.{name}"},
-            )
-        if len(key) > MAX_KEY_CHARACTERS:
-            return RunError(
-                code=ErrorCode.SCHEMA,
-                message=f"`{name}` has {len(key)} characters; a key has at most {MAX_KEY_CHARACTERS}.",
-                details={"path": f"$.{name}"},
-            )
-        return None
-
-    def _checked(self, run: Run, result: AttemptResult) -> tuple[dict[str, Any] | None, RunError | None]:
-        """The outputs with what the runtime fills in, or why there are none."""
-        if result.error is not None:
-            return None, result.error
-        outputs, violation = checked_outputs(self.contract, result.value, self._run_id(run))
-        if violation is None:
-            return outputs, None
-        details = {"path": violation.path}
-        return None, RunError(code=ErrorCode.SCHEMA, message=violation.message, details=details)
-
-    def _run_id(self, run: Run) -> str:
-        """What the caller calls the run, where the contract has a key of that name."""
-        return run.key if self.contract.constraints.idempotency_key == "run_id" else run.id
-
-    # ---- responses -----------------------------------------------------------------------------------------
-
-    def _response(
-        self,
-        run: Run | None,
-        status: RunStatus,
-        trace_id: str,
-        *,
-        outputs: dict[str, Any] | None = None,
-        error: RunError | None = None,
-        under_way: _UnderWay | None = None,
-        result: AttemptResult | None = None,
-    ) -> WorkerResponse:
-        duration_s = 0.0 if under_way is None else asyncio.get_running_loop().time() - under_way.started_s
-        usage = Counter[str]() if under_way is None else under_way.usage
-        value = {
-            "worker_id": self.contract.id,
-            "version": self.contract.version,
-            "run_id": None if run is None else self._run_id(run),
-            "status": str(status),
-            "outputs": outputs,
-            "error": None if error is None else error.to_dict(),
-            "observability": {
-                "attempt": 0 if run is None else run.attempts,
-                "duration_ms": round(1000 * duration_s, 3),
-                "trace_id": trace_id,
-                "model_calls": usage["model_calls"],
-                "prompt_tokens": usage["prompt_tokens"],
-                "completion_tokens": usage["completion_tokens"],
-                "output_schema": str(Enforcement.CHECKED if under_way is None else under_way.enforcement),
-            },
-            "artifacts": {} if result is None else _plain(result.artifacts),
-        }
-        code = None if error is None else error.code
-        # In ASCII: what is no UTF-8, such as half a surrogate pair, comes back as it was.
-        return WorkerResponse(status=status, body=json.dumps(value).encode(), code=code)
-
-    def _unstored(self, error: RunError | None, trace_id: str) -> WorkerResponse:
-        return self._response(None, RunStatus.INVALID_REQUEST, trace_id, error=error)
-
-    def _refused(self, refused: AdmissionRefused, trace_id: str) -> WorkerResponse:
-        error = RunError(
-            code=ErrorCode.OVERLOADED,
-            message=str(refused),
-            details={"retry_after_s": round(refused.retry_after_s, 3)},
-        )
-        response = self._response(None, RunStatus.RETRYABLE_ERROR, trace_id, error=error)
-        response.retry_after_s = refused.retry_after_s
-        return response
-
-    def _exhausted(
-        self, under_way: _UnderWay, message: str, *, cause: ErrorCode | None = None
-    ) -> WorkerResponse:
-        most = self.contract.constraints.max_attempts
-        error = RunError(
-            code=ErrorCode.ATTEMPTS_EXHAUSTED,
-            message=f"All {most} attempts were used. {message}",
-            details={} if cause is None else {"cause": str(cause)},
-        )
-        return self._response(
-            under_way.run, RunStatus.RETRYABLE_ERROR, under_way.trace_id, error=error, under_way=under_way
-        )
-
-    def _conflict(self, key: str) -> RunError:
-        return RunError(
-            code=ErrorCode.CONFLICT,
-            message=f"The key {key!r:.100} was used with another input; use a new one.",
-        )
-
-    def _counted(self, response: WorkerResponse) -> WorkerResponse:
-        self.counts[str(response.status)] += 1
-        return response
-
     def _forget(self, key: str) -> None:
         self._tasks.pop(key, None)
         self._digests.pop(key, None)
 
 
-def is_text(text: str) -> bool:
-    """Whether UTF-8 can hold it: half a surrogate pair is no text."""
+def _raw_text(value: Any) -> str:
+    """A result as it came, for the record: JSON where it can be."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _plain(artifacts: Mapping[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(artifacts, default=str, allow_nan=False)) if artifacts else {}
+        return json.dumps(value, default=str)
+    except (TypeError, ValueError, RecursionError):  # keys that are no texts, or a value within itself
+        return repr(value)

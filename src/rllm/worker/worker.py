@@ -13,14 +13,17 @@ from rllm.engine.event_loop import run
 from rllm.errors import ConfigError
 from rllm.worker.host import WorkerHost
 from rllm.worker.response import WorkerResponse
+from rllm.worker.telemetry import Telemetry
 
 
 class Worker:
     """One contract, what stands behind it, and where its runs are kept."""
 
-    def __init__(self, contract: Contract, directory: Path) -> None:
+    def __init__(self, contract: Contract, directory: Path, *, telemetry: Telemetry | None = None) -> None:
+        """`telemetry` collects the spans of one call of `run` or `arun_all`."""
         self.contract = contract
         self.directory = directory
+        self.telemetry = telemetry
 
     @classmethod
     def load(
@@ -33,6 +36,7 @@ class Worker:
         model: str = "",
         base_url: str = "",
         directory: str | Path | None = None,
+        telemetry: Telemetry | None = None,
     ) -> "Worker":
         """Read a worker.md file. What is given wins over its `rllm:` binding.
 
@@ -41,7 +45,8 @@ class Worker:
         """
         names = {"program": program, "agent": agent, "workflow": workflow}
         contract = bound(read_contract(Path(path)), **names, model=model, base_url=base_url)
-        return cls(contract, default_directory(contract) if directory is None else Path(directory))
+        directory = default_directory(contract) if directory is None else Path(directory)
+        return cls(contract, directory, telemetry=telemetry)
 
     def run(self, inputs: Mapping[str, Any]) -> WorkerResponse:
         """The answer to one request; see `WorkerRuntime.run`. Opens and closes what is behind the worker: for
@@ -54,8 +59,13 @@ class Worker:
         self, requests: list[Mapping[str, Any]], *, max_parallel: int = 64
     ) -> list[WorkerResponse]:
         """The answers in the order of the requests."""
-        limits = {"max_parallel": max_parallel, "max_queue": len(requests)}
-        async with WorkerHost([self.contract], self.directory, **limits) as host:
+        async with WorkerHost(
+            [self.contract],
+            self.directory,
+            max_parallel=max_parallel,
+            max_queue=len(requests),
+            telemetry=self.telemetry,
+        ) as host:
             runtime = host.workers[self.contract.id]
             return list(await asyncio.gather(*(runtime.run(dict(inputs)) for inputs in requests)))
 

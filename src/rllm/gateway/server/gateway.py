@@ -45,10 +45,11 @@ from rllm.gateway.server.disk import DiskCheck
 from rllm.gateway.server.http import HttpServer
 from rllm.gateway.server.listening import BACKLOG, listening_socket
 from rllm.gateway.server.management import Management, session_url
-from rllm.gateway.server.metrics import CONTENT_TYPE, health, prometheus_text
+from rllm.gateway.server.metrics import health, prometheus_text
 from rllm.gateway.server.openapi import openapi_document
 from rllm.gateway.server.pace import Pace
 from rllm.gateway.server.paths import PUBLISHED, Endpoint, Route, dialect_of, route_of, session_id, session_of
+from rllm.gateway.server.prometheus import CONTENT_TYPE
 from rllm.gateway.server.published import PublishedRoutes, worker_rows
 from rllm.gateway.server.responses import KeptResponses, delete_refused
 from rllm.gateway.server.sessions import MAX_IDLE_SESSIONS, Session, SessionRegistry

@@ -1,13 +1,12 @@
 """The gateway's counts for people, scripts and Prometheus: Counts and Policy.health in, text and JSON out."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from rllm.gateway.server.counts import BUCKETS_S, Counts, Histogram
+from rllm.gateway.server.counts import Counts, Histogram
+from rllm.gateway.server.prometheus import Samples, histogram_text, metric_text
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "rllm_gateway_"
-_Samples = Iterable[tuple[Mapping[str, Any], float]]
 
 
 def prometheus_text(
@@ -85,35 +84,17 @@ def _versions(policy: Mapping[str, Any]) -> list[int]:
     return [each for each in policy.get("policy_versions", ()) if isinstance(each, int)]
 
 
-def _metric(name: str, kind: str, text: str, samples: _Samples) -> str:
-    lines = [f"# HELP {_PREFIX}{name} {text}", f"# TYPE {_PREFIX}{name} {kind}"]
-    lines += [f"{_PREFIX}{name}{_labels(labels)} {float(value):.17g}" for labels, value in samples]
-    return "\n".join(lines) + "\n"
+def _metric(name: str, kind: str, text: str, samples: Samples) -> str:
+    return metric_text(f"{_PREFIX}{name}", kind, text, samples)
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> str:
-    lines = [f"# HELP {_PREFIX}{name} {text}", f"# TYPE {_PREFIX}{name} histogram"]
-    so_far = 0
-    for bound, count in zip((*BUCKETS_S, "+Inf"), histogram.counts, strict=True):
-        so_far += count
-        lines.append(f"{_PREFIX}{name}_bucket{_labels({'le': bound})} {so_far}")
-    lines += [f"{_PREFIX}{name}_sum {histogram.total:.17g}", f"{_PREFIX}{name}_count {so_far}"]
-    return "\n".join(lines) + "\n"
+    return histogram_text(f"{_PREFIX}{name}", text, [({}, histogram)])
 
 
-def _one(value: float) -> _Samples:
+def _one(value: float) -> Samples:
     return [({}, value)]
 
 
-def _by(label: str, counts: Mapping[Any, int]) -> _Samples:
+def _by(label: str, counts: Mapping[Any, int]) -> Samples:
     return [({label: name}, count) for name, count in counts.items()]
-
-
-def _labels(labels: Mapping[str, Any]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escape(str(value))}"' for name, value in labels.items()) + "}"
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
