@@ -14,6 +14,7 @@ LIMITS = {
     "prompt_length": TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED,
     "response_length": TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED,
     "timeout": TerminationReason.TIMEOUT,
+    "cost": TerminationReason.MAX_COST_EXCEEDED,
 }
 TREATMENTS = ("mask", "zero", "penalise", "keep")
 
@@ -41,7 +42,7 @@ def test_by_default_only_those_out_of_turns_are_learned_from() -> None:
     masked = {
         name: bool(treat_truncated([_cut_off(reason)], config).masked) for name, reason in LIMITS.items()
     }
-    assert masked == {"max_turns": False, "prompt_length": True, "response_length": True, "timeout": True}
+    assert masked == {name: name != "max_turns" for name in LIMITS}
 
 
 @given(

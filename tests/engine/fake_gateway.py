@@ -9,6 +9,7 @@ from typing import Any
 
 from rllm.engine.traced import TracedEngine
 from rllm.gateway.wire import CallRecord, CallStatus
+from rllm.types.call_budget import CallBudget
 from rllm.types.episode import Episode
 from rllm.types.task import AgentConfig
 
@@ -58,7 +59,12 @@ class FakeGateway:
         self._lock = threading.Lock()
 
     def open_session(
-        self, session: str, *, seed: int | None = None, sampling: dict[str, Any] | None = None
+        self,
+        session: str,
+        *,
+        seed: int | None = None,
+        sampling: dict[str, Any] | None = None,
+        budget: CallBudget | None = None,
     ) -> FakeSession:
         assert session not in self.sessions, "a session is never used twice"
         made = self.sessions[session] = FakeSession(session, seed, sampling or {})

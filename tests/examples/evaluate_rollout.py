@@ -9,12 +9,13 @@ import asyncio
 import json
 import sys
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rllm.engine.traced import TracedEngine
 from rllm.gateway.wire import CallRecord
+from rllm.types.call_budget import CallBudget
 from rllm.types.messages import SamplingParams
 
 TASKS = Path(__file__).resolve().parents[2] / "examples" / "stock.jsonl"
@@ -39,9 +40,15 @@ class RemoteSessions:
     url: str
 
     def open_session(
-        self, session: str, *, seed: int | None = None, sampling: dict[str, Any] | None = None
+        self,
+        session: str,
+        *,
+        seed: int | None = None,
+        sampling: dict[str, Any] | None = None,
+        budget: CallBudget | None = None,
     ) -> RemoteSession:
-        wanted = {"session_id": session, "seed": seed, "sampling": sampling or {}}
+        limits = asdict(budget or CallBudget())
+        wanted = {"session_id": session, "seed": seed, "sampling": sampling or {}, "budget": limits}
         return RemoteSession(session, _asked(f"{self.url}/sessions", wanted)["base_url"])
 
 

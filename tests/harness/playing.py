@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm.agents.flow import AgentFlow
-from rllm.agents.harness.program import Harness
-from rllm.agents.harness.spec import harness_named
+from rllm.agents.harness.spec import PREFIX
+from rllm.build.actors import program_named
 from rllm.engine.traced import TracedEngine
 from rllm.environments.swe.patches import judge_patch
 from rllm.gateway.local import LocalPolicy
 from rllm.gateway.server import Gateway
+from rllm.inference.client import TokenClient
 from rllm.inference.scripted import ScriptedClient
 from rllm.types.episode import Episode
 from rllm.types.messages import Message
@@ -26,24 +26,26 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def mends(tool: str, key: str, *, last: str) -> Callable[[Sequence[Message]], str]:
-    """A model that looks, mends and says `last`; it counts the results that it has seen."""
+def mends(tool: str, key: str, *, last: str, **more: str) -> Callable[[Sequence[Message]], str]:
+    """A model that looks, mends and says `last`; it counts the results that it has seen. `more`: what else
+    its tool has to be given."""
 
     def answer(messages: Sequence[Message]) -> str:
         commands = ["cat calc/__init__.py", MEND]
         num_results = str(messages[0]["content"]).count("\ntool:")
-        return call(tool, **{key: commands[num_results]}) if num_results < len(commands) else last
+        return call(tool, **{key: commands[num_results]}, **more) if num_results < len(commands) else last
 
     return answer
 
 
-async def played(
-    name: str, task: Task, model: Callable[[Sequence[Message]], str], folder: Path, **engine_args: Any
-) -> Episode:
+Model = Callable[[Sequence[Message]], str] | TokenClient
+"""What answers: a script, or a client."""
+
+
+async def played(name: str, task: Task, model: Model, folder: Path, **engine_args: Any) -> Episode:
     """One attempt at the task by the harness of that name or file."""
-    harness = Harness(harness_named(name))
-    flow = AgentFlow(harness.run, harness.name, prepare=harness.install)
-    policy = LocalPolicy(ScriptedClient(model), "scripted")
+    flow = program_named(f"{PREFIX}{name}").flow
+    policy = LocalPolicy(ScriptedClient(model) if callable(model) else model, "scripted")
     settings: dict[str, Any] = {"evaluator_timeout_s": 300, "retry_limit": 1, "requires_ids": True}
     async with (
         Gateway(policy, folder / "calls", require_session=True) as gateway,

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from playing import mends, played
 
+from rllm.agents.harness import door
 from rllm.agents.harness.spec import harness_named, shipped_names
 from rllm.build.actors import actor_named
 from rllm.errors import ConfigError
 from rllm.trainer.samples import training_batch
+from rllm.types.call_budget import CallBudget
 from rllm.types.episode import Outcome, TerminationReason
 from rllm.types.task import Task
 
@@ -114,9 +116,58 @@ async def test_a_harness_that_waits_is_stopped_and_what_it_left_is_judged(task: 
     assert episode.info["evaluation"]["reason"] == "the patch is empty"
 
 
+ASKS = """
+import json, sys, time, urllib.error, urllib.request
+body = json.dumps({"messages": [{"role": "user", "content": "Go on."}]}).encode()
+while True:
+    try:
+        urllib.request.urlopen(urllib.request.Request(sys.argv[1] + "/chat/completions", body)).read()
+    except urllib.error.HTTPError as error:
+        assert error.code == 403 and b"budget_exhausted" in error.read()
+        time.sleep(0.2)
+"""
+
+
+async def test_a_harness_that_has_used_up_its_turns_is_cut_off_and_what_it_left_is_judged(
+    task: Task, tmp_path: Path
+) -> None:
+    """The agent of the page raises at the refusal; the mend of its second turn stands."""
+    (tmp_path / "my_agent.py").write_text(block("python"))
+    name = harness_file(tmp_path, block("toml") + "budget.turns = 2\n")
+    episode = await played(name, task, mends("bash", "command", last="Done."), tmp_path)
+    assert (episode.outcome, episode.termination_reason) == (
+        Outcome.TRUNCATED,
+        TerminationReason.MAX_TURNS_EXCEEDED,
+    ), episode.info
+    assert "(turns: 2 of 2)" in episode.info["cause"]
+    assert episode.info["harness"]["exit_code"] == 1
+    assert (episode.trajectories[0].reward, len(episode.trajectories[0].steps)) == (1.0, 2)
+    assert episode.metrics["failed_calls"] == 1
+
+
+async def test_a_harness_that_goes_on_asking_is_stopped(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of the run is the tighter one."""
+    monkeypatch.setattr(door, "END_S", 0.5)
+    (tmp_path / "asks.py").write_text(ASKS)
+    text = 'copy = ["asks.py"]\ncommand = ["python3", "{harness}/asks.py", "{base_url}", "{task}"]'
+    name = harness_file(tmp_path, text + "\nbudget.turns = 9")
+    budget = CallBudget(tokens=10)
+    episode = await played(name, task, lambda messages: "a few words", tmp_path, budget=budget)
+    assert episode.outcome is Outcome.TRUNCATED, episode.info
+    assert episode.termination_reason is TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED
+    assert sum(len(step.response_ids) for step in episode.trajectories[0].steps) == 10
+    assert episode.info["harness"]["status"] == "killed"
+    assert episode.info["evaluation"]["reason"] == "the patch is empty"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('command = ["{task}"]\nbudget.turn = 3', "`budget.turn` limits nothing"),
+        ('command = ["{task}"]\nbudget.turns = 0.5', "`budget.turns` is 0.5"),
+        ('command = ["{task}"]\nbudget = 3', "must be a table with turns"),
         ('comand = ["a"]', "did you mean `command`"),
         ('command = ["a"]', "where the task goes"),
         ('stdin = "{task}"', "has no `command`"),

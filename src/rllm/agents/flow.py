@@ -17,6 +17,7 @@ from rllm.agents.registered import place_of
 from rllm.config.callables import is_async, made_from, name_of, reduced, require_call
 from rllm.config.names import object_named
 from rllm.errors import AgentError, ConfigError
+from rllm.types.call_budget import CallBudget
 from rllm.types.episode import Episode, Trajectory
 
 ENTRY_POINTS = "rllm.agents"
@@ -34,6 +35,7 @@ class AgentFlow:
         max_concurrent: int | None = None,
         prepare: Callable[[], object] | None = None,
         timeout_s: float = 600.0,
+        budget: CallBudget | None = None,
     ) -> None:
         self.function = function
         self.name = name or name_of(function)
@@ -41,6 +43,8 @@ class AgentFlow:
         """At most so many run at the same time; None leaves it to the engine."""
         self.timeout_s = timeout_s
         """Seconds that one run may take, where nobody else says."""
+        self.budget = budget or CallBudget()
+        """Of the model calls of one run."""
         self.prepare = prepare
         """Called in a thread before the first task, to set up what all of them share; it may take long."""
         self.is_async = is_async(function)

@@ -17,6 +17,7 @@ _LIMIT_OF = {
     TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED: "prompt_length",
     TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED: "response_length",
     TerminationReason.TIMEOUT: "timeout",
+    TerminationReason.MAX_COST_EXCEEDED: "cost",
 }
 """Reason -> key of `rollout.truncation`. What ended for another reason ended by itself: it is kept."""
 

@@ -104,6 +104,7 @@ def _harness(name: str) -> Actor:
         max_concurrent=MOST_AT_ONCE,
         prepare=harness.install,
         timeout_s=harness.spec.wall_s + SETTING_UP_S,
+        budget=harness.spec.call_budget,
     )
     return Actor(name=flow.name, flow=flow)
 

@@ -124,8 +124,10 @@ HARNESS_DEFAULTS: dict[str, Any] = {
     **PROGRAM_DEFAULTS,
     "inference": {"lockstep": False, "max_context": 32_768},
     "rollout": {"max_tokens_per_turn": 0, "step_timeout_s": 900.0, "episode_timeout_s": 3600.0},
+    "algorithm": {"updates_per_step": 1},
 }
-"""Where a run of a harness differs: its prompts are long, and hidden tests run within a step's time."""
+"""Where a run of a harness differs: its prompts are long, hidden tests run within a step's time, and episodes
+of minutes make steps of few tasks, down to one."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -132,6 +132,7 @@ _REASONS = {
     "max_turns_exceeded": "no turns were left",
     "max_prompt_length_exceeded": "the conversation no longer fitted the context",
     "max_response_length_exceeded": "the answer was too long",
+    "max_cost_exceeded": "its calls had cost all that they may",
     "timeout": "time was up",
     "error": "something raised an error",
 }

@@ -176,12 +176,14 @@ class TruncationConfig:
     prompt_length: str = "mask"
     response_length: str = "mask"
     timeout: str = "mask"
+    cost: str = "mask"
     penalty: float = 1.0
 
     def validate(self) -> None:
-        for limit in ("max_turns", "prompt_length", "response_length", "timeout"):
+        limits = ("max_turns", "prompt_length", "response_length", "timeout", "cost")
+        for limit in limits:
             treatment = getattr(self, limit)
             one_of(f"rollout.truncation.{limit}", treatment, ("mask", "zero", "penalise", "keep"))
         finite("rollout.truncation.penalty", self.penalty)
-        if "penalise" not in (self.max_turns, self.prompt_length, self.response_length, self.timeout):
+        if "penalise" not in [getattr(self, limit) for limit in limits]:
             unused("rollout.truncation", self, "penalty", 'no limit is treated by it; set one to "penalise"')

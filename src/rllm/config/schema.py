@@ -39,6 +39,7 @@ from rllm.config.policies import (
     validate_policies,
 )
 from rllm.errors import ConfigError
+from rllm.types.call_budget import CallBudget, budget_problem
 
 LOCAL = "local"
 """The backend that trains on torch, in the process of the sampler."""
@@ -150,9 +151,13 @@ class RolloutConfig:
     """A run in which no rollout moves for so long saves a checkpoint and ends; 0 takes twice
     `episode_timeout_s`, and 600 at least."""
     truncation: TruncationConfig = field(default_factory=TruncationConfig)
+    budget: CallBudget = field(default_factory=CallBudget)
+    """Of each episode of a program: how much it may ask of its model."""
 
     def validate(self) -> None:
         self.truncation.validate()
+        if (problem := budget_problem(self.budget))[0]:
+            raise ConfigError(f"`rollout.budget.{problem[0]}` {problem[1]}.")
         for name in (
             "tasks_per_step",
             "group_size",

@@ -19,6 +19,7 @@ from typing import Any
 from rllm.engine.step_matching import match_by_content
 from rllm.errors import AgentError
 from rllm.gateway.wire import CallRecord, CallStatus
+from rllm.types.call_budget import CallBudget, exhausted_limit
 from rllm.types.episode import Episode, Step, Trajectory
 from rllm.types.messages import FinishReason, ModelOutput, ToolCall
 
@@ -55,6 +56,21 @@ class Captured:
     @property
     def last_error(self) -> dict[str, Any] | None:
         return next((record.error for record in reversed(self.records) if record.error is not None), None)
+
+    def budget_end(self, budget: CallBudget) -> tuple[str, str]:
+        """(limit of the budget that was reached, what was refused because of it); both empty where none was.
+
+        An answer that was cut off by the last token counts, too, where nothing was asked afterwards.
+        """
+        for record in self.records:
+            error = record.error or {}
+            if limit := exhausted_limit(error.get("code")):
+                return limit, str(error.get("message"))
+        answers = self.answered
+        num_sampled = sum({each.id: each.usage.get("completion_tokens", 0) for each in answers}.values())
+        if 0 < budget.tokens <= num_sampled and answers[-1].finish_reason == FinishReason.LENGTH:
+            return "tokens", f"An answer was cut off by the last of {budget.tokens} tokens."
+        return "", ""
 
     def infrastructure_error(self) -> dict[str, Any] | None:
         """What the engine or server did wrong and a later try of the same call did not make good."""

@@ -39,6 +39,7 @@ from rllm.engine.rollout import MODEL
 from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
 from rllm.gateway.wire import CallRecord
 from rllm.rewards.evaluator import Evaluator, as_evaluator, finite_number
+from rllm.types.call_budget import REASONS, CallBudget
 from rllm.types.draws import draw_seed
 from rllm.types.episode import Episode, Outcome, TerminationEvent, TerminationReason
 from rllm.types.evaluation import EvalOutput
@@ -68,7 +69,12 @@ class SessionSource(Protocol):
     """Where sessions come from: a `rllm.gateway.server.Gateway` that has been started."""
 
     def open_session(
-        self, session: str, *, seed: int | None = None, sampling: dict[str, Any] | None = None
+        self,
+        session: str,
+        *,
+        seed: int | None = None,
+        sampling: dict[str, Any] | None = None,
+        budget: CallBudget | None = None,
     ) -> TracedSession: ...
 
 
@@ -96,10 +102,12 @@ class TracedEngine:
         requires_ids: bool = False,
         max_failed_fraction: float = 1.0,
         stored: bool = False,
+        budget: CallBudget | None = None,
     ) -> None:
         """`sets_max_tokens`: the `max_tokens` of `sampling` wins over what the program asks for; otherwise
         the program's own counts. `requires_ids`: a call without token ids fails its episode, because it
-        cannot be trained on. `max_failed_fraction`, `stored`: see `AgentExecutionEngine`.
+        cannot be trained on. `max_failed_fraction`, `stored`: see `AgentExecutionEngine`. `budget`: of the
+        calls of each try; the program's own counts as well. Who reaches it is cut off, and judged.
         """
         for name, value in (("n_parallel_tasks", n_parallel_tasks), ("retry_limit", retry_limit)):
             if value < 1:
@@ -121,6 +129,7 @@ class TracedEngine:
         self.seed = seed
         self.sets_max_tokens = sets_max_tokens
         self.requires_ids = requires_ids
+        self.budget = (budget or CallBudget()).tightest(self.flow.budget)
         self.counts = EpisodeCounts()
         self.failures = FailureBudget(max_failed_fraction)
         self.stored = stored
@@ -261,6 +270,7 @@ class _Attempt:
             session_id,
             seed=draw_seed(engine.seed, purpose, identity.task_id, identity.attempt, "program"),
             sampling=dict(sampling),
+            budget=engine.budget,
         )
         self.config = AgentConfig(
             base_url=self.session.base_url,
@@ -327,7 +337,10 @@ class _Attempt:
             return self._failed_episode(captured, Outcome.INFRASTRUCTURE_FAILURE, cause, MODEL)
         if (contract_error := broken_contract(error)) is not None:
             return self._failed_episode(captured, Outcome.INFRASTRUCTURE_FAILURE, contract_error, PROGRAM)
-        if error is not None and cut_off is None:
+        limit, refusal = captured.budget_end(self.engine.budget)
+        if limit:  # whatever the program made of the refusal
+            cut_off, value = REASONS[limit], None if error is not None else value
+        elif error is not None and cut_off is None:
             return self._failed_episode(captured, Outcome.POLICY_FAILURE, error, PROGRAM)
         if (missing := self._missing_ids(captured)) is not None:
             return self._failed_episode(captured, Outcome.INFRASTRUCTURE_FAILURE, missing, MODEL)
@@ -343,6 +356,8 @@ class _Attempt:
         if unclaimed_ids:
             episode.info["unclaimed_calls"] = unclaimed_ids
         episode.metrics["unclaimed_calls"] = float(len(unclaimed_ids))
+        if limit:
+            episode.info["cause"] = refusal
         outcome = _outcome_of(episode, cut_off)
         if outcome is Outcome.POLICY_FAILURE:
             cause = episode.info.get("cause", f"{role} says that it ended in an error.")

@@ -69,6 +69,8 @@ class CallRequest:
     top_p: float | None = None
     top_k: int | None = None
     max_tokens: int | None = None
+    tokens_left: int | None = None
+    """Of the session's budget, for all choices together: no answer is longer, whatever else is asked."""
     stop: list[str] = field(default_factory=list[str])
     seed: int | None = None
     n: int = 1

@@ -49,6 +49,10 @@ class Sandbox(ABC):
         """
 
     @abstractmethod
+    def stop(self) -> None:
+        """End the program that runs, from another thread: its `exec` returns with KILLED. Files stay."""
+
+    @abstractmethod
     def read(self, path: str, *, most_bytes: int | None = None) -> bytes:
         """The bytes of a plain file. OSError for what is missing, a link, a directory, a FIFO or a device, or
         has more than `most_bytes`."""

@@ -406,6 +406,9 @@ class DockerSandbox(Sandbox):
         finally:
             stream.close()
 
+    def stop(self) -> None:
+        self._end_processes()
+
     def listen(self, port: int, *, datagrams: bool = False) -> socket.socket:
         raise ConfigError(
             "A container has a network that nobody outside can listen in; use bubblewrap or unshare."

@@ -24,6 +24,7 @@ STOPPED = {
     "output": Status.OUTPUT_LIMIT,
     "result": Status.OUTPUT_LIMIT,
     "killed": Status.KILLED,
+    "stopped": Status.KILLED,
     "owner": Status.KILLED,
 }
 """Why the sandbox ended a program -> what that is called."""

@@ -57,7 +57,7 @@ class Ended:
 
     why: str
     """"exit" by itself; "timeout", "cpu", "memory", "processes", "output", "result" or "killed" by the
-    sandbox."""
+    sandbox; "stopped" by its owner."""
     wait_status: int
     cpu_s: float
     max_rss_kb: int
@@ -191,6 +191,10 @@ class WardenProcess:
                 return self._follow(job, wire)
             finally:
                 wire.close()
+
+    def stop(self) -> None:
+        """End the job that runs; one that has ended meanwhile is past it. May come from any thread."""
+        self._send({"do": "kill", "run": self._runs, "why": "stopped"})
 
     def change_state(self, chain: list[int] | None) -> list[int]:
         """Keep the files of the writable root as they are now (`chain` is None), or return to a kept state;

@@ -82,6 +82,9 @@ class WardenSandbox(Sandbox):
         )
         return exec_result(self._run(job), limits, wants_result=False)
 
+    def stop(self) -> None:
+        self._warden.stop()
+
     def read(self, path: str, *, most_bytes: int | None = None) -> bytes:
         return self._file_job("read", path, most_bytes=most_bytes).stdout
 

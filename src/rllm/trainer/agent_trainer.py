@@ -59,6 +59,7 @@ from rllm.trainer.extras import require_training_packages
 from rllm.trainer.programs import (
     PROGRAM_DEFAULTS,
     ProgramPlayer,
+    require_no_budget,
     require_one_policy,
     require_program_config,
 )
@@ -199,9 +200,11 @@ class AgentTrainer:
             task_names = {"task": {"environment": name_of(workflow_class), "agent": name_of(workflow_class)}}
             self.config = load_config(config, base={**WORKFLOW_DEFAULTS, **task_names})
             require_workflow_config(self.config, workflow_class, agent_args, env_args)
+            require_no_budget(self.config, "workflow_class")
         else:
             self.config = load_config(config)
             require_one_policy(self.config, "agent_class")
+            require_no_budget(self.config, "agent_class")
             if self.config.rollout.max_tokens_per_turn == 0:
                 raise ConfigError(
                     "`rollout.max_tokens_per_turn` is 0; an agent needs at least 1 to answer with."

@@ -6,7 +6,7 @@ TracedEngine ──► program ──HTTP──► Gateway ──► LocalPolicy
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,16 @@ def require_no_effect(config: TrainConfig, idle_keys: Mapping[str, str]) -> None
             raise ConfigError(f"`{key}` is {value!r}, which does nothing here: {why}. Leave it out.")
 
 
+def require_no_budget(config: TrainConfig, what: str) -> None:
+    """Raises ConfigError for a budget of calls where no gateway is between them and the model."""
+    for each in fields(config.rollout.budget):
+        if value := getattr(config.rollout.budget, each.name):
+            raise ConfigError(
+                f"`rollout.budget.{each.name}` is {value}, which is for programs; with `{what}` set "
+                "`rollout.max_turns`, `rollout.max_tokens_per_turn` or `rollout.episode_timeout_s`."
+            )
+
+
 def require_one_policy(config: TrainConfig, what: str) -> None:
     """Raises ConfigError for what only the roles of a workflow can have."""
     if len(config.policies) > 1:
@@ -118,6 +128,7 @@ class ProgramPlayer:
                 sets_max_tokens=rollout.max_tokens_per_turn > 0,
                 requires_ids=True,
                 stored=True,
+                budget=rollout.budget,
             ) as engine,
         ):
             yield engine

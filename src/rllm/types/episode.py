@@ -29,13 +29,14 @@ class TerminationReason(StrEnum):
     MAX_TURNS_EXCEEDED = "max_turns_exceeded"
     MAX_PROMPT_LENGTH_EXCEEDED = "max_prompt_length_exceeded"
     MAX_RESPONSE_LENGTH_EXCEEDED = "max_response_length_exceeded"
+    MAX_COST_EXCEEDED = "max_cost_exceeded"
     TIMEOUT = "timeout"
     ERROR = "error"
     UNKNOWN = "unknown"
 
     @property
     def is_limit(self) -> bool:
-        """A limit of turns, tokens or time ended it."""
+        """A limit of turns, tokens, cost or time ended it."""
         return self in _LIMITS
 
 
@@ -44,6 +45,7 @@ _LIMITS = frozenset(
         TerminationReason.MAX_TURNS_EXCEEDED,
         TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED,
         TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED,
+        TerminationReason.MAX_COST_EXCEEDED,
         TerminationReason.TIMEOUT,
     }
 )
@@ -55,7 +57,7 @@ class Outcome(StrEnum):
     SCORED = "scored"
     """It ran to its end and was judged."""
     TRUNCATED = "truncated"
-    """A limit of turns, tokens or time cut it off; its reward is what had been earned until then."""
+    """A limit of turns, tokens, cost or time cut it off; its reward is what had been earned until then."""
     POLICY_FAILURE = "policy_failure"
     """The agent's own code could not go on with what the model wrote."""
     INFRASTRUCTURE_FAILURE = "infrastructure_failure"

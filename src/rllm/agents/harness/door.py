@@ -4,6 +4,7 @@
                                                                    connection: no other comes behind it
                    ──► proxy or another path ──► refused, and remembered
                    ──► 127.0.0.1:53 ──► "there is no such name", and remembered
+    the gateway ──► 403, its budget is used up ──► a few seconds to end by itself, then it is stopped
 
 The sandbox has a network of its own with nothing but a loopback in it. The two sockets are made in there and
 answered here, so nothing has to run inside, and an address that is not this door's is one that nobody has.
@@ -27,6 +28,10 @@ _FORBIDDEN = (
     b"HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_REFUSAL), _REFUSAL)
 )
+_USED_UP = b"HTTP/1.1 403 "
+"""How the gateway's answer begins when the session has nothing left; it refuses no other call with this."""
+END_S = 10.0
+"""What a program has to end by itself then."""
 _CLOSE = b"Connection: close\r\n"
 """The first header of every request: whatever others say, the gateway answers once and reads no further."""
 _NO_SUCH_NAME = b"\x81\x83"
@@ -37,6 +42,7 @@ class Door:
 
     def __init__(self, sandbox: Sandbox, base_url: str) -> None:
         """`base_url` is the session's, as programs on this machine get it."""
+        self._sandbox = sandbox
         there = urlsplit(base_url)
         assert there.hostname is not None, "a gateway says where it listens"
         assert there.port is not None, "and at which port"
@@ -46,6 +52,7 @@ class Door:
         """Of the session, as programs inside reach it."""
         self.refused: list[str] = []
         """Hosts and paths that were asked for and are not the session's; each once, the first ones."""
+        self._last_refusal: asyncio.TimerHandle | None = None
         self._calls = sandbox.listen(PORT)
         try:
             self._names = sandbox.listen(_DNS_PORT, datagrams=True)
@@ -77,6 +84,8 @@ class Door:
         server = await asyncio.start_server(self._connected, sock=self._calls, limit=_LONGEST_LINE)
         self._started.set()
         await self._stop.wait()
+        if self._last_refusal is not None:
+            self._last_refusal.cancel()
         transport.close()
         server.close()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -94,13 +103,20 @@ class Door:
             their_reader, their_writer = await asyncio.open_connection(*self._gateway)
             try:
                 their_writer.write(line + _CLOSE)
-                await asyncio.gather(_pump(reader, their_writer), _pump(their_reader, writer))
+                await asyncio.gather(_pump(reader, their_writer), self._answer(their_reader, writer))
             finally:
                 their_writer.close()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return  # one of the two is gone, and with it the connection; who was there is told by its end
         finally:
             writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        start = await reader.read(65536)
+        if start.startswith(_USED_UP) and self._last_refusal is None:
+            self._last_refusal = asyncio.get_running_loop().call_later(END_S, self._sandbox.stop)
+        writer.write(start)
+        await _pump(reader, writer)
 
     def _is_session(self, target: bytes) -> bool:
         rest = target.removeprefix(self._session_path)

@@ -19,6 +19,7 @@ from rllm.environments.swe.patches import PATCH, world_of_row
 from rllm.errors import AgentError
 from rllm.rewards.swe_repository import PLACE
 from rllm.rewards.swe_world import SWEWorld, patch_of
+from rllm.sandbox.base import Sandbox
 from rllm.sandbox.types import ExecResult, Status
 from rllm.types.episode import Episode, TerminationReason
 from rllm.types.task import AgentConfig, Task
@@ -47,36 +48,41 @@ class Harness:
         started_s = time.monotonic()
         folder = installed(self.spec)
         world = world_of_row(task.metadata, memory_mb=self.spec.memory_mb, **LIMITS)
-        with (
-            world.open(mounts=((str(folder), HOME),)) as sandbox,
-            Door(sandbox, config.base_url) as door,
-        ):
-            left_s = config.metadata.get("timeout_s", self.spec.wall_s) - (time.monotonic() - started_s)
-            wall_s = min(self.spec.wall_s, left_s - PATCH_S)
-            if wall_s <= 0:
-                raise AgentError(
-                    f"Setting up the world of {task.id} left {left_s:.0f} s of the episode's time."
-                )
-            filled = self.spec.filled(
-                {
-                    "task": self.spec.prompt.replace("{issue}", world.task.problem_statement),
-                    "model": config.model,
-                    "base_url": f"{door.root_url}/v1",
-                    "root_url": door.root_url,
-                    "harness": HOME,
-                }
-            )
-            for path, text in filled.files.items():
-                sandbox.write(path, text)
-            ran = sandbox.exec(
-                filled.command,
-                stdin=filled.stdin,
-                cwd=PLACE,
-                env=world.variables | {"TERM": "dumb"} | filled.environment,
-                limits=replace(sandbox.limits, wall_s=wall_s, cpu_s=wall_s * CPU_PER_WALL_S),
-            )
+        with world.open(mounts=((str(folder), HOME),)) as sandbox:
+            with Door(sandbox, config.base_url) as door:
+                ran, wall_s = self._run(sandbox, door, world, config, started_s)
             patch = patch_of(sandbox, world)
         return self._episode(world, ran, patch, door.refused, wall_s)
+
+    def _run(
+        self, sandbox: Sandbox, door: Door, world: SWEWorld, config: AgentConfig, started_s: float
+    ) -> tuple[ExecResult, float]:
+        """How it ended, and the seconds that it had."""
+        left_s = config.metadata.get("timeout_s", self.spec.wall_s) - (time.monotonic() - started_s)
+        wall_s = min(self.spec.wall_s, left_s - PATCH_S)
+        if wall_s <= 0:
+            raise AgentError(
+                f"Setting up the world of {world.task.instance_id} left {left_s:.0f} s of the episode's time."
+            )
+        filled = self.spec.filled(
+            {
+                "task": self.spec.prompt.replace("{issue}", world.task.problem_statement),
+                "model": config.model,
+                "base_url": f"{door.root_url}/v1",
+                "root_url": door.root_url,
+                "harness": HOME,
+            }
+        )
+        for path, text in filled.files.items():
+            sandbox.write(path, text)
+        ran = sandbox.exec(
+            filled.command,
+            stdin=filled.stdin,
+            cwd=PLACE,
+            env=world.variables | {"TERM": "dumb"} | filled.environment,
+            limits=replace(sandbox.limits, wall_s=wall_s, cpu_s=wall_s * CPU_PER_WALL_S),
+        )
+        return ran, wall_s
 
     def _episode(
         self, world: SWEWorld, ran: ExecResult, patch: str, refused: list[str], wall_s: float

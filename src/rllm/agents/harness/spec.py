@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 from rllm.errors import ConfigError
 from rllm.rewards.swe_repository import PLACE as REPOSITORY
+from rllm.types.call_budget import CallBudget, budget_problem
 
 PREFIX = "harness:"
 """What the name of an agent begins with that is one."""
@@ -58,6 +59,8 @@ class HarnessSpec:
     wall_s: float = 1800.0
     """Seconds that it may take; the limit of the run's episodes counts as well."""
     memory_mb: int = 4096
+    budget: dict[str, float] = field(default_factory=dict[str, float])
+    """Limits of its model calls in one episode, as in CallBudget; those of the run count as well."""
     folder: Path = field(default_factory=Path)
     """Where `copy` is from."""
 
@@ -65,6 +68,10 @@ class HarnessSpec:
         """All that its file says, with hashes of what it copies: as JSON, the same for the same harness."""
         copied = {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in self.copy}
         return {**asdict(self), "folder": "", "copy": copied}
+
+    @property
+    def call_budget(self) -> CallBudget:
+        return CallBudget(**cast(dict[str, Any], self.budget))
 
     def filled(self, values: Mapping[str, str]) -> "FilledSpec":
         """The same with its places filled in."""
@@ -147,6 +154,17 @@ def _value(where: str, key: str, value: Any) -> Any:
         if isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
             return value
         expected = "a table of texts"
+    elif key == "budget":
+        names = [each.name for each in fields(CallBudget)]
+        if isinstance(value, dict):
+            if unknown := [name for name in value if name not in names]:
+                raise ConfigError(
+                    f"{where}: `budget.{unknown[0]}` limits nothing; there are {', '.join(names)}."
+                )
+            if (problem := budget_problem(CallBudget(**value)))[0]:
+                raise ConfigError(f"{where}: `budget.{problem[0]}` {problem[1]}.")
+            return value
+        expected = f"a table with {', '.join(names)}"
     elif key in ("wall_s", "memory_mb"):
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             return value

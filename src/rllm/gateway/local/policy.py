@@ -261,6 +261,8 @@ class LocalPolicy:
         }
         settings |= {name: session.sampling[name] for name in _SESSION_SAMPLING if name in session.sampling}
         params = {name: value for name, value in settings.items() if value is not None}
+        if request.tokens_left is not None:
+            room = min(room, request.tokens_left // request.n)
         params["max_tokens"] = min(params.get("max_tokens", room), room)
         try:
             return SamplingParams(

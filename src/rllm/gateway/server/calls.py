@@ -22,12 +22,22 @@ from rllm.errors import (
     StorageError,
 )
 from rllm.gateway.ledger import Ledger
+from rllm.gateway.server.budgets import SessionBudget
 from rllm.gateway.server.call_records import Circumstances, answer_so_far, error_record, records_of
 from rllm.gateway.server.counts import Counts
 from rllm.gateway.server.delivery import KEEP_ALIVE_S, EventSink
 from rllm.gateway.server.retries import Placement, Retries
 from rllm.gateway.server.sessions import Session
-from rllm.gateway.wire import Answer, CallRecord, CallRequest, CallStatus, Piece, Policy, completion_id
+from rllm.gateway.wire import (
+    Answer,
+    CallRecord,
+    CallRequest,
+    CallStatus,
+    Emit,
+    Piece,
+    Policy,
+    completion_id,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -237,7 +247,7 @@ class Calls:
         emit = call.emit if call.request.stream else None
         try:
             if call.cancelled_because is None:
-                answer = await self._policy.answer(call.request, call.session, emit)
+                answer = await self._answer(call, emit)
                 call.is_ending = True
                 return await self._end_whole(call, answer)
             because = call.cancelled_because
@@ -253,6 +263,35 @@ class Calls:
         call.is_ending = True
         await self._end_partial(call, because, None)
         return because
+
+    async def _answer(self, call: ClientCall, emit: Emit | None) -> Answer:
+        """The policy's answer, within what the session may still use."""
+        budget, sampling = call.session.budget, call.session.sampling
+        if budget is None:
+            return await self._policy.answer(call.request, call.session, emit)
+        share = await budget.admit(call.request, sampling.get("max_tokens", call.request.max_tokens))
+        call.request.tokens_left = share.tokens
+        late: asyncio.TimerHandle | None = None
+        answer: Answer | None = None
+        if share.seconds is not None:
+            loop = asyncio.get_running_loop()
+            late = loop.call_later(share.seconds, self._out_of_time, call, budget)
+        try:
+            answer = await self._policy.answer(call.request, call.session, emit)
+            return answer
+        except PartialAnswer as error:
+            answer = error.answer if isinstance(error.answer, Answer) else None
+            raise
+        except asyncio.CancelledError:
+            answer = answer_so_far(call.request, call.pieces, call.request.model)
+            raise
+        finally:
+            if late is not None:
+                late.cancel()
+            await budget.settle(share, answer)
+
+    def _out_of_time(self, call: ClientCall, budget: SessionBudget) -> None:
+        self.cancel(call, budget.refusal("seconds"))
 
     async def _end_whole(self, call: ClientCall, answer: Answer) -> Answer:
         if call.sink is not None:

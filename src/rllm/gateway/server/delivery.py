@@ -18,6 +18,7 @@ from rllm.errors import RequestRefused
 from rllm.gateway.dialects.base import ClientDialect, StreamWriter
 from rllm.gateway.server.paths import MethodNotAllowed
 from rllm.gateway.wire import Answer, CallRequest, Dialect, Piece, completion_id, unix_time
+from rllm.types.call_budget import exhausted_limit
 
 KEEP_ALIVE_S = 15.0
 _JSON = "application/json"
@@ -53,6 +54,8 @@ def error_response(dialect: ClientDialect, error: RequestRefused) -> web.Respons
         headers["Retry-After"] = error.retry_after
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = error.allowed
+    if exhausted_limit(error.code):
+        headers["X-Should-Retry"] = "false"  # which the clients of OpenAI and Anthropic read
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     response = json_response(dialect.error(error), error.status, headers)

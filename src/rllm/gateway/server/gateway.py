@@ -54,6 +54,7 @@ from rllm.gateway.server.published import PublishedRoutes, worker_rows
 from rllm.gateway.server.responses import KeptResponses, delete_refused
 from rllm.gateway.server.sessions import MAX_IDLE_SESSIONS, Session, SessionRegistry
 from rllm.gateway.wire import Answer, CallRecord, CallRequest, Policy
+from rllm.types.call_budget import CallBudget
 
 _Body = TypeVar("_Body")
 _Content = TypeVar("_Content")
@@ -221,13 +222,15 @@ class Gateway:
         seed: int | None = None,
         sampling: dict[str, Any] | None = None,
         metadata: dict[str, Any] | None = None,
+        budget: CallBudget | None = None,
     ) -> "GatewaySession":
-        """A session for one program. Without `seed` it has one that follows from its id.
+        """A session for one program. Without `seed` it has one that follows from its id. Calls beyond its
+        `budget` are refused (403, `budget_exhausted`).
 
         To be called in the gateway's event loop. Raises RequestRefused when it exists with other settings.
         """
         created_session = self.sessions.create(
-            session_id(session, "`session`"), seed, sampling or {}, metadata or {}
+            session_id(session, "`session`"), seed, sampling or {}, metadata or {}, budget
         )
         return GatewaySession(self, created_session)
 

@@ -16,7 +16,7 @@ from rllm.gateway.server.bodies import json_object, read_body
 from rllm.gateway.server.calls import Calls, session_closed
 from rllm.gateway.server.delivery import json_response, send
 from rllm.gateway.server.paths import session_id
-from rllm.gateway.server.sessions import SessionRegistry, unknown_session
+from rllm.gateway.server.sessions import SessionRegistry, budget_of, unknown_session
 from rllm.gateway.wire import CallRecord
 
 _PAGE, _MAX_PAGE = 100, 1000
@@ -36,7 +36,7 @@ class Management:
     async def create(self, http: web.BaseRequest) -> web.StreamResponse:
         body = await read_body(http)
         fields = json_object(body) if body else {}
-        names = ("session_id", "seed", "sampling", "metadata")
+        names = ("session_id", "seed", "sampling", "metadata", "budget")
         if "sampling_params" in fields:  # the published name
             if "sampling" in fields:
                 raise RequestRefused(
@@ -58,6 +58,7 @@ class Management:
             seed,
             _field(fields, "sampling", dict, "an object") or {},
             _field(fields, "metadata", dict, "an object") or {},
+            budget_of(_field(fields, "budget", dict, "an object") or {}),
         )
         if session.stored is not None:
             await asyncio.shield(session.stored)

@@ -3,6 +3,8 @@
 from functools import cache
 from typing import Any
 
+from rllm.types.call_budget import CallBudget
+
 _JSON = "application/json"
 _TEXT: dict[str, Any] = {"type": "string"}
 _OBJECT: dict[str, Any] = {"type": "object"}
@@ -110,6 +112,7 @@ def _session_paths() -> dict[str, Any]:
             "session_id": {"type": "string", "minLength": 1, "maxLength": 512},
             "seed": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
             "sampling": {"$ref": "#/components/schemas/Sampling"},
+            "budget": {"$ref": "#/components/schemas/Budget"},
             "metadata": _OBJECT,
         },
         "additionalProperties": False,
@@ -275,6 +278,14 @@ def _schemas() -> dict[str, Any]:
                 "type": {"const": "error"},
                 "error": {"type": "object", "required": ["message", "type"], "properties": error_fields},
             },
+        },
+        "Budget": {
+            "type": "object",
+            "properties": {
+                name: {"type": "integer" if name in ("turns", "tokens") else "number", "minimum": 0}
+                for name in CallBudget.__dataclass_fields__
+            },
+            "additionalProperties": False,
         },
         "Sampling": {
             "type": "object",

@@ -12,12 +12,15 @@ import hashlib
 import json
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from rllm.errors import RequestRefused
 from rllm.gateway.ledger import Ledger
+from rllm.gateway.server.budgets import SessionBudget
 from rllm.gateway.wire import CallRecord
+from rllm.types.call_budget import CallBudget, budget_problem
 
 MAX_IDLE_SESSIONS = 4096
 _MAX_CLOSED_IDS = 100_000
@@ -38,6 +41,9 @@ class Session:
     """Calls of it may be in the ledger; asking there costs time that a new session need not spend."""
     in_flight: set[Any] = field(default_factory=set[Any])
     """Its calls that are on their way."""
+    limits: CallBudget = field(default_factory=CallBudget)
+    budget: SessionBudget | None = None
+    """None where it has no limits."""
     stored: asyncio.Future[Any] | None = None
     """Pending while what it was created with goes to disk; its answers wait for that."""
 
@@ -45,7 +51,13 @@ class Session:
         return self.ledger.traces(self.id) if self.has_history else []
 
     def data(self) -> dict[str, Any]:
-        return {"seed": self.seed, "sampling": self.sampling, "metadata": self.metadata}
+        data = {"seed": self.seed, "sampling": self.sampling, "metadata": self.metadata}
+        return data if self.limits.is_unlimited else data | {"budget": asdict(self.limits)}
+
+    def hold_to(self, limits: CallBudget) -> None:
+        """Have its calls counted against the limits, from the first one in the ledger on."""
+        self.limits = limits
+        self.budget = None if limits.is_unlimited else SessionBudget(limits, self.history())
 
 
 class SessionRegistry:
@@ -84,7 +96,12 @@ class SessionRegistry:
         return self._add(_session_of(session_id, self._ledger, data))
 
     def create(
-        self, session_id: str, seed: int | None, sampling: dict[str, Any], metadata: dict[str, Any]
+        self,
+        session_id: str,
+        seed: int | None,
+        sampling: dict[str, Any],
+        metadata: dict[str, Any],
+        limits: CallBudget | None = None,
     ) -> Session:
         """A session with settings of its own, in memory at once and on its way to disk.
 
@@ -94,7 +111,11 @@ class SessionRegistry:
         _require_json(metadata)
         if seed is None:
             seed = derived_seed(session_id)
-        settings = {"seed": seed, "sampling": sampling, "metadata": metadata}
+        settings: dict[str, Any] = {"seed": seed, "sampling": sampling, "metadata": metadata}
+        limits = limits or CallBudget()
+        require_budget(limits)
+        if not limits.is_unlimited:
+            settings["budget"] = asdict(limits)
         session = self._sessions.get(session_id)
         data = (
             self._ledger.session_data(session_id)
@@ -116,6 +137,7 @@ class SessionRegistry:
         if session is None:
             session = self._add(Session(session_id, self._ledger, seed, has_history=data is not None))
         session.seed, session.sampling, session.metadata = seed, sampling, metadata
+        session.hold_to(limits)
         self._store(session, settings)
         return session
 
@@ -196,6 +218,23 @@ def require_sampling(sampling: dict[str, Any]) -> None:
             )
 
 
+def budget_of(fields: dict[str, Any]) -> CallBudget:
+    """The limits of a session as JSON has them. Raises RequestRefused (400) for what is none."""
+    names = [each.name for each in dataclass_fields(CallBudget)]
+    for name in fields:
+        if name not in names:
+            raise RequestRefused(
+                f"`budget.{name[:80]}` limits nothing; there are {', '.join(names)}.", param="budget"
+            )
+    return CallBudget(**fields)
+
+
+def require_budget(limits: CallBudget) -> None:
+    """Raises RequestRefused (400) for limits that make no sense."""
+    if (problem := budget_problem(limits))[0]:
+        raise RequestRefused(f"`budget.{problem[0]}` {problem[1]}.", param=f"budget.{problem[0]}")
+
+
 _SAMPLING = {
     "temperature": lambda value: 0 <= value < math.inf,
     "top_p": lambda value: 0 < value <= 1,
@@ -221,7 +260,7 @@ def _require_json(metadata: dict[str, Any]) -> None:
 
 def _session_of(session_id: str, ledger: Ledger, data: dict[str, Any] | None) -> Session:
     fields = data or {}
-    return Session(
+    session = Session(
         session_id,
         ledger,
         fields.get("seed", derived_seed(session_id)),
@@ -229,3 +268,5 @@ def _session_of(session_id: str, ledger: Ledger, data: dict[str, Any] | None) ->
         fields.get("metadata", {}),
         has_history=data is not None,
     )
+    session.hold_to(budget_of(fields.get("budget", {})))
+    return session

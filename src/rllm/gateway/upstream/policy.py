@@ -160,6 +160,9 @@ class UpstreamPolicy:
     async def answer(self, request: CallRequest, session: PolicySession, emit: Emit | None = None) -> Answer:
         """See `Policy`. Policy versions are those of the weights that the call began with."""
         sampling = {name: session.sampling[name] for name in _REQUEST_FIELDS if name in session.sampling}
+        if request.tokens_left is not None:
+            left = request.tokens_left // request.n
+            sampling["max_tokens"] = min(sampling.get("max_tokens", request.max_tokens) or left, left)
         call = UpstreamCall(
             request=replace(request, **sampling) if sampling else request,
             dialect=UPSTREAMS[self._dialect_for(request)],
