@@ -206,6 +206,7 @@ def scenarios(number: int, url: str) -> dict[str, list[tuple[bool, tuple[str, ..
         "worker show": [(True, ("loud.worker.md",))],
         "worker run": [(True, ("loud.worker.md", "--input", "inputs.jsonl", "--directory", "others"))],
         "worker batch": [(True, ("loud.worker.md", "inputs.jsonl", "--directory", "others"))],
+        "view": [(True, (FOREIGN,))],
         "worker serve": [(True, ("broken.worker.md",))],
         "worker mcp": [(True, ("broken.worker.md",))],
         "worker runs": [(True, ("kept",))],
