@@ -67,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
         files = self.server.repos.get(repo)
         if files is None:
             self._refuse(404, "RepoNotFound")
-        elif revision not in ("refs/convert/parquet", "main", COMMIT):
+        elif revision not in ("refs/convert/parquet", "refs/pr/1", "main", COMMIT):
             self._refuse(404, "RevisionNotFound")
         else:
             siblings = [_entry(name, content) for name, content in files.items()]

@@ -101,3 +101,10 @@ def test_paths_that_were_mistyped_are_no_models_of_the_hub(
     assert not any(is_model_id(name) for name in names)
     assert is_model_id("Qwen/Qwen3-0.6B")
     assert is_model_id("Qwen/Qwen3-0.6B@main")
+
+
+def test_revisions_with_slashes_are_kept_apart_by_model(hub: Any, tmp_path: Path) -> None:
+    hub.repos["org/other"] = dict(hub.repos["org/tiny"])
+    places = {resolve_model(f"org/{name}@refs/pr/1").path for name in ("tiny", "other")}
+    assert len(places) == 2
+    assert all(Path(each).parent == tmp_path / "home" / "models" / "hub" / "org" for each in places)

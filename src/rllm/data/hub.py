@@ -134,9 +134,8 @@ def hub_model(name: str, *, endpoint: str | None = None) -> Path:
     match = _MODEL_ID.fullmatch(name)
     assert match is not None, "`is_model_id` holds"
     repo, revision = match[1], match[2] or "main"
-    directory = (
-        rllm_home() / "models" / "hub" / repo.partition("/")[0] / name.rpartition("/")[2].replace("/", "_")
-    )
+    organisation, _, rest = name.partition("/")  # with the revision, which may have slashes of its own
+    directory = rllm_home() / "models" / "hub" / organisation / rest.replace("/", "_")
     if (directory / "config.json").is_file():
         return directory
     log.warning("Fetching the model %s from the hub; it is kept in %s.", name, directory)
