@@ -3,6 +3,7 @@
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from playing import mends, played
 from rllm.agents.harness import door
 from rllm.agents.harness.spec import harness_named, shipped_names
 from rllm.build.actors import actor_named
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, RequestRefused
 from rllm.trainer.samples import training_batch
 from rllm.types.call_budget import CallBudget
 from rllm.types.episode import Outcome, TerminationReason
@@ -62,6 +63,34 @@ FAILURES = {
         "it asked for api.example.com, and reaches its model alone",
     ),
 }
+
+
+FORBIDDEN_ONCE = """
+import json, sys, time, urllib.error, urllib.request
+body = json.dumps({"messages": [{"role": "user", "content": "Go on."}]}).encode()
+def ask():
+    return urllib.request.urlopen(urllib.request.Request(sys.argv[1] + "/chat/completions", body)).read()
+try:
+    ask()
+except urllib.error.HTTPError as error:
+    assert error.code == 403
+    time.sleep(1.5)
+ask()
+"""
+
+
+async def test_a_call_that_the_model_itself_forbids_ends_no_harness(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "END_S", 0.3)
+    answers: list[Any] = [RequestRefused("Not this.", status=403), "a few words"]
+    (tmp_path / "asks.py").write_text(FORBIDDEN_ONCE)
+    text = 'copy = ["asks.py"]\ncommand = ["python3", "{harness}/asks.py", "{base_url}", "{task}"]'
+    episode = await played(
+        harness_file(tmp_path, text + "\nbudget.turns = 9"), task, lambda messages: answers.pop(0), tmp_path
+    )
+    assert episode.info["harness"]["exit_code"] == 0, episode.info
+    assert answers == []
 
 
 @pytest.mark.parametrize("kind", FAILURES)

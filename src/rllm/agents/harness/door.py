@@ -28,8 +28,9 @@ _FORBIDDEN = (
     b"HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_REFUSAL), _REFUSAL)
 )
-_USED_UP = b"HTTP/1.1 403 "
-"""How the gateway's answer begins when the session has nothing left; it refuses no other call with this."""
+_FORBIDS, _FOR_GOOD = b"HTTP/1.1 403 ", b"x-should-retry: false"
+"""The first line of the gateway's answer when the session has nothing left, and a header that no other has: a
+server behind it may forbid a call as well."""
 END_S = 10.0
 """What a program has to end by itself then."""
 _CLOSE = b"Connection: close\r\n"
@@ -113,7 +114,10 @@ class Door:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         start = await reader.read(65536)
-        if start.startswith(_USED_UP) and self._last_refusal is None:
+        if start.startswith(_FORBIDS) and b"\r\n\r\n" not in start:
+            start += await reader.readuntil(b"\r\n\r\n")
+        is_over = start.startswith(_FORBIDS) and _FOR_GOOD in start.partition(b"\r\n\r\n")[0].lower()
+        if is_over and self._last_refusal is None:
             self._last_refusal = asyncio.get_running_loop().call_later(END_S, self._sandbox.stop)
         writer.write(start)
         await _pump(reader, writer)
