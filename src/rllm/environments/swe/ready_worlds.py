@@ -46,8 +46,10 @@ class ReadyWorlds:
             raise
 
     def close(self, world: SWEWorld, sandbox: Sandbox) -> None:
-        sandbox.close()
-        self._leave(world)
+        try:
+            sandbox.close()
+        finally:
+            self._leave(world)
 
     def _leave(self, world: SWEWorld) -> None:
         with self._lock:
