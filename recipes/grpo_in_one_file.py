@@ -213,6 +213,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error(f"--steps is {arguments.steps}; it must be 1 or more")
     loaded = load_model(arguments.model)
     asyncio.run(
         train(loaded, lake_tasks("train", 10_000), Settings(steps=arguments.steps, seed=arguments.seed))
