@@ -122,10 +122,13 @@ def attempts_page(sources: Sources, query: Query) -> dict[str, Any]:
     group = _group(rows[0].task_id, rows)
     for attempt in group["attempts"]:
         attempt["trajectories"] = _turns(episodes[attempt["id"]])
-    paid = [each for each in group["attempts"] if each["reward"] is not None]
+    with_reward = [each for each in group["attempts"] if each["reward"] is not None]
     parting: dict[str, Any] | None = None
-    if len(paid) > 1 and group["deviation"]:
-        best, worst = max(paid, key=lambda each: each["reward"]), min(paid, key=lambda each: each["reward"])
+    if len(with_reward) > 1 and group["deviation"]:
+        best, worst = (
+            max(with_reward, key=lambda each: each["reward"]),
+            min(with_reward, key=lambda each: each["reward"]),
+        )
         parting = {"best": best["id"], "worst": worst["id"], **_parting(best, worst)}
     return {**group, "total": total, "parting": parting, "phase": which.phase, "step": which.step}
 

@@ -17,7 +17,7 @@ def shown_message(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
     texts = [text for part in parts if (text := _text_of(part))]
-    shown: dict[str, Any] = {"role": str(message.get("role", "")), "text": _limited("\n".join(texts))}
+    fields: dict[str, Any] = {"role": str(message.get("role", "")), "text": _limited("\n".join(texts))}
     images = [source for part in parts if (source := _picture_of(part))]
     reasoning = next(
         (message[key] for key in ("reasoning", "reasoning_content", "thinking") if message.get(key)), ""
@@ -29,7 +29,7 @@ def shown_message(message: Mapping[str, Any]) -> dict[str, Any]:
         "name": str(message.get("name") or ""),
         "call_id": str(message.get("tool_call_id") or ""),
     }
-    return shown | {name: value for name, value in extras.items() if value}
+    return fields | {name: value for name, value in extras.items() if value}
 
 
 def shown_value(value: Any) -> str:
