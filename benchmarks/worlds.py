@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rllm.data.swe_repository import PLACE
 from rllm.data.swe_rows import SWETask
 from rllm.environments.swe.swe import SWEEnv
 from rllm.rewards.swe_grading import grade_patch
-from rllm.rewards.swe_repository import PLACE
 from rllm.rewards.swe_world import SWEWorld
 from rllm.sandbox import Limits, Root, SandboxPool
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from rllm.data.swe_repository import repository_of
 from rllm.data.swe_rows import SWETask
 from rllm.errors import ConfigError, RewardError
 from rllm.rewards.swe_grading import grade_patch
-from rllm.rewards.swe_repository import repository_of
 from rllm.rewards.swe_world import SWEWorld, patch_of
 
 sys.path.insert(0, str(Path(__file__).parent))

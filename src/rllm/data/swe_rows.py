@@ -32,6 +32,7 @@ ROWS_FILE = "rows.jsonl"
 """Of a directory of tasks, the file with one row a task; relative paths in it are relative to it."""
 SPLITS = ("train", "validation", "test")
 """Folders of a directory that the task factory wrote."""
+EVAL_TYPES = ("pass_and_fail", "fail_only")
 DEFAULT_TEST_COMMAND = ("python", "-m", "pytest")
 ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 """How the names of sdists and other archives of one tree end."""
@@ -74,6 +75,8 @@ class SWETask:
     """Words; the tests to run and where to report are added at their end."""
     python: str = ""
     """Version of the interpreter, as in `3.11`; empty takes this machine's."""
+    eval_type: str = "pass_and_fail"
+    """`fail_only` where logs name the tests that fail and no others."""
     image: str = ""
     """The container image that was published for the row."""
     form: str = "swe-bench"
@@ -117,9 +120,14 @@ class SWETask:
             install=_texts(fields.get("install"), "install", where),
             test_command=_texts(fields.get("test_command"), "test_command", where) or DEFAULT_TEST_COMMAND,
             python=_text(fields, "python", where, optional=True),
+            eval_type=_text(fields, "eval_type", where, optional=True) or EVAL_TYPES[0],
             image=_text(fields, "image", where, optional=True),
             form=form,
         )
+        if task.eval_type not in EVAL_TYPES:
+            raise ConfigError(
+                f"{where}: `eval_type` is {task.eval_type!r:.80}; it is {' or '.join(EVAL_TYPES)}."
+            )
         if task.base_commit and not _COMMIT.fullmatch(task.base_commit):
             raise ConfigError(
                 f"{where}: `base_commit` is {task.base_commit!r:.80}, which is no commit's name: write it in "
@@ -145,8 +153,9 @@ class SWETask:
         for name in ("install", "test_command"):
             if name in row:
                 row[name] = list(row[name])
-        if row["form"] == "swe-bench":
-            del row["form"]
+        for name, usual in (("form", "swe-bench"), ("eval_type", EVAL_TYPES[0])):
+            if row[name] == usual:
+                del row[name]
         return row
 
 

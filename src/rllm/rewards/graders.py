@@ -31,7 +31,7 @@ GRADERS = {
     "judge": "rllm.rewards.judge:JudgeGrader",
     "equality": "rllm.rewards.judge:EqualityGrader",
     "calls": "rllm.rewards.calls:CallsGrader",
-    "swebench": "rllm.rewards.swebench_grader:SweBenchGrader",
+    "swebench": "rllm.rewards.swe_grader:SWEGrader",
 }
 """Name -> `module:factory`; what the factory takes by keyword are the grader's options."""
 

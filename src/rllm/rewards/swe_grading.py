@@ -20,13 +20,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from rllm.data.swe_repository import PLACE
 from rllm.data.swe_rows import SWETask
 from rllm.errors import ConfigError, RewardError
 from rllm.rewards.grade import Grade, right, wrong
-from rllm.rewards.swe_repository import PLACE
 from rllm.rewards.swe_world import GIT, SWEWorld
 from rllm.rewards.swebench import CaseStatus, PatchVerdict, Resolution, verdict_of
-from rllm.rewards.swebench_grader import APPLY
 from rllm.sandbox.types import Status
 from rllm.sandbox.verifier import TESTS, Examination, Examined, examine
 
@@ -36,6 +35,13 @@ STEERING = (
 )
 """Names of files, in any folder, that are again as they were before the patch when the tests run. So are
 files of tests; but none of those that the reference solution changes."""
+APPLY = (
+    "git apply --verbose {patch}",
+    "git apply --verbose --3way {patch}",
+    "git apply --verbose --reject {patch}",
+    "patch --batch --forward --fuzz=5 -p1 -i {patch}",
+)
+"""Tried in this order, as the published harness does; the tree is put back between them."""
 NO_PATCH, NOT_APPLIED = "the patch is empty", "the patch does not apply"
 _REPORT = "report.json"
 _MOST_REPORT_BYTES = 32 << 20
@@ -92,7 +98,9 @@ def run_tests(world: SWEWorld, patch: str, *, timeout_s: float = 300.0) -> TestR
 
 def _graded(task: SWETask, ran: TestRun, patch: str) -> Grade:
     statuses = ran.statuses | _short_names(ran.statuses)
-    verdict = verdict_of(statuses, task.fail_to_pass, task.pass_to_pass)
+    verdict = verdict_of(
+        statuses, task.fail_to_pass, task.pass_to_pass, fail_only=task.eval_type == "fail_only"
+    )
     details: dict[str, Any] = {
         "resolution": str(verdict.resolution),
         "fail_to_pass": {name: str(statuses.get(name, "missing")) for name in task.fail_to_pass},
@@ -159,6 +167,7 @@ def _examination(world: SWEWorld, tests: Path, timeout_s: float, secret: str) ->
         prepare=lambda sandbox, brings: None,
         results=(_REPORT,),
         packages=environment.packages,
+        image=world.image or None,
         stdin=f"{secret}\n",
         most_result_bytes=_MOST_REPORT_BYTES,
     )

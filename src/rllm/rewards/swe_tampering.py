@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from importlib import resources
 from pathlib import PurePosixPath
 
+from rllm.data.swe_repository import PLACE
 from rllm.errors import ConfigError, RllmError
 from rllm.rewards.attacks import Aim, AttackVerdict, Finding
 from rllm.rewards.grade import Grade, wrong
 from rllm.rewards.swe_grading import grade_patch
-from rllm.rewards.swe_repository import PLACE
 from rllm.rewards.swe_world import SWEWorld, patch_of
 
 GOLD, EMPTY = "the reference solution", "nothing done"

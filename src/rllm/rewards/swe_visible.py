@@ -11,8 +11,8 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rllm.data.swe_repository import PLACE
 from rllm.rewards.swe_grading import pytest_words
-from rllm.rewards.swe_repository import PLACE
 from rllm.rewards.swe_world import GIT, SWEWorld
 from rllm.sandbox.types import Status
 

@@ -1,7 +1,8 @@
-"""The world of a software-engineering task without containers: its repository at /testbed in a writable root.
+"""The world of a software-engineering task: its repository at /testbed in a writable root.
 
-    task ──► repository_of ──► /testbed          (rllm.rewards.swe_repository)
-      └────► environment_of ──► /opt/venv         (rllm.rewards.swe_environment; or this machine's Python)
+    task ──► repository_of ──► /testbed          (rllm.data.swe_repository)
+      └────► environment_of ──► /opt/venv         (rllm.data.swe_environment; or this machine's Python)
+    with docker: the task's image, which has both
 
     agent's world ──patch_of──► its files of /testbed, without `.git` ──► a fresh world with the same
                                 repository ──► `git diff` there: nothing that the agent's world says is asked
@@ -10,11 +11,12 @@ What an agent changed in its world outside of /testbed (the interpreter, package
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from rllm.data.swe_environment import VENV, Environment, environment_of
+from rllm.data.swe_repository import PLACE, Repository, repository_of
 from rllm.data.swe_rows import SWETask
-from rllm.rewards.swe_environment import VENV, Environment, environment_of
-from rllm.rewards.swe_repository import PLACE, Repository, repository_of
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.packages import PLACE as PACKAGES
@@ -24,6 +26,8 @@ from rllm.sandbox.verifier import GIT_VARIABLES
 
 MAX_PATCH_BYTES: Final = 16 << 20
 _PATCH = "/tmp/model.patch"
+_CONDA, _IMAGE_PROGRAMS = "/opt/miniconda3/envs/testbed/bin", {"r2e-gym": f"{PLACE}/.venv/bin"}
+"""Where published images have the programs of their environment, by the form of the row."""
 GIT = {
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -46,6 +50,8 @@ class SWEWorld:
     repository: Repository
     environment: Environment
     backend: str = "bubblewrap"
+    image: str = ""
+    """The container that has repository and environment; of docker alone."""
     limits: Limits
 
     @classmethod
@@ -54,6 +60,15 @@ class SWEWorld:
 
         Raises ConfigError, naming the row, for a source or an install step that fails.
         """
+        if backend == "docker":
+            return cls(
+                task=task,
+                repository=Repository(path=Path(), hidden=task.test_files, gold=task.patch),
+                environment=Environment(path=Path(), image_programs=_IMAGE_PROGRAMS.get(task.form, _CONDA)),
+                backend=backend,
+                image=_image_of(task),
+                limits=limits,
+            )
         repository = repository_of(task)
         environment = environment_of(task, repository, backend=backend)
         return cls(task=task, repository=repository, environment=environment, backend=backend, limits=limits)
@@ -70,7 +85,13 @@ class SWEWorld:
     def open(self, *, mounts: tuple[tuple[str, str], ...] = ()) -> Sandbox:
         """A new world as an agent gets it. `mounts`: see `Root`."""
         packages = self.environment.packages
-        return open_sandbox(self.backend, limits=self.limits, root=self.root(mounts), packages=packages)
+        return open_sandbox(
+            self.backend,
+            limits=self.limits,
+            root=self.root(mounts),
+            packages=packages,
+            image=self.image or None,
+        )
 
     def pool(self) -> SandboxPool:
         """One world that is ready before anybody asks, again and again."""
@@ -79,7 +100,7 @@ class SWEWorld:
 
     def open_for_git(self) -> Sandbox:
         """A new world in which nothing but git is run."""
-        return open_sandbox(self.backend, limits=self.limits, root=self.root())
+        return open_sandbox(self.backend, limits=self.limits, root=self.root(), image=self.image or None)
 
     def root(self, mounts: tuple[tuple[str, str], ...] = ()) -> Root:
         folders = (PLACE, *((VENV,) if self.environment.has_venv else ()))
@@ -87,8 +108,16 @@ class SWEWorld:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Repository and environment: no world writes to them, so all have the same."""
+        """Repository and environment: no world writes to them, so all have the same. An image has its own."""
+        if self.image:
+            return ()
         return str(self.environment.layer), str(self.repository.layer)
+
+
+def _image_of(task: SWETask) -> str:
+    """The row's image, or the one that was published for its name."""
+    name = task.instance_id.replace("__", "_1776_").lower()
+    return task.image or f"swebench/sweb.eval.x86_64.{name}:latest"
 
 
 def patch_of(agent: Sandbox, world: SWEWorld) -> str:

@@ -1,28 +1,16 @@
-"""SWE-bench: what a log of a test run says, and whether an issue counts as resolved. Pure functions.
+"""SWE-bench: whether an issue counts as resolved. Pure functions.
 
-    log ──between the markers──► {test id: status} ──FAIL_TO_PASS, PASS_TO_PASS──► full | partial | no
+    {test id: status} ──FAIL_TO_PASS, PASS_TO_PASS──► full | partial | no
 
 The rules are the published harness's, as of swebench 5: expected-failure counts as passed; a skipped test
 keeps a PASS_TO_PASS promise but no FAIL_TO_PASS one; a test that is missing fails; ids that were cut in the
-middle of a parameter are matched by prefix where all candidates agree. Two rules are stricter here: a test
-with a failing subtest has failed, though pytest 9 prints its own line as PASSED; and so has one of which the
-log says both, since a program under test can print a line.
+middle of a parameter are matched by prefix where all candidates agree.
 """
 
-import ast
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
-
-from rllm.errors import RewardError
-
-START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
-_EXIT = re.compile(r"\b(?:exit[ _]code|EXIT_CODE)[ =:]+(\d+)", re.IGNORECASE)
-_STATUS = re.compile(r"^(PASSED|FAILED|SKIPPED|ERROR|XFAIL)\s+(.*)$")
-_SUBTEST = re.compile(r"^SUBFAIL(?:ED)?(?:\(.*?\)|\[.*?\])*\s+(\S+)")
 
 
 class CaseStatus(StrEnum):
@@ -54,49 +42,6 @@ class PatchVerdict:
     """Share of the FAIL_TO_PASS tests that pass; 1 where there are none."""
     pass_to_pass: float
     failing: list[str] = field(default_factory=list[str])
-
-
-def ids_of(value: Any, name: str) -> list[str]:
-    """FAIL_TO_PASS or PASS_TO_PASS: a list, or a text that is one. Raises RewardError for anything else."""
-    ids = value
-    if isinstance(value, str):
-        try:
-            ids = json.loads(value)
-        except ValueError:
-            ids = _python_list(value)
-    if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
-        raise RewardError(f"`{name}` is {value!r:.200}; it must be a list of test ids.")
-    return ids
-
-
-def statuses_of(log: str) -> dict[str, CaseStatus] | None:
-    """Test id -> status of a log of `pytest -rA`; None where the tests never ran to their end.
-
-    Only what stands between the markers counts. A run that ended with an error code though no test failed
-    was cut off: its log is none.
-    """
-    begin, end = log.rfind(START), log.rfind(END)
-    if begin < 0 or end < begin:
-        return None
-    statuses: dict[str, CaseStatus] = {}
-    with_failed_parts: set[str] = set()
-    for line in log[begin + len(START) : end].splitlines():
-        if subtest := _SUBTEST.match(line):
-            with_failed_parts.add(subtest[1])
-            continue
-        match = _STATUS.match(line)
-        if match is None:
-            continue
-        rest = match[2].replace(" - ", " ") if match[1] == "FAILED" else match[2]
-        words = rest.split()
-        if words and statuses.get(words[0]) not in (CaseStatus.FAILED, CaseStatus.ERROR):
-            statuses[words[0]] = CaseStatus(match[1])
-    statuses |= dict.fromkeys(with_failed_parts, CaseStatus.FAILED)
-    code = _EXIT.search(log[end:])
-    has_failure = any(each in (CaseStatus.FAILED, CaseStatus.ERROR) for each in statuses.values())
-    if code is not None and int(code[1]) != 0 and not has_failure:
-        return None
-    return statuses
 
 
 def verdict_of(
@@ -148,11 +93,3 @@ def _status_of(test: str, statuses: Mapping[str, CaseStatus]) -> CaseStatus | No
         return None
     candidates = {status for name, status in statuses.items() if name.startswith(test)}
     return candidates.pop() if len(candidates) == 1 else None
-
-
-def _python_list(text: str) -> Any:
-    """SWE-bench Pro writes its lists as Python does."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return None

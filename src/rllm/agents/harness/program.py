@@ -15,9 +15,9 @@ from typing import Any
 from rllm.agents.harness.door import Door
 from rllm.agents.harness.installing import installed
 from rllm.agents.harness.spec import HOME, HarnessSpec
+from rllm.data.swe_repository import PLACE
 from rllm.environments.swe.patches import PATCH, world_of_row
 from rllm.errors import AgentError
-from rllm.rewards.swe_repository import PLACE
 from rllm.rewards.swe_world import SWEWorld, patch_of
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.types import ExecResult, Status

@@ -19,8 +19,8 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
+from rllm.data.swe_repository import PLACE as REPOSITORY
 from rllm.errors import ConfigError
-from rllm.rewards.swe_repository import PLACE as REPOSITORY
 from rllm.types.call_budget import CallBudget, budget_problem
 
 PREFIX = "harness:"

@@ -11,16 +11,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Self
 
-from rllm.data.swe_factory.environment import Environment
+from rllm.data.swe_environment import Environment
 from rllm.data.swe_factory.project import Project
 from rllm.errors import SandboxError
 from rllm.sandbox.archive import pack_links_and_all
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
-from rllm.sandbox.packages import PLACE
 from rllm.sandbox.types import Limits, Root, Snapshot
 
-TESTBED, SITE, WORK = "/testbed", "/site", "/work"
+TESTBED, WORK = "/testbed", "/work"
 WALL_FACTOR = 12.0
 """How much longer than its seconds of processor time a run may take on a busy machine."""
 
@@ -144,12 +143,12 @@ class TestBench:
         sandbox.write(f"{WORK}/plan.json", json.dumps(plan))
         sandbox.write(f"{WORK}/results.jsonl", "")
         variables = {
-            "PYTHONPATH": SITE if self._environment.folder else PLACE,
+            "PYTHONPATH": self._environment.site,
             "PYTHONHASHSEED": "0",
             "PYTHONUTF8": "1",
             "HOME": f"{WORK}/home",
         }
-        command = ["python3", "-S", f"{WORK}/run_tests.py", f"{WORK}/plan.json"]
+        command = [self._environment.python, "-S", f"{WORK}/run_tests.py", f"{WORK}/plan.json"]
         ended = sandbox.exec(command, env=variables, cwd=TESTBED, limits=limits)
         lines = sandbox.read(f"{WORK}/results.jsonl").decode("utf-8", "replace").split("\n")
         results = [JobResult(**json.loads(each)) for each in lines[:-1]]
@@ -164,13 +163,11 @@ class TestBench:
             limits=Limits(
                 wall_s=600, cpu_s=600, memory_mb=self._limits.memory_mb, disk_mb=self._limits.disk_mb
             ),
-            root=Root(folders=(TESTBED, SITE, WORK, f"{WORK}/home")),
-            packages=self._environment.installed,
+            root=Root(folders=(TESTBED, WORK, f"{WORK}/home"), layers=(str(self._environment.layer),)),
+            packages=self._environment.packages,
         )
         try:
             sandbox.restore(Snapshot(tar=pack_links_and_all(self._tree, TESTBED), base="/"))
-            if self._environment.folder is not None:
-                sandbox.upload(self._environment.folder, SITE)
             code = resources.files("rllm.data.swe_factory.inside") / "run_tests.py"
             sandbox.write(f"{WORK}/run_tests.py", code.read_text(encoding="utf-8"))
         except BaseException:

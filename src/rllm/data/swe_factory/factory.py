@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.data.rows import jsonl_bytes
+from rllm.data.swe_environment import package_environment
 from rllm.data.swe_factory.archive import PlainRepository
 from rllm.data.swe_factory.baseline import Baseline, baseline_jobs, baseline_of
 from rllm.data.swe_factory.bench import BenchLimits, TestBench
@@ -28,8 +29,8 @@ from rllm.data.swe_factory.candidates import (
     operator_candidates,
     texts_of,
 )
-from rllm.data.swe_factory.environment import Environment, environment_of
 from rllm.data.swe_factory.project import Project, project_of
+from rllm.data.swe_factory.requirements import Requirements, requirements_of
 from rllm.data.swe_factory.sifting import KEPT, REASONS, Sieve, SiftVerdict
 from rllm.data.swe_factory.sources import Source, open_source
 from rllm.data.swe_factory.splits import SPLITS, splits_of
@@ -82,7 +83,7 @@ class _Built:
 
     source: Source
     project: Project
-    environment: Environment
+    requirements: Requirements
     baseline: Baseline
     num_candidates: int
     verdicts: list[SiftVerdict]
@@ -167,7 +168,8 @@ def _build_source(
     on_progress: Callable[[Progress], None],
 ) -> _Built:
     on_progress(Progress(source=source.name, doing="installing"))
-    environment = environment_of(project, settings.extra_requirements)
+    requirements = requirements_of(project, settings.extra_requirements)
+    environment = package_environment(requirements.install, name=source.name, backend=backend)
 
     def bench() -> TestBench:
         return TestBench(source.tree, project, environment, backend, settings.limits)
@@ -188,11 +190,11 @@ def _build_source(
         )
 
     verdicts = _sifted(candidates, sieve, journal, bench, settings.max_tasks, workers, tell)
-    rows = _rows(source, project, environment, baseline, candidates, verdicts, texts, work)
+    rows = _rows(source, project, requirements, baseline, candidates, verdicts, texts, work)
     return _Built(
         source=source,
         project=project,
-        environment=environment,
+        requirements=requirements,
         baseline=baseline,
         num_candidates=len(candidates),
         verdicts=verdicts,
@@ -304,7 +306,7 @@ def _settled(
 def _rows(
     source: Source,
     project: Project,
-    environment: Environment,
+    requirements: Requirements,
     baseline: Baseline,
     candidates: Sequence[Candidate],
     verdicts: Sequence[SiftVerdict],
@@ -333,9 +335,9 @@ def _rows(
             fail_to_pass=verdict.fail_to_pass,
             pass_to_pass=tuple(each for each in baseline.tests if each not in failing),
             source=f"../{SOURCES}/{source.name}.bundle",
-            install=environment.install,
+            install=requirements.install,
             test_command=project.test_command,
-            python=environment.python,
+            python=requirements.python,
         )
         details = {
             "operator": candidate.operator,
@@ -410,9 +412,9 @@ def _source_json(built: _Built) -> dict[str, Any]:
         "kind": built.source.kind,
         "sha256": built.source.digest,
         "commit": built.source.commit,
-        "python": built.environment.python,
-        "packages": list(built.environment.versions),
-        "requirements_left_out": list(built.environment.left_out),
+        "python": built.requirements.python,
+        "packages": list(built.requirements.versions),
+        "requirements_left_out": list(built.requirements.left_out),
         "tests": built.baseline.counts,
         "not_importable": built.baseline.errors,
         "candidates": built.num_candidates,

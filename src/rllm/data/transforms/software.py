@@ -7,7 +7,17 @@ from rllm.data.questions import Question, Row
 
 _GRADED_BY = (
     *("instance_id", "repo", "base_commit", "version", "test_patch"),
-    *("image", "log_parser", "eval_type", "eval_script", "environment_setup_commit"),
+    *(
+        "image",
+        "dockerhub_tag",
+        "patch",
+        "source",
+        "install",
+        "test_command",
+        "test_files",
+        "python",
+        "eval_type",
+    ),
 )
 """Columns that the grader reads, where a row has them."""
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from rllm.data.swe_repository import PLACE
 from rllm.environments.swe.scaffolds import BASH, EDITOR, TOOLS, SWECall
-from rllm.rewards.swe_repository import PLACE
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.types import Limits, Status
 from rllm.tools.base import ToolError

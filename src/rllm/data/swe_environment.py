@@ -6,7 +6,8 @@ environment.
                       then the commands, one after another ──► RLLM_HOME/swe/environments/KEY/
 
 What is downloaded is wheels alone, so nothing of a package runs outside of a sandbox. The key is a hash of
-the commands and of the files of the repository that steer builds; what failed is not kept.
+the commands and, unless they name packages and nothing else, of the files of the repository that steer
+builds; what failed is not kept.
 """
 
 import hashlib
@@ -17,22 +18,25 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rllm.data.home import rllm_home
+from rllm.data.swe_repository import PLACE, Repository
 from rllm.data.swe_rows import SWETask
 from rllm.errors import ConfigError
-from rllm.rewards.swe_repository import PLACE, Repository
 from rllm.sandbox.archive import unpack_layer
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.interpreter import interpreter
+from rllm.sandbox.packages import PLACE as PACKAGES
 from rllm.sandbox.types import ExecResult, Limits, Root, Scope, Status
 from rllm.store.made_once import made_once
 
 VENV = "/opt/venv"
+_FORM = 2
+"""Of what is in a directory of the cache; another number makes all of them anew."""
 _PROGRAMS = "/opt/python/bin"
 """Where `python` is without a virtual environment."""
 TEST_PACKAGES = ("pytest",)
@@ -58,10 +62,12 @@ class Environment:
     """Of the cache: `layer` has what the worlds' roots have above the repository."""
     packages: tuple[str, ...] = ()
     """Of this machine, where there is no virtual environment."""
+    image_programs: str = ""
+    """The folder of its `python` where a container image has all of it."""
 
     @property
     def has_venv(self) -> bool:
-        return not self.packages
+        return not (self.packages or self.image_programs)
 
     @property
     def layer(self) -> Path:
@@ -71,30 +77,82 @@ class Environment:
     @property
     def programs(self) -> str:
         """The folder of its `python`, as its programs see it."""
-        return f"{VENV}/bin" if self.has_venv else _PROGRAMS
+        return self.image_programs or (f"{VENV}/bin" if self.has_venv else _PROGRAMS)
 
     @property
     def python(self) -> str:
         return f"{self.programs}/python"
 
+    @property
+    def site(self) -> str:
+        """The folder of its packages, as its programs see it."""
+        return f"{VENV}/lib/python{python_version()}/site-packages" if self.has_venv else PACKAGES
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _Installation:
+    """Steps, and what of a repository they read."""
+
+    name: str
+    """Of whose they are, in errors."""
+    steps: tuple[str, ...]
+    files: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    """Path -> content of those that steer what the steps make."""
+    layers: tuple[str, ...] = ()
+    """With the repository."""
+
+    @property
+    def key(self) -> str:
+        files = {path: hashlib.sha256(data).hexdigest() for path, data in self.files.items()}
+        about = [_FORM, list(self.steps), python_version(), TEST_PACKAGES, dict(sorted(files.items()))]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
+
+
+def python_version() -> str:
+    """Of the Python that runs in sandboxes here, as in `3.11`."""
+    return interpreter().version.rpartition(".")[0]
+
 
 def environment_of(task: SWETask, repository: Repository, *, backend: str) -> Environment:
     """From the cache, or made now. Raises ConfigError that names the row and the install step that failed, or
     the Python that is not here."""
-    here = interpreter().version.rpartition(".")[0]
+    here = python_version()
     if task.python and task.python.split(".")[:2] != here.split("."):
         raise ConfigError(
             f"{task.instance_id} asks for Python {task.python}; sandboxes here run {here}. Leave `python` "
             "out of the row where its tests pass with that."
         )
-    if not task.install:
+    if all(_names_packages_alone(each) for each in task.install):
+        return package_environment(task.install, name=task.instance_id, backend=backend)
+    files, layers = _steering_files(repository), (str(repository.layer),)
+    return _made(
+        _Installation(name=task.instance_id, steps=task.install, files=files, layers=layers), backend
+    )
+
+
+def package_environment(steps: tuple[str, ...], *, name: str, backend: str) -> Environment:
+    """With the packages that the steps name, each of them a `pip install` of names with versions; of any
+    number of repositories. Raises ConfigError, in the name of `name`, for a step that fails."""
+    if not steps:
         return Environment(path=_plain_python(), packages=TEST_PACKAGES)
-    steering = _steering_files(repository)
-    target = rllm_home() / "swe" / "environments" / _key(task, here, steering)
+    return _made(_Installation(name=name, steps=steps), backend)
+
+
+def _made(installation: _Installation, backend: str) -> Environment:
+    target = rllm_home() / "swe" / "environments" / installation.key
     with made_once(target) as part:
         if part is not None:
-            _make(task, repository, steering, backend, part)
+            _make(installation, backend, part)
     return Environment(path=target)
+
+
+def _names_packages_alone(step: str) -> bool:
+    """Whether what a step makes is the same whatever repository it is run in."""
+    try:
+        words = shlex.split(step)
+    except ValueError:
+        return False
+    return words[:2] == ["pip", "install"] and all(map(_REQUIREMENT.fullmatch, words[2:]))
 
 
 def _plain_python() -> Path:
@@ -123,26 +181,18 @@ def _steering_files(repository: Repository) -> dict[str, bytes]:
     return files
 
 
-def _key(task: SWETask, version: str, steering: dict[str, bytes]) -> str:
-    files = {path: hashlib.sha256(data).hexdigest() for path, data in steering.items()}
-    steps = list(task.install)
-    about = ["layer with info/exclude", steps, version, TEST_PACKAGES, dict(sorted(files.items()))]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
-
-
-def _make(
-    task: SWETask, repository: Repository, steering: dict[str, bytes], backend: str, part: Path
-) -> None:
+def _make(installation: _Installation, backend: str, part: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="rllm-swe-") as folder:
         wheels = Path(folder) / "wheels"
         wheels.mkdir()
-        _download(task, steering, wheels)
-        root = Root(folders=(PLACE, VENV, _WHEELS), layers=(str(repository.layer),))
+        _download(installation, wheels)
+        root = Root(folders=(PLACE, VENV, _WHEELS), layers=installation.layers)
+        last = f"pip install {' '.join(TEST_PACKAGES)}"
         with open_sandbox(backend, limits=_LIMITS, root=root) as sandbox:
             sandbox.upload(wheels, _WHEELS)
-            for step in (*_first_steps(wheels), *task.install, f"pip install {' '.join(TEST_PACKAGES)}"):
-                _require_ok(task, step, _step(sandbox, step))
-            _keep(task, sandbox, part)
+            for step in (*_first_steps(wheels), *installation.steps, last):
+                _require_ok(installation.name, step, _step(sandbox, step))
+            _keep(installation, sandbox, part)
 
 
 def _first_steps(wheels: Path) -> tuple[str, ...]:
@@ -169,24 +219,25 @@ def _step(sandbox: Sandbox, step: str) -> ExecResult:
     )
 
 
-def _require_ok(task: SWETask, step: str, ran: ExecResult) -> None:
+def _require_ok(name: str, step: str, ran: ExecResult) -> None:
     if ran.status is not Status.OK:
         message = (ran.stdout + ran.stderr).strip()[-600:]
         raise ConfigError(
-            f"{task.instance_id}: its install step `{step}` ended with {ran.status}. Steps run without "
+            f"{name}: its install step `{step}` ended with {ran.status}. Steps run without "
             "network, with the wheels that pip commands in `install` and the project's own metadata name. "
             f"{message}"
         )
 
 
-def _keep(task: SWETask, sandbox: Sandbox, part: Path) -> None:
+def _keep(installation: _Installation, sandbox: Sandbox, part: Path) -> None:
+    unpack_layer(sandbox.snapshot(Scope(folders=(VENV,))).tar, part / "layer")
+    if not installation.layers:
+        return
     listed = _step(sandbox, "git ls-files -z --others ':(exclude)**/__pycache__/**'")
-    _require_ok(task, "git ls-files", listed)
+    _require_ok(installation.name, "git ls-files", listed)
     artifacts = [each for each in listed.stdout.split("\0") if each]
-    venv = sandbox.snapshot(Scope(folders=(VENV,)))
     packed = sandbox.snapshot(Scope(folders=tuple(f"{PLACE}/{each}" for each in artifacts) or ("/none",)))
-    for snapshot in (venv, packed):
-        unpack_layer(snapshot.tar, part / "layer")
+    unpack_layer(packed.tar, part / "layer")
     excluded = Path(f"{part}/layer{PLACE}/.git/info/exclude")  # they are nobody's change
     excluded.parent.mkdir(parents=True, exist_ok=True)
     excluded.write_text("".join(f"/{_ESCAPED.sub(_BACKSLASHED, each)}\n" for each in artifacts), "utf-8")
@@ -195,9 +246,9 @@ def _keep(task: SWETask, sandbox: Sandbox, part: Path) -> None:
 # ---- wheels ------------------------------------------------------------------------------------------------
 
 
-def _download(task: SWETask, steering: dict[str, bytes], wheels: Path) -> None:
+def _download(installation: _Installation, wheels: Path) -> None:
     """The wheels of all that the install steps need. Raises ConfigError for what is not to be had as one."""
-    requirements = [*_TOOLS, *TEST_PACKAGES, *_requirements(task, steering)]
+    requirements = [*_TOOLS, *TEST_PACKAGES, *_requirements(installation)]
     command = [
         sys.executable,
         "-m",
@@ -219,16 +270,17 @@ def _download(task: SWETask, steering: dict[str, bytes], wheels: Path) -> None:
     )
     if done.returncode:
         raise ConfigError(
-            f"{task.instance_id}: the wheels for its `install` cannot be downloaded: "
+            f"{installation.name}: the wheels for its `install` cannot be downloaded: "
             f"{done.stderr.strip()[-600:]}"
         )
 
 
-def _requirements(task: SWETask, steering: dict[str, bytes]) -> list[str]:
+def _requirements(installation: _Installation) -> list[str]:
     """Names that the pip commands of the steps give, and where they install the project what it says it
     needs."""
     requirements: list[str] = []
-    for step in task.install:
+    steering = installation.files
+    for step in installation.steps:
         for words in _pip_commands(step):
             files = [
                 words[place + 1] for place, word in enumerate(words[:-1]) if word in ("-r", "--requirement")
