@@ -15,6 +15,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SMALL: dict[str, list[str]] = {
     "algorithm_curves.py": ["--quick", "--alone", "--json"],
     "algorithms.py": ["--quick", "--json"],
+    "asynchronous.py": ["--quick", "--steps", "3", "--json"],
     "engine.py": ["--quick", "--at-once", "8", "--json"],
     "eval.py": ["--examples", "20", "--turns", "1", "--json"],
     "graders.py": ["--quick", "--json"],

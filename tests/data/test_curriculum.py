@@ -33,7 +33,7 @@ def _episodes(task: dict[str, Any], solved: int, of: int = 4, **changes: Any) ->
 
 def _play(curriculum: Curriculum[dict[str, Any]], step: int, count: int = 8, solved: int = 2) -> list[str]:
     tasks = curriculum.batch(step, count)
-    curriculum.observe([episode for task in tasks for episode in _episodes(task, solved)])
+    curriculum.observe(step, [episode for task in tasks for episode in _episodes(task, solved)])
     return [task["task_id"] for task in tasks]
 
 
@@ -66,7 +66,9 @@ def test_tasks_that_are_solved_half_of_the_time_are_drawn_most() -> None:
         curriculum = _curriculum(seed=seed)
         tasks = curriculum.batch(0, 12)
         solved = {task["task_id"]: (0, 1, 4)[place % 3] for place, task in enumerate(tasks)}
-        curriculum.observe([each for task in tasks for each in _episodes(task, solved[task["task_id"]], 8)])
+        curriculum.observe(
+            0, [each for task in tasks for each in _episodes(task, solved[task["task_id"]], 8)]
+        )
         for task in curriculum.batch(1, 4)[2:]:
             drawn[solved[task["task_id"]]] += 1
     assert drawn[4] > drawn[1] > drawn[0] > 0
@@ -76,7 +78,7 @@ def test_failures_of_the_infrastructure_make_no_task_look_hard() -> None:
     curriculum = _curriculum()
     tasks = curriculum.batch(0, 4)
     lost = [each for task in tasks for each in _episodes(task, 0, outcome=Outcome.INFRASTRUCTURE_FAILURE)]
-    curriculum.observe([*lost, *_episodes(tasks[0], 4)])
+    curriculum.observe(0, [*lost, *_episodes(tasks[0], 4)])
     assert curriculum.num_pooled == 0
 
 
@@ -106,7 +108,7 @@ def test_the_pool_forgets_what_was_played_longest_ago() -> None:
 def test_the_order_in_which_episodes_end_changes_nothing(order: int) -> None:
     curriculum = _curriculum()
     tasks = curriculum.batch(0, 8)
-    curriculum.observe([each for task in tasks for each in _episodes(task, 2)][::order])
+    curriculum.observe(0, [each for task in tasks for each in _episodes(task, 2)][::order])
     expected = _curriculum()
     _play(expected, 0)
     assert curriculum.state() == expected.state()
@@ -118,7 +120,7 @@ def test_a_step_that_asks_for_more_gets_other_tasks() -> None:
     rounds = [curriculum.batch(1, 6), curriculum.batch(1, 4)]
     names = [task["task_id"] for tasks in rounds for task in tasks]
     assert len(set(names)) == 10
-    curriculum.observe([each for tasks in rounds for task in tasks for each in _episodes(task, 4)])
+    curriculum.observe(1, [each for tasks in rounds for task in tasks for each in _episodes(task, 4)])
     assert curriculum.num_pooled == 12 - 5, "three and two of them were played again, and solved"
 
 
@@ -128,5 +130,7 @@ def test_tasks_without_a_name_are_told_apart_by_their_place_in_the_step() -> Non
     curriculum.batch(0, 4)
     named = [{"task_id": str(place)} for place in range(4)]  # as an engine names them
     solved = [0, 4, 2, 4]
-    curriculum.observe([each for task, n in zip(named, solved, strict=True) for each in _episodes(task, n)])
+    curriculum.observe(
+        0, [each for task, n in zip(named, solved, strict=True) for each in _episodes(task, n)]
+    )
     assert [share for _, share in curriculum.state()["pool"]] == [0.0, 0.5]

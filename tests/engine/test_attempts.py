@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.engine.attempts import EpisodeCounts, Finished, Quota, attempts_at, play_all
+from rllm.engine.attempts import EpisodeCounts, Finished, ParallelLimit, Quota, attempts_at, play_all
 from rllm.errors import ConfigError, CountError
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 
@@ -21,7 +21,7 @@ def _tasks(count: int) -> list[dict[str, Any]]:
 
 
 async def _all(pending: list[Any], work: Any, counts: EpisodeCounts, **how: Any) -> list[Episode]:
-    async with aclosing(play_all(pending, work, 2, counts, **how)) as episodes:
+    async with aclosing(play_all(pending, work, ParallelLimit(2), counts, **how)) as episodes:
         return [episode async for episode in episodes]
 
 

@@ -197,3 +197,13 @@ def test_what_a_program_cannot_be_trained_with_is_refused_before_anything_is_wri
 def test_an_agent_cannot_leave_the_length_of_its_answers_open(letters: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"`rollout\.max_tokens_per_turn` is 0"):
         letters.make_trainer(tmp_path / "run", {"rollout": {"max_tokens_per_turn": 0}})
+
+
+def test_a_program_goes_on_while_the_model_that_it_asks_learns(tmp_path: Path) -> None:
+    changes = {"steps": 6, "schedule": {"kind": "async", "max_staleness": 2}}
+    trainer_of(tmp_path / "run", changes).train()
+    lines = [each for each in read_metrics(tmp_path / "run" / "metrics.jsonl") if each["phase"] == "train"]
+    assert max(line["staleness_max"] for line in lines) == 2
+    assert all(line["episodes"] == line["calls"] == 8 for line in lines)
+    assert all(line["tokens.sampled"] == line["tokens.trained"] for line in lines)
+    assert replay(trainer_of(tmp_path / "run", changes)).is_identical

@@ -38,6 +38,7 @@ from rllm.config.policies import (
     validate_adapters,
     validate_policies,
 )
+from rllm.config.schedule import ScheduleConfig, validate_schedule
 from rllm.errors import ConfigError
 from rllm.types.call_budget import CallBudget, budget_problem
 
@@ -268,6 +269,7 @@ class TrainConfig:
     task: TaskConfig = field(default_factory=TaskConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     filters: FiltersConfig = field(default_factory=FiltersConfig)
@@ -320,6 +322,13 @@ class TrainConfig:
             warm_start=(self.warm_start.steps, self.warm_start.noise, self.warm_start.expert_args),
             temperatures=self._training_temperatures(),
         )
+        validate_schedule(
+            self.schedule,
+            self.algorithm,
+            self.estimators(),
+            lockstep=self.inference.lockstep,
+            elsewhere=self._elsewhere(),
+        )
         validate_overlong(self.filters, self.roles, max_tokens_per_turn=rollout.max_tokens_per_turn)
         if 0 < self.steps <= self.critic.warmup_steps:
             raise ConfigError(
@@ -359,6 +368,12 @@ class TrainConfig:
             rollout.final_temperature or rollout.temperature,
             *(role.temperature for role in roles if role.temperature),
         }
+
+    def _elsewhere(self) -> str:
+        """What moves sampling or learning out of this process; empty where nothing does."""
+        if self.backend != LOCAL:
+            return f"`backend` is {self.backend!r}"
+        return f"`cluster.kind` is {self.cluster.kind!r}" if self.cluster.is_used else ""
 
     def discounts(self) -> bool:
         """Whether an advantage depends on `algorithm.gamma`."""

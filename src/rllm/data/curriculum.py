@@ -3,6 +3,9 @@
     tasks, in their order ──► new ones ─────────────────┐
     pool: task ──► share of attempts that solved it ────┴──► a step ──► episodes ──► pool
 
+Several steps may be under way: what became of one is observed once it is learned from, so which tasks a step
+gets is a function of which steps were observed before it, whatever is still being played.
+
 A task that every attempt solves teaches nothing, and late in training most new ones are such; those in the
 pool are drawn again the likelier, the nearer to one half their share is, where attempts differ most. After
 the idea of prioritised level replay (Jiang et al. 2021, arXiv:2010.03934); what a comparison within a group
@@ -46,8 +49,10 @@ class Curriculum(Generic[AnyTask]):
         self._pool: dict[int, float] = {}
         """Position of a task in the order of all ──► share of its attempts that solved it; the one that was
         played last stands last."""
-        self._places_by_id: dict[str, int] = {}
-        """Task id ──► position, of the step that is being played."""
+        self._under_way: dict[int, dict[str, int]] = {}
+        """Step ──► task id ──► position, of the steps that are being played."""
+        self._planned: dict[int, list[int]] = {}
+        """Step ──► positions, of steps that were being played when the run ended: they begin anew."""
 
     @property
     def num_pooled(self) -> int:
@@ -55,45 +60,53 @@ class Curriculum(Generic[AnyTask]):
 
     def batch(self, step: int, count: int) -> list[AnyTask]:
         """`count` tasks of a step; asked again before `observe`, further ones. No two are alike."""
-        again = self._draw(step, round(self._replay_fraction * count))
-        num_new = count - len(again)
-        positions = [*range(self._cursor, self._cursor + num_new), *again]
-        self._cursor += num_new
+        planned = self._planned.pop(step, [])
+        positions, later = planned[:count], planned[count:]
+        if later:
+            self._planned[step] = later
+        if (num_missing := count - len(positions)) > 0:
+            again = self._draw(step, round(self._replay_fraction * num_missing))
+            num_new = num_missing - len(again)
+            positions += [*range(self._cursor, self._cursor + num_new), *again]
+            self._cursor += num_new
         tasks = [task for position in positions for task in self._tasks.batch(position, 1)]
-        task_ids = [
-            task_id_of(task, place) for place, task in enumerate(tasks, start=len(self._places_by_id))
-        ]
-        self._places_by_id |= dict(zip(task_ids, positions, strict=True))
+        places_by_id = self._under_way.setdefault(step, {})
+        task_ids = [task_id_of(task, place) for place, task in enumerate(tasks, start=len(places_by_id))]
+        places_by_id |= dict(zip(task_ids, positions, strict=True))
         return tasks
 
-    def observe(self, episodes: Sequence[Episode]) -> None:
-        """What became of the step's tasks. Failures say nothing about how hard a task is."""
+    def observe(self, step: int, episodes: Sequence[Episode]) -> None:
+        """What became of a step's tasks. Failures say nothing about how hard a task is."""
+        places_by_id = self._under_way.pop(step, {})
+        self._planned.pop(step, None)
         successes: dict[int, list[bool]] = {}
         for episode in episodes:
-            if (
-                episode.outcome in (Outcome.SCORED, Outcome.TRUNCATED)
-                and episode.task_id in self._places_by_id
-            ):
-                successes.setdefault(self._places_by_id[episode.task_id], []).append(episode.is_correct)
+            if episode.outcome in (Outcome.SCORED, Outcome.TRUNCATED) and episode.task_id in places_by_id:
+                successes.setdefault(places_by_id[episode.task_id], []).append(episode.is_correct)
         for position in sorted(successes):
             share = sum(successes[position]) / len(successes[position])
             self._pool.pop(position, None)
             if share < 1.0 and self._replay_fraction > 0.0:
                 self._pool[position] = share
-        self._places_by_id = {}
         for position in list(self._pool)[: max(0, len(self._pool) - self._capacity)]:
             del self._pool[position]
 
     def state(self) -> dict[str, Any]:
         """As JSON."""
-        return {"cursor": self._cursor, "pool": [[*each] for each in self._pool.items()]}
+        under_way = {step: [*places.values()] for step, places in self._under_way.items()}
+        return {
+            "cursor": self._cursor,
+            "pool": [[*each] for each in self._pool.items()],
+            **({"under_way": [[*each] for each in under_way.items()]} if under_way else {}),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, between two steps."""
-        self._cursor, self._pool, self._places_by_id = state["cursor"], dict(state["pool"]), {}
+        """Go on where `state` was taken, between two steps; those that were under way begin anew."""
+        self._cursor, self._pool = state["cursor"], dict(state["pool"])
+        self._under_way, self._planned = {}, dict(state.get("under_way", ()))
 
     def _draw(self, step: int, count: int) -> list[int]:
-        played_places = set(self._places_by_id.values())
+        played_places = set(self._under_way.get(step, {}).values())
         positions = [position for position in self._pool if position not in played_places]
         if not (count := min(count, len(positions))):
             return []

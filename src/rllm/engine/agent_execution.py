@@ -15,7 +15,7 @@ from typing import Any
 
 from rllm.agents.base import BaseAgent
 from rllm.engine.attempt_state import LiveRollout, Vitals, live_of
-from rllm.engine.attempts import EpisodeCounts, Finished, Quota, attempts_at, play_all
+from rllm.engine.attempts import EpisodeCounts, Finished, ParallelLimit, Quota, attempts_at, play_all
 from rllm.engine.contracts import require_agent_class, require_env_class
 from rllm.engine.environment_pool import EnvironmentPool
 from rllm.engine.failures import FailureBudget, broken_contract, contract_error_of
@@ -151,8 +151,9 @@ class AgentExecutionEngine:
         self.counts = EpisodeCounts()
         self.failures = FailureBudget(max_failed_fraction)
         self.stored = stored
-        self.rollouts: dict[EpisodeId, Vitals] = {}
-        """That are being played."""
+        self.rollouts: dict[tuple[str, EpisodeId], Vitals] = {}
+        """That are being played, by the purpose of their run."""
+        self._places = ParallelLimit(n_parallel_agents)
         self._blocking_places: set[str] = set()
 
     def live(self) -> list[LiveRollout]:
@@ -182,7 +183,7 @@ class AgentExecutionEngine:
         try:
             with LoopWatchdog(told=self._blocking_places):
                 async with aclosing(
-                    play_all(pending, run.work, self.num_parallel, self.counts, run.quota)
+                    play_all(pending, run.work, self._places, self.counts, run.quota)
                 ) as episodes:
                     async for episode in episodes:
                         yield episode
@@ -270,7 +271,7 @@ class _Run:
                     session.close()
                 session = following
                 vitals = Vitals(identity, self.engine.counts)
-                self.engine.rollouts[identity] = vitals
+                self.engine.rollouts[self.purpose, identity] = vitals
                 try:
                     await self.turnstile.wait_to_pass()
                     tries = 1
@@ -288,7 +289,7 @@ class _Run:
                         session.close()
                         session = following
                 finally:
-                    del self.engine.rollouts[identity]
+                    del self.engine.rollouts[self.purpose, identity]
                 self.engine.counts.call_retries += vitals.call_retries
                 episode = _episode(identity, task, trajectory, tries)
                 episode, failure = self.records.kept(episode, vitals.failure)
@@ -299,8 +300,8 @@ class _Run:
                 session.close()
 
     def _stop(self, task_id: str) -> None:
-        for identity, vitals in self.engine.rollouts.items():
-            if identity.task_id == task_id:
+        for (purpose, identity), vitals in self.engine.rollouts.items():
+            if purpose == self.purpose and identity.task_id == task_id:
                 vitals.stop(Outcome.CANCELLED)
 
     def _late(self) -> bool:

@@ -18,7 +18,7 @@ from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rllm.engine.attempt_state import LiveRollout, Vitals, live_of
-from rllm.engine.attempts import EpisodeCounts, Finished, Quota, attempts_at, play_all
+from rllm.engine.attempts import EpisodeCounts, Finished, ParallelLimit, Quota, attempts_at, play_all
 from rllm.engine.environment_pool import EnvironmentPool
 from rllm.engine.failures import FailureBudget, contract_error_of
 from rllm.engine.published_client import PublishedClient
@@ -149,8 +149,9 @@ class AgentWorkflowEngine:
         self.failures = FailureBudget(max_failed_fraction)
         self.stored = stored
         self.waves = waves
-        self.rollouts: dict[EpisodeId, WorkflowAttempt] = {}
-        """That are being played."""
+        self.rollouts: dict[tuple[str, EpisodeId], WorkflowAttempt] = {}
+        """That are being played, by the purpose of their run."""
+        self._places = ParallelLimit(n_parallel_tasks)
         self._blocking_places: set[str] = set()
 
     def live(self) -> list[LiveRollout]:
@@ -254,7 +255,7 @@ class _Run:
         try:
             with LoopWatchdog(told=engine._blocking_places):
                 async with aclosing(
-                    play_all(self.pending, self._work, engine.num_parallel, engine.counts, self.quota)
+                    play_all(self.pending, self._work, engine._places, engine.counts, self.quota)
                 ) as episodes:
                     async for episode in episodes:
                         if engine.episode_logger is not None:
@@ -265,8 +266,8 @@ class _Run:
 
     def stop(self, task_id: str) -> None:
         """End what still plays a task whose group is complete."""
-        for identity, attempt in self.engine.rollouts.items():
-            if identity.task_id == task_id:
+        for (purpose, identity), attempt in self.engine.rollouts.items():
+            if purpose == self.purpose and identity.task_id == task_id:
                 attempt.vitals.stop(Outcome.CANCELLED)
 
     async def _work(self, results: Finished) -> None:
@@ -296,7 +297,7 @@ class _Run:
                             self._deadline_at,
                             clients,
                         )
-                        rollouts[identity] = attempt
+                        rollouts[self.purpose, identity] = attempt
                         episode, error = await attempt.play()
                         counts.call_retries += attempt.rollout_engine.num_retries
                         if not attempt.may_start_over(episode) or not self._has_time_for_another(
@@ -307,7 +308,7 @@ class _Run:
                         tries += 1
                         counts.retries += 1
             finally:
-                rollouts.pop(identity, None)
+                rollouts.pop((self.purpose, identity), None)
             episode.info["tries"] = tries
             episode, error = self.records.kept(episode, error)
             if self.raise_on_error and error is not None and episode.outcome in UNPAID:

@@ -9,6 +9,7 @@ rest are cancelled, so that a batch does not wait for its slowest episode.
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -153,14 +154,56 @@ def attempts_at(
     return pending
 
 
+class ParallelLimit:
+    """`limit` workers at a time, whichever of an engine's runs they work for: those that came first go first,
+    and one that is there stays until its run has nothing left to begin."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._num_free = limit
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        if self._num_free:
+            self._num_free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was handed a place in the same moment
+                self._hand_on()
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._num_free += 1
+
+
+async def _in_a_place(
+    places: ParallelLimit, work: Callable[[Finished], Coroutine[Any, Any, None]], results: Finished
+) -> None:
+    async with places:
+        await work(results)
+
+
 async def play_all(
     pending: Sequence[Any],
     work: Callable[[Finished], Coroutine[Any, Any, None]],
-    num_workers: int,
+    places: "ParallelLimit",
     counts: EpisodeCounts,
     quota: Quota | None = None,
 ) -> AsyncGenerator[Episode, None]:
-    """Episodes in the order in which they finish; `work` takes from `pending` until it is empty.
+    """Episodes in the order in which they finish; `work` takes from `pending` until it is empty, in as many
+    of the `places` as there are.
 
     Cancelled ones, and those beyond their group's `quota`, are counted and not handed out. Leaving the
     iteration early cancels the workers and counts what they had not finished.
@@ -170,7 +213,8 @@ async def play_all(
     counts.submitted += num_unsettled
     counts.in_flight += num_unsettled
     with rare_full_collections():
-        workers = [asyncio.create_task(work(results)) for _ in range(min(num_workers, num_unsettled))]
+        num_workers = min(places.limit, num_unsettled)
+        workers = [asyncio.create_task(_in_a_place(places, work, results)) for _ in range(num_workers)]
         num_running = len(workers)
         for worker in workers:
             worker.add_done_callback(results.put_nowait)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from rllm.agents.flow import AgentFlow, as_flow, require_result
 from rllm.data.tasks import task_of
 from rllm.engine.attempt_state import LiveRollout, Vitals, live_of
-from rllm.engine.attempts import EpisodeCounts, Finished, attempts_at, play_all
+from rllm.engine.attempts import EpisodeCounts, Finished, ParallelLimit, attempts_at, play_all
 from rllm.engine.captured import BrokenOffCall, Captured, join
 from rllm.engine.contracts import require_episode
 from rllm.engine.error_text import error_text
@@ -133,8 +133,9 @@ class TracedEngine:
         self.counts = EpisodeCounts()
         self.failures = FailureBudget(max_failed_fraction)
         self.stored = stored
-        self.rollouts: dict[EpisodeId, Vitals] = {}
-        """Of the programs that run."""
+        self.rollouts: dict[tuple[str, EpisodeId], Vitals] = {}
+        """Of the programs that run, by the purpose of their run."""
+        self._places = ParallelLimit(self.num_parallel)
         self._runner = ProgramRunner()
         self._number = 0
         self._name = uuid.uuid4().hex[:8]
@@ -175,7 +176,7 @@ class TracedEngine:
         def work(results: Finished) -> Coroutine[Any, Any, None]:
             return self._work(pending, num_attempts, records, results, purpose, session_sampling)
 
-        async with aclosing(play_all(pending, work, self.num_parallel, self.counts)) as episodes:
+        async with aclosing(play_all(pending, work, self._places, self.counts)) as episodes:
             async for episode in episodes:
                 yield episode
 
@@ -215,7 +216,7 @@ class TracedEngine:
         while pending:
             identity, task = pending.pop()
             tries = 1
-            vitals = self.rollouts[identity] = Vitals(identity, self.counts)
+            vitals = self.rollouts[purpose, identity] = Vitals(identity, self.counts)
             try:
                 while True:
                     attempt = _Attempt(
@@ -228,7 +229,7 @@ class TracedEngine:
                     tries += 1
                     self.counts.retries += 1
             finally:
-                del self.rollouts[identity]
+                del self.rollouts[purpose, identity]
             episode.info["tries"] = tries
             episode, failure = records.kept(episode, vitals.failure)
             self.failures.settle(episode, failure, num_attempts)

@@ -150,6 +150,12 @@ def sharing_tensors(model: nn.Module) -> Any:
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
+def twin_of(model: nn.Module) -> Any:
+    """A model with the same values, whose trained parameters are its own; what is frozen is shared."""
+    frozen = chain((each for each in model.parameters() if not each.requires_grad), model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in frozen})
+
+
 def _projections(model: Decoder) -> nn.Module:
     """The linear layers of all blocks by their Hugging Face names; their weights are views into its own."""
     root, weights = nn.Module(), model.state_dict_hf()

@@ -234,6 +234,10 @@ _SHOWN = (
     ("loss", "loss", "{:.4f}"),
     ("tokens_per_s", "tokens/s", "{:,.0f}"),
     ("step_s", "step takes", "{:.1f} s"),
+    ("staleness_max", "staleness", "{:.0f}"),
+    ("steps_waiting", "steps waiting", "{:.0f}"),
+    ("trainer_idle", "trainer idle", "{:.0%}"),
+    ("sampler_idle", "sampler idle", "{:.0%}"),
 )
 _STYLES = {"success": "bold green", "failed": "bold red"}
 

@@ -20,6 +20,11 @@ def require_distributed(config: TrainConfig, num_ranks: int, *, is_program: bool
             f"`distill.teacher` is {config.distill.teacher!r}; a run on {num_ranks} processes has no teacher "
             f"yet: leave it out, {mend}"
         )
+    if config.schedule.steps_ahead:
+        raise ConfigError(
+            f"`schedule.max_staleness` is {config.schedule.max_staleness}, and a run on {num_ranks} "
+            f"processes samples and learns in turn so far; set `schedule.kind` to sync, {mend}"
+        )
     _require_parts(config)
     if is_program:
         raise ConfigError(

@@ -28,8 +28,10 @@ from rllm.errors import ConfigError
 from rllm.eval.evaluate import EvaluationReport, evaluate, results_on
 from rllm.eval.skill import Measure, learning_facts, score_of, values_of
 from rllm.eval.task_facts import TaskFacts
+from rllm.inference.local.client import LocalClient
 from rllm.store.episodes import GREEDY_PHASE, TRAIN_PHASE
 from rllm.tracking.base import Tracker
+from rllm.trainer.ahead import PublishedVersions, StepsAhead
 from rllm.trainer.canary import Canary, CanaryScorer
 from rllm.trainer.checkpoint import RunState
 from rllm.trainer.cluster import ClusterEngine
@@ -125,22 +127,38 @@ async def train(run: TrainingRun) -> dict[str, Any]:
 
 
 async def reinforce(run: TrainingRun) -> None:
-    """The reinforcement-learning loop: one batch of rollouts, then its updates, until all steps are done."""
+    """The reinforcement-learning loop: one batch of rollouts, then its updates, until all steps are done.
+
+    With an asynchronous schedule the next steps are being sampled meanwhile.
+    """
+    config, steps_ahead = run.config, run.config.schedule.steps_ahead
+    sample = partial(sample_step, run.engine, run.learner, run.curriculum)
+    ahead = StepsAhead(sample, steps_ahead=steps_ahead, num_steps=config.steps)
+    try:
+        await _reinforce(run, ahead)
+    finally:
+        await ahead.close()
+
+
+async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
     config, state = run.config, run.state
     run.tracker.begin("train")
+    versions = PublishedVersions(run.policies, config)
     for step in range(state.steps, config.steps):
         if state.has_ended_early:
             break
         with _time_phase(state, "train"):
-            start_s = time.perf_counter()
-            rollouts = await sample_step(run.engine, run.learner, run.curriculum, step)
-            sampled_s = time.perf_counter() - start_s
+            start_s, busy_s = time.perf_counter(), _sampler_busy_s(run)
+            rollouts = await ahead.step(step)
+            ages = versions.require_fresh(rollouts.episodes, config.schedule.steps_ahead)
+            run.curriculum.observe(step, rollouts.episodes)
             run.is_whole = False
             learn_step = partial(learn, run.learner, rollouts.episodes, step, rollouts.greedy)
             (batch, metrics), _ = await asyncio.gather(
                 _in_learner(run, learn_step), asyncio.to_thread(record, run.record, rollouts, step)
             )
             metrics |= await publish(run, batch.samples)
+            versions.note()
             state.steps = step + 1
             state.curriculum = run.curriculum.state()
             state.sampled_tokens += batch.token_counts["sampled"]
@@ -148,10 +166,13 @@ async def reinforce(run: TrainingRun) -> None:
         elapsed_s = time.perf_counter() - start_s
         metrics |= {
             **rollouts.metrics(),
+            "tasks_pooled": run.curriculum.num_pooled,
+            **ahead.metrics,
+            **(ages | _idle_shares(run, ahead, busy_s, elapsed_s) if config.schedule.steps_ahead else {}),
             **(run.cluster.metrics() if run.cluster is not None else {}),
             "total_steps": config.steps,
-            "tokens_per_s": batch.token_counts["sampled"] / sampled_s,
-            "rollout_s": sampled_s,
+            "tokens_per_s": batch.token_counts["sampled"]
+            / (elapsed_s if config.schedule.steps_ahead else ahead.metrics["rollout_s"]),
             "step_s": elapsed_s,
             "run_s": wall_s(state),
         }
@@ -161,6 +182,20 @@ async def reinforce(run: TrainingRun) -> None:
         is_last = state.steps == config.steps or state.has_ended_early
         if state.steps % config.checkpoint.every_steps == 0 or is_best or is_last:
             run.save()
+
+
+def _sampler_busy_s(run: TrainingRun) -> float:
+    """Seconds that the built-in engines have computed."""
+    return sum(each.engine.counts.busy_s for each in run.clients.values() if isinstance(each, LocalClient))
+
+
+def _idle_shares(run: TrainingRun, ahead: StepsAhead, busy_s: float, elapsed_s: float) -> dict[str, float]:
+    """Shares of a step in which nothing was learned, for want of episodes, and nothing sampled."""
+    sampled_s = (_sampler_busy_s(run) - busy_s) / len(run.clients)
+    return {
+        "trainer_idle": ahead.metrics["rollout_s"] / elapsed_s,
+        "sampler_idle": max(0.0, 1.0 - sampled_s / elapsed_s),
+    }
 
 
 def record(to: RunRecord, rollouts: Rollouts, step: int) -> None:

@@ -307,6 +307,8 @@ def _parts(
     if adapter.rank:
         num_trained, of_trained = lora_parameters(shape, adapter.rank, _targets(adapter)), FLOAT
         weights += num_trained * FLOAT
+    if config.schedule.steps_ahead:  # beside the sampler's, which goes on meanwhile
+        weights += num_trained * of_trained
     state = _optimizer_bytes(config.optimizer, of_rank, adapter, num_trained, of_trained)
     snapshot = num_trained * FLOAT + state - _masters(num_trained, of_trained)
     reference = 0

@@ -44,8 +44,9 @@ from rllm.types.sample import TrainingSample
 
 log = logging.getLogger(__name__)
 
-Publish = Callable[[int], None]
-"""Tells a sampler that its weights are now those of a policy version."""
+Publish = Callable[..., None]
+"""Tells a sampler that its weights are now those of a policy version; where they are not the trainer's own,
+with a function that writes them, which runs while nothing is sampled."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -174,6 +175,7 @@ def make_policies(
                 "publish": tell,
                 "config": optimizer,
                 "ranks": ranks,
+                "has_twin": config.schedule.steps_ahead > 0,
                 "value_head": config.critic.trunk == "shared" and config.needs_critic(name),
             }
             if config.distill.is_over_vocabulary and teacher is not None:
@@ -209,8 +211,9 @@ def save_model_by(ranks: RankGroup, model: LoadedModel, path: Path) -> None:
         write(path, model.model.state_dict_hf())
 
 
-def _nobody_samples(policy_version: int) -> None:
-    pass
+def _nobody_samples(policy_version: int, write: Callable[[], None] | None = None) -> None:
+    if write is not None:
+        write()
 
 
 def make_client(config: TrainConfig, model: LoadedModel) -> LocalClient:

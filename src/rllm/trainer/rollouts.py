@@ -35,8 +35,6 @@ class Rollouts:
     greedy: list[Episode] = field(default_factory=list[Episode])
     """One attempt at each task by the likeliest tokens: compared with, never trained on."""
     rounds: int = 0
-    pooled: int = 0
-    """Tasks that may be played again."""
 
     def metrics(self) -> dict[str, int]:
         """`unparsed_tool_markup`: turns whose tool calls could not be read."""
@@ -46,7 +44,6 @@ class Rollouts:
         return {
             "tasks": len(self.tasks),
             "rounds": self.rounds,
-            "tasks_pooled": self.pooled,
             "unparsed_tool_markup": sum(bool(step.info.get("unparsed_markup")) for step in steps),
         }
 
@@ -55,11 +52,15 @@ async def sample_step(
     engine: EpisodeEngine, learner: Learner, curriculum: Curriculum[Any], step: int
 ) -> Rollouts:
     """`group_size` attempts at each of `tasks_per_step` tasks and, with `filters.dynamic`, at as many further
-    tasks as there were without signal, round after round."""
+    tasks as there were without signal, round after round.
+
+    The tasks are observed once the step is learned from.
+    """
     config, rollouts = learner.config, Rollouts()
-    # What canary and validation left in the sampler's caches would change the batches, and with them the last
-    # bit of log-probabilities; a run that was resumed has not seen them.
-    learner.policies.publish()
+    if not config.schedule.steps_ahead:
+        # What canary and validation left in the sampler's caches would change the batches, and with them the
+        # last bit of log-probabilities; a run that was resumed has not seen them.
+        learner.policies.publish()
     sampling = sampling_of(config, temperature(config, step))
     telling = set[str]()
     while len(telling) < config.rollout.tasks_per_step and rollouts.rounds < max_rounds(config):
@@ -83,8 +84,6 @@ async def sample_step(
         ]
         purpose = f"train/{step}/greedy"
         rollouts.greedy = await _sample(engine, groups_compared, purpose, sampling_of(config, 0.0), 1)
-    curriculum.observe(rollouts.episodes)
-    rollouts.pooled = curriculum.num_pooled
     rollouts.episodes.sort(key=lambda each: (each.task_id, each.rollout_idx))
     return rollouts
 

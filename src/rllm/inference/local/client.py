@@ -82,8 +82,8 @@ class LocalClient(ModelClient):
             request = await session.run(ids, SamplingParams(temperature=temperature), score_from=start)
         return request.logprobs
 
-    def publish(self, policy_version: int) -> None:
-        self.engine.publish(policy_version)
+    def publish(self, policy_version: int, write: Callable[[], None] | None = None) -> None:
+        self.engine.publish(policy_version, write)
 
     @property
     def policy_version(self) -> int:

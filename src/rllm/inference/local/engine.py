@@ -19,7 +19,7 @@ publish raises.
 import heapq
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,13 +155,15 @@ class LocalEngine:
             self._releases.append(holder)
             self._notify_if_due()
 
-    def publish(self, policy_version: int) -> None:
-        """The weights are now those of `policy_version`.
+    def publish(self, policy_version: int, write: Callable[[], None] | None = None) -> None:
+        """The weights are now those of `policy_version`, once `write` has written them.
 
-        Returns when no step with the old ones is running.
+        No step runs meanwhile; rows in flight go on with the new weights.
         """
         with self._next_to_step, self._stepping:
             self._live.collect(self.policy_version)
+            if write is not None:
+                write()
             self._reread = True
             self.policy_version = policy_version
             self._published_state = self._weight_state()

@@ -1,5 +1,6 @@
 """Training on torch, in the process of the sampler: publishing copies nothing, because both use
-the same parameters. Of a sharded model the sampler has a whole twin, which publishing writes to.
+the same parameters. Of a sharded model the sampler has a whole twin, which publishing writes to; so it has
+where it samples while the other learns.
 
 samples ─► `PackedUpdates.update` ─► hidden states ─► log-probabilities in chunks, values ─► the loss
 """
@@ -8,12 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rllm.algorithms.losses import Loss, TokenInputs
 from rllm.config.optimizer import OptimizerConfig
 from rllm.distributed import ALONE, RankGroup
 from rllm.models.batching import PackedBatch
+from rllm.models.lora import twin_of
 from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
 from rllm.trainer.backends.packed import PackedUpdates, ValueHead, trained_tokens
 from rllm.trainer.backends.scoring import hidden_states, score_rows
@@ -51,21 +54,23 @@ class TorchBackend(PackedUpdates):
     """A `TrainingBackend` for a model in this process, or in each of several `ranks`.
 
     `publish` tells the sampler that the weights have changed. `value_head` puts a critic on the same trunk:
-    see `rllm.trainer.backends.critic`.
+    see `rllm.trainer.backends.critic`. With `has_twin` the learner has parameters of its own, which
+    publishing copies: `model` is sampled from during updates.
     """
 
     def __init__(
         self,
         model: Any,
         *,
-        publish: Callable[[int], None],
+        publish: Callable[..., None],
         config: OptimizerConfig | None = None,
         value_head: bool = False,
+        has_twin: bool = False,
         share_prefixes: bool = True,
         ranks: RankGroup = ALONE,
     ) -> None:
         super().__init__(
-            model,
+            twin_of(model) if has_twin else model,
             config=config or OptimizerConfig(),
             share_prefixes=share_prefixes,
             ranks=ranks,
@@ -73,7 +78,8 @@ class TorchBackend(PackedUpdates):
         )
         self._publish = publish
         self._served = model
-        """What the sampler has: the model that learns, or of a sharded one its whole twin."""
+        """What the sampler has: the model that learns, or its whole twin."""
+        self._has_twin = has_twin
 
     @property
     def supports(self) -> frozenset[str]:
@@ -99,8 +105,18 @@ class TorchBackend(PackedUpdates):
                 gather_into(self._served, self.model)
         elif isinstance(self._weights, SplitWeights):
             self._weights.gather_into(self._served, self.model)
-        self._publish(self.policy_version)
+        if self._has_twin:
+            self._publish(self.policy_version, self._write_to_sampler)
+        else:
+            self._publish(self.policy_version)
         return self.policy_version
+
+    @torch.no_grad()
+    def _write_to_sampler(self) -> None:
+        targets = dict(self._served.named_parameters())
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                targets[name].copy_(parameter)
 
     def _inputs(self, batch: PackedBatch, loss: Loss) -> TokenInputs:
         hidden_M_D = hidden_states(self.model, batch)

@@ -1,0 +1,193 @@
+"""A run that samples further steps while it learns: how old its rows are, and what it adds up to."""
+
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rllm.config.loader import load_config
+from rllm.errors import ConfigError
+from rllm.store.episodes import EpisodeStore
+from rllm.tracking.jsonl import read_metrics
+from rllm.trainer.replay import replay
+from rllm.types.episode import Episode
+
+CONTINUOUS: dict[str, Any] = {"inference": {"lockstep": False}}
+
+
+def _async(max_staleness: int) -> dict[str, Any]:
+    return {**CONTINUOUS, "schedule": {"kind": "async", "max_staleness": max_staleness}}
+
+
+def _parameters(run: Path) -> str:
+    return hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def _episodes(run: Path) -> dict[int, list[Episode]]:
+    steps = {line["step"] for line in read_metrics(run / "metrics.jsonl") if line["phase"] == "train"}
+    with EpisodeStore.open(run / "store.sqlite", read_only=True) as store:
+        return {step: list(store.episodes("train", step)) for step in sorted(steps)}
+
+
+def _ages(run: Path) -> dict[int, list[int]]:
+    """Step -> publishes since each of its sampled tokens, from the store and the metrics alone."""
+    published = [
+        line["policy_version"] for line in read_metrics(run / "metrics.jsonl") if line["phase"] == "train"
+    ]
+    ages: dict[int, list[int]] = {}
+    for step, episodes in _episodes(run).items():
+        versions = [
+            version
+            for episode in episodes
+            for trajectory in episode.trajectories
+            for each in trajectory.steps
+            for version in each.policy_versions
+        ]
+        ages[step] = [sum(later > version for later in published[:step]) for version in versions]
+    return ages
+
+
+def test_without_staleness_an_asynchronous_run_has_the_bits_of_a_synchronous_one(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    letters.make_trainer(tmp_path / "sync").train()
+    schedule = {"schedule": {"kind": "async", "max_staleness": 0}}
+    letters.make_trainer(tmp_path / "async", schedule).train()
+    assert _parameters(tmp_path / "sync") == _parameters(tmp_path / "async")
+
+
+@pytest.mark.parametrize("max_staleness", [1, 3])
+def test_rows_are_as_old_as_the_bound_and_no_older_and_a_replay_has_the_same_bits(
+    letters: ModuleType, tmp_path: Path, max_staleness: int
+) -> None:
+    trainer = letters.make_trainer(tmp_path / "run", {"steps": 8, **_async(max_staleness)})
+    trainer.train()
+    ages = _ages(tmp_path / "run")
+    assert max(age for step in ages.values() for age in step) == max_staleness
+    recorded = {
+        line["step"]: line["staleness_max"]
+        for line in read_metrics(tmp_path / "run" / "metrics.jsonl")
+        if line["phase"] == "train"
+    }
+    assert recorded == {step: max(each) for step, each in ages.items()}
+    assert replay(letters.make_trainer(tmp_path / "run", {"steps": 8, **_async(max_staleness)})).is_identical
+
+
+def test_the_steps_play_the_tasks_that_a_synchronous_run_plays(letters: ModuleType, tmp_path: Path) -> None:
+    letters.make_trainer(tmp_path / "sync", {"steps": 6}).train()
+    letters.make_trainer(tmp_path / "async", {"steps": 6, **_async(2)}).train()
+    played = [
+        {step: [each.task_id for each in episodes] for step, episodes in _episodes(run).items()}
+        for run in (tmp_path / "sync", tmp_path / "async")
+    ]
+    assert played[0] == played[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"schedule": {"max_staleness": 2}}, "schedule.max_staleness"),
+        ({"schedule": {"kind": "async", "max_staleness": -1}}, "schedule.max_staleness"),
+        ({"schedule": {"kind": "sometimes"}}, "schedule.kind"),
+        ({"schedule": {"kind": "async"}}, "inference.lockstep"),
+        ({**_async(1), "algorithm": {"loss": "policy_gradient"}}, "policy_gradient"),
+        ({**_async(1), "algorithm": {"old_logprobs": "trainer"}}, "algorithm.correction"),
+        ({**_async(1), "cluster": {"kind": "ray"}}, "cluster.kind"),
+        ({**_async(1), "backend": "verl"}, "backend"),
+    ],
+)
+def test_what_cannot_learn_from_older_weights_is_refused_by_name(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        load_config(changes)
+
+
+def _slow(letters: ModuleType) -> dict[str, Any]:
+    """The letter game in a world whose turns take from 0 to 60 ms, by the letter."""
+
+    class Slow(letters.LetterEnv):
+        def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+            time.sleep(0.06 * (ord(self.letter) % 4 == 0))
+            return super().step(action)
+
+        @staticmethod
+        def from_dict(info: dict[str, Any]) -> "Slow":
+            return Slow(info["letter"])
+
+    return {"env_class": Slow}
+
+
+def test_slow_attempts_are_trained_on_as_often_as_they_were_begun(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    letters.make_trainer(tmp_path / "run", {"steps": 8, **_async(3)}, **_slow(letters)).train()
+    for step, episodes in _episodes(tmp_path / "run").items():
+        identities = [(each.task_id, each.rollout_idx) for each in episodes]
+        assert len(identities) == len(set(identities)) == 6, f"step {step} has every attempt, once"
+    counts = {
+        line["step"]: (line["tokens.sampled"], line["tokens.trained"])
+        for line in read_metrics(tmp_path / "run" / "metrics.jsonl")
+        if line["phase"] == "train"
+    }
+    assert all(sampled == trained for sampled, trained in counts.values())
+
+
+@pytest.mark.parametrize("replay_fraction", [0.0, 0.5])
+def test_a_run_that_was_killed_goes_on_with_the_tasks_that_it_would_have_played(
+    letters: ModuleType, ask: Callable[..., dict[str, Any]], tmp_path: Path, replay_fraction: float
+) -> None:
+    changes = {
+        "steps": 8,
+        **_async(2),
+        "curriculum": {"replay_fraction": replay_fraction},
+        "checkpoint": {"every_steps": 3},
+    }
+    run = tmp_path / "run"
+    assert ask(run, changes=changes, die_at_line=["train", 4])["signal"] == 9
+    assert ask(run, changes=changes, interrupt_at_line=["train", 5])["signal"] == 2
+    assert ask(run, changes=changes, die_at_line=["train", 6])["signal"] == 9
+    assert ask(run, changes=changes)["signal"] == 0
+    episodes = _episodes(run)
+    assert list(episodes) == list(range(8))
+    for each in episodes.values():
+        assert len({(episode.task_id, episode.rollout_idx) for episode in each}) == len(each) == 6
+    assert max(age for step in _ages(run).values() for age in step) <= 2
+    assert replay(letters.make_trainer(run, changes)).is_identical
+    if not replay_fraction:
+        assert ask(tmp_path / "whole", changes=changes)["signal"] == 0
+        whole = _episodes(tmp_path / "whole")
+        assert {step: {each.task_id for each in some} for step, some in whole.items()} == {
+            step: {each.task_id for each in some} for step, some in episodes.items()
+        }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lora": {"rank": 2}, "model": {"path": "builtin:tiny"}},
+        {"algorithm": {"old_logprobs": "trainer", "correction": "truncate"}},
+        {"algorithm": {"estimator": "gae"}, "critic": {"trunk": "shared"}},
+        {"algorithm": {"kl_coef": 0.01}},
+    ],
+    ids=["lora", "decoupled", "shared trunk", "reference"],
+)
+def test_what_else_a_run_has_learns_beside_its_sampler(
+    letters: ModuleType, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    settings = letters.merged({"steps": 5, **_async(2)}, changes)
+    letters.make_trainer(tmp_path / "run", settings).train()
+    assert max(age for step in _ages(tmp_path / "run").values() for age in step) == 2
+    assert replay(letters.make_trainer(tmp_path / "run", settings)).is_identical
+
+
+def test_a_workflow_of_two_policies_is_sampled_ahead(letters: ModuleType, tmp_path: Path) -> None:
+    changes = letters.merged(
+        {"steps": 5, **_async(2)}, {"algorithm": {"correction": "mask", "correction_high": 5.0}}
+    )
+    letters.make_pair_trainer(tmp_path / "run", changes).train()
+    lines = [each for each in read_metrics(tmp_path / "run" / "metrics.jsonl") if each["phase"] == "train"]
+    assert max(line["staleness_max"] for line in lines) == 2
+    assert replay(letters.make_pair_trainer(tmp_path / "run", changes)).is_identical
