@@ -287,7 +287,7 @@ def test_what_cannot_be_played_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         SWEEnv(**({"entry": task} | arguments))
-    with pytest.raises(ConfigError, match="run by pytest"):
+    with pytest.raises(ConfigError, match="calls none of the runners"):
         SWEEnv(entry=task | {"test_command": ["tox"]})
     with pytest.raises(ConfigError, match="does not know `other`"):
         SWEEnv.from_dict({"entry": task, "other": 1})

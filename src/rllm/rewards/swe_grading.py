@@ -15,7 +15,7 @@ import json
 import re
 import secrets
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,16 @@ from rllm.data.swe_repository import PLACE
 from rllm.data.swe_rows import SWETask
 from rllm.errors import ConfigError, RewardError
 from rllm.rewards.grade import Grade, right, wrong
+from rllm.rewards.runner_logs import (
+    PYTHON_RUNNERS,
+    Canary,
+    Runner,
+    canary_of,
+    reporting_words,
+    runner_of,
+    statuses_of,
+    with_short_names,
+)
 from rllm.rewards.swe_world import GIT, SWEWorld
 from rllm.rewards.swebench import CaseStatus, PatchVerdict, Resolution, verdict_of
 from rllm.sandbox.types import Status
@@ -32,6 +42,8 @@ from rllm.sandbox.verifier import TESTS, Examination, Examined, examine
 STEERING = (
     *(r"conftest\.py", r"\.?pytest\.ini", r"\.?pytest\.toml", r"tox\.ini", r"setup\.cfg", r"pyproject\.toml"),
     *(r"sitecustomize\.py", r"usercustomize\.py", r"pytest\.py", r".*\.pth", r".*\.py[co]", r"\.coveragerc"),
+    *(r"package\.json", r"(?:jest|vitest|vite|babel)\.config\..*", r"\.babelrc.*", r"\.npmrc", r"\.taprc"),
+    *(r"go\.mod", r"go\.work", r"Cargo\.toml", r"\.proverc"),
 )
 """Names of files, in any folder, that are again as they were before the patch when the tests run. So are
 files of tests; but none of those that the reference solution changes."""
@@ -44,6 +56,7 @@ APPLY = (
 """Tried in this order, as the published harness does; the tree is put back between them."""
 NO_PATCH, NOT_APPLIED = "the patch is empty", "the patch does not apply"
 _REPORT = "report.json"
+_CUT_OFF = "the tests did not run to their end"
 _MOST_REPORT_BYTES = 32 << 20
 _EXCEEDED = (Status.TIMEOUT, Status.OUT_OF_MEMORY, Status.OUTPUT_LIMIT, Status.KILLED)
 _INSIDE_GIT = re.compile(
@@ -90,10 +103,12 @@ def grade_patch(world: SWEWorld, patch: str, *, timeout_s: float = 300.0) -> Gra
 def run_tests(world: SWEWorld, patch: str, *, timeout_s: float = 300.0) -> TestRun:
     """The row's tests on a patch, which may be empty, in a fresh world."""
     secret = secrets.token_hex(16)
+    runner = runner_of(world.task.test_command, world.task.instance_id)
+    canary = canary_of(runner, [*world.repository.hidden, *_paths_of(world.task.test_patch)])
     with tempfile.TemporaryDirectory(prefix="rllm-swe-tests-") as folder:
-        _write_tests(Path(folder), world, patch)
+        _write_tests(Path(folder), world, patch, runner, canary)
         examined = examine(_examination(world, Path(folder), timeout_s, secret), None)
-    return _read(examined, secret)
+    return _read(examined, secret, runner, canary)
 
 
 def _graded(task: SWETask, ran: TestRun, patch: str) -> Grade:
@@ -134,11 +149,17 @@ def _require_runs_without(world: SWEWorld, ran: TestRun, timeout_s: float) -> No
         )
 
 
-def _write_tests(folder: Path, world: SWEWorld, patch: str) -> None:
+def _write_tests(folder: Path, world: SWEWorld, patch: str, runner: Runner, canary: Canary | None) -> None:
     task, exempt = world.task, _paths_of(world.repository.gold)
+    is_pytest = runner is Runner.PYTEST
     plan = {
         "ids": [*task.fail_to_pass, *task.pass_to_pass],
-        "words": pytest_words(task),
+        "runner": runner,
+        "is_python": runner in PYTHON_RUNNERS,
+        "words": pytest_words(task)
+        if is_pytest
+        else reporting_words(runner, task.test_command, canary.path if canary else ""),
+        "canary": asdict(canary) if canary else None,
         "files": world.repository.hidden,
         "apply": [each.format(patch=f"{TESTS}/model.patch") for each in APPLY],
         "steering": STEERING,
@@ -180,8 +201,8 @@ def pytest_words(task: SWETask) -> list[str]:
         if word.rsplit("/")[-1] in ("pytest", "py.test"):
             return words[place + 1 :]
     raise ConfigError(
-        f"{task.instance_id}: its `test_command` is {' '.join(words)!r:.200}; tests are run by pytest "
-        "here, so it must be a command of pytest's (which runs unittest's tests too)."
+        f"{task.instance_id}: its `test_command` is {' '.join(words)!r:.200}; visible tests are run by "
+        "pytest alone (which runs unittest's tests too)."
     )
 
 
@@ -189,7 +210,7 @@ def _paths_of(patch: str) -> list[str]:
     return sorted(set(re.findall(r"^diff --git a/\S+ b/(\S+)", patch, re.MULTILINE)))
 
 
-def _read(examined: Examined, secret: str) -> TestRun:
+def _read(examined: Examined, secret: str, runner: Runner, canary: Canary | None) -> TestRun:
     ran = examined.ran
     log = "" if ran is None else (ran.stdout + ran.stderr)[-2000:]
     if ran is None:
@@ -198,14 +219,23 @@ def _read(examined: Examined, secret: str) -> TestRun:
         return TestRun(statuses={}, fault=f"the tests ended by {ran.status}", log=log)
     report = _sealed(examined.results.get(_REPORT, b""), secret)
     if report is None:
-        fault = examined.faults.get(_REPORT, "the tests did not run to their end")
+        fault = examined.faults.get(_REPORT, _CUT_OFF)
         return TestRun(statuses={}, fault=fault, log=log)
     if report.get("fault"):
         return TestRun(statuses={}, fault=report["fault"], log=log)
-    if not report["canary"]:
+    if runner in PYTHON_RUNNERS:
+        names: dict[str, list[str]] = report.get("names", {})
+        ends = [((name, *names.get(name, ())), CaseStatus(end)) for name, end in report["tests"].items()]
+        statuses, canary_status = with_short_names(ends), report["canary"]
+    else:
+        logged = statuses_of(runner, report["log"], PLACE)
+        if logged is None:
+            return TestRun(statuses={}, fault=_CUT_OFF, log=report["log"][-2000:])
+        canary_status = next((logged[each] for each in logged if canary and canary.is_named(each)), "")
+        statuses = logged
+    if (canary is not None or runner is Runner.PYTEST) and not canary_status:
         return TestRun(statuses={}, fault="the tests were not all run", log=log)
-    statuses = {name: CaseStatus(status) for name, status in report["tests"].items()}
-    return TestRun(statuses=statuses, is_forged=report["canary"] == "PASSED", log=log)
+    return TestRun(statuses=statuses, is_forged=canary_status == CaseStatus.PASSED, log=log)
 
 
 def _sealed(written: bytes, secret: str) -> dict[str, Any] | None:

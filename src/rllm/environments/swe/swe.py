@@ -32,7 +32,8 @@ from rllm.environments.swe.tools import SWETools
 from rllm.environments.world import Turns, World
 from rllm.errors import AgentError, ConfigError
 from rllm.rewards.grade import Grade, wrong
-from rllm.rewards.swe_grading import grade_patch, pytest_words
+from rllm.rewards.runner_logs import runner_of
+from rllm.rewards.swe_grading import grade_patch
 from rllm.rewards.swe_world import SWEWorld, patch_of
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.types import FileState, Limits
@@ -89,7 +90,7 @@ class SWEEnv(BaseEnv):
         if max_steps < 1:
             raise ConfigError(f"`max_steps` is {max_steps}; it must be at least 1.")
         self.task = SWETask.from_row(_row(entry, dataset, idx))
-        pytest_words(self.task)
+        runner_of(self.task.test_command, self.task.instance_id)
         self.scaffold = require_scaffold(scaffold)
         self.backend, self.max_steps, self.reward_timeout = backend, max_steps, reward_timeout
         self.step_timeout = step_timeout

@@ -1,11 +1,12 @@
 """Runs hidden tests on a patch, in a world where nobody was before: runs inside, from /tests, which it reads.
 
     plan.json ──► patch ──► test files and what steers a test run as they were ──► hidden tests
-                    ──► pytest, in a process of its own ──► report.json: how every test ended
+                    ──► pytest, unittest or Django's runner, in a process of its own ──┐
+                    ──► another runner ──► its log ────────────────────────────────────┴─► report.json
 
 The report is sealed with a secret that comes on stdin and that the tests' process reads before anything of
-the patch is imported; what a program prints, or writes in its place, has no seal. Standard library alone,
-but for pytest.
+the patch is imported; what a program prints, or writes in its place, has no seal. Of a runner that is no
+Python program the secret stays here, and its log is sealed. Standard library alone, but for pytest.
 """
 
 import hashlib
@@ -14,14 +15,21 @@ import json
 import os
 import random
 import re
+import runpy
 import string
 import subprocess
 import sys
+import tempfile
 
 TESTS, REPOSITORY, REPORT = "/tests", "/testbed", "/logs/verifier/report.json"
 PATCH, TEST_PATCH = f"{TESTS}/model.patch", f"{TESTS}/test.patch"
-TEST_FOLDERS = ("test", "tests", "testing")
-TEST_FILE = re.compile(r"(?:test_.*|.*_test|tests?|conftest)\.py")
+TEST_FOLDERS = ("test", "tests", "testing", "__tests__")
+TEST_FILE = re.compile(
+    r"(?:test_.*|.*_test|tests?|conftest)\.py|.*_test\.go|(?:.*[.-])?(?:test|spec)\.[cm]?[jt]sx?"
+)
+INSTALLED = re.compile(r".*\.(?:dist|egg)-info|node_modules|\.cargo")
+"""Folders of packages that are there already, and of cargo's settings."""
+MOST_LOG_BYTES = 16 << 20
 
 
 def main() -> None:
@@ -37,9 +45,16 @@ def main() -> None:
     if fault:
         write_report({"fault": fault}, secret)
         return
-    canary = place_canary(plan)
+    if plan["runner"] == "pytest":
+        plan["canary"] = place_canary(plan)
+    elif plan["canary"]:
+        write(plan["canary"]["path"], canary_text(plan["canary"]))
+    if not plan["is_python"]:
+        write_report(run_command(plan["words"]), secret)
+        return
     with open(f"{TESTS}/plan.json", "w", encoding="utf-8") as stream:
-        json.dump({"words": plan["words"], "files": plan["run"], "canary": canary}, stream)
+        parts = {name: plan[name] for name in ("runner", "words", "canary")}
+        json.dump({**parts, "files": plan["run"]}, stream)
     command = [sys.executable, os.path.abspath(__file__), "run"]
     subprocess.run(command, input=f"{secret}\n", text=True, check=False)
 
@@ -105,7 +120,7 @@ def is_protected(path: str, plan: dict) -> bool:
     *folders, name = path.split("/")
     if any(re.fullmatch(pattern, name) for pattern in plan["steering"]):
         return True
-    if any(each.endswith((".dist-info", ".egg-info")) for each in folders):
+    if any(INSTALLED.fullmatch(each) for each in folders):
         return True
     return bool(TEST_FILE.fullmatch(name)) or any(each in TEST_FOLDERS for each in folders)
 
@@ -138,11 +153,128 @@ def place_canary(plan: dict) -> str:
     return f"{path}::{name}"
 
 
+def canary_text(canary: dict) -> str:
+    """Of a file beside one of the tests; in Go it is of that one's package."""
+    package = ""
+    if "{package}" in canary["text"]:
+        with open(canary["beside"], encoding="utf-8") as stream:
+            package = next((line.split()[1] for line in stream if line.startswith("package ")), "main")
+    return canary["text"].replace("{package}", package)
+
+
 # ---- the tests ---------------------------------------------------------------------------------------------
 
 
+def run_command(words: "list[str]") -> dict:
+    """The log of a runner: the file that its words name, or what it prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "".join(random.SystemRandom().choices(string.ascii_lowercase, k=16)))
+        printed = f"{path}.out"
+        has_file = any("{results}" in word for word in words)
+        with open(printed, "wb") as stream:
+            ran = subprocess.run(
+                [word.replace("{results}", path) for word in words],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        if has_file and (os.path.islink(path) or not os.path.isfile(path)):
+            log = b""
+        else:
+            with open(path if has_file else printed, "rb") as stream:
+                log = stream.read(MOST_LOG_BYTES + 1)
+        with open(printed, "rb") as stream:
+            stream.seek(max(os.path.getsize(printed) - 2000, 0))
+            print(stream.read().decode("utf-8", "replace"))
+    if len(log) > MOST_LOG_BYTES:
+        return {"fault": f"the log of the tests has more than {MOST_LOG_BYTES:,} bytes"}
+    return {"code": ran.returncode, "log": log.decode("utf-8", "replace")}
+
+
 def run(plan: dict, secret: str) -> None:
-    """pytest over the files, and a report of how every test ended. This process imports what was patched."""
+    """A report of how every test ended. This process imports what was patched."""
+    (run_pytest if plan["runner"] == "pytest" else run_unittest)(plan, secret)
+
+
+def run_unittest(plan: dict, secret: str) -> None:
+    """unittest, or a program that runs tests of unittest's as Django's does."""
+    import unittest
+
+    collector = UnittestCollector(plan["canary"]["name"])
+    collector.watch(unittest.TestResult)
+    seal = sealer(secret)
+    del secret
+    first, *rest = plan["words"]
+    sys.argv = [first, *rest]
+    code = 0
+    try:
+        if first.endswith(".py"):
+            sys.path.append(os.path.dirname(os.path.abspath(first)))
+            runpy.run_path(first, run_name="__main__")
+        else:
+            runpy.run_module(first, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+    report = {"code": code, "canary": collector.canary_status, "tests": collector.statuses}
+    write_sealed({**report, "names": collector.names}, seal)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+UNITTEST_EVENTS = {
+    "addSuccess": "PASSED",
+    "addFailure": "FAILED",
+    "addError": "ERROR",
+    "addSkip": "SKIPPED",
+    "addExpectedFailure": "XFAIL",
+    "addUnexpectedSuccess": "FAILED",
+}
+
+
+class UnittestCollector:
+    """The status of every test, and the names that it goes by."""
+
+    def __init__(self, canary):
+        self.statuses = {}
+        self.names = {}
+        self.canary_status = ""
+        self._canary = canary
+
+    def watch(self, results):
+        """See what every result of that class, or of one made of it, is told."""
+        for event, status in UNITTEST_EVENTS.items():
+            setattr(results, event, self._watched(getattr(results, event), status))
+        add_subtest = results.addSubTest
+
+        def watched(result, test, subtest, error):
+            if error is not None:
+                self._add(test, "FAILED")
+            add_subtest(result, test, subtest, error)
+
+        results.addSubTest = watched
+
+    def _watched(self, add, status):
+        def watched(result, test, *about):
+            self._add(test, status)
+            return add(result, test, *about)
+
+        return watched
+
+    def _add(self, test, status):
+        name = test.id()
+        if name.endswith(f".test_{self._canary}"):
+            self.canary_status = status
+            return
+        if self.statuses.get(name) not in ("FAILED", "ERROR"):
+            self.statuses[name] = status
+        where, _, method = name.rpartition(".")
+        shown = [f"{method} ({where})", f"{method} ({name})", test.shortDescription()]
+        self.names[name] = [each for each in shown if each]
+
+
+def run_pytest(plan: dict, secret: str) -> None:
+    """pytest over the files."""
     import pytest
 
     collector = Collector(plan["canary"])

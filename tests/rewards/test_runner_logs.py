@@ -1,0 +1,152 @@
+"""Logs that real runners wrote (Node 20.20, Jest 29.7, Vitest 2.1, Go 1.19, cargo 1.9x; of each two or three
+tests, one of which fails and prints that it passes), and which runner a command calls."""
+
+from pathlib import Path
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.rewards.runner_logs import RESULTS, Runner, reporting_words, runner_of, statuses_of
+from rllm.rewards.swebench import CaseStatus
+
+LOGS = Path(__file__).parent / "runner_logs"
+P, F, S, X, E = CaseStatus.PASSED, CaseStatus.FAILED, CaseStatus.SKIPPED, CaseStatus.XFAIL, CaseStatus.ERROR
+READ = {
+    "node.tap": {
+        "adds wrongly": F,
+        "later": S,
+        "someday": X,
+        "numbers": P,
+        "numbers > adds zero": P,
+        "adds zero": P,
+        "numbers > below zero": P,
+        "below zero": P,
+        "numbers > below zero > adds": P,
+        "adds": P,
+    },
+    "jest.json": {
+        "sum.test.js > adds": P,
+        "adds": P,
+        "sum.test.js > numbers > adds wrongly": F,
+        "numbers > adds wrongly": F,
+        "numbers adds wrongly": F,
+        "adds wrongly": F,
+        "sum.test.js > numbers > later": S,
+        "numbers > later": S,
+        "numbers later": S,
+        "later": S,
+        "sum.test.js > numbers > someday": S,
+        "numbers > someday": S,
+        "numbers someday": S,
+        "someday": S,
+        "broken.test.js": E,
+    },
+    "go.jsonl": {
+        "example.com/sum/TestAdds": P,
+        "TestAdds": P,
+        "example.com/sum/TestNumbers": F,
+        "TestNumbers": F,
+        "example.com/sum/TestNumbers/below_zero": P,
+        "TestNumbers/below_zero": P,
+        "example.com/sum/TestNumbers/wrongly": F,
+        "TestNumbers/wrongly": F,
+        "example.com/sum/TestLater": S,
+        "TestLater": S,
+        "example.com/sum": E,
+    },
+    "cargo.txt": {
+        "tests::adds": P,
+        "tests::later": S,
+        "tests::panics": P,
+        "tests::adds_wrongly": F,
+        "adds_below_zero": P,
+        "src/lib.rs - add (line 1)": P,
+    },
+}
+READ["vitest.json"] = READ["jest.json"]
+RUNNERS = {
+    "node.tap": Runner.NODE,
+    "jest.json": Runner.JEST,
+    "vitest.json": Runner.VITEST,
+    "go.jsonl": Runner.GO,
+    "cargo.txt": Runner.CARGO,
+}
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_every_test_of_a_real_log_has_its_status_under_each_of_its_names(name: str) -> None:
+    log = (LOGS / name).read_text()
+    assert statuses_of(RUNNERS[name], log, "/testbed") == READ[name]
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_a_log_that_was_cut_off_is_none(name: str) -> None:
+    """At any place before the last result: what is missing may have failed."""
+    lines = (LOGS / name).read_text().splitlines(keepends=True)
+    cut = {"node.tap": 60, "jest.json": -2, "vitest.json": -2, "go.jsonl": -1, "cargo.txt": 7}[name]
+    assert statuses_of(RUNNERS[name], "".join(lines[:cut]), "/testbed") is None
+    assert statuses_of(RUNNERS[name], "", "/testbed") is None
+
+
+def test_tap_of_any_runner_is_read() -> None:
+    log = "TAP version 13\n1..3\nok 1 - one\nnot ok 2 two\nok 3 # SKIP no network\n"
+    assert statuses_of(Runner.TAP, log) == {"one": P, "two": F, "3": S}
+    assert statuses_of(Runner.TAP, log.replace("1..3", "1..4")) is None
+    assert statuses_of(Runner.TAP, log + "Bail out! no disk\n") is None
+
+
+def test_a_log_that_says_both_says_failed() -> None:
+    log = "1..2\nnot ok 1 - one\nok 2 - one\n"
+    assert statuses_of(Runner.TAP, log) == {"one": F}
+    assert statuses_of(Runner.TAP, log.replace("not ok 1", "ok 1").replace("ok 2", "not ok 2")) == {"one": F}
+
+
+@pytest.mark.parametrize(
+    ("command", "runner"),
+    [
+        ("python -m pytest -q", Runner.PYTEST),
+        ("python3 -m unittest -v tests.test_a", Runner.UNITTEST),
+        ("./tests/runtests.py --settings=test_sqlite admin_views", Runner.DJANGO),
+        ("python manage.py test shop", Runner.DJANGO),
+        ("node --test", Runner.NODE),
+        ("npx jest src", Runner.JEST),
+        ("node_modules/.bin/vitest run", Runner.VITEST),
+        ("go test ./...", Runner.GO),
+        ("cargo test --workspace", Runner.CARGO),
+        ("prove -v t", Runner.TAP),
+    ],
+)
+def test_the_runner_is_that_of_the_command(command: str, runner: Runner) -> None:
+    assert runner_of(command.split(), "a__b-1") is runner
+
+
+@pytest.mark.parametrize("command", ["npm test", "tox", "make check", "node test.js", "go vet"])
+def test_another_runner_is_refused_by_name(command: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"a__b-1: its `test_command` is '{command}'.*vitest, go, cargo, tap"
+    ):
+        runner_of(command.split(), "a__b-1")
+
+
+@pytest.mark.parametrize(
+    ("command", "canary", "words"),
+    [
+        ("python -m unittest", "tests/test_x.py", "unittest"),
+        ("python -m unittest -v tests.test_a", "tests/test_x.py", "unittest -v tests.test_a tests.test_x"),
+        ("python -m unittest discover -s tests", "tests/test_x.py", "unittest discover -s tests"),
+        (
+            "./tests/runtests.py --parallel 1 admin_views",
+            "tests/admin_views/test_x.py",
+            "./tests/runtests.py --parallel 1 admin_views admin_views.test_x",
+        ),
+        ("tests/runtests.py --parallel 1", "tests/a/test_x.py", "tests/runtests.py --parallel 1"),
+        ("python manage.py test shop", "shop/test_x.py", "manage.py test shop shop.test_x"),
+        ("python manage.py test", "shop/test_x.py", "manage.py test"),
+        ("go test ./...", "x_test.go", "go test -json ./..."),
+        ("cargo test --test a", "tests/x.rs", "cargo test --no-fail-fast --test x --test a"),
+        ("npx jest", "x.test.js", f"npx jest --ci --json --outputFile={RESULTS}"),
+        ("npx jest src", "x.test.js", f"npx jest src --ci --json --outputFile={RESULTS} x.test.js"),
+    ],
+)
+def test_a_command_is_made_to_report_and_to_run_one_test_more(command: str, canary: str, words: str) -> None:
+    assert reporting_words(runner_of(command.split(), "a"), command.split(), canary) == words.split()
