@@ -76,9 +76,11 @@ async def test_over_http_statuses_are_those_of_the_contract(tmp_path: Path) -> N
                 metrics = await reply.text()
             assert 'rllm_worker_requests_total{worker="measure",status="ok"} 1\n' in metrics
             async with http.get(f"{server.url}/openapi.json") as reply:
-                operation = (await reply.json())["paths"]["/workers/measure/runs"]["post"]
+                page = await reply.json()
+            operation = page["paths"]["/workers/measure/runs"]["post"]
             body_schema = operation["requestBody"]["content"]["application/json"]["schema"]
-            assert body_schema["properties"]["inputs"] == contract.input_schema.document
+            assert body_schema["properties"]["inputs"] == {"$ref": "#/components/schemas/measure.input"}
+            assert page["components"]["schemas"]["measure.input"] == contract.input_schema.document
             for headers in ({"Authorization": ""}, {"Authorization": "Bearer wrong"}):
                 async with http.post(runs, json={"inputs": inputs("d")}, headers=headers) as reply:
                     assert reply.status == 401

@@ -1,39 +1,18 @@
 """A worker's runtime: statuses, keys, attempts, time and room, with real programs and a real store."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import worker_files as files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from worker_files import HeldProgram, runtime
 
-from rllm.agents.flow import AgentFlow
-from rllm.contracts import RunStatus, read_contract
+from rllm.contracts import RunStatus
 from rllm.errors import InferenceError, RunInUseError
 from rllm.worker.admission import Admission
-from rllm.worker.attempt import Backing
-from rllm.worker.disk import StoreThread
-from rllm.worker.runtime import WorkerRuntime
 from rllm.worker.store import Run, RunStore, canonical_json, digest_of
-
-
-@asynccontextmanager
-async def runtime(
-    folder: Path, solve: Callable[..., Any], *, room: Admission | None = None, **limits: Any
-) -> AsyncIterator[WorkerRuntime]:
-    contract = read_contract(files.write_worker(folder, **limits))
-    disk = StoreThread(RunStore(folder / "runs"))
-    worker = WorkerRuntime(contract, Backing(flow=AgentFlow(solve, "solve")), disk, admission=room)
-    try:
-        yield worker
-    finally:
-        await worker.close()
-        disk.close()
 
 
 def length(task: Any, config: Any) -> dict[str, Any]:
@@ -72,18 +51,12 @@ async def test_a_final_answer_is_the_same_bytes_for_ever(tmp_path: Path) -> None
 
 
 async def test_the_same_key_with_another_input_is_a_conflict(tmp_path: Path) -> None:
-    started, go_on = threading.Event(), threading.Event()
-
-    def waiting(task: Any, config: Any) -> dict[str, Any]:
-        started.set()
-        go_on.wait(10)
-        return length(task, config)
-
-    async with runtime(tmp_path, waiting) as worker:
+    held = HeldProgram()
+    async with runtime(tmp_path, held.solve) as worker:
         under_way = asyncio.create_task(worker.run(request()))
-        await asyncio.to_thread(started.wait)
+        await asyncio.to_thread(held.began.wait)
         during = await worker.run(request(task="other"))
-        go_on.set()
+        held.go_on.set()
         assert (await under_way).is_ok
         after = await worker.run(request(task="other"))
     for response in (during, after):
@@ -217,24 +190,18 @@ async def test_a_model_that_fails_is_told_from_a_program_that_does(tmp_path: Pat
 
 
 async def test_who_cannot_finish_in_time_is_refused_without_an_attempt(tmp_path: Path) -> None:
-    go_on = asyncio.Event()
-
-    async def waiting(task: Any, config: Any) -> dict[str, Any]:
-        while not go_on.is_set():
-            await asyncio.sleep(0.005)
-        return length(task, config)
-
+    held = HeldProgram()
     room = Admission(max_parallel=2, max_queue=1, mean_duration_s=0.01)
-    async with runtime(tmp_path, waiting, room=room) as worker:
-        held = [asyncio.create_task(worker.run(request(f"{number}"))) for number in range(3)]
+    async with runtime(tmp_path, held.solve, room=room) as worker:
+        calls = [asyncio.create_task(worker.run(request(f"{number}"))) for number in range(3)]
         while not (room.num_running == 2 and room.num_waiting == 1):
             await asyncio.sleep(0.005)
         full = await worker.run(request("full"))
         room.max_queue, room.mean_duration_s = 8, 1e6
         too_slow = await worker.run(request("slow"))
         attempts = worker.counts["attempts"]
-        go_on.set()
-        assert all(response.is_ok for response in await asyncio.gather(*held))
+        held.go_on.set()
+        assert all(response.is_ok for response in await asyncio.gather(*calls))
         assert await worker.find("full") is None
         assert (await worker.run(request("full"))).to_dict()["observability"]["attempt"] == 1
     for response in (full, too_slow):
@@ -248,45 +215,29 @@ async def test_who_cannot_finish_in_time_is_refused_without_an_attempt(tmp_path:
 
 
 async def test_a_cancelled_run_used_its_attempt_and_goes_on(tmp_path: Path) -> None:
-    started, may_end = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    async def waiting(task: Any, config: Any) -> dict[str, Any]:
-        loop.call_soon_threadsafe(started.set)
-        while not may_end.is_set():
-            await asyncio.sleep(0.005)
-        return length(task, config)
-
-    async with runtime(tmp_path, waiting) as worker:
+    held = HeldProgram()
+    async with runtime(tmp_path, held.solve) as worker:
         caller = asyncio.create_task(worker.run(request()))
-        await started.wait()
+        await asyncio.to_thread(held.began.wait)
         assert await worker.cancel("a")
         assert (await caller).code == "cancelled"
         assert not await worker.cancel("a")
-        may_end.set()
+        held.go_on.set()
         response = await worker.run(request())
         assert worker.admission.num_running == 0
     assert response.to_dict()["observability"]["attempt"] == 2
 
 
 async def test_a_caller_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
-    started, may_end = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    async def waiting(task: Any, config: Any) -> dict[str, Any]:
-        loop.call_soon_threadsafe(started.set)
-        while not may_end.is_set():
-            await asyncio.sleep(0.005)
-        return length(task, config)
-
-    async with runtime(tmp_path, waiting) as worker:
+    held = HeldProgram()
+    async with runtime(tmp_path, held.solve) as worker:
         caller = asyncio.create_task(worker.run(request()))
-        await started.wait()
+        await asyncio.to_thread(held.began.wait)
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
         joining = asyncio.create_task(worker.run(request()))
-        may_end.set()
+        held.go_on.set()
         response = await joining
     assert response.is_ok
     assert response.to_dict()["observability"]["attempt"] == 1

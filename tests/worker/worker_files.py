@@ -1,8 +1,21 @@
 """A contract and programs for the tests of workers."""
 
+import asyncio
 import os
 import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+
+from rllm.agents.flow import AgentFlow
+from rllm.contracts import read_contract
+from rllm.worker.admission import Admission
+from rllm.worker.attempt import Backing
+from rllm.worker.disk import StoreThread
+from rllm.worker.runtime import WorkerRuntime
+from rllm.worker.store import RunStore
 
 CONTRACT = """\
 ---
@@ -64,6 +77,35 @@ def write_worker(
     path = folder / f"{id}.worker.md"
     path.write_text(CONTRACT.format(id=id, program=program, timeout_s=timeout_s, attempts=attempts))
     return path
+
+
+@asynccontextmanager
+async def runtime(
+    folder: Path, solve: Callable[..., Any], *, room: Admission | None = None, **limits: Any
+) -> AsyncIterator[WorkerRuntime]:
+    """A worker of one function, with its runs in `folder`."""
+    contract = read_contract(write_worker(folder, **limits))
+    disk = StoreThread(RunStore(folder / "runs"))
+    worker = WorkerRuntime(contract, Backing(flow=AgentFlow(solve, "solve")), disk, admission=room)
+    try:
+        yield worker
+    finally:
+        await worker.close()
+        disk.close()
+
+
+class HeldProgram:
+    """Says how long a task is once it may go on."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.go_on = threading.Event()
+
+    async def solve(self, task: Any, config: Any) -> dict[str, Any]:
+        self.began.set()
+        while not self.go_on.is_set():
+            await asyncio.sleep(0.005)
+        return {"length": len(task.metadata["task"])}
 
 
 def serve(words: list[str]) -> None:

@@ -4,15 +4,19 @@ schema ──Schema──► first_violation(value) ──► None, or where and
 """
 
 import functools
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rllm.contracts.references import require_references
 from rllm.errors import ConfigError, MissingExtraError
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _MAX_MESSAGE = 300
+_MAX_VIOLATIONS = 64
+"""The nearest to the top is chosen of so many: a long list of wrong values has a million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,6 @@ class Schema:
     _validator: Any = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _require_local(self.document)
         if (dialect := self.document.get("$schema", DIALECT)).rstrip("#") != DIALECT:
             raise ConfigError(f"`$schema` is {dialect!r}; contracts are written in {DIALECT}.")
         validator = _validator_class()
@@ -44,6 +47,11 @@ class Schema:
         except _schema_error() as error:
             where = "".join(f".{each}" for each in error.absolute_path)
             raise ConfigError(f"it is no JSON Schema at ${where}: {error.message[:_MAX_MESSAGE]}") from error
+        except RecursionError as error:
+            raise ConfigError(
+                "it is nested too deep to be checked; write parts of it under `$defs`."
+            ) from error
+        require_references(self.document)
         object.__setattr__(self, "_validator", validator(dict(self.document)))
 
     @property
@@ -61,11 +69,14 @@ class Schema:
 
     def first_violation(self, value: Any) -> Violation | None:
         """The violation nearest to the top of the value. Raises nothing for any JSON value."""
-        error = min(
-            self._validator.iter_errors(value),
-            key=lambda each: (len(each.absolute_path), str(list(each.absolute_path))),
-            default=None,
-        )
+        try:
+            error = min(
+                itertools.islice(self._validator.iter_errors(value), _MAX_VIOLATIONS),
+                key=lambda each: (len(each.absolute_path), str(list(each.absolute_path))),
+                default=None,
+            )
+        except RecursionError:
+            return Violation("$", "it is nested too deep to be checked")
         if error is None:
             return None
         path = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in error.absolute_path)
@@ -81,20 +92,6 @@ class Schema:
 
 def _short(text: str) -> str:
     return text if len(text) <= _MAX_MESSAGE else f"{text[: _MAX_MESSAGE - 1]}…"
-
-
-def _require_local(value: Any) -> None:
-    """A reference to a file or an address would be fetched: contracts stand alone."""
-    if isinstance(value, Mapping):
-        for name in ("$ref", "$dynamicRef"):
-            target = value.get(name)
-            if isinstance(target, str) and not target.startswith("#"):
-                raise ConfigError(f"`{name}` is {target!r}; a contract refers to itself alone (`#/$defs/…`).")
-        for each in value.values():
-            _require_local(each)
-    elif isinstance(value, list):
-        for each in value:
-            _require_local(each)
 
 
 @functools.cache

@@ -39,6 +39,12 @@ class StoreThread:
         self._orders.put(_Order(work, loop, done))
         return await done
 
+    async def try_to_write(self) -> None:
+        """Raises StorageError where no run could be kept now. Waits for the disk, twice."""
+        # Two transactions: pages that are freed in the one that takes them are never written.
+        await self.call(self.store.fill)
+        await self.call(self.store.empty)
+
     def close(self) -> None:
         """Finish what was ordered, then close the store."""
         self._orders.put(None)

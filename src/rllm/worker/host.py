@@ -26,7 +26,7 @@ from rllm.worker.attempt import Backing
 from rllm.worker.disk import StoreThread
 from rllm.worker.runtime import WorkerRuntime
 from rllm.worker.steps import HostRunner, with_called_workers
-from rllm.worker.store import RunStore
+from rllm.worker.store import Run, RunStore
 from rllm.worker.telemetry import Telemetry
 
 
@@ -63,6 +63,7 @@ class WorkerHost:
         self._limits = (max_parallel, max_queue)
         self._telemetry = telemetry or Telemetry()
         self._seed, self._threads = seed, threads
+        self._disk: StoreThread | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -72,6 +73,7 @@ class WorkerHost:
             stack.callback(self._telemetry.close)
             disk = StoreThread(await asyncio.to_thread(RunStore, self.directory))
             stack.callback(disk.close)
+            self._disk = disk
             for contract, actor in actors:
                 model = await stack.enter_async_context(
                     open_worker_model(
@@ -98,6 +100,20 @@ class WorkerHost:
             self.workers |= {name: self._runtimes[name] for name in self._contracts}
             self._stack = stack.pop_all()
         return self
+
+    async def runs_named(self, name: str) -> list[Run]:
+        """The runs of workers here that somebody may call so: by their id, or by their key."""
+        disk = self._open_disk()
+        runs = await disk.call(lambda: disk.store.named(name))
+        return [each for each in runs if each.worker in self.workers]
+
+    async def try_to_write(self) -> None:
+        """Raises StorageError where no run could be kept now."""
+        await self._open_disk().try_to_write()
+
+    def _open_disk(self) -> StoreThread:
+        assert self._disk is not None, "the host is open"
+        return self._disk
 
     async def reload_model(self, worker_id: str) -> str:
         """Let a worker have the model that its file names now; the model's name.

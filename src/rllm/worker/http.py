@@ -5,7 +5,8 @@ GET    /workers/ID/runs/KEY   its answer; 202 while under way; events with Accep
 DELETE /workers/ID/runs/KEY   cancel it; the attempt counts
 POST   /workers/ID/model      have the model that the worker's file names now; no run is dropped
 GET    /workers, /workers/ID  the contracts        GET /openapi.json  the same for tools that read it
-GET    /health, /metrics      health needs no token
+POST   /workers/ID/runs/KEY/feedback, /runs/ID/feedback   what somebody thinks of it
+GET    /health, /ready, /metrics      whether it lives, whether runs can be done now; these two need no token
 """
 
 import hmac
@@ -23,20 +24,24 @@ except ModuleNotFoundError as error:
 
     raise MissingExtraError(error.name or "aiohttp", "worker") from error
 
-from rllm.contracts.contract import Contract, RunStatus
+from rllm.contracts.contract import Contract
 from rllm.errors import ConfigError, InferenceError, StorageError
 from rllm.gateway.server.auth import Tokens, require_guarded
+from rllm.gateway.server.disk import DiskCheck
 from rllm.gateway.server.listening import listening_socket
 from rllm.gateway.server.prometheus import CONTENT_TYPE
 from rllm.worker.envelope import envelope_problem
 from rllm.worker.host import WorkerHost
 from rllm.worker.metrics import prometheus_text
+from rllm.worker.openapi import openapi
 from rllm.worker.response import WorkerResponse
 from rllm.worker.runtime import WorkerRuntime
 
 MAX_BODY_BYTES = 32 << 20
 _SHUTDOWN_S = 10.0
 """For answers on their way when the server is stopped."""
+_OPEN = ("/health", "/ready")
+"""For whoever watches: without a token."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -53,6 +58,7 @@ class WorkerServer:
         self._socket: socket.socket = listening_socket(address, port)
         self.port: int = self._socket.getsockname()[1]
         self._runner: web.AppRunner | None = None
+        self._disk = DiskCheck(host.try_to_write)
 
     @property
     def url(self) -> str:
@@ -62,6 +68,7 @@ class WorkerServer:
     async def start(self) -> None:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
         app.router.add_get("/health", self._health)
+        app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/openapi.json", self._openapi)
         app.router.add_get("/workers", self._list)
@@ -71,6 +78,7 @@ class WorkerServer:
         app.router.add_get("/workers/{id}/runs/{key}", self._find)
         app.router.add_delete("/workers/{id}/runs/{key}", self._cancel)
         app.router.add_post("/workers/{id}/runs/{key}/feedback", self._feedback)
+        app.router.add_post("/runs/{id}/feedback", self._feedback_by_run)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket, backlog=4096).start()
@@ -78,11 +86,12 @@ class WorkerServer:
     async def close(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+        await self._disk.close()
         self._socket.close()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if request.path != "/health" and not self._is_allowed(request):
+        if request.path not in _OPEN and not self._is_allowed(request):
             return _refusal(401, "unauthorized", "Send the server's token as `Authorization: Bearer TOKEN`.")
         try:
             return await handler(request)
@@ -161,7 +170,24 @@ class WorkerServer:
         return web.json_response({"state": "cancelled"})
 
     async def _feedback(self, request: web.Request) -> web.StreamResponse:
-        worker, key = self._worker(request), request.match_info["key"]
+        return await self._keep_feedback(request, self._worker(request), request.match_info["key"])
+
+    async def _feedback_by_run(self, request: web.Request) -> web.StreamResponse:
+        """Of the run that somebody calls so: `run_id` in its answer."""
+        name = request.match_info["id"]
+        runs = await self.host.runs_named(name)
+        if len(runs) > 1:
+            paths = ", ".join(f"/workers/{run.worker}/runs/{run.key}/feedback" for run in runs)
+            return _refusal(
+                409, "several_runs", f"{len(runs)} runs are called {name!r:.100}; post to {paths:.500}."
+            )
+        if not runs:
+            return _refusal(404, "not_found", f"There is no run {name!r:.100}.")
+        return await self._keep_feedback(request, self.host.workers[runs[0].worker], runs[0].key)
+
+    async def _keep_feedback(
+        self, request: web.Request, worker: WorkerRuntime, key: str
+    ) -> web.StreamResponse:
         try:
             feedback = json.loads(await request.read())
         except (ValueError, RecursionError) as error:
@@ -195,6 +221,18 @@ class WorkerServer:
     async def _health(self, request: web.Request) -> web.StreamResponse:
         running = {name: each.admission.num_running for name, each in self.host.workers.items()}
         return web.json_response({"status": "ok", "running": running})
+
+    async def _ready(self, request: web.Request) -> web.StreamResponse:
+        """Whether runs can be done now: they can be kept, and every model can be reached."""
+        is_writable = await self._disk.is_writable()
+        workers = {name: each.has_model_in_service() for name, each in self.host.workers.items()}
+        is_ready = is_writable and all(workers.values())
+        report = {
+            "status": "ready" if is_ready else "not_ready",
+            "store": "writable" if is_writable else "refuses writes",
+            "models": {name: "reachable" if each else "unreachable" for name, each in workers.items()},
+        }
+        return web.json_response(report, status=200 if is_ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         text = prometheus_text(self.host.workers.values())
@@ -258,57 +296,4 @@ def contract_facts(contract: Contract) -> dict[str, Any]:
             "idempotency_key": limits.idempotency_key or None,
             "status_enum": list(limits.status_enum),
         },
-    }
-
-
-def openapi(contracts: list[Contract]) -> dict[str, Any]:
-    """OpenAPI 3.1: one path a worker, with its own schemas."""
-    paths: dict[str, Any] = {}
-    for contract in contracts:
-        request = {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["inputs"],
-            "properties": {
-                "worker_id": {"const": contract.id},
-                "version": {"const": contract.version},
-                "trace": {"type": "string"},
-                "inputs": dict(contract.input_schema.document),
-                "constraints": {
-                    "type": "object",
-                    "properties": {"timeout_seconds": {"type": "number", "exclusiveMinimum": 0}},
-                },
-            },
-        }
-        answer = {
-            "type": "object",
-            "required": ["worker_id", "version", "status", "outputs", "error", "observability", "artifacts"],
-            "properties": {
-                "status": {"enum": [str(each) for each in RunStatus]},
-                "outputs": {"anyOf": [dict(contract.output_schema.document), {"type": "null"}]},
-            },
-        }
-        described = {"application/json": {"schema": answer}}
-        paths[f"/workers/{contract.id}/runs"] = {
-            "post": {
-                "operationId": contract.id,
-                "summary": contract.purpose,
-                "requestBody": {"required": True, "content": {"application/json": {"schema": request}}},
-                "responses": {
-                    "200": {"description": "ok", "content": described},
-                    "409": {"description": "the key was used with another input", "content": described},
-                    "422": {"description": "invalid_request", "content": described},
-                    "429": {"description": "no room in time; no attempt was used", "content": described},
-                    "502": {"description": "invalid_output", "content": described},
-                    "503": {"description": "retryable_error", "content": described},
-                    "504": {"description": "retryable_error: time was up", "content": described},
-                },
-            }
-        }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Workers", "version": "1"},
-        "paths": paths,
-        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
-        "security": [{"token": []}],
     }

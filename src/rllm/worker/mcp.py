@@ -2,6 +2,7 @@
 
 tools/list  ──► one tool a worker: its purpose, its input and output schema
 tools/call  ──► one run ──► the outputs as structured content; what is not `ok` is an error with the response
+a cancelled call ends its run, unless another call waits for it
 """
 
 from typing import Any
@@ -36,7 +37,7 @@ def worker_tools_server(host: WorkerHost) -> Any:
         if worker is None:
             text = f"There is no worker {params.name!r}; there are {', '.join(host.workers)}."
             return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)
-        response = await worker.run(params.arguments or {})
+        response = await worker.run(params.arguments or {}, ends_with_caller=True)
         return types.CallToolResult(
             content=[types.TextContent(type="text", text=response.body.decode())],
             structured_content=response.outputs,

@@ -70,6 +70,8 @@ class WorkerRuntime:
         self._tasks: dict[str, asyncio.Task[WorkerResponse]] = {}
         """Of the runs under way, by key."""
         self._digests: dict[str, bytes] = {}
+        self._num_callers: Counter[str] = Counter()
+        """Those who wait for each of them."""
         self._watchers: dict[str, set[asyncio.Queue[Progress]]] = {}
 
     async def close(self) -> None:
@@ -79,20 +81,30 @@ class WorkerRuntime:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._runner.close()
 
-    async def run(self, inputs: Any, *, trace: str = "", timeout_s: float | None = None) -> WorkerResponse:
+    async def run(
+        self,
+        inputs: Any,
+        *,
+        trace: str = "",
+        timeout_s: float | None = None,
+        ends_with_caller: bool = False,
+    ) -> WorkerResponse:
         """The answer to one request. `timeout_s` may shorten the contract's own limit. `trace`: a W3C
         `traceparent`, or any name that the caller has for it.
 
-        Cancelling the call leaves the run under way: another call with its key joins it. Raises StorageError
+        Cancelling the call leaves the run under way, and another call with its key joins it; with
+        `ends_with_caller` it ends the run as well, unless somebody else waits for it. Raises StorageError
         where the disk refuses, and nothing for what the worker or its model does.
         """
         with self._telemetry.request(self.contract, trace) as span:
-            response = await self._respond(inputs, span.trace_id, timeout_s)
+            response = await self._respond(inputs, span.trace_id, timeout_s, ends_with_caller)
             span.set_response(response)
         self.counts[str(response.status)] += 1
         return response
 
-    async def _respond(self, inputs: Any, trace_id: str, timeout_s: float | None) -> WorkerResponse:
+    async def _respond(
+        self, inputs: Any, trace_id: str, timeout_s: float | None, ends_with_caller: bool
+    ) -> WorkerResponse:
         key = self._key_of(inputs)
         if key is None:
             return self._replies.unstored(self._replies.problem_of(inputs), trace_id)
@@ -109,13 +121,20 @@ class WorkerRuntime:
             task = asyncio.create_task(self._answer(key, text, trace_id, allowed_s))
             self._tasks[key], self._digests[key] = task, digest
             task.add_done_callback(lambda _: self._forget(key))
+        self._num_callers[key] += 1
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not task.cancelled():  # the caller has gone, the run goes on
+            if not task.cancelled():  # the caller has gone
+                if ends_with_caller and self._num_callers[key] == 1:
+                    task.cancel()
                 raise
             error = RunError(code=ErrorCode.CANCELLED, message="The run was cancelled.")
             return self._replies.reply(None, RunStatus.RETRYABLE_ERROR, trace_id, error=error)
+        finally:
+            self._num_callers[key] -= 1
+            if not self._num_callers[key]:
+                del self._num_callers[key]
 
     async def cancel(self, key: str) -> bool:
         """End a run under way. Its attempt counts; the same key starts the next one."""
@@ -125,12 +144,6 @@ class WorkerRuntime:
         task.cancel()
         await asyncio.wait({task})
         return True
-
-    async def cancel_inputs(self, inputs: Mapping[str, Any]) -> None:
-        """End the run that these inputs name, if they name one."""
-        name = self.contract.constraints.idempotency_key
-        if name in inputs:
-            await self.cancel(str(inputs[name]))
 
     def is_under_way(self, key: str) -> bool:
         return key in self._tasks
@@ -171,6 +184,11 @@ class WorkerRuntime:
         if self.backing.model is None:
             raise ConfigError(f"{self.contract.id} has no model that another could take the place of.")
         await self.backing.model.switch_to(place, anew=True)
+
+    def has_model_in_service(self) -> bool:
+        """Whether an attempt could ask its model now; true for programs that ask none of ours."""
+        model = self.backing.model
+        return model is None or bool(model.health().get("healthy", True))
 
     async def find(self, key: str) -> Run | None:
         return await self.disk.call(lambda: self.store.find(self.contract.id, key))

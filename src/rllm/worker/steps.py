@@ -26,12 +26,9 @@ class HostRunner:
     async def run_step(self, contract: Contract, inputs: Mapping[str, Any], key: str) -> StepReply:
         """See `rllm.workflows.workers.WorkerRunner`."""
         runtime = self._runtimes()[contract.id]
-        running = asyncio.run_coroutine_threadsafe(runtime.run(dict(inputs)), self._loop)
-        try:
-            response = await asyncio.wrap_future(running)
-        except asyncio.CancelledError:  # the workflow has gone: nobody waits for the step
-            asyncio.run_coroutine_threadsafe(runtime.cancel_inputs(inputs), self._loop)
-            raise
+        call = runtime.run(dict(inputs), ends_with_caller=True)
+        # Cancelling what is awaited here cancels the call in the host's loop.
+        response = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
         value = response.to_dict()
         error = value["error"] or {}
         return StepReply(

@@ -37,7 +37,9 @@ CREATE TABLE IF NOT EXISTS attempts (
 CREATE TABLE IF NOT EXISTS feedback (
     run TEXT NOT NULL, at REAL NOT NULL, score REAL, label TEXT, outputs TEXT
 );
+CREATE INDEX IF NOT EXISTS runs_by_key ON runs (key);
 CREATE INDEX IF NOT EXISTS feedback_of_run ON feedback (run);
+CREATE TABLE IF NOT EXISTS trials (bytes BLOB NOT NULL);
 """
 MAX_RESULT_CHARACTERS = 1 << 20
 """Of a raw result that is kept although it breaks the schema."""
@@ -115,6 +117,19 @@ class RunStore:
             return None
         names = ("worker", "key", "id", "digest", "attempts", "status", "response")
         return Run(**dict(zip(names, row, strict=True)))
+
+    def named(self, name: str) -> list[Run]:
+        """The runs of all workers that somebody may call so: by their id, or by their key."""
+        rows = self._execute("SELECT worker, key FROM runs WHERE id=? OR key=?", (name, name)).fetchall()
+        return [run for worker, key in rows if (run := self.find(worker, key)) is not None]
+
+    def fill(self) -> None:
+        """Write something that `empty` takes back. Raises StorageError where no run could be kept now."""
+        self._execute("INSERT INTO trials VALUES (zeroblob(65536))")
+
+    def empty(self) -> None:
+        """Take back what `fill` wrote."""
+        self._execute("DELETE FROM trials")
 
     def start_attempt(self, run: Run, inputs: str, session: str) -> int:
         """The attempt's number, from 1. `inputs` are the JSON of a run that may not be there yet."""

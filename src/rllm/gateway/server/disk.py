@@ -1,4 +1,4 @@
-"""Whether calls can be recorded, as `/health` tells it: the ledger writes something of its own to see.
+"""Whether calls or runs can be recorded, as `/health` and `/ready` tell it: the store tries to write.
 
 Many may ask at the same time; the disk is asked once a second at most.
 """
@@ -6,8 +6,7 @@ Many may ask at the same time; the disk is asked once a second at most.
 import asyncio
 import logging
 import time
-
-from rllm.gateway.ledger import Ledger
+from collections.abc import Awaitable, Callable
 
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
@@ -15,10 +14,11 @@ _TIMEOUT_S = 5.0
 
 
 class DiskCheck:
-    """Of one ledger, in one event loop."""
+    """Of one store, in one event loop."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, try_to_write: Callable[[], Awaitable[object]]) -> None:
+        """`try_to_write` raises where nothing could be recorded now."""
+        self._try_to_write = try_to_write
         self._checking: asyncio.Task[bool] | None = None
         self._checked_at = -_INTERVAL_S
         self._is_writable = True
@@ -40,10 +40,10 @@ class DiskCheck:
 
     async def _check(self) -> bool:
         try:
-            await asyncio.to_thread(self._ledger.try_to_write)
-        except Exception as error:  # noqa: BLE001  whatever it is, calls cannot be recorded
+            await self._try_to_write()
+        except Exception as error:  # noqa: BLE001  whatever it is, nothing can be recorded
             if self._is_writable:
-                _log.warning("Calls cannot be recorded, so none is answered: %s", error)
+                _log.warning("What comes in cannot be recorded, so it is not answered: %s", error)
             self._is_writable = False
         else:
             self._is_writable = True

@@ -158,7 +158,8 @@ class Gateway:
             self.ledger, require_created=self._require_session, max_idle=self._max_idle_sessions
         )
         self.calls = Calls(self.policy, self.ledger, self.counts)
-        self._disk = DiskCheck(self.ledger)
+        ledger = self.ledger
+        self._disk = DiskCheck(lambda: asyncio.to_thread(ledger.try_to_write))
         self._responses = KeptResponses(self.ledger)
         self._management = Management(self.ledger, self.sessions, self.calls, self._tokens)
         self._published = PublishedRoutes(
