@@ -6,6 +6,7 @@
 The engine's loop also serves the gateway that the programs call. So async programs live in another loop: one
 that blocks it, say with a synchronous client, holds up its fellows but still gets its answers. A thread
 cannot be killed: one that does not end in time is left behind, and whoever comes next does not wait for it.
+With `stops_threads` an exception is raised in it, at the next line of Python that it comes to.
 
 Clients that programs leave open close themselves when they are collected, in whatever loop runs there. So the
 programs' loop collects before it ends, and what comes too late for its own loop is kept out of asyncio's log.
@@ -13,6 +14,7 @@ programs' loop collects before it ends, and what comes too late for its own loop
 
 import asyncio
 import contextvars
+import ctypes
 import gc
 import logging
 import re
@@ -46,11 +48,15 @@ class OutOfTime(Exception):
         """It did not end when it was told to, and is left behind."""
 
 
+class ProgramStopped(BaseException):
+    """Raised in the thread of a plain program that was cancelled, or whose time is up."""
+
+
 @dataclass(slots=True)
 class _Running:
     ended: "Future[ProgramEnd]"
     stop: Callable[[], None]
-    """Asks it to end; nothing for a thread."""
+    """Asks it to end; does nothing to a thread unless such are stopped."""
     place: Callable[[], str]
     """Where it is, as `file:line in function`; empty when nobody knows."""
     loop: "ProgramLoop | None" = None
@@ -63,10 +69,13 @@ async def _nothing() -> None:
 class ProgramRunner:
     """Runs functions of users, sync and async."""
 
-    def __init__(self, *, grace_s: float = GRACE_S) -> None:
+    def __init__(self, *, grace_s: float = GRACE_S, stops_threads: bool = False) -> None:
+        """`stops_threads` raises ProgramStopped in plain functions that are to end. A lock that one of them
+        takes without `with` may stay taken, so it is for programs that share none."""
         self.num_abandoned = 0
         """Programs that were left behind since the beginning."""
         self._grace_s = grace_s
+        self._stops_threads = stops_threads
         self._loop: ProgramLoop | None = None
 
     async def run(
@@ -93,9 +102,8 @@ class ProgramRunner:
             await asyncio.wait({end}, timeout=self._grace_s)
         except asyncio.CancelledError:
             running.stop()
-            if (
-                running.loop is not None
-            ):  # a task ends when it is told to; a thread may take as long as it likes
+            # A task ends when it is told to; a thread that is told nothing may take as long as it likes.
+            if running.loop is not None or self._stops_threads:
                 await asyncio.wait({end}, timeout=self._grace_s)
             raise
         abandoned = not end.done()
@@ -119,25 +127,65 @@ class ProgramRunner:
 
     def _start(self, function: Callable[..., Any], arguments: tuple[Any, ...], in_loop: bool) -> _Running:
         if not in_loop:
-            return _start_thread(function, arguments)
+            return _start_thread(function, arguments, self._stops_threads)
         if self._loop is None:
             self._loop = ProgramLoop()
         return self._loop.start(lambda: function(*arguments))
 
 
-def _start_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> _Running:
+def _start_thread(function: Callable[..., Any], arguments: tuple[Any, ...], can_stop: bool) -> _Running:
     end = _future()
     context = contextvars.copy_context()
+    program = _StoppableCall()
 
     def work() -> None:
-        end.set_result(context.run(_call_to_end, function, arguments))
+        end.set_result(program.run(lambda: context.run(_call_to_end, function, arguments)))
 
     thread = threading.Thread(
         target=work, name=f"rllm-program-{getattr(function, '__name__', '')}", daemon=True
     )
     thread.start()
 
-    return _Running(ended=end, stop=lambda: None, place=lambda: frames_text(frames_of_thread(thread.ident)))
+    return _Running(
+        ended=end,
+        stop=program.stop if can_stop else lambda: None,
+        place=lambda: frames_text(frames_of_thread(thread.ident)),
+    )
+
+
+class _StoppableCall:
+    """A call in one thread that another may stop: nothing is raised in the thread once the call has ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread_id: int | None = None
+        """None before and after the call."""
+
+    def run(self, call: Callable[[], ProgramEnd]) -> ProgramEnd:
+        end = ProgramEnd(error=ProgramStopped("It was stopped before it began."))
+        try:
+            with self._lock:
+                self._thread_id = threading.get_ident()
+            end = call()
+            with self._lock:
+                self._thread_id = None
+            _raise_in_thread(threading.get_ident(), None)  # what was to come comes no more
+        except ProgramStopped:
+            pass  # after its end, or just before its beginning
+        return end
+
+    def stop(self) -> None:
+        with self._lock:
+            if self._thread_id is not None:
+                _raise_in_thread(self._thread_id, ProgramStopped)
+                self._thread_id = None
+
+
+def _raise_in_thread(thread_id: int, error: type[BaseException] | None) -> None:
+    """At the next line of Python that the thread runs; None takes back what it has not come to."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread_id), None if error is None else ctypes.py_object(error)
+    )
 
 
 def _call_to_end(function: Callable[..., Any], arguments: tuple[Any, ...]) -> ProgramEnd:

@@ -66,7 +66,7 @@ class WorkerRuntime:
         self.cost = 0.0
         self._replies = Replies(contract)
         self._telemetry = telemetry or Telemetry()
-        self._runner = ProgramRunner()
+        self._runner = ProgramRunner(stops_threads=True)
         self._tasks: dict[str, asyncio.Task[WorkerResponse]] = {}
         """Of the runs under way, by key."""
         self._digests: dict[str, bytes] = {}
