@@ -56,6 +56,14 @@ class Chain(Workflow):
         return Episode(artifacts={"output": {"length": 100 + step.outputs["length"]}})
 
 
+class Asking(Workflow):
+    workers = {"count": "unbound.worker.md"}
+
+    async def run(self, task, uid, **kwargs):
+        step = await self.worker("count", {"task": task["task"]})
+        return Episode(artifacts={"output": {"length": step.outputs["length"]}})
+
+
 class Circle(Workflow):
     workers = {"chain": "circle.worker.md"}
 
@@ -65,6 +73,7 @@ class Circle(Workflow):
 _BINDINGS = {
     "agent": 'agent: "actors.py:Counter", model: "builtin:tiny"',
     "chain": 'workflow: "actors.py:Chain", model: "builtin:tiny"',
+    "asking": 'workflow: "actors.py:Asking", model: "builtin:tiny"',
     "circle": 'workflow: "actors.py:Circle", model: "builtin:tiny"',
 }
 
@@ -77,6 +86,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, binding in _BINDINGS.items():
         bound = text.replace('program: "program.py:solve"', binding).replace("id: measure", f"id: {name}")
         (tmp_path / f"{name}.worker.md").write_text(bound)
+    unbound = text.replace('rllm: {program: "program.py:solve"}\n', "").replace("id: measure", "id: unbound")
+    (tmp_path / "unbound.worker.md").write_text(unbound)
     return tmp_path
 
 
@@ -101,6 +112,27 @@ def test_an_agent_and_a_workflow_do_the_work_of_a_contract(folder: Path) -> None
     listed = json.loads(rllm("worker", "runs", folder / "runs", "--json").stdout)["runs"]
     assert {row["worker_id"] for row in listed} == {"agent", "chain", "measure"}
     assert (folder / "calls.txt").read_text().count("\n") == 1
+
+
+def test_the_model_of_a_served_workflow_plays_its_workers_by_their_schemas(folder: Path) -> None:
+    """An untrained model: only a grammar makes its answer fit, and the response says that it did."""
+    answer = Worker.load(folder / "asking.worker.md", directory=folder / "runs").run(
+        {"run_id": "a", "task": "four"}
+    )
+    value = answer.to_dict()
+    assert answer.is_ok, value
+    assert isinstance(value["outputs"]["length"], int)
+    (step,) = value["artifacts"]["workers"]
+    assert (step["worker"], step["status"], step["output_schema"]) == ("count", "ok", "enforced")
+    assert value["observability"]["model_calls"] == 1
+    path = folder / "unbound.worker.md"
+    path.write_text(
+        path.read_text().replace('"length": {"type": "integer"}', '"length": {"not": {"type": "null"}}')
+    )
+    refused = Worker.load(folder / "asking.worker.md", directory=folder / "others").run(
+        {"run_id": "a", "task": "four"}
+    )
+    assert "broke its contract" in refused.to_dict()["error"]["message"]
 
 
 def test_workers_that_call_each_other_in_a_circle_are_refused_before_any_run(folder: Path) -> None:
@@ -168,6 +200,7 @@ def test_a_schema_that_no_grammar_can_follow_is_checked_and_repaired(folder: Pat
     path = folder / "measure.worker.md"
     text = path.read_text().replace('program: "program.py:solve"', 'model: "builtin:tiny"')
     text = text.replace('"length": {"type": "integer"}', '"length": {"not": {"type": "string"}}')
+    text = text.replace("timeout_seconds: 20", "timeout_seconds: 600")  # on a busy machine it writes for long
     path.write_text(text.replace("max_attempts: 3", "max_attempts: 1") + "- repair: true\n")
     response = Worker.load(path, directory=folder / "runs").run({"run_id": "a", "task": "x"}).to_dict()
     assert response["status"] == "invalid_output"

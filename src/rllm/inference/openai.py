@@ -11,10 +11,11 @@ is an InferenceError, and the engine that plays the rollout asks again with the 
 """
 
 import itertools
+import json
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +65,9 @@ class OpenAIClient:
     `return_token_ids`: whether ids are asked for; None asks engines that are known to have them.
     `processed_logprobs`: the server's log-probabilities are of the distribution that it sampled from, as with
     vLLM's `--logprobs-mode processed_logprobs` and `rllm serve model`, which no server tells.
-    `extra_body` is sent with every call. At most `max_connections` calls are under way at once and others
-    wait; 0 takes three quarters of the files that the process may open.
+    `extra_body` is sent with every call. `follows_schema` says whether the server samples by a JSON schema,
+    which no server tells; without it none is sent. At most `max_connections` calls are under way at once and
+    others wait; 0 takes three quarters of the files that the process may open.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class OpenAIClient:
         return_token_ids: bool | None = None,
         processed_logprobs: bool = False,
         extra_body: Mapping[str, Any] | None = None,
+        follows_schema: Callable[[Mapping[str, Any]], Awaitable[bool]] | None = None,
         timeout_s: float = 600.0,
         connect_timeout_s: float = 30.0,
         max_connections: int = 0,
@@ -92,6 +95,7 @@ class OpenAIClient:
         self._return_token_ids = return_token_ids
         self._processed_logprobs = processed_logprobs
         self._extra_body = dict(extra_body or {})
+        self._follows_schema = follows_schema
         self._http = ServerHttp(
             self.base_url,
             api_key=api_key,
@@ -128,6 +132,14 @@ class OpenAIClient:
 
     async def close(self) -> None:
         await self._http.close()
+
+    def schema_grammar(self, schema: Mapping[str, Any]) -> str:
+        """What `SamplingParams.grammar` is here: the schema itself, which the server makes a grammar of."""
+        return json.dumps(schema)
+
+    async def can_follow(self, grammar: str) -> bool:
+        """Whether answers are sampled by what `schema_grammar` gave."""
+        return self._follows_schema is not None and await self._follows_schema(json.loads(grammar))
 
     # ---- one call --------------------------------------------------------------------------------------
 
@@ -201,7 +213,8 @@ class OpenAIClient:
         sampling: SamplingParams,
         tools: Sequence[Mapping[str, Any]],
     ) -> dict[str, Any]:
-        for name in ("grammar", "top_logprobs"):
+        refused = ("top_logprobs",) if self._follows_schema is not None else ("grammar", "top_logprobs")
+        for name in refused:
             if getattr(sampling, name):
                 raise ConfigError(
                     f"`{name}` is {getattr(sampling, name)!r}, which needs a client that works with token "
@@ -226,6 +239,9 @@ class OpenAIClient:
             body["stop"] = list(sampling.stop)
         if sampling.stop_token_ids:
             body["stop_token_ids"] = list(sampling.stop_token_ids)
+        if sampling.grammar:
+            form = {"name": "answer", "strict": True, "schema": json.loads(sampling.grammar)}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
         if tools:
             body["tools"] = list(tools)
         for name in self._left_out:

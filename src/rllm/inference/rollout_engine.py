@@ -343,7 +343,9 @@ def takes_messages(client: Client) -> TypeGuard[ModelClient]:
 
 
 def _grammar_of(client: Any, schema: Mapping[str, Any]) -> str:
-    return client.renderer.plain_format.schema_grammar(schema)
+    """In the form that its engine, or its server, reads."""
+    write = getattr(client, "schema_grammar", None) or client.renderer.plain_format.schema_grammar
+    return write(schema)
 
 
 def _limit(sampling: SamplingParams, room: int) -> SamplingParams:

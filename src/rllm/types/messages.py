@@ -50,6 +50,7 @@ class SamplingParams:
     """How many of the most likely tokens to report at each position, with their log-probabilities."""
     grammar: str = ""
     """What the answer must follow: a Lark grammar in llguidance's form, whose terminals may be JSON schemas.
+    For a server that samples by schemas it is one, as JSON text.
     Tokens are sampled among those that it allows; log-probabilities stay those of the model without it."""
     seed: int = 0
     """Every draw is a function of (seed, position in the answer): nothing else in the batch matters."""

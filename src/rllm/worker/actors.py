@@ -7,12 +7,14 @@
 The workers that a workflow calls run in the same host, or are played by the workflow's model.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from rllm.agents.base import BaseAgent
 from rllm.agents.flow import AgentFlow
 from rllm.build.actors import Actor
+from rllm.build.workers import WorkerModel
 from rllm.contracts.answering import checked_outputs, messages_for, read_answer, repair_message
 from rllm.contracts.contract import Contract
 from rllm.engine.agent_workflow import AgentWorkflowEngine
@@ -28,12 +30,14 @@ from rllm.workflows.workers import WorkerRunner
 from rllm.workflows.workflow import Workflow
 
 
-def flow_behind(contract: Contract, actor: Actor | None, runner: WorkerRunner) -> AgentFlow:
-    """The program that does the work of a contract."""
+def flow_behind(
+    contract: Contract, actor: Actor | None, runner: WorkerRunner, model: WorkerModel | None
+) -> AgentFlow:
+    """The program that does the work of a contract, made in the loop of its host."""
     if actor is None:
         return answering_flow(contract)
     if actor.workflow is not None:
-        return _workflow_flow(contract, actor.workflow, runner)
+        return _workflow_flow(contract, actor.workflow, runner, model)
     if actor.agent is not None:
         return _agent_flow(contract, actor.agent)
     assert actor.flow is not None, "an actor is one of the three"
@@ -92,9 +96,18 @@ def _agent_flow(contract: Contract, agent_class: type[BaseAgent]) -> AgentFlow:
     return AgentFlow(act, contract.id)
 
 
-def _workflow_flow(contract: Contract, workflow_class: type[Workflow], runner: WorkerRunner) -> AgentFlow:
+def _workflow_flow(
+    contract: Contract, workflow_class: type[Workflow], runner: WorkerRunner, model: WorkerModel | None
+) -> AgentFlow:
+    loop = asyncio.get_running_loop()
+
+    async def follows_schema(schema: Mapping[str, Any]) -> bool:
+        """Asked in the loop of programs; the model lives in the host's."""
+        assert model is not None, "a workflow has one"
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(model.can_enforce(schema), loop))
+
     async def play(task: Task, config: AgentConfig) -> Episode:
-        client = OpenAIClient(config.base_url, config.model, config.api_key)
+        client = OpenAIClient(config.base_url, config.model, config.api_key, follows_schema=follows_schema)
         engine = AgentWorkflowEngine(
             workflow_class,
             rollout_engine=client,
@@ -107,7 +120,10 @@ def _workflow_flow(contract: Contract, workflow_class: type[Workflow], runner: W
             (episode,) = await engine.execute_tasks([row], [str(task.id)])
         finally:
             await client.close()
-        return Episode(artifacts={**episode.artifacts, "output": _output_of(episode, workflow_class)})
+        steps = {"workers": records} if (records := episode.info.get("workers")) else {}
+        return Episode(
+            artifacts={**steps, **episode.artifacts, "output": _output_of(episode, workflow_class)}
+        )
 
     return AgentFlow(play, contract.id)
 

@@ -86,7 +86,7 @@ class WorkerHost:
                 runtime = WorkerRuntime(
                     contract,
                     Backing(
-                        flow=flow_behind(contract, actor, runner),
+                        flow=flow_behind(contract, actor, runner, model),
                         model=model,
                         answer_schema=answer_schema(contract) if actor is None else None,
                     ),
