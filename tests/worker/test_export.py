@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from rllm.cli.main import rllm as front_door
 from rllm.contracts import parse_contract
+from rllm.data.row_filter import RowFilter
 from rllm.errors import ConfigError
-from rllm.worker.export import OUTCOMES
-from rllm.worker.filters import RunFilter
+from rllm.worker.export import OUTCOMES, RUN_FIELDS
 from rllm.worker.host import WorkerHost
 from rllm.worker.http import WorkerServer
 
@@ -80,7 +80,7 @@ RUN = {
     ],
 )
 def test_a_filter_says_which_runs(text: str, holds: bool) -> None:
-    assert RunFilter(text)(RUN) is holds
+    assert RowFilter(text, RUN_FIELDS)(RUN) is holds
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_a_filter_says_which_runs(text: str, holds: bool) -> None:
 )
 def test_a_filter_can_do_nothing_else(text: str, word: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(word)):
-        RunFilter(text)
+        RowFilter(text, RUN_FIELDS)
 
 
 @given(text=st.text(max_size=60))
 def test_any_text_is_a_filter_or_is_refused(text: str) -> None:
     try:
-        run_filter = RunFilter(text)
+        run_filter = RowFilter(text, RUN_FIELDS)
     except ConfigError:
         return
     assert isinstance(run_filter(RUN), bool)
@@ -190,6 +190,27 @@ async def test_what_was_served_is_what_is_learned_from(
     assert not any(word in rows_path.read_text() for word in ("jane", "4111", "sk-abc"))
     check = rllm("sft", rows_path, "--model", "builtin:tiny", "--dry-run", "--output", tmp_path / "run")
     assert check.exit_code == 0, check.output
+    pairs_path, tasks_path = tmp_path / "pairs.jsonl", tmp_path / "tasks.jsonl"
+    words = ("dataset", "from-runs", served, "--json", "--as")
+    pairs = json.loads(rllm(*words, "preferences", "--out", pairs_path).stdout)
+    assert pairs["runs"] == 5 == sum(pairs[name] for name in OUTCOMES)
+    (pair,) = [json.loads(line) for line in pairs_path.read_text().splitlines()]
+    assert json.loads(pair["chosen"][0]["content"]) == right
+    assert json.loads(pair["rejected"][0]["content"]) == answers["corrected"]
+    assert "[email]" in pair["prompt"][-1]["content"]
+    check = rllm("dpo", pairs_path, "--model", "builtin:tiny", "--dry-run", "--output", tmp_path / "pairs")
+    assert check.exit_code == 0, check.output
+    assert (
+        json.loads(rllm(*words, "tasks", "--filter", "score == 1", "--out", tasks_path).stdout)["rows"] == 2
+    )
+    tasks = [json.loads(line) for line in tasks_path.read_text().splitlines()]
+    assert [each["outputs"] for each in tasks] == [answers["good"], right]
+    assert tasks[0]["inputs"] == {"question": questions["good"]}
+    assert rllm(*words, "tasks", "--name", "asked").exit_code == 0
+    assert json.loads(rllm("dataset", "inspect", "asked", "--json").stdout)
+    for options, word in (((), "give one of"), (("--out", pairs_path, "--name", "x"), "give one of")):
+        refused = rllm("dataset", "from-runs", served, *options)
+        assert (refused.exit_code, word in refused.stderr) == (2, True)
     again = rllm("dataset", "from-runs", served, "--out", rows_path)
     assert again.exit_code == 2
     assert "is there already" in again.stderr

@@ -8,10 +8,9 @@ from typing import Any
 import click
 from rich.text import Text
 
-from rllm.cli import dataset_build, dataset_runs
+from rllm.cli import dataset_build, dataset_eval, dataset_runs
 from rllm.cli.agent import agent_found
 from rllm.cli.command import Group, example, json_option, print_json
-from rllm.cli.published_commands import DATASET_COMMANDS
 from rllm.cli.published_flags import accepted_switches
 from rllm.cli.terminal import err, facts, out, print_next, table
 from rllm.data.dataset import Dataset
@@ -28,13 +27,14 @@ split_option = click.option(
 )
 
 
-@click.group("dataset", cls=Group, successors=DATASET_COMMANDS)
+@click.group("dataset", cls=Group)
 def command() -> None:
     """Rows that are kept here: pull, register, inspect, export, build."""
 
 
 command.add_command(dataset_build.command)
 command.add_command(dataset_runs.command)
+command.add_command(dataset_eval.command)
 
 
 @command.command("list", epilog=example("rllm dataset list", "rllm dataset list --all --json"))

@@ -6,7 +6,3 @@ COMMANDS = {
     "setup": "`rllm model setup`",
 }
 """Published commands without a counterpart of their own."""
-DATASET_COMMANDS = {
-    "from-eval": "`rllm sft --run DIR` learns from what a run did well (`data.min_reward`, "
-    "`data.max_per_task`); `rllm dataset from-runs` writes the rows that workers served",
-}

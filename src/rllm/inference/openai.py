@@ -134,7 +134,7 @@ class OpenAIClient:
         await self._http.close()
 
     def schema_grammar(self, schema: Mapping[str, Any]) -> str:
-        """What `SamplingParams.grammar` is here: the schema itself, which the server makes a grammar of."""
+        """The schema itself as `SamplingParams.grammar`: the server makes a grammar of it."""
         return json.dumps(schema)
 
     async def can_follow(self, grammar: str) -> bool:

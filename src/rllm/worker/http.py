@@ -173,7 +173,7 @@ class WorkerServer:
         return await self._keep_feedback(request, self._worker(request), request.match_info["key"])
 
     async def _feedback_by_run(self, request: web.Request) -> web.StreamResponse:
-        """Of the run that somebody calls so: `run_id` in its answer."""
+        """The run that somebody calls so: `run_id` in its answer."""
         name = request.match_info["id"]
         runs = await self.host.runs_named(name)
         if len(runs) > 1:

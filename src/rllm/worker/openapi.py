@@ -22,7 +22,7 @@ _STATUSES = {
 
 
 def openapi(contracts: list[Contract]) -> dict[str, Any]:
-    """What a server of these workers takes and gives."""
+    """The document of a server of these workers."""
     paths: dict[str, Any] = {}
     schemas: dict[str, Any] = {}
     for contract in contracts:
@@ -50,10 +50,10 @@ def component(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
         for keyword in ("$anchor", "$dynamicAnchor")
         if keyword in part
     }
-    moved = _moved(schema, place, anchors)
+    copy = _copy_at(schema, place, anchors)
     for name in ("$schema", "$id"):
-        moved.pop(name, None)
-    return moved
+        copy.pop(name, None)
+    return copy
 
 
 def _operation(contract: Contract) -> dict[str, Any]:
@@ -91,21 +91,21 @@ def _operation(contract: Contract) -> dict[str, Any]:
     }
 
 
-def _moved(value: Any, place: str, anchors: Mapping[str, str]) -> Any:
+def _copy_at(value: Any, place: str, anchors: Mapping[str, str]) -> Any:
     """A schema, or a list of them, with references that begin at `place`."""
     if isinstance(value, list):
-        return [_moved(each, place, anchors) for each in value]
+        return [_copy_at(each, place, anchors) for each in value]
     if not isinstance(value, Mapping):
         return value
-    moved: dict[str, Any] = {}
+    copy: dict[str, Any] = {}
     for name, each in value.items():
         if name in DATA_KEYWORDS:
-            moved[name] = each
+            copy[name] = each
         elif name in NAMING_KEYWORDS and isinstance(each, Mapping):
-            moved[name] = {key: _moved(schema, place, anchors) for key, schema in each.items()}
+            copy[name] = {key: _copy_at(schema, place, anchors) for key, schema in each.items()}
         elif name in ("$ref", "$dynamicRef") and isinstance(each, str):
             target = each.removeprefix("#")
-            moved["$ref"] = place + (target if not target or target[0] == "/" else anchors[target])
+            copy["$ref"] = place + (target if not target or target[0] == "/" else anchors[target])
         elif name not in ("$anchor", "$dynamicAnchor"):
-            moved[name] = _moved(each, place, anchors)
-    return moved
+            copy[name] = _copy_at(each, place, anchors)
+    return copy

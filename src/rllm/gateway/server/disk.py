@@ -14,7 +14,7 @@ _TIMEOUT_S = 5.0
 
 
 class DiskCheck:
-    """Of one store, in one event loop."""
+    """One store, in one event loop."""
 
     def __init__(self, try_to_write: Callable[[], Awaitable[object]]) -> None:
         """`try_to_write` raises where nothing could be recorded now."""

@@ -1,4 +1,4 @@
-"""Which runs: a small language over their fields, such as `status == "ok" and score >= 0.5`.
+"""Which rows: a small language over their fields, such as `status == "ok" and score >= 0.5`.
 
 Names are fields, `inputs.task` is a field within. There are comparisons, `in`, `and`, `or`, `not`, texts,
 numbers, lists, `true`, `false` and `null`. A field that is not there is null; null is neither above nor below
@@ -7,12 +7,11 @@ anything. Nothing is called or computed.
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rllm.errors import ConfigError
 
-FIELDS = ("worker_id", "version", "key", "status", "attempts", "inputs", "outputs", "error", "score", "label")
 MAX_CHARACTERS = 2000
 MAX_DEPTH = 50
 """Of a filter's parts within parts."""
@@ -29,11 +28,13 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 
-class RunFilter:
+class RowFilter:
     """A filter that was read. Raises ConfigError for what the language does not have, with the place."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, fields: Collection[str]) -> None:
+        """`fields` are those that it may name."""
         self.text = text
+        self._fields = fields
         if len(text) > MAX_CHARACTERS:
             raise ConfigError(f"The filter has {len(text)} characters; it has at most {MAX_CHARACTERS}.")
         try:
@@ -45,8 +46,8 @@ class RunFilter:
             raise ConfigError(f"The filter {text!r:.200} cannot be read{where}{hint}.") from error
         self._require(self._tree, MAX_DEPTH)
 
-    def __call__(self, run: Mapping[str, Any]) -> bool:
-        return bool(self._value(self._tree, run))
+    def __call__(self, row: Mapping[str, Any]) -> bool:
+        return bool(self._value(self._tree, row))
 
     def _require(self, node: ast.expr, depth: int) -> None:
         if not depth:
@@ -68,9 +69,10 @@ class RunFilter:
                 if not isinstance(node.value, ast.Name | ast.Attribute):
                     raise self._unknown(node)
             case ast.Name():
-                if node.id not in FIELDS and node.id not in _CONSTANTS:
+                if node.id not in self._fields and node.id not in _CONSTANTS:
                     raise ConfigError(
-                        f"The filter names `{node.id}`; there are {', '.join(FIELDS)}. Texts stand in quotes."
+                        f"The filter names `{node.id}`; there are {', '.join(self._fields)}. "
+                        "Texts stand in quotes."
                     )
             case ast.Constant(value=str() | int() | float() | None):
                 pass
@@ -85,33 +87,33 @@ class RunFilter:
             f"The filter has {part!r:.100}, which it cannot; there are fields, comparisons, in, and, or, not."
         )
 
-    def _value(self, node: ast.expr, run: Mapping[str, Any]) -> Any:
+    def _value(self, node: ast.expr, row: Mapping[str, Any]) -> Any:
         match node:
             case ast.BoolOp(op=ast.And()):
-                return all(self._value(each, run) for each in node.values)
+                return all(self._value(each, row) for each in node.values)
             case ast.BoolOp():
-                return any(self._value(each, run) for each in node.values)
+                return any(self._value(each, row) for each in node.values)
             case ast.UnaryOp(op=ast.Not()):
-                return not self._value(node.operand, run)
+                return not self._value(node.operand, row)
             case ast.UnaryOp(operand=ast.Constant(value=int() | float() as number)):
                 return -number
             case ast.Compare():
-                return self._compare(node, run)
+                return self._compare(node, row)
             case ast.List() | ast.Tuple():
-                return [self._value(each, run) for each in node.elts]
+                return [self._value(each, row) for each in node.elts]
             case ast.Attribute():
-                whole = self._value(node.value, run)
+                whole = self._value(node.value, row)
                 return whole.get(node.attr) if isinstance(whole, Mapping) else None
             case ast.Name():
-                return _CONSTANTS[node.id] if node.id in _CONSTANTS else run.get(node.id)
+                return _CONSTANTS[node.id] if node.id in _CONSTANTS else row.get(node.id)
             case ast.Constant():
                 return node.value
         raise AssertionError(f"`_require` lets no {type(node).__name__} pass")
 
-    def _compare(self, node: ast.Compare, run: Mapping[str, Any]) -> bool:
-        left = self._value(node.left, run)
+    def _compare(self, node: ast.Compare, row: Mapping[str, Any]) -> bool:
+        left = self._value(node.left, row)
         for kind, comparator in zip(node.ops, node.comparators, strict=True):
-            right = self._value(comparator, run)
+            right = self._value(comparator, row)
             if not _holds(kind, left, right):
                 return False
             left = right
