@@ -16,7 +16,7 @@ QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-verl test-ray test-cluster test-harness test-published check docs bench learn algorithms mutate lock clean
+.PHONY: help demo test test-all test-tinker test-verl test-ray test-cluster test-harness test-published test-web check docs bench learn algorithms mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -28,6 +28,7 @@ help:
 	@echo 'make test-cluster  the three above: Ray, verl and Tinker'
 	@echo 'make test-harness  command-line agents of others, installed from pip and npm and played in their sandbox'
 	@echo 'make test-published  programs in the style of published rLLM, each as its users start it, with its framework'
+	@echo 'make test-web  websites in a real Chromium, which is installed where there is none'
 	@echo 'make check     format, lint and types'
 	@echo 'make docs      the pages of docs/ and the reference as a site in build/site'
 	@echo 'make bench     the engine and a training step beside their peers'
@@ -70,6 +71,11 @@ test-published: .venv-published-agents/.made .venv-published-strands/.made .venv
 	.venv-published-agents/bin/python -m pytest -n 0 -m '' -o filterwarnings=default tests/published
 	.venv-published-strands/bin/python -m pytest -n 0 -m '' -o filterwarnings=default tests/published/test_whole_programs.py -k strands
 	.venv-published-adk/bin/python -m pytest -n 0 -m '' -o filterwarnings=default tests/published/test_whole_programs.py -k google_adk
+
+# Without a Chromium on this machine Playwright's own is fetched; with RLLM_TEST_WEB what is missing is a failure.
+test-web: $(VENV)/.dev
+	$(BIN)/rllm doctor web || $(BIN)/playwright install --with-deps --only-shell chromium
+	RLLM_TEST_WEB=1 $(BIN)/pytest -n 0 -m '' tests/environments/web
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -15,6 +15,7 @@
     ├── ContextLengthError     a prompt leaves no room for a single new token
     ├── InferenceError         the engine or server that samples failed: an infrastructure failure
     ├── SandboxError           a sandbox failed, not the program in it: an infrastructure failure
+    ├── BrowserError           a browser or a page in it failed: an infrastructure failure
     ├── RequestRefused         a request to the gateway that gets an error instead of an answer
     ├── PartialAnswer          a model's answer broke off; never taken for a whole one
     ├── RankError              another process of the run ended or hangs; names it, its place and its cause
@@ -131,6 +132,13 @@ class SandboxError(RllmError):
     """Raised when a sandbox itself fails: it does not start, it dies, its engine does not answer.
 
     Never for what a program does in it.
+    """
+
+
+class BrowserError(RllmError):
+    """Raised when a browser does not start, dies or hangs, and when a page in it does.
+
+    Never for an action that is impossible: that is an observation.
     """
 
 

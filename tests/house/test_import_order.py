@@ -54,8 +54,9 @@ HOMES_OF_LIBRARY = {
     "starlette": ("view/server*",),
     "uvicorn": ("view/server*",),
     "keyring": ("inference/model_settings*",),
+    "playwright": ("environments/web/*",),
     "ray": ("*/ray.py", "*/ray/*", "integrations/verl/*"),  # verl's workers and servers are Ray's actors
-} | {name: (f"*/{name}.py", f"*/{name}/*") for name in ("verl", "vllm", "tinker", "playwright", "wandb")}
+} | {name: (f"*/{name}.py", f"*/{name}/*") for name in ("verl", "vllm", "tinker", "wandb")}
 
 
 @dataclass(frozen=True)
