@@ -31,6 +31,8 @@ CALLS_TOOLS = {"calculator", "shop-desk"}
 """What its expert says are calls, which the engine parses; tests/environments plays it."""
 DECIDED_BY_CHANCE = {"blackjack", "frozenlake-slippery"}
 """Their expert does the best there is, which tests/environments compares with exact values, and may lose."""
+IN_A_BROWSER = "web"
+"""The extra of benchmarks that tests/environments/web plays."""
 MODULES = {"games": ("reasoning_gym", "textarena", "minigrid"), "mcp": ("mcp",)}
 """Extra -> what it brings."""
 
@@ -38,7 +40,11 @@ MODULES = {"games": ("reasoning_gym", "textarena", "minigrid"), "mcp": ("mcp",)}
 def offline(*, every_member: bool) -> list[str]:
     """Offline benchmarks by name: all but members of families, and one member of each family; or all
     others."""
-    names = [each.name for each in benchmarks() if each.offline and each.name not in CALLS_TOOLS]
+    names = [
+        each.name
+        for each in benchmarks()
+        if each.offline and each.name not in CALLS_TOOLS and each.extra != IN_A_BROWSER
+    ]
     quick = {
         "minigrid/Empty-Random-5x5",
         "reasoning-gym/chain_sum",

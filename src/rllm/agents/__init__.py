@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rllm.agents.swe_agent import SWEAgent as SWEAgent
     from rllm.agents.tool import MCPToolAgent as MCPToolAgent
     from rllm.agents.tool import ToolAgent as ToolAgent
+    from rllm.agents.web import WebAgent as WebAgent
 
 _HOME_OF = {
     "AgentFlow": "rllm.agents.flow",
@@ -27,6 +28,7 @@ _HOME_OF = {
     "MathAgent": "rllm.agents.math",
     "SWEAgent": "rllm.agents.swe_agent",
     "ToolAgent": "rllm.agents.tool",
+    "WebAgent": "rllm.agents.web",
     "check_agent": "rllm.agents.checks",
     "rollout": "rllm.agents.flow",
 }

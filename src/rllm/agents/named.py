@@ -14,6 +14,7 @@ AGENTS = {
     "math": "rllm.agents.math:MathAgent",
     "swe": "rllm.agents.swe_agent:SWEAgent",
     "tool": "rllm.agents.tool:ToolAgent",
+    "web": "rllm.agents.web:WebAgent",
 }
 """Name -> where its class is."""
 _PUBLISHED = {
@@ -23,6 +24,8 @@ _PUBLISHED = {
     "frozenlakeagent": "frozenlake",
     "sweagent": "swe",
     "react": "conversation",
+    "miniwobagent": "web",
+    "webarenaagent": "web",
 }
 """Published name -> ours."""
 

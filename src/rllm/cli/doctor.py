@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import click
 from rich.text import Text
 
-from rllm.cli import doctor_algorithm, doctor_grader, doctor_tasks
+from rllm.cli import doctor_algorithm, doctor_grader, doctor_tasks, doctor_web
 from rllm.cli.command import Group, example, json_option, print_json
 from rllm.cli.installed import EXTRAS, REQUIRED, is_older, rllm_version, version_of
 from rllm.cli.terminal import facts, out, print_next
@@ -57,6 +57,7 @@ class DoctorFinding:
         "rllm doctor algorithm my_file.py:my_loss    check an algorithm",
         "rllm doctor grader math                     attack a grader",
         "rllm doctor tasks my-tasks                  check software-engineering tasks",
+        "rllm doctor web                             check the browser",
     ),
 )
 @json_option
@@ -81,6 +82,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 command.add_command(doctor_algorithm.command)
 command.add_command(doctor_grader.command)
 command.add_command(doctor_tasks.command)
+command.add_command(doctor_web.command)
 
 
 def examine() -> list[DoctorFinding]:

@@ -46,6 +46,7 @@ WORLDS = {
 FAMILIES = {
     "babyai": "rllm.environments.minigrid:world_of_babyai",
     "minigrid": "rllm.environments.minigrid:world_of_minigrid",
+    "miniwob": "rllm.environments.web.miniwob:world_of",
     "reasoning-gym": "rllm.environments.reasoning_gym:world_of",
     "textarena": "rllm.environments.textarena:world_of",
 }

@@ -3,7 +3,7 @@
 catalogue/NAME.toml ──► Benchmark: splits, licence, agent, evaluator, and
                           either `environment`: a world that makes its own tasks, without a network
                           or     `source`, `transform`, `prompt`: rows that somebody published
-catalogue/FAMILY.toml with `members` ──► FAMILY/MEMBER, one benchmark for each
+catalogue/FAMILY.toml with `members` ──► FAMILY/MEMBER, one benchmark for each; with `whole` FAMILY too
 a registered data set, a directory of tasks ──► a Benchmark too, so that every command takes them
 """
 
@@ -220,6 +220,8 @@ def _files_of_names() -> dict[str, str]:
             [name] if members is None else [f"{name}/{one}" for group in members.values() for one in group]
         ):
             files[each] = path.name
+        if members is not None and "whole" in _table(path.name):
+            files[name] = path.name
     return files
 
 
@@ -231,7 +233,11 @@ def _table(file: str) -> dict[str, Any]:
 def _benchmark(file: str, name: str) -> Benchmark:
     table = dict(_table(file))
     members = table.pop("members", None)
-    if members is not None:
+    whole = table.pop("whole", None)
+    if members is not None and "/" not in name:
+        table["description"] = whole
+        table["environment"] = f"{table['environment']}/all"
+    elif members is not None:
         member = name.partition("/")[2]
         group = next(group for group, names in members.items() if member in names)
         table["name"] = name

@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from rllm.environments.web.actions import WebAction as WebAction
     from rllm.environments.web.browser import close_browser as close_browser
     from rllm.environments.web.env import WebEnv as WebEnv
+    from rllm.environments.web.miniwob import MiniWobEnv as MiniWobEnv
     from rllm.environments.web.network import SiteRequest as SiteRequest
     from rllm.environments.web.network import SiteResponse as SiteResponse
     from rllm.environments.web.observation import PageView as PageView
 
 _HOME_OF = {
+    "MiniWobEnv": "rllm.environments.web.miniwob",
     "PageView": "rllm.environments.web.observation",
     "SiteRequest": "rllm.environments.web.network",
     "SiteResponse": "rllm.environments.web.network",

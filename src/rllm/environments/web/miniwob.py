@@ -1,0 +1,178 @@
+"""MiniWoB++: `miniwob/NAME`, such as `miniwob/click-checkboxes`, and `miniwob/all` for all of them.
+
+    the pages of the `miniwob` wheel ──► a site of this process ──► one page a task, seeded and started anew
+    what it pays ──► its own raw reward, from -1 to 1; with `has_limit` its own limit and a decay
+
+A task is a name and a seed. Training, validation and test seeds differ modulo 3.
+"""
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from rllm.environments.web.acting import act
+from rllm.environments.web.actions import WebAction
+from rllm.environments.web.chromium import require_browser
+from rllm.environments.web.context import BrowserContext
+from rllm.environments.web.env import WebEnv
+from rllm.environments.web.network import Site, folder_site
+from rllm.environments.web.observation import PageView
+from rllm.environments.world import World
+from rllm.errors import ConfigError, MissingExtraError
+
+HOST = "miniwob.test"
+SPLITS = {"train": 0, "validation": 1, "test": 2}
+"""Split -> what is left of its seeds modulo their number."""
+ALL = "all"
+MAX_TURNS = 20
+_OWN_CLOCK = 10**9
+"""Milliseconds of an episode without a limit."""
+_EXCLUDED = "#query, #reward-display, #click-canvas, #sync-task-cover"
+"""What is around a task: its text, which is the goal, and the points."""
+_START = """([seed, limit]) => {
+  Math.seedrandom(seed);
+  const limits = window.rllmLimits ??= core.EPISODE_MAX_TIME;
+  core.EPISODE_MAX_TIME = limit ?? limits;
+  core.startEpisodeReal();
+  document.activeElement?.blur();
+  const said = core.getUtterance();
+  return typeof said === "string" ? said : said.utterance;
+}"""
+_VERDICT = """() => window.rllmLimits === undefined ? null :
+  [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL, WOB_REWARD_GLOBAL, String(WOB_REWARD_REASON ?? '')]"""
+"""Null for a page that was not started by us: another task, or this one loaded again."""
+
+
+@cache
+def miniwob_folder() -> Path:
+    """Where the wheel keeps its pages. It is not imported, because it brings a browser driver of its own."""
+    spec = importlib.util.find_spec("miniwob")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtraError("miniwob", "web")
+    return Path(spec.submodule_search_locations[0]) / "html"
+
+
+@cache
+def task_names() -> tuple[str, ...]:
+    """All tasks of the wheel."""
+    return tuple(sorted(path.stem for path in (miniwob_folder() / "miniwob").glob("*.html")))
+
+
+@cache
+def _site() -> Site:
+    return folder_site(miniwob_folder())
+
+
+class MiniWobEnv(WebEnv):
+    """One MiniWoB++ task with one seed.
+
+    Its clock stands still unless `has_limit`: then the page ends the episode after its own limit, and pays
+    less for what takes longer, which makes the reward depend on this machine.
+    """
+
+    use = "miniwob"
+    reusable = True
+
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        *,
+        has_limit: bool = False,
+        max_turns: int = MAX_TURNS,
+        view: PageView | None = None,
+    ) -> None:
+        require_task(name)
+        if not 0 <= seed < 2**53:
+            raise ConfigError(f"`seed` is {seed}; it must be from 0 to 2**53 - 1.")
+        self.name = name
+        self.seed = seed
+        self.has_limit = has_limit
+        view = view or PageView()
+        super().__init__(
+            start_url=f"http://{HOST}/miniwob/{name}.html",
+            sites={HOST: _site()},
+            max_turns=max_turns,
+            view=replace(view, exclude=_EXCLUDED, with_address=False),
+        )
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> "MiniWobEnv":
+        """A task made by `miniwob_tasks`."""
+        view_names = ("token_budget", "with_places", "marks_changes")
+        own_names = ("name", "seed", "has_limit", "max_turns")
+        for key in info:
+            if key not in (*view_names, *own_names, "task_id", "uid"):
+                raise ConfigError(
+                    f"A task of miniwob has no `{key}`; it has {', '.join((*own_names, *view_names))}."
+                )
+        for key in ("name", "seed"):
+            if key not in info:
+                raise ConfigError(f"A task of miniwob needs `{key}`.")
+        require_browser()
+        view = PageView(**{key: info[key] for key in view_names if key in info})
+        return MiniWobEnv(**{key: info[key] for key in own_names if key in info}, view=view)
+
+    async def begin(self, context: BrowserContext) -> str:
+        if context.tab.page.url != self.start_url or len(context.tabs) > 1:
+            await super().begin(context)
+            await context.tab.wait_for_load()
+        await act(context, WebAction(name="mouse_move", arguments={"x": 0, "y": 0}), {})
+        goal = await context.tab.evaluate(_START, [self.seed, None if self.has_limit else _OWN_CLOCK])
+        return re.sub(r"\s+", " ", str(goal)).strip()
+
+    async def verdict(
+        self, context: BrowserContext, message: WebAction | None
+    ) -> tuple[float, dict[str, Any]] | None:
+        """The page's own reward once it is done; 0 for a task that was given up, or left."""
+        for tab in tuple(context.tabs):
+            if (state := await tab.evaluate(_VERDICT)) is not None:
+                break
+        else:
+            return 0.0, {"is_correct": False, "reason": "the page of the task was left"}
+        done, raw, decayed_reward, reason = state
+        if not done and message is None:
+            return None
+        reward = float(decayed_reward if self.has_limit else raw) if done else 0.0
+        return reward, {"is_correct": bool(done and raw > 0), "reason": reason[:200]}
+
+
+def require_task(name: str) -> None:
+    """Raises ConfigError, with the nearest name, for a task that there is not."""
+    import difflib
+
+    if name not in task_names():
+        nearest = difflib.get_close_matches(name, task_names(), n=1)
+        hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are: {', '.join(task_names())}."
+        raise ConfigError(f"There is no MiniWoB task `{name}`; {hint}")
+
+
+def miniwob_tasks(
+    names: tuple[str, ...], split: str, count: int, *, start: int = 0, **arguments: Any
+) -> list[dict[str, Any]]:
+    """`count` tasks from `start` on, one after the other of `names`, each time with another seed."""
+    if split not in SPLITS:
+        raise ConfigError(f"There is no split `{split}`; there are {', '.join(SPLITS)}.")
+    tasks: list[dict[str, Any]] = []
+    for index in range(start, start + count):
+        name, seed = names[index % len(names)], index // len(names) * len(SPLITS) + SPLITS[split]
+        tasks.append({"task_id": f"miniwob/{name}/{seed}", "name": name, "seed": seed, **arguments})
+    return tasks
+
+
+def world_of(name: str) -> World:
+    """The world of `miniwob/NAME`; of all tasks in turn for `all`."""
+    if name == ALL:
+        names = task_names()
+    else:
+        require_task(name)
+        names = (name,)
+    return World(env_class=MiniWobEnv, tasks=partial(miniwob_tasks, names), kind=_kind)
+
+
+def _kind(task: Mapping[str, Any]) -> str:
+    return str(task["name"])

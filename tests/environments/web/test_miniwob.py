@@ -1,0 +1,112 @@
+"""MiniWoB++'s tasks, their rewards and seeds, in a real Chromium."""
+
+import re
+
+import pytest
+
+from rllm.agents.web import WebAgent
+from rllm.engine.agent_execution import AgentExecutionEngine
+from rllm.environments.web import MiniWobEnv
+from rllm.environments.web.miniwob import task_names
+from rllm.environments.worlds import world_named
+from rllm.errors import ConfigError
+from rllm.eval.catalogue import benchmark_named, benchmark_names
+from rllm.inference.scripted import ScriptedClient
+
+
+def test_every_task_of_the_wheel_is_a_benchmark(chromium: str) -> None:
+    assert {f"miniwob/{name}" for name in task_names()} == {
+        name for name in benchmark_names() if name.startswith("miniwob/")
+    }
+    tasks = world_named(benchmark_named("miniwob").environment).tasks("test", 2 * len(task_names()))
+    assert {task["name"] for task in tasks} == set(task_names())
+    with pytest.raises(ConfigError, match="did you mean `click-test`"):
+        MiniWobEnv("click-tset", 0)
+
+
+def test_splits_share_no_seed(chromium: str) -> None:
+    world = world_named("miniwob/click-test")
+    seeds = [{task["seed"] for task in world.tasks(split, 50)} for split in ("train", "validation", "test")]
+    assert len(set.union(*seeds)) == 150
+
+
+async def test_a_task_is_solved_and_failed_and_pays_its_own_reward(chromium: str) -> None:
+    env = MiniWobEnv("click-checkboxes", 5)
+    text, _ = await env.reset()
+    names = re.match(r"Goal: Select (.*) and click Submit", text)[1].split(", ")  # type: ignore[index]
+    boxes = {name: bid for bid, name in re.findall(r'\[(\d+)\] checkbox "(.*)"', text)}
+    submit = re.search(r'\[(\d+)\] button "Submit"', text)[1]  # type: ignore[index]
+    clicks = [f'click("{boxes[name]}")' for name in names if name != "nothing"]
+    *_, reward, done, info = await env.step("\n".join([*clicks, f'click("{submit}")']))
+    assert (reward, done, info["is_correct"]) == (1.0, True, True)
+    again, _ = await env.reset()
+    assert again == text, "the same seed is the same page, whatever was done before"
+    wrong = [f'click("{bid}")' for name, bid in boxes.items() if name not in names]
+    *_, reward, done, info = await env.step("\n".join([*wrong, f'click("{submit}")']))
+    assert reward < 1
+    assert (done, info["is_correct"]) == (True, False)
+    env.close()
+
+
+async def test_an_easier_task_is_not_played_in_place_of_the_real_one(chromium: str) -> None:
+    """Nor the same one, loaded again. Another tab is no way out; other episodes are not gone back to."""
+    other = MiniWobEnv("click-test-2", 2)
+    await other.reset()
+    other.close()
+    env = MiniWobEnv("click-checkboxes", 5)
+    await env.reset()
+    text, _, done, _ = await env.step("go_back()")
+    assert "no such page in the history" in text
+    assert not done
+    _, _, done, info = await env.step("new_tab()")
+    assert not done
+    assert info["valid"]
+    await env.step("tab_focus(0)")
+    *_, reward, done, info = await env.step('goto("http://miniwob.test/miniwob/click-test.html")')
+    assert (reward, done, info["is_correct"]) == (0.0, True, False)
+    await env.reset()
+    *_, reward, done, info = await env.step('goto("http://miniwob.test/miniwob/click-checkboxes.html")')
+    assert (reward, done, info["reason"]) == (0.0, True, "the page of the task was left")
+    env.close()
+
+
+@pytest.mark.slow
+async def test_an_episode_does_not_depend_on_those_before_it_in_the_context(chromium: str) -> None:
+    """Each task after another episode of the same page, with clicks in it, is what it is in a new page."""
+    differing: list[str] = []
+    for name in task_names():
+        env = MiniWobEnv(name, 7)
+        fresh, _ = await env.reset()
+        other = MiniWobEnv(name, 8)
+        env.close()
+        await other.reset()
+        *_, done, _ = await other.step('click("1")\nclick("2")')
+        if not done:
+            await other.step('click("3")')
+        other.close()
+        again, _ = await env.reset()
+        env.close()
+        if fresh != again:
+            differing.append(name)
+    assert differing == []
+
+
+@pytest.mark.slow
+async def test_a_timed_episode_ends_by_its_own_clock(chromium: str) -> None:
+    env = MiniWobEnv("click-button", 1, has_limit=True)
+    await env.reset()
+    done = False
+    for _ in range(5):
+        _, reward, done, _ = await env.step("noop(5000)")
+        if done:
+            break
+    assert (done, reward) == (True, -1.0)
+    env.close()
+
+
+async def test_an_agent_plays_it_through_the_engine(chromium: str) -> None:
+    task = world_named("miniwob/click-test").tasks("test", 1)[0]
+    client = ScriptedClient(['I see the button.\n```\nclick("1")\n```'])
+    engine = AgentExecutionEngine(WebAgent, MiniWobEnv, rollout_engine=client, max_prompt_length=8192)
+    (trajectory,) = await engine.execute_tasks([task])
+    assert trajectory.reward == 1.0

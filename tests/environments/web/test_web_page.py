@@ -1,0 +1,42 @@
+"""docs/web.md: its program prints what the page says, its commands run, its tables name what there is."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rllm.cli.main import rllm as front_door
+from rllm.environments.web.actions import ACTIONS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "web.md").read_text()
+ELSEWHERE = ("pip", "apt-get", "rllm eval miniwob --agent web --base-url")
+"""Commands that install, or want a server."""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_program_prints_what_the_page_says(chromium: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = blocks("python")
+    exec(compile(program, "docs/web.md", "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out == blocks("text")[0]
+
+
+@pytest.mark.slow
+def test_the_commands_run(chromium: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in "".join(blocks("sh")).splitlines():
+        if not line.startswith(ELSEWHERE):
+            result = CliRunner().invoke(front_door, shlex.split(line)[1:], catch_exceptions=False)
+            assert result.exit_code == 0, (line, result.output)
+
+
+def test_the_table_names_every_action() -> None:
+    rows = re.findall(r"^\| (`[^|]*) \|[^|]*\|$", PAGE, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)[(*]?", row)}
+    families = ("mouse_", "keyboard_")
+    assert {name for name in ACTIONS if not name.startswith(families)} <= named
+    assert set(families) <= named
