@@ -133,7 +133,20 @@ def test_what_a_sandbox_cannot_emulate_is_refused_by_its_line(
         ('[[artifacts]]\nsource = "/a"\nexclude = ["b"]\n', "`artifacts.exclude` is not read here"),
         ('schema_version = "2.0"\n', "`schema_version` is 2.0; schema 1 is read"),
         ("[verifier]\ntimeout_sec = 0\n", "`verifier.timeout_sec` is 0; it must be more than 0"),
-        ('[[steps]]\nname = "one"\n', "has several `steps`"),
+        ('[[steps]]\nname = "one"\n', "a step's `name` is 'one'; each has one of its own, and a folder"),
+        (
+            '[environment]\nnetwork_mode = "public"\n',
+            "`environment.network_mode` is 'public', and sandboxes",
+        ),
+        (
+            '[agent]\nnetwork_mode = "allowlist"\n',
+            "`agent.network_mode` is 'allowlist'",
+        ),
+        ("[environment]\nallow_internet = true\n", "`environment.allow_internet` is True"),
+        (
+            '[[environment.mcp_servers]]\nname = "a"\n',
+            "`environment.mcp_servers` is not there",
+        ),
         ("agent = 3\n", "`agent` is 3; it must be a table"),
         ("[task\n", "task.toml cannot be read"),
     ],

@@ -5,6 +5,7 @@ import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -273,3 +274,156 @@ def test_a_task_that_is_solved_with_the_last_turn_is_solved_and_not_cut_off(task
     _, reward, done, info = environment.step("```sh\nsort words.txt > sorted.txt\n```")
     assert (reward, done, info.get(CUT_OFF), info["is_correct"]) == (1.0, True, None, True)
     environment.close()
+
+
+STEPPED = """\
+multi_step_reward_strategy = "mean"
+artifacts = ["/app/notes.txt"]
+[verifier]
+timeout_sec = 20
+[[steps]]
+name = "first"
+min_reward = 0.5
+[[steps]]
+name = "second"
+[steps.verifier]
+timeout_sec = 30
+env = { MODE = "last" }
+[steps.healthcheck]
+command = "test -f /app/given.txt"
+"""
+
+
+@pytest.fixture
+def stepped(task: Path) -> Path:
+    """Two steps in one machine: what the first left is there in the second, with new files."""
+    (task / "task.toml").write_text(STEPPED)
+    (task / "instruction.md").unlink()
+    (task / "tests" / "test.sh").unlink()
+    (task / "tests" / "shared.sh").write_text("echo ${1} > /logs/verifier/reward.txt\n")
+    tests = {
+        "first": "bash /tests/shared.sh $(cat /app/one 2>/dev/null || echo 0)\n",
+        "second": "[ $MODE = last ] && bash /tests/shared.sh $(cat /app/one /app/two | sort | tail -1)\n",
+    }
+    for name, test in tests.items():
+        folder = task / "steps" / name
+        for each in ("tests", "solution"):
+            (folder / each).mkdir(parents=True)
+        (folder / "instruction.md").write_text(f"Do the {name} thing.")
+        (folder / "tests" / "test.sh").write_text(test)
+        (folder / "solution" / "solve.sh").write_text("echo 1 > one; echo 1 > two\n")
+    (task / "steps" / "second" / "workdir").mkdir()
+    (task / "steps" / "second" / "workdir" / "given.txt").write_text("given\n")
+    (task / "steps" / "second" / "workdir" / "setup.sh").write_text("cat given.txt one > both.txt\n")
+    return task
+
+
+def test_the_steps_of_a_task_go_on_in_one_machine_and_each_is_judged(stepped: Path) -> None:
+    environment = TaskDirectoryEnv(stepped, backend=usable_backend())
+    assert environment.reset()[0].startswith("Do the first thing.")
+    environment.step("```sh\necho 1 > one; echo a note > notes.txt; ls given.txt\n```")
+    observation, reward, done, _ = environment.step("Done.")
+    assert (observation, reward, done) == ("Do the second thing.", 0.0, False)
+    shown = environment.step("```sh\ncat both.txt; ls /tests setup.sh; echo 0.5 > two; echo 0.5 > one\n```")[
+        0
+    ]
+    assert shown.startswith("given\n1\n")
+    assert "given.txt" not in shown
+    _, reward, done, info = environment.step("Done.")
+    assert (reward, done, info["is_correct"]) == (0.75, True, False)
+    assert info["steps"] == {"first": 1.0, "second": 0.5}
+    assert info["artifacts"] == {"notes.txt": "a note\n"}
+
+
+def test_a_step_that_goes_badly_is_the_last_one(stepped: Path) -> None:
+    environment = TaskDirectoryEnv(stepped, backend=usable_backend())
+    environment.reset()
+    environment.step("```sh\necho 0.4 > one\n```")
+    _, reward, done, info = environment.step("Done.")
+    assert (reward, done, info["steps"]) == (0.2, True, {"first": 0.4, "second": 0.0})
+
+
+def test_the_solutions_of_all_steps_are_played_and_the_last_reward_may_count_alone(stepped: Path) -> None:
+    settings = (stepped / "task.toml").read_text()
+    (stepped / "task.toml").write_text(settings.replace('"mean"', '"final"'))
+    (made,) = WORLD.tasks("test", 5, path=str(stepped.parent))
+    assert WORLD.demonstrate is not None
+    turns = WORLD.demonstrate(made, noise=0.0, rng=np.random.default_rng(0))
+    environment = WORLD.env_class.from_dict({**made, "backend": usable_backend()})
+    shown = environment.reset()[0]
+    last: tuple[Any, ...] = ()
+    for expected, answer in turns:
+        assert expected in (shown, "")
+        last = environment.step(answer)
+        shown = last[0]
+    assert (last[1], last[2], last[-1]["is_correct"]) == (1.0, True, True)
+
+
+OLD = """\
+instruction: |
+  Sort /app/words.txt into /app/sorted.txt.
+difficulty: easy
+parser_name: pytest
+max_agent_timeout_sec: 60.0
+max_test_timeout_sec: 60.0
+"""
+COMPOSE = "services:\n  client:\n    build: {dockerfile: Dockerfile}\n"
+RUN_TESTS = """\
+echo '=== short test summary info ==='
+if cmp -s /app/sorted.txt <(sort /app/words.txt); then echo 'PASSED ../tests/test_outputs.py::test_sorted'
+else echo 'FAILED ../tests/test_outputs.py::test_sorted - no'; fi
+test -f $TEST_DIR/test_outputs.py
+"""
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A task in the form of Terminal-Bench 1; its tests print what pytest prints."""
+    pytest.importorskip("yaml")
+    path = tmp_path / "old" / "sort-words"
+    (path / "tests").mkdir(parents=True)
+    files = {
+        "task.yaml": OLD,
+        "docker-compose.yaml": COMPOSE,
+        "Dockerfile": "FROM ghcr.io/laude-institute/t-bench/debian\nCOPY words.txt .\nENV LC_ALL=C\n",
+        "words.txt": "pear\napple\nfig\n",
+        "run-tests.sh": RUN_TESTS,
+        "tests/test_outputs.py": "",
+        "solution.sh": "sort /app/words.txt > /app/sorted.txt\n",
+    }
+    for name, text in files.items():
+        (path / name).write_text(text)
+    return path
+
+
+def test_a_task_of_terminal_bench_1_is_played_and_read_by_the_summary_of_its_tests(old: Path) -> None:
+    (made,) = WORLD.tasks("test", 5, path=str(old.parent))
+    assert WORLD.demonstrate is not None
+    environment = WORLD.env_class.from_dict({**made, "backend": usable_backend()})
+    assert environment.reset()[0].startswith("Sort /app/words.txt")
+    assert "words.txt" in environment.step("```sh\npwd; ls\n```")[0]
+    assert environment.step("Done.")[1:3] == (0.0, True)
+    environment.reset()
+    rewards = [
+        environment.step(answer)[1]
+        for _, answer in WORLD.demonstrate(made, noise=0.0, rng=np.random.default_rng(0))
+    ]
+    assert rewards == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("task.yaml", OLD + "run_tests_in_same_shell: true\n", "`run_tests_in_same_shell` is true"),
+        ("task.yaml", OLD.replace("pytest", "swebench"), "`parser_name` is 'swebench'"),
+        ("task.yaml", "instruction: 3\n", "`instruction` is 3"),
+        ("task.yaml", "a: [", "task.yaml cannot be read"),
+        ("docker-compose.yaml", COMPOSE + "  db: {image: x}\n", "the service `db` needs a container engine"),
+    ],
+)
+def test_what_an_old_task_asks_for_in_vain_is_refused_by_name(
+    old: Path, name: str, text: str, message: str
+) -> None:
+    (old / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        TaskDirectoryEnv(old)

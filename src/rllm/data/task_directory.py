@@ -1,20 +1,20 @@
 """A task as a directory, in Harbor's format (schema 1.x): read, checked, and refused where it cannot be run
 here.
 
-    TASK/  task.toml  instruction.md  environment/Dockerfile  tests/test.sh  [solution/solve.sh]
+    TASK/  task.toml  instruction.md  environment/Dockerfile  tests/test.sh  [solution/solve.sh]  [steps/…]
       └──read_task_directory──► TaskDirectory: instruction, limits, users, Dockerfile ──►
       rllm.data.task_images
 
 Every field of `task.toml` is honoured, or refused by its name: a task that names a GPU, a service or a
 network that
 is not there is a ConfigError, and its collection goes on without it. Names that the format does not have
-are left alone, as Harbor does.
+are left alone, as Harbor does. Tasks of Terminal-Bench 1 are read as well (rllm.data.terminal_bench).
 """
 
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,12 @@ from typing import Any
 from rllm.data.image import Image
 from rllm.data.image_bases import require_fitting
 from rllm.data.task_images import image_of
+from rllm.data.terminal_bench import (
+    RUN_TESTS,
+    TEST_COMMAND,
+    is_terminal_bench,
+    terminal_bench_settings,
+)
 from rllm.errors import ConfigError
 
 INSTRUCTION, SETTINGS = "instruction.md", "task.toml"
@@ -30,12 +36,14 @@ _CANARY = re.compile(
 )
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 NETWORK_MODES = ("public", "no-network", "allowlist")
+STRATEGIES = ("mean", "final")
 
 
 REFUSED = {
     "environment": ("gpu_types", "tpu", "mcp_servers", "skills_dir", "allowed_hosts"),
     "agent": ("allowed_hosts",),
     "verifier": ("environment", "collect", "allowed_hosts"),
+    "solution": (),
 }
 """Settings of a section that ask for what a sandbox here does not have."""
 
@@ -76,16 +84,27 @@ class TaskDirectory:
     storage_mb: int | None = None
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     """Free: difficulty, category, tags."""
-    artifacts: tuple[str, ...] = ()
-    """Absolute paths of what the agent makes, beside what lies in its folders."""
+    artifacts: dict[str, str] = field(default_factory=dict[str, str])
+    """Absolute paths of what the agent makes, beside what lies in its folders -> the names that they are
+    collected under."""
     health: HealthCheck | None = None
     tests: Path
     """A directory; /tests when the agent has finished."""
     test_command: tuple[str, ...] = ("bash", "-c", "chmod +x /tests/test.sh; exec bash /tests/test.sh")
     test_packages: tuple[str, ...] = ()
     """Distributions of this machine that the tests import."""
+    test_files: dict[str, Path] = field(default_factory=dict[str, Path])
+    """Path inside -> file or directory that is there beside `tests` when they run."""
     solution: Path
     """The script of the oracle's, which may be absent."""
+    steps: tuple["TaskDirectory", ...] = ()
+    """Of a task of several: what each asks, checks and begins with, in the same machine."""
+    strategy: str = "mean"
+    """How the rewards of several steps become one: their mean, or that of the last."""
+    step_files: Path | None = None
+    """Of a step: a directory whose files come into the working directory before it; `setup.sh` is run."""
+    min_rewards: dict[str, float] = field(default_factory=dict[str, float])
+    """Of a step: rewards below which the steps after it are not asked for."""
 
     def image(self, *, builds: bool = True) -> Image:
         """The image of its Dockerfile, from the cache or made now. Raises ConfigError that names the line."""
@@ -98,7 +117,7 @@ class TaskDirectory:
 
 
 def is_task_directory(path: Path) -> bool:
-    return (path / SETTINGS).is_file()
+    return (path / SETTINGS).is_file() or is_terminal_bench(path)
 
 
 def is_task_collection(path: Path) -> bool:
@@ -138,19 +157,16 @@ def read_task_directory(path: Path, environment: Mapping[str, str] | None = None
 
     `environment` is what `${VAR}` in the verifier's variables is taken from.
     """
-    settings = _settings(path)
-    sections = {
-        name: _section(settings, name, path) for name in ("environment", "agent", "verifier", "solution")
-    }
+    is_old = is_terminal_bench(path) and not (path / SETTINGS).is_file()
+    settings, instruction = terminal_bench_settings(path) if is_old else (_settings(path), "")
+    sections = {name: _section(settings, name, path) for name in REFUSED}
     _refuse_unsupported(path, settings, sections)
-    for required in (path / INSTRUCTION, path / "tests" / "test.sh"):
-        if not required.is_file():
-            raise ConfigError(f"{path} has no {required.relative_to(path)}; a task needs one.")
-    instruction = _CANARY.sub("", (path / INSTRUCTION).read_text("utf-8")).strip()
-    if not instruction:
-        raise ConfigError(f"{path / INSTRUCTION} is empty.")
+    has_steps = bool(settings.get("steps"))
+    if not (is_old or has_steps):
+        instruction = _instruction(path, path)
+        _require_tests(path, path / "tests")
     world, agent, verifier, solution = sections.values()
-    dockerfile = path / "environment" / "Dockerfile"
+    dockerfile = path / "Dockerfile" if is_old else path / "environment" / "Dockerfile"
     process_variables = environment or {}
     task = TaskDirectory(
         path=path,
@@ -172,10 +188,99 @@ def read_task_directory(path: Path, environment: Mapping[str, str] | None = None
         artifacts=_artifacts(settings, path),
         health=_health(world, path),
         tests=path / "tests",
-        solution=path / "solution" / "solve.sh",
+        solution=path / ("solution.sh" if is_old else "solution/solve.sh"),
+        strategy=str(settings.get("multi_step_reward_strategy", "mean")),
     )
+    if is_old:
+        task = replace(task, test_command=TEST_COMMAND, test_files={f"/tests/{RUN_TESTS}": path / RUN_TESTS})
+    if has_steps:
+        task = replace(task, steps=tuple(_steps(task, settings["steps"], process_variables)))
     task.image(builds=False)
     return task
+
+
+def _instruction(folder: Path, path: Path) -> str:
+    if not (folder / INSTRUCTION).is_file():
+        raise ConfigError(f"{path} has no {(folder / INSTRUCTION).relative_to(path)}; a task needs one.")
+    instruction = _CANARY.sub("", (folder / INSTRUCTION).read_text("utf-8")).strip()
+    if not instruction:
+        raise ConfigError(f"{folder / INSTRUCTION} is empty.")
+    return instruction
+
+
+def _require_tests(path: Path, tests: Path) -> None:
+    if not (tests / "test.sh").is_file():
+        raise ConfigError(f"{path} has no {(tests / 'test.sh').relative_to(path)}; a task needs one.")
+
+
+def _steps(task: TaskDirectory, tables: Any, environment: Mapping[str, str]) -> Iterator[TaskDirectory]:
+    """The steps of a task: what one does not say is as for the whole task."""
+    path = task.path
+    if task.strategy not in STRATEGIES:
+        raise ConfigError(
+            f"{path / SETTINGS}: `multi_step_reward_strategy` is {task.strategy!r:.60}; it is "
+            f"{' or '.join(STRATEGIES)}."
+        )
+    if not isinstance(tables, list):
+        raise ConfigError(f"{path / SETTINGS}: `steps` is {tables!r:.60}; it must be a list of tables.")
+    names: set[str] = set()
+    for table in tables:
+        name = table.get("name") if isinstance(table, dict) else None
+        folder = path / "steps" / str(name)
+        is_plain = isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..")
+        if not is_plain or name in names or not folder.is_dir():
+            raise ConfigError(
+                f"{path / SETTINGS}: a step's `name` is {name!r:.60}; each has one of its own, and a folder "
+                "`steps/NAME`."
+            )
+        names.add(str(name))
+        yield _step(task, table, folder, environment)
+
+
+def _step(
+    task: TaskDirectory, table: Mapping[str, Any], folder: Path, environment: Mapping[str, str]
+) -> TaskDirectory:
+    path, name = task.path, folder.name
+    agent, verifier = (_section(table, each, path) for each in ("agent", "verifier"))
+    for section, values in (("agent", agent), ("verifier", verifier)):
+        _refuse_section(path / SETTINGS, section, values)
+    if agent.get("user") and str(agent["user"]) != task.agent_user:
+        raise ConfigError(
+            f"{path / SETTINGS}: `steps.{name}.agent.user` is {agent['user']!r:.60}; one user works on all "
+            "steps here: leave this task out."
+        )
+    own_tests = (folder / "tests" / "test.sh").is_file()
+    if not own_tests:
+        _require_tests(path, path / "tests")
+    shared = path / "tests"
+    return replace(
+        task,
+        name=f"{task.name}/{name}",
+        instruction=_instruction(folder, path),
+        agent_timeout_s=_seconds(agent, task.agent_timeout_s, path, f"steps.{name}.agent"),
+        verifier_timeout_s=_seconds(verifier, task.verifier_timeout_s, path, f"steps.{name}.verifier")
+        or task.verifier_timeout_s,
+        verifier_user=str(verifier.get("user") or task.verifier_user),
+        verifier_variables=task.verifier_variables | _variables(verifier, "verifier", environment, path),
+        artifacts=task.artifacts | _artifacts(table, path),
+        health=_health(table, path),
+        tests=folder / "tests" if own_tests else shared,
+        test_files={"/tests": shared} if own_tests and shared.is_dir() else {},
+        solution=folder / "solution" / "solve.sh",
+        step_files=folder / "workdir" if (folder / "workdir").is_dir() else None,
+        min_rewards=_min_rewards(table, path),
+    )
+
+
+def _min_rewards(table: Mapping[str, Any], path: Path) -> dict[str, float]:
+    value = table.get("min_reward")
+    rewards = value if isinstance(value, dict) else {} if value is None else {"reward": value}
+    for name, least in rewards.items():
+        if isinstance(least, bool) or not isinstance(least, int | float):
+            raise ConfigError(
+                f"{path / SETTINGS}: `steps.min_reward` is {least!r:.60} for {name}; it must be a number."
+            )
+    return {str(name): float(least) for name, least in rewards.items()}
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -201,14 +306,8 @@ def _refuse_unsupported(
     version = str(settings.get("schema_version", settings.get("version", "1")))
     if version.split(".")[0] != "1":
         raise ConfigError(f"{where}: `schema_version` is {version}; schema 1 is read.")
-    if settings.get("steps"):
-        raise ConfigError(f"{where} has several `steps`; only tasks of one step are run here.")
-    for section, names in REFUSED.items():
-        for name in names:
-            if sections[section].get(name):
-                raise ConfigError(
-                    f"{where}: `{section}.{name}` is not there in the sandbox; leave this task out."
-                )
+    for section in REFUSED:
+        _refuse_section(where, section, sections[section])
     world, verifier = sections["environment"], sections["verifier"]
     if world.get("gpus"):
         raise ConfigError(f"{where}: `environment.gpus` is not there in the sandbox; leave this task out.")
@@ -224,13 +323,27 @@ def _refuse_unsupported(
             f"{where}: `verifier.environment_mode` is {verifier['environment_mode']!r}; it is "
             f"shared or separate."
         )
-    for section in ("environment", "agent", "verifier"):
-        mode = sections[section].get("network_mode", "public")
-        if mode not in NETWORK_MODES:
-            raise ConfigError(
-                f"{where}: `{section}.network_mode` is {mode!r}; it is one of {', '.join(NETWORK_MODES)}."
-            )
     _require_machine(where, world)
+
+
+def _refuse_section(where: Path, section: str, values: Mapping[str, Any]) -> None:
+    """Raises ConfigError for settings of a section that ask for what a sandbox here does not have."""
+    for name in REFUSED[section]:
+        if values.get(name):
+            raise ConfigError(
+                f"{where}: `{section}.{name}` is not there in the sandbox; leave this task out."
+            )
+    mode = values.get("network_mode", "no-network")
+    if mode not in NETWORK_MODES:
+        raise ConfigError(
+            f"{where}: `{section}.network_mode` is {mode!r}; it is one of {', '.join(NETWORK_MODES)}."
+        )
+    name, value = ("allow_internet", True) if values.get("allow_internet") else ("network_mode", mode)
+    if value != "no-network":
+        raise ConfigError(
+            f"{where}: `{section}.{name}` is {value!r}, and sandboxes reach no network; leave the key "
+            "out where the task can be done without one."
+        )
 
 
 def _require_machine(where: Path, world: Mapping[str, Any]) -> None:
@@ -273,23 +386,24 @@ def _health(world: Mapping[str, Any], path: Path) -> HealthCheck | None:
     )
 
 
-def _artifacts(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-    """`artifacts`: paths, or tables with a `source`."""
+def _artifacts(settings: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """`artifacts`: paths, or tables with a `source` and a `destination`."""
     artifacts = settings.get("artifacts", [])
     if not isinstance(artifacts, list):
         raise ConfigError(f"{path / SETTINGS}: `artifacts` is {artifacts!r:.60}; it must be a list.")
-    sources: list[str] = []
+    names: dict[str, str] = {}
     for entry in artifacts:
         each = entry.get("source") if isinstance(entry, dict) else entry
-        for name in ("destination", "service", "exclude"):
+        for name in ("service", "exclude"):
             if isinstance(entry, dict) and entry.get(name):
                 raise ConfigError(
                     f"{path / SETTINGS}: `artifacts.{name}` is not read here; leave this task out."
                 )
         if not isinstance(each, str) or not each.startswith("/") or ".." in each.split("/"):
             raise ConfigError(f"{path / SETTINGS}: `artifacts` names {each!r:.60}; give absolute paths.")
-        sources.append(each)
-    return tuple(sources)
+        destination = entry.get("destination") if isinstance(entry, dict) else None
+        names[each] = str(destination or each.rstrip("/").rpartition("/")[2])
+    return names
 
 
 def _seconds(

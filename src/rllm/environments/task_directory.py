@@ -5,6 +5,8 @@
                                                              truncated then, unless the tests say solved
     tests/ ──► a fresh sandbox with what was left ──► test.sh ──► reward.json, else reward.txt ──► reward
 
+A task of several steps goes on in the same sandbox: where a step ends it is judged, and the next one begins.
+
 Every path of a task is a real one: each attempt has a writable root. The tests run in another world, which
 has what the agent left in its folders and nothing else of it (`rllm.sandbox.verifier`); what their reward
 means says `rllm.rewards.task_tests`.
@@ -16,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,8 @@ MOST_DISK_MB = 16_384
 """Of what a task may ask for: files lie in memory until they are gone."""
 MAX_OUTPUT_CHARS = 8_000
 """Of one command, shown to the model."""
+MAX_ARTIFACT_BYTES = 64 << 10
+"""Of a file that is collected."""
 _BLOCK = re.compile(r"```(?:sh|bash|shell)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _HOW = (
     "Work on the machine by writing one ```sh block an answer; you are shown what it prints. When you "
@@ -76,17 +80,41 @@ class TaskDirectoryEnv(BaseEnv):
         )
         self._image: Image | None = None
         self._sandbox: Sandbox | None = None
+        self._steps = self.task.steps or (self.task,)
+        self._step = self._steps[0]
+        self._results: list[TaskReward] = []
+        self._artifacts: dict[str, str] = {}
         self._turns = 0
         self._left_s = 0.0
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """A fresh machine and the instruction. Nothing is drawn, so the seed changes nothing."""
         self.close()
+        self._results, self._artifacts = [], {}
+        self._step = self._steps[0]
         self._sandbox = self._open_world()
+        self._begin_step(self._sandbox)
+        return f"{self._step.instruction}\n\n{_HOW}", {"task": self.task.name}
+
+    def _begin_step(self, sandbox: Sandbox) -> None:
         self._turns = 0
-        self._left_s = self.task.agent_timeout_s or float("inf")
-        self._require_health(self._sandbox)
-        return f"{self.task.instruction}\n\n{_HOW}", {"task": self.task.name}
+        self._left_s = self._step.agent_timeout_s or float("inf")
+        try:
+            self._bring_step(sandbox, self._step)
+            self._require_health(sandbox)
+        except BaseException:
+            self.close()
+            raise
+
+    def _bring_step(self, sandbox: Sandbox, step: TaskDirectory) -> None:
+        """What a step begins with. Raises SandboxError where its `setup.sh` fails."""
+        if step.step_files is None:
+            return
+        sandbox.upload(step.step_files, self.image.workdir)
+        if (step.step_files / "setup.sh").is_file():
+            ran = self._run(sandbox, "bash setup.sh && rm -f setup.sh")
+            if ran.exit_code != 0:
+                raise SandboxError(f"{step.path}: setup.sh of {step.name}: {_output_text(ran)[-400:]}")
 
     def step(self, action: Any) -> Moved:
         if self._sandbox is None:
@@ -99,13 +127,46 @@ class TaskDirectoryEnv(BaseEnv):
         if not (is_done or is_late):
             return output, 0.0, False, {}
         verdict = self.verify()
-        rewards, reason = verdict.rewards, verdict.reason
+        self._results.append(verdict)
+        self._collect(self._sandbox)
+        if len(self._results) < len(self._steps) and not _is_below(verdict, self._step.min_rewards):
+            self._step = self._steps[len(self._results)]
+            self._begin_step(self._sandbox)
+            return f"{output}\n\n{self._step.instruction}".lstrip(), 0.0, False, {}
         self.close()
-        reward = rewards.get("reward", sum(rewards.values()) / len(rewards)) if rewards else 0.0
-        is_correct = reward >= 1.0
-        is_done = is_done or is_correct  # solved with the last turn is solved: nothing was cut off
-        info = {"rewards": rewards, "reason": reason, "is_correct": is_correct}
+        reward, info = self._outcome()
+        is_done = is_done or info["is_correct"]  # solved with the last turn is solved: nothing was cut off
         return moved(output, reward, info, terminated=is_done, truncated=not is_done)
+
+    def _outcome(self) -> tuple[float, dict[str, Any]]:
+        """The reward of all steps, those that were not reached with 0, and what is known of them."""
+        last = self._results[-1]
+        rewards = [_reward_of(each) for each in self._results]
+        missing = [0.0] * (len(self._steps) - len(rewards))
+        if self.task.strategy == "final":
+            reward = rewards[-1] if not missing else 0.0
+        else:
+            reward = sum(rewards) / len(self._steps)
+        info: dict[str, Any] = {
+            "rewards": last.rewards,
+            "reason": last.reason,
+            "is_correct": not missing and min(reward, *rewards) >= 1.0,
+        }
+        if self.task.steps:
+            names = [each.name.rpartition("/")[2] for each in self._steps]
+            info["steps"] = dict(zip(names, [*rewards, *missing], strict=True))
+        if self._artifacts:
+            info["artifacts"] = self._artifacts
+        return reward, info
+
+    def _collect(self, sandbox: Sandbox) -> None:
+        """The texts that the task names as artifacts."""
+        for path, name in self._step.artifacts.items():
+            try:
+                text = sandbox.read(path, most_bytes=MAX_ARTIFACT_BYTES).decode("utf-8")
+            except (OSError, UnicodeDecodeError):
+                continue  # not there, a directory, or no text of that size: the tests see it all the same
+            self._artifacts[name] = text
 
     def verify(self) -> TaskReward:
         """What the tests pay for what is there. No rewards where the agent is why there are none.
@@ -140,7 +201,7 @@ class TaskDirectoryEnv(BaseEnv):
     def _open_world(self) -> Sandbox:
         """The task's machine as it is given to an agent."""
         folders = tuple(dict.fromkeys(each for each in (*self._folders, *_LOGS) if each.strip("/")))
-        root = Root(folders=folders, layers=self._layers, owner=self._owner(self.task.agent_user))
+        root = Root(folders=folders, layers=self._layers, owner=self._owner(self._steps[0].agent_user))
         sandbox = open_sandbox(self.backend, limits=self._limits, root=root)
         try:
             self._prepare(sandbox, lambda path: True)
@@ -152,7 +213,12 @@ class TaskDirectoryEnv(BaseEnv):
     @property
     def _folders(self) -> tuple[str, ...]:
         """Every path that the task names for the agent to work in."""
-        return (self.image.workdir, *self.image.folders, *self.task.artifacts)
+        folders = [self.image.workdir, *self.image.folders]
+        for artifact in (path for step in self._steps for path in step.artifacts):
+            if not any(PurePosixPath(artifact).is_relative_to(each) for each in folders):
+                is_file = "." in PurePosixPath(artifact).name[1:]
+                folders.append(str(PurePosixPath(artifact).parent) if is_file else artifact)
+        return tuple(folders)
 
     @property
     def _layers(self) -> tuple[str, ...]:
@@ -169,9 +235,14 @@ class TaskDirectoryEnv(BaseEnv):
             tar = pack_links_and_all(layer, "", keeps=brings)
             sandbox.restore(Snapshot(tar=tar, base="/"))
 
+    def _prepare_tests(self, sandbox: Sandbox, brings: Callable[[str], bool]) -> None:
+        self._prepare(sandbox, brings)
+        for path, source in self._step.test_files.items():
+            sandbox.upload(source, path)
+
     def _require_health(self, sandbox: Sandbox) -> None:
         """Raises SandboxError where the task's health check does not succeed."""
-        health = self.task.health
+        health = self._step.health
         if health is None:
             return
         time.sleep(health.start_period_s)
@@ -199,7 +270,7 @@ class TaskDirectoryEnv(BaseEnv):
         return ran
 
     def _examination(self) -> Examination:
-        task = self.task
+        task = self._step
         return Examination(
             backend=self.backend,
             tests=task.tests,
@@ -212,22 +283,25 @@ class TaskDirectoryEnv(BaseEnv):
             owner=self._owner(task.verifier_user),
             packages=task.test_packages,
             limits=replace(self._limits, wall_s=task.verifier_timeout_s, cpu_s=task.verifier_timeout_s),
-            prepare=self._prepare,
+            prepare=self._prepare_tests,
             results=RESULTS,
         )
 
     def _solve(self) -> Snapshot | None:
-        """What the task's own solution leaves; None where there is none."""
-        if not self.task.solution.is_file():
+        """What the task's own solution of this step, and of those before it, leaves; None without one."""
+        steps = self._steps[: len(self._results) + 1]
+        if not all(each.solution.is_file() for each in steps):
             return None
-        limits = replace(
-            self._limits, wall_s=self.task.verifier_timeout_s, cpu_s=self.task.verifier_timeout_s
-        )
         with self._open_world() as sandbox:
-            sandbox.upload(self.task.solution.parent, "/solution")
-            self._run(
-                sandbox, f"bash /solution/{self.task.solution.name}", limits, self.task.solution_variables
-            )
+            for step in steps:
+                limits = replace(self._limits, wall_s=step.verifier_timeout_s, cpu_s=step.verifier_timeout_s)
+                self._bring_step(sandbox, step)
+                script = step.solution
+                if script.parent == step.path:
+                    sandbox.upload(script, f"/solution/{script.name}")
+                else:
+                    sandbox.upload(script.parent, "/solution")
+                self._run(sandbox, f"bash /solution/{script.name}", limits, step.solution_variables)
             return snapshot_of(sandbox, self._examination())
 
     def _run(
@@ -280,7 +354,9 @@ def skipped_directories(
         except ConfigError as error:
             reasons[each.name] = str(error)
             continue
-        reason = _build_failure(each, backend, _written_ns(each / "environment" / "Dockerfile"))
+        reason = _build_failure(
+            each, backend, _written_ns(each / "environment" / "Dockerfile", each / "Dockerfile")
+        )
         if reason:
             reasons[each.name] = reason
     return reasons
@@ -300,8 +376,8 @@ def _build_failure(path: Path, backend: str, written_ns: int) -> str:
     return ""
 
 
-def _written_ns(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.is_file() else 0
+def _written_ns(*paths: Path) -> int:
+    return max((path.stat().st_mtime_ns for path in paths if path.is_file()), default=0)
 
 
 def demonstration(task: dict[str, Any], *, noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:
@@ -309,13 +385,26 @@ def demonstration(task: dict[str, Any], *, noise: float, rng: np.random.Generato
     if noise:
         raise ConfigError("Nobody strays from a task's own solution; set `warm_start.noise` to 0.")
     directory = read_task_directory(Path(task["path"]), os.environ)
-    script = directory.solution
-    if not script.is_file():
-        raise ConfigError(f"{directory.path} has no {script.relative_to(directory.path)} to demonstrate.")
-    return [
-        (f"{directory.instruction}\n\n{_HOW}", f"```sh\n{script.read_text('utf-8').rstrip()}\n```"),
-        ("", "Done."),
-    ]
+    turns: list[tuple[str, str]] = []
+    for step in directory.steps or (directory,):
+        script = step.solution
+        if not script.is_file():
+            raise ConfigError(f"{directory.path} has no {script.relative_to(directory.path)} to demonstrate.")
+        asked = step.instruction if turns else f"{step.instruction}\n\n{_HOW}"
+        turns += [(asked, f"```sh\n{script.read_text('utf-8').rstrip()}\n```"), ("", "Done.")]
+    return turns
+
+
+def _reward_of(verdict: TaskReward) -> float:
+    """Its `reward`, else the mean of what there is."""
+    rewards = verdict.rewards
+    return rewards.get("reward", sum(rewards.values()) / len(rewards)) if rewards else 0.0
+
+
+def _is_below(verdict: TaskReward, least: Mapping[str, float]) -> bool:
+    """Whether a step did too badly for the next one to be asked for."""
+    rewards = verdict.rewards | {"reward": _reward_of(verdict)}
+    return any(rewards.get(name, 0.0) < value for name, value in least.items())
 
 
 def _output_text(result: ExecResult) -> str:
