@@ -50,6 +50,11 @@ def letters_program() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def words_program() -> ModuleType:
+    return beside("words")
+
+
+@pytest.fixture(scope="session")
 def moved() -> ModuleType:
     return beside("moved")
 

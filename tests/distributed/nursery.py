@@ -18,6 +18,7 @@ from typing import Any
 import letters
 import moved
 import recorded
+import words
 
 from rllm.distributed import torch_ranks
 from rllm.errors import RllmError
@@ -28,6 +29,7 @@ PROGRAMS: dict[str, Any] = {
     "replayed": letters.replay_again,
     "moved": moved.main,
     "recorded": recorded.main,
+    "words": words.main,
 }
 IMPORTED_BEFORE_A_FORK = (loop, torch_ranks)
 

@@ -27,9 +27,17 @@ def require_distributed(config: TrainConfig, num_ranks: int, *, is_program: bool
         )
     _require_parts(config)
     if is_program:
+        _require_signs_of_life(config)
+
+
+def _require_signs_of_life(config: TrainConfig) -> None:
+    """A program is heard of when it ends or is judged, and not between."""
+    silent_s = config.rollout.episode_timeout_s + config.rollout.step_timeout_s
+    if config.distributed.timeout_s <= silent_s:
         raise ConfigError(
-            f"A program is trained on one process, and there are {num_ranks}: train an agent or a workflow, "
-            f"{mend}"
+            f"`distributed.timeout_s` is {config.distributed.timeout_s:g}, and a process whose programs may "
+            f"run for `rollout.episode_timeout_s` and be judged for `rollout.step_timeout_s` may be silent "
+            f"for that long: set it to more than {silent_s:g}, or these to less."
         )
 
 

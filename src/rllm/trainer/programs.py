@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rllm.agents.flow import AgentFlow
 from rllm.config.policies import RoleConfig
 from rllm.config.schema import TrainConfig
+from rllm.distributed import rank_from_environment
 from rllm.engine.traced import TracedEngine
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.inference.client import TokenClient
@@ -108,12 +109,12 @@ class ProgramPlayer:
         self, config: TrainConfig, clients: Mapping[str, Any], directory: Path
     ) -> AsyncIterator[TracedEngine]:
         """See `rllm.trainer.cluster.EpisodePlayer`. `directory` holds the gateway's ledger: episodes go to
-        the store."""
-        rollout = config.rollout
+        the store. Each rank has a gateway of its own."""
+        rollout, rank = config.rollout, rank_from_environment()
         (client,) = clients.values()
         policy = local_policy(client, Path(config.model.path).name)
         async with (
-            gateway_before(policy, directory / "gateway") as gateway,
+            gateway_before(policy, directory / (f"gateway-{rank}" if rank else "gateway")) as gateway,
             TracedEngine(
                 self.flow,
                 self.evaluator,
