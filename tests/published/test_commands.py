@@ -1,6 +1,7 @@
 """Every published command, flag and benchmark is accepted, or refused with what takes its place."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -141,6 +142,31 @@ def test_places_of_tasks_are_read_and_bounded() -> None:
     assert request.chosen("abcde") == ["b", "e"]
     with pytest.raises(ConfigError, match="has 4, and there are 3 tasks"):
         request.chosen("abc")
+
+
+def test_a_filter_says_which_tasks_are_measured() -> None:
+    tasks = [{"numbers": [1, 2], "target": target, "level": level} for target, level in ((3, "a"), (4, "b"))]
+
+    def chosen(expression: str, **more: Any) -> list[int]:
+        place = resolve_model("builtin:tiny")
+        request = Asked(benchmark="countdown", place=place, expression=expression, **more)
+        return [each["target"] for each in request.chosen(tasks)]
+
+    assert chosen('level == "b"') == [4]
+    assert chosen("target > 2", indices=(0,)) == [3]
+    for expression, word in (
+        ("target > 9", "keeps none of 2 tasks"),
+        ("goal > 1", "`goal`"),
+        ("(", "be read"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            chosen(expression)
+
+
+def test_what_is_made_here_needs_no_pull() -> None:
+    done = typed("dataset", "pull", "countdown")
+    assert (done.exit_code, "nothing to fetch" in done.output) == (0, True)
+    assert typed("dataset", "pull", "countdwon").exit_code == 2
 
 
 def test_sampling_is_read_from_a_file(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rllm.build.configs import ProgramNames
+from rllm.data.row_filter import RowFilter
 from rllm.errors import ConfigError
 from rllm.inference.providers import ModelPlace
+from rllm.types.task import Task
 from rllm.workflows.workers import OpenWorkers
 
 Row = TypeVar("Row")
@@ -30,6 +32,8 @@ class Asked:
     """None: all of a benchmark's rows, 256 where there is no end."""
     indices: tuple[int, ...] = ()
     """Places of the tasks that are measured; empty is all of them."""
+    expression: str = ""
+    """A filter over the fields of tasks; empty keeps all."""
     attempts: int = 1
     sampling: Mapping[str, str] = field(default_factory=dict[str, str])
     """Fields of SamplingParams as text; empty measures the built-in engine sampled and greedy."""
@@ -55,14 +59,37 @@ class Asked:
         return self.program.directory_name if self.program else self.benchmark
 
     def chosen(self, tasks: Sequence[Row]) -> list[Row]:
-        """The tasks at `indices`. Raises ConfigError for a place that there is not."""
+        """The tasks that are measured; see `places`."""
+        return [tasks[place] for place in self.places(tasks)]
+
+    def places(self, tasks: Sequence[Any]) -> list[int]:
+        """The places of the tasks at `indices` that the filter keeps.
+
+        Raises ConfigError for a place that is not there, a filter that cannot be read, or where none is left.
+        """
         beyond = [place for place in self.indices if place >= len(tasks)]
         if beyond:
             raise ConfigError(
                 f"--task-indices has {beyond[0]}, and there are {len(tasks)} tasks; the first is 0, the last "
                 f"{len(tasks) - 1}."
             )
-        return [tasks[place] for place in self.indices] if self.indices else list(tasks)
+        places = list(self.indices) if self.indices else list(range(len(tasks)))
+        if not self.expression:
+            return places
+        rows = {place: _row_of(tasks[place]) for place in places}
+        fields = dict.fromkeys(str(name) for row in rows.values() for name in row)
+        keeps = RowFilter(self.expression, tuple(fields))
+        selection = [place for place in places if keeps(rows[place])]
+        if not selection:
+            raise ConfigError(
+                f"--filter {self.expression!r:.200} keeps none of {len(places)} tasks; change it."
+            )
+        return selection
+
+
+def _row_of(task: Any) -> Mapping[str, Any]:
+    """The fields of a task, whatever holds it."""
+    return task.to_row() if isinstance(task, Task) else task if isinstance(task, Mapping) else {}
 
 
 def task_places(text: str) -> tuple[int, ...]:

@@ -188,7 +188,9 @@ def _prepare_program(request: Asked) -> Prepared:
     judge = judge_named(request.program.evaluator, request.judge)
     assert judge.evaluator is not None, "it was asked for by name"
     rows = rows_of(request.program.dataset, request.split)[: request.num_tasks]
-    tasks = request.chosen(tasks_of(rows, dataset=request.program.dataset))
+    all_tasks = tasks_of(rows, dataset=request.program.dataset)
+    places = request.places(all_tasks)
+    tasks = [all_tasks[place] for place in places]
     require_gradable(judge.evaluator, [task.to_row() for task in tasks], request.program.dataset)
     says_itself = request.place.is_server and not request.sampling and actor.flow is not None
     plan = EvaluationPlan(
@@ -197,7 +199,7 @@ def _prepare_program(request: Asked) -> Prepared:
         ways={"as asked": None} if says_itself else _ways(request, SamplingParams().max_tokens),
         split=request.split,
         agent_hash=source_hash(actor.source),
-        **_common(request, judge, request.chosen(rows)),
+        **_common(request, judge, [rows[place] for place in places]),
     )
     return Prepared(
         plan=plan,

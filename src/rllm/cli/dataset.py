@@ -92,7 +92,15 @@ def pull_command(name: str, splits: tuple[str, ...], revision: str, as_json: boo
     """
     benchmark = benchmark_named(name)
     if benchmark.source is None:
-        raise ConfigError(f"`{name}` makes its tasks itself, without a network; there is nothing to pull.")
+        # Programs that pull before they load go on: the rows are there.
+        if as_json:
+            print_json({"name": benchmark.name, "pulled": False, "splits": list(benchmark.splits)})
+        else:
+            out().print(f"{benchmark.name} makes its tasks itself: there is nothing to fetch.")
+            print_next(
+                out(), [(["rllm", "eval", benchmark.name, "--model", "MODEL"], "measure a model on it")]
+            )
+        return
     for split in splits or benchmark.splits:
         with _progress(f"{name} {split}") as on_progress:
             pull_benchmark(benchmark, split, revision=revision, on_progress=on_progress)

@@ -6,6 +6,7 @@ rllm eval --rescore A      ──► the same answers, judged again
 """
 
 import asyncio
+import hashlib
 import re
 import shlex
 import time
@@ -121,6 +122,13 @@ LINE_EVERY_S = 10.0
     help="Only these of the tasks, by their places: 0, 3,7,12 or 0-9.",
 )
 @click.option(
+    "--filter",
+    "expression",
+    default="",
+    metavar="EXPR",
+    help="Only tasks of whose fields this holds: comparisons with and, or, not, in.",
+)
+@click.option(
     "--attempts", type=click.IntRange(min=1), default=1, show_default=True, help="Tries at each task."
 )
 @click.option(
@@ -175,6 +183,7 @@ def command(
     split: str,
     num_tasks: int | None,
     indices: str,
+    expression: str,
     attempts: int,
     select: str,
     ks: tuple[int, ...],
@@ -232,6 +241,7 @@ def command(
         split=split,
         num_tasks=num_tasks,
         indices=task_places(indices),
+        expression=expression,
         attempts=attempts,
         sampling=assignments_of(sampling),
         seed=seed,
@@ -380,6 +390,7 @@ def _name_of(request: Asked) -> str:
         "split": request.split,
         "n": request.num_tasks,
         "tasks": ",".join(map(str, request.indices)),
+        "filter": request.expression and hashlib.sha256(request.expression.encode()).hexdigest()[:8],
         "attempts": request.attempts if request.attempts > 1 else None,
         "sampling": "+".join(f"{name}={value}" for name, value in request.sampling.items()),
         "agent": request.agent,
