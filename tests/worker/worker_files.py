@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.agents.flow import AgentFlow
-from rllm.contracts import read_contract
+from rllm.contracts import Contract, read_contract
 from rllm.worker.admission import Admission
 from rllm.worker.attempt import Backing
 from rllm.worker.disk import StoreThread
@@ -85,6 +85,15 @@ async def runtime(
 ) -> AsyncIterator[WorkerRuntime]:
     """A worker of one function, with its runs in `folder`."""
     contract = read_contract(write_worker(folder, **limits))
+    async with runtime_of(contract, solve, folder, room=room) as worker:
+        yield worker
+
+
+@asynccontextmanager
+async def runtime_of(
+    contract: Contract, solve: Callable[..., Any], folder: Path, *, room: Admission | None = None
+) -> AsyncIterator[WorkerRuntime]:
+    """One function behind a contract."""
     disk = StoreThread(RunStore(folder / "runs"))
     worker = WorkerRuntime(contract, Backing(flow=AgentFlow(solve, "solve")), disk, admission=room)
     try:
