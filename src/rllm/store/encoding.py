@@ -16,7 +16,7 @@ import math
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -64,8 +64,12 @@ class StepRow(NamedTuple):
     policy_versions: bytes
 
 
-def encode_episode(episode: Episode) -> tuple[EpisodeRow, list[StepRow]]:
-    """Raises AgentError, naming episode, step and field, for a value that JSON cannot hold."""
+def encode_episode(
+    episode: Episode, images: dict[str, bytes] | None = None
+) -> tuple[EpisodeRow, list[StepRow]]:
+    """`images` takes the episode's images by hash, which are then not in the rows.
+
+    Raises AgentError, naming episode, step and field, for a value that JSON cannot hold."""
     rows, fields, where = _rows_and_fields(episode)
     rewards = [float(each.reward) for each in episode.trajectories if each.reward is not None]
     row = EpisodeRow(
@@ -81,7 +85,7 @@ def encode_episode(episode: Episode) -> tuple[EpisodeRow, list[StepRow]]:
         ),
         started_at=_number_or_none(episode.metrics.get("started_at")),
         duration_s=_number_or_none(episode.metrics.get("duration_s")),
-        payload=pack_payload(fields, where),
+        payload=pack_payload(fields, where, images),
     )
     return row, rows
 
@@ -109,8 +113,11 @@ def _rows_and_fields(episode: Episode) -> tuple[list[StepRow], dict[str, Any], s
     return rows, _episode_fields(episode, trajectories), where
 
 
-def decode_episode(row: EpisodeRow, step_rows: Iterable[StepRow]) -> Episode:
-    fields = unpack_payload(row.payload)
+def decode_episode(
+    row: EpisodeRow, step_rows: Iterable[StepRow], images: Mapping[str, bytes] = {}
+) -> Episode:
+    """`images`: those that `encode_episode` took out of the rows."""
+    fields = unpack_payload(row.payload, images)
     fields |= {
         "task_id": row.task_id,
         "rollout_idx": row.attempt,
@@ -186,7 +193,7 @@ def _step_row(index: int, position: int, step: Step, before: Step | None, where:
         reward=_finite(step.reward, where),
         num_prompt_ids_kept=num_kept,
         prompt_ids=_pack(
-            step.prompt_ids[num_kept:] if num_kept else step.prompt_ids, "BHI", where, "prompt_ids"
+            step.prompt_ids[num_kept:] if num_kept else step.prompt_ids, "BHIQ", where, "prompt_ids"
         ),
         response_ids=_pack(step.response_ids, "BHI", where, "response_ids"),
         logprobs=_pack(step.logprobs, "f", where, "logprobs"),

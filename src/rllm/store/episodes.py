@@ -21,7 +21,8 @@ from typing import Any
 from rllm.errors import ConfigError
 from rllm.store.encoding import EpisodeRow, StepRow, decode_episode, encode_episode
 from rllm.store.files import refused_write
-from rllm.store.migrations import migrate, require_readable
+from rllm.store.images import forget_unused_images, load_images, save_images
+from rllm.store.migrations import FIRST_WITH_IMAGES, migrate, require_readable, version_of
 from rllm.types.episode import Episode
 
 TRAIN_PHASE = "train"
@@ -64,24 +65,32 @@ class EpisodeStore:
 
     def save_episodes(self, phase: str, step: int, episodes: Sequence[Episode]) -> None:
         """Replace what was saved for (phase, step) by `episodes`, all of them or none."""
-        encodings = [encode_episode(episode) for episode in episodes]
+        images: list[dict[str, bytes]] = [{} for _ in episodes]
+        encodings = [
+            (*encode_episode(episode, own), own) for episode, own in zip(episodes, images, strict=True)
+        ]
         # Rows are numbered by what they are, so that the order in which rollouts finished leaves no trace.
         encodings.sort(key=lambda rows: (rows[0].task_id, rows[0].attempt))
         with self._transaction() as connection:
             connection.execute("INSERT OR IGNORE INTO phases (name) VALUES (?)", (phase,))
             (phase_id,) = connection.execute("SELECT id FROM phases WHERE name = ?", (phase,)).fetchone()
-            connection.execute("DELETE FROM episodes WHERE phase_id = ? AND step = ?", (phase_id, int(step)))
+            deletion = connection.execute(
+                "DELETE FROM episodes WHERE phase_id = ? AND step = ?", (phase_id, int(step))
+            )
             (last_id,) = connection.execute("SELECT coalesce(max(id), 0) FROM episodes").fetchone()
             by_id = list(enumerate(encodings, start=last_id + 1))
             connection.executemany(
                 f"INSERT INTO episodes (id, phase_id, step, {_EPISODE_COLUMNS}) "
                 f"VALUES (?, ?, ?{', ?' * len(EpisodeRow._fields)})",
-                ((row_id, phase_id, int(step), *row) for row_id, (row, _) in by_id),
+                ((row_id, phase_id, int(step), *row) for row_id, (row, _, _) in by_id),
             )
             connection.executemany(
                 f"INSERT INTO steps (episode, {_STEP_COLUMNS}) VALUES (?{', ?' * len(StepRow._fields)})",
-                ((row_id, *step_row) for row_id, (_, step_rows) in by_id for step_row in step_rows),
+                ((row_id, *step_row) for row_id, (_, step_rows, _) in by_id for step_row in step_rows),
             )
+            save_images(connection, {row_id: each for row_id, (_, _, each) in by_id if each})
+            if deletion.rowcount:
+                forget_unused_images(connection)
 
     def episodes(
         self, phase: str | None = None, step: int | None = None, limit: int | None = None
@@ -141,6 +150,7 @@ class EpisodeStore:
                 "(SELECT id FROM phases WHERE name IN (?, ?))",
                 (int(step), TRAIN_PHASE, GREEDY_PHASE),
             )
+            forget_unused_images(connection)
 
     def forget(self, phase: str) -> None:
         """Delete a whole phase."""
@@ -149,6 +159,7 @@ class EpisodeStore:
                 "DELETE FROM episodes WHERE phase_id = (SELECT id FROM phases WHERE name = ?)", (phase,)
             )
             connection.execute("DELETE FROM phases WHERE name = ?", (phase,))
+            forget_unused_images(connection)
 
     def set_value(self, key: str, value: Any) -> None:
         """Keep a JSON value under a name, for what belongs to the run and to no episode."""
@@ -223,7 +234,12 @@ def _may_have_a_writer(path: Path) -> bool:
 
 def _episode(connection: sqlite3.Connection, row_id: int, columns: list[Any]) -> Episode:
     step_rows = connection.execute(f"SELECT {_STEP_COLUMNS} FROM steps WHERE episode = ?", (row_id,))
-    return decode_episode(EpisodeRow(*columns), (StepRow(*row) for row in step_rows))
+    has_images = version_of(connection) >= FIRST_WITH_IMAGES
+    return decode_episode(
+        EpisodeRow(*columns),
+        (StepRow(*row) for row in step_rows),
+        load_images(connection, row_id) if has_images else {},
+    )
 
 
 def _condition(phase: str | None, step: int | None) -> tuple[str, tuple[Any, ...]]:

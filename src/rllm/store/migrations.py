@@ -43,9 +43,21 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (episode, trajectory, position)
         ) WITHOUT ROWID""",
     ),
+    (
+        "CREATE TABLE images (sha256 TEXT PRIMARY KEY, data BLOB NOT NULL)",
+        """CREATE TABLE episode_images (
+            episode INTEGER NOT NULL REFERENCES episodes (id) ON DELETE CASCADE,
+            sha256 TEXT NOT NULL REFERENCES images (sha256),
+            PRIMARY KEY (episode, sha256)
+        ) WITHOUT ROWID""",
+        "CREATE INDEX episodes_of_images ON episode_images (sha256)",
+    ),
 )
 
 LATEST = len(MIGRATIONS)
+OLDEST_READABLE = 1
+"""Read as it is; what it has no table for, it has none of."""
+FIRST_WITH_IMAGES = 2
 
 
 def version_of(connection: sqlite3.Connection) -> int:
@@ -60,9 +72,10 @@ def require_readable(connection: sqlite3.Connection, path: Path) -> None:
         raise ConfigError(
             f"{path} holds no episodes yet: nothing was ever saved to it. Wait for the run's first save."
         )
-    if version < LATEST:
+    if version < OLDEST_READABLE:
         raise ConfigError(
-            f"{path} has format {version}; this rLLM reads {LATEST}. Resume the run once to convert it."
+            f"{path} has format {version}; this rLLM reads {OLDEST_READABLE} to {LATEST}. Resume the run "
+            "once to convert it."
         )
 
 

@@ -10,12 +10,14 @@ an AgentError that names the field: such values come from an agent or an environ
 import json
 import math
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rllm.errors import AgentError
+from rllm.store.images import with_images, without_images
 from rllm.types.task import Task
 
 _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
@@ -27,9 +29,15 @@ MAX_PAYLOAD_CHARS = 256 << 20
 """Of one episode, tokens apart; SQLite holds no value of more than a gigabyte."""
 
 
-def pack_payload(fields: dict[str, Any], where: str) -> bytes:
-    """Raises AgentError for what cannot be given back."""
-    return zlib.compress(payload_text(fields, where).encode(), 1)
+def pack_payload(fields: dict[str, Any], where: str, images: dict[str, bytes] | None = None) -> bytes:
+    """`images` takes the images, by hash, that the payload then refers to; without it they stay inside.
+
+    Raises AgentError for what cannot be given back.
+    """
+    text = payload_text(fields, where)
+    if images is not None:
+        text = without_images(text, images)
+    return zlib.compress(text.encode(), 1)
 
 
 def payload_text(fields: dict[str, Any], where: str) -> str:
@@ -49,8 +57,10 @@ def payload_text(fields: dict[str, Any], where: str) -> str:
     return text
 
 
-def unpack_payload(payload: bytes) -> dict[str, Any]:
-    fields = json.loads(zlib.decompress(payload))
+def unpack_payload(payload: bytes, images: Mapping[str, bytes] = {}) -> dict[str, Any]:
+    """`images`: those that the payload refers to."""
+    text = zlib.decompress(payload)
+    fields = json.loads(with_images(text.decode(), images) if images else text)
     return _without_tags(fields[_TAGGED]) if _TAGGED in fields else fields
 
 
