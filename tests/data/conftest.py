@@ -105,6 +105,8 @@ MARKUP = ("[TOOL_CALLS]",)
 class LetterTokenizer:
     """A token is a special text or one letter."""
 
+    images = None
+
     def __init__(self, template: str) -> None:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _refuse

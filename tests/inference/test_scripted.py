@@ -1,4 +1,5 @@
 import asyncio
+import base64
 
 import pytest
 
@@ -146,3 +147,18 @@ def test_the_code_point_tokenizer_takes_any_text_and_gives_it_back() -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode("\0") == [0]
     assert tokenizer.decode([0]) == ""
+
+
+async def test_images_of_messages_are_read_as_a_token_each_so_that_prompts_tell_them_apart() -> None:
+    parts = [{"type": "text", "text": "see "}, None, {"type": "text", "text": " here"}]
+    client = ScriptedClient(lambda _: "Right")
+    prompts: list[list[int]] = []
+    for data in (b"\x89PNG\r\n\x1a\none", b"\x89PNG\r\n\x1a\ntwo", b"\x89PNG\r\n\x1a\none"):
+        url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+        parts[1] = {"type": "image_url", "image_url": {"url": url}}
+        async with client.session(("task", 0)) as session:
+            output = await session.respond([{"role": "user", "content": list(parts)}], SamplingParams())
+        prompts.append(output.prompt_ids)
+    assert client.tokenizer.decode(prompts[0]) == "user:see  here\nassistant:"
+    assert prompts[0] == prompts[2] != prompts[1]
+    assert len(prompts[0]) == len(prompts[1]) == len("user:see  here\0\nassistant:") + 1

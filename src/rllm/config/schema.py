@@ -59,9 +59,13 @@ class ModelConfig:
     trust_remote_code: bool = False
     """Run Python that the model's directory brings along, where transformers has none for the model. Read it
     first: it may do all that you may."""
+    vision: str = "frozen"
+    """Whether the part of a vision-language model that turns images into vectors learns as well: `frozen`,
+    `train`, or `lora`, an adapter on it too (`lora.rank` > 0). Image tokens are never trained on."""
 
     def validate(self) -> None:
         one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
+        one_of("model.vision", self.vision, ("frozen", "train", "lora"))
 
 
 @dataclass(kw_only=True, slots=True)

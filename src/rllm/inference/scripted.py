@@ -22,6 +22,8 @@ from rllm.inference.client import ModelClient, ModelSession, TokenPiece, Tools
 from rllm.inference.local.text import StopTexts
 from rllm.inference.reading import as_it_may_come_back, parsed_text, read_into
 from rllm.rendering.chat import ChatRenderer, Conversation, TextTokenizer
+from rllm.rendering.images import ImageReader
+from rllm.types.images import PATCH_IDS_FROM, ImageFile, patch_ids
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, TopLogprobs
 
 Script = (
@@ -30,24 +32,36 @@ Script = (
 )
 
 END_ID = 0
+_IMAGE = "\udbc7"
+"""Stands for an image: half of a surrogate pair, as no text has it."""
 PIECE_LENGTH = 4
 """Characters in one piece of a streamed answer."""
 
 
+class OneTokenImages:
+    """Reads any image as one token: which image it is, and nothing of what it shows."""
+
+    mark_id = ord(_IMAGE) + 1
+
+    def ids(self, image: ImageFile) -> list[int]:
+        return patch_ids(image.number, 1)
+
+
 class CodepointTokenizer:
-    """One token per character (its code point, plus one), and `\\0` as the end of a turn.
+    """One token per character (its code point, plus one), one per image, and `\\0` as the end of a turn.
 
     Encodes any text. Calls of tools are written as Hermes and Qwen write them:
     `<tool_call>`, a JSON object with `name` and `arguments`, `</tool_call>`, on a line each.
     """
 
     max_token_chars = 1
+    images: ImageReader | None = OneTokenImages()
 
     def encode(self, text: str) -> list[int]:
         return [END_ID if character == "\0" else ord(character) + 1 for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(token - 1) for token in ids if token != END_ID)
+        return "".join(chr(token - 1) for token in ids if END_ID < token < PATCH_IDS_FROM)
 
     def token_text(self, token_id: int) -> str:
         return "\0" if token_id == END_ID else chr(token_id - 1)
@@ -69,7 +83,10 @@ class CodepointTokenizer:
 
 
 def _text_of(message: Message) -> str:
-    parts = [message["content"]] if message.get("content") else []
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(_IMAGE if each["type"] == "image" else each["text"] for each in content)
+    parts = [content] if content else []
     for call in message.get("tool_calls") or ():
         function = {name: call["function"][name] for name in ("name", "arguments")}
         parts.append(f"<tool_call>\n{json.dumps(function)}\n</tool_call>")

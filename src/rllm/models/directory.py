@@ -66,6 +66,12 @@ class LoadedModel:
     """Whether Python of the directory was allowed to run; whoever loads it again asks for the same."""
 
     @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows; those of an image are beyond."""
+        size = self.config.get("vocab_size")
+        return size if isinstance(size, int) else self.model.vocab_size
+
+    @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
@@ -95,6 +101,16 @@ def load_model(
     end_token_ids = _end_token_ids(directory, config, tokenizer)
     if shape is not None:
         model = _decoder(shape, weights, directory)
+    elif reads_images(config):
+        _require_flat_positions(config, directory)
+        from rllm.models.vision.language import VisionLanguageDecoder
+        from rllm.models.vision.processor import VisionProcessor
+
+        images = VisionProcessor(directory, trust_remote_code=trust_remote_code)
+        tokenizer.read_images(images)
+        model = VisionLanguageDecoder(
+            directory, weights, dtype, images=images, trust_remote_code=trust_remote_code
+        )
     else:
         from rllm.models.huggingface import HuggingFaceDecoder
 
@@ -134,6 +150,24 @@ def describe_model(directory: Path, *, model: Any) -> LoadedModel:
         num_kv_heads=0,
         head_dim=0,
     )
+
+
+def reads_images(config: dict[str, Any]) -> bool:
+    """Whether a config.json is of a model that reads images as well as text."""
+    return isinstance(config.get("vision_config"), dict)
+
+
+def _require_flat_positions(config: dict[str, Any], directory: Path) -> None:
+    """Raises ModelDirectoryError for a model whose image tokens have places in three dimensions."""
+    text_config = config.get("text_config")
+    fields: dict[str, Any] = text_config if isinstance(text_config, dict) else config
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = fields.get(key)
+        if isinstance(rope, dict) and "mrope_section" in rope:
+            raise ModelDirectoryError(
+                f"{directory}: {config.get('model_type')} places tokens of images in three dimensions "
+                f"(`{key}.mrope_section`), which the built-in engine does not; use an external engine."
+            )
 
 
 def _decoder(shape: DecoderShape, weights: dict[str, Tensor], directory: Path) -> Any:
@@ -217,6 +251,10 @@ KEPT_FILES = frozenset(
         "vocab.json",
         "merges.txt",
         "generation_config.json",
+        "chat_template.json",
+        "processor_config.json",
+        "preprocessor_config.json",
+        "video_preprocessor_config.json",
     }
 )
 

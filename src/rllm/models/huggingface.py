@@ -7,11 +7,11 @@ transformers' own forward pass is refused.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -86,6 +86,7 @@ def _require_size(module: nn.Module, weights: Mapping[str, Tensor], directory: P
 class HuggingFaceDecoder(nn.Module):
     """Wraps `AutoModelForCausalLM`. Slower than the built-in decoder, and as exact."""
 
+    auto_class: ClassVar[Any] = AutoModelForCausalLM
     changes: Mapping[str, Change] = MappingProxyType({})
     """What an adapter adds, by the name of the weight; its layers stand in place of those they add to."""
 
@@ -108,15 +109,16 @@ class HuggingFaceDecoder(nn.Module):
             )
         except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
             raise ModelDirectoryError(f"{directory / 'config.json'} cannot be used: {error}") from error
-        if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        text_config: Any = config.get_text_config()
+        if getattr(text_config, "sliding_window", None) and getattr(text_config, "use_sliding_window", True):
             raise ModelDirectoryError(
-                f"{directory}: sliding-window attention ({config.sliding_window}) is not served by the "
+                f"{directory}: sliding-window attention ({text_config.sliding_window}) is not served by the "
                 "built-in engine; use full attention (`use_sliding_window: false`) or an external engine."
             )
         _require_counts(config, weights, directory)
         try:
             with torch.device("meta"):
-                empty_model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+                empty_model = self.auto_class.from_config(config, trust_remote_code=trust_remote_code)
         except Exception as error:  # architectures divide, index and assert as they please
             raise ModelDirectoryError(
                 f"{directory / 'config.json'} cannot be used: {type(error).__name__}: {error}"
@@ -137,7 +139,7 @@ class HuggingFaceDecoder(nn.Module):
                 config=config,
                 state_dict=weights,
                 dtype=dtype,
-                attn_implementation=ATTENTION_NAME,
+                attn_implementation=self.attention_names(config, ATTENTION_NAME),
                 ignore_mismatched_sizes=True,  # reported below, with what is missing and unknown
                 output_loading_info=True,
             )
@@ -154,6 +156,10 @@ class HuggingFaceDecoder(nn.Module):
                 f"misshapen {misshapen}."
             )
         self.inner.eval()  # dropout would make trainer and sampler disagree
+
+    def attention_names(self, config: PreTrainedConfig, name: str) -> Any:
+        """Where transformers is to use the attention of that name, as it takes it."""
+        return name
 
     def hidden(
         self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, keep_M: Tensor | None = None
@@ -219,9 +225,14 @@ class HuggingFaceDecoder(nn.Module):
         Raises ModelDirectoryError where this interface does not give the logits of transformers' own forward
         pass.
         """
+        tokens_N = torch.arange(NUM_PROBE_TOKENS, device=next(self.inner.parameters()).device)
+        return self._measured_sizes(
+            tokens_N, lambda: self.inner(input_ids=tokens_N.unsqueeze(0), use_cache=False)
+        )
+
+    def _measured_sizes(self, tokens_N: Tensor, own_pass: Callable[[], Any]) -> tuple[int, int, int]:
+        """`own_pass` is transformers' forward pass of the same row."""
         name = type(self.inner).__name__
-        parameter = next(self.inner.parameters())
-        tokens_N = torch.arange(NUM_PROBE_TOKENS, device=parameter.device)
         sizes: dict[int, tuple[int, int]] = {}
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -235,11 +246,13 @@ class HuggingFaceDecoder(nn.Module):
             seen_H_N_d = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             return seen_H_N_d.transpose(0, 1)
 
-        ours_N_V = self.logits(self.hidden(tokens_N, tokens_N, attend)).float()
-        self.inner.set_attn_implementation("eager")
-        theirs_N_V = self.inner(input_ids=tokens_N.unsqueeze(0), use_cache=False).logits[0].float()
-        self.inner.set_attn_implementation(ATTENTION_NAME)
-        limit = (1e-3 if parameter.dtype == torch.float32 else 5e-2) * float(theirs_N_V.abs().max())
+        positions_N = torch.arange(len(tokens_N), device=tokens_N.device)
+        ours_N_V = self.logits(self.hidden(tokens_N, positions_N, attend)).float()
+        self.inner.set_attn_implementation(self.attention_names(self.inner.config, "eager"))
+        theirs_N_V = own_pass().logits[0].float()
+        self.inner.set_attn_implementation(self.attention_names(self.inner.config, ATTENTION_NAME))
+        is_float32 = next(self.inner.parameters()).dtype == torch.float32
+        limit = (1e-3 if is_float32 else 5e-2) * float(theirs_N_V.abs().max())
         error = float((ours_N_V - theirs_N_V).abs().max())
         if len(set(sizes.values())) != 1 or sorted(sizes) != list(range(len(sizes))) or not error <= limit:
             raise ModelDirectoryError(

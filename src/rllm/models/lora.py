@@ -45,22 +45,25 @@ STORED = (
 """Which layers the four matrices of a decoder's block hold."""
 
 
-def with_adapter(base: LoadedModel, config: LoraConfig, seed: int) -> LoadedModel:
+def with_adapter(base: LoadedModel, config: LoraConfig, seed: int, *, vision: bool = False) -> LoadedModel:
     """A model that shares the weights of `base`, which never change again, and has an adapter of its own.
 
     The adapter begins as nothing: B is 0, A is drawn from `seed`. Both are float32, whatever the weights are.
+    `vision`: whether it changes as well what makes vectors of images, in a model that reads them.
     Raises ConfigError for a target that the model has no linear layer of.
     """
     peft = _peft()
     base.model.requires_grad_(False)
     model = sharing_tensors(base.model)
     layers: Any = _projections(model) if isinstance(model, Decoder) else model.inner
-    linear = _linear_layers(layers)
+    excluded = [] if vision or base.tokenizer.images is None else base.model.vision_modules()
+    linear = _linear_layers(layers, excluded)
     targets = _targets(config, linear, base)
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         target_modules=targets,
+        exclude_modules=excluded or None,
         fan_in_fan_out=any(not isinstance(linear[name], nn.Linear) for name in targets),
         base_model_name_or_path=str(base.directory),
         task_type="CAUSAL_LM",
@@ -179,12 +182,16 @@ def _submodule(root: nn.Module, path: str) -> nn.Module:
     return root
 
 
-def _linear_layers(layers: Any) -> dict[str, nn.Module]:
-    """A linear layer of each name that no module of another kind bears; the output layer is none of them."""
+def _linear_layers(layers: Any, excluded: Sequence[str] = ()) -> dict[str, nn.Module]:
+    """A linear layer of each name that no module of another kind bears; the output layer is none of them, nor
+    are the modules of these full names."""
+    outside = frozenset(excluded)
     output = layers.get_output_embeddings() if hasattr(layers, "get_output_embeddings") else None
     linear: dict[str, nn.Module] = {}
     others = set[str]()
     for path, module in layers.named_modules():
+        if path in outside:
+            continue
         name = path.rpartition(".")[2]
         if isinstance(module, nn.Linear | Conv1D) and module is not output:
             linear[name] = module

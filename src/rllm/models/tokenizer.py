@@ -8,19 +8,24 @@ from typing import Any, Self
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
 from rllm.models.chat_template import render_template
 from rllm.models.foreign import code_refused, json_object, own_class, require_plain_files
+from rllm.rendering.images import ImageReader
 from rllm.rendering.tools import shown_markup
+from rllm.types.images import PATCH_IDS_FROM
 from rllm.types.messages import Message
 
 _CONVERSATION_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+_PROBE = "text"
 _SHORT_CHARS = 4096
 """Of a text that is encoded in a few milliseconds."""
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
-def _as_templates_read(message: Message) -> Message:
+def _as_templates_read(message: Message, reads_parts_alone: bool) -> Message:
     """As transformers gives messages to templates: many print a null as `None`, and know what to do without
     the key; and a thought is under each name that one of them reads."""
     fields = {name: value for name, value in message.items() if value is not None}
+    if reads_parts_alone and isinstance(text := fields.get("content"), str):
+        fields["content"] = [{"type": "text", "text": text}]
     thought = next((fields[name] for name in _THOUGHTS if name in fields), None)
     return fields if thought is None else {"thinking": thought, **fields, "reasoning_content": thought}
 
@@ -61,11 +66,19 @@ class HuggingFaceTokenizer:
         self._hidden = self._hidden_tokens()
         self._max_token_chars = 0
         self._template_variables: dict[str, Any] = {}
+        self.images: ImageReader | None = None
+        self._reads_parts_alone = False
         if not self._tokenizer.chat_template:
             raise ModelDirectoryError(
                 f"The tokenizer in {directory} has no chat template; add `chat_template` to "
                 "tokenizer_config.json."
             )
+
+    def read_images(self, reader: ImageReader) -> None:
+        """From now on conversations may have images, which `reader` reads."""
+        self.images = reader
+        text = self.apply_template([{"role": "user", "content": _PROBE}], add_generation_prompt=False)
+        self._reads_parts_alone = _PROBE not in text
 
     @property
     def max_token_chars(self) -> int:
@@ -85,6 +98,8 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         decoder = self._tokenizer if self._fast is None else self._fast
+        if self.images is not None:
+            ids = [each for each in ids if each < PATCH_IDS_FROM]
         if self._hidden is None:
             return decoder.decode(list(ids), skip_special_tokens=True)
         visible_ids = [token for token in ids if token not in self._hidden]
@@ -105,7 +120,7 @@ class HuggingFaceTokenizer:
         variables = {
             **self._template_variables,
             **self._tokenizer.special_tokens_map,
-            "messages": [_as_templates_read(message) for message in messages],
+            "messages": [_as_templates_read(message, self._reads_parts_alone) for message in messages],
             "tools": list(tools) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from rllm.errors import ConfigError
 from rllm.rendering.answers import CLOSE_THINK, OPEN_THINK
+from rllm.rendering.images import with_patches
 from rllm.rendering.template import as_template_sees
 from rllm.rendering.tokens import TextTokenizer
 from rllm.rendering.tools import (
@@ -64,6 +65,7 @@ class ChatRenderer:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
+        self._images = tokenizer.images
         self._tail = lru_cache(maxsize=32_768)(self._tail_uncached)
         self._plain = lru_cache(maxsize=4_096)(self._plain_uncached)
         self._long = _LongTexts(tokenizer)
@@ -85,10 +87,12 @@ class ChatRenderer:
         plain, size = (None, 0) if tools else _plain_of(messages)
         if plain is None:
             text = self._say(messages, tools)
-            return self._long.ids(text, len(text), lambda: text)
-        if size > MAX_SHORT:
-            return self._long.ids(("all", plain), size, lambda: self._say(messages))
-        return list(self._plain(plain))
+            ids = self._long.ids(text, len(text), lambda: text)
+        elif size > MAX_SHORT:
+            ids = self._long.ids(("all", plain), size, lambda: self._say(messages))
+        else:
+            ids = list(self._plain(plain))
+        return ids if self._images is None else with_patches(ids, messages, self._images)
 
     def continuation(
         self, completion_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()
@@ -106,6 +110,8 @@ class ChatRenderer:
             tail = self._long.ids(("new", plain), size, lambda: self._new_text(new_messages))
         else:
             tail = self._tail(plain)
+        if self._images is not None:
+            tail = with_patches(tail, new_messages, self._images)
         if completion_ids and tail and completion_ids[-1] == tail[0]:
             return list(tail[1:])
         return list(tail)
@@ -150,8 +156,11 @@ class ChatRenderer:
         with_calls = any("tool_calls" in message or "tool_call_id" in message for message in messages)
         short_ids = with_calls and self._short_ids
         text_arguments = with_calls and self._text_arguments
+        takes_images = self._images is not None
         template_messages = [
-            as_template_sees(message, short_ids=short_ids, text_arguments=text_arguments)
+            as_template_sees(
+                message, short_ids=short_ids, text_arguments=text_arguments, takes_images=takes_images
+            )
             for message in messages
         ]
         if not tools:

@@ -34,6 +34,7 @@ from rllm.rendering.conversation_index import (
     canonical_json,
     message_digests,
 )
+from rllm.types.images import ids_array
 from rllm.types.messages import Message
 
 Tools = Sequence[Mapping[str, Any]]
@@ -64,10 +65,7 @@ class _Prompt:
             if answer is not None:
                 parts.append(answer.ids)
             prompt = answer.prompt if answer is not None else None
-        whole = array("i")
-        for part in reversed(parts):
-            whole.extend(part)
-        return whole.tolist()
+        return list(itertools.chain.from_iterable(reversed(parts)))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -154,7 +152,7 @@ class ConversationTree:
         A turn may be answered several times.
         """
         prompt = turn.asked
-        answer = _Answer(prompt=prompt, ids=array("i", completion_ids), call_ids=_call_ids(message))
+        answer = _Answer(prompt=prompt, ids=ids_array(completion_ids), call_ids=_call_ids(message))
         digest = self._index.add_answer(prompt.digest, message, prompt.conversation)
         alike = self._answers.setdefault(digest, [])
         if any(each.ids == answer.ids and each.call_ids == answer.call_ids for each in alike):
@@ -185,7 +183,7 @@ class ConversationTree:
                 tools=tools_digest,
                 digest=digests[-1],
                 after=answer,
-                new_ids=array("i", new_ids),
+                new_ids=ids_array(new_ids),
             )
         ids = self.renderer.render(messages, tools)
         conversation = conversation or self._index.start()
@@ -196,7 +194,7 @@ class ConversationTree:
             tools=tools_digest,
             digest=digests[-1],
             after=None,
-            new_ids=array("i", ids),
+            new_ids=ids_array(ids),
         )
 
     def _longest_answered(

@@ -1,6 +1,7 @@
 """Messages as chat templates take them, whatever shape a client sent them in.
 
 content: text, null, absent, parts ──► text        (templates add texts up)
+         parts with images         ──► texts and marks, for models that read images
 arguments: JSON text               ──► an object   (templates print it as they print tools), or text again
                                                   for those that can print nothing else
 ids of calls                       ──► nine letters and digits, for templates that take no others
@@ -12,17 +13,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllm.errors import ConfigError
+from rllm.rendering.images import is_image_part
 from rllm.types.messages import Message
 
 
-def as_template_sees(message: Message, *, short_ids: bool, text_arguments: bool = False) -> Message:
-    """Templates add texts up, so content is text; and they print arguments as objects, or as text alone."""
+def as_template_sees(
+    message: Message, *, short_ids: bool, text_arguments: bool = False, takes_images: bool = False
+) -> Message:
+    """Templates add texts up, so content is text, and parts only where some of them are images; and they
+    print arguments as objects, or as text alone."""
     content = message.get("content")
     calls = message.get("tool_calls")
     if isinstance(content, str) and not calls and not (short_ids and "tool_call_id" in message):
         return message
     template_message = dict(message)
-    template_message["content"] = text_of(content)
+    if takes_images and isinstance(content, list) and any(map(is_image_part, content)):
+        template_message["content"] = _parts_of(content)
+    else:
+        template_message["content"] = text_of(content)
     if calls:
         template_message["tool_calls"] = [
             _call_as_template_sees(call, short_ids=short_ids, text_arguments=text_arguments) for call in calls
@@ -64,6 +72,21 @@ def _short_id(call_id: Any) -> str:
     if len(text) == 9 and text.isascii() and text.isalnum():
         return text
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()[:9]
+
+
+def _parts_of(content: list[Any]) -> list[dict[str, Any]]:
+    """A mark for every image: the templates of vision models look at the type of a part alone."""
+    return [
+        {"type": "image"} if is_image_part(part) else {"type": "text", "text": text_of([part])}
+        for part in content
+    ]
+
+
+def words_of(content: Any) -> str:
+    """The text of a message that may show images, without them. Raises ConfigError for what is neither."""
+    if isinstance(content, list):
+        content = [part for part in content if not is_image_part(part)]
+    return text_of(content)
 
 
 def text_of(content: Any) -> str:

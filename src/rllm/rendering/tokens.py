@@ -3,11 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
+from rllm.rendering.images import ImageReader
 from rllm.types.messages import Message
 
 
 class TextTokenizer(Protocol):
     """What rendering needs of a tokenizer."""
+
+    images: ImageReader | None
+    """What reads images; None for a model that reads text alone."""
 
     @property
     def max_token_chars(self) -> int:

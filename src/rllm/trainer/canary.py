@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rllm.errors import CanaryError
+from rllm.rendering.images import IMAGES, as_data_url, image_of
 from rllm.trainer.backends.base import TrainingBackend
+from rllm.types.images import ImageFile, image_numbers
 from rllm.types.sample import TrainingSample
 
 TOLERANCE = 1e-3
@@ -37,13 +39,16 @@ class Canary:
         self._sample: TrainingSample | None = None
         self._sampler_before: np.ndarray | None = None
         self._trainer_before: np.ndarray | None = None
+        self._images: list[ImageFile] = []
+        """Of the row."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps; empty before the first check."""
         row, sampler, trainer = self._sample, self._sampler_before, self._trainer_before
         if row is None or sampler is None or trainer is None:
             return {}
-        return {
+        images = [as_data_url(image) for image in self._images]
+        return ({"images": images} if images else {}) | {
             "token_ids": row.token_ids_T.tolist(),
             "policy_versions": row.policy_versions_T.tolist(),
             "temperature": row.temperature,
@@ -56,6 +61,7 @@ class Canary:
         self._sample = _row(state["token_ids"], state["policy_versions"], state["temperature"])
         self._sampler_before = np.array(state["sampler_logprobs"])
         self._trainer_before = np.array(state["trainer_logprobs"])
+        self._images = [image_of(url) for url in state.get("images", ())]
 
     async def check(
         self, backend: TrainingBackend, client: CanaryScorer, samples: Sequence[TrainingSample]
@@ -70,6 +76,9 @@ class Canary:
             if sample is None:
                 return {}
             self._sample = _row(sample.token_ids_T, sample.policy_versions_T, sample.temperature)
+            self._images = [IMAGES.get(number) for number in image_numbers(sample.token_ids_T.tolist())]
+        for image in self._images:  # the process forgets images that no other row has shown for long
+            IMAGES.add(image)
         row = self._sample
         first = int(np.flatnonzero(row.trainable_T)[0])
         trained_mask = row.trainable_T[first:]

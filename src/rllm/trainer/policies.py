@@ -91,7 +91,11 @@ class Policies(dict[str, PolicyModel]):
 
     def vocabulary_of(self, role: str) -> int:
         """Tokens that the role's model knows."""
-        return self[self._config.policy_of(role)].loaded.config["vocab_size"]
+        return self[self._config.policy_of(role)].loaded.vocab_size
+
+    def reads_images(self, role: str) -> bool:
+        """Whether rows of the role's model may show images."""
+        return self[self._config.policy_of(role)].loaded.tokenizer.images is not None
 
     def samples_of(self, name: str, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
         """Those that the policy's roles said."""
@@ -289,12 +293,34 @@ def load_initial_models(config: TrainConfig, run: Path, num_local_ranks: int = 1
                 dtype=dtype,
                 trust_remote_code=config.model.trust_remote_code,
             )
+        _require_vision(model, config.model.vision, adapter.rank)
         if not changes:
             constant[path] = model
+        elif config.model.vision == "train":
+            model.model.train_vision()
         if adapter.rank:
-            model = with_adapter(model, adapter, draw_seed(config.seed, "adapter", name))
+            seed = draw_seed(config.seed, "adapter", name)
+            model = with_adapter(model, adapter, seed, vision=config.model.vision == "lora")
         models[name] = model
     return models
+
+
+def _require_vision(model: LoadedModel, vision: str, rank: int) -> None:
+    """Raises ConfigError where `model.vision` asks for what this model or its adapter cannot do."""
+    if vision == "frozen":
+        return
+    if model.tokenizer.images is None:
+        raise ConfigError(
+            f"`model.vision` is {vision!r}, but {model.directory} reads text alone; leave it at frozen, or "
+            "train a model that reads images."
+        )
+    if vision == "train" and rank:
+        raise ConfigError(
+            f"`model.vision` is 'train' and `lora.rank` {rank}, which leaves all weights as they are; set "
+            "`model.vision` to lora, or `lora.rank` to 0."
+        )
+    if vision == "lora" and not rank:
+        raise ConfigError("`model.vision` is 'lora', but `lora.rank` is 0; set it to the adapter's rank.")
 
 
 def load_saved_models(config: TrainConfig, run: Path) -> dict[str, LoadedModel]:

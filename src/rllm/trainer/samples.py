@@ -13,7 +13,9 @@ import numpy as np
 from rllm.algorithms.advantages import FloatArray, TurnAdvantages
 from rllm.algorithms.grouping import LEARNABLE, num_forced, turn_rewards
 from rllm.errors import ConfigError, CountError
+from rllm.rendering.images import keep_images
 from rllm.types.episode import Episode, Step, Trajectory
+from rllm.types.images import PATCH_IDS_FROM
 from rllm.types.messages import LogprobMeaning
 from rllm.types.sample import NOT_SAMPLED, TrainingBatch, TrainingSample
 
@@ -145,7 +147,10 @@ class _RowBuilder:
     def row(
         self, group_key: tuple[str, str], order_key: tuple[str, int, int, int], *, is_paid: bool
     ) -> TrainingSample:
-        ids = self.turns[-1][0].prompt_ids + self.turns[-1][0].response_ids
+        last_step = self.turns[-1][0]
+        ids = last_step.prompt_ids + last_step.response_ids
+        if max(ids) >= PATCH_IDS_FROM:
+            keep_images(last_step.chat_completions)
         versions_T = np.full(len(ids), NOT_SAMPLED, dtype=np.int64)
         logprobs_T, advantages_T, rewards_T = np.zeros((3, len(ids)), dtype=np.float32)
         some_forced = False

@@ -17,6 +17,7 @@ from rllm.errors import ConfigError
 from rllm.trainer.policies import Policies
 from rllm.trainer.samples import trajectory_rows
 from rllm.types.episode import Episode
+from rllm.types.images import PATCH_IDS_FROM
 from rllm.types.sample import TrainingSample
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,10 @@ def trainable_rows(
         num_tokens = policies.vocabulary_of(trajectory.name)
         for row in trajectory_rows(trajectory, episode.task_id, episode.rollout_idx, index, 0.0):
             rows.append(row)
-            if not 0 <= row.token_ids_T.min() <= row.token_ids_T.max() < num_tokens:
+            ids_T = row.token_ids_T
+            if policies.reads_images(trajectory.name):
+                ids_T = ids_T[ids_T < PATCH_IDS_FROM]
+            if not len(ids_T) or not 0 <= ids_T.min() <= ids_T.max() < num_tokens:
                 raise ConfigError(
                     f"A row of task {episode.task_id} has the token ids {row.token_ids_T.min()} to "
                     f"{row.token_ids_T.max()}, but the model of role {trajectory.name!r} has {num_tokens}; "

@@ -15,6 +15,8 @@ from rllm.inference.local.watch import Listener, Watch
 from rllm.inference.token_session import TokenSession
 from rllm.models.directory import LoadedModel
 from rllm.rendering.chat import ChatRenderer, Conversation
+from rllm.rendering.images import IMAGES
+from rllm.types.images import PATCH_IDS_FROM, image_numbers
 from rllm.types.messages import ModelOutput, SamplingParams
 
 OnPiece = Callable[[TokenPiece], None]
@@ -35,7 +37,7 @@ class LocalClient(ModelClient):
         self.loaded = loaded
         self.renderer = ChatRenderer(loaded.tokenizer)
         self.end_token_ids = frozenset(loaded.end_token_ids)
-        self.vocab_size: int = loaded.config["vocab_size"]
+        self.vocab_size: int = loaded.vocab_size
         self.engine = LocalEngine(
             loaded.model,
             num_layers=loaded.num_layers,
@@ -121,6 +123,10 @@ class LocalClient(ModelClient):
     def require_readable(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Raises ValueError for what would fail inside the engine, where it would fail its neighbours as
         well."""
+        if self.loaded.tokenizer.images is not None:
+            for number in image_numbers(prompt_ids):
+                IMAGES.get(number)
+            prompt_ids = [each for each in prompt_ids if each < PATCH_IDS_FROM]
         if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
             raise ValueError(
                 f"The prompt has {len(prompt_ids)} ids"

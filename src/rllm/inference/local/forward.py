@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rllm.inference.local.cache import KVCache, Slot
+from rllm.types.images import PATCH_IDS_FROM
 
 OVERHEAD_PAIRS, OVERHEAD_PLACES = 2**18, 2**16
 """What a further group costs a layer, as numbers of keys times heads and head size: pairs of a query and a
@@ -337,7 +338,8 @@ def prefill_scored(
     model: Any, cache: KVCache, row: PromptRow, num_scored: int, temperature: float
 ) -> list[float]:
     """Read the new tokens of a row; log-probabilities of its last `num_scored` tokens, each of which has a
-    new one before it. Logits exist for as many tokens at a time as `SCORED_BYTES` hold."""
+    new one before it; 0 for those of images, which nobody predicts. Logits exist for as many tokens at a
+    time as `SCORED_BYTES` hold."""
     states_N_D = _states(model, cache, None, None, PromptRows(cache, [row]), only_last=False)
     predicting_M_D = states_N_D[-1 - num_scored : -1]
     targets_M = torch.tensor(row.new_ids[-num_scored:], device=states_N_D.device)
@@ -345,7 +347,10 @@ def prefill_scored(
     logprobs: list[float] = []
     for states_C_D, targets_C in zip(predicting_M_D.split(chunk), targets_M.split(chunk), strict=True):
         logprobs_C_V = torch.log_softmax(model.logits(states_C_D).float() / temperature, dim=-1)
-        logprobs += logprobs_C_V.gather(1, targets_C.unsqueeze(1)).squeeze(1).tolist()
+        is_patch_C = targets_C >= PATCH_IDS_FROM
+        words_C = targets_C.masked_fill(is_patch_C, 0)
+        logprobs_C = logprobs_C_V.gather(1, words_C.unsqueeze(1)).squeeze(1)
+        logprobs += logprobs_C.masked_fill(is_patch_C, 0.0).tolist()
     return logprobs
 
 

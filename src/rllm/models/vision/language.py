@@ -1,0 +1,187 @@
+"""A vision-language model of transformers behind the interface of `rllm.models.decoder`.
+
+    tokens_N: words, and patch ids ──► the word's vector, or the tower's for that patch of that image
+                                       └──► the model's own decoder, with the attention that was handed in
+
+Each image goes through the tower by itself, so its vectors depend on nothing else in the batch. While the
+tower stands still they are kept.
+"""
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForImageTextToText, PreTrainedConfig
+
+from rllm.errors import ModelDirectoryError
+from rllm.models.decoder import Attend
+from rllm.models.huggingface import HuggingFaceDecoder
+from rllm.models.vision.pillow import probe_image
+from rllm.models.vision.processor import VisionProcessor
+from rllm.rendering.images import IMAGES
+from rllm.types.images import MAX_PATCHES, PATCH_IDS_FROM, PLACE_BITS
+
+MAX_KEPT_BYTES = 512 << 20
+"""Limit of the vectors of images that are kept."""
+
+
+class VisionLanguageDecoder(HuggingFaceDecoder):
+    """Wraps `AutoModelForImageTextToText`."""
+
+    auto_class = AutoModelForImageTextToText
+
+    def __init__(
+        self,
+        directory: Path,
+        weights: dict[str, Tensor],
+        dtype: torch.dtype,
+        *,
+        images: VisionProcessor,
+        trust_remote_code: bool = False,
+    ) -> None:
+        super().__init__(directory, weights, dtype, trust_remote_code=trust_remote_code)
+        self.images = images
+        self._cache = _KeptFeatures()
+        for parameter in self.tower():
+            parameter.requires_grad_(False)
+
+    def attention_names(self, config: PreTrainedConfig, name: str) -> Any:
+        """Only the decoder's attention is taken over: the tower sees each image as a whole."""
+        text = config.get_text_config()
+        return {key: name for key in config.sub_configs if getattr(config, key) is text}
+
+    def train_vision(self) -> None:
+        """Have the tower learn, which stands still otherwise."""
+        for parameter in self.tower():
+            parameter.requires_grad_(True)
+
+    def vision_modules(self) -> list[str]:
+        """Full names of the layers of the tower."""
+        tower = {id(each) for each in self.tower()}
+        return [
+            name
+            for name, module in self.inner.named_modules()
+            if any(id(each) in tower for each in module.parameters(recurse=False))
+        ]
+
+    def tower(self) -> list[nn.Parameter]:
+        """All parameters that make vectors of pixels."""
+        own = {id(each) for each in self._text_model().parameters()}
+        own |= {id(each) for each in self.inner.get_output_embeddings().parameters()}
+        return [each for each in self.inner.parameters() if id(each) not in own]
+
+    def hidden(
+        self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, keep_M: Tensor | None = None
+    ) -> Tensor:
+        output = self._text_model()(
+            inputs_embeds=self._vectors(tokens_N).unsqueeze(0),
+            position_ids=positions_N.unsqueeze(0),
+            use_cache=False,
+            rllm_attend=attend,
+        )
+        hidden_N_D = output.last_hidden_state[0]
+        return hidden_N_D if keep_M is None else hidden_N_D.index_select(0, keep_M)
+
+    @torch.no_grad()
+    def attention_sizes(self) -> tuple[int, int, int]:
+        """See `HuggingFaceDecoder`; measured with an image in the row as well."""
+        super().attention_sizes()
+        image = probe_image()
+        IMAGES.add(image)
+        pixels = self.images.of_number(image.number)
+        row = [1, 2, 3, *pixels.ids, 4, 5, 6]
+        device = next(self.inner.parameters()).device
+        ids_N = torch.tensor(row, device=device)
+        words_1_N = ids_N.masked_fill(ids_N >= PATCH_IDS_FROM, self.images.mark_id).unsqueeze(0)
+        tensors = {name: each.to(device) for name, each in pixels.tensors.items()}
+        return self._measured_sizes(
+            ids_N,
+            lambda: self.inner(
+                input_ids=words_1_N,
+                mm_token_type_ids=(words_1_N == self.images.mark_id).int(),
+                use_cache=False,
+                **tensors,
+            ),
+        )
+
+    def _text_model(self) -> Any:
+        return self.inner.get_decoder()
+
+    def _vectors(self, tokens_N: Tensor) -> Tensor:
+        """[N, D] what the decoder reads."""
+        embed = self.inner.get_input_embeddings()
+        is_patch_N = tokens_N >= PATCH_IDS_FROM
+        places_M = is_patch_N.nonzero()[:, 0]
+        if not len(places_M):
+            return embed(tokens_N)
+        patches_M = tokens_N[places_M] - PATCH_IDS_FROM
+        numbers_I, image_M = torch.unique(patches_M >> PLACE_BITS, return_inverse=True)
+        features = [self._features(number) for number in numbers_I.tolist()]
+        firsts_I = np.cumsum([0, *map(len, features[:-1])])
+        rows_M = torch.from_numpy(firsts_I).to(tokens_N.device)[image_M] + patches_M % MAX_PATCHES
+        words_N_D = embed(tokens_N.masked_fill(is_patch_N, 0))
+        patches_M_D = torch.cat(features).to(words_N_D.dtype)[rows_M]
+        return words_N_D.index_copy(0, places_M, patches_M_D)
+
+    def _features(self, number: int) -> Tensor:
+        """[tokens of the image, D]."""
+        tower = self.tower()
+        if torch.is_grad_enabled() and any(each.requires_grad for each in tower):
+            return self._compute_features(number)
+        state = sum(each._version for each in tower)
+        features = self._cache.get(number, state)
+        if features is None:
+            with torch.inference_mode(mode=False), torch.no_grad():
+                features = self._compute_features(number)
+            self._cache.put(number, state, features)
+        return features
+
+    def _compute_features(self, number: int) -> Tensor:
+        pixels = self.images.of_number(number)
+        parameter = next(self.inner.parameters())
+        tensors = {name: each.to(parameter.device) for name, each in pixels.tensors.items()}
+        output = self.inner.get_image_features(**tensors).pooler_output
+        features = torch.cat(tuple(output)) if isinstance(output, list | tuple) else output.flatten(0, -2)
+        if len(features) != pixels.num_patches:
+            raise ModelDirectoryError(
+                f"{type(self.inner).__name__} makes {len(features)} vectors of an image for which its "
+                f"processor has {pixels.num_patches} tokens; take both from where the model was published."
+            )
+        return features
+
+
+class _KeptFeatures:
+    """Vectors of images, as long as the weights that made them are as they were."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state = -1
+        self._features: OrderedDict[int, Tensor] = OrderedDict()
+        self._num_bytes = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)()  # of a model with weights of its own, or with an adapter
+
+    def get(self, number: int, state: int) -> Tensor | None:
+        with self._lock:
+            if state != self._state:
+                self._features.clear()
+                self._state, self._num_bytes = state, 0
+            features = self._features.get(number)
+            if features is not None:
+                self._features.move_to_end(number)
+            return features
+
+    def put(self, number: int, state: int, features: Tensor) -> None:
+        with self._lock:
+            if state != self._state or number in self._features:
+                return
+            self._features[number] = features
+            self._num_bytes += features.nbytes
+            while self._num_bytes > MAX_KEPT_BYTES and len(self._features) > 1:
+                _, oldest = self._features.popitem(last=False)
+                self._num_bytes -= oldest.nbytes

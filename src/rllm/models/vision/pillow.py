@@ -1,0 +1,53 @@
+"""Bytes of an image file ──Pillow──► pixels, within limits that are checked before anything is decoded."""
+
+import io
+import struct
+import zlib
+from typing import Any
+
+from rllm.errors import ConfigError, MissingExtraError
+from rllm.types.images import ImageFile
+
+MAX_PIXELS = 40_000_000
+"""Of one image: twice what a camera takes. Decoded, they have 120 MB."""
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+
+
+def pillow_image(image: ImageFile) -> Any:
+    """A `PIL.Image.Image` in RGB, turned as its camera says it should be.
+
+    Raises ConfigError naming the value and the limit for one that is too large, broken or moving.
+    """
+    try:
+        import PIL.Image
+        import PIL.ImageOps
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("pillow", "vision") from error
+    what = f"An image of {len(image.data):,} bytes ({image.media_type})"
+    bombs = (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning)
+    try:
+        with PIL.Image.open(io.BytesIO(image.data), formats=_FORMATS) as file:
+            width, height = file.size
+            if width * height > MAX_PIXELS:
+                raise ConfigError(
+                    f"{what} has {width} x {height} pixels; at most {MAX_PIXELS:,} are read. Scale it down."
+                )
+            if (num_frames := getattr(file, "n_frames", 1)) != 1:
+                raise ConfigError(f"{what} has {num_frames} frames; send the one that is meant.")
+            return PIL.ImageOps.exif_transpose(file).convert("RGB")
+    except bombs as error:
+        raise ConfigError(f"{what} is far above the {MAX_PIXELS:,} pixels that are read: {error}") from error
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error) as error:
+        raise ConfigError(f"{what} cannot be decoded: {error}") from error
+
+
+def probe_image() -> ImageFile:
+    """A small picture in which no two places are alike."""
+    import PIL.Image
+
+    picture = PIL.Image.merge(
+        "RGB", [PIL.Image.linear_gradient("L").rotate(angle).resize((60, 44)) for angle in (0, 90, 45)]
+    )
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return ImageFile(buffer.getvalue(), "image/png")

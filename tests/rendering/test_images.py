@@ -1,0 +1,147 @@
+import base64
+import io
+import struct
+import zlib
+from typing import Any
+
+import pytest
+from PIL import Image as Pictures
+
+from rllm.errors import ConfigError
+from rllm.models.vision.pillow import pillow_image
+from rllm.rendering.images import MAX_BYTES, MAX_PER_MESSAGE, ImageTable, images_of
+from rllm.types.images import MAX_PATCHES, PATCH_IDS_FROM, ImageFile, image_numbers, patch_ids
+
+
+def _png(size: tuple[int, int] = (3, 2), **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Pictures.new("RGB", size, (200, 10, 30)).save(buffer, "PNG", **options)
+    return buffer.getvalue()
+
+
+def _message(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def _url(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _part(url: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_an_image_is_the_same_however_a_protocol_writes_it() -> None:
+    data = _png()
+    body = base64.b64encode(data).decode()
+    parts = [
+        _part(_url(data)),
+        {"type": "image_url", "image_url": _url(data)},
+        {"type": "input_image", "image_url": _url(data), "detail": "low"},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": body}},
+    ]
+    images = images_of(_message({"type": "text", "text": "x"}, *parts))
+    assert images == [ImageFile(data, "image/png")] * 4
+    assert images_of({"role": "user", "content": "text"}) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (_part("http://169.254.169.254/latest/meta-data"), "http://169.254.169.254/.* not fetched"),
+        (_part("file:///etc/passwd"), "file:///etc/passwd, and addresses are not fetched"),
+        ({"type": "image", "source": {"type": "url", "url": "https://x.test/a.png"}}, "not fetched"),
+        ({"type": "image", "source": {"type": "file", "file_id": "file_1"}}, "type image with the keys"),
+        (_part(7), "type image_url with the keys"),
+        (_part("data:image/png,abc"), "must be data:image/TYPE;base64"),
+        (_part("data:image/png;base64,%%%"), "is no base64"),
+        (_part(_url(b"<svg/>", "image/svg+xml")), "image/svg.xml, but its bytes are none of image/png"),
+        (_part(_url(b"\xff\xd8\xff" + bytes(9))), "says that it is image/png, but its bytes are image/jpeg"),
+        (_part(_url(b"", "")), "says that it is of no type"),
+        (_part("data:image/png;base64," + "A" * (MAX_BYTES * 4 // 3 + 8)), f"at most {MAX_BYTES:,} are read"),
+    ],
+)
+def test_what_is_no_image_within_the_limits_is_refused_with_the_value(part: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as error:
+        images_of(_message(part))
+    assert len(str(error.value)) < 400, "an error does not repeat the image"
+
+
+def test_more_images_than_a_message_may_have_are_refused_before_any_is_read() -> None:
+    parts = [_part("http://never.read")] * (MAX_PER_MESSAGE + 1)
+    with pytest.raises(ConfigError, match=f"has {MAX_PER_MESSAGE + 1} images; at most {MAX_PER_MESSAGE}"):
+        images_of(_message(*parts))
+
+
+def _bomb(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that says it has so many pixels."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(99)))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (_bomb(8_000, 8_000), "has 8000 x 8000 pixels; at most 40,000,000"),
+        (_bomb(10_000, 10_000), "far above the 40,000,000 pixels"),
+        (_bomb(60_000, 60_000), "far above the 40,000,000 pixels"),
+        (_png()[:40], "cannot be decoded"),
+        (_bomb(30, 30), "cannot be decoded"),
+        (b"\x89PNG\r\n\x1a\n", "cannot be decoded"),
+    ],
+)
+def test_bombs_and_broken_files_are_refused_before_they_are_decoded(data: bytes, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        pillow_image(ImageFile(data, "image/png"))
+
+
+def test_a_moving_image_is_refused_and_a_transparent_one_is_read() -> None:
+    frames = [Pictures.new("RGB", (2, 2), color) for color in ("red", "blue")]
+    buffer = io.BytesIO()
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
+    with pytest.raises(ConfigError, match="has 2 frames"):
+        pillow_image(ImageFile(buffer.getvalue(), "image/gif"))
+    buffer = io.BytesIO()
+    Pictures.new("RGBA", (2, 3), (1, 2, 3, 4)).save(buffer, "PNG")
+    pixels = pillow_image(ImageFile(buffer.getvalue(), "image/png"))
+    assert (pixels.mode, pixels.size, pixels.getpixel((0, 0))) == ("RGB", (2, 3), (1, 2, 3))
+
+
+def test_ids_of_patches_name_their_image_and_their_place() -> None:
+    image = ImageFile(_png(), "image/png")
+    ids = patch_ids(image.number, 3)
+    assert image.number == int(image.sha256[:12], 16)
+    assert image_numbers([5, *ids, 7, *patch_ids(9, 2), *ids]) == [image.number, 9]
+    assert [each - ids[0] for each in ids] == [0, 1, 2]
+    assert PATCH_IDS_FROM <= min(ids) <= max(patch_ids((1 << 48) - 1, MAX_PATCHES)) < 1 << 63
+    with pytest.raises(ValueError, match=f"has {MAX_PATCHES + 1} tokens"):
+        patch_ids(1, MAX_PATCHES + 1)
+
+
+def test_a_table_keeps_each_image_once_and_forgets_the_oldest() -> None:
+    table = ImageTable(max_bytes=25)
+    images = [ImageFile(bytes([number]) * 10, "image/png") for number in range(3)]
+    for image in (*images[:2], images[0], images[2]):
+        table.add(image)
+    assert [image.number in table for image in images] == [True, False, True]
+    assert table.get(images[0].number) is images[0]
+    with pytest.raises(ConfigError, match=f"begins with {images[1].number:012x}, which is not in memory"):
+        table.get(images[1].number)
+
+
+def test_two_images_whose_hashes_begin_alike_are_never_taken_for_each_other() -> None:
+    first, second = (ImageFile(data, "image/png") for data in (b"one", b"two"))
+    second.__dict__["sha256"] = first.sha256[:12] + "0" * 52
+    table = ImageTable()
+    table.add(first)
+    with pytest.raises(ConfigError, match="hashes that begin alike"):
+        table.add(second)

@@ -1,0 +1,215 @@
+import base64
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers import AddedToken
+from torch import Tensor
+from transformers import (
+    AutoProcessor,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    Idefics3Processor,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextProcessor,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.utils import logging
+
+from rllm.models.builtin import create_tokenizer
+from rllm.types import TrainingSample
+from rllm.types.images import PATCH_IDS_FROM
+
+logging.disable_progress_bar()
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+TOWER: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}{{ '<image>' }}{% endif %}{% endfor %}"
+    "{% endif %}{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+PARTS_ALONE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% elif part['type'] == 'image' %}{{ '<image>' }}"
+    "{% endif %}{% endfor %}{{ '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""As SmolVLM and LLaVA-Next have it: content that is text prints nothing."""
+
+
+class VisionModel:
+    """A directory with random weights, and transformers' own model and processor of it."""
+
+    def __init__(self, directory: Path, model: Any) -> None:
+        self.directory, self.model = directory, model
+        self.processor: Any = AutoProcessor.from_pretrained(str(directory), local_files_only=True)
+
+    @torch.no_grad()
+    def logprobs(self, ids: list[int], images: list[Image.Image], model: Any = None) -> Tensor:
+        """[T - 1, V] log-probabilities that transformers gives for the tokens from the second on."""
+        mark = self.processor.image_token_id
+        words = torch.tensor([[mark if each >= PATCH_IDS_FROM else each for each in ids]])
+        inputs = self.processor(
+            text=[self.processor.image_token * len(images)], images=[images], return_tensors="pt"
+        )
+        tensors = {
+            name: each
+            for name, each in inputs.items()
+            if name not in ("input_ids", "attention_mask", "mm_token_type_ids")
+        }
+        kinds = (words == mark).int()
+        logits = (model or self.model)(input_ids=words, mm_token_type_ids=kinds, **tensors).logits
+        return logits[0, :-1].log_softmax(-1)
+
+    def gap(
+        self, sample: TrainingSample, logprobs_T: Any, images: list[Image.Image], model: Any = None
+    ) -> float:
+        """How far log-probabilities of a row's sampled tokens are from transformers' at most."""
+        ids = sample.token_ids_T.tolist()
+        theirs = self.logprobs(ids, images, model)
+        places = np.flatnonzero(sample.trainable_T)
+        assert len(places)
+        return max(abs(float(theirs[place - 1, ids[place]]) - float(logprobs_T[place])) for place in places)
+
+
+def _tokenizer(extra: list[str], template: str) -> PreTrainedTokenizerFast:
+    tokenizer = create_tokenizer()
+    tokenizer.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in extra])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|endoftext|>",
+        chat_template=template,
+    )
+
+
+def _idefics3(directory: Path, template: str) -> Any:
+    places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    extra = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *places]
+    tokenizer = _tokenizer(extra, template)
+    pictures = Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
+    Idefics3Processor(pictures, tokenizer, image_seq_len=4).save_pretrained(directory)
+    ids: dict[str, Any] = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    image_token_id: Any = tokenizer.convert_tokens_to_ids("<image>")
+    config = Idefics3Config(
+        text_config={"model_type": "llama", "vocab_size": len(tokenizer), **TEXT, **ids},
+        vision_config=TOWER,
+        scale_factor=2,
+        image_token_id=image_token_id,
+        **ids,
+    )
+    return Idefics3ForConditionalGeneration(config)
+
+
+def _llava_next(directory: Path) -> Any:
+    tokenizer = _tokenizer(["<image>"], PARTS_ALONE)
+    grid = [[32, 64], [64, 32], [64, 64]]
+    size = {"height": 32, "width": 32}
+    pictures = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size=size, image_grid_pinpoints=grid
+    )
+    LlavaNextProcessor(
+        pictures,
+        tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    ).save_pretrained(directory)
+    ids: dict[str, Any] = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    image_token_id: Any = tokenizer.convert_tokens_to_ids("<image>")
+    vision_config = {**TOWER, "model_type": "clip_vision_model", "num_hidden_layers": 2, "projection_dim": 16}
+    config = LlavaNextConfig(
+        text_config={"model_type": "llama", "vocab_size": len(tokenizer), **TEXT, **ids},
+        vision_config=vision_config,
+        image_token_id=image_token_id,
+        image_grid_pinpoints=grid,
+        image_seq_length=16,
+        **ids,
+    )
+    return LlavaNextForConditionalGeneration(config)
+
+
+FAMILIES = {
+    "llava-next": _llava_next,
+    "idefics3": lambda directory: _idefics3(directory, TEMPLATE),
+    "idefics3, content in parts": lambda directory: _idefics3(directory, PARTS_ALONE),
+}
+
+
+@pytest.fixture(scope="session")
+def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], VisionModel]:
+    models: dict[str, VisionModel] = {}
+
+    def make(name: str) -> VisionModel:
+        if name not in models:
+            directory = tmp_path_factory.mktemp("vision")
+            torch.manual_seed(7)
+            model = FAMILIES[name](directory).eval()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.2)
+            model.save_pretrained(directory)
+            models[name] = VisionModel(directory, model)
+        return models[name]
+
+    return make
+
+
+@pytest.fixture(params=FAMILIES)
+def vision(request: pytest.FixtureRequest, vision_model: Callable[[str], VisionModel]) -> VisionModel:
+    return vision_model(request.param)
+
+
+@pytest.fixture(scope="session")
+def picture() -> Callable[..., Image.Image]:
+    def make(seed: int, width: int = 64, height: int = 48) -> Image.Image:
+        rng = np.random.default_rng(seed)
+        return Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def data_url() -> Callable[..., str]:
+    def make(image: Image.Image, kind: str = "PNG") -> str:
+        buffer = io.BytesIO()
+        image.save(buffer, kind)
+        return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shows(data_url: Callable[..., str]) -> Callable[..., dict[str, Any]]:
+    """A message of the user with images and then a text."""
+
+    def make(text: str, *images: Image.Image) -> dict[str, Any]:
+        parts = [{"type": "image_url", "image_url": {"url": data_url(each)}} for each in images]
+        return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+    return make

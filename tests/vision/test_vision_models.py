@@ -1,0 +1,234 @@
+"""A vision-language directory behind the same door as text models: the numbers are transformers' own."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from rllm.algorithms.losses import PolicyLoss
+from rllm.config.loader import load_config
+from rllm.config.optimizer import OptimizerConfig
+from rllm.errors import ConfigError, ModelDirectoryError
+from rllm.inference.local.client import LocalClient
+from rllm.models.builtin import TinyModel, create_model
+from rllm.models.directory import load_model, save_model
+from rllm.trainer.backends.torch import TorchBackend
+from rllm.trainer.policies import load_initial_models
+from rllm.trainer.samples import trajectory_rows
+from rllm.types import SamplingParams, Step, TrainingSample, Trajectory
+from rllm.types.images import PATCH_IDS_FROM
+
+Make = Callable[..., Any]
+
+
+async def _play(client: LocalClient, turns: list[dict[str, Any]], order: int = 0) -> Trajectory:
+    """A conversation of so many turns of the user, each answered with up to six tokens."""
+    messages: list[dict[str, Any]] = []
+    steps: list[Step] = []
+    async with client.session(("task", order)) as session:
+        for turn in turns:
+            messages.append(turn)
+            output = await session.respond(messages, SamplingParams(max_tokens=6, seed=order))
+            steps.append(Step.from_model_output(output, messages, reward=1.0))
+            messages = list(steps[-1].chat_completions)
+    return Trajectory(name="agent", steps=steps)
+
+
+async def test_sampler_and_trainer_give_the_log_probabilities_of_transformers(
+    vision: Any, picture: Make, shows: Make
+) -> None:
+    model = load_model(vision.directory)
+    client = LocalClient(model, num_slots=4, max_context=400)
+    first, second = picture(1), picture(2, 40, 70)
+    turns = [shows("What is it?", first), {"role": "user", "content": "Yes."}, shows("And this?", second)]
+    trajectories = [await _play(client, turns, order) for order in range(2)]
+    trajectories.append(await _play(client, [shows("What is it?", second)], 2))
+    await client.close()
+    samples: list[TrainingSample] = []
+    for index, trajectory in enumerate(trajectories):
+        samples += trajectory_rows(trajectory, "task", index, 0, 1.0)
+    assert [len(each.steps) for each in trajectories] == [3, 3, 1]
+    assert len(samples) == 3, "each conversation went on by appending"
+    for sample in samples:
+        assert not sample.trainable_T[sample.token_ids_T >= PATCH_IDS_FROM].any()
+    of_sample = [[first, second], [first, second], [second]]
+    for sample, images in zip(samples, of_sample, strict=True):
+        assert vision.gap(sample, sample.logprobs_T, images) <= 1e-5
+    for share_prefixes in (True, False):
+        backend = TorchBackend(
+            model.model,
+            publish=lambda version: None,
+            config=OptimizerConfig(),
+            share_prefixes=share_prefixes,
+        )
+        for sample, scores, images in zip(samples, backend.score(samples), of_sample, strict=True):
+            assert vision.gap(sample, scores, images) <= 1e-5
+
+
+async def test_a_prefix_is_read_again_only_where_the_image_is_the_same(
+    vision: Any, picture: Make, shows: Make
+) -> None:
+    client = LocalClient(load_model(vision.directory), num_slots=4, max_context=400)
+    first_prompt = [{"role": "system", "content": "Look."}, shows("What is it?", picture(1))]
+    other = [first_prompt[0], shows("What is it?", picture(3))]
+    sampling = SamplingParams(max_tokens=4, seed=1)
+    outputs = []
+    for messages in (first_prompt, first_prompt, other):
+        prompt = client.renderer.render(messages)
+        outputs.append(await client.generate_ids(prompt, sampling))
+    await client.close()
+    first, again, differs = outputs
+    assert again.usage["cached_tokens"] == len(first.prompt_ids) - 1
+    assert again.completion_ids == first.completion_ids
+    assert again.logprobs == pytest.approx(first.logprobs, abs=1e-5)
+    assert differs.usage["cached_tokens"] < differs.prompt_ids.index(
+        next(each for each in differs.prompt_ids if each >= PATCH_IDS_FROM)
+    )
+    ids = [*differs.prompt_ids, *differs.completion_ids]
+    theirs = vision.logprobs(ids, [picture(3)])
+    for place, logprob in enumerate(differs.logprobs, start=len(differs.prompt_ids)):
+        assert float(theirs[place - 1, ids[place]]) == pytest.approx(logprob, abs=1e-5)
+
+
+async def test_what_was_trained_is_what_transformers_loads_again(
+    vision: Any, picture: Make, shows: Make, tmp_path: Path
+) -> None:
+    model = load_model(vision.directory)
+    client = LocalClient(model, num_slots=2, max_context=400)
+    trajectory = await _play(client, [shows("What is it?", picture(1))])
+    (sample,) = trajectory_rows(trajectory, "task", 0, 0, 1.0)
+    before = {name: each.clone() for name, each in model.model.inner.state_dict().items()}
+    backend = TorchBackend(model.model, publish=client.publish, config=OptimizerConfig())
+    backend.update([sample], PolicyLoss(), 0.01)
+    backend.publish_weights()
+    (scores,) = backend.score([sample])
+    again = await client.score(sample.token_ids_T.tolist(), len(trajectory.steps[0].prompt_ids))
+    await client.close()
+    np.testing.assert_allclose(scores[sample.trainable_T], again, atol=1e-5)
+    changed_names = {
+        name for name, each in model.model.inner.state_dict().items() if not torch.equal(each, before[name])
+    }
+    tower = {name for name, each in model.model.inner.named_parameters() if not each.requires_grad}
+    assert changed_names
+    assert tower
+    assert not changed_names & tower, "the tower is frozen, where nobody says otherwise"
+    save_model(model, tmp_path / "saved")
+    loader: Any = AutoModelForImageTextToText
+    theirs, loading_info = loader.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not any(loading_info.values())
+    AutoProcessor.from_pretrained(tmp_path / "saved", local_files_only=True)
+    assert vision.gap(sample, scores, [picture(1)], theirs.eval()) <= 1e-5
+
+
+async def test_the_prompt_is_the_one_that_the_processor_makes(
+    vision: Any, picture: Make, shows: Make
+) -> None:
+    model = load_model(vision.directory)
+    client = LocalClient(model, num_slots=1, max_context=400)
+    prompt = client.renderer.render([shows("What is it?", picture(1), picture(2, 30, 90))])
+    await client.close()
+    content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "What is it?"}]
+    text = vision.processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True
+    )
+    images = [[picture(1), picture(2, 30, 90)]]
+    expected = vision.processor(text=[text], images=images, add_special_tokens=False)["input_ids"][0]
+    mark = vision.processor.image_token_id
+    assert [mark if each >= PATCH_IDS_FROM else each for each in prompt] == list(expected)
+    with pytest.raises(ConfigError, match="has 1 images and its text 2 marks"):
+        client.renderer.render([shows(f"What is {vision.processor.image_token}?", picture(1))])
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("frozen", 0), ("train", 0), ("frozen", 2), ("lora", 2)])
+async def test_the_tower_learns_only_where_it_is_to(
+    vision_model: Make, picture: Make, shows: Make, tmp_path: Path, kind: str, rank: int
+) -> None:
+    vision = vision_model("idefics3")
+    config = load_config(
+        None, [f"model.path={vision.directory}", f"model.vision={kind}", f"lora.rank={rank}", "threads=1"]
+    )
+    (model,) = load_initial_models(config, tmp_path).values()
+    client = LocalClient(model, num_slots=2, max_context=400)
+    trajectory = await _play(client, [shows("What is it?", picture(1))])
+    (sample,) = trajectory_rows(trajectory, "task", 0, 0, 1.0)
+    assert vision.gap(sample, sample.logprobs_T, [picture(1)]) <= 1e-5
+    tower = set(model.model.vision_modules())
+    before = {name: each.clone() for name, each in model.model.state_dict_hf().items()}
+    backend = TorchBackend(model.model, publish=client.publish, config=OptimizerConfig())
+    for _ in range(2):  # an adapter's A learns once its B is not zero
+        backend.update([sample], PolicyLoss(), 0.05)
+    backend.publish_weights()
+    after = model.model.state_dict_hf()
+    changed_names = {name for name, each in after.items() if not torch.equal(each, before[name])}
+    in_tower = {name for name in changed_names if "vision_model" in name or "connector" in name}
+    assert tower
+    assert changed_names - in_tower
+    assert bool(in_tower) == (kind != "frozen")
+    save_model(model, tmp_path / "saved")
+    theirs = AutoModelForImageTextToText.from_pretrained(tmp_path / "saved").eval()
+    (scores,) = backend.score([sample])
+    assert vision.gap(sample, scores, [picture(1)], theirs) <= 1e-5
+    again = await client.score(sample.token_ids_T.tolist(), len(trajectory.steps[0].prompt_ids))
+    await client.close()
+    np.testing.assert_allclose(scores[sample.trainable_T], again, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "reason"),
+    [
+        (["model.vision=train"], "'train', but .*tiny reads text alone; leave it at frozen"),
+        (["model.path=VISION", "model.vision=train", "lora.rank=2"], "'train' and `lora.rank` 2"),
+        (["model.path=VISION", "model.vision=lora"], "'lora', but `lora.rank` is 0"),
+    ],
+)
+def test_what_a_tower_cannot_do_is_refused_at_start(
+    vision_model: Make, tmp_path: Path, assignments: list[str], reason: str
+) -> None:
+    directory = str(vision_model("idefics3").directory)
+    if len(assignments) == 1:
+        create_model(
+            tmp_path / "tiny", TinyModel(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
+        )
+        assignments = [f"model.path={tmp_path / 'tiny'}", *assignments]
+    config = load_config(None, [each.replace("VISION", directory) for each in assignments])
+    with pytest.raises(ConfigError, match=reason):
+        load_initial_models(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
+            r"idefics3 places tokens of images in three dimensions \(`rope_parameters.mrope_section`",
+        ),
+        ({"model_type": "mistral", "sliding_window": 64}, r"sliding-window attention \(64\) is not served"),
+    ],
+)
+def test_a_family_that_would_not_be_exact_is_refused_by_name_at_start(
+    vision_model: Make, tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(vision_model("idefics3").directory, directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"] |= changes
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelDirectoryError, match=reason):
+        load_model(directory)
+
+
+def test_a_directory_whose_processor_is_missing_or_broken_is_refused(
+    vision_model: Make, tmp_path: Path
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(vision_model("idefics3").directory, directory)
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        (directory / name).unlink(missing_ok=True)
+    with pytest.raises(ModelDirectoryError, match="processor"):
+        load_model(directory)
