@@ -286,7 +286,7 @@ async def test_a_log_probability_that_is_no_number_is_refused(ledger: Ledger, va
     ("fields", "named"),
     [
         ({"prompt_ids": [-1]}, "prompt_ids"),
-        ({"completion_ids": [2**32]}, "completion_ids"),
+        ({"completion_ids": [2**64]}, "completion_ids"),
         ({"completion_ids": [1.5]}, "completion_ids"),
         ({"logprobs": ["-1"]}, "logprobs"),
         ({"policy_versions": [None]}, "policy_versions"),

@@ -23,7 +23,7 @@ values = st.recursive(
 )
 objects = st.dictionaries(texts, values, max_size=4)
 messages = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool"]), "content": values})
-ids = st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 300), max_size=700)
+ids = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 2**32 - 1) | st.integers(0, 300), max_size=700)
 counts = st.dictionaries(texts, st.integers(0, 2**40), max_size=3)
 seconds = st.floats(0, 1e10)
 
@@ -211,10 +211,12 @@ def test_a_system_prompt_is_kept_by_whole_blocks_when_the_rest_differs() -> None
         CallRecord(id=f"c{n}", session="lake", prompt_ids=[*system, n], completion_ids=[n]) for n in range(3)
     ]
     _, rows = stored_and_read(calls)
-    assert [row.num_ids_kept for row in rows] == [0, 1792, 1792]
+    assert [row.num_ids_kept for row in rows] == [0, 1920, 1920]
 
 
-@pytest.mark.parametrize("largest", [0, 255, 256, 65535, 65536, 2**24 - 1, 2**24, 2**32 - 1])
+@pytest.mark.parametrize(
+    "largest", [0, 255, 256, 65535, 65536, 2**24 - 1, 2**24, 2**32 - 1, 2**32, 2**62 + 5]
+)
 def test_ids_take_as_few_bytes_as_the_largest_needs(largest: int) -> None:
     record = CallRecord(id="c", session="lake", prompt_ids=[0, largest] * 500)
     (read,), (row,) = stored_and_read([record])

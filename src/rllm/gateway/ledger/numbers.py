@@ -1,6 +1,7 @@
 """The numbers of a call as bytes, and back without loss.
 
     ids               ──► planes: all lowest bytes, then all second bytes, … without the planes that are zero
+                          (tokens of images have ids of eight bytes)
     log-probabilities ──► float32 where that loses nothing, which is so for what engines report, else float64
     policy versions   ──► one number and a count where all are equal, else the shortest integers that do
 
@@ -15,15 +16,15 @@ from typing import Any
 
 from rllm.gateway.ledger.file import name_bytes
 
-ID_BYTES = 4
+ID_BYTES = 8
 
 
 def id_bytes(ids: Sequence[int], where: str, field: str) -> bytes:
     try:
-        return struct.pack(f"<{len(ids)}I", *ids)
+        return struct.pack(f"<{len(ids)}Q", *ids)
     except struct.error as error:
         raise ValueError(
-            f"{where}: `{field}` must hold whole numbers from 0 to {2**32 - 1} ({error})."
+            f"{where}: `{field}` must hold whole numbers from 0 to {2**64 - 1} ({error})."
         ) from error
 
 
@@ -43,7 +44,7 @@ def ids_of_planes(data: bytes) -> list[int]:
     together = bytearray(num_ids * ID_BYTES)
     for place in range(data[0]):
         together[place::ID_BYTES] = data[1 + place * num_ids : 1 + (place + 1) * num_ids]
-    return list(struct.unpack(f"<{num_ids}I", together))
+    return list(struct.unpack(f"<{num_ids}Q", together))
 
 
 def pack_logprobs(logprobs: Sequence[float], where: str) -> bytes:

@@ -50,6 +50,7 @@ from rllm.gateway.wire import (
 from rllm.inference.client import TokenClient, max_prompt_chars
 from rllm.rendering.chat import ChatRenderer
 from rllm.rendering.conversations import Turn
+from rllm.rendering.images import MAX_REQUEST_BYTES
 from rllm.rendering.tools import ToolFormat
 from rllm.types.draws import draw_seed
 from rllm.types.messages import ModelOutput, SamplingParams
@@ -90,8 +91,14 @@ class LocalPolicy:
 
     @property
     def max_body_bytes(self) -> int:
-        """A longer body holds more text than the context, however its JSON spells it."""
-        return _ESCAPED_CHAR_BYTES * self.max_chars + _OTHER_FIELDS_BYTES
+        """A longer body holds more text than the context, however its JSON spells it; images have room
+        beside it."""
+        text_bytes = _ESCAPED_CHAR_BYTES * self.max_chars + _OTHER_FIELDS_BYTES
+        return text_bytes + (MAX_REQUEST_BYTES if self._reads_images else 0)
+
+    @property
+    def _reads_images(self) -> bool:
+        return self.client.renderer.tokenizer.images is not None
 
     async def start(self) -> None:
         """The client runs already."""
@@ -152,7 +159,7 @@ class LocalPolicy:
 
     def _prepare(self, request: CallRequest, session: PolicySession, state: SessionState) -> LocalCall:
         """In a thread, while `state.lock` is held."""
-        require_answerable(request)
+        require_answerable(request, reads_images=self._reads_images)
         if not self._sends_seeds:
             require_no_seed(request)
         if not state.is_restored:
@@ -213,7 +220,7 @@ class LocalPolicy:
         renderer = self._renderer_for(template_variables(request))
         if request.prompt is not None:
             return renderer.tokenizer.encode(request.prompt)
-        require_answerable(request)
+        require_answerable(request, reads_images=self._reads_images)
         return renderer.render(request.messages, request.tools)
 
     def _renderer_for(self, variables: Mapping[str, Any]) -> ChatRenderer:

@@ -9,6 +9,7 @@ from typing import Any
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.openai_fields import MAX_CHOICES, mend_of, short_repr
 from rllm.gateway.wire import CallRequest, ToolMode
+from rllm.rendering.images import IMAGE_TYPES, is_image_part
 from rllm.rendering.tools import AnswerStream, ParsedAnswer, PlainFormat, ToolFormat
 
 MAX_TOP_LOGPROBS = 20
@@ -17,7 +18,7 @@ TEMPLATE_VARIABLES = "chat_template_kwargs"
 _MAX_VARIABLES_CHARS = 2_000
 
 
-def require_answerable(request: CallRequest) -> None:
+def require_answerable(request: CallRequest, *, reads_images: bool = False) -> None:
     """Raises RequestRefused (400) for what the built-in engine cannot honour."""
     for name, value in request.penalties.items():
         if name == TEMPLATE_VARIABLES:
@@ -38,10 +39,12 @@ def require_answerable(request: CallRequest) -> None:
         )
     for place, message in enumerate(request.messages):
         if isinstance(message.get("content"), list):
-            kinds = sorted({str(part.get("type")) for part in message["content"]} - {"text"})
+            kinds = {str(part.get("type")) for part in message["content"]} - {"text"}
+            if not (unreadable := sorted(kinds - (IMAGE_TYPES if reads_images else set()))):
+                continue
             raise RequestRefused(
-                f"`messages[{place}].content` has parts of type {', '.join(kinds)}; this model reads text "
-                "alone.",
+                f"`messages[{place}].content` has parts of type {', '.join(unreadable)}; this model reads "
+                f"text {'and images' if reads_images else 'alone'}.",
                 param=f"messages[{place}].content",
                 code="unsupported_content",
             )
@@ -61,10 +64,13 @@ def _require_variables(value: object) -> None:
 
 
 def num_chars(request: CallRequest) -> int:
-    """Of all text that a prompt may be made of; an id counts as one."""
+    """Of all text that a prompt may be made of; an id counts as one, an image nothing."""
     chars = 0 if request.prompt is None else len(request.prompt)
     for message in request.messages:
-        chars += _chars_of(message.get("content"))
+        content = message.get("content")
+        if isinstance(content, list):
+            content = [part for part in content if not is_image_part(part)]
+        chars += _chars_of(content)
         for call in message.get("tool_calls") or ():
             chars += _chars_of((call.get("function") or {}).get("arguments"))
     return chars + sum(map(_chars_of, request.tools))
