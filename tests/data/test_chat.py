@@ -323,10 +323,6 @@ REFUSED = {
         {"messages": [{**user("a"), "weight": 0}, says("b")]},
         r"only answers are learned",
     ),
-    "picture": (
-        {"messages": [user([{"type": "image_url", "image_url": "x"}]), says("b")]},  # pyright: ignore[reportArgumentType]
-        r"a part of type `image_url`; this model reads text alone",
-    ),
     "number": ({"messages": [user(3), says("b")]}, r"its content is 3; it must be text"),  # pyright: ignore[reportArgumentType]
     "unlisted tool": ({"messages": [user("a"), says("", tool_calls=[call("x")])]}, r"the row has no `tools`"),
     "answer to no call": (
@@ -373,6 +369,11 @@ def test_all_bad_rows_are_counted_and_the_first_ones_told(tmp_path: Path) -> Non
 
 
 ENCODED = {
+    "picture": (
+        "chatml",
+        {"messages": [user([{"type": "image_url", "image_url": "x"}]), says("b")]},  # pyright: ignore[reportArgumentType]
+        r"a part of type `image_url`; this model reads text alone",
+    ),
     "begin token in a text": ("mistral", {"messages": [user("<s>a"), says("b")]}, r"message 0 holds .*'<s>'"),
     "end token in a text": (
         "chatml",

@@ -19,7 +19,8 @@ from rllm.data.jsonl import read_jsonl_lines
 from rllm.errors import ConfigError
 from rllm.rendering.chat import ChatRenderer
 from rllm.rendering.conversations import ConversationTree
-from rllm.rendering.template import text_of
+from rllm.rendering.images import is_image_part
+from rllm.rendering.template import text_of, words_of
 from rllm.rendering.writing import THOUGHT_KEYS, AnswerWriter
 from rllm.types.episode import Step
 from rllm.types.messages import Message
@@ -179,7 +180,9 @@ def _require_message(message: Message, chat: Chat) -> None:
     content, calls = message.get("content"), message.get("tool_calls") or []
     if content is not None and not isinstance(content, str | list):
         raise ConfigError(f"its content is {content!r:.60}; it must be text, or a list of parts.")
-    text = text_of(content)
+    text = words_of(content)
+    if message["role"] == "assistant" and isinstance(content, list) and any(map(is_image_part, content)):
+        raise ConfigError("the answer shows an image, and models write text alone; take it out.")
     if message.get("weight", 1) not in (0, 1):
         raise ConfigError(f"its weight is {message['weight']!r}; it must be 1 (learned) or 0 (only read).")
     if message["role"] != "assistant":
@@ -281,7 +284,7 @@ class ChatEncoder:
 
     def _require_no_controls(self, chat: Chat) -> None:
         for place, message in enumerate(chat.messages):
-            text = text_of(message.get("content"))
+            text = words_of(message.get("content"))
             if control_token := next((control for control in self._controls if control in text), None):
                 raise ConfigError(
                     f"message {place} holds the text {control_token!r}, which the model reads as the token "

@@ -13,7 +13,8 @@ from typing import Any
 from rllm.engine.step_matching import match_by_content
 from rllm.errors import AgentError
 from rllm.inference.rollout_engine import RecordedCall
-from rllm.rendering.template import text_of
+from rllm.rendering.images import is_image_part
+from rllm.rendering.template import text_of, words_of
 from rllm.types.episode import Episode, Step, Trajectory
 from rllm.types.messages import Message
 
@@ -117,9 +118,14 @@ def _fits(step: Step, call: RecordedCall) -> bool:
     return _message_keys(messages) == _message_keys(call.messages)
 
 
-def _message_keys(messages: Iterable[Mapping[str, Any]]) -> list[tuple[Any, str]]:
-    """Roles and texts: what stays of a message, whatever else is added to it."""
-    return [(message.get("role"), text_of(message.get("content"))) for message in messages]
+def _message_keys(messages: Iterable[Mapping[str, Any]]) -> list[tuple[Any, str, list[Any]]]:
+    """Roles, texts and images: what stays of a message, whatever else is added to it."""
+    keys: list[tuple[Any, str, list[Any]]] = []
+    for message in messages:
+        content = message.get("content")
+        images = [part for part in content if is_image_part(part)] if isinstance(content, list) else []
+        keys.append((message.get("role"), words_of(content), images))
+    return keys
 
 
 def _fill(step: Step, call: RecordedCall) -> None:
