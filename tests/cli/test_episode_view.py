@@ -1,3 +1,5 @@
+import base64
+import hashlib
 import io
 
 import pytest
@@ -108,3 +110,25 @@ def test_tokens_without_log_probabilities_and_steps_without_observation_are_show
 def test_invisible_characters_are_made_visible() -> None:
     assert visible(" a\tb\n") == "␣a⇥b⏎"
     assert visible("") == "∅"
+
+
+def test_an_image_is_shown_by_its_type_size_and_hash_and_never_by_its_bytes(episode: Episode) -> None:
+    data = bytes(range(256)) * 8
+    url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    caption = f"[image/png, 2,048 bytes, sha256 {hashlib.sha256(data).hexdigest()[:12]}]"
+    source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    step = episode.trajectories[0].steps[0]
+    step.observation = None
+    for part in (
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "input_image", "image_url": url},
+        {"type": "image", "source": source},
+    ):
+        message = {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
+        step.chat_completions = [message]
+        text = "".join(shown(episode).split())
+        assert "".join(caption.split()) in text
+        assert "Whatisit?" in text
+        assert url[30:60] not in text
+    step.observation = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    assert "".join(caption.split()) in "".join(shown(episode).split())

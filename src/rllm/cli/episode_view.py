@@ -5,13 +5,15 @@ Episode, token texts ──► header, then per turn: observation | tokens by lo
 
 import itertools
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeGuard
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rllm.rendering.images import source_of, with_captions
 from rllm.types.episode import Action, Episode, Outcome, Step, Trajectory
 from rllm.view.token_texts import TokenText
 
@@ -48,8 +50,8 @@ def token_color(logprob: float) -> str:
 
 
 def observation_text(observation: Any) -> Text:
-    """A grid with its cells coloured; anything else as it is."""
-    text = Text(observation if isinstance(observation, str) else str(observation))
+    """A grid with its cells coloured; anything else as it is, with captions for images."""
+    text = Text(with_captions(_panel_text(observation)))
     if isinstance(observation, str) and _GRID.fullmatch(observation):
         for place, cell in enumerate(observation):
             if cell in _CELLS:
@@ -81,6 +83,21 @@ def _step_panel(step: Step) -> Any:
         return step.observation
     prompt_messages = [message for message in step.chat_completions if message.get("role") != "assistant"]
     return prompt_messages[-1].get("content", "") if prompt_messages else ""
+
+
+def _panel_text(value: Any) -> str:
+    """Messages and their parts as the texts and images that they show; anything else as it is."""
+    if isinstance(value, list) and value and all(map(_is_message_or_part, value)):
+        return "\n".join(map(_panel_text, value))
+    if not _is_message_or_part(value):
+        return str(value)
+    if "role" in value:
+        return _panel_text(value.get("content") or "")
+    return source_of(value) or str(value.get("text", value))
+
+
+def _is_message_or_part(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping) and ("role" in value or "type" in value)
 
 
 def _answer_lines(step: Step, token_text: TokenText) -> list[Text]:

@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from rllm.rendering.images import is_image_part, source_of
+
 MAX_CHARS = 200_000
 """Of one text; the rest is counted."""
-_PICTURES = ("image_url", "image", "input_image")
 
 
 def shown_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,10 +49,9 @@ def _text_of(part: Any) -> str:
 
 def _picture_of(part: Any) -> str:
     """What a picture's part names: a data URL, an address or a hash."""
-    if not isinstance(part, Mapping) or part.get("type") not in _PICTURES:
+    if not is_image_part(part):
         return ""
-    source = part.get("image_url") or part.get("image") or part.get("source") or part.get("hash") or ""
-    return str(source.get("url", "") if isinstance(source, Mapping) else source)
+    return source_of(part) or str(part.get("image") or part.get("hash") or "")
 
 
 def _call(call: Any) -> dict[str, str]:
