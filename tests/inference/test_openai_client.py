@@ -362,14 +362,27 @@ async def test_a_field_that_would_change_the_answer_is_never_left_out(
     assert len(server.asked) == 3, "what it does not know is not sent again"
 
 
+@pytest.mark.parametrize(("status", "is_final"), [(400, True), (413, True), (422, True), (418, False)])
 async def test_a_refusal_of_one_conversation_is_no_fault_of_the_fields(
-    server: Any, client: OpenAIClient
+    server: Any, client: OpenAIClient, status: int, is_final: bool
 ) -> None:
-    server.script = [fake.refuse(400, "the model stops: messages must not be empty", param="messages[0]")]
+    server.script = [fake.refuse(status, "the model stops: messages must not be empty", param="messages[0]")]
     with pytest.raises(InferenceError, match="must not be empty") as refused:
         await client.get_model_response(ASK, SamplingParams(stop=("x",)))
     assert len(server.asked) == 1
-    assert refused.value.is_final, "the same conversation would be refused again"
+    assert refused.value.is_final is is_final, "whether the same conversation would be refused again"
+
+
+@pytest.mark.parametrize(
+    ("usage", "cached_tokens"),
+    [({}, 0), ({"prompt_tokens_details": None}, 0), ({"prompt_tokens_details": {"cached_tokens": 7}}, 7)],
+)
+async def test_tokens_count_as_cached_where_the_server_says_so(
+    server: Any, client: OpenAIClient, usage: dict[str, Any], cached_tokens: int
+) -> None:
+    server.script = [reply({}, usage={"prompt_tokens": 9, "completion_tokens": 1, **usage})]
+    output = await client.get_model_response(ASK)
+    assert output.usage == {"prompt_tokens": 9, "completion_tokens": 1, "cached_tokens": cached_tokens}
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(grammar='start: "a"'), SamplingParams(top_logprobs=2)])
