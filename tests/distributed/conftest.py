@@ -20,6 +20,8 @@ Trained = dict[str, tuple[dict[str, torch.Tensor], list[dict[str, Any]]]]
 """By kind: parameters, and the metrics of each step."""
 ROUNDED = "return_mean"
 """A sum of numbers in float32, so that the order shows earlier."""
+CANCELLED = 5e-7
+"""A loss of terms that are about 1 each is known no better in float32, also where they add up to nearly 0."""
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +87,7 @@ def require_all_well() -> Callable[[list[dict[str, Any]]], None]:
 @pytest.fixture(scope="session")
 def require_same(recorded: ModuleType) -> Callable[[Trained, Trained], None]:
     """In float64 parameters within 1e-10 of each other, and metrics but for their last digits; in float32
-    parameters within 1e-4, loss and norm within 1e-5."""
+    parameters within 1e-4, loss and norm within 1e-5, or what float32 leaves of a loss that cancels."""
 
     def require(alone: Trained, together: Trained) -> None:
         for kind, (parameters, metrics) in alone.items():
@@ -98,7 +100,8 @@ def require_same(recorded: ModuleType) -> Callable[[Trained, Trained], None]:
                 assert mine.keys() == other.keys()
                 for name in ("loss", "grad_norm") if in_float32 else mine:
                     rel = 1e-5 if in_float32 else 1e-6 if ROUNDED in name else 1e-9
-                    assert other[name] == pytest.approx(mine[name], rel=rel, abs=1e-12), (kind, step, name)
+                    least = CANCELLED if in_float32 else 1e-12
+                    assert other[name] == pytest.approx(mine[name], rel=rel, abs=least), (kind, step, name)
 
     return require
 
