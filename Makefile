@@ -16,7 +16,7 @@ QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-verl test-ray test-cluster test-harness test-published test-web check docs bench learn algorithms mutate lock clean
+.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web check docs bench learn algorithms mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -24,6 +24,7 @@ help:
 	@echo 'make test-all  the tests, slow ones included'
 	@echo 'make test-tinker  training by a Tinker service, a real one on this machine'
 	@echo 'make test-verl  the tests with verl, in an environment of their own; ten minutes'
+	@echo 'make test-vllm  training on vLLM servers, real ones on this machine, in an environment of their own'
 	@echo 'make test-ray  the tests with Ray, in an environment of their own: clusters of two nodes on this machine'
 	@echo 'make test-cluster  the three above: Ray, verl and Tinker'
 	@echo 'make test-harness  command-line agents of others, installed from pip and npm and played in their sandbox'
@@ -59,6 +60,11 @@ test-verl: .venv-verl/.made
 
 test-ray: .venv-ray/.made
 	.venv-ray/bin/python -m pytest -m '' -o filterwarnings=default tests/cluster tests/integrations/test_ray.py
+
+# vLLM on the processor, in an environment of its own, which the tests start servers from. Its builds of torchvision and
+# torchaudio do not fit this torch and are left out.
+test-vllm: $(VENV)/.dev .venv-vllm/.made
+	RLLM_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -n 0 -m '' tests/vllm
 
 test-cluster: test-ray test-verl test-tinker
 
@@ -112,9 +118,10 @@ lock:
 	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --group published --group examples-langgraph --group examples-openai-agents --group examples-smolagents --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/published-agents.txt
 	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --group published --group examples-strands --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/published-strands.txt
 	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --group published --group examples-google-adk --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/published-adk.txt
+	@.venv-lock/bin/uv pip compile --quiet requirements/vllm.in --no-deps --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/vllm.txt
 
 clean:
-	rm -rf $(VENV) .venv-published-* .venv-tinker .venv-skyrl .venv-verl .venv-ray .venv-docs .harnesses build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-published-* .venv-vllm .venv-tinker .venv-skyrl .venv-verl .venv-ray .venv-docs .harnesses build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is installed is locked: every file by its hash, nothing but what the lock names (--no-deps, no build isolation).
@@ -173,6 +180,13 @@ $(VENV)/.demo: pyproject.toml constraints.txt requirements/demo.txt
 	@.venv-verl/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/verl.txt
 	@.venv-verl/bin/python -m pip $(QUIET) install -c constraints.txt '$(TORCH)'
 	@.venv-verl/bin/python -m pip $(QUIET) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv-vllm/.made: requirements/vllm.txt
+	@echo '[vllm] .venv-vllm: vLLM for processors and what it needs, as requirements/vllm.txt locks it; three gigabytes'
+	@$(PYTHON) -m venv --clear .venv-vllm
+	@.venv-vllm/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/vllm.txt
+	@.venv-vllm/bin/python -m pip $(QUIET) install --no-deps '$(TORCH)'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo requirements/dev.txt

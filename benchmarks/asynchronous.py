@@ -150,7 +150,7 @@ def settings(ahead: int, seed: int, steps: int) -> dict[str, Any]:
     }
 
 
-def measure(tail: str, ahead: int, seed: int, steps: int, median_s: float) -> dict[str, float]:
+def measure(tail: str, ahead: int, seed: int, steps: int, median_s: float) -> dict[str, float | None]:
     """One run: its pace, and what it learned."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = AgentTrainer(
@@ -175,7 +175,7 @@ def measure(tail: str, ahead: int, seed: int, steps: int, median_s: float) -> di
         "updates_per_s": len(train) / elapsed_s,
         "episodes_per_s": sum(each["episodes"] for each in train) / elapsed_s,
         "success": statistics.fmean(rewards[-LAST:]),
-        "seconds_to_goal": reached[0] if reached else float("nan"),
+        "seconds_to_goal": reached[0] if reached else None,
         "trainer_idle": statistics.fmean(
             each.get("trainer_idle", each["rollout_s"] / each["step_s"]) for each in train
         ),
@@ -187,7 +187,7 @@ def measure(tail: str, ahead: int, seed: int, steps: int, median_s: float) -> di
 def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row a tail and number of steps ahead: medians over the seeds; seeds in turn, so that a busy moment
     slows all alike."""
-    runs: dict[tuple[str, int], list[dict[str, float]]] = {}
+    runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
     plan = [
         (tail, ahead, seed) for seed in options.seeds for tail in options.tails for ahead in options.ahead
     ]
@@ -200,7 +200,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
         faster = [
             mine["updates_per_s"] / other["updates_per_s"] for mine, other in zip(of_seeds, base, strict=True)
         ]
-        medians = {name: statistics.median(each[name] for each in of_seeds) for name in of_seeds[0]}
+        medians = {name: median([each[name] for each in of_seeds]) for name in of_seeds[0]}
         successes = [round(each["success"], 3) for each in of_seeds]
         rows.append(
             {
@@ -212,6 +212,12 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def median(values: Sequence[float | None]) -> float | None:
+    """None where a value is missing: nobody knows how large it would be."""
+    known = [each for each in values if each is not None]
+    return statistics.median(known) if len(known) == len(values) else None
 
 
 def table_of(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> Table:
@@ -238,7 +244,7 @@ def table_of(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> Tab
             str(row["ahead"] + 1),
             f"{row['episodes_per_s']:,.0f}",
             f"{row['success']:.1%}",
-            f"{row['seconds_to_goal']:.0f}",
+            "" if row["seconds_to_goal"] is None else f"{row['seconds_to_goal']:.0f}",
             f"{row['trainer_idle']:.0%}",
             f"{row['staleness_mean']:.2f} ({row['staleness_max']:.0f})",
         )

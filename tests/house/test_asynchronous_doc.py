@@ -1,4 +1,4 @@
-"""docs/asynchronous.md: its command resolves, what it says is refused is, and every key is on it."""
+"""docs/asynchronous.md and docs/fleet.md: their commands resolve, what they refuse is, every key is there."""
 
 import re
 import shlex
@@ -12,10 +12,18 @@ from rllm.cli.main import rllm as front_door
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
 
+PAGES = {"asynchronous": "schedule", "fleet": "inference"}
+OF_THE_BUILT_IN_ENGINE = {"num_slots", "max_context", "max_prefill_tokens", "lockstep"}
 
-@pytest.fixture(scope="module")
-def page(checkout: Path) -> str:
-    return (checkout / "docs" / "asynchronous.md").read_text()
+
+@pytest.fixture(params=sorted(PAGES))
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def page(checkout: Path, name: str) -> str:
+    return (checkout / "docs" / f"{name}.md").read_text()
 
 
 def _lines(page: str, kind: str) -> list[list[str]]:
@@ -23,9 +31,13 @@ def _lines(page: str, kind: str) -> list[list[str]]:
     return [shlex.split(line) for block in blocks for line in block.splitlines()]
 
 
-def test_the_command_of_the_page_resolves(page: str, rllm: Callable[[list[str]], str]) -> None:
-    (words,) = _lines(page, "sh")
-    assert "max_staleness = 2" in rllm(words[1:])
+def test_the_command_of_the_page_resolves(
+    page: str, name: str, rllm: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rllm.trainer.samplers.require_vllm", lambda python: None)
+    words = next(line for line in _lines(page, "(?:sh)?") if line[-1] == "--dry-run")
+    printed = rllm(words[1:])
+    assert {"asynchronous": "max_staleness = 2", "fleet": "replicas = 2"}[name] in printed
 
 
 def test_what_the_page_says_is_refused_is_refused_before_any_work(page: str, empty_directory: Path) -> None:
@@ -35,6 +47,7 @@ def test_what_the_page_says_is_refused_is_refused_before_any_work(page: str, emp
         assert not (empty_directory / "runs").exists()
 
 
-def test_every_key_is_on_the_page(page: str) -> None:
-    keys = {f"schedule.{name}" for name in config_dict(TrainConfig())["schedule"]}
-    assert keys == set(re.findall(r"^\| `(schedule\.\w+)` \|", page, re.MULTILINE))
+def test_every_key_is_on_the_page(page: str, name: str) -> None:
+    section = PAGES[name]
+    keys = {f"{section}.{key}" for key in set(config_dict(TrainConfig())[section]) - OF_THE_BUILT_IN_ENGINE}
+    assert keys == set(re.findall(rf"^\| `({section}\.\w+)` \|", page, re.MULTILINE))

@@ -116,11 +116,40 @@ class InferenceConfig:
     lockstep: bool = True
     """Step only when no rollout is busy elsewhere: bit-for-bit reproducible. Off: faster when environments
     are slow."""
+    engine: str = "local"
+    """Sampler of the run: `local`, the built-in engine, or `vllm`, servers that are given the weights after
+    each update."""
+    replicas: int = 0
+    """Of `vllm`: servers that the run starts on this machine, restarts and ends, each with `num_slots`
+    requests at a time."""
+    server_python: str = ""
+    """Of `replicas`: the Python of an environment that has vLLM."""
+    servers: list[str] = field(default_factory=list[str])
+    """Of `vllm`, instead of `replicas`: addresses of servers that run already, such as
+    `http://10.0.0.7:8000/v1`. They have to see the run's directory, and to serve the model untied."""
+    server_seeds: bool = True
+    """Of `vllm`: send each request its seed. vLLM 0.32 on a CPU ends with the first one it is sent: set it to
+    false there, and draws are the servers' own."""
 
     def validate(self) -> None:
         at_least("inference.num_slots", self.num_slots, 1)
         at_least("inference.max_context", self.max_context, 2)
         at_least("inference.max_prefill_tokens", self.max_prefill_tokens, 1)
+        one_of("inference.engine", self.engine, ("local", "vllm"))
+        at_least("inference.replicas", self.replicas, 0)
+        if self.engine == "local":
+            for name in ("replicas", "server_python", "servers", "server_seeds"):
+                unused("inference", self, name, "the built-in engine samples; set `inference.engine` to vllm")
+        elif bool(self.replicas) == bool(self.servers):
+            raise ConfigError(
+                f"`inference.engine` is 'vllm', with {self.replicas} `inference.replicas` and "
+                f"{len(self.servers)} `inference.servers`; set one of the two: servers to start, or that run."
+            )
+        elif bool(self.replicas) != bool(self.server_python):
+            raise ConfigError(
+                f"`inference.replicas` is {self.replicas} and `inference.server_python` "
+                f"{self.server_python!r}; servers that the run starts need both, others neither."
+            )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -326,6 +355,7 @@ class TrainConfig:
             warm_start=(self.warm_start.steps, self.warm_start.noise, self.warm_start.expert_args),
             temperatures=self._training_temperatures(),
         )
+        self._validate_servers()
         validate_schedule(
             self.schedule,
             self.algorithm,
@@ -372,6 +402,25 @@ class TrainConfig:
             rollout.final_temperature or rollout.temperature,
             *(role.temperature for role in roles if role.temperature),
         }
+
+    def _validate_servers(self) -> None:
+        """Raises ConfigError for what runs whose sampler is a server cannot do."""
+        if self.inference.engine == "local":
+            return
+        where = f"`inference.engine` is {self.inference.engine!r}"
+        if self.inference.lockstep:
+            raise ConfigError(
+                f"{where}, and `inference.lockstep` is true; set it to false: servers step alone."
+            )
+        if elsewhere := self._elsewhere():
+            raise ConfigError(
+                f"{where}, and {elsewhere}, which has samplers of its own; leave one of them out."
+            )
+        if len(self.named_policies) > 1 and self.inference.servers:
+            raise ConfigError(
+                f"{where} with `inference.servers`, and there are {len(self.named_policies)} policies; use "
+                "`inference.replicas`, so that each has its own."
+            )
 
     def _elsewhere(self) -> str:
         """What moves sampling or learning out of this process; empty where nothing does."""

@@ -233,6 +233,36 @@ class VLLMClient(ModelClient):
             latency_s=time.perf_counter() - start_s,
         )
 
+    async def check(self) -> VLLMServerFacts:
+        """Ask what the server serves now. Raises InferenceError where it does not answer."""
+        return await self._http.facts(self.model)
+
+    async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
+        """Log-probabilities of `ids[start:]`, in nats, under the server's weights; see `LocalClient.score`.
+
+        Raises ValueError for another temperature than 1: of a prompt the server says what the model does.
+        """
+        if temperature != 1.0:
+            raise ValueError(f"`temperature` is {temperature}; the server scores prompts at 1 alone.")
+        facts = await self._facts()
+        body = self._body(list(ids), SamplingParams(max_tokens=1, temperature=0.0), 1, stream=False)
+        body.pop("seed", None)
+        async with (
+            self._gate.passing(),
+            aclosing(self._http.complete({**body, "prompt_logprobs": 0})) as chunks,
+        ):
+            (reply,) = [chunk async for chunk in chunks]
+        try:
+            scores = reply["choices"][0]["prompt_logprobs"][start:]
+            return [
+                float(each[str(token)]["logprob"]) for each, token in zip(scores, ids[start:], strict=True)
+            ]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise InferenceError(
+                f"The server at {self.base_url} ({facts.engine}) did not say how likely the ids of a prompt "
+                "are; vLLM does, for `prompt_logprobs`."
+            ) from error
+
     async def release(self) -> None:
         """Close the connections that nobody uses; the next call opens new ones."""
         await self._http.close()

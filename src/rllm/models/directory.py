@@ -225,9 +225,15 @@ WriteWeights = Callable[[Path, dict[str, Tensor]], None]
 """Writes tensors by Hugging Face names into a directory."""
 
 
-def save_model(model: LoadedModel, directory: Path, write_weights: WriteWeights | None = None) -> None:
+def save_model(
+    model: LoadedModel, directory: Path, write_weights: WriteWeights | None = None, *, untied: bool = False
+) -> None:
     """Write `model` as a Hugging Face directory, replacing what was there in one step; its weights in one
-    file, where nobody says otherwise."""
+    file, where nobody says otherwise.
+
+    `untied`: with an output layer of its own also where that is the embedding; raises ConfigError for an
+    architecture whose embedding has another name than most.
+    """
     suffixes = {".jinja", ".py"} if model.trust_remote_code else {".jinja"}
     files = {
         path.name: path.read_bytes()
@@ -238,9 +244,17 @@ def save_model(model: LoadedModel, directory: Path, write_weights: WriteWeights 
     dtype = next(iter(weights.values())).dtype  # of the weights as they are now, whatever they were read from
     config = {name: value for name, value in model.config.items() if name != "torch_dtype"}
     config["dtype"] = str(dtype).removeprefix("torch.")
+    if untied and config.get("tie_word_embeddings"):
+        if EMBEDDING not in weights:
+            raise ConfigError(
+                f"{model.directory} shares its output layer with a layer that is not {EMBEDDING}."
+            )
+        weights = {**weights, OUTPUT_LAYER: weights[EMBEDDING].clone()}
+        config["tie_word_embeddings"] = False
     write_model(directory, config, weights, files, write_weights or write_one_file)
 
 
+EMBEDDING, OUTPUT_LAYER = "model.embed_tokens.weight", "lm_head.weight"
 KEPT_FILES = frozenset(
     {
         "tokenizer.json",

@@ -90,12 +90,12 @@ from rllm.workflows.workflow import Workflow
 
 if TYPE_CHECKING:
     from rllm.engine.attempts import EpisodeEngine
-    from rllm.inference.local.client import LocalClient
     from rllm.models.directory import LoadedModel
     from rllm.trainer.checkpoint import RunState
     from rllm.trainer.learning import Demonstrations, Learner
     from rllm.trainer.memory_plan import MemoryPlan
     from rllm.trainer.policies import Policies, Publish
+    from rllm.trainer.samplers import PolicyClient
     from rllm.trainer.teacher import Teacher
 
 log = logging.getLogger(__name__)
@@ -291,9 +291,11 @@ class AgentTrainer:
         require_training_packages()
         from rllm.trainer.learning import require_algorithm
         from rllm.trainer.policies import require_models
+        from rllm.trainer.samplers import require_servers
 
         require_algorithm(self.config)
         require_models(self.config)
+        require_servers(self.config)
 
     def memory_plan(self, num_ranks: int = 1, num_local_ranks: int = 1) -> "MemoryPlan | None":
         """What each process of the run will need; None where nothing is known of it."""
@@ -313,7 +315,8 @@ class AgentTrainer:
     async def _run(self, directory: RunDirectory) -> dict[str, Any]:
         self.require_names()
         self._require_memory()
-        from rllm.trainer.policies import create_initial_models, load_initial_models, make_client
+        from rllm.trainer.policies import create_initial_models, load_initial_models
+        from rllm.trainer.samplers import PolicyClient, open_client
         from rllm.trainer.teacher import teacher_of
 
         config = self.config
@@ -335,10 +338,11 @@ class AgentTrainer:
             "checkpoints, model and recorded episodes",
         )
         async with AsyncExitStack() as open_until_done:
-            clients: dict[str, LocalClient] = {}
+            clients: dict[str, PolicyClient] = {}
             for name, model in models.items():
-                clients[name] = make_client(config, model)
-                open_until_done.push_async_callback(clients[name].close)
+                clients[name] = await open_until_done.enter_async_context(
+                    open_client(config, name, model, directory.path)
+                )
             if self.player is not None:  # what a program will ask is known only once it runs
                 renderer = next(iter(clients.values())).renderer
                 self.player.require_prompt_fits(config, self.tasks.train[0], renderer)
@@ -367,7 +371,7 @@ class AgentTrainer:
         self,
         directory: RunDirectory,
         models: "Mapping[str, LoadedModel]",
-        clients: "Mapping[str, LocalClient]",
+        clients: "Mapping[str, PolicyClient]",
         engine: "EpisodeEngine",
         cluster: ClusterEngine | None,
     ) -> dict[str, Any]:
@@ -376,6 +380,7 @@ class AgentTrainer:
         from rllm.trainer.loop import TrainingRun, train
         from rllm.trainer.record import RunRecord
         from rllm.trainer.reference import load_references
+        from rllm.trainer.samplers import require_same_model
 
         learner = self.make_learner(models, {name: client.publish for name, client in clients.items()})
         ranks = self.ranks
@@ -385,6 +390,8 @@ class AgentTrainer:
         if learner.references and 0 < state.warm_steps == self.config.warm_start.steps:
             load_references(directory.path, learner.references, learner.policies)
         learner.policies.publish()
+        for name, client in clients.items():
+            await require_same_model(client, learner.policies[name], self.config.rollout.temperature)
         with ExitStack() as open_while_training:
             with ranks.writer_first():
                 store = open_while_training.enter_context(

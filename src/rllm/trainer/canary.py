@@ -35,7 +35,9 @@ class CanaryScorer(Protocol):
 class Canary:
     """Remembers what the sampler said about its row, to see it move."""
 
-    def __init__(self) -> None:
+    def __init__(self, temperature: float | None = None) -> None:
+        """`temperature`: what rows are scored at, where the sampler knows no other; else the row's own."""
+        self._temperature = temperature
         self._sample: TrainingSample | None = None
         self._sampler_before: np.ndarray | None = None
         self._trainer_before: np.ndarray | None = None
@@ -58,7 +60,7 @@ class Canary:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state` that is not empty."""
-        self._sample = _row(state["token_ids"], state["policy_versions"], state["temperature"])
+        self._sample = row_to_score(state["token_ids"], state["policy_versions"], state["temperature"])
         self._sampler_before = np.array(state["sampler_logprobs"])
         self._trainer_before = np.array(state["trainer_logprobs"])
         self._images = [image_of(url) for url in state.get("images", ())]
@@ -75,7 +77,8 @@ class Canary:
             sample = next((each for each in samples if each.num_trainable), None)
             if sample is None:
                 return {}
-            self._sample = _row(sample.token_ids_T, sample.policy_versions_T, sample.temperature)
+            temperature = sample.temperature if self._temperature is None else self._temperature
+            self._sample = row_to_score(sample.token_ids_T, sample.policy_versions_T, temperature)
             self._images = [IMAGES.get(number) for number in image_numbers(sample.token_ids_T.tolist())]
         for image in self._images:  # the process forgets images that no other row has shown for long
             IMAGES.add(image)
@@ -104,9 +107,13 @@ class Canary:
         return {"canary_gap": gap, "canary_moved": max_change}
 
 
-def _row(token_ids: ArrayLike, policy_versions: ArrayLike, temperature: float) -> TrainingSample:
-    """A row to be scored and never trained on."""
+def row_to_score(
+    token_ids: ArrayLike, policy_versions: ArrayLike | None = None, temperature: float = 1.0
+) -> TrainingSample:
+    """A row to be scored and never trained on; all of it was sampled, where no versions say otherwise."""
     nothing_T = np.zeros(np.shape(token_ids), dtype=np.float32)
+    if policy_versions is None:
+        policy_versions = np.zeros(np.shape(token_ids), dtype=np.int64)
     return TrainingSample(
         token_ids_T=np.array(token_ids, dtype=np.int64),
         policy_versions_T=np.array(policy_versions, dtype=np.int64),

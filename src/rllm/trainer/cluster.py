@@ -23,7 +23,7 @@ from rllm.engine.split import SplitEngine, WriterEngine
 from rllm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rllm.inference.local.client import LocalClient
+    from rllm.trainer.samplers import PolicyClient
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -195,7 +195,7 @@ async def episode_engine(
     config: TrainConfig,
     player: EpisodePlayer,
     models: Mapping[str, Any],
-    clients: Mapping[str, "LocalClient"],
+    clients: Mapping[str, "PolicyClient"],
     directory: Path,
     ranks: RankGroup,
 ) -> AsyncIterator[tuple[EpisodeEngine, ClusterEngine | None]]:

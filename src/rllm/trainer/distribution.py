@@ -25,6 +25,11 @@ def require_distributed(config: TrainConfig, num_ranks: int, *, is_program: bool
             f"`schedule.max_staleness` is {config.schedule.max_staleness}, and a run on {num_ranks} "
             f"processes samples and learns in turn so far; set `schedule.kind` to sync, {mend}"
         )
+    if config.inference.engine != "local":
+        raise ConfigError(
+            f"`inference.engine` is {config.inference.engine!r}, and a run on {num_ranks} processes samples "
+            f"with the engine of each; set it to local, {mend}"
+        )
     _require_parts(config)
     if is_program:
         _require_signs_of_life(config)

@@ -87,6 +87,8 @@ class TrainingRun:
     is on record."""
 
     def __post_init__(self) -> None:
+        if self.config.inference.engine != "local":  # a server scores at no other temperature
+            self.canaries = defaultdict(partial(Canary, 1.0))
         for name, last in self.state.canaries.items():
             self.canaries[name].restore(last)
 

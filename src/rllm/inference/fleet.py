@@ -1,0 +1,313 @@
+"""Several servers of one model, as one client that follows a policy.
+
+    call ──► the replica of its conversation, or else the least busy one ──► answer
+                 └─ it fails: out of service, the call goes to another one
+    publish ──► weights on disk, once ──► each replica: pause, load, forget what was read, version, resume
+    out of service ──► asked every second ──► it answers again: the newest weights first, then calls
+
+Each token carries the version of the weights that its replica had. No call is lost to a replica that ends: it
+is asked again elsewhere, unless parts of its answer were handed out already.
+"""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from rllm.errors import CanaryError, ConfigError, InferenceError
+from rllm.inference.client import ModelClient, TokenPiece
+from rllm.inference.token_session import TokenSession
+from rllm.inference.vllm import VLLMClient
+from rllm.types.messages import ModelOutput, SamplingParams
+
+log = logging.getLogger(__name__)
+
+OnPiece = Callable[[TokenPiece], None]
+PROBE_EVERY_S = 1.0
+"""Between two questions to a replica that is out of service."""
+AGREEMENT = 1e-2
+"""Nats that two replicas of the same weights may differ by; in float32 they do by 1e-5."""
+
+
+class Replica:
+    """One server, and what the fleet knows of it."""
+
+    def __init__(self, client: VLLMClient) -> None:
+        self.client = client
+        self.num_tokens = 0
+        """Of prompts and answers that it is at work on, at most."""
+        self.num_calls = 0
+        self.weights_number = -1
+        """Which publish of the fleet it has."""
+        self.updating = asyncio.Lock()
+        self.is_up = True
+        self.is_leaving = False
+        self.probe: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        return self.client.base_url
+
+    @contextmanager
+    def busy(self, num_tokens: int) -> Iterator[None]:
+        """While it is at work on a call."""
+        self.num_tokens += num_tokens
+        self.num_calls += 1
+        try:
+            yield
+        finally:
+            self.num_tokens -= num_tokens
+            self.num_calls -= 1
+
+
+class Fleet(ModelClient):
+    """A `TokenClient` and a `ModelClient` on replicas; see the module docstring.
+
+    `write_weights` writes the policy as it is into a directory that every replica can read; `directory`
+    holds it. All replicas need the model's tokenizer, which `clients` have. Nothing is sampled before the
+    first `publish` has reached a replica.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[VLLMClient],
+        *,
+        write_weights: Callable[[Path], None],
+        directory: Path,
+        max_context: int,
+        patience_s: float = 600.0,
+    ) -> None:
+        """`patience_s`: how long a call waits while no replica is in service."""
+        self.replicas = [Replica(client) for client in clients]
+        self.renderer = clients[0].renderer
+        self._write_weights = write_weights
+        self._directory = directory
+        self._max_context = max_context
+        self._patience_s = patience_s
+        self._policy_version = 0
+        self._num_publishes = 0
+        self._number_on_disk = 0
+        self._writing = asyncio.Lock()
+        self._service = asyncio.Condition()
+        self.num_moved = 0
+        """Calls that were asked again elsewhere, because their replica failed."""
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    @property
+    def num_in_service(self) -> int:
+        return sum(each.is_up for each in self.replicas)
+
+    def session(self, order: tuple[str, int]) -> "FleetSession":
+        return FleetSession(self)
+
+    def publish(self, policy_version: int, write: Callable[[], None] | None = None) -> None:
+        """The weights are now those of `policy_version`, once `write` has written them. Replicas get them
+        before they answer the next call."""
+        if write is not None:
+            write()
+        if policy_version != self._policy_version or not self._num_publishes or write is not None:
+            self._policy_version = policy_version
+            self._num_publishes += 1
+
+    async def generate_ids(
+        self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: OnPiece | None = None
+    ) -> ModelOutput:
+        """See `TokenClient`."""
+        output, _ = await self.ask(prompt_ids, sampling, on_piece=on_piece)
+        return output
+
+    async def ask(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        first_choice: Replica | None = None,
+        on_piece: OnPiece | None = None,
+    ) -> tuple[ModelOutput, Replica]:
+        """The answer, and who gave it: `first_choice`, if it is in service. Raises InferenceError when no
+        replica could."""
+        has_told = False
+
+        def tell(piece: TokenPiece) -> None:
+            nonlocal has_told
+            has_told = True
+            assert on_piece is not None
+            on_piece(piece)
+
+        num_failures = 0
+        while True:
+            replica = await self._in_service(first_choice)
+            try:
+                with replica.busy(len(prompt_ids) + sampling.max_tokens):
+                    await self._bring_up_to_date(replica)
+                    output = await replica.client.generate_ids(
+                        prompt_ids, sampling, on_piece=None if on_piece is None else tell
+                    )
+                return output, replica
+            except InferenceError as error:
+                self._out_of_service(replica, error)
+                num_failures += 1
+                if has_told or num_failures > len(self.replicas):
+                    raise
+                self.num_moved += 1
+            finally:
+                if replica.is_leaving:
+                    await self._notify()
+
+    async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
+        """As `LocalClient.score`, by every replica in service. Raises CanaryError where two of them
+        disagree."""
+        await self._in_service(None)
+        replicas = [each for each in self.replicas if each.is_up and not each.is_leaving]
+        rows = await asyncio.gather(
+            *(self._score(each, ids, start, temperature) for each in replicas), return_exceptions=True
+        )
+        answers: list[tuple[Replica, list[float]]] = []
+        for replica, row in zip(replicas, rows, strict=True):
+            if isinstance(row, InferenceError):
+                self._out_of_service(replica, row)
+            elif isinstance(row, BaseException):
+                raise row
+            else:
+                answers.append((replica, row))
+        if not answers:
+            raise InferenceError("No replica could score: all of them are out of service.")
+        (first, expected), *others = answers
+        for replica, row in others:
+            gap = float(np.abs(np.array(row) - np.array(expected)).max())
+            if not gap <= AGREEMENT:
+                raise CanaryError(
+                    f"After publishing policy version {self._policy_version}, {replica.url} and {first.url} "
+                    f"differ by {gap:.2g} nats (limit {AGREEMENT:g}): one does not serve the published "
+                    "weights."
+                )
+        return expected
+
+    async def _score(self, replica: Replica, ids: list[int], start: int, temperature: float) -> list[float]:
+        await self._bring_up_to_date(replica)
+        return await replica.client.score(ids, start, temperature)
+
+    async def add(self, client: VLLMClient) -> None:
+        """One more replica, in service once it has the weights."""
+        replica = Replica(client)
+        if self._num_publishes:
+            await self._bring_up_to_date(replica)
+        self.replicas.append(replica)
+        await self._notify()
+
+    async def remove(self, url: str) -> None:
+        """Send a replica no more calls, and wait until it has answered those it has."""
+        replica = next((each for each in self.replicas if each.url == url.rstrip("/")), None)
+        if replica is None or len(self.replicas) == 1:
+            there = ", ".join(each.url for each in self.replicas)
+            raise ConfigError(f"{url} cannot be removed from a fleet of {there}; one has to stay.")
+        replica.is_leaving = True
+        async with self._service:
+            await self._service.wait_for(lambda: replica.num_calls == 0)
+        self.replicas.remove(replica)
+        await _end(replica)
+
+    async def close(self) -> None:
+        for replica in self.replicas:
+            await _end(replica)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _in_service(self, first_choice: Replica | None) -> Replica:
+        """Who is asked next."""
+        if not self._num_publishes:
+            raise InferenceError("No weights were published yet, so the replicas have none to answer with.")
+
+        def free() -> list[Replica]:
+            return [each for each in self.replicas if each.is_up and not each.is_leaving]
+
+        if not free():
+            async with self._service:
+                try:
+                    await asyncio.wait_for(self._service.wait_for(lambda: bool(free())), self._patience_s)
+                except TimeoutError as error:
+                    raise InferenceError(
+                        f"None of {', '.join(each.url for each in self.replicas)} was in service for "
+                        f"{self._patience_s:g} s."
+                    ) from error
+        ready = free()
+        if first_choice in ready:
+            return first_choice
+        return min(ready, key=lambda each: each.num_tokens)
+
+    async def _bring_up_to_date(self, replica: Replica) -> None:
+        """Give a replica the newest weights; others go on meanwhile. Calls of the same replica wait."""
+        async with replica.updating:
+            if replica.weights_number == self._num_publishes:
+                return
+            number, version = self._num_publishes, self._policy_version
+            await replica.client.update_weights(await self._weights_on_disk(number), version)
+            replica.weights_number = number
+
+    async def _weights_on_disk(self, number: int) -> Path:
+        """The directory of a publish; the one before stays, because a replica may be reading it."""
+        target = self._directory / f"publish-{number}"
+        async with self._writing:
+            if self._number_on_disk != number:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                await asyncio.to_thread(self._write_weights, target)
+                for old in self._directory.iterdir():
+                    if old.name not in (target.name, f"publish-{self._number_on_disk}"):
+                        shutil.rmtree(old, ignore_errors=True)
+                self._number_on_disk = number
+        return target
+
+    def _out_of_service(self, replica: Replica, error: InferenceError) -> None:
+        replica.is_up = False
+        if replica.probe is None or replica.probe.done():
+            num_others = self.num_in_service
+            log.warning("%s is out of service, %d others are in it: %s", replica.url, num_others, error)
+            replica.probe = asyncio.create_task(self._probe(replica))
+
+    async def _probe(self, replica: Replica) -> None:
+        """Until it answers again: whatever it was, it may have begun anew, with its first weights."""
+        replica.weights_number = -1
+        while True:
+            await asyncio.sleep(PROBE_EVERY_S)
+            try:
+                await replica.client.check()
+            except InferenceError:
+                continue
+            replica.is_up = True
+            log.warning("%s is in service again.", replica.url)
+            await self._notify()
+            return
+
+    async def _notify(self) -> None:
+        async with self._service:
+            self._service.notify_all()
+
+
+class FleetSession(TokenSession):
+    """One conversation: it stays with the replica whose cache has its prefix."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet)
+        self._fleet = fleet
+        self._replica: Replica | None = None
+
+    async def respond_to_ids(self, prompt_ids: list[int], sampling: SamplingParams) -> ModelOutput:
+        output, self._replica = await self._fleet.ask(prompt_ids, sampling, first_choice=self._replica)
+        return output
+
+
+async def _end(replica: Replica) -> None:
+    if replica.probe is not None:
+        replica.probe.cancel()
+        await asyncio.gather(replica.probe, return_exceptions=True)
+    await replica.client.close()

@@ -1,0 +1,218 @@
+"""vLLM servers of our own: started on free ports, begun anew when they end, ended with whoever started them.
+
+    ServerProcess.run ──► python -m vllm… on a port of its own ──► ready (asked every second)
+           ▲                                                          │ it ends
+           └── at most MAX_FAILED_STARTS in a row that never get ready ◄──┘
+
+What a server prints goes to its log file. Each is a process group, which is ended with SIGTERM and, after a
+while, SIGKILL; where its starter is killed, the kernel ends it.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import urlopen
+
+from rllm.distributed.launch import free_port
+from rllm.errors import ConfigError, InferenceError
+
+MAX_FAILED_STARTS = 3
+END_WITHIN_S = 10.0
+_PR_SET_PDEATHSIG = 1
+_LAST_CHARS = 1_500
+MODULE = "vllm.entrypoints.openai.api_server"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ServerSettings:
+    """What every replica is started with."""
+
+    python: str
+    """Of an environment that has vLLM."""
+    model: Path
+    max_context: int
+    max_requests: int
+    max_prefill_tokens: int
+    dtype: str
+    device: str = "cpu"
+    cache_gb: int = 1
+    """Of keys and values, on a CPU."""
+
+    def command(self, port: int) -> list[str]:
+        return [
+            self.python,
+            "-m",
+            MODULE,
+            *("--model", str(self.model)),
+            *("--served-model-name", "policy"),
+            *("--host", "127.0.0.1"),
+            *("--port", str(port)),
+            *("--dtype", self.dtype),
+            *("--max-model-len", str(self.max_context)),
+            *("--max-num-seqs", str(self.max_requests)),
+            *("--max-num-batched-tokens", str(max(self.max_prefill_tokens, self.max_context))),
+            *("--logprobs-mode", "processed_logprobs"),
+            "--enforce-eager",
+        ]
+
+    def environment(self, index: int) -> dict[str, str]:
+        own = {
+            "VLLM_SERVER_DEV_MODE": "1",  # without it a server takes no new weights
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        if self.device == "cpu":
+            own |= {
+                "VLLM_CPU_KVCACHE_SPACE": str(self.cache_gb),
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "OMP_NUM_THREADS": "1",
+                "VLLM_USE_V2_MODEL_RUNNER": "0",
+            }
+        else:
+            own["CUDA_VISIBLE_DEVICES"] = str(index)
+        return {**os.environ, **own}
+
+
+def require_vllm(python: str) -> None:
+    """Raises ConfigError for a Python that cannot be run or has no vLLM."""
+    try:
+        done = subprocess.run(
+            [python, "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"],
+            capture_output=True,
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(
+            f"`inference.server_python` is {python!r}, which cannot be run: {error}."
+        ) from error
+    if done.returncode:
+        raise ConfigError(
+            f"`inference.server_python` is {python!r}, which has no vLLM; name the Python of an environment "
+            "that it is installed in."
+        )
+
+
+class ServerProcess:
+    """One server that is kept alive; use it as a context."""
+
+    def __init__(self, settings: ServerSettings, index: int, log_path: Path) -> None:
+        self.port = free_port()
+        self.log_path = log_path
+        self.num_starts = 0
+        self._settings = settings
+        self._index = index
+        self._process: subprocess.Popen[bytes] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def pid(self) -> int:
+        """Of the server, as long as it runs."""
+        assert self._process is not None, "it was started"
+        return self._process.pid
+
+    async def __aenter__(self) -> "ServerProcess":
+        self._keeper = asyncio.create_task(self._keep())
+        ready = asyncio.create_task(self._ready.wait())
+        try:
+            await asyncio.wait((self._keeper, ready), return_when=asyncio.FIRST_COMPLETED)
+            if self._keeper.done():
+                await self._keeper
+        except BaseException:
+            await self.__aexit__()
+            raise
+        finally:
+            ready.cancel()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        await asyncio.to_thread(self._end)
+
+    async def _keep(self) -> None:
+        num_failed = 0
+        while num_failed < MAX_FAILED_STARTS:
+            self._start()
+            was_ready = await self._watch()
+            num_failed = 0 if was_ready else num_failed + 1
+        raise InferenceError(
+            f"The server at {self.url} ended {num_failed} times before it was ready; the end of "
+            f"{self.log_path}:\n{self._last_words()}"
+        )
+
+    def _start(self) -> None:
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self.num_starts += 1
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._settings.command(self.port),
+                env=self._settings.environment(self._index),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+
+    async def _watch(self) -> bool:
+        """Until the process has ended; whether it was ever ready."""
+        assert self._process is not None
+        was_ready = False
+        while self._process.poll() is None:
+            if not was_ready:
+                was_ready = await asyncio.to_thread(self._is_healthy)
+                if was_ready:
+                    self._ready.set()
+            await asyncio.sleep(0.5)
+        await asyncio.to_thread(self._end)  # children of it may still be there
+        return was_ready
+
+    def _is_healthy(self) -> bool:
+        with suppress(OSError), urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5.0) as response:
+            return response.status == 200
+        return False
+
+    def _end(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_WITHIN_S)
+                if number == signal.SIGKILL or not _group_lives(process.pid, END_WITHIN_S):
+                    return
+
+    def _last_words(self) -> str:
+        return self.log_path.read_text(errors="replace")[-_LAST_CHARS:]
+
+
+def _group_lives(group: int, wait_s: float) -> bool:
+    """Whether any process of a group is left after a while."""
+    until = time.monotonic() + wait_s
+    while time.monotonic() < until:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,154 @@
+"""The samplers of a run's policies: the built-in engine, or a fleet of model servers.
+
+policy ──► LocalClient, in this process, the trainer's own parameters
+      └──► Fleet ──► replicas that the run starts, or servers that run: weights by directory
+"""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from rllm.config.schema import TrainConfig
+from rllm.errors import CanaryError, ConfigError
+from rllm.inference.client import ModelClient, TokenClient
+from rllm.inference.fleet import Fleet
+from rllm.inference.vllm import VLLMClient
+from rllm.inference.vllm_process import ServerProcess, ServerSettings, require_vllm
+from rllm.models.directory import LoadedModel, save_model
+from rllm.trainer.canary import HALF_TOLERANCE, TOLERANCE, Canary, row_to_score
+from rllm.trainer.policies import PolicyModel, make_client
+from rllm.types.messages import SamplingParams
+
+WEIGHTS = "served_weights"
+"""Where in a run's directory replicas find what was published last; it goes when the run ends."""
+LOGS = "servers"
+"""Where in a run's directory the servers of a run leave what they print."""
+ROW = 32
+"""Tokens that servers and trainer are compared by before a run begins."""
+
+
+class PolicyClient(ModelClient, TokenClient, Protocol):
+    """A sampler of a policy, which is told of its weights."""
+
+    def publish(self, policy_version: int, write: Callable[[], None] | None = None) -> None: ...
+
+    async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]: ...
+
+
+@asynccontextmanager
+async def open_client(
+    config: TrainConfig, policy: str, model: LoadedModel, run: Path
+) -> AsyncIterator[PolicyClient]:
+    """A sampler of `model` while the block runs; `run` is the run's directory.
+
+    Raises ConfigError for a server whose context is too short.
+    """
+    if config.inference.engine == "local":
+        client = make_client(config, model)
+        try:
+            yield client
+        finally:
+            await client.close()
+        return
+    weights = run / WEIGHTS / policy
+    async with AsyncExitStack() as open_until_done:
+        open_until_done.callback(_remove, weights)
+        urls = config.inference.servers
+        if config.inference.replicas:
+            urls = await _start(config, policy, model, run, open_until_done)
+        fleet = Fleet(
+            [_client(config, url, model) for url in urls],
+            write_weights=partial(_write, model),
+            directory=weights / "published",
+            max_context=config.inference.max_context,
+        )
+        open_until_done.push_async_callback(fleet.close)
+        for replica in fleet.replicas:
+            if (room := (await replica.client.check()).max_context) < config.inference.max_context:
+                raise ConfigError(
+                    f"`inference.max_context` is {config.inference.max_context} and {replica.url} reads "
+                    f"{room} tokens; start it with a longer --max-model-len, or set the key to what it reads."
+                )
+        yield fleet
+
+
+async def require_same_model(client: PolicyClient, policy: PolicyModel, temperature: float) -> None:
+    """Raises CanaryError for servers that do not compute what the trainer's model does, or say how likely
+    their answers are at another temperature than they were sampled at."""
+    backend = policy.backend
+    if not isinstance(client, Fleet) or backend is None:
+        return
+    prompt = list(range(min(ROW, policy.loaded.config["vocab_size"])))
+    await Canary(1.0).check(backend, client, [row_to_score(prompt)])
+    output = await client.generate_ids(prompt, SamplingParams(temperature=temperature, max_tokens=ROW))
+    row = row_to_score(prompt + output.completion_ids, temperature=temperature)
+    (scores,) = backend.score([row])
+    gap = float(np.abs(scores[len(prompt) :] - np.array(output.logprobs)).max())
+    if not gap <= (HALF_TOLERANCE if backend.is_half else TOLERANCE):
+        raise CanaryError(
+            f"A server's log-probabilities of an answer that was sampled at temperature {temperature:g} "
+            f"differ from the trainer's by {gap:.2g} nats, and those of a prompt do not: start it with "
+            "`--logprobs-mode processed_logprobs`."
+        )
+
+
+async def _start(
+    config: TrainConfig, policy: str, model: LoadedModel, run: Path, open_until_done: AsyncExitStack
+) -> list[str]:
+    """Addresses of the replicas of a policy, which are ready."""
+    inference, initial = config.inference, run / WEIGHTS / policy / "initial"
+    _write(model, initial)
+    settings = ServerSettings(
+        python=inference.server_python,
+        model=initial,
+        max_context=inference.max_context,
+        max_requests=inference.num_slots,
+        max_prefill_tokens=inference.max_prefill_tokens,
+        dtype=config.model.dtype,
+        device=config.model.device,
+    )
+    processes = [
+        ServerProcess(settings, index, run / LOGS / policy / f"replica-{index}.log")
+        for index in range(inference.replicas)
+    ]
+    await asyncio.gather(*(open_until_done.enter_async_context(each) for each in processes))
+    return [each.url for each in processes]
+
+
+def _remove(weights: Path) -> None:
+    """Delete the weights that servers read, and the directory around them with the last policy's."""
+    shutil.rmtree(weights, ignore_errors=True)
+    with suppress(OSError):
+        weights.parent.rmdir()
+
+
+def _client(config: TrainConfig, url: str, model: LoadedModel) -> VLLMClient:
+    return VLLMClient(
+        url,
+        model.tokenizer,
+        processed_logprobs=True,
+        sends_seeds=config.inference.server_seeds,
+        max_connections=config.inference.num_slots,
+    )
+
+
+def _write(model: LoadedModel, directory: Path) -> None:
+    """Untied: of a model with tied embeddings vLLM keeps the old output layer when it reads new weights."""
+    save_model(model, directory, untied=True)
+
+
+def require_servers(config: TrainConfig) -> None:
+    """Raises ConfigError, before any work, for servers that cannot be started."""
+    if config.inference.replicas:
+        require_vllm(config.inference.server_python)
+    for url in config.inference.servers:
+        if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith("/v1"):
+            raise ConfigError(
+                f"`inference.servers` has {url!r}; write addresses such as http://10.0.0.7:8000/v1."
+            )

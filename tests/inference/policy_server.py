@@ -1,0 +1,176 @@
+"""A model server that speaks the part of vLLM's protocol that fleets use, on the built-in engine.
+
+    with PolicyServer(model_directory) as server: …server.url…
+
+It answers /v1/models, /version, /health, /v1/completions (token ids, log-probabilities, those of the prompt),
+and the calls that bring new weights. `stop` ends it with all its connections, `start` begins it anew, on the
+same port, with the weights that it had first. tests/vllm holds a real server to the same.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from aiohttp import web
+from safetensors.torch import load_file
+
+from rllm.errors import RllmError
+from rllm.inference.local.client import LocalClient
+from rllm.models.directory import LoadedModel, load_model
+from rllm.types.messages import FinishReason, SamplingParams
+
+
+class PolicyServer:
+    """Runs in a thread of its own, so that whoever trains may have an event loop."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_context: int = 512,
+        ignores_weights: bool = False,
+        is_raw: bool = False,
+    ) -> None:
+        """`is_raw`: log-probabilities of answers are those at temperature 1, whatever they are sampled at."""
+        self.is_raw = is_raw
+        self.directory = directory
+        self.max_context = max_context
+        self.ignores_weights = ignores_weights
+        self.port = 0
+        self.num_answered = 0
+        self.dies_after: int | None = None
+        """Answers, after which it drops everything and is gone."""
+        self.versions: list[str] = []
+        """That it was told it has, in order."""
+        self.on_answer: Callable[[], None] = lambda: None
+        self._model: LoadedModel | None = None
+        self._client: LocalClient | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._runner: web.ServerRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def start(self) -> None:
+        self._run(self._start())
+
+    def stop(self) -> None:
+        if self._runner is not None:
+            self._run(self._stop())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    async def _start(self) -> None:
+        self._model = load_model(self.directory)
+        self._client = LocalClient(self._model, num_slots=32, max_context=self.max_context)
+        self._runner = web.ServerRunner(
+            web.Server(self._answer, handler_cancellation=True), shutdown_timeout=0.05
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+
+    async def _stop(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        if runner.server is not None:
+            for connection in list(runner.server.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
+        await runner.cleanup()
+        assert self._client is not None
+        await self._client.close()
+
+    async def _answer(self, http: web.BaseRequest) -> web.Response:
+        match http.path:
+            case "/v1/models":
+                data = {"id": "policy", "max_model_len": self.max_context, "owned_by": "vllm"}
+                return web.json_response({"data": [data]})
+            case "/version":
+                return web.json_response({"version": "0.32.0"})
+            case "/health" | "/pause" | "/resume":
+                return web.json_response({})
+            case "/collective_rpc":
+                self._reload(Path((await http.json())["kwargs"]["weights_path"]))
+                return web.json_response({"results": [None]})
+            case "/reset_prefix_cache":
+                return web.json_response({"success": True})
+            case "/update_weight_version":
+                self.versions.append((await http.json())["new_version"])
+                return web.json_response({})
+            case "/v1/completions":
+                return await self._complete(await http.json())
+            case _:
+                return web.json_response({"error": {"message": http.path}}, status=404)
+
+    def _reload(self, directory: Path) -> None:
+        if self.ignores_weights:
+            return
+        assert self._model is not None
+        assert self._client is not None
+        weights, mine = load_file(directory / "model.safetensors"), self._model.model.state_dict_hf()
+
+        def write() -> None:
+            with torch.no_grad():
+                for name, value in mine.items():
+                    value.copy_(weights[name])
+
+        self._client.publish(self._client.policy_version + 1, write)
+
+    async def _complete(self, body: dict[str, Any]) -> web.Response:
+        assert self._client is not None
+        prompt = body["prompt"]
+        choice: dict[str, Any] = {"index": 0, "stop_reason": None, "prompt_token_ids": prompt}
+        if "prompt_logprobs" in body:
+            scores = await self._client.score(prompt, 1)
+            named = [{str(token): {"logprob": each}} for token, each in zip(prompt[1:], scores, strict=True)]
+            choice["prompt_logprobs"] = [None, *named]
+        sampling = SamplingParams(
+            temperature=body["temperature"], max_tokens=body["max_tokens"], seed=body.get("seed", 0)
+        )
+        try:
+            output = await self._client.generate_ids(prompt, sampling)
+        except RllmError as error:
+            return web.json_response({"error": {"message": str(error)}}, status=500)
+        logprobs = output.logprobs
+        if self.is_raw:
+            logprobs = await self._client.score(prompt + output.completion_ids, len(prompt))
+        choice |= {
+            "text": output.text,
+            "finish_reason": "stop" if output.finish_reason is FinishReason.STOP else "length",
+            "token_ids": output.completion_ids,
+            "logprobs": {
+                "tokens": [f"token_id:{token}" for token in output.completion_ids],
+                "token_logprobs": logprobs,
+                "top_logprobs": [
+                    {f"token_id:{token}": each}
+                    for token, each in zip(output.completion_ids, logprobs, strict=True)
+                ],
+            },
+        }
+        self.num_answered += 1
+        self.on_answer()
+        if self.dies_after is not None and self.num_answered >= self.dies_after:
+            self.dies_after = None
+            self._loop.create_task(self._stop())
+            await asyncio.sleep(1)
+        return web.json_response({"id": f"cmpl-{self.num_answered}", "choices": [choice]})

@@ -1,0 +1,125 @@
+"""Who of several replicas is asked, when one is added, removed, or ends."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rllm.errors import ConfigError, InferenceError
+from rllm.inference.fleet import Fleet
+from rllm.inference.vllm import VLLMClient
+from rllm.models.builtin import create_model
+from rllm.models.directory import load_model, save_model
+from rllm.types.messages import SamplingParams
+
+sys.path.insert(0, str(Path(__file__).parent))
+from policy_server import PolicyServer
+
+QUESTION = [{"role": "user", "content": "A 1"}]
+SHORT = SamplingParams(max_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models")
+    for seed in range(2):
+        create_model(directory / str(seed), "tiny", seed)
+    return directory
+
+
+@pytest.fixture
+def servers(models: Path) -> Iterator[list[PolicyServer]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(PolicyServer(models / "0")) for _ in range(3)]
+
+
+def _client(server: PolicyServer, models: Path) -> VLLMClient:
+    return VLLMClient(server.url, models / "0", processed_logprobs=True)
+
+
+@asynccontextmanager
+async def _fleet(servers: list[PolicyServer], models: Path, directory: Path) -> AsyncIterator[Fleet]:
+    model = load_model(models / "1")
+    fleet = Fleet(
+        [_client(each, models) for each in servers],
+        write_weights=lambda target: save_model(model, target, untied=True),
+        directory=directory,
+        max_context=512,
+        patience_s=5.0,
+    )
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+async def test_nothing_is_sampled_before_the_first_publish(
+    servers: list[PolicyServer], models: Path, tmp_path: Path
+) -> None:
+    async with _fleet(servers[:1], models, tmp_path / "weights") as fleet:
+        with pytest.raises(InferenceError, match="No weights were published"):
+            await fleet.generate_ids([5, 6], SHORT)
+
+
+async def test_a_conversation_stays_and_new_ones_go_where_least_is_to_be_done(
+    servers: list[PolicyServer], models: Path, tmp_path: Path
+) -> None:
+    async with _fleet(servers, models, tmp_path / "weights") as fleet:
+        fleet.publish(1)
+        sessions = [fleet.session((str(number), 0)) for number in range(6)]
+        await asyncio.gather(*(session.respond(QUESTION, SHORT) for session in sessions))
+        assert [server.num_answered for server in servers] == [2, 2, 2]
+        for _ in range(3):
+            answer = await sessions[0].respond(QUESTION, SHORT)
+        assert sorted(server.num_answered for server in servers) == [2, 2, 5]
+        assert set(answer.policy_versions) == {1}
+
+
+async def test_a_new_replica_has_the_weights_before_its_first_call_and_a_leaving_one_ends_its_calls(
+    servers: list[PolicyServer], models: Path, tmp_path: Path
+) -> None:
+    async with _fleet(servers[:1], models, tmp_path / "weights") as fleet:
+        fleet.publish(3)
+        expected = await fleet.score([5, 6, 7, 8], 1)
+        await fleet.add(_client(servers[1], models))
+        assert servers[1].versions == ["3"]
+        assert await fleet.score([5, 6, 7, 8], 1) == expected, "of both, who agree"
+        long = [
+            asyncio.create_task(fleet.generate_ids([5, number], SamplingParams(max_tokens=200)))
+            for number in range(6, 14)
+        ]
+        await asyncio.sleep(0.05)
+        await fleet.remove(servers[0].url)
+        at_removal = servers[0].num_answered
+        await asyncio.gather(*long)
+        await asyncio.gather(*(fleet.generate_ids([9, number], SHORT) for number in range(6, 12)))
+        assert servers[0].num_answered == at_removal
+        with pytest.raises(ConfigError, match="one has to stay"):
+            await fleet.remove(servers[1].url)
+
+
+async def test_a_call_moves_on_from_a_replica_that_ends_and_none_waits_for_ever(
+    servers: list[PolicyServer], models: Path, tmp_path: Path
+) -> None:
+    async with _fleet(servers[:2], models, tmp_path / "weights") as fleet:
+        fleet.publish(1)
+        await fleet.score([5, 6, 7], 1)
+        servers[0].stop()
+        answers = await asyncio.gather(*(fleet.generate_ids([5, 6, each], SHORT) for each in range(7, 13)))
+        assert len(answers) == 6
+        assert fleet.num_moved > 0
+        assert fleet.num_in_service == 1
+        fleet.publish(2)
+        servers[0].start()
+        async with asyncio.timeout(20):
+            while fleet.num_in_service < 2:
+                await asyncio.sleep(0.05)
+            await asyncio.gather(*(fleet.generate_ids([5, 6, each], SHORT) for each in range(7, 13)))
+        assert servers[0].versions == ["1", "2"]
+        servers[0].stop()
+        servers[1].stop()
+        with pytest.raises(InferenceError):
+            await fleet.generate_ids([5, 6, 7], SHORT)

@@ -1,0 +1,164 @@
+"""Runs whose policy is sampled by model servers: the same tokens, the newest weights, whatever ends."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rllm.config.loader import load_config
+from rllm.errors import CanaryError, ConfigError
+from rllm.models.builtin import create_model
+from rllm.store.episodes import EpisodeStore
+from rllm.tracking.jsonl import read_metrics
+from rllm.trainer.replay import replay
+from rllm.types.episode import Episode
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
+from policy_server import PolicyServer
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def foreign_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the run's architecture that is not the run's."""
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    create_model(directory, "tiny", 99)
+    return directory
+
+
+@pytest.fixture
+def servers(foreign_weights: Path) -> Iterator[list[PolicyServer]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(PolicyServer(foreign_weights)) for _ in range(2)]
+
+
+def _on(servers: list[PolicyServer], **more: Any) -> dict[str, Any]:
+    inference = {"engine": "vllm", "lockstep": False, "servers": [each.url for each in servers]}
+    return {"inference": inference, "algorithm": {"old_logprobs": "trainer"}, **more}
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    return [each for each in read_metrics(run / "metrics.jsonl") if each["phase"] == "train"]
+
+
+def _episodes(run: Path) -> list[Episode]:
+    with EpisodeStore.open(run / "store.sqlite", read_only=True) as store:
+        return [episode for step in range(STEPS) for episode in store.episodes("train", step)]
+
+
+def _tokens(run: Path) -> list[Any]:
+    return sorted(
+        (episode.task_id, episode.rollout_idx, [step.response_ids for step in episode.trajectories[0].steps])
+        for episode in _episodes(run)
+    )
+
+
+def test_two_servers_sample_what_the_built_in_engine_samples(
+    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path
+) -> None:
+    letters.make_trainer(tmp_path / "servers", _on(servers)).train()
+    local = {"inference": {"lockstep": False}, "algorithm": {"old_logprobs": "trainer"}}
+    letters.make_trainer(tmp_path / "local", local).train()
+    assert _tokens(tmp_path / "servers") == _tokens(tmp_path / "local")
+    assert min(server.num_answered for server in servers) > 20, "both have work"
+    lines = _lines(tmp_path / "servers")
+    assert servers[0].versions[-1] == servers[1].versions[-1] == str(lines[-1]["policy_version"])
+    assert all(line["canary_gap"] < 1e-4 for line in lines)
+    assert replay(letters.make_trainer(tmp_path / "servers", _on(servers))).is_identical
+    assert not (tmp_path / "servers" / "served_weights").exists()
+
+
+def test_a_server_that_ends_loses_no_episode_and_comes_back_with_the_newest_weights(
+    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path
+) -> None:
+    first, second = servers
+    first.dies_after = 60
+
+    def revive() -> None:
+        while first.dies_after is not None:
+            time.sleep(0.01)
+        time.sleep(1.0)
+        first.start()
+
+    reviver = threading.Thread(target=revive)
+    reviver.start()
+    steps = {"steps": 40, "checkpoint": {"every_steps": 40}, "evaluation": {"num_tasks": 4, "every_steps": 0}}
+    letters.make_trainer(tmp_path / "run", _on(servers, **steps)).train()
+    reviver.join()
+    lines = _lines(tmp_path / "run")
+    assert len(lines) == 40
+    assert all(line["episodes"] == 6 and line["failed"] == 0 for line in lines)
+    assert first.num_answered > 60, "it answers again"
+    assert first.versions[-1] == second.versions[-1] == str(lines[-1]["policy_version"])
+
+
+def test_an_asynchronous_run_on_servers_keeps_its_bound(
+    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path
+) -> None:
+    schedule = {"schedule": {"kind": "async", "max_staleness": 2}, "steps": 8}
+    changes = _on(servers, **schedule) | {"algorithm": {}}
+    letters.make_trainer(tmp_path / "run", changes).train()
+    assert max(line["staleness_max"] for line in _lines(tmp_path / "run")) in (1, 2)
+    assert replay(letters.make_trainer(tmp_path / "run", changes)).is_identical
+
+
+def test_a_server_that_does_not_take_the_weights_ends_the_run_before_its_first_episode(
+    letters: ModuleType, foreign_weights: Path, tmp_path: Path
+) -> None:
+    with (
+        PolicyServer(foreign_weights, ignores_weights=True) as server,
+        pytest.raises(CanaryError, match="does not serve the published weights"),
+    ):
+        letters.make_trainer(tmp_path / "run", _on([server])).train()
+    assert not (tmp_path / "run" / "store.sqlite").exists()
+    assert not (tmp_path / "run" / "served_weights").exists()
+
+
+def test_a_server_that_speaks_of_another_temperature_than_it_samples_at_is_refused(
+    letters: ModuleType, foreign_weights: Path, tmp_path: Path
+) -> None:
+    rollout = {"rollout": {"temperature": 1.3}}
+    with PolicyServer(foreign_weights, is_raw=True) as server, pytest.raises(CanaryError, match="processed"):
+        letters.make_trainer(tmp_path / "run", _on([server], **rollout)).train()
+    with PolicyServer(foreign_weights) as server:
+        letters.make_trainer(tmp_path / "processed", _on([server], **rollout)).train()
+    assert all(line["canary_gap"] < 1e-4 for line in _lines(tmp_path / "processed"))
+
+
+def test_a_server_with_a_shorter_context_is_refused_by_its_address(
+    letters: ModuleType, foreign_weights: Path, tmp_path: Path
+) -> None:
+    with (
+        PolicyServer(foreign_weights, max_context=64) as server,
+        pytest.raises(ConfigError, match=rf"128 and {server.url} reads 64"),
+    ):
+        letters.make_trainer(tmp_path / "run", _on([server])).train()
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"inference": {"replicas": 2}}, "inference.replicas"),
+        ({"inference": {"server_python": "python"}}, "inference.server_python"),
+        ({"inference": {"servers": ["http://127.0.0.1:1/v1"]}}, "inference.servers"),
+        ({"inference": {"server_seeds": False}}, "inference.server_seeds"),
+        ({"inference": {"engine": "sglang"}}, "inference.engine"),
+        ({"inference": {"engine": "vllm", "lockstep": False}}, "inference.replicas"),
+        ({"inference": {"engine": "vllm", "lockstep": False, "replicas": 1}}, "inference.server_python"),
+        ({"inference": {"engine": "vllm", "servers": ["http://127.0.0.1:1/v1"]}}, "inference.lockstep"),
+        ({"cluster": {"kind": "ray"}}, "cluster.kind"),
+        ({"policies": {"one": {}, "two": {}}}, "2 policies"),
+    ],
+)
+def test_what_servers_cannot_do_is_refused_by_name(changes: dict[str, Any], key: str) -> None:
+    servers = {"engine": "vllm", "lockstep": False, "servers": ["http://127.0.0.1:1/v1"]}
+    whole = changes if "inference" in changes else {"inference": servers, **changes}
+    with pytest.raises(ConfigError, match=key):
+        load_config(whole)
