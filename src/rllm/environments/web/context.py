@@ -106,6 +106,23 @@ class Tab:
         await asyncio.sleep(STOP_S)
         await self.stop_loading()
 
+    async def forget_history(self) -> None:
+        """Leave no page of another episode to go back to. Raises BrowserError."""
+        from playwright.async_api import Error
+
+        try:
+            async with asyncio.timeout(PAGE_LIMIT_S):
+                while True:
+                    try:
+                        await self.send("Page.resetNavigationHistory")
+                        return
+                    except Error as error:  # refused for a moment while a document replaces another
+                        if self.page.is_closed() or _GONE.search(str(error)):
+                            raise BrowserError(f"The page is gone: {str(error)[:200]}") from error
+                        await asyncio.sleep(0.02)
+        except TimeoutError as late:
+            raise BrowserError(f"The page {self.page.url[:200]!r} does not come to rest.") from late
+
     async def stop_loading(self) -> None:
         """Give up what the page waits for."""
         from playwright.async_api import Error

@@ -162,8 +162,9 @@ class WebEnv(BaseEnv):
         self._num_turns, self._next_id, self._observation, self._over = 0, 0, None, False
         try:
             goal = await self.begin(self._context)
-            await self._context.tab.send("Page.resetNavigationHistory")  # of other episodes
             page = await self._look(self._context, "")
+            if self._context.num_episodes:
+                await self._context.tab.forget_history()
         except (BrowserError, asyncio.CancelledError):
             await self._give_up()
             raise
