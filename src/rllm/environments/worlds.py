@@ -49,6 +49,7 @@ FAMILIES = {
     "miniwob": "rllm.environments.web.miniwob:world_of",
     "reasoning-gym": "rllm.environments.reasoning_gym:world_of",
     "textarena": "rllm.environments.textarena:world_of",
+    "web-shop": "rllm.environments.web.sites.shop_tasks:world_of",
 }
 """First part of a name with a slash -> the function that makes a World of the second part."""
 

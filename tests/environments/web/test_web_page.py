@@ -9,9 +9,11 @@ from click.testing import CliRunner
 
 from rllm.cli.main import rllm as front_door
 from rllm.environments.web.actions import ACTIONS
+from rllm.environments.web.sites.shop_tasks import SHOP
+from rllm.environments.web.sites.site_env import DIFFICULTIES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "web.md").read_text()
-ELSEWHERE = ("pip", "apt-get", "rllm eval miniwob --agent web --base-url")
+ELSEWHERE = ("pip", "apt-get", "rllm eval miniwob --agent", "rllm eval web-shop --agent")
 """Commands that install, or want a server."""
 
 
@@ -40,3 +42,12 @@ def test_the_table_names_every_action() -> None:
     families = ("mouse_", "keyboard_")
     assert {name for name in ACTIONS if not name.startswith(families)} <= named
     assert set(families) <= named
+
+
+def test_the_table_names_every_template_by_difficulty() -> None:
+    rows = dict(re.findall(r"^\| `(easy|medium|hard)` \| (.*) \|$", PAGE, re.MULTILINE))
+    assert {difficulty: re.findall(r"`([\w-]+)`", names) for difficulty, names in rows.items()} == {
+        difficulty: [name for name, each in SHOP.templates.items() if each.difficulty == difficulty]
+        for difficulty in DIFFICULTIES
+    }
+    assert f"Its {len(SHOP.templates)} templates" in PAGE

@@ -1,0 +1,1 @@
+"""Small websites of our own, with tasks that are judged by their books."""
