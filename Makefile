@@ -16,7 +16,7 @@ QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web check docs bench learn algorithms mutate lock clean
+.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web check docs bench learn algorithms swe-tasks mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -35,6 +35,7 @@ help:
 	@echo 'make bench     the engine and a training step beside their peers'
 	@echo 'make learn     every training block with the reported seeds, at most three hours; TASK=NAME for one'
 	@echo 'make algorithms  each algorithm and TRL on the same imitators, at most three hours'
+	@echo 'make swe-tasks  200 software-engineering tasks made of ten published packages, in swe-tasks/ (TASKS=DIR)'
 	@echo 'make mutate    300 seeded mistakes in the rooms that decide what is learned: which does no test notice?'
 	@echo 'make lock      resolve requirements/ anew, after a change of pyproject.toml or constraints.txt'
 	@echo 'make clean     remove .venv and what the tools left behind; runs/ stays'
@@ -71,6 +72,12 @@ test-cluster: test-ray test-verl test-tinker
 # What is installed stays in .harnesses. Node programs need `node` and `npm`, of the machine.
 test-harness: $(VENV)/.dev
 	HARNESS_HOME=$(CURDIR)/.harnesses $(BIN)/pytest -n 0 -m '' tests/harness
+
+# 20 bugs of each; the sdists are fetched once, then no network is needed. A build that was stopped goes on.
+SWE_SOURCES := itsdangerous==2.2.0 blinker==1.8.2 inflection==0.5.1 xmltodict==0.13.0 cachetools==5.5.0 semver==3.0.2 \
+	pathspec==0.12.1 tabulate==0.8.10 toolz==1.0.0 tinydb==4.8.2
+swe-tasks: $(VENV)/.dev
+	$(BIN)/rllm dataset build swe $(addprefix pypi:,$(SWE_SOURCES)) --max-tasks 20 --workers 2 --out $(or $(TASKS),swe-tasks)
 
 # Hydra and five frameworks on top of .venv: three layers, since they want different releases of the same packages.
 test-published: .venv-published-agents/.made .venv-published-strands/.made .venv-published-adk/.made

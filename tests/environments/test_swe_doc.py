@@ -43,7 +43,7 @@ def test_the_python_of_the_page_runs_and_its_task_is_sound(played: Path) -> None
     (words,) = commands("doctor")
     ended = CliRunner().invoke(rllm, words, catch_exceptions=False)
     assert ended.exit_code == 0, ended.output
-    assert "2 checks" in ended.output
+    assert "3 checks" in ended.output
     (played / "deep").mkdir()
     (played / "rows.jsonl").rename(played / "deep" / "rows.jsonl")
     (played / "calculator").rename(played / "deep" / "calculator")

@@ -6,6 +6,7 @@ this test ──► examine_task, or a copy of the code that anybody may read ru
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,8 +83,8 @@ def test_some_tamperings_are_worth_nothing_and_the_reference_is_paid(task: SWETa
     world = SWEWorld.of(task, backend=usable_backend(), limits=LIMITS)
     findings = examine_task(world, SOME)
     assert [each for each in findings if each.verdict is not AttackVerdict.HELD] == []
-    assert [each.score for each in findings] == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert "one that must fail has passed" in findings[3].reason
+    assert [each.score for each in findings] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert "one that must fail has passed" in findings[4].reason
     with pytest.raises(ConfigError, match="no tampering 'other'"):
         examine_task(world, ["other"])
 
@@ -92,7 +93,7 @@ def test_some_tamperings_are_worth_nothing_and_the_reference_is_paid(task: SWETa
 @pytest.mark.parametrize("backend", ["bubblewrap", "unshare"])
 def test_no_tampering_pays_or_goes_unscored(backend: str, task: SWETask) -> None:
     findings = examine_task(SWEWorld.of(task, backend=backend, limits=LIMITS))
-    assert len(findings) == len(swe_tamperings()) + 2
+    assert len(findings) == len(swe_tamperings()) + 3
     assert [each for each in findings if each.verdict is not AttackVerdict.HELD] == []
 
 
@@ -120,7 +121,7 @@ def test_nor_for_a_plain_user(backend: str, shared: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     findings = json.loads(done.stdout)
-    assert len(findings) == len(swe_tamperings()) + 2
+    assert len(findings) == len(swe_tamperings()) + 3
     assert [each for each in findings if each[1] != AttackVerdict.HELD] == []
 
 
@@ -131,3 +132,30 @@ def _system_python() -> tuple[int, int]:
     answer = subprocess.run([SYSTEM_PYTHON, "-c", asking], capture_output=True, text=True, check=True)
     major, minor = answer.stdout.split()
     return int(major), int(minor)
+
+
+TOSSED = """\
+import random
+
+import pytest
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_toss(number):
+    assert random.SystemRandom().random() < 0.5
+"""
+
+
+def test_a_task_whose_tests_toss_a_coin_is_flaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run in a million ends as the one before."""
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    source, commit = repository(tmp_path)
+    tossed = [f"tests/test_add.py::test_toss[{number}]" for number in range(20)]
+    fields = {"test_files": {"tests/test_add.py": TOSSED}, "FAIL_TO_PASS": tossed}
+    task = SWETask.from_row(row(source, base_commit=commit, **fields))
+    world = SWEWorld.of(task, backend=usable_backend(), limits=LIMITS)
+    again = examine_task(world, ())[1]
+    assert again.verdict is AttackVerdict.BROKEN
+    assert re.match(
+        r"flaky: tests/test_add.py::test_toss\[\d+\] ended as (PASSED|FAILED) and then as", again.reason
+    )

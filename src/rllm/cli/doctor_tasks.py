@@ -64,13 +64,15 @@ def command(
 ) -> None:
     """Check software-engineering tasks: the reference passes, nothing fails, and so does every tampering.
 
-    PATH is a file of rows, or a directory with a `rows.jsonl`. Each task gets worlds of its own. A task that
+    PATH is a file of rows, a directory with a `rows.jsonl`, or one that `rllm dataset build swe` made. Each
+    task gets worlds of its own. The reference is run twice, which finds tests that are flaky. A task that
     cannot be made is broken, with its reason; the others are looked at all the same. Exit code 1 when a task
     is broken.
     """
-    from rllm.data.swe_rows import SWETask, read_swe_rows
+    from rllm.data.swe_rows import SWETask, read_swe_rows, swe_splits
 
-    rows = read_swe_rows(path)[:max_tasks]
+    parts = dict.fromkeys(swe_splits(path).values()) or {path: None}
+    rows = [row for part in parts for row in read_swe_rows(part)][:max_tasks]
     findings_by_task: dict[str, list[Finding]] = {}
     failed: dict[str, str] = {}
     for row in rows:

@@ -18,7 +18,7 @@ from rllm.rewards.grade import Grade, wrong
 from rllm.rewards.swe_grading import grade_patch
 from rllm.rewards.swe_world import SWEWorld, patch_of
 
-GOLD, EMPTY = "the reference solution", "nothing done"
+GOLD, GOLD_AGAIN, EMPTY = "the reference solution", "the reference solution again", "nothing done"
 _CHANGED = f"{PLACE}/nothing.txt"
 """A file that matters to nobody, so that no patch is empty and the tests do run."""
 
@@ -37,7 +37,9 @@ def examine_task(
     timeout_s: float = 300.0,
     on_finding: Callable[[Finding], None] = lambda finding: None,
 ) -> list[Finding]:
-    """One finding for the reference solution, for none, and for each tampering (all without `names`).
+    """Two findings for the reference solution, one for none, and for each tampering (all without `names`).
+
+    The second one is broken where a test ends otherwise than before.
 
     Raises ConfigError for a name that is none.
     """
@@ -54,7 +56,9 @@ def examine_task(
 
     gold = world.repository.gold
     if gold:
-        add(GOLD, Aim.ORACLE, lambda: grade_patch(world, gold, timeout_s=timeout_s))
+        grades: list[Grade] = []
+        add(GOLD, Aim.ORACLE, lambda: _graded_alike(world, grades, timeout_s))
+        add(GOLD_AGAIN, Aim.ORACLE, lambda: _graded_alike(world, grades, timeout_s))
     add(EMPTY, Aim.ATTACK, lambda: _untouched(world, timeout_s))
     for name in chosen:
         add(name, Aim.ATTACK, lambda script=scripts[name]: _tampered(world, script, timeout_s))
@@ -71,6 +75,21 @@ def _finding(name: str, aim: Aim, grade: Callable[[], Grade]) -> Finding:
     held = made.score == (1.0 if aim is Aim.ORACLE else 0.0)
     verdict = AttackVerdict.HELD if held else AttackVerdict.BROKEN
     return Finding(name=name, aim=aim, verdict=verdict, score=made.score, reason=made.reason)
+
+
+def _graded_alike(world: SWEWorld, grades: list[Grade], timeout_s: float) -> Grade:
+    """The grade of the reference solution; wrong where tests end otherwise than before."""
+    grade = grade_patch(world, world.repository.gold, timeout_s=timeout_s)
+    grades.append(grade)
+    ends = [
+        {**each.metadata.get("fail_to_pass", {}), **each.metadata.get("pass_to_pass", {})} for each in grades
+    ]
+    flaky = [name for name in ends[0] if len({str(each.get(name)) for each in ends}) > 1]
+    if flaky:
+        return wrong(
+            f"flaky: {flaky[0]} ended as {' and then as '.join(str(each[flaky[0]]) for each in ends)}"
+        )
+    return grade
 
 
 def _untouched(world: SWEWorld, timeout_s: float) -> Grade:
