@@ -190,6 +190,7 @@ def scenarios(number: int, url: str) -> dict[str, list[tuple[bool, tuple[str, ..
         "dataset register": [(True, ("again", "rows.jsonl", "--answer", FOREIGN))],
         "dataset build swe": [(True, (f"{SEEN}\x1b[2J", "--out", "built"))],
         "dataset from-runs": [(True, ("kept", "--out", "learn.jsonl", "--filter", f"'{FOREIGN}' = 1"))],
+        "dataset from-eval": [(True, (f"{SEEN}\x1b[2J", "--out", "learn.jsonl"))],
         "dataset export": [(True, ("sums", f"{SEEN}-\x1b[2J.jsonl"))],
         "dataset remove": [(True, ("sums", "--split", FOREIGN))],
         "grade": [

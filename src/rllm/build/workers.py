@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rllm.build.actors import Actor, actor_named
+from rllm.agents.flow import ENTRY_POINTS
+from rllm.build.actors import Actor, actor_named, is_place
 from rllm.build.evaluation_engines import answering, program_client
+from rllm.build.typed_programs import is_typed, typed_flow
+from rllm.config.names import object_named
 from rllm.contracts.contract import Binding
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.inference.providers import BUILTIN, ModelPlace, resolve_model
@@ -35,7 +38,7 @@ def actor_of(binding: Binding, *, beside: Path, what: str) -> Actor | None:
         )
     if not binding.actor:
         return None
-    actor = actor_named(_actor_beside(binding.actor, beside))
+    actor = _worker_actor(_actor_beside(binding.actor, beside))
     kinds = {"program": actor.flow, "agent": actor.agent, "workflow": actor.workflow}
     kind = next(name for name, value in kinds.items() if value is not None)
     title = "an agent" if kind == "agent" else f"a {kind}"
@@ -44,6 +47,16 @@ def actor_of(binding: Binding, *, beside: Path, what: str) -> Actor | None:
     if kind != "program" and not binding.model:
         raise ConfigError(f"{what}: {title} asks a model; write `model: NAME` beside it, or give --model.")
     return actor
+
+
+def _worker_actor(name: str) -> Actor:
+    """A function of typed inputs is a program too."""
+    if is_place(name):
+        target = object_named(name, group=ENTRY_POINTS, what="program")
+        if is_typed(target):
+            flow = typed_flow(target)
+            return Actor(name=flow.name, flow=flow)
+    return actor_named(name)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

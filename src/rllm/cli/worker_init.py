@@ -2,6 +2,8 @@
 
 import inspect
 import json
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints, is_typeddict
 
@@ -103,9 +105,11 @@ def command(
         raise ConfigError("--output names a column of --rows; give the rows.")
     names: Any = {name: as_the_file_names(value, path) for name, value in binding.items()}
     bound = Binding(**names)
-    purpose, result = _of_actor(bound, path)
-    columns = {"task": {"type": "string"}, "context": {"type": "object"}} if rows is None else _columns(rows)
-    if "run_id" in columns:
+    actor = _actor_of(bound, path)
+    columns = actor.inputs if rows is None else _columns(rows)
+    result = actor.outputs
+    mandatory = actor.mandatory if rows is None else list(columns)
+    if rows is not None and "run_id" in columns:
         raise ConfigError(f"{rows} has a column `run_id`, which names a run here; rename it.")
     for name in outputs:
         if name not in columns:
@@ -117,8 +121,8 @@ def command(
         name=worker_id.replace("-", " ").replace("_", " ").capitalize(),
         binding=_front_matter(bound),
         hint=_BOUND if bound.is_bound else _UNBOUND,
-        purpose=purpose,
-        input_schema=_object_schema(_RUN_ID | columns),
+        purpose=actor.purpose,
+        input_schema=_object_schema(_RUN_ID | columns, {"run_id", *mandatory}),
         output_schema=_object_schema(_RUN_ID | {"status": _STATUS} | result),
     )
     parse_contract(text, source=str(path))
@@ -130,26 +134,43 @@ def command(
     print_next(out(), [(["rllm", "worker", "validate", str(path)], "check it")])
 
 
-def _of_actor(binding: Binding, path: Path) -> tuple[str, dict[str, Any]]:
-    """Purpose and output properties, as far as whoever does the work says them."""
-    unknown = {"result": {"type": "object"}}
+@dataclass(kw_only=True, slots=True)
+class _ActorFacts:
+    """As far as whoever does the work says them."""
+
+    purpose: str = _PURPOSE
+    inputs: dict[str, Any] = field(
+        default_factory=lambda: {"task": {"type": "string"}, "context": {"type": "object"}}
+    )
+    mandatory: list[str] = field(default_factory=lambda: ["task", "context"])
+    outputs: dict[str, Any] = field(default_factory=lambda: {"result": {"type": "object"}})
+
+
+def _actor_of(binding: Binding, path: Path) -> _ActorFacts:
+    """Purpose and schemas, from the signature and the docstring of whoever does the work."""
+    facts = _ActorFacts()
     if not binding.actor:
-        return _PURPOSE, unknown
+        return facts
+    from rllm.build.typed_programs import input_schemas, output_schemas, typed_function
     from rllm.build.workers import actor_of
-    from rllm.tools.schemas import schema_of
 
     actor = actor_of(binding, beside=path.parent, what=str(path))
     assert actor is not None, "the binding names one"
-    source = actor.source
-    lines = (inspect.getdoc(source) or "").strip().splitlines()
-    purpose = " ".join(lines[0].split()) if lines else _PURPOSE
+    lines = (inspect.getdoc(actor.source) or "").strip().splitlines()
+    if lines:
+        facts.purpose = " ".join(lines[0].split())
     if actor.flow is None:
-        return purpose, unknown
-    annotation = get_type_hints(source).get("return")
-    if not is_typeddict(annotation):
-        return purpose, unknown
-    properties = schema_of(annotation, f"the result of {actor.name}")["properties"]
-    return purpose, {name: each for name, each in properties.items() if name not in ("run_id", "status")}
+        return facts
+    function = typed_function(actor.source)
+    if function is not None:
+        facts.inputs, facts.mandatory = input_schemas(function)
+    # A program of a task and a configuration may return an Episode, which says nothing of the outputs.
+    elif not is_typeddict(get_type_hints(actor.flow.function).get("return")):
+        return facts
+    outputs = output_schemas(function or actor.flow.function, actor.name)
+    if outputs is not None:
+        facts.outputs = {name: each for name, each in outputs.items() if name not in ("run_id", "status")}
+    return facts
 
 
 def _front_matter(binding: Binding) -> str:
@@ -158,11 +179,12 @@ def _front_matter(binding: Binding) -> str:
     return f"rllm: {{{written}}}\n" if written else ""
 
 
-def _object_schema(properties: dict[str, Any]) -> str:
+def _object_schema(properties: dict[str, Any], mandatory: Collection[str] | None = None) -> str:
+    """Without `mandatory` all are."""
     schema = {
         "type": "object",
         "additionalProperties": False,
-        "required": list(properties),
+        "required": [name for name in properties if mandatory is None or name in mandatory],
         "properties": properties,
     }
     return json.dumps(schema, indent=2, ensure_ascii=False)
