@@ -1,7 +1,7 @@
-"""What a contract costs: CPU a run and latency, beside the bare program and a plain HTTP handler.
+"""What a contract costs: CPU a run and latency, beside the bare program and a plain FastAPI handler.
 
     clients (this process) ──► rllm worker serve      every run on disk before its answer leaves
-                           ──► a Starlette handler    the same program and schema checks, nothing kept
+                           ──► a FastAPI handler      the same program and schema checks, nothing kept
     in this process: the runtime beside the bare program
 
     python benchmarks/worker.py [--quick] [--json] [--at-once 1 64 512]
@@ -59,25 +59,26 @@ async def solve(task, config):
     return {"length": len(task.metadata["text"])}
 """
 HANDLER = """\
-import json, sys
+import sys
+from typing import Any
 import uvicorn
+from fastapi import Body, FastAPI, HTTPException
 from jsonschema import Draft202012Validator
-from starlette.applications import Starlette
-from starlette.responses import JSONResponse
-from starlette.routing import Route
 from rllm.contracts import read_contract
 from rllm.types.task import Task
 from program import solve
 contract = read_contract("measure.worker.md")
 schemas = contract.input_schema, contract.output_schema
 takes, gives = (Draft202012Validator(dict(each.document)) for each in schemas)
-async def run(request):
-    inputs = (await request.json())["inputs"]
-    takes.validate(inputs)
+app = FastAPI()
+@app.post("/workers/measure/runs")
+async def run(inputs: dict[str, Any] = Body(embed=True)) -> dict[str, Any]:
+    if not takes.is_valid(inputs):
+        raise HTTPException(422)
     outputs = await solve(Task(id="", metadata=inputs), None) | {"run_id": inputs["run_id"], "status": "ok"}
-    gives.validate(outputs)
-    return JSONResponse({"status": "ok", "outputs": outputs})
-app = Starlette(routes=[Route("/workers/measure/runs", run, methods=["POST"])])
+    if not gives.is_valid(outputs):
+        raise HTTPException(502)
+    return {"status": "ok", "outputs": outputs}
 uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
 """
 QUICK, WHOLE = 300, 4000
@@ -159,7 +160,7 @@ async def measure(num_runs: int, at_once: list[int]) -> dict[str, Any]:
         serve = [*(sys.executable, "-m", "rllm", "worker", "serve", "measure.worker.md", "--no-auth")]
         servers = {
             "rllm": [*serve, "--directory", "served", "--parallel", "512", "--json", "--port"],
-            "handler": [sys.executable, "handler.py"],
+            "fastapi": [sys.executable, "handler.py"],
         }
         for port, (who, command) in enumerate(servers.items(), 18_431):
             process = subprocess.Popen([*command, str(port)], cwd=folder, stdout=subprocess.DEVNULL)
