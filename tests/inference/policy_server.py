@@ -8,6 +8,7 @@ same port, with the weights that it had first. tests/vllm holds a real server to
 """
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -17,9 +18,11 @@ import torch
 from aiohttp import web
 from safetensors.torch import load_file
 
+from rllm.config.lora import LoraConfig
 from rllm.errors import RllmError
 from rllm.inference.local.client import LocalClient
 from rllm.models.directory import LoadedModel, load_model
+from rllm.models.lora import load_adapter, with_adapter
 from rllm.types.messages import FinishReason, SamplingParams
 
 
@@ -48,6 +51,7 @@ class PolicyServer:
         self.on_answer: Callable[[], None] = lambda: None
         self._model: LoadedModel | None = None
         self._client: LocalClient | None = None
+        self._adapters: dict[str, LocalClient] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._runner: web.ServerRunner | None = None
@@ -98,7 +102,9 @@ class PolicyServer:
                     connection.transport.abort()
         await runner.cleanup()
         assert self._client is not None
-        await self._client.close()
+        for client in (self._client, *self._adapters.values()):
+            await client.close()
+        self._adapters.clear()
 
     async def _answer(self, http: web.BaseRequest) -> web.Response:
         match http.path:
@@ -116,6 +122,12 @@ class PolicyServer:
                 return web.json_response({"success": True})
             case "/update_weight_version":
                 self.versions.append((await http.json())["new_version"])
+                return web.json_response({})
+            case "/v1/load_lora_adapter":
+                self._load_adapter(**await http.json())
+                return web.json_response({})
+            case "/v1/unload_lora_adapter":
+                await self._adapters.pop((await http.json())["lora_name"]).close()
                 return web.json_response({})
             case "/v1/completions":
                 return await self._complete(await http.json())
@@ -136,24 +148,34 @@ class PolicyServer:
 
         self._client.publish(self._client.policy_version + 1, write)
 
+    def _load_adapter(self, lora_name: str, lora_path: str) -> None:
+        assert self._model is not None
+        settings = json.loads((Path(lora_path) / "adapter_config.json").read_text())
+        config = LoraConfig(rank=settings["r"], alpha=settings["lora_alpha"])
+        model = with_adapter(self._model, config, 0)
+        load_adapter(model, Path(lora_path))
+        self.versions.append(lora_name.split("-")[1])
+        self._adapters[lora_name] = LocalClient(model, num_slots=32, max_context=self.max_context)
+
     async def _complete(self, body: dict[str, Any]) -> web.Response:
         assert self._client is not None
+        client = self._adapters.get(body["model"], self._client)
         prompt = body["prompt"]
         choice: dict[str, Any] = {"index": 0, "stop_reason": None, "prompt_token_ids": prompt}
         if "prompt_logprobs" in body:
-            scores = await self._client.score(prompt, 1)
+            scores = await client.score(prompt, 1)
             named = [{str(token): {"logprob": each}} for token, each in zip(prompt[1:], scores, strict=True)]
             choice["prompt_logprobs"] = [None, *named]
         sampling = SamplingParams(
             temperature=body["temperature"], max_tokens=body["max_tokens"], seed=body.get("seed", 0)
         )
         try:
-            output = await self._client.generate_ids(prompt, sampling)
+            output = await client.generate_ids(prompt, sampling)
         except RllmError as error:
             return web.json_response({"error": {"message": str(error)}}, status=500)
         logprobs = output.logprobs
         if self.is_raw:
-            logprobs = await self._client.score(prompt + output.completion_ids, len(prompt))
+            logprobs = await client.score(prompt + output.completion_ids, len(prompt))
         choice |= {
             "text": output.text,
             "finish_reason": "stop" if output.finish_reason is FinishReason.STOP else "length",

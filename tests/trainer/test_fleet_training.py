@@ -99,6 +99,19 @@ def test_a_server_that_ends_loses_no_episode_and_comes_back_with_the_newest_weig
     assert first.versions[-1] == second.versions[-1] == str(lines[-1]["policy_version"])
 
 
+def test_an_adapter_goes_to_the_servers_by_itself(letters: ModuleType, tmp_path: Path) -> None:
+    lora = {"lora": {"rank": 2}, "warm_start": {"steps": 0}}
+    create_model(tmp_path / "initial", "tiny", letters.SETTINGS["seed"])
+    with ExitStack() as stack:
+        servers = [stack.enter_context(PolicyServer(tmp_path / "initial")) for _ in range(2)]
+        letters.make_trainer(tmp_path / "servers", _on(servers, **lora)).train()
+    local = {"inference": {"lockstep": False}, "algorithm": {"old_logprobs": "trainer"}, **lora}
+    letters.make_trainer(tmp_path / "local", local).train()
+    assert _tokens(tmp_path / "servers") == _tokens(tmp_path / "local")
+    versions = [line["policy_version"] for line in _lines(tmp_path / "servers")]
+    assert servers[0].versions == ["0", *map(str, versions)]
+
+
 def test_an_asynchronous_run_on_servers_keeps_its_bound(
     letters: ModuleType, servers: list[PolicyServer], tmp_path: Path
 ) -> None:

@@ -147,10 +147,12 @@ def killer() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    "schedule", [{}, {"schedule": {"kind": "async", "max_staleness": 2}}], ids=["sync", "async"]
+    "more",
+    [{}, {"schedule": {"kind": "async", "max_staleness": 2}}, {"lora": {"rank": 4}}],
+    ids=["sync", "async", "adapter"],
 )
 def test_a_run_learns_on_two_replicas_of_which_one_is_killed(
-    vllm_python: str, letters: ModuleType, tmp_path: Path, killer: Any, schedule: dict[str, Any]
+    vllm_python: str, letters: ModuleType, tmp_path: Path, killer: Any, more: dict[str, Any]
 ) -> None:
     changes = {
         "model": {"path": "builtin:small"},
@@ -163,7 +165,7 @@ def test_a_run_learns_on_two_replicas_of_which_one_is_killed(
         },
         "steps": 30,
         "checkpoint": {"every_steps": 30},
-        **schedule,
+        **more,
     }
     run = tmp_path / "run"
     killer(run, 5)

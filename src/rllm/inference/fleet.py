@@ -79,9 +79,12 @@ class Fleet(ModelClient):
         write_weights: Callable[[Path], None],
         directory: Path,
         max_context: int,
+        is_adapter: bool = False,
         patience_s: float = 600.0,
     ) -> None:
-        """`patience_s`: how long a call waits while no replica is in service."""
+        """`is_adapter`: `write_weights` writes an adapter in peft's format, on the model that the replicas
+        serve. `patience_s`: how long a call waits while no replica is in service."""
+        self._is_adapter = is_adapter
         self.replicas = [Replica(client) for client in clients]
         self.renderer = clients[0].renderer
         self._write_weights = write_weights
@@ -251,7 +254,11 @@ class Fleet(ModelClient):
             if replica.weights_number == self._num_publishes:
                 return
             number, version = self._num_publishes, self._policy_version
-            await replica.client.update_weights(await self._weights_on_disk(number), version)
+            directory = await self._weights_on_disk(number)
+            if self._is_adapter:
+                await replica.client.load_adapter(directory, version)
+            else:
+                await replica.client.update_weights(directory, version)
             replica.weights_number = number
 
     async def _weights_on_disk(self, number: int) -> Path:
@@ -277,6 +284,7 @@ class Fleet(ModelClient):
     async def _probe(self, replica: Replica) -> None:
         """Until it answers again: whatever it was, it may have begun anew, with its first weights."""
         replica.weights_number = -1
+        replica.client.forget_adapter()
         while True:
             await asyncio.sleep(PROBE_EVERY_S)
             try:

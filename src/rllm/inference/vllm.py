@@ -73,6 +73,8 @@ class VLLMClient(ModelClient):
         self.tokenizer = HuggingFaceTokenizer(tokenizer) if isinstance(tokenizer, Path) else tokenizer
         self.renderer = ChatRenderer(self.tokenizer)
         self._policy_version = 0
+        self._adapter = ""
+        """Name of the adapter that answers, where one does."""
         self._gate = Gate()
         self._http = VLLMHttp(
             self.base_url,
@@ -165,6 +167,25 @@ class VLLMClient(ModelClient):
                 await self._http.tell("/resume", {})
             self._policy_version = policy_version
 
+    async def load_adapter(self, directory: Path, policy_version: int) -> None:
+        """Let the server answer by an adapter in peft's format, in a place that it can see itself.
+
+        Nobody waits: calls under way go on with the adapter that they began with. Needs vLLM with
+        `--enable-lora`, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment. Raises ConfigError where
+        that is not so, and InferenceError when the server could not read the adapter.
+        """
+        name, last = f"adapter-{policy_version}-{directory.name}", self._adapter
+        needs = "`--enable-lora`, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
+        where = {"lora_name": name, "lora_path": str(directory.resolve())}
+        await self._http.tell("/v1/load_lora_adapter", where, needs)
+        self._adapter, self._policy_version = name, policy_version
+        if last:
+            await self._http.tell("/v1/unload_lora_adapter", {"lora_name": last}, needs)
+
+    def forget_adapter(self) -> None:
+        """The server began anew, without any."""
+        self._adapter = ""
+
     @property
     def max_context(self) -> int:
         """Before the server was asked, a number that limits nothing; `generate_ids` knows better."""
@@ -219,7 +240,10 @@ class VLLMClient(ModelClient):
             logprobs=collected.logprobs,
             logprob_meaning=self.facts.logprob_meaning(sampling),
             temperature=sampling.temperature,
-            policy_versions=[version if server_policy_version is None else server_policy_version]
+            # With an adapter, what the server tells is the version of the weights beneath it.
+            policy_versions=[
+                version if self._adapter or server_policy_version is None else server_policy_version
+            ]
             * len(collected.ids),
             top_logprobs=[each[: sampling.top_logprobs] for each in collected.top_logprobs],
             stop_sequence=collected.stops.matched or collected.stop_reason,
@@ -274,7 +298,7 @@ class VLLMClient(ModelClient):
         self, prompt_ids: list[int], sampling: SamplingParams, room: int, *, stream: bool
     ) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self.facts.model,
+            "model": self._adapter or self.facts.model,
             "prompt": list(prompt_ids),
             "max_tokens": min(sampling.max_tokens, room),
             "temperature": sampling.temperature,

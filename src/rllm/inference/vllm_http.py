@@ -90,8 +90,11 @@ class VLLMHttp(ServerHttp):
         finally:
             response.release()
 
-    async def tell(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The reply to one of the calls that manage a server, which live beside `/v1`."""
+    async def tell(
+        self, path: str, body: Mapping[str, Any], needs: str = "VLLM_SERVER_DEV_MODE=1 in its environment"
+    ) -> Any:
+        """The reply to one of the calls that manage a server, from the root of its address; `needs` is what a
+        server without it lacks."""
         root = self.base_url.removesuffix("/v1")
         with self.failures():
             async with self.session.post(
@@ -100,8 +103,7 @@ class VLLMHttp(ServerHttp):
                 content = await self.body_of(response)
         if response.status == 404:
             raise ConfigError(
-                f"The server at {root} has no {path}; start vLLM with VLLM_SERVER_DEV_MODE=1 in its "
-                "environment, without which it takes no new weights."
+                f"The server at {root} has no {path}, so it takes no new weights; start vLLM with {needs}."
             )
         if response.status != 200:
             text = without_keys(content.decode(errors="replace"))[:500]

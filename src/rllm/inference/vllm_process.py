@@ -27,6 +27,7 @@ MAX_FAILED_STARTS = 3
 END_WITHIN_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _LAST_CHARS = 1_500
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MODULE = "vllm.entrypoints.openai.api_server"
 
 
@@ -42,6 +43,8 @@ class ServerSettings:
     max_prefill_tokens: int
     dtype: str
     device: str = "cpu"
+    adapter_rank: int = 0
+    """Of the adapters that it is given; 0 where whole models are."""
     cache_gb: int = 1
     """Of keys and values, on a CPU."""
 
@@ -60,11 +63,14 @@ class ServerSettings:
             *("--max-num-batched-tokens", str(max(self.max_prefill_tokens, self.max_context))),
             *("--logprobs-mode", "processed_logprobs"),
             "--enforce-eager",
+            *(("--enable-lora", "--max-loras", "2") if self.adapter_rank else ()),
+            *(("--max-lora-rank", str(_lora_rank(self.adapter_rank))) if self.adapter_rank else ()),
         ]
 
     def environment(self, index: int) -> dict[str, str]:
         own = {
             "VLLM_SERVER_DEV_MODE": "1",  # without it a server takes no new weights
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # nor a new adapter
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
@@ -79,6 +85,11 @@ class ServerSettings:
         else:
             own["CUDA_VISIBLE_DEVICES"] = str(index)
         return {**os.environ, **own}
+
+
+def _lora_rank(rank: int) -> int:
+    """The least that vLLM knows and that is enough."""
+    return next((each for each in LORA_RANKS if each >= rank), rank)
 
 
 def require_vllm(python: str) -> None:

@@ -21,6 +21,7 @@ from rllm.inference.fleet import Fleet
 from rllm.inference.vllm import VLLMClient
 from rllm.inference.vllm_process import ServerProcess, ServerSettings, require_vllm
 from rllm.models.directory import LoadedModel, save_model
+from rllm.models.lora import save_adapter
 from rllm.trainer.canary import HALF_TOLERANCE, TOLERANCE, Canary, row_to_score
 from rllm.trainer.policies import PolicyModel, make_client
 from rllm.types.messages import SamplingParams
@@ -64,7 +65,8 @@ async def open_client(
             urls = await _start(config, policy, model, run, open_until_done)
         fleet = Fleet(
             [_client(config, url, model) for url in urls],
-            write_weights=partial(_write, model),
+            write_weights=partial(_write if model.base is None else save_adapter, model),
+            is_adapter=model.base is not None,
             directory=weights / "published",
             max_context=config.inference.max_context,
         )
@@ -103,7 +105,7 @@ async def _start(
 ) -> list[str]:
     """Addresses of the replicas of a policy, which are ready."""
     inference, initial = config.inference, run / WEIGHTS / policy / "initial"
-    _write(model, initial)
+    _write(model.base or model, initial)
     settings = ServerSettings(
         python=inference.server_python,
         model=initial,
@@ -112,6 +114,7 @@ async def _start(
         max_prefill_tokens=inference.max_prefill_tokens,
         dtype=config.model.dtype,
         device=config.model.device,
+        adapter_rank=config.adapter_of(policy).rank,
     )
     processes = [
         ServerProcess(settings, index, run / LOGS / policy / f"replica-{index}.log")
