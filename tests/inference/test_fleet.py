@@ -45,7 +45,7 @@ async def _fleet(servers: list[PolicyServer], models: Path, directory: Path) -> 
     model = load_model(models / "1")
     fleet = Fleet(
         [_client(each, models) for each in servers],
-        write_weights=lambda target: save_model(model, target, untied=True),
+        write_weights=lambda target: save_model(model, target, with_output_layer=True),
         directory=directory,
         max_context=512,
         patience_s=5.0,

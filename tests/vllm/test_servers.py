@@ -42,7 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     directory = tmp_path_factory.mktemp("models")
     for seed in range(2):
         create_model(directory / f"tied-{seed}", "small", seed)
-        save_model(load_model(directory / f"tied-{seed}"), directory / f"{seed}", untied=True)
+        save_model(load_model(directory / f"tied-{seed}"), directory / f"{seed}", with_output_layer=True)
     return [directory / "0", directory / "1"]
 
 

@@ -423,7 +423,7 @@ class TrainConfig:
             )
 
     def _elsewhere(self) -> str:
-        """What moves sampling or learning out of this process; empty where nothing does."""
+        """Name the key that moves sampling or learning out of this process; empty where none does."""
         if self.backend != LOCAL:
             return f"`backend` is {self.backend!r}"
         return f"`cluster.kind` is {self.cluster.kind!r}" if self.cluster.is_used else ""

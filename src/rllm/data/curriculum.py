@@ -76,7 +76,7 @@ class Curriculum(Generic[AnyTask]):
         return tasks
 
     def observe(self, step: int, episodes: Sequence[Episode]) -> None:
-        """What became of a step's tasks. Failures say nothing about how hard a task is."""
+        """Note what became of a step's tasks. Failures say nothing about how hard a task is."""
         places_by_id = self._under_way.pop(step, {})
         self._planned.pop(step, None)
         successes: dict[int, list[bool]] = {}

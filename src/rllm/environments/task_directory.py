@@ -112,9 +112,9 @@ class TaskDirectoryEnv(BaseEnv):
             return
         sandbox.upload(step.step_files, self.image.workdir)
         if (step.step_files / "setup.sh").is_file():
-            ran = self._run(sandbox, "bash setup.sh && rm -f setup.sh")
-            if ran.exit_code != 0:
-                raise SandboxError(f"{step.path}: setup.sh of {step.name}: {_output_text(ran)[-400:]}")
+            result = self._run(sandbox, "bash setup.sh && rm -f setup.sh")
+            if result.exit_code != 0:
+                raise SandboxError(f"{step.path}: setup.sh of {step.name}: {_output_text(result)[-400:]}")
 
     def step(self, action: Any) -> Moved:
         if self._sandbox is None:
@@ -247,27 +247,27 @@ class TaskDirectoryEnv(BaseEnv):
             return
         time.sleep(health.start_period_s)
         limits = replace(self._limits, wall_s=health.timeout_s)
-        ran = self._run(sandbox, health.command, limits)
+        result = self._run(sandbox, health.command, limits)
         for _ in range(health.retries):
-            if ran.exit_code == 0:
+            if result.exit_code == 0:
                 return
             time.sleep(health.interval_s)
-            ran = self._run(sandbox, health.command, limits)
-        if ran.exit_code == 0:
+            result = self._run(sandbox, health.command, limits)
+        if result.exit_code == 0:
             return
         self.close()
         raise SandboxError(
             f"{self.task.path}: its health check `{health.command:.120}` failed {health.retries + 1} times: "
-            f"{_output_text(ran)[-400:]}"
+            f"{_output_text(result)[-400:]}"
         )
 
     def _act(self, sandbox: Sandbox, command: str) -> ExecResult:
         """Run a command of the agent's, within what is left of its time."""
-        ran = self._run(
+        result = self._run(
             sandbox, command, replace(self._limits, wall_s=min(self._limits.wall_s, self._left_s))
         )
-        self._left_s -= ran.wall_s
-        return ran
+        self._left_s -= result.wall_s
+        return result
 
     def _examination(self) -> Examination:
         task = self._step
@@ -390,8 +390,8 @@ def demonstration(task: dict[str, Any], *, noise: float, rng: np.random.Generato
         script = step.solution
         if not script.is_file():
             raise ConfigError(f"{directory.path} has no {script.relative_to(directory.path)} to demonstrate.")
-        asked = step.instruction if turns else f"{step.instruction}\n\n{_HOW}"
-        turns += [(asked, f"```sh\n{script.read_text('utf-8').rstrip()}\n```"), ("", "Done.")]
+        prompt = step.instruction if turns else f"{step.instruction}\n\n{_HOW}"
+        turns += [(prompt, f"```sh\n{script.read_text('utf-8').rstrip()}\n```"), ("", "Done.")]
     return turns
 
 

@@ -227,7 +227,7 @@ class Fleet(ModelClient):
         shutil.rmtree(self._directory, ignore_errors=True)
 
     async def _in_service(self, first_choice: Replica | None) -> Replica:
-        """Who is asked next."""
+        """Choose who is asked next."""
         if not self._num_publishes:
             raise InferenceError("No weights were published yet, so the replicas have none to answer with.")
 

@@ -33,7 +33,7 @@ MODULE = "vllm.entrypoints.openai.api_server"
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ServerSettings:
-    """What every replica is started with."""
+    """Settings that every replica is started with."""
 
     python: str
     """Of an environment that has vLLM."""
@@ -130,7 +130,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the server, as long as it runs."""
+        """Process id of the server, as long as it runs."""
         assert self._process is not None, "it was started"
         return self._process.pid
 

@@ -226,12 +226,16 @@ WriteWeights = Callable[[Path, dict[str, Tensor]], None]
 
 
 def save_model(
-    model: LoadedModel, directory: Path, write_weights: WriteWeights | None = None, *, untied: bool = False
+    model: LoadedModel,
+    directory: Path,
+    write_weights: WriteWeights | None = None,
+    *,
+    with_output_layer: bool = False,
 ) -> None:
     """Write `model` as a Hugging Face directory, replacing what was there in one step; its weights in one
     file, where nobody says otherwise.
 
-    `untied`: with an output layer of its own also where that is the embedding; raises ConfigError for an
+    `with_output_layer`: with one of its own also where that is the embedding; raises ConfigError for an
     architecture whose embedding has another name than most.
     """
     suffixes = {".jinja", ".py"} if model.trust_remote_code else {".jinja"}
@@ -244,7 +248,7 @@ def save_model(
     dtype = next(iter(weights.values())).dtype  # of the weights as they are now, whatever they were read from
     config = {name: value for name, value in model.config.items() if name != "torch_dtype"}
     config["dtype"] = str(dtype).removeprefix("torch.")
-    if untied and config.get("tie_word_embeddings"):
+    if with_output_layer and config.get("tie_word_embeddings"):
         if EMBEDDING not in weights:
             raise ConfigError(
                 f"{model.directory} shares its output layer with a layer that is not {EMBEDDING}."

@@ -180,7 +180,7 @@ _UNITTEST = (
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Canary:
+class FailingTest:
     """A test that must fail, named as nobody can guess: where it passes, or is not in the log, the patch has
     changed how tests are run."""
 
@@ -194,7 +194,7 @@ class Canary:
         return test.removeprefix("Test") == self.name
 
 
-def canary_of(runner: Runner, test_paths: Sequence[str]) -> Canary | None:
+def canary_of(runner: Runner, test_paths: Sequence[str]) -> FailingTest | None:
     """A new one, beside one of the paths; None for a runner of which only the log is known."""
     if runner not in _CANARIES:
         return None
@@ -204,7 +204,7 @@ def canary_of(runner: Runner, test_paths: Sequence[str]) -> Canary | None:
     file, text = _CANARIES[runner]
     text = (_UNITTEST if text == "{unittest}" else text).format(name=name)
     path = f"{folder}/{file.format(name=name)}".removeprefix("/")
-    return Canary(name=name, path=path, text=text, beside=beside)
+    return FailingTest(name=name, path=path, text=text, beside=beside)
 
 
 # ---- logs --------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from rllm.errors import ConfigError, RewardError
 from rllm.rewards.grade import Grade, right, wrong
 from rllm.rewards.runner_logs import (
     PYTHON_RUNNERS,
-    Canary,
+    FailingTest,
     Runner,
     canary_of,
     reporting_words,
@@ -149,7 +149,9 @@ def _require_runs_without(world: SWEWorld, ran: TestRun, timeout_s: float) -> No
         )
 
 
-def _write_tests(folder: Path, world: SWEWorld, patch: str, runner: Runner, canary: Canary | None) -> None:
+def _write_tests(
+    folder: Path, world: SWEWorld, patch: str, runner: Runner, canary: FailingTest | None
+) -> None:
     task, exempt = world.task, _paths_of(world.repository.gold)
     is_pytest = runner is Runner.PYTEST
     plan = {
@@ -210,7 +212,7 @@ def _paths_of(patch: str) -> list[str]:
     return sorted(set(re.findall(r"^diff --git a/\S+ b/(\S+)", patch, re.MULTILINE)))
 
 
-def _read(examined: Examined, secret: str, runner: Runner, canary: Canary | None) -> TestRun:
+def _read(examined: Examined, secret: str, runner: Runner, canary: FailingTest | None) -> TestRun:
     ran = examined.ran
     log = "" if ran is None else (ran.stdout + ran.stderr)[-2000:]
     if ran is None:

@@ -81,7 +81,7 @@ class PublishedVersions:
         self._versions = {name: [backend.policy_version] for name, backend in policies.trainable()}
 
     def note(self) -> None:
-        """What the samplers have now."""
+        """Add what the samplers have now."""
         for name, backend in self._policies.trainable():
             if self._versions[name][-1] != backend.policy_version:
                 self._versions[name].append(backend.policy_version)

@@ -143,7 +143,7 @@ def _client(config: TrainConfig, url: str, model: LoadedModel) -> VLLMClient:
 
 def _write(model: LoadedModel, directory: Path) -> None:
     """Untied: of a model with tied embeddings vLLM keeps the old output layer when it reads new weights."""
-    save_model(model, directory, untied=True)
+    save_model(model, directory, with_output_layer=True)
 
 
 def require_servers(config: TrainConfig) -> None:
