@@ -199,5 +199,5 @@ def _time(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Al
             level="hint",
             sentence=f"{share:.0%} of the time goes into sampling and the environment.",
             mend="Raise `rollout.num_parallel` and `inference.num_slots`; with slow environments set "
-            "`inference.lockstep = false`.",
+            "`inference.lockstep = false`, and `schedule.kind = async` to sample while learning.",
         )
