@@ -14,7 +14,7 @@ from rllm.errors import ConfigError
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.replay import replay
-from rllm.types.episode import Episode
+from rllm.types.episode import Episode, Outcome
 
 CONTINUOUS: dict[str, Any] = {"inference": {"lockstep": False}}
 
@@ -191,3 +191,48 @@ def test_a_workflow_of_two_policies_is_sampled_ahead(letters: ModuleType, tmp_pa
     lines = [each for each in read_metrics(tmp_path / "run" / "metrics.jsonl") if each["phase"] == "train"]
     assert max(line["staleness_max"] for line in lines) == 2
     assert replay(letters.make_pair_trainer(tmp_path / "run", changes)).is_identical
+
+
+def test_a_world_that_never_answers_costs_its_attempts_and_holds_nobody_up(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    class Stuck(letters.LetterEnv):
+        def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+            if self.letter == "A":
+                time.sleep(1.0)  # beyond the limit of a step
+            return super().step(action)
+
+        @staticmethod
+        def from_dict(info: dict[str, Any]) -> "Stuck":
+            return Stuck(info["letter"])
+
+    rollout = {"step_timeout_s": 0.3, "retry_limit": 1, "max_failed_fraction": 1.0, "env_workers": 8}
+    changes = {"steps": 8, **_async(3), "rollout": rollout, "evaluation": {"num_tasks": 1, "every_steps": 0}}
+    letters.make_trainer(tmp_path / "run", changes, val_dataset=letters.TASKS[1:2], env_class=Stuck).train()
+    lines = [each for each in read_metrics(tmp_path / "run" / "metrics.jsonl") if each["phase"] == "train"]
+    episodes = _episodes(tmp_path / "run")
+    failed = {
+        step: sum(episode.outcome is Outcome.INFRASTRUCTURE_FAILURE for episode in each)
+        for step, each in episodes.items()
+    }
+    assert sum(failed.values()) > 0
+    assert [line["failed"] for line in lines] == [failed[step] for step in range(8)]
+    assert all(len(each) == 6 for each in episodes.values())
+
+
+def test_a_run_whose_groups_are_all_rejected_goes_on_to_its_end(letters: ModuleType, tmp_path: Path) -> None:
+    class Flat(letters.LetterEnv):
+        def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+            observation, _, done, info = super().step(action)
+            return observation, 1.0 * done, done, info
+
+        @staticmethod
+        def from_dict(info: dict[str, Any]) -> "Flat":
+            return Flat(info["letter"])
+
+    filters = {"filters": {"dynamic": True, "max_rounds": 2}}
+    changes = {"steps": 6, **_async(2), **filters}
+    letters.make_trainer(tmp_path / "run", changes, env_class=Flat).train()
+    lines = [each for each in read_metrics(tmp_path / "run" / "metrics.jsonl") if each["phase"] == "train"]
+    assert [line["rounds"] for line in lines] == [2] * 6
+    assert all(line["tokens.trained"] == 0 for line in lines)
