@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rllm.environments.web import SiteRequest, SiteResponse, WebEnv
 from rllm.environments.web import context as context_file
-from rllm.environments.web.browser import browser_thread, run_in_browser
+from rllm.environments.web.browser import BrowserThread, browser_thread, run_in_browser
 from rllm.environments.web.chromium import find_chromium
 from rllm.errors import BrowserError, ConfigError
 
@@ -148,6 +149,28 @@ def test_nothing_is_left_when_the_owner_is_killed(
 
 
 @pytest.mark.slow
+def test_nothing_is_left_of_an_evaluation_that_is_killed(chromium: str, tmp_path: Path) -> None:
+    command = ["eval", "miniwob/click-test", "--agent", "web", "--model", "builtin:tiny", "--num-tasks", "64"]
+    place, temporary = tmp_path / "work", tmp_path / "tmp"
+    place.mkdir()
+    temporary.mkdir()
+    program = subprocess.Popen(
+        [sys.executable, "-m", "rllm", *command, "--output", str(place / "evaluation")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    assert wait_until(lambda: bool(list(temporary.glob("rllm-browser-*"))), 120)
+    browsers = list(temporary.glob("rllm-browser-*"))
+    assert wait_until(lambda: len(processes_in(browsers[0])) >= 3, 120), "the driver, Chromium, a page"
+    program.kill()
+    program.wait()
+    assert wait_until(lambda: not processes_in(browsers[0]))
+    assert wait_until(lambda: not browsers[0].exists())
+
+
+@pytest.mark.slow
 def test_nothing_is_left_at_exit(owner: Callable[[str], "subprocess.Popen[str]"], tmp_path: Path) -> None:
     output, errors = owner(OWNER.replace("await asyncio.sleep(600)", "pass")).communicate(timeout=120)
     _, folder = output.split()
@@ -195,6 +218,28 @@ async def test_a_site_that_raises_ends_the_episode(play: Play) -> None:
     await env.reset()
     with pytest.raises(BrowserError, match=r"The site at site\.test failed: ValueError: no such row"):
         await env.step('click("1")')
+
+
+@pytest.mark.slow
+async def test_a_reset_that_is_cancelled_leaves_no_port_open(play: Play) -> None:
+    await play("<p>first").reset()
+    for delay_s in (0.0, 0.01, 0.03, 0.1, 0.3):
+        work = asyncio.ensure_future(play("<p>x").reset())
+        await asyncio.sleep(delay_s)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    async def num_contexts(thread: BrowserThread) -> int:
+        return len((await thread.browser()).contexts)
+
+    def num_listening() -> int:
+        return sum(each.status == "LISTEN" for each in psutil.Process().net_connections("tcp4"))
+
+    for _ in range(100):  # what a cancelled reset undoes takes a moment
+        if num_listening() == await run_in_browser(num_contexts):
+            break
+        await asyncio.sleep(0.1)
+    assert num_listening() == await run_in_browser(num_contexts)
 
 
 def test_a_machine_without_chromium_is_told_how_to_get_one(

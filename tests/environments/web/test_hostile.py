@@ -2,12 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, ClassVar
 
 import pytest
 
+from rllm.agents.web import WebAgent
+from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.environments.web import SiteRequest, SiteResponse, WebEnv
+from rllm.environments.web import context as context_file
 from rllm.environments.web.browser import browser_thread
 from rllm.errors import BrowserError
+from rllm.inference.scripted import ScriptedClient
+from rllm.types.episode import Outcome
 
 Play = Callable[..., WebEnv]
 
@@ -29,6 +35,49 @@ async def ends_with(env: WebEnv, cause: str, *actions: str) -> None:
     text, _ = await env.reset()
     assert 'button "Well"' in text
     assert browser_thread().num_started == started, "one page costs one context, not the browser"
+
+
+class NamedPageEnv(WebEnv):
+    """A page by its name, for engines, which make environments of tasks."""
+
+    PAGES: ClassVar = {
+        "well": "<button>Go</button>",
+        "loop": "<button onclick='setTimeout(() => { for (;;); })'>Go</button>",
+        "alerts": "<button onclick='for (let n = 0; n < 100; n++) alert(n)'>Go</button>",
+    }
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> WebEnv:
+        page = NamedPageEnv.PAGES[info["page"]].encode()
+        return NamedPageEnv(
+            start_url="http://site.test/",
+            sites={"site.test": lambda request: SiteResponse(body=page)},
+            goal=info["page"],
+        )
+
+
+async def test_an_episode_that_a_page_broke_is_a_failure_with_its_cause(
+    chromium: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And those beside it, in the same browser, are scored."""
+    monkeypatch.setattr(context_file, "PAGE_LIMIT_S", 10.0)
+    answers = ['click("1")', "noop(100)", 'send_msg_to_user("done")']
+    client = ScriptedClient(lambda messages: answers[sum(each["role"] == "assistant" for each in messages)])
+    tasks = [
+        {"task_id": f"{page} {number}", "page": page}
+        for number in (1, 2)
+        for page in ("well", "loop", "alerts")
+    ]
+    engine = AgentExecutionEngine(
+        WebAgent, NamedPageEnv, rollout_engine=client, max_prompt_length=8192, retry_limit=1
+    )
+    episodes = [each async for each in engine.run(tasks)]
+    assert {each.task_id: each.outcome for each in episodes} == {
+        task["task_id"]: Outcome.SCORED if task["page"] == "well" else Outcome.INFRASTRUCTURE_FAILURE
+        for task in tasks
+    }
+    assert "BrowserError: The page 'http://site.test/' did not answer within 10 s." in caplog.text
+    assert "BrowserError: The page showed more than 20 dialogs." in caplog.text
 
 
 async def test_a_flood_of_alerts(play: Play) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 VIEWPORT = (1024, 768)
 PAGE_LIMIT_S = 20.0
 """A page that does not answer within this time hangs."""
+UNDO_LIMIT_S = 5.0
+"""To close a context that was only half opened."""
 STOP_S = 10.0
 """A page that does not answer for so long is told to load nothing more: while a server keeps it waiting for
 the next page, Chromium lets nobody ask the one that is shown."""
@@ -222,25 +224,28 @@ class BrowserContext:
     async def open(cls, browser: "Browser", use: str) -> "BrowserContext":
         from playwright.async_api import Error
 
-        network = ContextNetwork()
-        await network.start()
-        try:
-            context = await browser.new_context(
-                viewport={"width": VIEWPORT[0], "height": VIEWPORT[1]},
-                service_workers="block",
-                accept_downloads=False,
-                permissions=[],
-                locale="en-US",
-                timezone_id="UTC",
-                reduced_motion="reduce",
-                proxy={"server": f"http://127.0.0.1:{network.port}", "bypass": "<-loopback>"},
-            )
-            own = cls(context, network, use)
-            async with asyncio.timeout(PAGE_LIMIT_S):
-                await _log_in(await context.new_page(), network.token)
-        except (Error, TimeoutError) as error:
-            await network.close()
-            raise BrowserError(f"The browser opened no context: {str(error)[:500]}") from error
+        async with contextlib.AsyncExitStack() as undo:
+            network = ContextNetwork()
+            await network.start()
+            undo.push_async_callback(network.close)
+            try:
+                context = await browser.new_context(
+                    viewport={"width": VIEWPORT[0], "height": VIEWPORT[1]},
+                    service_workers="block",
+                    accept_downloads=False,
+                    permissions=[],
+                    locale="en-US",
+                    timezone_id="UTC",
+                    reduced_motion="reduce",
+                    proxy={"server": f"http://127.0.0.1:{network.port}", "bypass": "<-loopback>"},
+                )
+                undo.push_async_callback(_close_context, context, UNDO_LIMIT_S)
+                own = cls(context, network, use)
+                async with asyncio.timeout(PAGE_LIMIT_S):
+                    await _log_in(await context.new_page(), network.token)
+            except (Error, TimeoutError) as error:
+                raise BrowserError(f"The browser opened no context: {str(error)[:500]}") from error
+            undo.pop_all()
         return own
 
     @property
@@ -290,20 +295,11 @@ class BrowserContext:
 
     async def close(self, limit_s: float) -> bool:
         """Whether it closed within the limit."""
-        from playwright.async_api import Error
-
         self.fail("The context is closed.")
         for each in list(self._tasks):
             each.cancel()
         await self.close_network()
-        try:
-            async with asyncio.timeout(limit_s):
-                await self.context.close()
-        except TimeoutError:
-            return False
-        except Error:
-            return False
-        return True
+        return await _close_context(self.context, limit_s)
 
     async def close_network(self) -> None:
         await self.network.close()
@@ -381,6 +377,18 @@ async def _log_in(page: "Page", token: str) -> None:
     await page.goto(f"http://{LOGIN_HOST}/")
     await asyncio.gather(*answers)
     await session.detach()
+
+
+async def _close_context(context: "PlaywrightContext", limit_s: float) -> bool:
+    """Whether it closed within the limit."""
+    from playwright.async_api import Error
+
+    try:
+        async with asyncio.timeout(limit_s):
+            await context.close()
+    except (Error, TimeoutError):
+        return False
+    return True
 
 
 async def _close_page(page: "Page") -> None:

@@ -16,10 +16,13 @@ from typing import Any
 _PROGRAM = """
 while read -r line; do groups=$line; done
 for each in $groups; do kill -9 -- "-$each" 2>/dev/null; done
-rm -rf -- "$0" || { sleep 1; rm -rf -- "$0"; }
+rm -rf -- "$0"
+[ -z "$groups" ] && exit
+for each in 1 2 3 4 5 6 7 8 9 10; do sleep 1; rm -rf -- "$0"; done
 """
-"""A shell's: $0 is the folder; each line names the groups that run. A process that is being killed may still
-write for a moment."""
+"""A shell's: $0 is the folder; each line names the groups that run. Without any we closed the browser
+ourselves. Else a process that is being killed, or a Chromium that was only just being started, may write once
+more."""
 _PASSED_ON = ("PATH", "LANG", "LD_LIBRARY_PATH")
 _PASSED_ON_STARTS = ("LC_", "FONTCONFIG_", "PLAYWRIGHT_", "PW_")
 """Variables that a browser needs; keys of model services are none of them."""
