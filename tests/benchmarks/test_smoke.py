@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from rllm.environments.web.chromium import find_chromium
+from rllm.errors import ConfigError
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SMALL: dict[str, list[str]] = {
     "algorithm_curves.py": ["--quick", "--alone", "--json"],
@@ -56,6 +59,18 @@ def test_a_training_step_is_measured_on_prompts_of_the_length_that_is_asked_for(
 def test_a_benchmark_runs_at_its_smallest(script: str) -> None:
     figures: Any = json.loads(_run(script, *SMALL[script]))
     assert figures
+
+
+@pytest.mark.slow
+def test_websites_are_measured() -> None:
+    pytest.importorskip("playwright")
+    try:
+        find_chromium()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    figures = json.loads(_run("web.py", "--quick", "--json"))
+    assert [row["num_contexts"] for row in figures["rows"]] == [1, 2]
+    assert all(row["cpu_ms_per_step"] > 0 for row in figures["rows"])
 
 
 @pytest.mark.slow
