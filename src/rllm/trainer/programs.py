@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rllm.agents.flow import AgentFlow
 from rllm.config.policies import RoleConfig
 from rllm.config.schema import TrainConfig
-from rllm.distributed import rank_from_environment
+from rllm.distributed import rank_from_environment, world_size
 from rllm.engine.traced import TracedEngine
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.inference.client import TokenClient
@@ -31,6 +31,8 @@ PROGRAM_DEFAULTS: dict[str, Any] = {
 }
 """Where a run of a program differs from the defaults of `TrainConfig`."""
 
+_LEDGER = "gateway"
+"""Directory of a gateway's ledger within the run's, while it works."""
 _NOT_FOR_PROGRAMS = {
     "rollout.max_turns": "a program decides itself how often it asks the model",
     "rollout.env_workers": "programs have threads of their own",
@@ -110,11 +112,11 @@ class ProgramPlayer:
     ) -> AsyncIterator[TracedEngine]:
         """See `rllm.trainer.cluster.EpisodePlayer`. `directory` holds the gateway's ledger: episodes go to
         the store. Each rank has a gateway of its own."""
-        rollout, rank = config.rollout, rank_from_environment()
+        rollout = config.rollout
         (client,) = clients.values()
         policy = local_policy(client, Path(config.model.path).name)
         async with (
-            gateway_before(policy, directory / (f"gateway-{rank}" if rank else "gateway")) as gateway,
+            gateway_before(policy, _ledger_of_this_rank(directory)) as gateway,
             TracedEngine(
                 self.flow,
                 self.evaluator,
@@ -133,6 +135,18 @@ class ProgramPlayer:
             ) as engine,
         ):
             yield engine
+
+
+def _ledger_of_this_rank(directory: Path) -> Path:
+    """Rank 0 also removes those of ranks that were killed and do not come again."""
+    rank = rank_from_environment()
+    if rank:
+        return directory / f"{_LEDGER}-{rank}"
+    for left in directory.glob(f"{_LEDGER}-*"):
+        number = left.name.rpartition("-")[2]
+        if number.isdecimal() and int(number) >= world_size():
+            shutil.rmtree(left, ignore_errors=True)
+    return directory / _LEDGER
 
 
 def local_policy(client: TokenClient, model: str) -> "Policy":
