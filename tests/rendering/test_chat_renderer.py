@@ -87,6 +87,12 @@ def test_a_template_that_drops_answers_cannot_go_on_and_says_so(toy: Toy) -> Non
         renderer.continuation([0], [{"role": "user", "content": "go"}])
 
 
+def test_a_template_that_shows_answers_alone_begins_with_one_and_goes_on(toy: Toy) -> None:
+    tokenizer = toy("{% for m in messages if m.role == 'assistant' %}{{ m.content }}<|im_end|>{% endfor %}")
+    tail = ChatRenderer(tokenizer).continuation([], [{"role": "user", "content": "go"}])
+    assert tail == [tokenizer.end_id]
+
+
 def test_what_users_say_cannot_move_the_place_where_an_answer_ends(toy: Toy) -> None:
     tokenizer = toy("chatml")
     renderer = ChatRenderer(tokenizer)
