@@ -139,6 +139,7 @@ REFERENCES: dict[str, Callable[[Rows], list[float]]] = {
     "reinforce_plus_plus": lambda rows: _over_tokens([row[0] for row in rows], rows),
     "reinforce_plus_plus_baseline": lambda rows: _over_tokens(_by_group(rows), rows),
     "reinforce_baseline": lambda rows: [row[0] - _mean([each[0] for each in rows]) for row in rows],
+    "prpo": _grpo,  # over the rows of all groups
     "reinforce": lambda rows: [row[0] for row in rows],
     "remax": lambda rows: [row[0] - row[3] for row in rows],
 }

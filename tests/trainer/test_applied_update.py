@@ -86,6 +86,9 @@ FORMULAS: dict[str, Callable[[Groups, Groups], Groups]] = {
     "gpg": _gpg,
     "reinforce": _each(lambda r: r),
     "reinforce_baseline": lambda rewards, lengths: [r - np.concatenate(rewards).mean() for r in rewards],
+    "prpo": lambda rewards, lengths: [
+        (r - np.concatenate(rewards).mean()) / (np.concatenate(rewards).std() + 1e-6) for r in rewards
+    ],
     "reinforce_plus_plus": _white,
     "reinforce_plus_plus_baseline": lambda rewards, lengths: _white([r - r.mean() for r in rewards], lengths),
     "remax": lambda rewards, lengths: [r - task.rewards[0] for r, task in zip(rewards, TASKS, strict=True)],

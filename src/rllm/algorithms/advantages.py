@@ -155,6 +155,15 @@ def reinforce_baseline_advantages(rewards_B: FloatArray) -> FloatArray:
     return _center(rewards_B)
 
 
+def prpo_advantages(rewards_B: FloatArray, *, eps: float = 1e-6) -> FloatArray:
+    """A_i = (r_i - mean(r)) / (std(r) + eps), over all B attempts of a step by one role, whatever their task.
+
+    The estimator `prpo` of published rLLM. `std` is the population one; an attempt counts once, however long
+    it is, where REINFORCE++ counts its tokens.
+    """
+    return grpo_advantages(rewards_B, eps=eps)
+
+
 def reinforce_plus_plus_advantages(
     rewards_B: FloatArray, lengths_B: FloatArray, *, eps: float = 1e-6
 ) -> FloatArray:

@@ -26,6 +26,7 @@ from rllm.algorithms.advantages import (
     maxrl_advantages,
     opo_advantages,
     pass_at_k_advantages,
+    prpo_advantages,
     reinforce_advantages,
     reinforce_baseline_advantages,
     reinforce_plus_plus_advantages,
@@ -137,6 +138,9 @@ ESTIMATORS: dict[str, Estimator] = {
         within_groups=False,
         compares_attempts=False,
         min_group=1,
+    ),
+    "prpo": Estimator(
+        estimate=_of_rewards(prpo_advantages), within_groups=False, compares_attempts=False, min_group=1
     ),
     "reinforce": Estimator(
         estimate=_of_rewards(reinforce_advantages), within_groups=False, compares_attempts=False, min_group=1

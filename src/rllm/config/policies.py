@@ -26,6 +26,7 @@ ESTIMATORS = {
     "reinforce_plus_plus_baseline": True,
     "reinforce_plus_plus": False,
     "reinforce_baseline": False,
+    "prpo": False,
     "reinforce": False,
     "remax": False,
     "gae": False,
