@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from rllm.errors import ConfigError, ModelDirectoryError
 from rllm.inference.local.client import LocalClient
 from rllm.models.builtin import TinyModel, create_model
 from rllm.models.directory import load_model, save_model
+from rllm.rendering.images import IMAGES
 from rllm.trainer.backends.torch import TorchBackend
+from rllm.trainer.canary import Canary
 from rllm.trainer.policies import load_initial_models
 from rllm.trainer.samples import trajectory_rows
 from rllm.types import SamplingParams, Step, TrainingSample, Trajectory
@@ -232,3 +235,39 @@ def test_a_directory_whose_processor_is_missing_or_broken_is_refused(
         (directory / name).unlink(missing_ok=True)
     with pytest.raises(ModelDirectoryError, match="processor"):
         load_model(directory)
+
+
+async def test_ids_that_are_no_tokens_of_a_known_image_are_refused_before_the_engine_sees_them(
+    vision_model: Make, picture: Make, shows: Make
+) -> None:
+    client = LocalClient(load_model(vision_model("idefics3").directory), num_slots=2, max_context=400)
+    prompt = client.renderer.render([shows("What is it?", picture(1))])
+    last = max(prompt)
+    for token in (last + 1, last + 4096, 2**63 + 7):
+        with pytest.raises((ConfigError, ValueError), match=f"has the id {token}|is not in memory"):
+            await client.generate_ids([*prompt, token], SamplingParams(max_tokens=2))
+    output = await client.generate_ids(prompt, SamplingParams(max_tokens=2))
+    assert len(output.completion_ids) == 2
+    await client.close()
+
+
+async def test_a_canary_s_images_are_part_of_its_checkpoint(
+    vision_model: Make, picture: Make, shows: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(vision_model("idefics3").directory)
+    client = LocalClient(model, num_slots=2, max_context=400)
+    trajectory = await _play(client, [shows("What is it?", picture(1)), shows("And this?", picture(2))])
+    (sample,) = trajectory_rows(trajectory, "task", 0, 0, 1.0)
+    backend = TorchBackend(model.model, publish=client.publish, config=OptimizerConfig())
+    canary = Canary()
+    await canary.check(backend, client, [sample])
+    state = json.loads(json.dumps(canary.state()))
+    monkeypatch.setattr(IMAGES, "_images", OrderedDict())
+    with pytest.raises(ConfigError, match="not in memory"):
+        await client.score(sample.token_ids_T.tolist(), len(sample.token_ids_T) - 1)
+    resumed = Canary()
+    resumed.restore(state)
+    metrics = await resumed.check(backend, client, [])
+    assert metrics["canary_gap"] <= 1e-5
+    assert metrics["canary_moved"] == 0.0
+    await client.close()

@@ -123,9 +123,13 @@ class LocalClient(ModelClient):
     def require_readable(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Raises ValueError for what would fail inside the engine, where it would fail its neighbours as
         well."""
-        if self.loaded.tokenizer.images is not None:
-            for number in image_numbers(prompt_ids):
-                IMAGES.get(number)
+        if (images := self.loaded.tokenizer.images) is not None:
+            of_images = {
+                each for number in image_numbers(prompt_ids) for each in images.ids(IMAGES.get(number))
+            }
+            unknown = (each for each in prompt_ids if each >= PATCH_IDS_FROM and each not in of_images)
+            if (token := next(unknown, None)) is not None:
+                raise ValueError(f"The prompt has the id {token}, which is no token of an image.")
             prompt_ids = [each for each in prompt_ids if each < PATCH_IDS_FROM]
         if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
             raise ValueError(
