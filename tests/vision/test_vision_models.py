@@ -188,6 +188,16 @@ async def test_the_tower_learns_only_where_it_is_to(
         (["model.vision=train"], "'train', but .*tiny reads text alone; leave it at frozen"),
         (["model.path=VISION", "model.vision=train", "lora.rank=2"], "'train' and `lora.rank` 2"),
         (["model.path=VISION", "model.vision=lora"], "'lora', but `lora.rank` is 0"),
+        (
+            [
+                "model.path=VISION",
+                "inference.engine=vllm",
+                'inference.servers=["http://127.0.0.1:1/v1"]',
+                "inference.lockstep=false",
+                "algorithm.old_logprobs=trainer",
+            ],
+            "reads images, and `inference.engine` is 'vllm'",
+        ),
     ],
 )
 def test_what_a_tower_cannot_do_is_refused_at_start(

@@ -294,6 +294,11 @@ def load_initial_models(config: TrainConfig, run: Path, num_local_ranks: int = 1
                 trust_remote_code=config.model.trust_remote_code,
             )
         _require_vision(model, config.model.vision, adapter.rank)
+        if model.tokenizer.images is not None and config.inference.engine == "vllm":
+            raise ConfigError(
+                f"{model.directory} reads images, and `inference.engine` is 'vllm', whose servers get ids "
+                "without pixels; set it to local."
+            )
         if not changes:
             constant[path] = model
         elif config.model.vision == "train":
