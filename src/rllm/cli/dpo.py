@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from rllm.cli.command import example
-from rllm.cli.supervised import Flags, run_supervised, supervised_options
+from rllm.cli.supervised import Flags, rows_file, run_supervised, supervised_options
 from rllm.config.loader import load_as
 from rllm.config.preference import SETTINGS, DpoConfig
 from rllm.tracking.base import Tracker
@@ -20,7 +20,7 @@ from rllm.trainer.dpo import AgentDPOTrainer
         "rllm dpo pairs.jsonl --loss simpo --set preference.target_margin=1.4 --dry-run",
     ),
 )
-@click.argument("dataset", required=False, default="", metavar="[DATA.jsonl]")
+@click.argument("dataset", required=False, default="", metavar="[DATA.jsonl|NAME]")
 @click.option(
     "--run", default="", metavar="RUN", help="A run directory whose attempts at one task are compared."
 )
@@ -37,11 +37,13 @@ def command(dataset: str, run: str, val_dataset: str, loss: str | None, flags: F
     a stored run, attempts at one task that succeeded are compared with those that failed. Rows that cannot
     be learned from are refused by their line before anything begins.
 
+    NAME is a data set that is kept here; its split train is taken.
+
     The same command again resumes a run that was interrupted, and shows the result of one that is finished.
     """
     held_out = {"data__val_dataset": val_dataset, "data__heldout_fraction": "0"} if val_dataset else {}
     assignments = flags.all_assignments(
-        data__dataset=dataset, data__run=run, preference__loss=loss or "", **held_out
+        data__dataset=rows_file(dataset), data__run=run, preference__loss=loss or "", **held_out
     )
     config = load_as(DpoConfig, flags.config_file, assignments)
 
@@ -51,4 +53,4 @@ def command(dataset: str, run: str, val_dataset: str, loss: str | None, flags: F
     words = [*([dataset] if dataset else []), *(["--run", run] if run else [])]
     words += ["--val-dataset", val_dataset] if val_dataset else []
     words += ["--loss", loss] if loss else []
-    run_supervised(flags, make, Path(config.data.dataset or config.data.run).stem, words)
+    run_supervised(flags, make, Path(dataset or config.data.dataset or config.data.run).stem, words)

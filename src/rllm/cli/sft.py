@@ -6,7 +6,7 @@ import click
 
 from rllm.cli.command import example
 from rllm.cli.published_flags import SFT_KEYS, SFT_REFUSED, alias_options, refused_options
-from rllm.cli.supervised import Flags, run_supervised, supervised_options
+from rllm.cli.supervised import Flags, rows_file, run_supervised, supervised_options
 from rllm.config.loader import load_as
 from rllm.config.supervised import SftConfig
 from rllm.tracking.base import Tracker
@@ -21,7 +21,7 @@ from rllm.trainer.sft import AgentSFTTrainer
         "rllm sft chats.jsonl --set epochs=3 --set optimizer.learning_rate=1e-5 --dry-run",
     ),
 )
-@click.argument("dataset", required=False, default="", metavar="[DATA.jsonl]")
+@click.argument("dataset", required=False, default="", metavar="[DATA.jsonl|NAME]")
 @click.option(
     "--run", default="", metavar="RUN", help="A run directory whose successful episodes are learned."
 )
@@ -38,10 +38,12 @@ def command(dataset: str, run: str, val_dataset: str, flags: Flags) -> None:
     "completion": ...}. Every answer of the assistant is learned, end token included; nothing else is. Rows
     that cannot be learned are refused by their line before anything begins.
 
+    NAME is a data set that is kept here; its split train is taken.
+
     The same command again resumes a run that was interrupted, and shows the result of one that is finished.
     """
     held_out = {"data__val_dataset": val_dataset, "data__heldout_fraction": "0"} if val_dataset else {}
-    assignments = flags.all_assignments(data__dataset=dataset, data__run=run, **held_out)
+    assignments = flags.all_assignments(data__dataset=rows_file(dataset), data__run=run, **held_out)
     config = load_as(SftConfig, flags.config_file, assignments)
 
     def make(directory: Path, tracker: Tracker | None) -> AgentSFTTrainer:
@@ -49,4 +51,4 @@ def command(dataset: str, run: str, val_dataset: str, flags: Flags) -> None:
 
     words = [*([dataset] if dataset else []), *(["--run", run] if run else [])]
     words += ["--val-dataset", val_dataset] if val_dataset else []
-    run_supervised(flags, make, Path(config.data.dataset or config.data.run).stem, words)
+    run_supervised(flags, make, Path(dataset or config.data.dataset or config.data.run).stem, words)

@@ -20,6 +20,7 @@ from rllm.cli.plan import announce_run, conflict_with_run, print_plan, unused_di
 from rllm.cli.supervised_view import measured_on, reports_table
 from rllm.cli.terminal import out, print_next
 from rllm.config.loader import config_dict
+from rllm.data.registry import DatasetRegistry
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker
 from rllm.tracking.console import LiveView, readable_seconds
@@ -57,6 +58,15 @@ class Flags:
         for assignment in self.assignments:
             words += ["--set", assignment]
         return words + ([] if self.seed is None else ["--seed", str(self.seed)])
+
+
+def rows_file(name: str) -> str:
+    """The file of a data set's split `train` that is kept here under this name; any other name as it is."""
+    if not name or Path(name).exists() or not DatasetRegistry.dataset_exists(name, "train"):
+        return name
+    rows = DatasetRegistry.load_dataset(name, "train")
+    assert rows is not None, "it was just there"
+    return rows.get_data_path() or name
 
 
 def supervised_options(command: Callable[..., None]) -> Callable[..., None]:
