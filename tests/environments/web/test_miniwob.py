@@ -13,6 +13,9 @@ from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_named, benchmark_names
 from rllm.inference.scripted import ScriptedClient
 
+MOVES = ("chase-circle", "click-pie", "moving-items", "stock-market")
+"""Their pages change by themselves, so that no two observations are the same."""
+
 
 def test_every_task_of_the_wheel_is_a_benchmark(chromium: str) -> None:
     assert {f"miniwob/{name}" for name in task_names()} == {
@@ -86,7 +89,7 @@ async def test_an_episode_does_not_depend_on_those_before_it_in_the_context(chro
         other.close()
         again, _ = await env.reset()
         env.close()
-        if fresh != again:
+        if fresh != again and name not in MOVES:
             differing.append(name)
     assert differing == []
 

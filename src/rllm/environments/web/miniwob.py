@@ -33,7 +33,10 @@ _OWN_CLOCK = 10**9
 """Milliseconds of an episode without a limit."""
 _EXCLUDED = "#query, #reward-display, #click-canvas, #sync-task-cover"
 """What is around a task: its text, which is the goal, and the points."""
-_START = """([seed, limit]) => {
+_START = """([seed, limit, excluded]) => {
+  const around = Array.from(document.body.children).filter((each) => !each.matches(`#wrap, ${excluded}`));
+  const html = around.map((each) => each.outerHTML).join("");
+  if ((window.rllmAround ??= html) !== html) return null;
   Math.seedrandom(seed);
   const limits = window.rllmLimits ??= core.EPISODE_MAX_TIME;
   core.EPISODE_MAX_TIME = limit ?? limits;
@@ -42,6 +45,7 @@ _START = """([seed, limit]) => {
   const said = core.getUtterance();
   return typeof said === "string" ? said : said.utterance;
 }"""
+"""Null where an episode left something around the task, such as an open calendar: the page is loaded anew."""
 _VERDICT = """() => window.rllmLimits === undefined ? null :
   [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL, WOB_REWARD_GLOBAL, String(WOB_REWARD_REASON ?? '')]"""
 """Null for a page that was not started by us: another task, or this one loaded again."""
@@ -118,12 +122,19 @@ class MiniWobEnv(WebEnv):
         return MiniWobEnv(**{key: info[key] for key in own_names if key in info}, view=view)
 
     async def begin(self, context: BrowserContext) -> str:
-        if context.tab.page.url != self.start_url or len(context.tabs) > 1:
+        goal = None
+        if context.tab.page.url == self.start_url and len(context.tabs) == 1:
+            goal = await self._start(context)
+        if goal is None:
             await super().begin(context)
             await context.tab.wait_for_load()
-        await act(context, WebAction(name="mouse_move", arguments={"x": 0, "y": 0}), {})
-        goal = await context.tab.evaluate(_START, [self.seed, None if self.has_limit else _OWN_CLOCK])
+            goal = await self._start(context)
         return re.sub(r"\s+", " ", str(goal)).strip()
+
+    async def _start(self, context: BrowserContext) -> str | None:
+        await act(context, WebAction(name="mouse_move", arguments={"x": 0, "y": 0}), {})
+        limit_ms = None if self.has_limit else _OWN_CLOCK
+        return await context.tab.evaluate(_START, [self.seed, limit_ms, _EXCLUDED])
 
     async def verdict(
         self, context: BrowserContext, message: WebAction | None
