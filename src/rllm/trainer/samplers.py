@@ -120,7 +120,11 @@ async def _start(
         ServerProcess(settings, index, run / LOGS / policy / f"replica-{index}.log")
         for index in range(inference.replicas)
     ]
-    await asyncio.gather(*(open_until_done.enter_async_context(each) for each in processes))
+    starts = (open_until_done.enter_async_context(each) for each in processes)
+    # All of them, also after one has failed: what is on its way to being started is on its way to be ended.
+    for outcome in await asyncio.gather(*starts, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
     return [each.url for each in processes]
 
 
