@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from rllm.algorithms.losses import PolicyLoss
+from rllm.cli.main import rllm as front_door
 from rllm.config.loader import load_config
 from rllm.config.optimizer import OptimizerConfig
 from rllm.errors import ConfigError, ModelDirectoryError
@@ -281,3 +283,14 @@ async def test_a_canary_s_images_are_part_of_its_checkpoint(
     assert metrics["canary_gap"] <= 1e-5
     assert metrics["canary_moved"] == 0.0
     await client.close()
+
+
+def test_model_info_says_that_a_directory_reads_images(vision_model: Make) -> None:
+    directory = str(vision_model("idefics3").directory)
+    printed = CliRunner().invoke(front_door, ["model", "info", directory], catch_exceptions=False)
+    assert printed.exit_code == 0
+    assert "text and images" in printed.output
+    as_json = CliRunner().invoke(front_door, ["model", "info", directory, "--json"], catch_exceptions=False)
+    facts = json.loads(as_json.stdout)
+    assert facts["reads_images"] is True
+    assert facts["vocabulary"] == load_model(Path(directory)).vocab_size

@@ -86,7 +86,8 @@ def describe(directory: Path, *, trust_remote_code: bool = False) -> dict[str, A
         "layers": model.num_layers,
         "key_value_heads": model.num_kv_heads,
         "head_dim": model.head_dim,
-        "vocabulary": config.get("vocab_size"),
+        "vocabulary": model.vocab_size,
+        "reads_images": model.tokenizer.images is not None,
         "context": model.max_positions,
         "end_tokens": {str(token): model.tokenizer.token_text(token) for token in model.end_token_ids},
         "served_by": "built-in decoder" if isinstance(model.model, Decoder) else "transformers",
@@ -111,6 +112,7 @@ def _print_description(description: dict[str, Any]) -> None:
                 ),
                 ("vocabulary", f"{description['vocabulary']:,} tokens"),
                 ("context", f"{description['context']:,} tokens"),
+                ("reads", "text and images" if description["reads_images"] else "text"),
                 ("end tokens", ends),
                 (
                     "served by",
