@@ -55,8 +55,8 @@ class PastConversation:
 
     def is_better_than(self, other: "PastConversation") -> bool:
         """By what somebody wrote, then by being right, then by scores where both have one."""
-        if self.is_corrected != other.is_corrected:
-            return self.is_corrected
+        if self.is_corrected or other.is_corrected:
+            return not other.is_corrected
         if self.is_right != other.is_right:
             return self.is_right
         return self.score is not None and other.score is not None and self.score > other.score

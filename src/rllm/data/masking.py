@@ -24,17 +24,22 @@ _PERSONAL = {
 def with_marks(value: Any) -> tuple[Any, int]:
     """The same JSON value with marks, and how many of its texts have some."""
     if isinstance(value, str):
-        text = without_keys(value)
+        text = _encodable(without_keys(value))
         for mark, pattern in _PERSONAL.items():
             text = pattern.sub(lambda match, mark=mark: _mark_of(match, mark), text)
         return text, int(text != value)
     if isinstance(value, Mapping):
-        pairs = {str(values_without_keys(name)): with_marks(each) for name, each in value.items()}
+        pairs = {_encodable(str(values_without_keys(name))): with_marks(each) for name, each in value.items()}
         return {name: each for name, (each, _) in pairs.items()}, sum(count for _, count in pairs.values())
     if isinstance(value, list | tuple):
         items = [with_marks(each) for each in value]
         return [each for each, _ in items], sum(count for _, count in items)
     return value, 0
+
+
+def _encodable(text: str) -> str:
+    """Half a surrogate pair, which JSON can carry and no file of text can hold, becomes `?`."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _mark_of(match: re.Match[str], mark: str) -> str:
