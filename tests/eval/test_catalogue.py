@@ -139,6 +139,8 @@ def test_an_unknown_benchmark_is_refused_with_the_nearest_name(
         benchmark_named("reasoning-gym/chainsum")
     with pytest.raises(ConfigError, match=r"there are: .*frozenlake.*reasoning-gym/…"):
         benchmark_named("xyzzyxyzzy")
+    with pytest.raises(ConfigError, match=r"`harbor:org/name`: collections .* rllm eval \./DIRECTORY"):
+        benchmark_named("harbor:org/name")
 
 
 def test_a_game_has_as_many_turns_in_training_as_its_rules_allow() -> None:

@@ -35,6 +35,8 @@ SINGLE_TURN = "single_turn"
 FOLLOW_UPS = "follow-ups"
 """That of questions which are followed by others, whatever the answer."""
 QUESTIONS = (SINGLE_TURN, FOLLOW_UPS)
+HARBOR = "harbor:"
+"""How names of Harbor's registry begin."""
 TASK_DIRECTORY, SWE = "task-directory", "swe"
 """The environment of tasks that are directories."""
 QUESTION_TRAINING: dict[str, Any] = {
@@ -174,6 +176,11 @@ def benchmark_named(name: str) -> Benchmark:
 
     Raises ConfigError with the nearest name for one that there is not.
     """
+    if name.startswith(HARBOR):
+        raise ConfigError(
+            f"`{name}`: collections of Harbor's registry are not fetched here. Get their directory, as by "
+            "`git clone` of what the registry names, and give that: rllm eval ./DIRECTORY"
+        )
     file_name = _files_of_names().get(name)
     if file_name is not None:
         return _benchmark(file_name, name)
