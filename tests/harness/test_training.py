@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from test_harness import block
 
+from rllm.agents.harness.spec import shipped_names
 from rllm.cli.main import rllm
 from rllm.store.episodes import EpisodeStore
 from rllm.types.episode import Episode
@@ -25,10 +26,14 @@ SETTINGS = (
 )
 
 
-def trained(agent: str, task: Task, *settings: str) -> tuple[list[dict[str, int]], list[Episode]]:
+def trained(
+    agent: str, task: Task, *settings: str, model: str = "tiny"
+) -> tuple[list[dict[str, int]], list[Episode]]:
     """The token counts of the two steps, and the episodes that they were made of."""
     Path("rows.jsonl").write_text(json.dumps(task.metadata["entry"]) + "\n")
-    words = f"train rows.jsonl --agent harness:{agent} --model builtin:tiny --output run --json --threads 1"
+    words = (
+        f"train rows.jsonl --agent harness:{agent} --model builtin:{model} --output run --json --threads 1"
+    )
     words += "".join(f" --set {each}" for each in (*SETTINGS, *settings))
     ended = CliRunner().invoke(rllm, shlex.split(words), catch_exceptions=False)
     assert ended.exit_code == 0, ended.output
@@ -65,3 +70,24 @@ def test_two_steps_through_the_agent_of_the_page(
     counts, episodes = trained("my_agent.toml", task, "inference.max_context=2048")
     require_conserved(counts, episodes)
     assert all(each["tokens.trained"] == each["tokens.sampled"] for each in counts)
+
+
+SHIPPED = {
+    "mini-swe-agent": ("rollout.budget.turns=2", "rollout.truncation.max_turns=keep"),
+    "claude-code": ("rollout.budget.turns=2", "rollout.truncation.max_turns=keep"),
+    "codex": ("rollout.max_tokens_per_turn=3000",),
+}
+"""A model that calls no tool is asked again without end; an answer that is cut off is an error to Codex."""
+
+
+def test_every_harness_that_ships_is_trained_through() -> None:
+    assert sorted(SHIPPED) == shipped_names()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_two_steps_through_each_harness_that_ships(
+    name: str, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ("inference.max_context=32768", "inference.num_slots=1", *SHIPPED[name])
+    require_conserved(*trained(name, task, *settings, model="tiny-32k"))

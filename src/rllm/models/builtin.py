@@ -105,14 +105,17 @@ PRESETS = {
     "tiny-8k": TinyModel(
         hidden_size=96, num_layers=2, num_heads=4, intermediate_size=288, max_positions=8192
     ),
+    "tiny-32k": TinyModel(
+        hidden_size=96, num_layers=2, num_heads=4, intermediate_size=288, max_positions=32_768
+    ),
     "0.2m": TinyModel(hidden_size=80, num_layers=2, num_heads=4, intermediate_size=216),
     "1m": TinyModel(hidden_size=128, num_layers=4, num_heads=4, intermediate_size=448),
     "5m": TinyModel(hidden_size=256, num_layers=6, num_heads=4, intermediate_size=704),
     "20m": TinyModel(hidden_size=512, num_layers=6, num_heads=8, intermediate_size=1472),
     "100m": TinyModel(hidden_size=768, num_layers=13, num_heads=12, intermediate_size=2304),
 }
-"""By name: three that the built-in games were learned with, `tiny` for long prompts, and one for each order
-of parameters."""
+"""By name: three that the built-in games were learned with, two of `tiny` for long prompts, and one for each
+order of parameters."""
 
 
 def create_tokenizer(vocab_size: int = 604) -> Tokenizer:
