@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rllm.engine.error_text import MAX_SHOWN_CHARS
-from rllm.engine.failures import MAX_INITIAL_FAILURES, WINDOW
+from rllm.engine.failures import MAX_INITIAL_FAILURES, WINDOW, FailureBudget
 from rllm.errors import AgentError, ConfigError, InferenceError, RewardError, RllmError
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 from rllm.workflows.workflow import Workflow
@@ -209,3 +209,14 @@ async def test_a_page_long_message_is_bounded_on_record() -> None:
         assert len(record["message"]) < MAX_SHOWN_CHARS + 100
         assert sys.getsizeof(str(bad.to_dict())) < 200_000
         assert "xxx" in record["message"]
+
+
+def test_each_kind_of_failure_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    budget = FailureBudget(1.0)
+    failed = Episode(task_id="t", outcome=Outcome.INFRASTRUCTURE_FAILURE)
+    for error in (OSError("the disk is full"), OSError("the disk is full"), InferenceError("no server")):
+        budget.settle(failed, error, num_attempts=64)
+    budget.settle(Episode(task_id="t", outcome=Outcome.SCORED), None, num_attempts=64)
+    disk, server = (record.getMessage() for record in caplog.records)
+    assert disk == f"Episode {failed.id} failed and is left out: OSError: the disk is full"
+    assert server.endswith("InferenceError: no server")

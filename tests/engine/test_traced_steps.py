@@ -170,6 +170,34 @@ def test_only_whole_answers_are_steps() -> None:
         join_records(Trajectory(steps=[Step(id="c0")]), *records)
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "is_ours"),
+    [
+        (500, None, True),
+        (503, "no_upstream", True),
+        (408, None, True),
+        (429, None, True),
+        (400, None, False),
+        (404, None, False),
+        (499, "client_disconnected", False),
+        (503, "session_closed", False),
+    ],
+)
+def test_a_failed_call_is_the_infrastructures_by_its_status_and_code(
+    status: int, code: str | None, is_ours: bool
+) -> None:
+    error = {"status": status, "code": code}
+    failed = CallRecord(id="c1", session="s", status=CallStatus.ERROR, error=error)
+    assert Captured([call("c0"), failed]).infrastructure_error() == (error if is_ours else None)
+
+
+def test_a_temperature_that_nobody_chose_is_that_of_the_model() -> None:
+    records = (call("c0", "one"), call("c1", "two", temperature=0.5))
+    episode, _ = join_records(None, *records)
+    outputs = [step.model_output for step in episode.trajectories[0].steps]
+    assert [output and output.temperature for output in outputs] == [1.0, 0.5]
+
+
 def test_what_a_call_was_like_is_on_its_step() -> None:
     record = call(
         "c0",
