@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from rllm.engine.agent_execution import AgentExecutionEngine
+from rllm.engine.attempt_state import LiveRollout
+from rllm.engine.attempts import EpisodeCounts
 from rllm.engine.supervision import LoopWatchdog, ProgressWatchdog
 from rllm.errors import ConfigError, StallError
 from rllm.inference.scripted import ScriptedAnswer, ScriptedClient
@@ -280,3 +282,28 @@ def test_a_limit_of_nothing_is_refused(kind: Any) -> None:
     arguments = () if kind is LoopWatchdog else (None,)
     with pytest.raises(ConfigError, match="`limit_s`"):
         kind(*arguments, limit_s=0.0)
+
+
+class Moving:
+    """An engine with one episode in flight that takes a turn whenever it is told to."""
+
+    def __init__(self) -> None:
+        self.counts = EpisodeCounts(in_flight=1)
+
+    def live(self) -> list[LiveRollout]:
+        return []
+
+
+async def test_an_engine_that_moves_is_let_play_for_longer_than_the_limit() -> None:
+    engine, clock = Moving(), Clock()
+    async with ProgressWatchdog(engine, limit_s=5.0, clock=clock, check_every_s=0.001):
+        for _ in range(8):
+            engine.counts.turns += 1
+            reads = clock.num_reads
+            await _later_reads(clock, reads + 2)
+            clock.now_s += 1.0
+
+
+async def _later_reads(clock: Clock, num_reads: int) -> None:
+    while clock.num_reads < num_reads:
+        await asyncio.sleep(0.001)

@@ -46,7 +46,7 @@ async def test_a_program_that_returns_nothing_becomes_a_step_per_call(way: str) 
     assert step.chat_completions[-1] == {"role": "assistant", "content": "answer to What is 0? 1"}
     assert (episode.outcome, episode.termination_reason) == (Outcome.SCORED, TerminationReason.ENV_DONE)
     assert (trajectory.reward, episode.is_correct) == (0.5, True)
-    assert episode.metrics["calls"] == 2
+    assert (episode.metrics["calls"], episode.metrics["abandoned_threads"]) == (2, 0)
     assert episode.info["tries"] == 1
 
 
