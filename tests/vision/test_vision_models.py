@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from rllm.algorithms.losses import PolicyLoss
 from rllm.cli.main import rllm as front_door
 from rllm.config.loader import load_config
 from rllm.config.optimizer import OptimizerConfig
-from rllm.errors import ConfigError, ModelDirectoryError
+from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
 from rllm.inference.local.client import LocalClient
 from rllm.models.builtin import TinyModel, create_model
 from rllm.models.directory import load_model, save_model
@@ -294,3 +295,13 @@ def test_model_info_says_that_a_directory_reads_images(vision_model: Make) -> No
     facts = json.loads(as_json.stdout)
     assert facts["reads_images"] is True
     assert facts["vocabulary"] == load_model(Path(directory)).vocab_size
+
+
+def test_without_pillow_a_vision_directory_is_refused_with_the_extra_to_install(
+    vision_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = vision_model("idefics3").directory
+    for name in ("PIL", "PIL.Image"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match=r"`pillow` is not installed; .*'rllm\[vision\]'"):
+        load_model(directory)

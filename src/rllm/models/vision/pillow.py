@@ -1,5 +1,6 @@
 """Bytes of an image file ──Pillow──► pixels, within limits that are checked before anything is decoded."""
 
+import importlib
 import io
 import struct
 import zlib
@@ -13,16 +14,23 @@ MAX_PIXELS = 40_000_000
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
+def require_pillow() -> None:
+    """Raises MissingExtraError where images cannot be read."""
+    try:
+        importlib.import_module("PIL.Image")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("pillow", "vision") from error
+
+
 def pillow_image(image: ImageFile) -> Any:
     """A `PIL.Image.Image` in RGB, turned as its camera says it should be.
 
     Raises ConfigError naming the value and the limit for one that is too large, broken or moving.
     """
-    try:
-        import PIL.Image
-        import PIL.ImageOps
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("pillow", "vision") from error
+    require_pillow()
+    import PIL.Image
+    import PIL.ImageOps
+
     what = f"An image of {len(image.data):,} bytes ({image.media_type})"
     bombs = (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning)
     try:

@@ -13,7 +13,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
-from rllm.models.vision.pillow import pillow_image
+from rllm.models.vision.pillow import pillow_image, require_pillow
 from rllm.rendering.images import IMAGES
 from rllm.types.images import MAX_PATCHES, ImageFile, patch_ids
 
@@ -38,6 +38,7 @@ class VisionProcessor:
     """An `AutoProcessor`, one image at a time, so that what an image becomes depends on it alone."""
 
     def __init__(self, directory: Path, *, trust_remote_code: bool = False) -> None:
+        require_pillow()
         try:
             from transformers import AutoProcessor
         except ImportError as error:
