@@ -239,6 +239,7 @@ def scenarios(number: int, url: str) -> dict[str, list[tuple[bool, tuple[str, ..
         "agent unregister": [(True, (FOREIGN,))],
         "init": [(True, (f"{SEEN}\x1b[2J-too",))],
         "doctor": [(False, ())],
+        "doctor web": [(False, ())],  # RLLM_CHROMIUM is foreign text
         "doctor algorithm": [(True, ("mine.py:estimator", "--kind", "estimator"))],
         "doctor tasks": [(True, ("swe.jsonl",))],
         "doctor grader": [(True, ("mine.py:Grader", "--task", "task.json", "--oracle", "answer.txt"))],
@@ -267,6 +268,7 @@ def test_no_command_prints_what_steers_a_terminal(
     known = scenarios(hostile, server.url)
     assert sorted(known) == sorted(commands(front_door)), "every command is walked"
     monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("RLLM_CHROMIUM", FOREIGN)
     wrong: list[str] = []
     for command, calls in known.items():
         for shows, words in calls:
