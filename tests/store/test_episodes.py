@@ -2,6 +2,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -460,3 +461,16 @@ def test_the_payload_repeats_no_tokens(conversation: Conversation) -> None:
 
     row, _ = encode_episode(conversation())
     assert "completion_ids" not in json.dumps(json.loads(zlib.decompress(row.payload)))
+
+
+def test_a_value_that_is_empty_or_one_comes_back_as_it_was(tmp_path: Path) -> None:
+    steps = [Step(mc_return=1.0), Step(mc_return=0.0), Step(model_output=ModelOutput(text=""))]
+    episode = Episode(id="t:0", task_id="t", trajectories=[Trajectory(steps=steps)])
+    with EpisodeStore.open(tmp_path / "store.sqlite") as store:
+        with ThreadPoolExecutor(1) as other_thread:
+            other_thread.submit(store.save_episodes, "train", 0, [episode]).result()
+        (back,) = store.episodes("train", 0)
+    assert back.trajectories[0].steps == steps
+    output = back.trajectories[0].steps[2].model_output
+    assert output is not None
+    assert (output.text, output.usage, output.completion_ids) == ("", {}, [])
