@@ -362,3 +362,17 @@ async def test_arguments_that_a_workflow_refuses_are_found_before_the_first_task
 def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         engine_of(Asks, **options)
+
+
+async def test_a_workflow_that_could_not_be_made_for_want_of_something_is_made_again() -> None:
+    class MadeLate(Asks):
+        times = 0
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            MadeLate.times += 1
+            if MadeLate.times == 1:
+                raise OSError("the port is taken")
+            super().__init__(*arguments, **options)
+
+    (episode,) = await episodes_of(engine_of(MadeLate, retry_limit=2), TASKS[:1])
+    assert (episode.outcome, episode.info["tries"], MadeLate.times) == (Outcome.SCORED, 2, 2)
