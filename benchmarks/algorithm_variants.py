@@ -66,6 +66,7 @@ VARIANTS: dict[str, Variant] = {
     "REINFORCE": _estimator("reinforce"),
     "REINFORCE, mean of the batch": _estimator("reinforce_baseline"),
     "REINFORCE++, baseline": _estimator("reinforce_plus_plus_baseline"),
+    "PRPO": _estimator("prpo"),
     "OPO": _estimator("opo"),
     "GPG": _estimator("gpg"),
     "MaxRL": _estimator("maxrl"),

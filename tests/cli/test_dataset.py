@@ -86,7 +86,6 @@ def test_a_row_that_lacks_a_field_is_named_before_anything_is_kept(home: Path) -
         (("register", "a b", "rows.jsonl"), "The name of a data set is 'a b'"),
         (("inspect", "mine"), "There is no data set `mine` here"),
         (("remove", "mine"), "There is no data set `mine` here"),
-        (("pull", "frozenlake"), "makes its tasks itself"),
         (("pull", "gsm9k"), "did you mean `gsm8k`?"),
         (("inspect", "gsm8k"), "not here yet; fetch them: rllm dataset pull gsm8k"),
         (("info", "frozenlake"), "`frozenlake` makes its tasks itself and has no rows"),

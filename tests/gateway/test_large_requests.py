@@ -24,7 +24,9 @@ CONTEXT = 400_000
 
 
 class WatchedTokenizer(CodepointTokenizer):
-    """Notes in which thread each text was encoded."""
+    """Notes in which thread each text was encoded. It reads text alone: images have room beside it."""
+
+    images = None
 
     def __init__(self) -> None:
         self.encoded: list[tuple[int, threading.Thread]] = []

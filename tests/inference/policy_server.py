@@ -57,6 +57,10 @@ class PolicyServer:
         self._runner: web.ServerRunner | None = None
 
     @property
+    def is_there(self) -> bool:
+        return self._runner is not None
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
@@ -93,18 +97,17 @@ class PolicyServer:
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
     async def _stop(self) -> None:
-        runner, self._runner = self._runner, None
-        if runner is None:
+        runner, client, adapters = self._runner, self._client, self._adapters
+        if runner is None or client is None:
             return
         if runner.server is not None:
             for connection in list(runner.server.connections):
                 if connection.transport is not None:
                     connection.transport.abort()
         await runner.cleanup()
-        assert self._client is not None
-        for client in (self._client, *self._adapters.values()):
-            await client.close()
-        self._adapters.clear()
+        for each in (client, *adapters.values()):
+            await each.close()
+        self._runner, self._client, self._adapters = None, None, {}
 
     async def _answer(self, http: web.BaseRequest) -> web.Response:
         match http.path:

@@ -76,15 +76,17 @@ def test_two_servers_sample_what_the_built_in_engine_samples(
 
 
 def test_a_server_that_ends_loses_no_episode_and_comes_back_with_the_newest_weights(
-    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path
+    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rllm.inference.fleet.PROBE_EVERY_S", 0.05)
     first, second = servers
     first.dies_after = 60
 
     def revive() -> None:
         while first.dies_after is not None:
             time.sleep(0.01)
-        time.sleep(1.0)
+        while first.is_there:
+            time.sleep(0.01)
         first.start()
 
     reviver = threading.Thread(target=revive)
