@@ -65,7 +65,12 @@ def _inside(link: re.Match[str]) -> str:
 def front_page() -> str:
     """README.md, whose links begin in docs/."""
     text = (CHECKOUT / "README.md").read_text().replace("](docs/", "](")
-    return re.sub(r"\[([^]]*)\]\(((?:benchmarks|examples|CONTRIBUTING)[^)]*)\)", r"\1 (`\2`)", text)
+    return re.sub(r"\[([^]]*)\]\(([^):#]+)\)", _kept_inside, text)
+
+
+def _kept_inside(link: re.Match[str]) -> str:
+    is_outside = (CHECKOUT / link[2]).exists() and not (CHECKOUT / "docs" / link[2]).exists()
+    return f"{link[1]} (`{link[2]}`)" if is_outside else link[0]
 
 
 def commands_page() -> str:
