@@ -25,13 +25,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from rllm.agents.base import BaseAgent
+from rllm.agents.conversation import ConversationAgent
 from rllm.environments.base import BaseEnv
 from rllm.tracking.console import LiveView
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.types.draws import draw_seed
-from rllm.types.episode import Action, Step, Trajectory
 
 LETTERS = "ABCDEFGHIJKLMNOP"
 TURNS = 3
@@ -73,37 +72,6 @@ class SlowSpelling(BaseEnv):
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "SlowSpelling":
         return SlowSpelling(info["letters"], info["name"], info["tail"], info["median_s"])
-
-
-class Speller(BaseAgent):
-    """Passes on what it is asked and what it says."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._messages: list[dict[str, Any]] = []
-        self._trajectory = Trajectory()
-
-    @property
-    def chat_completions(self) -> list[dict[str, Any]]:
-        return self._messages
-
-    @property
-    def trajectory(self) -> Trajectory:
-        return self._trajectory
-
-    def update_from_env(
-        self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
-    ) -> None:
-        if not done:
-            self._messages.append({"role": "user", "content": observation})
-
-    def update_from_model(self, response: str, **kwargs: Any) -> Action:
-        self._messages.append({"role": "assistant", "content": response})
-        step = Step(chat_completions=list(self._messages), model_response=response, action=response)
-        self._trajectory.steps.append(step)
-        return Action(response)
 
 
 def demonstrate(task: dict[str, Any], noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:
@@ -157,7 +125,7 @@ def measure(tail: str, ahead: int, seed: int, steps: int, median_s: float) -> di
             config=settings(ahead, seed, steps),
             train_dataset=tasks(4_096, tail, median_s),
             val_dataset=tasks(1, "none", 0.0),
-            agent_class=Speller,
+            agent_class=ConversationAgent,
             env_class=SlowSpelling,
             demonstrate=demonstrate,
             tracker=LiveView(steps, console=Console(quiet=True)),
