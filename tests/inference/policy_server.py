@@ -57,6 +57,11 @@ class PolicyServer:
         self._runner: web.ServerRunner | None = None
 
     @property
+    def adapters(self) -> list[str]:
+        """Names of those that it has."""
+        return list(self._adapters)
+
+    @property
     def is_there(self) -> bool:
         return self._runner is not None
 

@@ -2,17 +2,21 @@
 
 import asyncio
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from rllm.config.lora import LoraConfig
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.fleet import Fleet
 from rllm.inference.vllm import VLLMClient
+from rllm.inference.vllm_process import ServerProcess, ServerSettings
 from rllm.models.builtin import create_model
 from rllm.models.directory import load_model, save_model
+from rllm.models.lora import save_adapter, with_adapter
 from rllm.types.messages import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -123,3 +127,68 @@ async def test_a_call_moves_on_from_a_replica_that_ends_and_none_waits_for_ever(
         servers[1].stop()
         with pytest.raises(InferenceError):
             await fleet.generate_ids([5, 6, 7], SHORT)
+
+
+async def test_a_publish_waits_for_weights_that_are_being_written_and_each_has_its_own(
+    servers: list[PolicyServer], models: Path, tmp_path: Path
+) -> None:
+    weights, is_writing, may_end = ["first"], threading.Event(), threading.Event()
+
+    def write_slowly(target: Path) -> None:
+        begun_with = weights[0]
+        is_writing.set()
+        may_end.wait(5)
+        save_model(load_model(models / "1"), target, with_output_layer=True)
+        (target / "which").write_text(f"{begun_with} {weights[0]}")
+
+    fleet = Fleet(
+        [_client(servers[0], models)],
+        write_weights=write_slowly,
+        directory=tmp_path / "weights",
+        max_context=512,
+    )
+    fleet.publish(1)
+    call = asyncio.create_task(fleet.generate_ids([5, 6], SHORT))
+    await asyncio.to_thread(is_writing.wait, 5)
+    second = threading.Thread(target=fleet.publish, args=(2, lambda: weights.__setitem__(0, "second")))
+    second.start()
+    await asyncio.sleep(0.1)
+    assert weights == ["first"], "nobody changes what is being written"
+    may_end.set()
+    assert set((await call).policy_versions) == {1}
+    second.join()
+    assert set((await fleet.generate_ids([5, 6], SHORT)).policy_versions) == {2}
+    written = {path.parent.name: path.read_text() for path in (tmp_path / "weights").glob("*/which")}
+    assert written == {"publish-1": "first first", "publish-2": "second second"}
+    await fleet.close()
+
+
+async def test_calls_of_the_adapter_before_are_still_answered(models: Path, tmp_path: Path) -> None:
+    loaded = with_adapter(load_model(models / "0"), LoraConfig(rank=2), 0)
+    with PolicyServer(models / "0") as server:
+        client = _client(server, models)
+        for version in range(1, 5):
+            save_adapter(loaded, tmp_path / f"publish-{version}")
+            await client.load_adapter(tmp_path / f"publish-{version}", version)
+        assert [name.split("-")[1] for name in server.adapters] == ["3", "4"]
+        await client.close()
+
+
+async def test_a_server_that_is_never_ready_is_given_up_with_the_end_of_its_log(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rllm.inference.vllm_process.START_WITHIN_S", 0.5)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho I hang\nexec sleep 60\n")
+    python.chmod(0o755)
+    settings = ServerSettings(
+        python=str(python),
+        model=models / "0",
+        max_context=64,
+        max_requests=2,
+        max_prefill_tokens=64,
+        dtype="float32",
+    )
+    with pytest.raises(InferenceError, match=r"3 times before it was ready(?s:.*)I hang"):
+        async with ServerProcess(settings, 0, tmp_path / "server.log"):
+            pass

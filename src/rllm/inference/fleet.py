@@ -12,8 +12,10 @@ is asked again elsewhere, unless parts of its answer were handed out already.
 import asyncio
 import logging
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,15 @@ class Replica:
             self.num_calls -= 1
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _Weights:
+    """A publish as it was written."""
+
+    number: int
+    policy_version: int
+    directory: Path
+
+
 class Fleet(ModelClient):
     """A `TokenClient` and a `ModelClient` on replicas; see the module docstring.
 
@@ -93,8 +104,10 @@ class Fleet(ModelClient):
         self._patience_s = patience_s
         self._policy_version = 0
         self._num_publishes = 0
-        self._number_on_disk = 0
+        self._on_disk: _Weights | None = None
         self._writing = asyncio.Lock()
+        self._changing = threading.Lock()
+        """Held while weights are changed, or read to be written: a replica may come back at any moment."""
         self._service = asyncio.Condition()
         self.num_moved = 0
         """Calls that were asked again elsewhere, because their replica failed."""
@@ -117,6 +130,10 @@ class Fleet(ModelClient):
     def publish(self, policy_version: int, write: Callable[[], None] | None = None) -> None:
         """The weights are now those of `policy_version`, once `write` has written them. Replicas get them
         before they answer the next call."""
+        with self._changing:
+            self._take(policy_version, write)
+
+    def _take(self, policy_version: int, write: Callable[[], None] | None) -> None:
         if write is not None:
             write()
         if policy_version != self._policy_version or not self._num_publishes or write is not None:
@@ -253,26 +270,33 @@ class Fleet(ModelClient):
         async with replica.updating:
             if replica.weights_number == self._num_publishes:
                 return
-            number, version = self._num_publishes, self._policy_version
-            directory = await self._weights_on_disk(number)
+            weights = await self._weights_on_disk()
             if self._is_adapter:
-                await replica.client.load_adapter(directory, version)
+                await replica.client.load_adapter(weights.directory, weights.policy_version)
             else:
-                await replica.client.update_weights(directory, version)
-            replica.weights_number = number
+                await replica.client.update_weights(weights.directory, weights.policy_version)
+            replica.weights_number = weights.number
 
-    async def _weights_on_disk(self, number: int) -> Path:
-        """The directory of a publish; the one before stays, because a replica may be reading it."""
-        target = self._directory / f"publish-{number}"
+    async def _weights_on_disk(self) -> "_Weights":
+        """The newest; those before them stay, because a replica may be reading them."""
         async with self._writing:
-            if self._number_on_disk != number:
+            last = self._on_disk
+            if last is None or last.number != self._num_publishes:
                 self._directory.mkdir(parents=True, exist_ok=True)
-                await asyncio.to_thread(self._write_weights, target)
+                newest = await asyncio.to_thread(self._write)
                 for old in self._directory.iterdir():
-                    if old.name not in (target.name, f"publish-{self._number_on_disk}"):
+                    if old != newest.directory and (last is None or old != last.directory):
                         shutil.rmtree(old, ignore_errors=True)
-                self._number_on_disk = number
-        return target
+                self._on_disk = newest
+            assert self._on_disk is not None, "it was written"
+            return self._on_disk
+
+    def _write(self) -> "_Weights":
+        with self._changing:
+            number, policy_version = self._num_publishes, self._policy_version
+            target = self._directory / f"publish-{number}"
+            self._write_weights(target)
+        return _Weights(number=number, policy_version=policy_version, directory=target)
 
     def _out_of_service(self, replica: Replica, error: InferenceError) -> None:
         replica.is_up = False
@@ -284,7 +308,7 @@ class Fleet(ModelClient):
     async def _probe(self, replica: Replica) -> None:
         """Until it answers again: whatever it was, it may have begun anew, with its first weights."""
         replica.weights_number = -1
-        replica.client.forget_adapter()
+        replica.client.forget_adapters()
         while True:
             await asyncio.sleep(PROBE_EVERY_S)
             try:

@@ -40,6 +40,7 @@ _GRAMMAR_FROM = (0, 12)
 _TOKEN_ID_NAME = re.compile(r"token_id:(\d+)")
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _SEEDS = 2**63
+_ADAPTERS_KEPT = 2
 _UNKNOWN_CONTEXT = 2**31 - 1
 
 
@@ -73,8 +74,8 @@ class VLLMClient(ModelClient):
         self.tokenizer = HuggingFaceTokenizer(tokenizer) if isinstance(tokenizer, Path) else tokenizer
         self.renderer = ChatRenderer(self.tokenizer)
         self._policy_version = 0
-        self._adapter = ""
-        """Name of the adapter that answers, where one does."""
+        self._adapters: list[str] = []
+        """Names of the adapters that the server has; the last one answers."""
         self._gate = Gate()
         self._http = VLLMHttp(
             self.base_url,
@@ -170,21 +171,23 @@ class VLLMClient(ModelClient):
     async def load_adapter(self, directory: Path, policy_version: int) -> None:
         """Let the server answer by an adapter in peft's format, in a place that it can see itself.
 
-        Nobody waits: calls under way go on with the adapter that they began with. Needs vLLM with
+        Nobody waits: calls under way go on with the adapter that they began with, for which the one before
+        stays. Needs vLLM with
         `--enable-lora`, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment. Raises ConfigError where
         that is not so, and InferenceError when the server could not read the adapter.
         """
-        name, last = f"adapter-{policy_version}-{directory.name}", self._adapter
+        name = f"adapter-{policy_version}-{directory.name}"
         needs = "`--enable-lora`, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
         where = {"lora_name": name, "lora_path": str(directory.resolve())}
         await self._http.tell("/v1/load_lora_adapter", where, needs)
-        self._adapter, self._policy_version = name, policy_version
-        if last:
-            await self._http.tell("/v1/unload_lora_adapter", {"lora_name": last}, needs)
+        self._adapters.append(name)
+        self._policy_version = policy_version
+        if len(self._adapters) > _ADAPTERS_KEPT:
+            await self._http.tell("/v1/unload_lora_adapter", {"lora_name": self._adapters.pop(0)}, needs)
 
-    def forget_adapter(self) -> None:
+    def forget_adapters(self) -> None:
         """The server began anew, without any."""
-        self._adapter = ""
+        self._adapters = []
 
     @property
     def max_context(self) -> int:
@@ -242,7 +245,7 @@ class VLLMClient(ModelClient):
             temperature=sampling.temperature,
             # With an adapter, what the server tells is the version of the weights beneath it.
             policy_versions=[
-                version if self._adapter or server_policy_version is None else server_policy_version
+                version if self._adapters or server_policy_version is None else server_policy_version
             ]
             * len(collected.ids),
             top_logprobs=[each[: sampling.top_logprobs] for each in collected.top_logprobs],
@@ -298,7 +301,7 @@ class VLLMClient(ModelClient):
         self, prompt_ids: list[int], sampling: SamplingParams, room: int, *, stream: bool
     ) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self._adapter or self.facts.model,
+            "model": self._adapters[-1] if self._adapters else self.facts.model,
             "prompt": list(prompt_ids),
             "max_tokens": min(sampling.max_tokens, room),
             "temperature": sampling.temperature,

@@ -1,8 +1,8 @@
 """vLLM servers of our own: started on free ports, begun anew when they end, ended with whoever started them.
 
-    ServerProcess.run ──► python -m vllm… on a port of its own ──► ready (asked every second)
-           ▲                                                          │ it ends
-           └── at most MAX_FAILED_STARTS in a row that never get ready ◄──┘
+    ServerProcess ──► python -m vllm… on a port of its own ──► ready, within START_WITHIN_S
+          ▲                                                      │ it ends
+          └── at most MAX_FAILED_STARTS in a row that never get ready
 
 What a server prints goes to its log file. Each is a process group, which is ended with SIGTERM and, after a
 while, SIGKILL; where its starter is killed, the kernel ends it.
@@ -10,6 +10,7 @@ while, SIGKILL; where its starter is killed, the kernel ends it.
 
 import asyncio
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -23,7 +24,11 @@ from urllib.request import urlopen
 from rllm.distributed.launch import free_port
 from rllm.errors import ConfigError, InferenceError
 
+log = logging.getLogger(__name__)
+
 MAX_FAILED_STARTS = 3
+START_WITHIN_S = 1_800.0
+"""A large model takes minutes to be read; what is not ready by then hangs."""
 END_WITHIN_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _LAST_CHARS = 1_500
@@ -160,10 +165,13 @@ class ServerProcess:
             self._start()
             was_ready = await self._watch()
             num_failed = 0 if was_ready else num_failed + 1
-        raise InferenceError(
+        error = (
             f"The server at {self.url} ended {num_failed} times before it was ready; the end of "
             f"{self.log_path}:\n{self._last_words()}"
         )
+        if self._ready.is_set():  # the run goes on with the others, if there are any
+            log.error(error)
+        raise InferenceError(error)
 
     def _start(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,10 +188,12 @@ class ServerProcess:
             )
 
     async def _watch(self) -> bool:
-        """Until the process has ended; whether it was ever ready."""
+        """Until the process has ended, or took too long to get ready; whether it was ever ready."""
         assert self._process is not None
-        was_ready = False
+        was_ready, give_up_at = False, time.monotonic() + START_WITHIN_S
         while self._process.poll() is None:
+            if not was_ready and time.monotonic() > give_up_at:
+                break
             if not was_ready:
                 was_ready = await asyncio.to_thread(self._is_healthy)
                 if was_ready:
