@@ -12,6 +12,7 @@ from typing import Any
 
 from rllm.errors import ConfigError
 
+EXAMPLE = """status == "ok" and score >= 0.5"""
 MAX_CHARACTERS = 2000
 MAX_DEPTH = 50
 """Of a filter's parts within parts."""
@@ -43,7 +44,9 @@ class RowFilter:
             place = getattr(error, "offset", None)
             where = f" at character {place}" if place else ""
             hint = f"; it may be nested {MAX_DEPTH} deep" if place is None else ""
-            raise ConfigError(f"The filter {text!r:.200} cannot be read{where}{hint}.") from error
+            raise ConfigError(
+                f"The filter {text!r:.200} cannot be read{where}{hint}; write one like {EXAMPLE}."
+            ) from error
         self._require(self._tree, MAX_DEPTH)
 
     def __call__(self, row: Mapping[str, Any]) -> bool:
