@@ -107,7 +107,8 @@ def require_vllm(python: str) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(
-            f"`inference.server_python` is {python!r}, which cannot be run: {error}."
+            f"`inference.server_python` is {python!r}, which cannot be run ({error}); name the Python of an "
+            "environment that vLLM is installed in."
         ) from error
     if done.returncode:
         raise ConfigError(

@@ -27,6 +27,7 @@ from rllm.models.directory import (
     load_model,
     parameters_sha256,
     read_config,
+    reads_images,
     require_device,
     save_model,
     write_index,
@@ -241,12 +242,17 @@ def require_models(config: TrainConfig) -> None:
         return
     for name, policy in config.named_policies.items():
         kind, separator, preset = policy.path.partition(":")
-        if not separator:
-            read_config(Path(policy.path))
-        elif kind != "builtin" or preset not in PRESETS:
+        has_vision = not separator and reads_images(read_config(Path(policy.path)))
+        if separator and (kind != "builtin" or preset not in PRESETS):
             key = f"policies.{name}.path" if config.policies and config.policies[name].path else "model.path"
             presets = ", ".join(f"builtin:{each}" for each in PRESETS)
             raise ConfigError(f"`{key}` is {policy.path!r}; write one of {presets}, or a directory.")
+        if has_vision and config.inference.engine == "vllm":
+            raise ConfigError(
+                f"{policy.path} reads images, and `inference.engine` is 'vllm', whose servers get ids "
+                "without pixels; set it to local."
+            )
+        _require_vision(policy.path, has_vision, config.model.vision, config.adapter_of(name).rank)
     require_device(config.model.device)
 
 
@@ -293,12 +299,6 @@ def load_initial_models(config: TrainConfig, run: Path, num_local_ranks: int = 1
                 dtype=dtype,
                 trust_remote_code=config.model.trust_remote_code,
             )
-        _require_vision(model, config.model.vision, adapter.rank)
-        if model.tokenizer.images is not None and config.inference.engine == "vllm":
-            raise ConfigError(
-                f"{model.directory} reads images, and `inference.engine` is 'vllm', whose servers get ids "
-                "without pixels; set it to local."
-            )
         if not changes:
             constant[path] = model
         elif config.model.vision == "train":
@@ -310,13 +310,13 @@ def load_initial_models(config: TrainConfig, run: Path, num_local_ranks: int = 1
     return models
 
 
-def _require_vision(model: LoadedModel, vision: str, rank: int) -> None:
+def _require_vision(path: str, has_vision: bool, vision: str, rank: int) -> None:
     """Raises ConfigError where `model.vision` asks for what this model or its adapter cannot do."""
     if vision == "frozen":
         return
-    if model.tokenizer.images is None:
+    if not has_vision:
         raise ConfigError(
-            f"`model.vision` is {vision!r}, but {model.directory} reads text alone; leave it at frozen, or "
+            f"`model.vision` is {vision!r}, but {path} reads text alone; leave it at frozen, or "
             "train a model that reads images."
         )
     if vision == "train" and rank:
