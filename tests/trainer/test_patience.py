@@ -16,6 +16,7 @@ from rllm.eval.words import compared_sentence
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.patience import Patience
+from rllm.trainer.replay import replay
 
 STANDING_STILL = {
     "steps": 9,
@@ -67,6 +68,9 @@ def test_a_flat_run_ends_early_and_one_that_broke_off_ends_at_the_same_step(
     resumed = letters.make_trainer(run, changes).train()
     assert without_seconds(resumed.summary) == without_seconds(whole.summary)
     assert validated(run) == [1, 2, 3]
+    replayed = replay(letters.make_trainer(run, changes))
+    assert replayed.is_identical, "the steps that were never taken are none of the run"
+    assert replayed.num_train_steps == 3
 
 
 def test_a_gain_is_one_that_the_interval_of_the_pairs_shows() -> None:

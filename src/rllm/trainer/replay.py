@@ -73,11 +73,12 @@ def replay(
         )
     directory = RunDirectory.read(trainer.output)
     trainer.require_same_config(directory)
-    if directory.summary() is None:
+    if (summary := directory.summary()) is None:
         raise ConfigError(f"{directory.path} has not finished; let it end before you replay it.")
     _require_ranks(directory)
+    num_steps = summary.get("ended_early_after", trainer.config.steps)
     with open_ranks(trainer.config.distributed) as trainer.ranks:
-        return _replayed(trainer, directory, on_step)
+        return _replayed(trainer, directory, num_steps, on_step)
 
 
 def _require_ranks(directory: RunDirectory) -> None:
@@ -91,7 +92,7 @@ def _require_ranks(directory: RunDirectory) -> None:
 
 
 def _replayed(
-    trainer: AgentTrainer, directory: RunDirectory, on_step: Callable[[str, int], None]
+    trainer: AgentTrainer, directory: RunDirectory, num_steps: int, on_step: Callable[[str, int], None]
 ) -> ReplayResult:
     models = load_initial_models(trainer.config, directory.path, trainer.ranks.num_local)
     learner = trainer.make_learner(models)
@@ -101,7 +102,7 @@ def _replayed(
         EpisodeStore.open(directory.store_path, read_only=True) as store,
         ThreadPoolExecutor(1, "rllm-replay") as thread,
     ):
-        replayed_lines = thread.submit(_updates, learner, store, on_step).result()
+        replayed_lines = thread.submit(_updates, learner, store, num_steps, on_step).result()
     differences = [
         ReplayDifference(
             phase=phase,
@@ -116,7 +117,7 @@ def _replayed(
     ]
     return ReplayResult(
         num_warm_steps=trainer.config.warm_start.steps,
-        num_train_steps=trainer.config.steps,
+        num_train_steps=num_steps,
         num_compared=len(differences),
         differences=[each for each in differences if each.recorded != each.replayed],
         recorded_sha256=combined_sha256(load_saved_models(trainer.config, directory.path)),
@@ -125,9 +126,9 @@ def _replayed(
 
 
 def _updates(
-    learner: Learner, store: EpisodeStore, on_step: Callable[[str, int], None]
+    learner: Learner, store: EpisodeStore, num_steps: int, on_step: Callable[[str, int], None]
 ) -> dict[tuple[str, int], dict[str, Any]]:
-    """Metrics of every step, by (phase, step)."""
+    """Metrics of every step, by (phase, step); `num_steps` of reinforcement."""
     config = learner.config
     metrics: dict[tuple[str, int], dict[str, Any]] = {}
     for step in range(config.warm_start.steps):
@@ -135,7 +136,7 @@ def _updates(
         on_step("warm_start", step)
     if config.warm_start.steps:
         learner.begin_reinforcement()
-    for step in range(config.steps):
+    for step in range(num_steps):
         episodes, greedy = (list(store.episodes(phase, step)) for phase in (TRAIN_PHASE, GREEDY_PHASE))
         _, metrics[TRAIN_PHASE, step] = learn(learner, episodes, step, greedy)
         on_step(TRAIN_PHASE, step)
