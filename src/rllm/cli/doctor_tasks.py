@@ -1,9 +1,13 @@
-"""`rllm doctor tasks`: software-engineering tasks in, whether each can be solved and not cheated out.
+"""`rllm doctor tasks`: tasks in, whether each can be solved and not cheated out.
 
-DIR|FILE ──► each row ──► rllm.rewards.swe_tampering ──► held or broken
+DIR|FILE ──┬─► each row ──► rllm.rewards.swe_tampering ──────────────────────────────┬─► held or broken
+           └─► each task directory ──► rllm.environments.task_directory_checks ──────┘
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +16,7 @@ from rich.text import Text
 
 from rllm.cli.command import example, json_option, print_json
 from rllm.cli.terminal import err, out, print_next, table
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, SandboxError
 
 if TYPE_CHECKING:
     from rllm.data.swe_rows import SWETask
@@ -27,6 +31,7 @@ _SHOWN_CHARS = 100
     epilog=example(
         "rllm doctor tasks my-tasks                       every tampering on every task",
         "rllm doctor tasks my-tasks --no-tampering        reference and nothing alone",
+        "rllm doctor tasks terminal-bench/tasks           task directories, of Harbor's or Terminal-Bench 1",
         "rllm doctor tasks my-tasks --max-tasks 1 --json",
     ),
 )
@@ -62,26 +67,23 @@ def command(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Check software-engineering tasks: the reference passes, nothing fails, and so does every tampering.
+    """Check tasks: the reference passes, nothing fails, and so does every tampering.
 
-    PATH is a file of rows, a directory with a `rows.jsonl`, or one that `rllm dataset build swe` made. Each
-    task gets worlds of its own. The reference is run twice, which finds tests that are flaky. A task that
-    cannot be made is broken, with its reason; the others are looked at all the same. Exit code 1 when a task
-    is broken.
+    PATH is a file of rows, a directory with a `rows.jsonl`, or one that `rllm dataset build swe` made; or a
+    task directory of Harbor's or Terminal-Bench 1, or a directory of such.
+
+    Each task gets worlds of its own. The reference is run twice, which finds tests that are flaky. A task
+    that cannot be made is broken, with its reason; the others are looked at all the same. Exit code 1 when a
+    task is broken.
     """
-    from rllm.data.swe_rows import SWETask, read_swe_rows, swe_splits
-
-    parts = dict.fromkeys(swe_splits(path).values()) or {path: None}
-    rows = [row for part in parts for row in read_swe_rows(part)][:max_tasks]
     findings_by_task: dict[str, list[Finding]] = {}
     failed: dict[str, str] = {}
-    for row in rows:
-        task = SWETask.from_row(row)
-        err().print(f"{task.instance_id} …", style="dim", markup=False, soft_wrap=True)
+    for name, examine in islice(_examinations(path, backend, timeout_s, tampering), max_tasks):
+        err().print(f"{name} …", style="dim", markup=False, soft_wrap=True)
         try:
-            findings_by_task[task.instance_id] = _findings(task, backend, timeout_s, tampering)
-        except ConfigError as error:
-            failed[task.instance_id] = str(error)
+            findings_by_task[name] = examine()
+        except (ConfigError, SandboxError) as error:
+            failed[name] = str(error)
     broken = sorted({*failed, *(name for name, each in findings_by_task.items() if _is_broken(each))})
     if as_json:
         tasks = {name: [asdict(each) for each in findings] for name, findings in findings_by_task.items()}
@@ -92,7 +94,27 @@ def command(
         ctx.exit(1)
 
 
-def _findings(task: "SWETask", backend: str, timeout_s: float, tampering: bool) -> "list[Finding]":
+def _examinations(
+    path: Path, backend: str, timeout_s: float, tampering: bool
+) -> "Iterator[tuple[str, Callable[[], list[Finding]]]]":
+    """(task, what makes its findings), in order."""
+    from rllm.data.task_directory import is_task_collection, task_directories
+
+    if is_task_collection(path):
+        from rllm.environments.task_directory_checks import examine_task_directory
+
+        options = {"backend": backend, "timeout_s": timeout_s, "tampering": tampering}
+        for folder in task_directories(path):
+            yield folder.name, partial(examine_task_directory, folder, **options)
+        return
+    from rllm.data.swe_rows import SWETask, read_swe_rows, swe_splits
+
+    parts = dict.fromkeys(swe_splits(path).values()) or {path: None}
+    for task in [SWETask.from_row(row) for part in parts for row in read_swe_rows(part)]:
+        yield task.instance_id, partial(_row_findings, task, backend, timeout_s, tampering)
+
+
+def _row_findings(task: "SWETask", backend: str, timeout_s: float, tampering: bool) -> "list[Finding]":
     from rllm.rewards.swe_tampering import examine_task
     from rllm.rewards.swe_world import SWEWorld
     from rllm.sandbox.types import Limits

@@ -287,6 +287,18 @@ class TaskDirectoryEnv(BaseEnv):
             results=RESULTS,
         )
 
+    def play_solution(self) -> None:
+        """Run the task's own solution of this step in the agent's machine.
+
+        Raises ConfigError for a step without one.
+        """
+        if self._sandbox is None:
+            raise AgentError("TaskDirectoryEnv.play_solution: there is no machine; call reset first.")
+        if not self._step.solution.is_file():
+            missing = self._step.solution.relative_to(self.task.path)
+            raise ConfigError(f"{self.task.path} has no {missing}, so nobody knows that it can be solved.")
+        self._play_solution(self._sandbox, self._step)
+
     def _solve(self) -> Snapshot | None:
         """What the task's own solution of this step, and of those before it, leaves; None without one."""
         steps = self._steps[: len(self._results) + 1]
@@ -294,15 +306,18 @@ class TaskDirectoryEnv(BaseEnv):
             return None
         with self._open_world() as sandbox:
             for step in steps:
-                limits = replace(self._limits, wall_s=step.verifier_timeout_s, cpu_s=step.verifier_timeout_s)
                 self._bring_step(sandbox, step)
-                script = step.solution
-                if script.parent == step.path:
-                    sandbox.upload(script, f"/solution/{script.name}")
-                else:
-                    sandbox.upload(script.parent, "/solution")
-                self._run(sandbox, f"bash /solution/{script.name}", limits, step.solution_variables)
+                self._play_solution(sandbox, step)
             return snapshot_of(sandbox, self._examination())
+
+    def _play_solution(self, sandbox: Sandbox, step: TaskDirectory) -> None:
+        script = step.solution
+        if script.parent == step.path:
+            sandbox.upload(script, f"/solution/{script.name}")
+        else:
+            sandbox.upload(script.parent, "/solution")
+        limits = replace(self._limits, wall_s=step.verifier_timeout_s, cpu_s=step.verifier_timeout_s)
+        self._run(sandbox, f"bash /solution/{script.name}", limits, step.solution_variables)
 
     def _run(
         self, sandbox: Sandbox, command: str, limits: Limits | None = None, variables: Mapping[str, str] = {}

@@ -56,6 +56,7 @@ VARIABLES = {
 """Of the task: careless ones, as images have them."""
 LIMITS = Limits(wall_s=20, cpu_s=20, memory_mb=256, disk_mb=16, processes=64)
 PACKAGES = ("pytest",)
+_OF_THE_SAMPLE = ("a full disk", "no inode is left", "files with holes, larger than the disk")
 
 
 def tamperings() -> dict[str, str]:
@@ -64,6 +65,16 @@ def tamperings() -> dict[str, str]:
     text = (resources.files("rllm.rewards") / "tamperings.txt").read_text(encoding="utf-8")
     sections = (each.partition("\n") for each in ("\n" + text).split("\n#### ")[1:])
     return {name: script.strip("\n") for name, _, script in sections}
+
+
+def task_tamperings(workdir: str) -> dict[str, str]:
+    """Those that say something of any task, in its own working directory: no program that only the sample's
+    tests run, and none that fills a disk, which may be many gigabytes there."""
+    return {
+        name: script.replace("/app", workdir.rstrip("/"))
+        for name, script in tamperings().items()
+        if "run.sh" not in script and name not in _OF_THE_SAMPLE
+    }
 
 
 def examine_tests(
