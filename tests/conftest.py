@@ -43,6 +43,19 @@ def pytest_runtest_teardown() -> None:
 
 
 @pytest.fixture(scope="session")
+def bubblewrap() -> str:
+    """The sandbox that commands take by default; the test is skipped where it is not installed."""
+    from rllm.errors import ConfigError
+    from rllm.sandbox import require_backend
+
+    try:
+        require_backend("bubblewrap")
+    except ConfigError as error:
+        pytest.skip(str(error))
+    return "bubblewrap"
+
+
+@pytest.fixture(scope="session")
 def backend() -> str:
     """A sandbox backend of this machine that isolates programs; the test is skipped where there is none."""
     from rllm.errors import ConfigError  # most tests need no sandbox

@@ -21,7 +21,6 @@ from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.environments.games.env import GameEnv
 from rllm.environments.worlds import world_named
 from rllm.models.builtin import create_model
-from rllm.sandbox.backends import require_backend
 from rllm.store.episodes import EpisodeStore
 
 Rllm = Callable[..., Result]
@@ -177,9 +176,11 @@ PLAYERS = {
 
 
 @pytest.mark.parametrize("name", PLAYERS)
-def test_who_reads_the_prompt_alone_comes_to_the_optimum(rllm: Rllm, endpoint: Endpoint, name: str) -> None:
+def test_who_reads_the_prompt_alone_comes_to_the_optimum(
+    rllm: Rllm, endpoint: Endpoint, name: str, request: pytest.FixtureRequest
+) -> None:
     if name in ("program-repair", "small-programs", "swe-small"):
-        require_backend("bubblewrap")
+        request.getfixturevalue("bubblewrap")
     is_code = PLAYERS[name] is function
     form = "So be it.\n```python\n{}\n```" if is_code else "So be it.\n<answer>{}</answer>"
     endpoint.answer = lambda messages: form.format(PLAYERS[name](messages))

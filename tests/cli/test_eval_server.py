@@ -177,7 +177,7 @@ def test_an_evaluator_of_a_file_judges_the_answers_and_a_row_that_it_cannot_judg
 
 
 def test_a_grader_by_another_name_judges_and_its_fields_are_looked_for_before_anything_is_asked(
-    rllm: Rllm, served: Told, sums: Path
+    rllm: Rllm, served: Told, sums: Path, bubblewrap: str
 ) -> None:
     assert _eval(rllm, served, "--evaluator", "exact")["stamp"]["evaluator"] == "exact"
     asked = len(served.bodies)

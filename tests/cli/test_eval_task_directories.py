@@ -4,11 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from click.testing import Result
-
-from rllm.errors import ConfigError
-from rllm.sandbox.backends import require_backend
 
 TOML = "[verifier]\ntimeout_sec = 20\n"
 DOCKERFILE = "FROM debian\nWORKDIR /app\nCOPY words.txt .\n"
@@ -25,12 +21,8 @@ def task_at(path: Path, *, toml: str = TOML, dockerfile: str = DOCKERFILE) -> No
 
 
 def test_eight_of_ten_are_played_and_two_are_counted_with_their_reasons(
-    rllm: Callable[..., Result], tmp_path: Path
+    rllm: Callable[..., Result], tmp_path: Path, bubblewrap: str
 ) -> None:
-    try:
-        require_backend("bubblewrap")
-    except ConfigError as error:
-        pytest.skip(str(error))
     for number in range(10):
         path = tmp_path / "ten" / f"task-{number}"
         network = '[environment]\nnetwork_mode = "public"\n' if number == 7 else ""

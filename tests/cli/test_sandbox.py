@@ -122,6 +122,6 @@ def test_a_program_may_be_given_packages_that_are_installed(rllm: Rllm, tmp_path
     program = _program(tmp_path, "import numpy; print(numpy.arange(4).sum())")
     words = ["--backend", "unshare", "--package", "numpy", "--json"]
     assert json.loads(rllm("sandbox", "run", program, *words).stdout)["stdout"] == "6\n"
-    ended = rllm("sandbox", "run", program, "--package", "nothing-here")
+    ended = rllm("sandbox", "run", program, "--backend", "unshare", "--package", "nothing-here")
     assert ended.exit_code == 2
     assert "pip install nothing-here" in ended.stderr

@@ -263,7 +263,7 @@ def steering(text: str) -> str:
 
 
 def test_no_command_prints_what_steers_a_terminal(
-    hostile: int, rllm: Rllm, server: Server, monkeypatch: pytest.MonkeyPatch
+    hostile: int, rllm: Rllm, server: Server, monkeypatch: pytest.MonkeyPatch, bubblewrap: str
 ) -> None:
     known = scenarios(hostile, server.url)
     assert sorted(known) == sorted(commands(front_door)), "every command is walked"

@@ -19,6 +19,8 @@ from rllm.data.swe_factory.statement import statement
 from rllm.data.swe_rows import SWETask, read_swe_rows
 from rllm.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("bubblewrap")
+
 SOURCE = '''\
 def clamp(value, low=0, high=10):
     """Value between low and high."""

@@ -16,7 +16,7 @@ PART = PAGE.partition("## Tasks from your own code")[2].partition("\n## ")[0]
 
 
 @pytest.fixture
-def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tasks(bubblewrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the command of the page makes of the repository that the page makes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))

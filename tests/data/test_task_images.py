@@ -54,7 +54,7 @@ def skip_without(needs: str) -> None:
             pytest.skip(lacking.get(each) or "no package registry can be reached")
 
 
-def play(name: str, folder: Path) -> None:
+def play(name: str, folder: Path, request: pytest.FixtureRequest) -> None:
     text = (KEPT / f"{name}.Dockerfile").read_text("utf-8")
     skip_without(comment_of(text, "needs"))
     shutil.copytree(KEPT / "context", folder, dirs_exist_ok=True)
@@ -64,6 +64,7 @@ def play(name: str, folder: Path) -> None:
         with pytest.raises(ConfigError, match=refusal.replace("\\n", "\n")):
             image_of(folder / "Dockerfile")
         return
+    request.getfixturevalue("bubblewrap")
     image = image_of(folder / "Dockerfile")
     root = Root(layers=tuple(map(str, image.layers)), owner=image.user)
     with open_sandbox("bubblewrap", limits=LIMITS, root=root) as sandbox:
@@ -72,16 +73,20 @@ def play(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_a_kept_dockerfile_does_here_what_it_says(name: str, tmp_path: Path) -> None:
-    play(name, tmp_path)
+def test_a_kept_dockerfile_does_here_what_it_says(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    play(name, tmp_path, request)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", sorted(each.stem for each in KEPT.glob("*.Dockerfile") if each.stem not in FAST)
 )
-def test_every_kept_dockerfile_does_here_what_it_says(name: str, tmp_path: Path) -> None:
-    play(name, tmp_path)
+def test_every_kept_dockerfile_does_here_what_it_says(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    play(name, tmp_path, request)
 
 
 def test_a_build_sees_nothing_of_this_machine_but_its_system(

@@ -22,7 +22,7 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def played(bubblewrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory in which the page's Python has run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))

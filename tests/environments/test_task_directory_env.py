@@ -177,6 +177,7 @@ def test_an_archive_of_task_directories_is_a_benchmark(task: Path, monkeypatch: 
     assert environment.task.instruction.startswith("Sort /app/words.txt")
 
 
+@pytest.mark.usefixtures("bubblewrap")
 def test_a_task_may_name_any_folder_and_its_paths_are_real(task: Path) -> None:
     (task / "environment" / "Dockerfile").write_text(
         "FROM debian\nWORKDIR /usr/src/app\nRUN mkdir -p /etc/service /testbed && touch /testbed/given\n"
@@ -208,6 +209,7 @@ def test_an_agents_home_is_left_behind_unless_the_task_names_what_is_in_it(task:
     assert environment.step("Done.")[3]["rewards"] == {"reward": 1.0 if artifact else 0.0}
 
 
+@pytest.mark.usefixtures("bubblewrap")
 def test_a_task_of_a_collection_that_cannot_be_run_is_skipped_and_counted(task: Path) -> None:
     other = task.parent / "a-web-server"
     shutil.copytree(task, other)
