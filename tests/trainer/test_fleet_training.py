@@ -121,6 +121,7 @@ def test_an_asynchronous_run_on_servers_keeps_its_bound(
     changes = _on(servers, **schedule) | {"algorithm": {}}
     letters.make_trainer(tmp_path / "run", changes).train()
     assert max(line["staleness_max"] for line in _lines(tmp_path / "run")) in (1, 2)
+    assert all("sampler_idle" not in line for line in _lines(tmp_path / "run")), "nobody has measured it"
     assert replay(letters.make_trainer(tmp_path / "run", changes)).is_identical
 
 

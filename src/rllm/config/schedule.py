@@ -54,8 +54,8 @@ def validate_schedule(
     where = f"`schedule.max_staleness` is {schedule.max_staleness}"
     if elsewhere:
         raise ConfigError(
-            f"{where}, and {elsewhere}: only the built-in engine and trainer, in one process, sample while "
-            'they learn so far. Set `schedule.kind` to "sync", or leave the other out.'
+            f"{where}, and {elsewhere}: so far only the built-in trainer, in one process, learns while it is "
+            'sampled for. Set `schedule.kind` to "sync", or leave the other out.'
         )
     if lockstep:
         raise ConfigError(

@@ -192,12 +192,13 @@ def _sampler_busy_s(run: TrainingRun) -> float:
 
 
 def _idle_shares(run: TrainingRun, ahead: StepsAhead, busy_s: float, elapsed_s: float) -> dict[str, float]:
-    """Shares of a step in which nothing was learned, for want of episodes, and nothing sampled."""
-    sampled_s = (_sampler_busy_s(run) - busy_s) / len(run.clients)
-    return {
-        "trainer_idle": ahead.metrics["rollout_s"] / elapsed_s,
-        "sampler_idle": max(0.0, 1.0 - sampled_s / elapsed_s),
-    }
+    """Shares of a step in which nothing was learned, for want of episodes, and nothing sampled; the latter is
+    known of built-in engines alone."""
+    shares = {"trainer_idle": ahead.metrics["rollout_s"] / elapsed_s}
+    if all(isinstance(each, LocalClient) for each in run.clients.values()):
+        sampled_s = (_sampler_busy_s(run) - busy_s) / len(run.clients)
+        shares["sampler_idle"] = max(0.0, 1.0 - sampled_s / elapsed_s)
+    return shares
 
 
 def record(to: RunRecord, rollouts: Rollouts, step: int) -> None:
