@@ -134,3 +134,19 @@ def test_tasks_without_a_name_are_told_apart_by_their_place_in_the_step() -> Non
         0, [each for task, n in zip(named, solved, strict=True) for each in _episodes(task, n)]
     )
     assert [share for _, share in curriculum.state()["pool"]] == [0.0, 0.5]
+
+
+def test_tasks_of_a_step_that_needed_fewer_when_it_began_anew_are_played_by_a_later_one() -> None:
+    """Two steps under way, the second of them in its third round, when the run is killed."""
+    broken = _curriculum(0.0)
+    planned = [*broken.batch(0, 4), *broken.batch(1, 4), *broken.batch(1, 3), *broken.batch(1, 2)]
+    resumed = _curriculum(0.0)
+    resumed.restore(json.loads(json.dumps(broken.state())))
+    names = [*_play(resumed, 0, count=4), *_play(resumed, 1, count=4), *_play(resumed, 2, count=4)]
+    again = _curriculum(0.0)
+    again.restore(json.loads(json.dumps(resumed.state())))
+    names += _play(again, 3, count=4)
+    assert sorted(names) == sorted(
+        task["task_id"] for task in TaskSampler(TASKS, seed=0, purpose="tasks").batch(0, 16)
+    ), "each of the first sixteen, once"
+    assert {task["task_id"] for task in planned} <= set(names)

@@ -53,6 +53,8 @@ class Curriculum(Generic[AnyTask]):
         """Step ──► task id ──► position, of the steps that are being played."""
         self._planned: dict[int, list[int]] = {}
         """Step ──► positions, of steps that were being played when the run ended: they begin anew."""
+        self._left_over: list[int] = []
+        """Positions that were planned for a step which then needed fewer: played before new ones."""
 
     @property
     def num_pooled(self) -> int:
@@ -67,8 +69,10 @@ class Curriculum(Generic[AnyTask]):
         if (num_missing := count - len(positions)) > 0:
             again = self._draw(step, round(self._replay_fraction * num_missing))
             num_new = num_missing - len(again)
-            positions += [*range(self._cursor, self._cursor + num_new), *again]
-            self._cursor += num_new
+            first, self._left_over = self._left_over[:num_new], self._left_over[num_new:]
+            end = self._cursor + num_new - len(first)
+            positions += [*first, *range(self._cursor, end), *again]
+            self._cursor = end
         tasks = [task for position in positions for task in self._tasks.batch(position, 1)]
         places_by_id = self._under_way.setdefault(step, {})
         task_ids = [task_id_of(task, place) for place, task in enumerate(tasks, start=len(places_by_id))]
@@ -78,7 +82,7 @@ class Curriculum(Generic[AnyTask]):
     def observe(self, step: int, episodes: Sequence[Episode]) -> None:
         """Note what became of a step's tasks. Failures say nothing about how hard a task is."""
         places_by_id = self._under_way.pop(step, {})
-        self._planned.pop(step, None)
+        self._left_over += [each for each in self._planned.pop(step, ()) if each not in self._pool]
         successes: dict[int, list[bool]] = {}
         for episode in episodes:
             if episode.outcome in (Outcome.SCORED, Outcome.TRUNCATED) and episode.task_id in places_by_id:
@@ -98,12 +102,14 @@ class Curriculum(Generic[AnyTask]):
             "cursor": self._cursor,
             "pool": [[*each] for each in self._pool.items()],
             **({"under_way": [[*each] for each in under_way.items()]} if under_way else {}),
+            **({"left_over": [*self._left_over]} if self._left_over else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, between two steps; those that were under way begin anew."""
         self._cursor, self._pool = state["cursor"], dict(state["pool"])
         self._under_way, self._planned = {}, dict(state.get("under_way", ()))
+        self._left_over = [*state.get("left_over", ())]
 
     def _draw(self, step: int, count: int) -> list[int]:
         played_places = set(self._under_way.get(step, {}).values())
