@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -115,6 +116,13 @@ def test_a_fill_may_not_write_the_manifest_itself(tmp_path: Path) -> None:
         write_directory_atomic(tmp_path / "step-1", lambda path: (path / "manifest.json").touch())
 
 
+def _drop_hash(directory: Path, name: str) -> None:
+    """Leave one file of several without its sha256."""
+    manifest = json.loads((directory / "manifest.json").read_text())
+    del manifest["files"][name]["sha256"]
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+
+
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
@@ -125,6 +133,7 @@ def test_a_fill_may_not_write_the_manifest_itself(tmp_path: Path) -> None:
         (lambda path: (path / "manifest.json").write_text('{"fil'), "`manifest.json` cannot be read"),
         (lambda path: (path / "manifest.json").write_text("[]"), "`manifest.json` cannot be read"),
         (lambda path: (path / "manifest.json").write_text('{"files": {"a": {}}}'), "`manifest.json` lacks"),
+        (lambda path: _drop_hash(path, "nested/state.json"), "`manifest.json` lacks"),
         (shutil.rmtree, "is not a directory"),
     ],
 )

@@ -68,6 +68,30 @@ def test_a_writer_waits_for_a_reader_that_is_just_asking(tmp_path: Path) -> None
         opening.result().close()
 
 
+def test_a_child_that_was_forked_while_a_reader_asked_turns_no_writer_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child has a copy of the reader's file, and with it any lock that the reader has not let go of."""
+    RunDirectory.create_or_open(tmp_path / "run").close()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    (tmp_path / "run" / "lock").write_text(f"{os.getpid()}\n")  # as kill -9 leaves it
+    reader, copies, lock = RunDirectory.read(tmp_path / "run"), list[int](), fcntl.flock
+
+    def lock_and_fork(descriptor: int, operation: int) -> None:
+        lock(descriptor, operation)
+        if operation & fcntl.LOCK_SH:
+            copies.append(os.dup(descriptor))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", lock_and_fork)
+        assert reader.writer_pid is None
+    assert copies
+    with (tmp_path / "run" / "lock").open() as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for each in copies:
+        os.close(each)
+
+
 def test_a_forked_worker_does_not_keep_the_lock_of_its_killed_writer(tmp_path: Path, spawn) -> None:
     child = spawn(
         HOLD + "import os, time\n"
@@ -101,6 +125,15 @@ def test_a_run_in_progress_can_be_read(tmp_path: Path) -> None:
         assert reader.summary() == {"success": 0.5}
         with pytest.raises(ConfigError, match="opened for reading"):
             reader.write_summary({})
+
+
+def test_of_many_runs_with_almost_that_name_three_are_named(tmp_path: Path) -> None:
+    for number in range(6):
+        with RunDirectory.create_or_open(tmp_path / f"lake-{number}") as run:
+            run.write_config({})
+    with pytest.raises(ConfigError) as refusal:
+        RunDirectory.read(tmp_path / "lake-x")
+    assert sum(f"lake-{number}" in str(refusal.value) for number in range(6)) == 3
 
 
 def test_opening_clears_what_a_killed_writer_left_half_written(tmp_path: Path) -> None:
