@@ -1,8 +1,11 @@
 """worker.md files: the published starter is read whole, and what is wrong is named with its line."""
 
+import os
+from pathlib import Path
+
 import pytest
 
-from rllm.contracts import RunStatus, parse_contract
+from rllm.contracts import RunStatus, parse_contract, read_contract
 from rllm.errors import ContractError
 
 STARTER = """\
@@ -120,6 +123,24 @@ BROKEN = [
     ("- max_attempts: 2", "max_attempts 2", "max_attempts 2", "no constraint"),
     ("## worker.md contract (derived starter)", "## contract", "---", "no contract"),
     ("## How this", "## worker.md contract\n\n## How this", "## worker.md contract\n", "two contracts"),
+    ("tags: [", "rllm:\n  model: a\n  program: x.py:y\n  model: b\ntags: [", "  model: b",
+     "first is in line 12"),
+    ("tags: [", "rllm: {<<: {model: a}}\ntags: [", "rllm: {<<", "`<<`"),
+    ("derived_on: 2026-04-05", "derived_on: &a [x, y]\nderived_by: *a", "derived_by: *a", "`*a`"),
+    ('"task": {"type": "string"}', '"task": {"type": "string"}, "task": {}', "```json",
+     "`task` is written twice"),
+    ('"task": {"type": "string"}', '"task": {"type": "string", "maxlength": 3}', "```json",
+     "did you mean `maxLength`"),
+    ('"task": {"type": "string"}', '"task": {"type": "string", "nullable": true}', "```json", "`nullable`"),
+    ('"task": {"type": "string"}', '"task": {"minLength": 5, "maxLength": 3}', "```json", "`maxLength` 3"),
+    ('"task": {"type": "string"}', '"task": {"type": "string", "enum": [1]}', "```json", "nothing fits"),
+    ('"task": {"type": "string"}', '"task": false', "```json", "allowed no value"),
+    ('"properties": {"run_id": {"type": "string"}, "task"', '"properties": {"run_id": true, "task"',
+     "### Constraints", "no string"),
+    ('{"type": "object", "add', '{"$schema": 3, "type": "object", "add', "```json", "`$schema` is 3"),
+    ('"properties": {"run_id": {"type": "string"},\n', '"properties": {"run_id": {"type": "integer"},\n',
+     "### Output schema", "`run_id`"),
+    ("## How this", "## How to use\n\n## How this", "## How this", "twice"),
 ]  # fmt: skip
 
 
@@ -134,6 +155,60 @@ def test_what_is_wrong_is_named_with_its_line() -> None:
         assert message.startswith("a.md:")
         if named:
             assert int(message.split(":")[1]) == line_of(text, named), new
+
+
+@pytest.mark.parametrize(
+    "status", ['{"const": "done"}', '{"type": "integer"}', '{"type": "string", "minLength": 3}']
+)
+def test_an_output_that_the_runtimes_own_part_breaks_is_refused(status: str) -> None:
+    start = STARTER.index('"status": {"type"') + len('"status": ')
+    text = STARTER[:start] + status + STARTER[STARTER.index("},", start) + 1 :]
+    with pytest.raises(ContractError, match=rf"^worker.md:{line_of(text, '### Output schema')}: .*`status`"):
+        parse_contract(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff" + STARTER,
+        STARTER.replace("\n", "\r\n"),
+        STARTER.replace(
+            '"task": {"type": "string"}', '"task": {"description": "a\u2028b\x85c", "x-note": 1}'
+        ),
+    ],
+)
+def test_texts_of_every_editor_are_read(text: str) -> None:
+    assert parse_contract(text).constraints.max_attempts == 2
+
+
+def test_lines_are_counted_as_editors_do() -> None:
+    text = STARTER.replace("What it was", "What\u2028it\x85\x0cwas").replace(
+        "max_attempts: 2", "max_attempts: 0"
+    )
+    with pytest.raises(ContractError, match=rf"^worker.md:{line_of(text, '- max_attempts')}: "):
+        parse_contract(text)
+
+
+def test_a_file_of_the_longest_lines_is_read_in_time() -> None:
+    """What once took minutes: aliases of aliases, and gaps within one line."""
+    gap = " " * 400_000
+    tower = "".join(f"derived_{number}: &a{number} [{f'*a{number - 1},' * 9}]\n" for number in range(1, 12))
+    for old, new in (
+        ("max_attempts: 2", f"max_attempts: 2{gap}x"),
+        ("## How this", f"### Constraint{gap}x\n\n## How this"),
+        ("tags: [", f"derived_0: &a0 [x]\n{tower}tags: ["),
+    ):
+        with pytest.raises(ContractError) as raised:
+            parse_contract(STARTER.replace(old, new, 1))
+        assert len(str(raised.value)) < 1000
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.md")
+    (tmp_path / "loop.md").symlink_to(tmp_path / "loop.md")
+    for path in (tmp_path / "pipe.md", tmp_path / "loop.md", tmp_path, Path("/dev/zero")):
+        with pytest.raises(ContractError):
+            read_contract(path)
 
 
 def test_a_text_that_ends_anywhere_is_refused_or_read_and_never_crashes() -> None:

@@ -70,7 +70,8 @@ def list_workers(folder: Path, as_json: bool) -> None:
     """List the contracts in a folder: files called worker.md or *.worker.md, also in its folders."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no directory.")
-    paths = sorted({*folder.rglob("worker.md"), *folder.rglob("*.worker.md")})
+    named = {*folder.rglob("worker.md"), *folder.rglob("*.worker.md")}
+    paths = sorted(each for each in named if not each.is_dir())
     rows: list[dict[str, Any]] = []
     for path in paths:
         try:

@@ -60,7 +60,7 @@ def checked_outputs(
         return None, Violation("$", f"The result is no JSON object but {value!r:.200} (a {kind}).")
     outputs = dict(value)
     for name in contract.runtime_properties:
-        expected = run_id if name == "run_id" else str(RunStatus.OK)
+        expected = contract.filled_run_id(run_id) if name == "run_id" else str(RunStatus.OK)
         if outputs.setdefault(name, expected) != expected:
             text = f"The result has `{name}` {outputs[name]!r:.100}; the runtime says {expected!r}."
             return None, Violation(f"$.{name}", text)

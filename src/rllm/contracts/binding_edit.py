@@ -1,5 +1,6 @@
 """Another model in the front matter of a worker.md file, and not a byte else."""
 
+import io
 import re
 
 from rllm.contracts.worker_file import parse_contract
@@ -15,7 +16,7 @@ def with_model(text: str, model: str, *, source: str = "worker.md") -> str:
     except ModuleNotFoundError as error:
         raise MissingExtraError("yaml", "worker") from error
     parse_contract(text, source=source)
-    lines = text.splitlines(keepends=True)
+    lines = io.StringIO(text, newline="").readlines()
     end = next(number for number, line in enumerate(lines[1:], 1) if line.strip() == "---")
     front = "".join(lines[1:end])
     root = yaml.compose(front, Loader=yaml.SafeLoader)

@@ -97,3 +97,8 @@ class Contract:
     def runtime_properties(self) -> tuple[str, ...]:
         """Output properties that the runtime fills: the agent gives the rest."""
         return tuple(name for name in ("run_id", "status") if name in self.output_schema.properties)
+
+    def filled_run_id(self, run_id: str) -> str | int:
+        """`run_id` as the outputs have it: a number where the schema wants one, as its key is then."""
+        own = self.output_schema.properties.get("run_id")
+        return int(run_id) if isinstance(own, Mapping) and own.get("type") == "integer" else run_id

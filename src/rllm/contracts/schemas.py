@@ -3,6 +3,7 @@
 schema ──Schema──► first_violation(value) ──► None, or where and why
 """
 
+import difflib
 import functools
 import itertools
 import json
@@ -10,10 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rllm.contracts.references import require_references
+from rllm.contracts.references import require_references, subschemas
 from rllm.errors import ConfigError, MissingExtraError
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_VOCABULARIES = (
+    *("core", "applicator", "unevaluated", "validation"),
+    *("meta-data", "format-annotation", "content"),
+)
+_BOUNDS = tuple(
+    (f"min{name}", f"max{name}") for name in ("imum", "Length", "Items", "Properties", "Contains")
+)
 _MAX_MESSAGE = 300
 _MAX_VIOLATIONS = 64
 """The nearest to the top is chosen of so many: a long list of wrong values has a million."""
@@ -39,8 +47,9 @@ class Schema:
     _validator: Any = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if (dialect := self.document.get("$schema", DIALECT)).rstrip("#") != DIALECT:
-            raise ConfigError(f"`$schema` is {dialect!r}; contracts are written in {DIALECT}.")
+        dialect = self.document.get("$schema", DIALECT)
+        if not isinstance(dialect, str) or dialect.rstrip("#") != DIALECT:
+            raise ConfigError(f"`$schema` is {dialect!r:.100}; contracts are written in {DIALECT}.")
         validator = _validator_class()
         try:
             validator.check_schema(dict(self.document))
@@ -51,7 +60,9 @@ class Schema:
             raise ConfigError(
                 "it is nested too deep to be checked; write parts of it under `$defs`."
             ) from error
+        _require_known_keywords(self.document)
         require_references(self.document)
+        _require_agreement(self.document)
         object.__setattr__(self, "_validator", validator(dict(self.document)))
 
     @property
@@ -67,6 +78,10 @@ class Schema:
         """No property beside the named ones is allowed."""
         return self.document.get("additionalProperties") is False
 
+    def accepts(self, name: str, value: Any) -> bool:
+        """Whether the property `name` may have this value."""
+        return next(self._validator.descend(value, self.properties[name]), None) is None
+
     def first_violation(self, value: Any) -> Violation | None:
         """The violation nearest to the top of the value. Raises nothing for any JSON value."""
         try:
@@ -77,6 +92,8 @@ class Schema:
             )
         except RecursionError:
             return Violation("$", "it is nested too deep to be checked")
+        except OverflowError:
+            return Violation("$", "it holds a number too large to be checked")
         if error is None:
             return None
         path = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in error.absolute_path)
@@ -88,6 +105,46 @@ class Schema:
         document["properties"] = {name: value for name, value in self.properties.items() if name not in names}
         document["required"] = [name for name in self.required if name not in names]
         return document
+
+
+def _require_known_keywords(document: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a keyword that checks nothing, such as one that is misspelt."""
+    for pointer, schema in subschemas(document):
+        for keyword in schema:
+            if keyword not in _keywords() and not keyword.startswith("x-"):
+                nearest = difflib.get_close_matches(keyword, _keywords(), n=1)
+                hint = f"did you mean `{nearest[0]}`?" if nearest else "call a note of your own `x-…`."
+                raise ConfigError(
+                    f"`{keyword:.80}` at {pointer or '/':.100} is no keyword of {DIALECT}; {hint}"
+                )
+
+
+def _require_agreement(document: Mapping[str, Any]) -> None:
+    """Raises ConfigError for keywords of one part that no value can fit together."""
+    for pointer, schema in subschemas(document):
+        place = f"at {pointer or '/':.100}: nothing fits"
+        for least, most in _BOUNDS:
+            if least in schema and most in schema and schema[least] > schema[most]:
+                raise ConfigError(f"`{least}` {schema[least]} is above `{most}` {schema[most]} {place}.")
+        by_type = _validator_class()({"type": schema["type"]} if "type" in schema else {})
+        for keyword in ("const", "enum"):
+            values = [schema[keyword]] if keyword == "const" and keyword in schema else schema.get(keyword)
+            if isinstance(values, list) and not any(map(by_type.is_valid, values)):
+                raise ConfigError(f"`{keyword}` holds no value of `type` {schema.get('type')!r} {place}.")
+        for name in schema.get("required", ()):
+            if schema.get("properties", {}).get(name) is False:
+                raise ConfigError(f"`{name}` is required and allowed no value {place}.")
+
+
+@functools.cache
+def _keywords() -> frozenset[str]:
+    """Those of the dialect, and what some generators write that checks nothing and hides nothing."""
+    from jsonschema_specifications import REGISTRY
+
+    place = DIALECT.removesuffix("schema")
+    vocabularies: list[Any] = [REGISTRY.contents(f"{place}meta/{name}") for name in _VOCABULARIES]
+    names = (name for each in vocabularies for name in each["properties"])
+    return frozenset((*names, "definitions", "discriminator"))
 
 
 def _short(text: str) -> str:

@@ -12,6 +12,7 @@ import difflib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -30,7 +31,7 @@ _USAGE_HEADING = re.compile(r"how (this should be used|to use( this)?)\s*$", re.
 _PRICES = ("prompt_price", "completion_price")
 _PARTS = {"purpose": "Purpose", "input schema": "Input schema", "output schema": "Output schema"}
 _PARTS["constraints"] = "Constraints"
-_ITEM = re.compile(r"[-*]\s+`?(?P<key>[A-Za-z_]+)`?\s*:\s*(?P<value>.*?)\s*$")
+_ITEM = re.compile(r"[-*]\s+`?(?P<key>[A-Za-z_]+)`?\s*:(?P<value>.*)")
 
 
 @dataclass(slots=True)
@@ -55,6 +56,8 @@ def read_contract(path: str | Path) -> Contract:
     """The contract in a file. Raises ContractError with file and line for what is wrong in it."""
     path = Path(path)
     try:
+        if path.exists() and not path.is_file():
+            raise ContractError(f"{path} is no file; a contract is one.")
         if path.stat().st_size > MAX_BYTES:
             raise ContractError(
                 f"{path} has {path.stat().st_size:,} bytes; a contract has at most {MAX_BYTES:,}."
@@ -70,7 +73,8 @@ def read_contract(path: str | Path) -> Contract:
 def parse_contract(text: str, *, source: str = "worker.md") -> Contract:
     """The contract in a text; `source` is what errors call it."""
     file = _File(source)
-    lines = text.splitlines()
+    # Not `splitlines`: it ends a line at characters that JSON has in its texts and editors do not count.
+    lines = re.split(r"\r\n|\r|\n", text.removeprefix("\ufeff"))
     front, end = _front_matter(file, lines)
     parts, usage = _contract_parts(file, _headings(lines, start=end))
     input_schema = _schema(file, parts["input schema"])
@@ -104,18 +108,19 @@ def _front_matter(file: _File, lines: list[str]) -> tuple[dict[str, Any], int]:
             raise file.error(line, f"`{key}` is unknown in the front matter{_did_you_mean(key, _KEYS)}")
     for key in ("id", "version"):
         if not isinstance(values.get(key), str):
-            fault = f"is {values[key]!r}, no text; write it in quotes" if key in values else "is missing"
+            fault = f"is {values[key]!r:.80}, no text; write it in quotes" if key in values else "is missing"
             raise file.error(line_of.get(key, 1), f"`{key}` {fault}.")
     if not _ID.fullmatch(values["id"]):
         raise file.error(
-            line_of["id"], f"`id` is {values['id']!r}; it has letters, digits, `.`, `_` and `-`, at most 64."
+            line_of["id"],
+            f"`id` is {values['id']!r:.80}; it has letters, digits, `.`, `_` and `-`, at most 64.",
         )
     tags = values.get("tags") or []
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        raise file.error(line_of["tags"], f"`tags` is {tags!r}; it is a list of words.")
+        raise file.error(line_of["tags"], f"`tags` is {tags!r:.80}; it is a list of words.")
     for key in ("name", "description"):
         if not isinstance(values.get(key, ""), str):
-            raise file.error(line_of[key], f"`{key}` is {values[key]!r}, no text.")
+            raise file.error(line_of[key], f"`{key}` is {values[key]!r:.80}, no text.")
     front = {
         "id": values["id"],
         "version": values["version"],
@@ -137,14 +142,16 @@ def _binding(file: _File, value: Any, line: int) -> Binding:
         return Binding()
     names = [each.name for each in fields(Binding)]
     if not isinstance(value, Mapping):
-        raise file.error(line, f"`rllm` is {value!r}; write `rllm: {{program: file.py:NAME, model: NAME}}`.")
+        raise file.error(
+            line, f"`rllm` is {value!r:.80}; write `rllm: {{program: file.py:NAME, model: NAME}}`."
+        )
     for key, each in value.items():
         if key not in names:
             raise file.error(line, f"`rllm.{key}` is unknown{_did_you_mean(str(key), names)}")
         if key in _PRICES:
             _require_price(file, line, key, each)
         elif not isinstance(each, str) or not each:
-            raise file.error(line, f"`rllm.{key}` is {each!r}; it is a name.")
+            raise file.error(line, f"`rllm.{key}` is {each!r:.80}; it is a name.")
     actors = [key for key in ("program", "agent", "workflow") if value.get(key)]
     if len(actors) > 1:
         raise file.error(line, f"`rllm` names {' and '.join(actors)}; one of them does the work.")
@@ -160,7 +167,9 @@ def _binding(file: _File, value: Any, line: int) -> Binding:
 def _require_price(file: _File, line: int, key: str, value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value < 0:
-        raise file.error(line, f"`rllm.{key}` is {value!r}; it is the price of a million tokens, 0 or more.")
+        raise file.error(
+            line, f"`rllm.{key}` is {value!r:.80}; it is the price of a million tokens, 0 or more."
+        )
 
 
 def _yaml_mapping(file: _File, text: str, *, first_line: int) -> tuple[dict[str, Any], dict[str, int]]:
@@ -170,7 +179,12 @@ def _yaml_mapping(file: _File, text: str, *, first_line: int) -> tuple[dict[str,
     except ModuleNotFoundError as error:
         raise MissingExtraError("yaml", "worker") from error
     try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                line = first_line + event.start_mark.line
+                raise file.error(line, f"`*{event.anchor:.80}` stands for something else; write that itself.")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        _require_own_keys(file, node, first_line)
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -180,15 +194,28 @@ def _yaml_mapping(file: _File, text: str, *, first_line: int) -> tuple[dict[str,
         raise file.error(first_line, f"this YAML cannot be read: {error}.") from error
     if not isinstance(node, yaml.MappingNode) or not isinstance(values, dict):
         raise file.error(first_line, "the front matter is no mapping; write `id: my-worker` and so on.")
-    line_of: dict[str, int] = {}
-    for key, _ in node.value:
-        line = first_line + key.start_mark.line
-        if key.value in line_of:
-            raise file.error(
-                line, f"`{key.value}` is written twice; the first is in line {line_of[key.value]}."
-            )
-        line_of[key.value] = line
-    return values, line_of
+    return values, {key.value: first_line + key.start_mark.line for key, _ in node.value}
+
+
+def _require_own_keys(file: _File, node: Any, first_line: int) -> None:
+    """Raises for a key that is written twice in one mapping, at any depth."""
+    if node.id == "mapping":
+        line_of: dict[Any, int] = {}
+        for key, value in node.value:
+            line = first_line + key.start_mark.line
+            if key.value == "<<":
+                raise file.error(line, "`<<` takes keys from elsewhere; write them here.")
+            if key.id == "scalar":
+                if key.value in line_of:
+                    raise file.error(
+                        line,
+                        f"`{key.value:.80}` is written twice; the first is in line {line_of[key.value]}.",
+                    )
+                line_of[key.value] = line
+            _require_own_keys(file, value, first_line)
+    elif node.id == "sequence":
+        for each in node.value:
+            _require_own_keys(file, each, first_line)
 
 
 # ---- sections ----------------------------------------------------------------------------------------------
@@ -202,9 +229,9 @@ def _headings(lines: list[str], *, start: int) -> list[_Heading]:
         mark = re.match(r"\s{0,3}(`{3,}|~{3,})", line)
         if mark and (not fence or line.strip().startswith(fence)):
             fence = "" if fence else mark[1]
-        title = re.match(r"(#{1,6})\s+(.*?)\s*#*\s*$", line)
+        title = re.match(r"(#{1,6})\s+(.*)", line)
         if title and not fence:
-            headings.append(_Heading(len(title[1]), title[2], number))
+            headings.append(_Heading(len(title[1]), title[2].strip().rstrip("#").rstrip(), number))
         else:
             headings[-1].body.append(line)
     return headings
@@ -223,7 +250,10 @@ def _contract_parts(file: _File, headings: list[_Heading]) -> tuple[dict[str, _H
             "Output schema and Constraints below it.",
         )
     top = headings[starts[0]]
-    usage = next((each for each in headings if _USAGE_HEADING.match(each.title)), None)
+    usages = [each for each in headings if _USAGE_HEADING.match(each.title)]
+    if len(usages) > 1:
+        raise file.error(usages[1].line, f"`{usages[1].title}` is there twice.")
+    usage = usages[0] if usages else None
     parts: dict[str, _Heading] = {}
     for heading in headings[starts[0] + 1 :]:
         if heading.level <= top.level:
@@ -232,8 +262,8 @@ def _contract_parts(file: _File, headings: list[_Heading]) -> tuple[dict[str, _H
         if heading is usage:
             continue
         if name not in _PARTS:
-            hint = _did_you_mean(heading.title, list(_PARTS.values()))
-            raise file.error(heading.line, f"`{heading.title}` is no part of a contract{hint}")
+            hint = _did_you_mean(heading.title[:80], list(_PARTS.values()))
+            raise file.error(heading.line, f"`{heading.title:.80}` is no part of a contract{hint}")
         if name in parts:
             raise file.error(heading.line, f"`{heading.title}` is there twice.")
         parts[name] = heading
@@ -268,11 +298,11 @@ def _purpose(file: _File, part: _Heading) -> str:
 def _schema(file: _File, part: _Heading) -> Schema:
     text, line = _only_block(file, part)
     try:
-        document = json.loads(text, parse_constant=_refuse_constant)
+        document = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_doubles)
     except json.JSONDecodeError as error:
         raise file.error(line + error.lineno, f"`{part.title}` is no JSON: {error.msg}.") from error
     except (ValueError, RecursionError) as error:
-        raise file.error(line, f"`{part.title}` is no JSON: {error}.") from error
+        raise file.error(line, f"`{part.title}` is no JSON to rely on: {error}.") from error
     if not isinstance(document, dict) or document.get("type") != "object":
         raise file.error(line, f'`{part.title}` describes no object; write {{"type": "object", …}}.')
     try:
@@ -316,6 +346,14 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
+def _refuse_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"`{name:.80}` is written twice in one object")
+    return values
+
+
 # ---- constraints -------------------------------------------------------------------------------------------
 
 
@@ -329,7 +367,7 @@ def _constraints(file: _File, part: _Heading | None) -> Constraints:
         item = _ITEM.match(line.strip())
         if item is None:
             raise file.error(number, f"{line.strip()!r:.80} is no constraint; write `- key: value`.")
-        key, text = item["key"], item["value"].strip("`")
+        key, text = item["key"], item["value"].strip().strip("`")
         if key == "notes":
             notes.append(text)
         elif key not in names:
@@ -348,7 +386,7 @@ def _constraint(file: _File, line: int, key: str, text: str) -> Any:
         return text
     if key == "repair":
         if text not in ("true", "false"):
-            raise file.error(line, f"`repair` is {text!r}; it is true or false.")
+            raise file.error(line, f"`repair` is {text!r:.80}; it is true or false.")
         return text == "true"
     if key == "status_enum":
         statuses = tuple(each.strip().strip("`\"'") for each in text.strip("[]").split(",") if each.strip())
@@ -362,13 +400,13 @@ def _constraint(file: _File, line: int, key: str, text: str) -> Any:
     try:
         value = float(text)
     except ValueError:
-        raise file.error(line, f"`{key}` is {text!r}, no number.") from None
+        raise file.error(line, f"`{key}` is {text!r:.80}, no number.") from None
     limit = MAX_TIMEOUT_S if key == "timeout_seconds" else MAX_ATTEMPTS
     if not 0 < value <= limit:
-        raise file.error(line, f"`{key}` is {text}; it is above 0 and at most {limit:g}.")
+        raise file.error(line, f"`{key}` is {text:.80}; it is above 0 and at most {limit:g}.")
     if key == "max_attempts":
         if value != int(value):
-            raise file.error(line, f"`max_attempts` is {text}; it is a whole number.")
+            raise file.error(line, f"`max_attempts` is {text:.80}; it is a whole number.")
         return int(value)
     return value
 
@@ -377,12 +415,16 @@ def _require_consistent(file: _File, contract: Contract, parts: dict[str, _Headi
     """Parts that cannot be true together."""
     key, schema = contract.constraints.idempotency_key, contract.input_schema
     line = parts["constraints"].line if "constraints" in parts else 1
+    kind = "string"
     if key and key not in schema.properties:
         raise file.error(line, f"`idempotency_key` is `{key}`, and the input schema has no such property.")
     if key and key not in schema.required:
         raise file.error(line, f"`idempotency_key` is `{key}`, which the input schema does not require.")
-    if key and schema.properties[key].get("type") not in ("string", "integer"):
-        raise file.error(line, f"`idempotency_key` is `{key}`, whose type is no string and no integer.")
+    if key:
+        own = schema.properties[key]
+        kind = own.get("type", "") if isinstance(own, Mapping) else ""
+        if kind not in ("string", "integer"):
+            raise file.error(line, f"`idempotency_key` is `{key}`, whose type is no string and no integer.")
     status = contract.output_schema.properties.get("status", {})
     statuses = status.get("enum") if isinstance(status, dict) else None
     if statuses is not None and set(statuses) != set(contract.constraints.status_enum):
@@ -394,6 +436,26 @@ def _require_consistent(file: _File, contract: Contract, parts: dict[str, _Headi
     if missing := [each for each in RunStatus if each not in contract.constraints.status_enum]:
         raise file.error(
             line, f"`status_enum` lacks {', '.join(missing)}, and any run may end with it; name all four."
+        )
+    _require_fillable(file, contract, parts["output schema"].line, kind if key == "run_id" else "string")
+
+
+def _require_fillable(file: _File, contract: Contract, line: int, kind: str) -> None:
+    """Raises where what the runtime fills in would break the output schema in every run.
+
+    `kind`: the type of `run_id`.
+    """
+    properties = contract.output_schema.properties
+    if "status" in properties and not contract.output_schema.accepts("status", str(RunStatus.OK)):
+        raise file.error(
+            line, f"the runtime fills `status` with {str(RunStatus.OK)!r}, which the output schema refuses."
+        )
+    own = properties.get("run_id", True)
+    named = own.get("type", "string") if isinstance(own, Mapping) else "string" if own else "none"
+    fits = {"string", kind}  # the text of a number is one as well
+    if fits.isdisjoint([named] if isinstance(named, str) else named):
+        raise file.error(
+            line, f"the runtime fills `run_id` with a value of type {kind}, which the output schema refuses."
         )
 
 

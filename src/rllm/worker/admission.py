@@ -33,7 +33,10 @@ class Admission:
     num_waiting: int = 0
     num_refused: int = 0
     mean_duration_s: float = 0.0
-    _room: asyncio.Condition = field(default_factory=asyncio.Condition, repr=False)
+    _room: asyncio.Semaphore = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._room = asyncio.Semaphore(self.max_parallel)
 
     @property
     def expected_wait_s(self) -> float:
@@ -63,11 +66,11 @@ class Admission:
         loop = asyncio.get_running_loop()
         self.num_waiting += 1
         try:
-            async with asyncio.timeout_at(deadline_s), self._room:
-                await self._room.wait_for(lambda: self.num_running < self.max_parallel)
-                self.num_running += 1
+            async with asyncio.timeout_at(deadline_s):
+                await self._room.acquire()
         finally:
             self.num_waiting -= 1
+        self.num_running += 1
         started_s = loop.time()
         try:
             yield
@@ -76,5 +79,4 @@ class Admission:
             weight = _WEIGHT_OF_LAST if self.mean_duration_s else 1.0
             self.mean_duration_s += weight * (duration_s - self.mean_duration_s)
             self.num_running -= 1
-            async with self._room:
-                self._room.notify()
+            self._room.release()

@@ -22,7 +22,7 @@ def envelope_problem(contract: Contract, body: Any) -> str:
     trace = body.get("trace", "")
     if not isinstance(trace, str) or len(trace) > MAX_TRACE_CHARACTERS:
         return f"`trace` is {trace!r:.100}; it is a text of at most {MAX_TRACE_CHARACTERS} characters."
-    limits = body.get("constraints") or {}
+    limits = {} if body.get("constraints") is None else body["constraints"]
     if not isinstance(limits, dict) or set(limits) - {"timeout_seconds"}:
         return "`constraints` may hold `timeout_seconds` alone; the contract sets the rest."
     timeout_s = limits.get("timeout_seconds", 1)

@@ -11,7 +11,6 @@ GET    /health, /ready, /metrics      whether it lives, whether runs can be done
 
 import hmac
 import json
-import math
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -34,10 +33,12 @@ from rllm.worker.envelope import envelope_problem
 from rllm.worker.host import WorkerHost
 from rllm.worker.metrics import prometheus_text
 from rllm.worker.openapi import openapi
+from rllm.worker.replies import is_text
 from rllm.worker.response import WorkerResponse
 from rllm.worker.runtime import WorkerRuntime
 
 MAX_BODY_BYTES = 32 << 20
+_MAX_SCORE = 1e300
 _SHUTDOWN_S = 10.0
 """For answers on their way when the server is stopped."""
 _OPEN = ("/health", "/ready")
@@ -258,7 +259,11 @@ def _feedback_problem(feedback: Any) -> str:
         if isinstance(value, bool) or not isinstance(value, kinds[name]):
             return f"`{name}` is {value!r:.100}; it is {' or '.join(each.__name__ for each in kinds[name])}."
     score = feedback.get("score", 0)
-    return "" if math.isfinite(score) else f"`score` is {score}; it is a finite number."
+    if not -_MAX_SCORE <= score <= _MAX_SCORE:  # nor is NaN
+        return f"`score` is {score!r:.100}; it is a number of at most {_MAX_SCORE:g} either way."
+    if not is_text(feedback.get("label", "")):
+        return "`label` holds half a surrogate pair, which is no text."
+    return ""
 
 
 def _answer(response: WorkerResponse) -> web.Response:

@@ -58,7 +58,14 @@ class Replies:
                 details={"path": violation.path},
             )
         name = self.contract.constraints.idempotency_key
-        key = str(inputs.get(name, ""))
+        value = inputs.get(name, "")
+        if isinstance(value, float):
+            return RunError(
+                code=ErrorCode.SCHEMA,
+                message=f"`{name}` is {value!r}; a key that is a number is written without a point.",
+                details={"path": f"$.{name}"},
+            )
+        key = str(value)
         if not is_text(key):
             return RunError(
                 code=ErrorCode.SCHEMA,

@@ -16,12 +16,12 @@ import asyncio
 import json
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, TypeVar
 
 from rllm.contracts.answering import is_json
 from rllm.contracts.contract import Contract, RunStatus
-from rllm.engine.program_threads import ProgramRunner
+from rllm.engine.program_threads import OutOfTime, ProgramRunner
 from rllm.errors import ConfigError
 from rllm.gateway.server.counts import Histogram
 from rllm.inference.providers import ModelPlace
@@ -35,6 +35,9 @@ from rllm.worker.response import ErrorCode, RunError, WorkerResponse
 from rllm.worker.store import Run, canonical_json, digest_of
 from rllm.worker.telemetry import Telemetry
 
+_T = TypeVar("_T")
+_LONG_CHARACTERS = 32_768
+"""Of JSON: to check so many takes some 10 ms."""
 Progress = dict[str, Any]
 """An event of a run: `event`, `attempt`, and what belongs to it."""
 
@@ -226,13 +229,19 @@ class WorkerRuntime:
         if run.response is not None:
             self.counts["replayed"] += 1
             return WorkerResponse.from_body(run.response)
-        violation = self._replies.problem_of(json.loads(text))
+        deadline_s = started_s + allowed_s
+        try:
+            violation = await self._checked(
+                len(text), deadline_s, lambda: self._replies.problem_of(json.loads(text))
+            )
+        except OutOfTime:
+            message = f"The {allowed_s:g} s of the run were over before its input was checked."
+            error = RunError(code=ErrorCode.TIMEOUT, message=message)
+            return self._replies.reply(run, RunStatus.RETRYABLE_ERROR, trace_id, error=error)
         if violation is not None:
             response = self._replies.reply(run, RunStatus.INVALID_REQUEST, trace_id, error=violation)
             return await self._finish(run, text, response)
-        under_way = RunUnderWay(
-            run=run, started_s=started_s, deadline_s=started_s + allowed_s, trace_id=trace_id
-        )
+        under_way = RunUnderWay(run=run, started_s=started_s, deadline_s=deadline_s, trace_id=trace_id)
         if run.attempts >= self.contract.constraints.max_attempts:
             response = self._replies.exhausted(under_way, "The last attempt was cut off before it ended.")
             return await self._finish(run, text, response)
@@ -256,19 +265,19 @@ class WorkerRuntime:
         """Attempts until one fits the output schema, none is left, or time is up."""
         run, most = under_way.run, self.contract.constraints.max_attempts
         while True:
-            result, outputs, error = await self._attempt(under_way, text)
+            result, raw, outputs, error = await self._attempt(under_way, text)
             if error is None:
                 response = self._replies.reply(
                     run, RunStatus.OK, under_way.trace_id, outputs=outputs, under_way=under_way, result=result
                 )
-                return await self._end(run, result, response, None, is_final=True)
+                return await self._end(run, raw, response, None, is_final=True)
             is_last = run.attempts >= most
             if error.code is ErrorCode.SCHEMA:
                 has_time = asyncio.get_running_loop().time() < under_way.deadline_s
                 response = self._replies.reply(
                     run, RunStatus.INVALID_OUTPUT, under_way.trace_id, error=error, under_way=under_way
                 )
-                ended = await self._end(run, result, response, error, is_final=is_last or not has_time)
+                ended = await self._end(run, raw, response, error, is_final=is_last or not has_time)
                 if is_last or not has_time:
                     return ended
                 continue
@@ -278,12 +287,12 @@ class WorkerRuntime:
                 response = self._replies.reply(
                     run, RunStatus.RETRYABLE_ERROR, under_way.trace_id, error=error, under_way=under_way
                 )
-            return await self._end(run, result, response, error, is_final=is_last)
+            return await self._end(run, raw, response, error, is_final=is_last)
 
     async def _attempt(
         self, under_way: RunUnderWay, text: str
-    ) -> tuple[AttemptResult, dict[str, Any] | None, RunError | None]:
-        """What came of it, the outputs if they fit, and why there are none."""
+    ) -> tuple[AttemptResult, str, dict[str, Any] | None, RunError | None]:
+        """What came of it, its value as a text, the outputs if they fit, and why there are none."""
         run = under_way.run
         session_id = f"{run.id}-{run.attempts + 1}"
         number = await self.disk.call(lambda: self.store.start_attempt(run, text, session_id))
@@ -307,13 +316,33 @@ class WorkerRuntime:
                     run, RunStatus.RETRYABLE_ERROR, under_way.trace_id, error=error, under_way=under_way
                 )
                 span.set_result(AttemptResult(), error)
-                await asyncio.shield(self._end(run, AttemptResult(), response, error, is_final=False))
+                await asyncio.shield(self._end(run, "", response, error, is_final=False))
                 raise
             under_way.enforcement = result.enforcement
             self._add_usage(under_way, result)
-            outputs, error = self._replies.checked(run, result)
+            raw = "" if result.value is None else _raw_text(result.value)
+            try:
+                outputs, error = await self._checked(
+                    len(raw), under_way.deadline_s, lambda: self._replies.checked(run, result)
+                )
+            except OutOfTime:
+                message = "The time of the run was over before its result was checked."
+                outputs, error = None, RunError(code=ErrorCode.TIMEOUT, message=message)
             span.set_result(result, error)
-        return result, outputs, error
+        return result, raw, outputs, error
+
+    async def _checked(self, num_characters: int, deadline_s: float, check: Callable[[], _T]) -> _T:
+        """What `check` says; of a long text in a thread, so that others are answered meanwhile.
+
+        Raises OutOfTime at the deadline.
+        """
+        if num_characters < _LONG_CHARACTERS:
+            return check()
+        left_s = max(deadline_s - asyncio.get_running_loop().time(), 0.001)
+        ended = await self._runner.run(check, is_async=False, timeout_s=left_s)
+        if ended.error is not None:
+            raise ended.error
+        return ended.value
 
     def _add_usage(self, under_way: RunUnderWay, result: AttemptResult) -> None:
         usage = Counter(
@@ -328,7 +357,7 @@ class WorkerRuntime:
     async def _end(
         self,
         run: Run,
-        result: AttemptResult,
+        raw: str,
         response: WorkerResponse,
         error: RunError | None,
         *,
@@ -336,7 +365,6 @@ class WorkerRuntime:
     ) -> WorkerResponse:
         """Keep how the attempt ended, and the response if it is the last word."""
         status, body = response.status, response.body if is_final else None
-        raw = "" if result.value is None else _raw_text(result.value)
         await self.disk.call(
             lambda: self.store.end_attempt(
                 run, status=status, error=error.to_dict() if error else None, result=raw, response=body

@@ -170,13 +170,13 @@ class RunStore:
 
     def add_feedback(self, run_id: str, feedback: Mapping[str, Any]) -> None:
         """Any of `score`, `label` and corrected `outputs`; earlier ones stay where it says nothing."""
-        outputs = feedback.get("outputs")
+        outputs, score = feedback.get("outputs"), feedback.get("score")
         self._execute(
             "INSERT INTO feedback (run, at, score, label, outputs) VALUES (?,?,?,?,?)",
             (
                 run_id,
                 time.time(),
-                feedback.get("score"),
+                None if score is None else float(score),
                 feedback.get("label"),
                 None if outputs is None else canonical_json(outputs),
             ),

@@ -1,0 +1,132 @@
+"""Requests of strangers: numbers that nothing holds, texts that are none, inputs whose check has no end."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import worker_files as files
+
+from rllm.contracts import Contract, read_contract
+from rllm.worker.admission import Admission
+from rllm.worker.host import WorkerHost
+from rllm.worker.http import WorkerServer
+
+
+def contract_with(folder: Path, task: str, *, run_id: str = '{"type": "string"}', **limits: Any) -> Contract:
+    """The contract of these tests, with other schemas of `task`, in the input, and of `run_id`."""
+    path = files.write_worker(folder, **limits)
+    text = path.read_text().replace('"task": {"type": "string"}', f'"task": {task}')
+    path.write_text(
+        text.replace('{"type": "string", "minLength": 1}', run_id).replace(
+            '"run_id": {"type": "string"}', f'"run_id": {run_id}'
+        )
+    )
+    return read_contract(path)
+
+
+def one(task: Any, config: Any) -> dict[str, Any]:
+    return {"length": 1}
+
+
+async def test_feedback_that_no_database_holds_is_refused_and_any_finite_score_is_kept(
+    tmp_path: Path,
+) -> None:
+    contract = read_contract(files.write_worker(tmp_path))
+    async with WorkerHost([contract], tmp_path / "runs") as host, aiohttp.ClientSession() as http:
+        server = WorkerServer(host, token=None)
+        await server.start()
+        try:
+            runs = f"{server.url}/workers/measure/runs"
+            async with http.post(runs, json={"inputs": {"run_id": "a", "task": "x"}}) as reply:
+                assert reply.status == 200
+            for body, status in (
+                (f'{{"score": {"9" * 400}}}', 400),
+                ('{"score": NaN}', 400),
+                ('{"score": -1e400}', 400),
+                ('{"label": "\\ud800"}', 400),
+                (f'{{"score": {10**20}}}', 201),
+            ):
+                async with http.post(f"{runs}/a/feedback", data=body) as reply:
+                    assert reply.status == status, body
+            async with http.post(
+                runs, data='{"inputs": {"run_id": "b", "task": "x"}, "constraints": []}'
+            ) as reply:
+                assert reply.status == 400
+            run = await host.workers["measure"].find("a")
+            assert run is not None
+            assert host.workers["measure"].store.feedback(run.id) == {"score": 1e20}
+        finally:
+            await server.close()
+
+
+async def test_a_key_that_is_a_number_comes_back_as_one(tmp_path: Path) -> None:
+    contract = contract_with(tmp_path, "true", run_id='{"type": "integer"}')
+    async with files.runtime_of(contract, one, tmp_path) as worker:
+        assert (await worker.run({"run_id": 7, "task": 1})).outputs == {
+            "run_id": 7,
+            "status": "ok",
+            "length": 1,
+        }
+        pointed = (await worker.run({"run_id": 7.0, "task": 1})).to_dict()
+    assert (pointed["status"], pointed["error"]["path"]) == ("invalid_request", "$.run_id")
+
+
+async def test_a_number_too_large_to_be_checked_breaks_the_schema(tmp_path: Path) -> None:
+    contract = contract_with(tmp_path, '{"multipleOf": 0.5}')
+    async with files.runtime_of(contract, one, tmp_path) as worker:
+        response = await worker.run({"run_id": "a", "task": 10**400})
+    assert (response.status, response.code) == ("invalid_request", "schema")
+
+
+async def test_a_check_that_takes_for_ever_ends_with_the_runs_time_and_holds_nobody_up(
+    tmp_path: Path,
+) -> None:
+    """20,000 objects that must differ are compared two by two."""
+    contract = contract_with(tmp_path, '{"uniqueItems": true}', timeout_s=0.3)
+    rows = [{"number": number} for number in range(20_000)]
+    async with files.runtime_of(contract, one, tmp_path) as worker:
+        long = asyncio.create_task(worker.run({"run_id": "long", "task": rows}))
+        while not worker.is_under_way("long"):
+            await asyncio.sleep(0)
+        short = await worker.run({"run_id": "short", "task": []}, timeout_s=60)
+        response = await long
+        assert await worker.find("long") is None, "no attempt was used"
+    assert short.to_dict()["run_id"] == "short"
+    assert (response.status, response.code) == ("retryable_error", "timeout")
+
+
+async def test_a_result_that_takes_for_ever_to_check_is_an_attempt_whose_time_was_up(tmp_path: Path) -> None:
+    path = files.write_worker(tmp_path, timeout_s=1, attempts=1)
+    path.write_text(
+        path.read_text().replace('"length": {"type": "integer"}', '"length": {"uniqueItems": true}')
+    )
+    rows = [{"number": number} for number in range(20_000)]
+    async with files.runtime_of(
+        read_contract(path), lambda task, config: {"length": rows}, tmp_path
+    ) as worker:
+        response = (await worker.run({"run_id": "a", "task": "x"})).to_dict()
+    assert (response["error"]["code"], response["error"]["cause"]) == ("attempts_exhausted", "timeout")
+
+
+async def test_room_that_comes_as_a_waiter_gives_up_goes_to_the_next() -> None:
+    room = Admission(max_parallel=1)
+    soon = asyncio.get_running_loop().time() + 60.0
+
+    async def take(leave: asyncio.Event) -> None:
+        async with room.place(soon):
+            await leave.wait()
+
+    leave = asyncio.Event()
+    async with room.place(soon):
+        first, second = (asyncio.create_task(take(leave)) for _ in range(2))
+        while room.num_waiting < 2:
+            await asyncio.sleep(0)
+    first.cancel()  # in the same turn of the loop in which it would have got the room
+    leave.set()
+    async with asyncio.timeout(30):
+        await second
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert (room.num_running, room.num_waiting) == (0, 0)
