@@ -49,6 +49,9 @@ FAMILIES = {
     "miniwob": "rllm.environments.web.miniwob:world_of",
     "reasoning-gym": "rllm.environments.reasoning_gym:world_of",
     "textarena": "rllm.environments.textarena:world_of",
+    "web-code": "rllm.environments.web.sites.issue_tracker:world_of",
+    "web-forum": "rllm.environments.web.sites.forum:world_of",
+    "web-office": "rllm.environments.web.sites.office:world_of",
     "web-shop": "rllm.environments.web.sites.shop_tasks:world_of",
 }
 """First part of a name with a slash -> the function that makes a World of the second part."""

@@ -3,7 +3,8 @@
 catalogue/NAME.toml ──► Benchmark: splits, licence, agent, evaluator, and
                           either `environment`: a world that makes its own tasks, without a network
                           or     `source`, `transform`, `prompt`: rows that somebody published
-catalogue/FAMILY.toml with `members` ──► FAMILY/MEMBER, one benchmark for each; with `whole` FAMILY too
+catalogue/FAMILY.toml with `members` ──► FAMILY/MEMBER, one benchmark for each; with `whole` FAMILY too;
+                          `member_train.MEMBER` has sections of `train` in place of the family's
 a registered data set, a directory of tasks ──► a Benchmark too, so that every command takes them
 """
 
@@ -61,7 +62,7 @@ SWE_TRAINING: dict[str, Any] = {
     "warm_start": {"steps": 0, "noise": 0.0},
 }
 """The same for rows of software-engineering tasks: the last step of an episode runs the hidden tests."""
-TRAINING_ONLY = ("environment_args", "agent_args")
+TRAINING_ONLY = ("environment_args", "agent_args", "num_train_tasks")
 """What `train.task` of a benchmark may set."""
 _UNSET: dict[str, Any] = {}
 
@@ -241,6 +242,7 @@ def _benchmark(file: str, name: str) -> Benchmark:
     table = dict(_table(file))
     members = table.pop("members", None)
     whole = table.pop("whole", None)
+    member_train = table.pop("member_train", _UNSET)
     if members is not None and "/" not in name:
         table["description"] = whole
         table["environment"] = f"{table['environment']}/all"
@@ -248,6 +250,7 @@ def _benchmark(file: str, name: str) -> Benchmark:
         member = name.partition("/")[2]
         group = next(group for group, names in members.items() if member in names)
         table["name"] = name
+        table["train"] = {**table.get("train", _UNSET), **member_train.get(member, _UNSET)}
         table["environment"] = f"{table['environment']}/{member}"
         table["description"] = table["description"].format(member=member.replace("_", " "), group=group)
     return benchmark_of(table, f"catalogue/{file}")
@@ -278,7 +281,7 @@ def benchmark_of(table: Mapping[str, Any], where: str) -> Benchmark:
         raise ConfigError(f"{where} has no `splits`; name at least one.")
     for key in benchmark.train.get("task", _UNSET).keys() - TRAINING_ONLY:
         raise ConfigError(
-            f"{where}: there is no key `train.task.{key}`; there are {' and '.join(TRAINING_ONLY)}."
+            f"{where}: there is no key `train.task.{key}`; there are {', '.join(TRAINING_ONLY)}."
         )
     if (
         benchmark.source is not None

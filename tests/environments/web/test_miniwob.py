@@ -1,7 +1,10 @@
 """MiniWoB++'s tasks, their rewards and seeds, in a real Chromium."""
 
+import asyncio
 import re
+from typing import Any
 
+import numpy as np
 import pytest
 
 from rllm.agents.web import WebAgent
@@ -105,6 +108,52 @@ async def test_a_timed_episode_ends_by_its_own_clock(chromium: str) -> None:
             break
     assert (done, reward) == (True, -1.0)
     env.close()
+
+
+@pytest.mark.parametrize("name", ["click-button", "enter-text-dynamic", "click-checkboxes"])
+def test_an_expert_solves_it_and_gives_up_at_the_end_where_it_errs(chromium: str, name: str) -> None:
+    demonstrates_in_browser(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["choose-list", "click-checkboxes-transfer", "click-option", "enter-text"])
+def test_other_experts_solve_theirs(chromium: str, name: str) -> None:
+    demonstrates_in_browser(name)
+
+
+def demonstrates_in_browser(name: str) -> None:
+    world = world_named(f"miniwob/{name}")
+    expert = world.expert({})
+    assert expert is not None
+    for task in world.tasks("validation", 3):
+        (turn,) = expert(task, 0.0, np.random.default_rng(0))
+        assert asyncio.run(paid(task, turn)) == 1.0
+        (erring,) = expert(task, 1.0, np.random.default_rng(0))
+        assert erring[0] == turn[0]
+        assert str(erring[1]).splitlines()[:-1] == str(turn[1]).splitlines()[:-1]
+        assert asyncio.run(paid(task, erring)) == 0.0
+
+
+async def paid(task: dict[str, Any], turn: tuple[Any, Any]) -> float:
+    env = MiniWobEnv.from_dict(task)
+    page, _ = await env.reset()
+    assert page == turn[0], "it answers the page that an agent is shown"
+    *_, reward, done, _ = await env.step(turn[1])
+    env.close()
+    assert done
+    return reward
+
+
+def test_simple_policies_are_played_in_the_browser(chromium: str) -> None:
+    world = world_named("miniwob/enter-text-dynamic")
+    assert world.baselines is not None
+    returns = world.baselines(world.tasks("validation", 3))
+    random, constant, best = returns.values()
+    assert list(returns)[0::2] == ["random", "optimum"]
+    assert list(returns)[1].startswith('always fill("1", ')
+    assert (list(random), list(best)) == ([-1.0] * 3, [1.0] * 3)
+    assert sorted(constant) == [-1.0, -1.0, 1.0]
+    assert world_named("miniwob/terminal").expert({}) is None
 
 
 async def test_an_agent_plays_it_through_the_engine(chromium: str) -> None:

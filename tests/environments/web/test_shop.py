@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import itertools
 import random
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -10,11 +9,12 @@ from urllib.parse import quote, urlencode
 import numpy as np
 import pytest
 
+from rllm.environments.base import BaseEnv
 from rllm.environments.web import SiteRequest, SiteResponse
 from rllm.environments.web.sites.shop import USER, Shop, draw_shop
 from rllm.environments.web.sites.shop_site import ShopSite
 from rllm.environments.web.sites.shop_tasks import SHOP, ShopEnv
-from rllm.environments.web.sites.site_env import DIFFICULTIES, SiteEnv
+from rllm.environments.web.sites.site_env import DIFFICULTIES
 from rllm.environments.world import Turns
 from rllm.environments.worlds import world_named
 from rllm.errors import ConfigError
@@ -49,7 +49,7 @@ def test_forms_change_the_books_by_the_rules(shop: Shop) -> None:
     ("path", "form", "why"),
     [
         ("/product/{name}/basket", {"quantity": "1000"}, "at most 999"),
-        ("/product/{name}/basket", {"quantity": "99"}, "There are only"),
+        ("/product/{name}/basket", {"quantity": "999"}, "There are only"),
         ("/product/{name}/basket", {"quantity": "0"}, "at least 1"),
         ("/product/{name}/basket", {"quantity": "-1"}, "whole number"),
         ("/product/{name}/basket", {"quantity": "٣"}, "whole number"),
@@ -109,17 +109,6 @@ def test_every_template_is_a_benchmark_in_three_difficulties() -> None:
         world_named("web-shop/sell")
 
 
-def test_tasks_are_the_same_for_the_same_seed_and_differ_by_seed() -> None:
-    for name in SHOP.templates:
-        drawn = [SHOP.task(name, seed) for seed in range(40)]
-        assert [SHOP.task(name, seed) for seed in range(40)] == drawn
-        assert len({(task.goal, str(books)) for books, task in drawn}) == 40
-        for books, task in drawn:
-            changes = task.books != books
-            asks = bool(task.number or task.choice)
-            assert changes + asks + task.is_infeasible == 1, (name, task.goal)
-
-
 def test_some_tasks_cannot_be_done() -> None:
     shares = {
         name: np.mean([SHOP.task(name, seed)[1].is_infeasible for seed in range(100)])
@@ -162,38 +151,23 @@ async def test_what_is_said_without_being_done_is_not_paid(chromium: str) -> Non
     env.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SHOP.templates)
-def test_every_template_is_solved_by_its_plan(chromium: str, name: str) -> None:
-    """Instances with clicks on a real page; of templates with infeasible ones, one of those among them."""
-    solve(name, 2)
-    seeds = (seed for seed in range(200) if SHOP.task(name, seed)[1].is_infeasible)
-    for seed in itertools.islice(seeds, 1):
-        solve_task({"task_id": "t", "template": name, "seed": seed})
-
-
 def test_a_hard_template_is_solved_by_its_plan(chromium: str) -> None:
-    solve("ship-all", 1)
+    solve_task({"task_id": "t", "template": "ship-all", "seed": 1})
 
 
-def solve(name: str, count: int) -> None:
-    for task in world_named(f"web-shop/{name}").tasks("validation", count):
-        solve_task(task)
-
-
-def solve_task(task: dict[str, Any]) -> None:
-    expert = world_named("web-shop/all").expert({})
+def solve_task(task: dict[str, Any], world: str = "web-shop/all") -> None:
+    expert = world_named(world).expert({})
     assert expert is not None
     turns = expert(task, 0.0, np.random.default_rng(0))
-    assert asyncio.run(replay(ShopEnv.from_dict(task), turns)) == 1.0, task
+    assert asyncio.run(replay(world_named(world).env_class.from_dict(task), turns)) == 1.0, task
 
 
-async def replay(env: SiteEnv, turns: Turns) -> float:
+async def replay(env: BaseEnv, turns: Turns) -> float:
     """What the answers earn; each is to the page that it was given to before."""
-    page, _ = await env.reset()
+    page, _ = await env.reset()  # type: ignore[misc]
     reward = 0.0
     for shown, answer in turns:
         assert shown == page
-        page, reward, *_ = await env.step(answer)
+        page, reward, *_ = await env.step(answer)  # type: ignore[misc]
     env.close()
     return reward

@@ -104,18 +104,18 @@ class WebEnv(BaseEnv):
         self, seed: int | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Goal and first page; `info["tools"]` are the schemas of the actions."""
-        return await run_in_browser(self._reset)
+        return await run_in_browser(self.reset_in)
 
     async def step(self, action: Any) -> Moved:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Act. `action` is text such as `click("3")`, one a line, or tool calls in OpenAI's form."""
         if self._over:
             raise AgentError(f"{type(self).__name__}.step: there is no episode; call reset first.")
-        return await run_in_browser(lambda _: self._step(action))
+        return await run_in_browser(lambda _: self.step_in(action))
 
     def close(self) -> None:
         """Give the context back. May be called twice."""
         if self._context is not None:
-            wait_for_browser(lambda _: self._release(), 4 * CLOSE_LIMIT_S)
+            wait_for_browser(lambda _: self.close_in(), 4 * CLOSE_LIMIT_S)
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -153,8 +153,9 @@ class WebEnv(BaseEnv):
 
     # ---- one episode -------------------------------------------------------------------------------------
 
-    async def _reset(self, thread: BrowserThread) -> tuple[Any, dict[str, Any]]:
-        await self._release()
+    async def reset_in(self, thread: BrowserThread) -> tuple[Any, dict[str, Any]]:
+        """`reset`, in the loop of the browser."""
+        await self.close_in()
         self._browser = await thread.browser()
         self._context = await self._browser.lease(self.use)
         self._context.begin()
@@ -176,7 +177,8 @@ class WebEnv(BaseEnv):
             "max_steps": self.max_turns,
         }
 
-    async def _step(self, action: Any) -> Moved:
+    async def step_in(self, action: Any) -> Moved:
+        """`step`, in the loop of the browser."""
         context = self._context
         assert context is not None, "an episode has a context"
         self._num_turns += 1
@@ -273,7 +275,8 @@ class WebEnv(BaseEnv):
                 (Path(self._folder.name) / name).write_text(text, encoding="utf-8")
         return {name: str(Path(self._folder.name) / name) for name in self.files}
 
-    async def _release(self) -> None:
+    async def close_in(self) -> None:
+        """Give the context back, in the loop of the browser."""
         context, browser = self._context, self._browser
         self._context = self._browser = None
         self._over = True
@@ -284,7 +287,7 @@ class WebEnv(BaseEnv):
         """Close a context whose episode failed; its browser too, if it does not answer."""
         if self._context is not None:
             self._context.fail("Its episode failed.")
-        await asyncio.shield(self._release())
+        await asyncio.shield(self.close_in())
 
 
 def _actions_of(action: Any) -> list[WebAction]:

@@ -3,12 +3,13 @@
     the pages of the `miniwob` wheel ──► a site of this process ──► one page a task, seeded and started anew
     what it pays ──► its own raw reward, from -1 to 1; with `has_limit` its own limit and a decay
 
-A task is a name and a seed. Training, validation and test seeds differ modulo 3.
+A task is a name and a seed. Training, validation and test seeds differ modulo 3. Some tasks have an expert: a
+plan that the goal alone gives away, to be done on the page.
 """
 
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from rllm.environments.web.acting import act
 from rllm.environments.web.actions import WebAction
 from rllm.environments.web.chromium import require_browser
 from rllm.environments.web.context import BrowserContext
-from rllm.environments.web.env import WebEnv
+from rllm.environments.web.demonstrations import Plan, PlannedEnv, Step, baselines, demonstrate
 from rllm.environments.web.network import Site, folder_site
 from rllm.environments.web.observation import PageView
 from rllm.environments.world import World
@@ -49,6 +50,36 @@ _START = """([seed, limit, excluded]) => {
 _VERDICT = """() => window.rllmLimits === undefined ? null :
   [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL, WOB_REWARD_GLOBAL, String(WOB_REWARD_REASON ?? '')]"""
 """Null for a page that was not started by us: another task, or this one loaded again."""
+_SUBMIT: Step = ("click", "button", "Submit")
+_PLANS: dict[str, tuple[str, Callable[..., Sequence[Step]]]] = {
+    "choose-list": (
+        r"Select (.+) from the list and click Submit\.",
+        lambda option: (("choose", "", option), _SUBMIT),
+    ),
+    "click-button": (
+        r'Click on the "(.+)" button\.',
+        lambda name: (("click", "button", name),),
+    ),
+    "click-checkboxes": (
+        r"Select (.+) and click Submit\.",
+        lambda names: (*(("click", "checkbox", each) for each in _listed(names)), _SUBMIT),
+    ),
+    "click-option": (
+        r"Select (.+) and click Submit\.",
+        lambda name: (("click", "radio", name), _SUBMIT),
+    ),
+    "enter-text": (
+        r'Enter "(.+)" into the text field and press Submit\.',
+        lambda text: (("fill", "", text), _SUBMIT),
+    ),
+}
+_PLANS["enter-text-dynamic"] = _PLANS["enter-text"]
+_PLANS["click-checkboxes-transfer"] = _PLANS["click-checkboxes"]
+"""Task -> (its goal, what is done on its page, given the groups of the goal)."""
+
+
+def _listed(names: str) -> Sequence[str]:
+    return () if names == "nothing" else names.split(", ")
 
 
 @cache
@@ -71,7 +102,7 @@ def _site() -> Site:
     return folder_site(miniwob_folder())
 
 
-class MiniWobEnv(WebEnv):
+class MiniWobEnv(PlannedEnv):
     """One MiniWoB++ task with one seed.
 
     Its clock stands still unless `has_limit`: then the page ends the episode after its own limit, and pays
@@ -129,7 +160,14 @@ class MiniWobEnv(WebEnv):
             await super().begin(context)
             await context.tab.wait_for_load()
             goal = await self._start(context)
-        return re.sub(r"\s+", " ", str(goal)).strip()
+        self.goal = re.sub(r"\s+", " ", str(goal)).strip()
+        return self.goal
+
+    def plan(self) -> Plan:
+        pattern, steps = _PLANS[self.name]
+        match = re.fullmatch(pattern, self.goal)
+        assert match is not None, f"the goal of {self.name} is {self.goal!r}"
+        return (steps(*match.groups()),)
 
     async def _start(self, context: BrowserContext) -> str | None:
         await act(context, WebAction(name="mouse_move", arguments={"x": 0, "y": 0}), {})
@@ -182,7 +220,14 @@ def world_of(name: str) -> World:
     else:
         require_task(name)
         names = (name,)
-    return World(env_class=MiniWobEnv, tasks=partial(miniwob_tasks, names), kind=_kind)
+    has_expert = all(each in _PLANS for each in names)
+    return World(
+        env_class=MiniWobEnv,
+        tasks=partial(miniwob_tasks, names),
+        demonstrate=partial(demonstrate, MiniWobEnv) if has_expert else None,
+        baselines=partial(baselines, MiniWobEnv) if has_expert else None,
+        kind=_kind,
+    )
 
 
 def _kind(task: Mapping[str, Any]) -> str:

@@ -165,7 +165,7 @@ def draw_shop(rng: random.Random) -> Shop:
     names = [f"{adjective} {noun}" for adjective, (_, noun) in zip(adjectives, nouns, strict=True)]
     cents = rng.sample(range(400, 10_000, 25), len(names))
     products = {
-        name: Product(name=name, category=category, cents=each, stock=rng.randint(4, 30))
+        name: Product(name=name, category=category, cents=each, stock=rng.randint(4, 400))
         for name, (category, _), each in zip(names, nouns, cents, strict=True)
     }
     shop = Shop(products=products, orders={}, reviews={}, address=rng.choice(STREETS))

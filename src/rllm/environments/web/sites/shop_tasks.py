@@ -9,6 +9,7 @@ import copy
 import random
 from functools import partial
 
+from rllm.environments.web.demonstrations import Step
 from rllm.environments.web.sites.pages import price
 from rllm.environments.web.sites.shop import (
     NOUNS,
@@ -22,7 +23,7 @@ from rllm.environments.web.sites.shop import (
     draw_shop,
 )
 from rllm.environments.web.sites.shop_site import HOST, ShopSite
-from rllm.environments.web.sites.site_env import SiteEnv, SiteKind, SiteTask, SiteTemplate, Step, site_world
+from rllm.environments.web.sites.site_env import SiteEnv, SiteKind, SiteTask, SiteTemplate, site_world
 
 _INFEASIBLE_SHARE = 0.25
 _MISSING = "Velvet Drum"
@@ -80,10 +81,12 @@ def _stock(shop: Shop, rng: random.Random) -> SiteTask:
 
 def _order_status(shop: Shop, rng: random.Random) -> SiteTask:
     number = _own_order(shop, rng, rng.choice(STATUSES))
-    answer = shop.orders[number].status
+    order = shop.orders[number]
+    answer = order.status
     return SiteTask(
-        goal=f"What is the status of my order {number}?",
-        plan=(_visit("My orders"), (("say", answer),)),
+        goal=f"What are the total and the status of my order {number}?",
+        plan=(_visit("My orders"), (("say", f"{price(order.cents)}, {answer}"),)),
+        number=price(order.cents),
         choice=answer,
         choices=STATUSES,
     )

@@ -15,31 +15,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from rllm.environments.web.actions import WebAction
-from rllm.environments.web.browser import BrowserThread, wait_for_browser
 from rllm.environments.web.chromium import require_browser
 from rllm.environments.web.context import BrowserContext
-from rllm.environments.web.env import WebEnv
+from rllm.environments.web.demonstrations import Plan, PlannedEnv, baselines, demonstrate
 from rllm.environments.web.network import Site
 from rllm.environments.web.observation import PageView
-from rllm.environments.world import Turns, World
+from rllm.environments.world import World
 from rllm.errors import ConfigError
 
 SPLITS = {"train": 0, "validation": 1, "test": 2}
 """Split -> what is left of its seeds modulo their number."""
 MAX_TURNS = 15
 TOKEN_BUDGET = 2000
-PLAN_LIMIT_S = 300.0
-"""Of one demonstration."""
 DIFFICULTIES = ("easy", "medium", "hard")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_LINE = re.compile(r'\[(\d+)\] (\w+) "((?:[^"\\]|\\.)*)"')
-
-Step = tuple[str, ...]
-"""What a solver does: ("click", role, name), ("fill", label, text), ("choose", label, option), ("say", text)
-or ("give up", reason)."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,7 +37,7 @@ class SiteTask:
     """One task. `plan` is one way to solve it: what is done on one page, page after page."""
 
     goal: str
-    plan: Sequence[Sequence[Step]]
+    plan: Plan
     books: Any = None
     """The books as they should be at the end; None where nothing may change."""
     number: str = ""
@@ -59,12 +49,22 @@ class SiteTask:
 
     def is_answered_by(self, text: str) -> bool:
         """Whether a text names the answer and no other one."""
-        if self.number:
-            numbers = {float(each) for each in _NUMBER.findall(text)}
-            return numbers == {float(self.number)}
+        if self.number and {float(each) for each in _NUMBER.findall(text)} != {float(self.number)}:
+            return False
         if self.choice:
             return [each for each in self.choices if each.casefold() in text.casefold()] == [self.choice]
         return True
+
+    def mistake(self, books: Any, message: WebAction) -> str:
+        """Why the episode that ends with `message` and these books is not paid; empty where it is."""
+        gave_up = message.name == "report_infeasible"
+        if gave_up != self.is_infeasible:
+            return "it can be done" if gave_up else "it cannot be done, and that was not said"
+        if books != self.books:
+            return "the books are not as they should be"
+        if not gave_up and not self.is_answered_by(str(message.arguments["text"])):
+            return "the answer is not right"
+        return ""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -95,7 +95,7 @@ class SiteKind:
         return books, task
 
 
-class SiteEnv(WebEnv):
+class SiteEnv(PlannedEnv):
     """One task on a site of ours. Derive from it with a `kind`."""
 
     kind: SiteKind
@@ -144,63 +144,11 @@ class SiteEnv(WebEnv):
     ) -> tuple[float, dict[str, Any]] | None:
         if message is None:
             return None
-        task = self.site_task
-        gave_up = message.name == "report_infeasible"
-        if gave_up != task.is_infeasible:
-            reason = "it can be done" if gave_up else "it cannot be done, and that was not said"
-        elif self.books != task.books:
-            reason = "the books are not as they should be"
-        elif not gave_up and not task.is_answered_by(str(message.arguments["text"])):
-            reason = "the answer is not right"
-        else:
-            reason = ""
+        reason = self.site_task.mistake(self.books, message)
         return float(not reason), {"is_correct": not reason, "reason": reason}
 
-    async def play_plan(self, thread: BrowserThread, noise: float, rng: np.random.Generator) -> Turns:
-        """In the loop of the browser: (page, actions) turn by turn. `noise`: how often a turn is a click on
-        anything; what the plan cannot go on from then ends it."""
-        turns: list[tuple[Any, str]] = []
-        page, _ = await self._reset(thread)
-        for steps in self.site_task.plan:
-            try:
-                answer = "\n".join(action_of(each, page) for each in steps)
-            except KeyError:
-                break
-            if rng.random() < noise:
-                answer = f'click("{rng.choice(_LINE.findall(page))[0]}")'
-            turns.append((page, answer))
-            page, _, is_over, *_ = await self._step(answer)
-            if is_over:
-                break
-        return turns
-
-
-def _demonstrate(
-    env_class: type[SiteEnv], task: dict[str, Any], *, noise: float, rng: np.random.Generator
-) -> Turns:
-    env = env_class.of_task(task)
-    try:
-        return wait_for_browser(lambda thread: env.play_plan(thread, noise, rng), PLAN_LIMIT_S)
-    finally:
-        env.close()
-
-
-def action_of(step: Step, page: str) -> str:
-    """A step of a plan as an action on a page as text. Raises KeyError for what the page does not have."""
-    ids = {(role, name): number for number, role, name in _LINE.findall(page)}
-    match step:
-        case ("click", role, name):
-            return f'click("{ids[role, name]}")'
-        case ("fill", label, text):
-            return f'fill("{ids["textbox", label]}", "{text}")'
-        case ("choose", label, option):
-            return f'select_option("{ids["combobox", label]}", "{option}")'
-        case ("say", text):
-            return f'send_msg_to_user("{text}")'
-        case (_, reason):
-            return f'report_infeasible("{reason}")'
-        case _:
-            raise ValueError(f"{step!r} is no step of a plan.")
+    def plan(self) -> Plan:
+        return self.site_task.plan
 
 
 def site_tasks(
@@ -231,7 +179,8 @@ def site_world(env_class: type[SiteEnv], member: str) -> World:
     return World(
         env_class=env_class,
         tasks=partial(site_tasks, env_class.kind, names),
-        demonstrate=partial(_demonstrate, env_class),
+        demonstrate=partial(demonstrate, env_class),
+        baselines=partial(baselines, env_class),
         kind=_template,
     )
 
