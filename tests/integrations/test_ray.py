@@ -25,7 +25,7 @@ from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.errors import ClusterError, ConfigError, CountError
 from rllm.integrations.ray.leases import MAX_LOSSES, Lease, Leases
 from rllm.integrations.ray.session import require_address, require_answer, with_second_try
-from rllm.trainer.cluster import require_cluster
+from rllm.trainer.cluster import clock_skew, require_cluster
 from rllm.types.task import EpisodeId
 
 REFUSED = {
@@ -223,3 +223,13 @@ def _trainer(config: dict[str, Any], backend: str = "") -> AgentTrainer:
         agent_class=ConversationAgent,
         env_class=FrozenLakeEnv,
     )
+
+
+@given(skew=st.floats(-100, 100), there=st.floats(0, 30), back=st.floats(0, 30))
+def test_a_clock_is_off_by_what_no_way_of_its_answer_explains(skew: float, there: float, back: float) -> None:
+    """A busy node takes seconds to answer: that alone is no reason to refuse it."""
+    found = clock_skew(0.0, there + skew, there + back)
+    assert abs(found) <= abs(skew) + 1e-9, "never more than it is"
+    assert abs(skew) - max(there, back) - 1e-9 <= abs(found), "and less by one way at most"
+    if there == back == 0.0:
+        assert found == pytest.approx(skew)

@@ -97,7 +97,7 @@ class NodeReport:
     versions: dict[str, str] | None = None
     """Of Python and of the packages that have to agree with the driver's; empty where one is missing."""
     clock_skew_s: float | None = None
-    """Its clock less the driver's, to within half the time of the question."""
+    """Seconds that its clock must be ahead of the driver's; see `clock_skew`."""
     sees_directory: bool | None = None
     """Whether it reads what the driver wrote into its working directory."""
     fetch_s: float | None = None
@@ -117,6 +117,12 @@ class ClusterReport:
     problems: list[str] = field(default_factory=list[str])
     """What would be refused, each with its mend."""
     remarks: list[str] = field(default_factory=list[str])
+
+
+def clock_skew(sent_at_s: float, their_s: float, received_at_s: float) -> float:
+    """Seconds that a clock must be ahead (below 0: behind), whatever a question and its answer took on their
+    ways; 0 where it may be right."""
+    return their_s - min(max(their_s, sent_at_s), received_at_s)
 
 
 @runtime_checkable

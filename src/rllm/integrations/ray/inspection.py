@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rllm.errors import ClusterError, ConfigError
 from rllm.integrations.ray.job import Machine, this_machine
 from rllm.integrations.ray.session import MEGABYTE
-from rllm.trainer.cluster import ClusterReport, NodeReport
+from rllm.trainer.cluster import ClusterReport, NodeReport, clock_skew
 
 MAX_SKEW_S = 1.0
 """Between clocks, after which the times of episodes and logs are out of order."""
@@ -107,7 +107,7 @@ def _ask(probe: Callable[[], Any], start: Any, node: NodeReport, report: Cluster
         )
         return
     node.versions = dict(answer.machine.versions)
-    node.clock_skew_s = answer.machine.clock_s - (sent_at_s + time.time()) / 2
+    node.clock_skew_s = clock_skew(sent_at_s, answer.machine.clock_s, time.time())
     node.sees_directory = answer.sees_directory
     for name, version in report.versions.items():
         if node.versions[name] != version:
