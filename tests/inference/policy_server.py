@@ -44,6 +44,8 @@ class PolicyServer:
         self.ignores_weights = ignores_weights
         self.port = 0
         self.num_answered = 0
+        self.fails_next = 0
+        """Answers that it will refuse with 500, though it goes on."""
         self.dies_after: int | None = None
         """Answers, after which it drops everything and is gone."""
         self.versions: list[str] = []
@@ -132,11 +134,21 @@ class PolicyServer:
                 self.versions.append((await http.json())["new_version"])
                 return web.json_response({})
             case "/v1/load_lora_adapter":
-                self._load_adapter(**await http.json())
+                named = await http.json()
+                if named["lora_name"] in self._adapters:
+                    message = f"The lora adapter '{named['lora_name']}' has already been loaded."
+                    return web.json_response({"error": {"message": message}}, status=400)
+                self._load_adapter(**named)
                 return web.json_response({})
             case "/v1/unload_lora_adapter":
-                await self._adapters.pop((await http.json())["lora_name"]).close()
+                name = (await http.json())["lora_name"]
+                if name not in self._adapters:
+                    return web.json_response({"error": {"message": f"no adapter {name}"}}, status=404)
+                await self._adapters.pop(name).close()
                 return web.json_response({})
+            case "/v1/completions" if self.fails_next:
+                self.fails_next -= 1
+                return web.json_response({"error": {"message": "out of memory"}}, status=500)
             case "/v1/completions":
                 return await self._complete(await http.json())
             case _:

@@ -192,3 +192,30 @@ async def test_a_server_that_is_never_ready_is_given_up_with_the_end_of_its_log(
     with pytest.raises(InferenceError, match=r"3 times before it was ready(?s:.*)I hang"):
         async with ServerProcess(settings, 0, tmp_path / "server.log"):
             pass
+
+
+async def test_an_adapter_comes_back_to_a_server_that_failed_once_and_leaves_with_the_run(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM, the server refuses an adapter under a name that it has."""
+    monkeypatch.setattr("rllm.inference.fleet.PROBE_EVERY_S", 0.02)
+    loaded = with_adapter(load_model(models / "0"), LoraConfig(rank=2), 0)
+    with PolicyServer(models / "0") as server:
+        for _ in range(2):  # two runs, one after the other
+            fleet = Fleet(
+                [_client(server, models)],
+                write_weights=lambda target: save_adapter(loaded, target),
+                is_adapter=True,
+                directory=tmp_path / "weights",
+                max_context=512,
+                patience_s=5.0,
+            )
+            fleet.publish(1)
+            before = await fleet.generate_ids([5, 6, 7], SHORT)
+            server.fails_next = 1
+            after = await fleet.generate_ids([5, 6, 7], SHORT)
+            assert after.completion_ids == before.completion_ids
+            assert fleet.num_moved == 1
+            assert len(server.adapters) == 1, "the one from before it failed is gone"
+            await fleet.close()
+            assert server.adapters == []

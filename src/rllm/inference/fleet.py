@@ -14,7 +14,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 OnPiece = Callable[[TokenPiece], None]
 PROBE_EVERY_S = 1.0
 """Between two questions to a replica that is out of service."""
+UNLOAD_S = 10.0
+"""For a replica that leaves to drop its adapters."""
 AGREEMENT = 1e-2
 """Nats that two replicas of the same weights may differ by; in float32 they do by 1e-5."""
 
@@ -342,4 +344,7 @@ async def _end(replica: Replica) -> None:
     if replica.probe is not None:
         replica.probe.cancel()
         await asyncio.gather(replica.probe, return_exceptions=True)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(UNLOAD_S):
+            await replica.client.unload_adapters()
     await replica.client.close()

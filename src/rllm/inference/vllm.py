@@ -11,9 +11,10 @@ With a grammar, the server does not tell which tokens it left no choice about: a
 """
 
 import re
+import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -76,6 +77,8 @@ class VLLMClient(ModelClient):
         self._policy_version = 0
         self._adapters: list[str] = []
         """Names of the adapters that the server has; the last one answers."""
+        self._old_adapters: list[str] = []
+        """Names of those that it may still have, and nobody asks."""
         self._gate = Gate()
         self._http = VLLMHttp(
             self.base_url,
@@ -176,18 +179,32 @@ class VLLMClient(ModelClient):
         `--enable-lora`, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment. Raises ConfigError where
         that is not so, and InferenceError when the server could not read the adapter.
         """
-        name = f"adapter-{policy_version}-{directory.name}"
+        # No name comes twice: servers refuse one that they have, of another run or from before a failure.
+        name = f"adapter-{policy_version}-{secrets.token_hex(4)}"
         needs = "`--enable-lora`, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
         where = {"lora_name": name, "lora_path": str(directory.resolve())}
         await self._http.tell("/v1/load_lora_adapter", where, needs)
         self._adapters.append(name)
         self._policy_version = policy_version
         if len(self._adapters) > _ADAPTERS_KEPT:
-            await self._http.tell("/v1/unload_lora_adapter", {"lora_name": self._adapters.pop(0)}, needs)
+            self._old_adapters.append(self._adapters.pop(0))
+        await self._unload_old_adapters()
 
     def forget_adapters(self) -> None:
-        """The server began anew, without any."""
+        """The server may have begun anew, without any."""
+        self._old_adapters += self._adapters
         self._adapters = []
+
+    async def unload_adapters(self) -> None:
+        """Leave none of ours in the server."""
+        self.forget_adapters()
+        await self._unload_old_adapters()
+
+    async def _unload_old_adapters(self) -> None:
+        while self._old_adapters:
+            name = {"lora_name": self._old_adapters.pop(0)}
+            with suppress(ConfigError, InferenceError):  # one that began anew has not got it
+                await self._http.tell("/v1/unload_lora_adapter", name)
 
     @property
     def max_context(self) -> int:
