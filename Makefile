@@ -30,7 +30,7 @@ help:
 	@echo 'make test-cluster  the three above: Ray, verl and Tinker'
 	@echo 'make test-harness  command-line agents of others, installed from pip and npm and played in their sandbox'
 	@echo 'make test-published  programs in the style of published rLLM, each as its users start it, with its framework'
-	@echo 'make test-web  websites in a real Chromium, which is installed where there is none'
+	@echo 'make test-web  websites and `rllm view` in a real Chromium, which is installed where there is none'
 	@echo 'make check     format, lint and types'
 	@echo 'make docs      the pages of docs/ and the reference as a site in build/site'
 	@echo 'make bench     the engine and a training step beside their peers'
@@ -89,7 +89,7 @@ test-published: .venv-published-agents/.made .venv-published-strands/.made .venv
 # Without a Chromium on this machine Playwright's own is fetched; with RLLM_TEST_WEB what is missing is a failure.
 test-web: $(VENV)/.dev
 	$(BIN)/rllm doctor web || $(BIN)/playwright install --with-deps --only-shell chromium
-	RLLM_TEST_WEB=1 $(BIN)/pytest -n 0 -m '' tests/environments/web
+	RLLM_TEST_WEB=1 $(BIN)/pytest -n 0 -m '' tests/environments/web tests/view
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

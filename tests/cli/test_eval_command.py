@@ -1,4 +1,5 @@
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from tests.view.conftest import answers_in
 
 from rllm.store.episodes import EpisodeStore
 
@@ -118,8 +120,12 @@ def test_an_evaluation_is_kept_and_gone_on_with_and_compared(
         "greedy": (3, 0.0),
     }
     html = (tmp_path / "one" / "report.html").read_text()
-    assert "frozenlake" in html
-    assert "http" not in html.split("<h2>To repeat it")[0]
+    (shown, *_) = answers_in(html).values()
+    assert shown["stamp"]["name"] == "frozenlake"
+    assert {name: shown["report"][name] for name in ("success", "success_interval")} == {
+        name: json.loads(again.stdout)["sampled"][name] for name in ("success", "success_interval")
+    }
+    assert not re.search(r"(src|href)=.?https?:", html)
     again = rllm("eval", "--rescore", "one")
     assert again.exit_code == 2
     assert "names no grader" in again.stderr

@@ -1,5 +1,4 @@
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from rllm.errors import ConfigError, InferenceError
 from rllm.eval.comparison import compare
 from rllm.eval.evaluation import Evaluation, results_in
 from rllm.eval.judging import task_evaluator
-from rllm.eval.page import PageExample, page
 from rllm.eval.plan import EvaluationPlan, hash_of
 from rllm.eval.report import Prices, details_of, report_of
 from rllm.eval.rescoring import rescore
@@ -323,36 +321,6 @@ async def test_an_answer_that_the_second_judge_cannot_judge_has_failed_and_is_no
     assert again.judged == 24
 
 
-def _example(**changes: Any) -> PageExample:
-    told: dict[str, Any] = {
-        "way": "sampled",
-        "task_id": "t",
-        "attempt": 0,
-        "verdict": "wrong",
-        "prompt": "p",
-        "answer": "a",
-        "extracted": None,
-        "reason": "",
-    }
-    return PageExample(**(told | changes))
-
-
-@pytest.mark.parametrize("field", ["task_id", "prompt", "answer", "extracted", "reason", "way"])
-def test_what_models_write_is_never_markup_on_the_page(field: str, tmp_path: Path) -> None:
-    attack = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
-    results: Sequence[Result] = [_result("t", right=True, category=attack)]
-    report = {
-        "stamp": {"model": attack},
-        "reports": {"sampled": {**report_of(results).to_dict(), **details_of(results, ks=(1,))}},
-    }
-    html = page(attack, report, [_example(**{field: attack})])
-    assert "<script" not in html
-    assert "<img" not in html
-    assert "100.0 %" in html
-    assert "Interval: Wilson" in html
-    assert "{&#x27;" not in html
-
-
 async def test_a_report_shows_the_strict_and_the_lenient_reading_side_by_side(tmp_path: Path) -> None:
     said = ["\\boxed{5}", "It is \\boxed{5}, because 2+3=5.", "\\boxed{6}, because 3+3=6.", "Hm."]
     tasks = [
@@ -376,10 +344,6 @@ async def test_a_report_shows_the_strict_and_the_lenient_reading_side_by_side(tm
     }
     assert report["success"] == 0.25, "a reward is of the strict reading"
     assert report["readings"]["lenient"]["interval_method"] == "wilson"
-    shown = page("readings", json.loads(json.dumps(told)), [])
-    for name, rate in (("strict", "25.0 %"), ("lenient", "50.0 %")):
-        assert f"{name} reading" in shown
-        assert rate in shown
     again = rescore(tmp_path / "e", tmp_path / "again", task_evaluator())
     assert again.report["reports"]["sampled"]["readings"] == report["readings"]
     plain = await _evaluate(tmp_path / "plain", ScriptedClient(_answer), _plan())

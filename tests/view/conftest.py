@@ -1,12 +1,17 @@
 """Runs made of plain episodes, as a training leaves them on disk, and the page over them."""
 
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rllm.environments.web.chromium import find_chromium, require_browser
+from rllm.errors import ConfigError
+from rllm.eval.report import details_of, report_of
+from rllm.eval.results import result_of
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.types.episode import Episode, Outcome, Step, TerminationReason, Trajectory
@@ -81,6 +86,37 @@ def write_run(
     return path
 
 
+def answers_in(html: str) -> dict[str, Any]:
+    """Request -> answer, of a page that was saved as one file."""
+    _, _, rest = html.partition('<script type="application/json" id="kept">')
+    return json.loads(rest.partition("</script>")[0])["answers"]
+
+
+def write_evaluation(path: Path, attempts: dict[str, list[bool | None]], *, model: str = "m") -> Path:
+    """A finished evaluation by the tasks' attempts: right, wrong, or None for one that failed."""
+    episodes: list[Episode] = []
+    for task_id, outcomes in attempts.items():
+        for attempt, is_right in enumerate(outcomes):
+            trajectory = conversation(
+                [f"It is {is_right}."], asked=f"What is {task_id}?", reward=float(bool(is_right))
+            )
+            if is_right is None:
+                trajectory.reward = None
+                trajectory.info["error"] = {"type": "InferenceError", "message": "the server answered 500"}
+            else:
+                trajectory.info["grade"] = {"reason": f"because {task_id}", "extracted": str(is_right)}
+            outcome = Outcome.SCORED if is_right is not None else Outcome.INFRASTRUCTURE_FAILURE
+            made = episode(task_id, attempt, trajectory, outcome=outcome)
+            made.task = {"task_id": task_id, "question": f"What is {task_id}?"}
+            episodes.append(made)
+    config = {"kind": "eval", "name": "sums", "model": {"path": model, "hash": ""}, "ways": {"sampled": None}}
+    config |= {"attempts": max(map(len, attempts.values())), "seed": 0, "split": "test"}
+    results = [result_of(each) for each in episodes]
+    report = {**report_of(results).to_dict(), **details_of(results, ks=(1,))}
+    summary = {"stamp": config, "baselines": {}, "reports": {"sampled": report}}
+    return write_run(path, {("sampled", 0): episodes}, config=config, summary=summary)
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
@@ -116,3 +152,39 @@ def ask(runs: Path) -> Callable[[str], dict[str, Any]]:
         return json.loads(json.dumps(answer(sources, request), default=str, allow_nan=False))
 
     return call
+
+
+ATTACKS = (
+    "<script>window.attacked = 1</script>",
+    "<img src=x onerror='window.attacked = 1'>",
+    "</pre></div><svg onload=window.attacked=1>",
+    "<iframe srcdoc='<script>parent.attacked = 1</script>'></iframe>",
+    "<a href='javascript:window.attacked=1'>here</a>",
+    "{{constructor.constructor('window.attacked=1')()}} ${window.attacked=1}",
+    "<style>*{display:none!important}</style>",
+    "<meta http-equiv=refresh content='0;url=data:text/html,gone'>",
+    "</script><!--<script>",
+    "<base href='http://elsewhere.test/'><form action=/api/notes><input autofocus onfocus=window.attacked=1>",
+    "\u202e\u2066 right to left \x1b[2J \x00 \ud83d half",
+    "&lt;b&gt; &amp; \"' onmouseover=window.attacked=1 '\"",
+)
+"""What a model may write to reach whoever looks at it."""
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A browser that is driven by these tests; without one they skip, or fail under `make test-web`."""
+    try:
+        path = find_chromium().path
+        require_browser()
+    except ConfigError as error:
+        if os.environ.get("RLLM_TEST_WEB"):
+            raise
+        pytest.skip(f"{error} `make test-web` installs what these tests need")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()

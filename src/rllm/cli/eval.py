@@ -292,7 +292,7 @@ def _run(
                     prices=prices,
                     on_begin=begin,
                     on_result=_watch(progress, bar, prices, lines=not (as_json or progress.live.is_started)),
-                    on_report=lambda report: write_page(directory, report),
+                    on_report=lambda report: write_page(directory),
                 )
             )
         except KeyboardInterrupt as interrupt:
@@ -452,7 +452,7 @@ def _rescore(
         ks=_ks(ks, config["attempts"]),
         prices=prices,
     )
-    write_page(target, rescoring.report)
+    write_page(target)
     if as_json:
         num_changes = {way: len(each) for way, each in rescoring.changed.items()}
         print_json(

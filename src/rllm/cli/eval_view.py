@@ -1,8 +1,6 @@
 """Views of evaluations: tables in the terminal, and a page that can be sent to somebody."""
 
-import json
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +11,16 @@ from rllm.build.asked import Asked
 from rllm.cli.terminal import facts, out, print_next, rate, rate_with_interval, score_with_interval, table
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.comparison import Change, Comparison
-from rllm.eval.page import INTERVAL_METHODS, PageExample, page
 from rllm.eval.rescoring import Rescored
-from rllm.eval.results import answer_of, asked_before_answer, newest_episodes, result_of
-from rllm.eval.words import baselines_sentence, instances_sentence
-from rllm.store.episodes import EpisodeStore
+from rllm.eval.words import INTERVAL_METHODS, baselines_sentence, instances_sentence
 from rllm.store.files import write_atomic
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.types.episode import Outcome
+from rllm.view.export import default_address, exported_page, requests_of
+from rllm.view.sources import Sources
 
 PAGE = "report.html"
-_EXAMPLES_SHOWN = 200
 _CHANGES_SHOWN = 10
-_CONVERSATION_CHARS = 8_000
-"""Of what was said before the last answer, on the page."""
 _COUNTS = ("attempted", "scored", "truncated", "failed")
 _SHOWN = {
     "training": "Shown as in training; --with-rules explains the rules.",
@@ -35,60 +29,12 @@ _SHOWN = {
 _MADE_AGAIN = str(Outcome.INFRASTRUCTURE_FAILURE)
 
 
-def write_page(directory: Path, report: Mapping[str, Any]) -> Path:
-    """report.html beside the episodes."""
-    stamp = report["stamp"]
-    title = f"{stamp['name']}: {stamp['model']['path']}"
-    write_atomic(directory / PAGE, page(title, report, _examples(directory, report)))
+def write_page(directory: Path) -> Path:
+    """The page of a finished evaluation as a file beside its episodes."""
+    sources = Sources([directory])
+    address = default_address(sources)
+    write_atomic(directory / PAGE, exported_page(sources, address, requests_of(sources, address)))
     return directory / PAGE
-
-
-def _examples(directory: Path, report: Mapping[str, Any]) -> list[PageExample]:
-    """Some attempts of each way, evenly over verdicts: a page of successes alone teaches nothing."""
-    store_path = RunDirectory.read(directory).store_path
-    ways = list(report["reports"])
-    quota = _EXAMPLES_SHOWN // max(1, 3 * len(ways))
-    examples: list[PageExample] = []
-    with EpisodeStore.open(store_path, read_only=True) as store:
-        for way in ways:
-            counts = {"right": 0, "wrong": 0, "failed": 0}
-            task_verdicts: set[tuple[str, str]] = set()
-            for episode in islice(newest_episodes(store, way), 20 * _EXAMPLES_SHOWN):
-                result = result_of(episode)
-                verdict = "failed" if result.has_failed else "right" if result.is_correct else "wrong"
-                if counts[verdict] >= quota or (episode.task_id, verdict) in task_verdicts:
-                    continue
-                counts[verdict] += 1
-                task_verdicts.add((episode.task_id, verdict))
-                examples.append(
-                    PageExample(
-                        way=way,
-                        task_id=episode.task_id,
-                        attempt=episode.rollout_idx,
-                        verdict=verdict,
-                        prompt=_without_middle("\n\n".join(map(_message_text, asked_before_answer(episode)))),
-                        answer=answer_of(episode),
-                        extracted=result.extracted,
-                        reason=result.reason,
-                    )
-                )
-    order = ("wrong", "failed", "right")
-    return sorted(examples, key=lambda each: (ways.index(each.way), order.index(each.verdict)))
-
-
-def _message_text(message: Mapping[str, Any]) -> str:
-    """A message in words, with the calls that it makes."""
-    parts = [message.get("content") or "", *(json.dumps(each) for each in message.get("tool_calls") or ())]
-    return f"{message['role']}: " + "\n".join(str(each) for each in parts if each)
-
-
-def _without_middle(text: str) -> str:
-    """A long conversation without its middle."""
-    left_out = len(text) - _CONVERSATION_CHARS
-    if left_out <= 0:
-        return text
-    half = _CONVERSATION_CHARS // 2
-    return f"{text[:half]}\n\n… {left_out:,} characters are left out …\n\n{text[-half:]}"
 
 
 def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, page: Path) -> None:

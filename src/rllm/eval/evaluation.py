@@ -1,6 +1,6 @@
 """An evaluation on disk: begun once, interrupted as often as you like, every attempt made and counted once.
 
-plan, tasks, engine ──► run_ways ──► store.sqlite (episodes, a batch at a time) ──► report.json, report.html
+plan, tasks, engine ──► run_ways ──► store.sqlite (episodes, a batch at a time) ──► summary.json
                            ▲                 │
                            └── attempts that are there are not made again; failures of the infrastructure are
 """

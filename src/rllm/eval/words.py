@@ -6,6 +6,12 @@ from typing import Any
 from rllm.environments.world import OPTIMUM, RANDOM
 from rllm.eval.task_facts import MIN_DISTINCT
 
+INTERVAL_METHODS = {
+    "wilson": "Wilson's score interval over instances",
+    "bootstrap": "bootstrap over instances, because attempts at one are not independent",
+}
+"""`interval_method` of a report in words."""
+
 
 def instances_sentence(counts: Mapping[str, Any]) -> str:
     """The number of instances behind a score. `counts` has `distinct` and `effective_size`."""

@@ -5,6 +5,7 @@
 Each object is a connection of its own that reads beside a writer; whole episodes are `EpisodeStore`'s.
 """
 
+import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -30,6 +31,21 @@ ORDERS = {
     "duration": "duration_s",
 }
 """What a page may be sorted by -> the column."""
+_FAILED = "coalesce(outcome, '') NOT IN ('scored', 'truncated')"
+VERDICTS = {
+    "right": "is_correct = 1",
+    "wrong": f"is_correct = 0 AND NOT ({_FAILED})",
+    "failed": f"is_correct = 0 AND {_FAILED}",
+}
+"""How an attempt went -> its condition; every attempt fulfils one."""
+TASK_ORDERS = {
+    "": "min(episodes.id)",
+    "success": "1.0 * sum(is_correct) / count(*)",
+    "reward": "avg(reward)",
+    "failed": f"sum({_FAILED})",
+    "attempts": "count(*)",
+}
+"""What tasks may be sorted by -> the expression."""
 UNJUDGED = "unjudged"
 """How an episode without an outcome is named in filters and counts."""
 
@@ -52,6 +68,19 @@ class EpisodeSummary(NamedTuple):
     duration_s: float | None
 
 
+class TaskSummary(NamedTuple):
+    """The attempts at one task, counted."""
+
+    task_id: str
+    attempts: int
+    successes: int
+    failed: int
+    """Those whose outcome is neither `scored` nor `truncated`."""
+    mean_reward: float | None
+    """Over the attempts that were paid."""
+    first_id: int
+
+
 class PhaseSummary(NamedTuple):
     """A phase, and which steps of it there are."""
 
@@ -71,6 +100,10 @@ class EpisodeFilter:
     outcome: str | None = None
     is_correct: bool | None = None
     ids: Sequence[int] | None = None
+    verdict: str | None = None
+    """One of VERDICTS."""
+    without: Sequence[int] = ()
+    """Ids that are left out."""
 
     def condition(self) -> tuple[str, list[str | int]]:
         """A WHERE clause and its values."""
@@ -83,9 +116,12 @@ class EpisodeFilter:
         }
         clauses = [clause for clause, value in equal.items() if value is not None]
         values = [value for value in equal.values() if value is not None]
-        if self.ids is not None:
-            clauses.append(f"episodes.id IN ({', '.join('?' * len(self.ids))})")
-            values += self.ids
+        if self.verdict is not None:
+            clauses.append(VERDICTS[self.verdict])
+        for operator, ids in (("IN", self.ids), ("NOT IN", self.without or None)):
+            if ids is not None:
+                clauses.append(f"episodes.id {operator} (SELECT value FROM json_each(?))")
+                values.append(json.dumps(list(ids)))
         return f"WHERE {' AND '.join(clauses)}" if clauses else "", values
 
 
@@ -152,6 +188,43 @@ class EpisodeBrowser:
                 (phase, step),
             )
             return [_summary(row) for row in rows]
+
+    def tasks(
+        self,
+        which: EpisodeFilter,
+        *,
+        order: str = "",
+        descending: bool = False,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[TaskSummary]:
+        """The tasks of the episodes that fit, in the order they were first saved in or by one of
+        TASK_ORDERS."""
+        where, values = which.condition()
+        with store_errors(self.path):
+            rows = self._connection.execute(
+                f"SELECT task_id, count(*), sum(is_correct), sum({_FAILED}), avg(reward), min(episodes.id) "
+                f"{_FROM} {where} GROUP BY task_id ORDER BY {TASK_ORDERS[order]} "
+                f"{'DESC' if descending else 'ASC'}, min(episodes.id) LIMIT ? OFFSET ?",
+                (*values, limit, offset),
+            )
+            return [TaskSummary(*row) for row in rows]
+
+    def superseded(self, phase: str) -> list[int]:
+        """Failures of attempts that were made again: all but the newest episode of each, a success of the
+        machinery before a failure of it."""
+        again = "coalesce(outcome, 'cancelled') IN ('infrastructure_failure', 'cancelled')"
+        with store_errors(self.path):
+            rows = self._connection.execute(
+                f"WITH mine AS (SELECT episodes.id AS id, task_id, attempt, {again} AS again {_FROM} "
+                "WHERE phases.name = ?), "
+                "failures AS (SELECT DISTINCT task_id, attempt FROM mine WHERE again) "
+                "SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY task_id, attempt "
+                "ORDER BY again, id DESC) AS place FROM mine JOIN failures USING (task_id, attempt)) "
+                "WHERE place > 1",
+                (phase,),
+            )
+            return [row_id for (row_id,) in rows]
 
     def payloads(self, phase: str, step: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """Id and content of every episode of a step: all but its tokens."""

@@ -51,12 +51,13 @@ def episodes_page(sources: Sources, query: Query) -> dict[str, Any]:
         return {"phases": [], "episodes": [], "total": 0}
     with EpisodeBrowser.open(run.store_path) as browser:
         phases = [phase._asdict() for phase in browser.phases()]
-        rows = browser.page(
-            which, order=order, descending=query.flag("descending") is True, limit=limit, offset=offset
-        )
-        total = browser.count(which)
-    if not order and which.step is not None:
-        rows.sort(key=lambda each: (natural(each.task_id), each.attempt))
+        descending, total = query.flag("descending") is True, browser.count(which)
+        if order or which.step is None:
+            rows = browser.page(which, order=order, descending=descending, limit=limit, offset=offset)
+        else:  # a whole step fits into memory, and SQLite puts test-10 before test-2
+            rows = browser.page(which, limit=-1)
+            rows.sort(key=lambda each: (natural(each.task_id), each.attempt), reverse=descending)
+            rows = rows[offset : offset + limit]
     episodes = [{**each._asdict(), "hit": hits.get(each.id)} for each in rows]
     return {"phases": phases, "episodes": episodes, "total": total, "offset": offset, "progress": progress}
 

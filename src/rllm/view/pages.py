@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 from rllm.errors import ConfigError
 from rllm.view.comparison_page import comparison_page
 from rllm.view.episode_page import episode_page, prompt_page
+from rllm.view.evaluation_page import answer_page, elsewhere_page, evaluation_page
 from rllm.view.group_pages import attempts_page, episodes_page, groups_page
 from rllm.view.query import Query
 from rllm.view.run_pages import distribution_page, run_page, runs_page
@@ -27,6 +28,9 @@ PAGES: dict[str, Page] = {
     "attempts": attempts_page,
     "episode": episode_page,
     "prompt": prompt_page,
+    "evaluation": evaluation_page,
+    "answer": answer_page,
+    "elsewhere": elsewhere_page,
 }
 
 

@@ -3,6 +3,7 @@
     http://127.0.0.1:PORT/?token=T ──► a cookie, and the page without the token in its address
     /static/NAME                   ──► files of the wheel
     /api/NAME?…                    ──► JSON of rllm.view.pages
+    /export?address=…&request=…    ──► a page as one file
 
 Foreign text is on every page, so the browser is told to run nothing but our own files, and to refuse markup
 that a script would make of text.
@@ -11,11 +12,10 @@ that a script would make of text.
 import asyncio
 import hmac
 import json
+import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
-from importlib import resources
-from pathlib import Path
 from urllib.parse import urlencode
 
 try:
@@ -35,8 +35,10 @@ from rllm.errors import RllmError
 from rllm.gateway.server.auth import is_loopback, require_guarded
 from rllm.gateway.server.listening import listening_socket
 from rllm.store.files import StorageErrors
+from rllm.view.export import exported_page
 from rllm.view.pages import answer
 from rllm.view.sources import Sources
+from rllm.view.static_files import static_names
 
 POLICY = "; ".join(
     (
@@ -132,6 +134,7 @@ class ViewServer:
                 Route("/", self._guarded(self._page)),
                 Route("/static/{name:path}", self._guarded(_static)),
                 Route("/api/{name}", self._guarded(self._api)),
+                Route("/export", self._guarded(self._export)),
             ],
         )
 
@@ -189,6 +192,18 @@ class ViewServer:
             return _json({"error": str(error)}, status=404)
         return _json(value)
 
+    async def _export(self, request: Request) -> Response:
+        """The page at `address` as a file, with the answers to every `request` that it made."""
+        address = request.query_params.get("address", "")
+        requests = request.query_params.getlist("request")
+        try:
+            text = await run_in_threadpool(exported_page, self.sources, address, requests)
+        except RllmError as error:
+            return _json({"error": str(error)}, status=404)
+        name = re.sub(r"[^\w.-]+", "-", address.replace("run=", ""))[:80].strip("-") or "page"
+        headers = {"Content-Disposition": f'attachment; filename="rllm-{name}.html"'}
+        return Response(text, media_type=MEDIA_TYPES[".html"], headers=headers)
+
 
 async def _static(request: Request) -> Response:
     return _file_response(request.path_params["name"])
@@ -197,12 +212,6 @@ async def _static(request: Request) -> Response:
 def _json(value: object, status: int = 200) -> Response:
     text = json.dumps(value, default=str, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Response(text, status_code=status, media_type="application/json")
-
-
-def static_names() -> dict[str, Path]:
-    """The files of the page, by the name that they are asked for under."""
-    root = Path(str(resources.files("rllm.view") / "static"))
-    return {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def _file_response(name: str) -> Response:

@@ -74,6 +74,13 @@ export function facts(pairs) {
     .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
+/** A share as a bar, with the bounds of its interval on it. */
+export function rateBar(value, bounds) {
+  const low = bounds?.[0] ?? value, high = bounds?.[1] ?? value;
+  return svg("svg", { class: "bar", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
+    svg("rect", { width: (100 * value).toFixed(2), height: 8 }), svg("rect", { class: "bounds", x: (100 * low).toFixed(2), width: Math.max(0.4, 100 * (high - low)).toFixed(2), y: 3, height: 2 }));
+}
+
 /** A sentence with `code` in it. */
 export function prose(text) {
   return text.split("`").map((part, index) => index % 2 ? h("code", {}, part) : part);

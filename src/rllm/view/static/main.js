@@ -1,5 +1,5 @@
 // The page: an address behind # names what is shown; each page gives {title, content, keys, refresh}.
-import { announce, append, h, link, replace } from "./dom.js";
+import { announce, append, h, link, prose, replace } from "./dom.js";
 import { runsPage } from "./pages/runs.js";
 import { runPage } from "./pages/run.js";
 import { comparisonPage } from "./pages/comparison.js";
@@ -7,10 +7,12 @@ import { episodesPage } from "./pages/episodes.js";
 import { stepPage } from "./pages/step.js";
 import { attemptsPage } from "./pages/attempts.js";
 import { episodePage } from "./pages/episode.js";
+import { evaluationPage } from "./pages/evaluation.js";
+import { asked, kept } from "./api.js";
 
 const PAGES = {
   runs: runsPage, run: runPage, compare: comparisonPage, episodes: episodesPage, step: stepPage, attempts: attemptsPage,
-  episode: episodePage,
+  episode: episodePage, evaluation: evaluationPage,
 };
 const REFRESH_MS = 2000;
 const THEMES = ["", "light", "dark"];
@@ -20,13 +22,14 @@ let timer = 0;
 
 /** {name, parameters} of the address. */
 function place() {
-  const text = location.hash.replace(/^#\/?/, "") || "runs";
+  const text = location.hash.replace(/^#\/?/, "") || kept?.address || "runs";
   const [name, query = ""] = text.split("?", 2);
   return { name, parameters: new URLSearchParams(query) };
 }
 
 async function show() {
   clearTimeout(timer);
+  asked.clear();
   const { name, parameters } = place(), content = document.getElementById("content"), here = location.hash;
   const page = PAGES[name];
   content.setAttribute("aria-busy", "true");
@@ -38,11 +41,11 @@ async function show() {
     document.title = `${made.title} · rLLM`;
     replace(content, made.content);
     content.dataset.page = name;
-    if (made.refresh) timer = setTimeout(refresh, REFRESH_MS);
+    if (made.refresh && !kept) timer = setTimeout(refresh, REFRESH_MS);
   } catch (error) {
     if (location.hash !== here) return;
     shown = null;
-    replace(content, h("div", { class: "problem", role: "alert" }, h("strong", {}, "This cannot be shown. "), error.message));
+    replace(content, h("div", { class: "problem", role: "alert" }, h("strong", {}, "This cannot be shown. "), prose(error.message)));
   }
   content.removeAttribute("aria-busy");
 }
@@ -63,8 +66,15 @@ function top() {
     link("runs", {}, h("strong", {}, "rLLM")),
     h("nav", { "aria-label": "Pages" }, link("runs", {}, "Runs")),
     h("span", { class: "space" }),
+    kept ? h("small", {}, "saved by rllm view --export") : h("button", { type: "button", onclick: savePage, "aria-label": "Save this page as one file", title: "Save this page as one file" }, "⤓"),
     h("button", { type: "button", onclick: showKeys, "aria-label": "Keys" }, "?"), theme,
   ]);
+}
+
+/** What is on screen as one file. */
+function savePage() {
+  const query = new URLSearchParams([["address", location.hash.replace(/^#\/?/, "") || "runs"], ...[...asked].map((request) => ["request", request])]);
+  h("a", { href: `/export?${query}`, download: "" }).click();
 }
 
 function nextTheme() {
@@ -110,9 +120,9 @@ function onKey(event) {
   }
 }
 
-let kept = "";
-try { kept = localStorage.getItem("theme") ?? ""; } catch { /* a file of its own may keep nothing */ }
-setTheme(THEMES.includes(kept) ? kept : "");
+let theme = "";
+try { theme = localStorage.getItem("theme") ?? ""; } catch { /* a file of its own may keep nothing */ }
+setTheme(THEMES.includes(theme) ? theme : "");
 top();
 addEventListener("hashchange", () => { scrollTo(0, 0); show(); });
 addEventListener("keydown", onKey);

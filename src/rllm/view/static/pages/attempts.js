@@ -1,6 +1,7 @@
 // All attempts at one task side by side, and where the best and the worst of them part.
-import { address, h, link } from "../dom.js";
+import { address, h, link, replace } from "../dom.js";
 import { ask } from "../api.js";
+import { elsewhereView } from "./evaluation.js";
 import { number, plural, seconds, words } from "../format.js";
 
 export async function attemptsPage(parameters) {
@@ -10,7 +11,8 @@ export async function attemptsPage(parameters) {
   const sorted = [...page.attempts].sort({
     attempt: (a, b) => a.attempt - b.attempt, reward: (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity), surprise: (a, b) => b.surprise - a.surprise,
   }[order] ?? ((a, b) => a.attempt - b.attempt));
-  const part = page.parting;
+  const part = page.parting, elsewhere = h("div", {});
+  ask("elsewhere", { run, task }).then((other) => replace(elsewhere, elsewhereView(run, other.rows)), () => {});
   const focus = (by) => {
     const cards = [...document.querySelectorAll(".attempt h2 a")], place = cards.indexOf(document.activeElement);
     cards[Math.max(0, Math.min(cards.length - 1, place + by))]?.focus();
@@ -27,6 +29,7 @@ export async function attemptsPage(parameters) {
       part ? h("p", { class: "hint" }, "Between the best (", link("episode", { run, id: part.best }, part.best), ") and the worst (", link("episode", { run, id: part.worst }, part.worst),
         part.turn === null ? ") no written word differs." : `) the first difference is in turn ${part.turn + 1}; it is marked below.`) : null,
       h("div", { class: "side" }, sorted.map((each) => card(run, each, part))),
+      elsewhere,
     ],
     keys: { ArrowLeft: ["the attempt to the left", () => focus(-1)], ArrowRight: ["the attempt to the right", () => focus(1)] },
   };

@@ -61,7 +61,7 @@ function episodeTable(run, page) {
 }
 
 /** A place in a text; what was searched for stands between two control characters. */
-function snippet(text) {
+export function snippet(text) {
   return (text ?? "").split("\u0002").map((part, index) => {
     if (index === 0) return part;
     const [hit, ...rest] = part.split("\u0003");

@@ -36,7 +36,8 @@ export async function runPage(parameters) {
     const { facts: about, summary } = page;
     replace(head,
       h("h1", {}, about.name, " ", h("span", { class: `state ${about.state}` }, about.state)),
-      h("p", { class: "tools" }, link("episodes", { run }, "Episodes"), link("step", { run, phase: lastPhase(page) }, "Steps and groups")),
+      h("p", { class: "tools" }, link("episodes", { run }, "Episodes"), link("step", { run, phase: lastPhase(page) }, "Steps and groups"),
+        (page.phases ?? []).some((phase) => phase.name !== "train" && phase.name !== "warm_start") ? link("evaluation", { run }, "Evaluation by task") : null),
       facts([
         ["task", about.environment || about.kind], ["seed", about.seed],
         ["steps", about.total_steps ? `${about.steps} of ${about.total_steps}` : null],

@@ -39,7 +39,7 @@ export async function runsPage(parameters) {
     return h("tr", {},
       h("td", {}, h("input", { type: "checkbox", checked: chosen.has(run.key), "aria-label": `Compare ${run.key}`,
         onchange: (event) => { if (event.target.checked) chosen.add(run.key); else chosen.delete(run.key); keep(); drawCompare(); } })),
-      h("td", {}, link("run", { run: run.key }, run.key)),
+      h("td", {}, link(run.kind === "eval" ? "evaluation" : "run", { run: run.key }, run.key)),
       h("td", {}, h("span", { class: `state ${run.state}` }, run.state), run.lost_pid ? h("small", {}, " its process is gone") : null),
       h("td", {}, run.environment || `rllm ${run.kind}`),
       h("td", {}, sparkline(run.spark, run.spark_of)),
