@@ -1,5 +1,6 @@
 """Every published command, flag and benchmark is accepted, or refused with what takes its place."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,18 @@ def test_a_filter_says_which_tasks_are_measured() -> None:
     ):
         with pytest.raises(ConfigError, match=word):
             chosen(expression)
+
+
+def test_so_many_tasks_are_measured_of_those_that_a_filter_keeps(tmp_path: Path) -> None:
+    """Those at the end of the data set are looked at as well."""
+    rows = [{"question": f"{n} + 0?", "answer": str(n), "category": "ab"[n >= 6]} for n in range(10)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert typed("dataset", "register", "mine", "rows.jsonl", "--evaluator", "math").exit_code == 0
+    place = resolve_model("builtin:tiny")
+    mine = Asked(benchmark="mine", place=place, expression='category == "b"', num_tasks=2)
+    assert [task["question"] for task in prepare(mine).tasks] == ["6 + 0?", "7 + 0?"]
+    lakes = Asked(benchmark="frozenlake", place=place, expression="size == 6", num_tasks=3)
+    assert [task["size"] for task in prepare(lakes).tasks] == [6, 6, 6]
 
 
 def test_what_is_made_here_needs_no_pull() -> None:

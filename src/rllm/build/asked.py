@@ -58,12 +58,17 @@ class Asked:
     def directory_name(self) -> str:
         return self.program.directory_name if self.program else self.benchmark
 
+    @property
+    def num_read(self) -> int | None:
+        """Tasks that are looked through; a filter goes through all that there are."""
+        return None if self.expression else self.num_tasks
+
     def chosen(self, tasks: Sequence[Row]) -> list[Row]:
         """The tasks that are measured; see `places`."""
         return [tasks[place] for place in self.places(tasks)]
 
     def places(self, tasks: Sequence[Any]) -> list[int]:
-        """The places of the tasks at `indices` that the filter keeps.
+        """The places of the tasks at `indices` that the filter keeps, `num_tasks` at most.
 
         Raises ConfigError for a place that is not there, a filter that cannot be read, or where none is left.
         """
@@ -84,7 +89,7 @@ class Asked:
             raise ConfigError(
                 f"--filter {self.expression!r:.200} keeps none of {len(places)} tasks; change it."
             )
-        return selection
+        return selection[: self.num_tasks]
 
 
 def _row_of(task: Any) -> Mapping[str, Any]:

@@ -187,7 +187,7 @@ def _prepare_program(request: Asked) -> Prepared:
     request.program.require_all()
     judge = judge_named(request.program.evaluator, request.judge)
     assert judge.evaluator is not None, "it was asked for by name"
-    rows = rows_of(request.program.dataset, request.split)[: request.num_tasks]
+    rows = rows_of(request.program.dataset, request.split)[: request.num_read]
     all_tasks = tasks_of(rows, dataset=request.program.dataset)
     places = request.places(all_tasks)
     tasks = [all_tasks[place] for place in places]
@@ -262,10 +262,12 @@ def _benchmark_tasks(
     request: Asked, spec: Benchmark, split: str, config: TrainConfig
 ) -> list[dict[str, Any]]:
     if spec.asks_questions:
-        return benchmark_tasks(spec, split, request.num_tasks)
+        return benchmark_tasks(spec, split, request.num_read)
     if split not in spec.splits:
         raise ConfigError(f"`{spec.name}` has no split `{split}`; it has {', '.join(spec.splits)}.")
     count = NUM_TASKS if request.num_tasks is None else request.num_tasks
+    if request.expression:
+        count = max(count, NUM_TASKS)
     return benchmark_world(spec).tasks(split, count, **config.task.environment_args)
 
 

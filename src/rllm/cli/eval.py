@@ -126,7 +126,7 @@ LINE_EVERY_S = 10.0
     "expression",
     default="",
     metavar="EXPR",
-    help="Only tasks of whose fields this holds: comparisons with and, or, not, in.",
+    help="Only tasks of whose fields this holds, so many of them at most: comparisons with and, or, not, in.",
 )
 @click.option(
     "--attempts", type=click.IntRange(min=1), default=1, show_default=True, help="Tries at each task."
