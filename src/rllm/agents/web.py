@@ -3,9 +3,10 @@
     goal, page ──► user message ──► model ──► "… ```click("3")```" ──► Action('click("3")') ──► WebEnv …
                                               tool calls           ──► Action([call, …])
 
-An action is what stands in the last block of an answer that nothing follows, or the whole answer. When the
-conversation grows beyond `max_history_chars`, the oldest pages are cut to a line, for half of the room at
-once: that changes what was said, so a new segment begins.
+A page is text, or parts of a message with a picture, as the environment shows it. An action is what stands in
+the last block of an answer that nothing follows, or the whole answer. When the conversation grows beyond
+`max_history_chars`, the oldest pages are cut to a line, for half of the room at once: that changes what was
+said, so a new segment begins.
 """
 
 import re
@@ -20,11 +21,13 @@ from rllm.inference.reading import answer_message, call_messages, read_into
 from rllm.rendering.tools import HermesFormat
 from rllm.rewards.extraction import final_text
 from rllm.types.episode import Action
-from rllm.types.messages import ModelOutput
+from rllm.types.messages import Message, ModelOutput
 
 FORM = 'Write the actions as calls in one block, and nothing after it:\n\n```\nclick("3")\n```'
 KEPT_PAGES = 1
 """The newest pages are never cut."""
+PICTURE_CHARS = 4000
+"""What a picture counts for in the budget of the history: it takes about a thousand tokens."""
 _CUT = "[A page of {count:,} characters was here.]"
 _BLOCK = re.compile(r"```(?:\w+\n|\n)?(.*?)```\s*\Z", re.DOTALL)
 
@@ -87,8 +90,9 @@ class WebAgent(DialogueAgent):
         if isinstance(observation, Mapping):
             self._extend_with_outputs(observation)
         else:
-            self._messages.append({"role": "user", "content": str(observation)})
-        if sum(len(str(each.get("content"))) for each in self._messages) > self.max_history_chars:
+            page = observation if isinstance(observation, list) else str(observation)
+            self._messages.append({"role": "user", "content": page})
+        if sum(map(_num_chars, self._messages)) > self.max_history_chars:
             self._cut_pages()
 
     def _extend_with_outputs(self, observation: Mapping[str, Any]) -> None:
@@ -97,23 +101,28 @@ class WebAgent(DialogueAgent):
             raise AgentError("WebAgent was shown a dict without `tool_outputs`; it reads those, and text.")
         calls: Any = self._trajectory.steps[-1].action.action if self._trajectory.steps else []
         names = {call["id"]: call["function"]["name"] for call in calls}
-        for call_id, text in outputs.items():
-            name = names.get(call_id, "")
+        for call_id, page in outputs.items():
+            name, text = names.get(call_id, ""), page
+            if isinstance(page, list):  # outputs of tools are text in most templates
+                text = "The page is shown below."
             self._messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": text})
+        last = list(outputs.values())[-1]
+        if isinstance(last, list):
+            self._messages.append({"role": "user", "content": last})
         self._pages[-1] = len(self._messages) - 1
 
     def _cut_pages(self) -> None:
         """Cut the oldest pages until half of the room is free; the first message keeps its goal."""
         messages = list(self._messages)
-        total = sum(len(str(each.get("content"))) for each in messages)
+        total = sum(map(_num_chars, messages))
         while len(self._pages) > KEPT_PAGES and total > self.max_history_chars / 2:
             place = self._pages.pop(0)
-            text = str(messages[place]["content"])
-            goal, newline, page = text.partition("\n") if text.startswith("Goal: ") else ("", "", text)
-            cut = f"{goal}{newline}{_CUT.format(count=len(page))}"
-            if len(cut) < len(text):
+            text, size = _text_of(messages[place]["content"]), _num_chars(messages[place])
+            goal, newline, _ = text.partition("\n") if text.startswith("Goal: ") else ("", "", "")
+            cut = f"{goal}{newline}{_CUT.format(count=size - len(goal + newline))}"
+            if len(cut) < size:
                 messages[place] = {**messages[place], "content": cut}
-                total -= len(text) - len(cut)
+                total -= size - len(cut)
         self._messages = messages
 
     # ---- from the model ----------------------------------------------------------------------------------
@@ -134,3 +143,15 @@ class WebAgent(DialogueAgent):
         self._messages.append(answer_message(output))
         calls = [] if output.unparsed_markup else call_messages(output.tool_calls)
         return Action(calls)
+
+
+def _text_of(content: Any) -> str:
+    if not isinstance(content, list):
+        return str(content)
+    return "\n".join(each["text"] for each in content if each["type"] == "text")
+
+
+def _num_chars(message: Message) -> int:
+    content = message.get("content")
+    num_pictures = sum(each["type"] != "text" for each in content) if isinstance(content, list) else 0
+    return len(_text_of(content)) + PICTURE_CHARS * num_pictures

@@ -9,12 +9,16 @@ from click.testing import CliRunner
 
 from rllm.cli.main import rllm as front_door
 from rllm.environments.web.actions import ACTIONS
+from rllm.environments.web.sites.forum import FORUM
+from rllm.environments.web.sites.issue_tracker import ISSUE_TRACKER
+from rllm.environments.web.sites.office import OFFICE
 from rllm.environments.web.sites.shop_tasks import SHOP
 from rllm.environments.web.sites.site_env import DIFFICULTIES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "web.md").read_text()
-ELSEWHERE = ("pip", "apt-get", "rllm eval miniwob --agent", "rllm eval web-shop --agent")
+ELSEWHERE = ("pip", "apt-get", "rllm eval miniwob --agent", "rllm eval web-office --agent")
 """Commands that install, or want a server."""
+SITES = (SHOP, FORUM, ISSUE_TRACKER, OFFICE)
 
 
 def blocks(language: str) -> list[str]:
@@ -44,10 +48,12 @@ def test_the_table_names_every_action() -> None:
     assert set(families) <= named
 
 
-def test_the_table_names_every_template_by_difficulty() -> None:
-    rows = dict(re.findall(r"^\| `(easy|medium|hard)` \| (.*) \|$", PAGE, re.MULTILINE))
-    assert {difficulty: re.findall(r"`([\w-]+)`", names) for difficulty, names in rows.items()} == {
-        difficulty: [name for name, each in SHOP.templates.items() if each.difficulty == difficulty]
-        for difficulty in DIFFICULTIES
-    }
-    assert f"Its {len(SHOP.templates)} templates" in PAGE
+def test_the_table_names_every_template_of_every_site_by_difficulty() -> None:
+    rows = re.findall(r"^\| `(web-\w+)` \| [^|]* \| (.*) \| (.*) \| (.*) \|$", PAGE, re.MULTILINE)
+    assert [name for name, *_ in rows] == [kind.name for kind in SITES]
+    for kind, (_, *cells) in zip(SITES, rows, strict=True):
+        for difficulty, names in zip(DIFFICULTIES, cells, strict=True):
+            assert re.findall(r"`([\w-]+)`", names) == [
+                name for name, each in kind.templates.items() if each.difficulty == difficulty
+            ]
+    assert f"All {sum(len(kind.templates) for kind in SITES)} templates" in PAGE

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +143,24 @@ class Tab:
                 return await self.page.evaluate(function, argument)
         except (Error, TimeoutError) as error:
             raise BrowserError(f"The page {self.page.url[:200]!r} failed: {str(error)[:300]}") from error
+
+    async def picture(self, clip: Sequence[int] = ()) -> str:
+        """A PNG of the view, or of (x, y, width, height) in it, in base64. Raises BrowserError."""
+        from playwright.async_api import Error
+
+        parameters: dict[str, Any] = {"format": "png", "optimizeForSpeed": True}
+        try:
+            async with asyncio.timeout(PAGE_LIMIT_S):
+                if clip:  # counted from the corner of the document, which may be scrolled
+                    view = (await self.send("Page.getLayoutMetrics"))["cssVisualViewport"]
+                    x, y = clip[0] + view["pageX"], clip[1] + view["pageY"]
+                    area = {"x": x, "y": y, "width": clip[2], "height": clip[3], "scale": 1}
+                    parameters["clip"] = area
+                return (await self.send("Page.captureScreenshot", parameters))["data"]
+        except (Error, TimeoutError) as error:
+            raise BrowserError(
+                f"The page {self.page.url[:200]!r} gave no picture: {str(error)[:200]}"
+            ) from error
 
     async def wait_for_load(self) -> None:
         """Wait until all that the page is made of is there. Raises BrowserError."""

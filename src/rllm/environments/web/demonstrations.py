@@ -86,7 +86,7 @@ def _opposite(call: re.Match[str]) -> str:
 
 
 @lru_cache(maxsize=MAX_KEPT)
-def _played_plan(env_class: type[PlannedEnv], task: str) -> list[tuple[str, str]]:
+def _played_plan(env_class: type[PlannedEnv], task: str) -> list[tuple[Any, str]]:
     env = env_class.from_dict(json.loads(task))
     assert isinstance(env, PlannedEnv)
     try:
@@ -95,13 +95,13 @@ def _played_plan(env_class: type[PlannedEnv], task: str) -> list[tuple[str, str]
         env.close()
 
 
-async def _play_plan(env: PlannedEnv, thread: BrowserThread) -> list[tuple[str, str]]:
-    turns: list[tuple[str, str]] = []
+async def _play_plan(env: PlannedEnv, thread: BrowserThread) -> list[tuple[Any, str]]:
+    turns: list[tuple[Any, str]] = []
     page, _ = await env.reset_in(thread)
     plan = env.plan()
     for place, steps in enumerate(plan):
         try:
-            answer = "\n".join(action_of(each, page) for each in steps)
+            answer = "\n".join(action_of(each, env.page) for each in steps)
         except KeyError as error:
             raise BrowserError(f"A page of {env.start_url} has no {error}, which its plan needs.") from error
         turns.append((page, answer))
@@ -139,9 +139,9 @@ async def _play_policies(
         env = env_class.from_dict(json.loads(row))
         async with slots:
             try:
-                page, _ = await env.reset_in(thread)
+                await env.reset_in(thread)
                 for turn in range(env.max_turns):
-                    page, reward, done, _ = await env.step_in(policy(turn, page))
+                    _, reward, done, _ = await env.step_in(policy(turn, env.page))
                     if done:
                         return reward
                 return 0.0

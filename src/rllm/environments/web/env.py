@@ -1,5 +1,5 @@
-"""A website as an environment: a page as text, actions by BrowserGym's names, one context of a shared
-browser.
+"""A website as an environment: a page as text or picture, actions by BrowserGym's names, one context of a
+shared browser.
 
     reset ──► a context ──► the first page ──► goal and page as text
     step  ──► actions ──► the page is quiet ──► page as text, or what made the action impossible
@@ -39,9 +39,12 @@ from rllm.environments.web.chromium import require_browser
 from rllm.environments.web.context import BrowserContext
 from rllm.environments.web.network import Site
 from rllm.environments.web.observation import Observation, PageView, describe, in_quotes, observe_options
+from rllm.environments.web.picture import screenshot
 from rllm.errors import AgentError, BrowserError, ConfigError
 from rllm.types.episode import Action
 
+Part = dict[str, Any]
+"""Of a message, as chat completions write it."""
 QUIET_MS = 40
 """A page is quiet when nothing has changed for so long."""
 QUIET_LIMIT_MS = 3000
@@ -49,7 +52,7 @@ QUIET_LIMIT_MS = 3000
 ENDING = ("send_msg_to_user", "report_infeasible")
 _OWN_KEYS = (
     *("start_url", "goal", "hosts", "files", "max_turns", "token_budget", "with_places", "marks_changes"),
-    *("viewport_only", "with_address"),
+    *("viewport_only", "with_address", "shows", "has_numbers", "clip"),
 )
 
 
@@ -89,6 +92,8 @@ class WebEnv(BaseEnv):
         self.files = dict(files or {})
         self.max_turns = max_turns
         self.view = view or PageView()
+        self.page = ""
+        """The page of the last observation as text, whatever was shown of it."""
         self._judge = judge_of(self.task, None)
         self._browser: RunningBrowser | None = None
         self._context: BrowserContext | None = None
@@ -126,7 +131,7 @@ class WebEnv(BaseEnv):
         task, own = split_task(info, _OWN_KEYS)
         require_browser()
         view = {name: own.pop(name) for name in tuple(own) if name in PageView.__dataclass_fields__}
-        return WebEnv(task, view=PageView(**view), **own)
+        return WebEnv(task, view=PageView(**{**view, "clip": tuple(view.get("clip", ()))}), **own)
 
     # ---- for kinds of tasks: in the loop of the browser --------------------------------------------------
 
@@ -169,8 +174,7 @@ class WebEnv(BaseEnv):
         except (BrowserError, asyncio.CancelledError):
             await self._give_up()
             raise
-        text = f"Goal: {goal}\n{page}" if goal else page
-        return text, {
+        return _with_goal(goal, page), {
             "tools": action_schemas(),
             "actions": action_list(),
             "goal": goal,
@@ -226,8 +230,8 @@ class WebEnv(BaseEnv):
                 await context.tab.call("quiet", QUIET_MS, QUIET_LIMIT_MS)
         return "", None
 
-    async def _look(self, context: BrowserContext, error: str) -> str:
-        """The page when it is quiet, as text."""
+    async def _look(self, context: BrowserContext, error: str) -> str | list[Part]:
+        """The page when it is quiet: text, or the parts of a message that shows a picture."""
         page = await self._quiet_page(context)
         self._next_id = page["nextId"]
         header = [*([error] if error else []), *context.notes, *self._tabs(context, page)]
@@ -236,7 +240,15 @@ class WebEnv(BaseEnv):
         context.notes.clear()
         before = None if self._observation is None else self._observation.lines
         self._observation = describe(page, self.view, before=before, header=header)
-        return self._observation.text
+        self.page = self._observation.text
+        if self.view.shows == "text":
+            return self.page
+        url = await screenshot(
+            context.tab, page["rows"], clip=self.view.clip, has_marks=self.view.has_numbers
+        )
+        text = self.page if self.view.shows == "both" else self._observation.header
+        picture: Part = {"type": "image_url", "image_url": {"url": url}}
+        return [{"type": "text", "text": text}, picture] if text else [picture]
 
     async def _quiet_page(self, context: BrowserContext) -> dict[str, Any]:
         deadline_s = time.perf_counter() + QUIET_LIMIT_MS / 1000
@@ -305,12 +317,22 @@ def _actions_of(action: Any) -> list[WebAction]:
     return actions
 
 
-def _outputs(action: Any, text: str) -> Any:
-    """The observation in the form of the action: text, or one output a call, the last of which has it."""
+def _with_goal(goal: str, page: str | list[Part]) -> str | list[Part]:
+    if not goal:
+        return page
+    if isinstance(page, str):
+        return f"Goal: {goal}\n{page}"
+    texts = [each["text"] for each in page if each["type"] == "text"]
+    pictures = [each for each in page if each["type"] != "text"]
+    return [{"type": "text", "text": "\n".join((f"Goal: {goal}", *texts))}, *pictures]
+
+
+def _outputs(action: Any, page: str | list[Part]) -> Any:
+    """The observation in the form of the action: a page, or one output a call, the last of which has it."""
     if not isinstance(action, list) or not action:
-        return text
+        return page
     ids = [str(call.get("id") or f"call_{place}") for place, call in enumerate(action)]
-    return {"tool_outputs": {**dict.fromkeys(ids, "Done before what follows."), ids[-1]: text}}
+    return {"tool_outputs": {**dict.fromkeys(ids, "Done before what follows."), ids[-1]: page}}
 
 
 def _hosts_of(hosts: Sequence[str], start_url: str) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ SPLITS = {"train": 0, "validation": 1, "test": 2}
 """Split -> what is left of its seeds modulo their number."""
 ALL = "all"
 MAX_TURNS = 20
+_AREA = (0, 50, 160, 160)
+"""Where a task is on its page, below its text."""
 _OWN_CLOCK = 10**9
 """Milliseconds of an episode without a limit."""
 _EXCLUDED = "#query, #reward-display, #click-canvas, #sync-task-cover"
@@ -132,13 +134,13 @@ class MiniWobEnv(PlannedEnv):
             start_url=f"http://{HOST}/miniwob/{name}.html",
             sites={HOST: _site()},
             max_turns=max_turns,
-            view=replace(view, exclude=_EXCLUDED, with_address=False),
+            view=replace(view, exclude=_EXCLUDED, with_address=False, clip=_AREA),
         )
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "MiniWobEnv":
         """A task made by `miniwob_tasks`."""
-        view_names = ("token_budget", "with_places", "marks_changes")
+        view_names = ("token_budget", "with_places", "marks_changes", "shows", "has_numbers")
         own_names = ("name", "seed", "has_limit", "max_turns")
         for key in info:
             if key not in (*view_names, *own_names, "task_id", "uid"):

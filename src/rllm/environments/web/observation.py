@@ -17,12 +17,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rllm.errors import ConfigError
+
 CHARS_PER_TOKEN = 3
 """Of such lines, and few: a budget is kept rather than used up."""
 MAX_NODES = 3000
 """Rows that a page is asked for."""
 MAX_WALKED = 30_000
 """Elements that are looked at."""
+SHOWS = ("text", "picture", "both")
 _POINTED = (
     "canvas",
     "circle",
@@ -55,11 +58,25 @@ class PageView:
     viewport_only: bool = True
     with_address: bool = True
     """Whether title, address and tabs are told."""
+    shows: str = "text"
+    """`text`: the tree; `picture`: a screenshot instead; `both`. Goal, tabs and errors are text in all."""
+    has_numbers: bool = True
+    """Whether a screenshot has the ids of elements drawn on it."""
+    clip: tuple[int, ...] = ()
+    """(x, y, width, height) of the screenshot in pixels; empty for the whole view."""
+
+    def __post_init__(self) -> None:
+        if self.shows not in SHOWS:
+            raise ConfigError(f"`shows` is {self.shows!r}; a page is shown as {', '.join(SHOWS)}.")
+        if self.clip and (len(self.clip) != 4 or min(self.clip) < 0 or 0 in self.clip[2:]):
+            raise ConfigError(f"`clip` is {self.clip}; give x, y, width and height in pixels.")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Observation:
     text: str
+    header: str
+    """What the text begins with before the tree."""
     lines: tuple[str, ...]
     """All lines of the tree, without marks, to compare the next ones with."""
     num_left_out: int
@@ -104,6 +121,7 @@ def describe(
         foot.append("(the page is larger than what is looked at)")
     return Observation(
         text="\n".join([*header, *texts, *foot]) if texts or header else "(nothing is visible)",
+        header="\n".join(header),
         lines=lines,
         num_left_out=left_out,
     )

@@ -119,7 +119,8 @@ class SiteEnv(PlannedEnv):
     @classmethod
     def of_task(cls, info: Mapping[str, Any]) -> "SiteEnv":
         """A task made by `site_tasks`."""
-        view_names, own_names = ("token_budget", "marks_changes"), ("template", "seed", "max_turns")
+        view_names = ("token_budget", "marks_changes", "shows", "has_numbers")
+        own_names = ("template", "seed", "max_turns")
         for key in info:
             if key not in (*view_names, *own_names, "task_id", "uid"):
                 names = ", ".join((*own_names, *view_names))
