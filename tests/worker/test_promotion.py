@@ -71,6 +71,53 @@ def test_a_model_is_promoted_only_if_the_whole_interval_is_above_zero(contract: 
     assert "rows.jsonl:1 has no `outputs`" in refused.stderr
 
 
+BROKEN = """
+from rllm.errors import InferenceError
+
+async def solve(task, config):
+    if not config.model.startswith("good"):
+        raise InferenceError("the server is gone")
+    return {"length": len(task.metadata["task"])}
+"""
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_run_that_failed_says_nothing_about_a_model(contract: Path, attempts: int) -> None:
+    """Also one whose only attempt it was: no failure is a wrong answer."""
+    folder, before = (
+        contract.parent,
+        contract.read_text().replace("max_attempts: 3", f"max_attempts: {attempts}"),
+    )
+    contract.write_text(before)
+    (folder / "program.py").write_text(BROKEN)
+    words = ("worker", "promote", contract, folder / "good", "--if-better")
+    refused = rllm(*words, folder / "rows.jsonl")
+    assert refused.exit_code == 2
+    assert "the server is gone" in refused.stderr
+    (folder / "wrong.jsonl").write_text(
+        '{"inputs": {"run_id": "a", "text": "x"}, "outputs": {"length": 1}}\n'
+    )
+    refused = rllm(*words, folder / "wrong.jsonl")
+    assert refused.exit_code == 2
+    assert "row 1" in refused.stderr
+    assert contract.read_text() == before
+
+
+def test_a_contract_keeps_its_line_ends_and_its_rights(contract: Path) -> None:
+    folder, rows = contract.parent, contract.parent / "rows.jsonl"
+    contract.write_bytes(contract.read_bytes().replace(b"\n", b"\r\n"))
+    contract.chmod(0o640)
+    before = contract.read_bytes()
+    linked = folder / "linked.worker.md"
+    linked.symlink_to(contract)
+    refused = rllm("worker", "promote", linked, folder / "good", "--if-better", rows)
+    assert refused.exit_code == 2
+    assert str(contract) in "".join(refused.stderr.split())
+    assert rllm("worker", "promote", contract, folder / "good", "--if-better", rows).exit_code == 0
+    assert contract.read_bytes() == before.replace(b"model: bad", b"model: good")
+    assert contract.stat().st_mode & 0o777 == 0o640
+
+
 async def test_a_server_changes_over_without_dropping_a_call(contract: Path) -> None:
     rows, folder = contract.parent / "rows.jsonl", contract.parent
     answers: list[tuple[int, int]] = []

@@ -68,14 +68,18 @@ def command(
     from rllm.worker.promotion import compare_models, read_requests
 
     contract = read_contract(path)
+    if path.is_symlink():
+        raise ConfigError(f"{path} is a link, and names in it begin beside it; give {path.resolve()} itself.")
     named = as_the_file_names(candidate, path)
-    new_text = with_model(path.read_text(encoding="utf-8"), named, source=str(path))
+    new_text = with_model(path.read_bytes().decode(), named, source=str(path))
     judge: Any = object_named(evaluator, group=ENTRY_POINTS, what="evaluator") if evaluator else None
     requests = read_requests(rows, is_judged=judge is not None)
     verdict = asyncio.run(compare_models(contract, named, requests, judge=judge, max_parallel=parallel))
     is_reloaded = False
     if verdict.is_better:
+        rights = path.stat().st_mode
         write_atomic(path, new_text)
+        path.chmod(rights)
         if server:
             _reload(server, token, contract.id)
             is_reloaded = True

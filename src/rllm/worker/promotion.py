@@ -124,7 +124,10 @@ async def _right_runs(
             runtime = host.workers[contract.id]
             keyed = [_with_own_key(contract, each, number) for number, each in enumerate(requests)]
             responses = await asyncio.gather(*(runtime.run(each.inputs) for each in keyed))
-    return [_is_right(*each, judge) for each in zip(keyed, responses, strict=True)]
+    return [
+        _is_right(request, response, judge, number)
+        for number, (request, response) in enumerate(zip(keyed, responses, strict=True), 1)
+    ]
 
 
 def _with_own_key(contract: Contract, request: ExpectedRun, number: int) -> ExpectedRun:
@@ -135,12 +138,13 @@ def _with_own_key(contract: Contract, request: ExpectedRun, number: int) -> Expe
     return replace(request, inputs={**request.inputs, name: f"row-{number}"})
 
 
-def _is_right(request: ExpectedRun, response: WorkerResponse, judge: Judge | None) -> bool:
+def _is_right(request: ExpectedRun, response: WorkerResponse, judge: Judge | None, number: int) -> bool:
     value = response.to_dict()
     error = value["error"] or {}
-    if error.get("code") in ("model", "program", "overloaded", "cancelled"):
+    cause = error.get("cause", error.get("code"))
+    if cause in ("model", "program", "overloaded", "cancelled") or value["status"] == "invalid_request":
         raise ConfigError(
-            f"A run of the evaluation failed, which says nothing about the model: {error['message']}"
+            f"The run of row {number} failed, which says nothing about the model: {error['message']}"
         )
     if not response.is_ok:
         return False
