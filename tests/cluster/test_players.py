@@ -1,5 +1,9 @@
-"""Workers play programs, and workflows with several policies, as one process does."""
+"""Workers play programs, and workflows with several policies and workers, as one process does."""
 
+import json
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,8 @@ from two_nodes import Nodes
 
 from rllm.errors import ConfigError
 from rllm.models.directory import load_model
+from rllm.store.episodes import EpisodeStore
+from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.agent_trainer import AgentTrainer
 
 PROGRAM: dict[str, Any] = {
@@ -71,3 +77,94 @@ def test_a_program_that_cannot_travel_is_refused_with_the_way_to_name_it(
         program_trainer(
             tmp_path / "run", letter_world.on_cluster(nodes.address, workers=2), agent_flow=ask
         ).train()
+
+
+BOUND_FLOW = """
+from rllm import Episode, Workflow
+
+
+class Guess(Workflow):
+    workers = {"guess": "guess.worker.md", "measure": "measure.worker.md"}
+
+    async def run(self, task, uid, **kwargs):
+        measured = await self.worker("measure", {"text": task["question"]})
+        guess = await self.worker("guess", {"text": task["question"]})
+        guess.trajectory.reward = float(guess.outputs["length"] == measured.outputs["length"])
+        return Episode(is_correct=guess.trajectory.reward == 1.0)
+"""
+MEASURE = """
+import os
+from pathlib import Path
+
+
+def solve(task, config):
+    with open(Path(__file__).with_name("calls.txt"), "a") as calls:
+        calls.write(f"{os.getpid()}\\n")
+    return {"length": 1 + len(task.metadata["text"]) % 2}
+"""
+CONTRACT = """\
+---
+id: {id}
+version: 1.0.0
+{binding}---
+## worker.md contract
+
+Purpose: Say how long a text is.
+
+### Input schema
+
+```json
+{{"type": "object", "required": ["text"], "properties": {{"text": {{"type": "string"}}}}}}
+```
+
+### Output schema
+
+```json
+{{"type": "object", "additionalProperties": false, "required": ["length"],
+ "properties": {{"length": {{"enum": [1, 2]}}}}}}
+```
+"""
+
+
+def test_workers_with_programs_of_their_own_run_beside_a_workflow_on_each_node(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """By the command; what the policy writes as the other worker is what it writes in one process."""
+    (tmp_path / "flow.py").write_text(BOUND_FLOW)
+    (tmp_path / "measure.py").write_text(MEASURE)
+    for name, binding in (("guess", ""), ("measure", 'rllm: {program: "measure.py:solve"}\n')):
+        (tmp_path / f"{name}.worker.md").write_text(CONTRACT.format(id=name, binding=binding))
+    rows = [{"id": letter, "question": "x" * number} for number, letter in enumerate("ABCDEFGH")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    place = f"cluster.address={nodes.address}"
+    cluster = (
+        "cluster.kind=ray",
+        place,
+        "cluster.workers=2",
+        "cluster.lease_episodes=8",
+        "cluster.timeout_s=900",
+    )
+    for name, more in (("plain", ()), ("run", cluster)):
+        settings = ("steps=2", "threads=1", "rollout.tasks_per_step=4", "rollout.group_size=4", *more)
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "rllm", "train", f"{tmp_path / 'flow.py'}:Guess", "--json"),
+                *("--dataset", tmp_path / "rows.jsonl", "--output", tmp_path / name),
+                *(word for each in settings for word in ("--set", each)),
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        callers = Counter((tmp_path / "calls.txt").read_text().split())
+        (tmp_path / "calls.txt").unlink()
+    assert len(callers) == 2, "both rollout workers have called it"
+    letter_world.require_same_tokens(tmp_path / "run", tmp_path / "plain")
+    with EpisodeStore.open(tmp_path / "run" / "store.sqlite", read_only=True) as store:
+        episodes = [store.episode(row) for step in range(2) for row in store.row_ids("train", step)]
+    assert len(episodes) == 2 * 16
+    for episode in episodes:
+        measured, guess = episode.info["workers"]
+        assert (measured["worker"], measured["status"], measured["attempt"]) == ("measure", "ok", 1)
+        assert (guess["worker"], guess["status"], guess["output_schema"]) == ("guess", "ok", "enforced")
+    steps = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["phase"] == "train"]
+    assert all(line["cluster.workers"] == 2 and line["tokens.trained"] > 0 for line in steps)
