@@ -1,6 +1,7 @@
 """Which of several attempts is handed in: each selector with players for which it is wrong."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +28,7 @@ from http_thread import serving
 from swe_projects import PATCH, repository, row, usable_backend
 
 WRONG = PATCH.replace("a + b", "a + b + 1")
-BREAKING = PATCH.replace("a + b", "a + b").replace(" def twice(a):", " def thrice(a):")
+BREAKING = PATCH.replace(" def twice(a):", "-def twice(a):\n+def thrice(a):")
 
 
 @pytest.fixture
@@ -97,6 +98,75 @@ async def test_visible_tests_drop_what_breaks_them_and_cannot_tell_the_rest(task
     head = "diff --git a/tests/test_own.py b/tests/test_own.py\nnew file mode 100644\n--- /dev/null\n"
     tested = f"{PATCH}{head}+++ b/tests/test_own.py\n@@ -0,0 +1,3 @@\n{lines}"
     assert (await chosen("tests", task, [WRONG, tested])).attempt == 1
+
+
+def added(path: str, text: str) -> str:
+    lines = text.splitlines()
+    head = f"diff --git a/{path} b/{path}\nnew file mode 100644\n--- /dev/null\n+++ b/{path}\n"
+    return f"{head}@@ -0,0 +1,{len(lines)} @@\n" + "".join(f"+{line}\n" for line in lines)
+
+
+UNITTEST = (
+    "import unittest\nfrom calc import {name}\n\n"
+    "class A(unittest.TestCase):\n    def test_a(self):\n        {check}\n"
+)
+NODE = (
+    "const calc = require('../calc.js');\n"
+    "require('node:test')('{name}', () => {{ if (!({check})) throw Error(); }});\n"
+)
+TAP = "echo 1..1\nif {check}; then echo 'ok 1 - {name}'; else echo 'not ok 1 - {name}'; fi\n"
+CALC = {
+    "unittest": ("calc/__init__.py", "def add(a, b):\n    return a - b\ndef twice(a):\n    return 2 * a\n"),
+    "node": ("calc.js", "exports.add = (a, b) => a - b;\nexports.twice = a => 2 * a;\n"),
+    "tap": ("calc.sh", "add() { echo $(($1 - $2)); }\ntwice() { echo $((2 * $1)); }\n"),
+}
+"""A project with a bug in `add`."""
+VISIBLE = {
+    "unittest": (
+        "tests/test_{}.py",
+        UNITTEST,
+        "self.assertEqual(add(2, 2), 4)",
+        "self.assertEqual(twice(2), 4)",
+    ),
+    "node": ("test/{}.test.js", NODE, "calc.add(2, 2) === 4", "calc.twice(2) === 4"),
+    "tap": ("t/{}.t", f". ./calc.sh\n{TAP}", '[ "$(add 2 2)" = 4 ]', '[ "$(twice 2)" = 4 ]'),
+}
+"""Where tests lie, how they look, and what one of `add` and one of `twice` checks."""
+COMMANDS = {
+    "unittest": ["python", "-m", "unittest", "tests.test_hidden"],
+    "node": ["node", "--test"],
+    "tap": ["prove", "-v", "-e", "/bin/sh", "t"],
+}
+
+
+@pytest.mark.parametrize("runner", CALC)
+async def test_visible_tests_of_any_runner_have_their_say(
+    runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A patch that breaks what worked, one that mends nothing, and one that brings a test of its own along;
+    hidden tests, which the command names, are not there."""
+    program = {"node": "node", "tap": "prove"}.get(runner)
+    if program and not (shutil.which(program) or "").startswith("/usr/"):
+        pytest.skip(f"sandboxes here have no {program}")
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    source = tmp_path / runner
+    (file, program_text), (where, test, check_add, check_twice) = CALC[runner], VISIBLE[runner]
+    texts = {file: program_text, where.format("twice"): test.format(name="twice", check=check_twice)}
+    if runner == "unittest":
+        texts["tests/__init__.py"] = ""
+    for name, text in texts.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    hidden = {where.format("hidden"): test.format(name="add", check=check_add)}
+    entry = row(source, test_command=COMMANDS[runner], test_files=hidden, patch="")
+    neutral = added("notes.txt", "nothing\n")
+    name = "twice" if runner == "unittest" else "own"
+    breaking = added(where.format("own"), test.format(name=name, check=check_twice.replace("4", "5")))
+    tested = added(where.format("own"), test.format(name=name, check=check_twice))
+    choice = await chosen("tests", entry, [breaking, neutral, "no patch"])
+    assert (choice.attempt, choice.reason) == (1, "1 visible tests pass, 0 fail")
+    choice = await chosen("tests", entry, [breaking, neutral, tested])
+    assert (choice.attempt, choice.reason) == (2, "2 visible tests pass, 0 fail")
 
 
 def test_the_report_has_chance_the_choice_and_the_oracle() -> None:

@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 
 from rllm.errors import ConfigError
-from rllm.rewards.runner_logs import RESULTS, Runner, reporting_words, runner_of, statuses_of
+from rllm.rewards.runner_logs import RESULTS, Runner, reporting_words, results_of, runner_of, with_short_names
 from rllm.rewards.swebench import CaseStatus
+
+
+def statuses_of(runner: Runner, log: str, root: str = "") -> dict[str, CaseStatus] | None:
+    results = results_of(runner, log, root)
+    return None if results is None else with_short_names(results)
+
 
 LOGS = Path(__file__).parent / "runner_logs"
 P, F, S, X, E = CaseStatus.PASSED, CaseStatus.FAILED, CaseStatus.SKIPPED, CaseStatus.XFAIL, CaseStatus.ERROR
@@ -93,6 +99,54 @@ def test_tap_of_any_runner_is_read() -> None:
     assert statuses_of(Runner.TAP, log) == {"one": P, "two": F, "3": S}
     assert statuses_of(Runner.TAP, log.replace("1..3", "1..4")) is None
     assert statuses_of(Runner.TAP, log + "Bail out! no disk\n") is None
+
+
+PROVE = """\
+t/w.t ..
+1..2
+    ok 1 - in
+    1..1
+ok 1 - sub
+ok 2 - c
+ok
+t/x.t ..
+1..2
+ok 1 - a
+not ok 2 - c
+Dubious, test returned 1 (wstat 256, 0x100)
+Failed 1/2 subtests
+t/z.t ..
+1..3
+ok 1 - q
+Failed 2/3 subtests
+
+Test Summary Report
+-------------------
+t/x.t (Wstat: 256 (exited 1) Tests: 2 Failed: 1)
+  Failed test:  2
+  Non-zero exit status: 1
+t/z.t (Wstat: 0 Tests: 1 Failed: 0)
+  Parse errors: Bad plan.  You planned 3 tests but ran 1.
+Files=3, Tests=5,  1 wallclock secs ( 0.05 usr +  0.01 sys =  0.06 CPU)
+Result: FAIL
+"""
+"""Of prove 3.44."""
+
+
+def test_every_file_of_prove_is_a_document_of_its_own() -> None:
+    assert statuses_of(Runner.TAP, PROVE) == {
+        "t/w.t > sub > in": P,
+        "sub > in": P,
+        "in": P,
+        "t/w.t > sub": P,
+        "sub": P,
+        "t/w.t > c": P,
+        "t/x.t > a": P,
+        "a": P,
+        "t/x.t > c": F,
+        "t/z.t": E,
+    }
+    assert statuses_of(Runner.TAP, PROVE.partition("t/z.t ..")[0]) is None, "cut off"
 
 
 def test_a_log_that_says_both_says_failed() -> None:

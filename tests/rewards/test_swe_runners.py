@@ -13,6 +13,7 @@ from rllm.data.swe_rows import SWETask
 from rllm.environments.swe.swe import SWEEnv
 from rllm.errors import ConfigError
 from rllm.rewards.swe_grading import grade_patch, run_tests
+from rllm.rewards.swe_visible import run_visible_tests
 from rllm.rewards.swe_world import SWEWorld
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -209,5 +210,7 @@ def test_tests_of_django_are_graded(tmp_path: Path) -> None:
     grade = grade_patch(made, PATCH)
     assert (grade.score, grade.reason) == (1.0, "resolved: full"), grade.metadata
     assert run_tests(made, PATCH).statuses["tests.test_add.AddTest.test_fails"] == "FAILED"
+    visible = run_visible_tests(made, PATCH)
+    assert (visible.passed, visible.failed, visible.fault) == (0, 0, ""), "its other test is a function"
     wrong = grade_patch(made, PATCH.replace("a + b", f"a - b  # {PRINTS}"))
     assert wrong.metadata["fail_to_pass"] == {"test_add (tests.test_add.AddTest)": "FAILED"}

@@ -1,7 +1,7 @@
 """Runners of tests other than pytest: which one a command calls, how it is made to report, what its log says.
 
     test command ──runner_of──► Runner ──reporting_words──► the command that is run
-    its log ──statuses_of──► {test id: status}; None for a log that was cut off
+    its log ──results_of──► (names of a test, status); None for a log that was cut off
 
 A test has failed of which a log says both. Every test is there under the names that published rows give it:
 with its file or package and parents, and alone where no other test has that name.
@@ -210,18 +210,17 @@ def canary_of(runner: Runner, test_paths: Sequence[str]) -> FailingTest | None:
 # ---- logs --------------------------------------------------------------------------------------------------
 
 
-def statuses_of(runner: Runner, log: str, root: str = "") -> dict[str, CaseStatus] | None:
-    """Test id -> status of a whole log, with the shorter names; None for one that was cut off.
-
-    `root` is the repository's folder, which paths in the log begin with.
-    """
-    results = _READERS[runner](log, root)
-    return None if results is None else with_short_names(results)
-
-
 Names = tuple[str, ...]
 """Of one test: the whole id first, then others that it may go by."""
 Results = list[tuple[Names, CaseStatus]]
+
+
+def results_of(runner: Runner, log: str, root: str = "") -> Results | None:
+    """The tests of a whole log; None for one that was cut off.
+
+    `root` is the repository's folder, which paths in the log begin with.
+    """
+    return _READERS[runner](log, root)
 
 
 def with_short_names(results: Iterable[tuple[Names, CaseStatus]]) -> dict[str, CaseStatus]:
@@ -247,12 +246,38 @@ _TAP_PLAN = re.compile(r"^1\.\.(\d+)")
 _TAP_INDENT = 4
 
 
+_PROVE_FILE = re.compile(r"^(\S.*?) \.{2,} *$")
+_PROVE_END = re.compile(r"^(?:ok|skipped: .*|Dubious, .*|No subtests run.*|Failed \d+/\d+ subtests.*)\s*$")
+
+
 def _tap(log: str, root: str) -> Results | None:
+    """One document, or what `prove -v` prints: several, each between the name of its file and a verdict."""
+    lines = log.splitlines()
+    if not any(line.startswith("Result: ") for line in lines[-3:]):
+        return _tap_document(lines, root)
+    files: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if header := _PROVE_FILE.match(line):
+            files.append((header[1], []))
+        elif files:
+            files[-1][1].append(line)
+    results: Results = []
+    for file, body in files:
+        ends = [place for place, line in enumerate(body) if _PROVE_END.match(line)]
+        tests = _tap_document(body[: ends[-1]], root) if ends else None
+        if tests is None:
+            results.append(((file,), CaseStatus.ERROR))
+        else:
+            results += [((f"{file}{SEPARATOR}{names[0]}", *names), status) for names, status in tests]
+    return results
+
+
+def _tap_document(lines: Sequence[str], root: str) -> Results | None:
     """TAP 13 and 14: subtests are indented, and stand before the line of what they are part of."""
     ended: dict[int, list[tuple[tuple[str, ...], CaseStatus]]] = {}
     """Depth -> paths of tests whose parent has not ended yet."""
     planned, num_top, end_of_block = None, 0, ""
-    for line in log.splitlines():
+    for line in lines:
         if end_of_block:
             end_of_block = "" if line == end_of_block else end_of_block
         elif line.strip() == "---":

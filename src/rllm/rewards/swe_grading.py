@@ -15,14 +15,16 @@ import json
 import re
 import secrets
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rllm.data.swe_repository import PLACE
 from rllm.data.swe_rows import SWETask
-from rllm.errors import ConfigError, RewardError
+from rllm.errors import RewardError
 from rllm.rewards.grade import Grade, right, wrong
 from rllm.rewards.runner_logs import (
     PYTHON_RUNNERS,
@@ -30,8 +32,8 @@ from rllm.rewards.runner_logs import (
     Runner,
     canary_of,
     reporting_words,
+    results_of,
     runner_of,
-    statuses_of,
     with_short_names,
 )
 from rllm.rewards.swe_world import GIT, SWEWorld
@@ -71,6 +73,9 @@ class TestRun:
     __test__ = False  # no test of pytest's
 
     statuses: dict[str, CaseStatus]
+    """By every name that a test goes by."""
+    counts: Mapping[CaseStatus, int] = field(default_factory=dict[CaseStatus, int])
+    """Of tests, each once."""
     fault: str = ""
     """Why there are none: the patch does not apply, or the run did not come to its end."""
     is_forged: bool = False
@@ -100,15 +105,21 @@ def grade_patch(world: SWEWorld, patch: str, *, timeout_s: float = 300.0) -> Gra
     return _graded(world.task, ran, patch)
 
 
-def run_tests(world: SWEWorld, patch: str, *, timeout_s: float = 300.0) -> TestRun:
-    """The row's tests on a patch, which may be empty, in a fresh world."""
+def run_tests(world: SWEWorld, patch: str, *, timeout_s: float = 300.0, hidden: bool = True) -> TestRun:
+    """The row's tests on a patch, which may be empty, in a fresh world.
+
+    Without `hidden` they are those that the repository has with the patch: what the patch changes of them
+    holds, and nothing is there to find out that it lies.
+    """
     secret = secrets.token_hex(16)
     runner = runner_of(world.task.test_command, world.task.instance_id)
-    canary = canary_of(runner, [*world.repository.hidden, *_paths_of(world.task.test_patch)])
+    hidden_paths = [*world.repository.hidden, *_paths_of(world.task.test_patch)]
+    canary = canary_of(runner, hidden_paths) if hidden else None
     with tempfile.TemporaryDirectory(prefix="rllm-swe-tests-") as folder:
-        _write_tests(Path(folder), world, patch, runner, canary)
+        _write_tests(Path(folder), world, patch, runner, canary, hidden=hidden)
         examined = examine(_examination(world, Path(folder), timeout_s, secret), None)
-    return _read(examined, secret, runner, canary)
+    has_canary = canary is not None or (hidden and runner is Runner.PYTEST)
+    return _read(examined, secret, runner, canary, has_canary=has_canary)
 
 
 def _graded(task: SWETask, ran: TestRun, patch: str) -> Grade:
@@ -150,19 +161,26 @@ def _require_runs_without(world: SWEWorld, ran: TestRun, timeout_s: float) -> No
 
 
 def _write_tests(
-    folder: Path, world: SWEWorld, patch: str, runner: Runner, canary: FailingTest | None
+    folder: Path,
+    world: SWEWorld,
+    patch: str,
+    runner: Runner,
+    canary: FailingTest | None,
+    *,
+    hidden: bool,
 ) -> None:
     task, exempt = world.task, _paths_of(world.repository.gold)
     is_pytest = runner is Runner.PYTEST
     plan = {
+        "hidden": hidden,
         "ids": [*task.fail_to_pass, *task.pass_to_pass],
         "runner": runner,
         "is_python": runner in PYTHON_RUNNERS,
-        "words": pytest_words(task)
+        "words": _pytest_words(task)
         if is_pytest
         else reporting_words(runner, task.test_command, canary.path if canary else ""),
         "canary": asdict(canary) if canary else None,
-        "files": world.repository.hidden,
+        "files": world.repository.hidden if hidden else {},
         "apply": [each.format(patch=f"{TESTS}/model.patch") for each in APPLY],
         "steering": STEERING,
         "exempt": exempt,
@@ -196,23 +214,20 @@ def _examination(world: SWEWorld, tests: Path, timeout_s: float, secret: str) ->
     )
 
 
-def pytest_words(task: SWETask) -> list[str]:
-    """The options that a row's test command gives pytest. Raises ConfigError for another runner."""
+def _pytest_words(task: SWETask) -> list[str]:
+    """The options that a row's test command gives pytest, which it calls."""
     words = list(task.test_command)
-    for place, word in enumerate(words):
-        if word.rsplit("/")[-1] in ("pytest", "py.test"):
-            return words[place + 1 :]
-    raise ConfigError(
-        f"{task.instance_id}: its `test_command` is {' '.join(words)!r:.200}; visible tests are run by "
-        "pytest alone (which runs unittest's tests too)."
-    )
+    programs = [word.rsplit("/")[-1] in ("pytest", "py.test") for word in words]
+    return words[programs.index(True) + 1 :]
 
 
 def _paths_of(patch: str) -> list[str]:
     return sorted(set(re.findall(r"^diff --git a/\S+ b/(\S+)", patch, re.MULTILINE)))
 
 
-def _read(examined: Examined, secret: str, runner: Runner, canary: FailingTest | None) -> TestRun:
+def _read(
+    examined: Examined, secret: str, runner: Runner, canary: FailingTest | None, *, has_canary: bool
+) -> TestRun:
     ran = examined.ran
     log = "" if ran is None else (ran.stdout + ran.stderr)[-2000:]
     if ran is None:
@@ -228,16 +243,20 @@ def _read(examined: Examined, secret: str, runner: Runner, canary: FailingTest |
     if runner in PYTHON_RUNNERS:
         names: dict[str, list[str]] = report.get("names", {})
         ends = [((name, *names.get(name, ())), CaseStatus(end)) for name, end in report["tests"].items()]
-        statuses, canary_status = with_short_names(ends), report["canary"]
+        canary_status = report["canary"]
     else:
-        logged = statuses_of(runner, report["log"], PLACE)
+        logged = results_of(runner, report["log"], PLACE)
         if logged is None:
             return TestRun(statuses={}, fault=_CUT_OFF, log=report["log"][-2000:])
-        canary_status = next((logged[each] for each in logged if canary and canary.is_named(each)), "")
-        statuses = logged
-    if (canary is not None or runner is Runner.PYTEST) and not canary_status:
+        ends, canary_status = logged, ""
+    statuses = with_short_names(ends)
+    if runner not in PYTHON_RUNNERS and canary is not None:
+        canary_status = next((statuses[each] for each in statuses if canary.is_named(each)), "")
+    if has_canary and not canary_status:
         return TestRun(statuses={}, fault="the tests were not all run", log=log)
-    return TestRun(statuses=statuses, is_forged=canary_status == CaseStatus.PASSED, log=log)
+    counts = Counter(statuses[whole] for whole in {names[0] for names, _ in ends})
+    is_forged = canary_status == CaseStatus.PASSED
+    return TestRun(statuses=statuses, counts=counts, is_forged=is_forged, log=log)
 
 
 def _sealed(written: bytes, secret: str) -> dict[str, Any] | None:

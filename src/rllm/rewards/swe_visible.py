@@ -1,25 +1,16 @@
 """A patch against the tests that its author could see: the repository's, and those that it brings along.
 
-    patch ──► a fresh world with the repository ──► pytest over what is there ──► VisibleTests
+    patch ──► a fresh world with the repository ──► the row's runner over what is there ──► VisibleTests
 
 Nothing hidden is there, and nothing is paid by it: it only says which of several patches looks best. What the
 patch changes of tests and their configuration holds, so one may deceive it; who is paid is judged elsewhere.
 """
 
-import re
-import shlex
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
 
-from rllm.data.swe_repository import PLACE
-from rllm.rewards.swe_grading import pytest_words
-from rllm.rewards.swe_world import GIT, SWEWorld
-from rllm.sandbox.types import Status
-
-_REPORT, _PATCH = "/tmp/visible.xml", "/tmp/model.patch"
-_MOST_REPORT_BYTES: Final = 32 << 20
-_COUNTS = re.compile(r"<testsuite\b[^>]*>")
-_NUMBER = re.compile(r'\b(errors|failures|skipped|tests)="(\d+)"')
+from rllm.rewards.swe_grading import run_tests
+from rllm.rewards.swe_world import SWEWorld
+from rllm.rewards.swebench import CaseStatus
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -40,22 +31,9 @@ class VisibleTests:
 
 def run_visible_tests(world: SWEWorld, patch: str, *, timeout_s: float = 300.0) -> VisibleTests:
     """Run them on a patch, which may be empty. Raises SandboxError where the sandbox fails."""
-    limits = replace(world.limits, wall_s=timeout_s, cpu_s=timeout_s, output_kb=16_384)
-    with world.open() as sandbox:
-        if patch.strip():
-            sandbox.write(_PATCH, patch.encode("utf-8", "surrogateescape"))
-            applied = sandbox.exec(["git", "apply", "--whitespace=nowarn", _PATCH], cwd=PLACE, env=GIT)
-            if applied.status is not Status.OK:
-                return VisibleTests(fault="the patch does not apply")
-        options = ["-q", "-p", "no:cacheprovider", f"--junitxml={_REPORT}"]
-        words = [world.environment.python, "-m", "pytest", *pytest_words(world.task), *options]
-        ran = sandbox.exec(shlex.join(words), cwd=PLACE, env=world.variables, limits=limits)
-        try:
-            report = sandbox.read(_REPORT, most_bytes=_MOST_REPORT_BYTES).decode("utf-8", "replace")
-        except OSError:
-            return VisibleTests(fault=f"the tests did not run to their end ({ran.status})")
-    head = _COUNTS.search(report)
-    counts = dict.fromkeys(("errors", "failures", "skipped", "tests"), 0)
-    counts |= {name: int(value) for name, value in _NUMBER.findall(head[0] if head else "")}
-    failed = counts["errors"] + counts["failures"]
-    return VisibleTests(passed=counts["tests"] - failed - counts["skipped"], failed=failed)
+    ran = run_tests(world, patch, timeout_s=timeout_s, hidden=False)
+    if ran.fault:
+        return VisibleTests(fault=ran.fault)
+    passed = sum(ran.counts.get(each, 0) for each in (CaseStatus.PASSED, CaseStatus.XFAIL))
+    failed = sum(ran.counts.get(each, 0) for each in (CaseStatus.FAILED, CaseStatus.ERROR))
+    return VisibleTests(passed=passed, failed=failed)

@@ -45,7 +45,7 @@ def main() -> None:
     if fault:
         write_report({"fault": fault}, secret)
         return
-    if plan["runner"] == "pytest":
+    if plan["runner"] == "pytest" and plan["hidden"]:
         plan["canary"] = place_canary(plan)
     elif plan["canary"]:
         write(plan["canary"]["path"], canary_text(plan["canary"]))
@@ -69,10 +69,15 @@ def git(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def prepare(plan: dict) -> str:
-    """Apply the patch, undo what it does to the tests, and bring the hidden ones; why not, where it fails."""
+    """Apply the patch; for hidden tests, undo what it does to tests, and bring them. The reason where that
+    fails."""
     others = set(listed("ls-files", "-z", "--others"))
     if os.path.getsize(PATCH) and not any(applies(command) for command in plan["apply"]):
         return "the patch does not apply"
+    if not plan["hidden"]:
+        plan["words"] = [word for word in plan["words"] if not is_hidden(word, plan)]
+        plan["run"] = []
+        return ""
     undone = restore(others, plan)
     if os.path.getsize(TEST_PATCH):
         done = git("apply", "--whitespace=nowarn", TEST_PATCH)
@@ -86,6 +91,14 @@ def prepare(plan: dict) -> str:
     ]
     print("put back as they were:", ", ".join(undone) or "nothing")
     return ""
+
+
+def is_hidden(word: str, plan: dict) -> bool:
+    """Whether a word of the test command names a file of hidden tests that is not there without them."""
+    path = word.partition("::")[0].removeprefix("./")
+    hidden = [each for each in plan["tests"] if not os.path.exists(each)]
+    modules = [each.removesuffix(".py").replace("/", ".") for each in hidden]
+    return path in hidden or any(word == each or word.startswith(f"{each}.") for each in modules)
 
 
 def applies(command: str) -> bool:
@@ -201,7 +214,7 @@ def run_unittest(plan: dict, secret: str) -> None:
     """unittest, or a program that runs tests of unittest's as Django's does."""
     import unittest
 
-    collector = UnittestCollector(plan["canary"]["name"])
+    collector = UnittestCollector(plan["canary"] and plan["canary"]["name"])
     collector.watch(unittest.TestResult)
     seal = sealer(secret)
     del secret
@@ -263,7 +276,7 @@ class UnittestCollector:
 
     def _add(self, test, status):
         name = test.id()
-        if name.endswith(f".test_{self._canary}"):
+        if self._canary and name.endswith(f".test_{self._canary}"):
             self.canary_status = status
             return
         if self.statuses.get(name) not in ("FAILED", "ERROR"):
