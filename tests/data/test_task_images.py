@@ -21,7 +21,7 @@ from rllm.sandbox.layer_build import missing, registries_are_reachable
 from rllm.sandbox.system_layer import machine_release
 
 KEPT = Path(__file__).parent / "dockerfiles"
-FAST = ("copy", "deletes", "here-document", "refused-fails", "user", "variables")
+FAST = ("copy", "deletes", "here-document", "refused-fails", "stages", "user", "variables")
 LIMITS = Limits(wall_s=60, cpu_s=60, memory_mb=512, disk_mb=64, processes=64)
 
 

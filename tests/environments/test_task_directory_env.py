@@ -265,6 +265,18 @@ def test_a_health_check_is_waited_for(task: Path, tries: int) -> None:
             environment.reset()
 
 
+def test_a_health_check_may_fail_while_its_start_period_lasts(task: Path) -> None:
+    """Then it is tried every `start_interval_sec`, and no retry is used up."""
+    (task / "task.toml").write_text(
+        "[environment.healthcheck]\ncommand = 'echo >> /app/tries; [ $(wc -l < /app/tries) -ge 4 ]'\n"
+        "start_period_sec = 600\nstart_interval_sec = 0.01\nretries = 0\n"
+    )
+    environment = TaskDirectoryEnv(task, backend=usable_backend())
+    environment.reset()
+    assert "4 /app/tries" in environment.step("```sh\nwc -l /app/tries\n```")[0]
+    environment.close()
+
+
 def test_an_unknown_argument_is_refused(task: Path) -> None:
     with pytest.raises(ConfigError, match="does not know `speed`"):
         TaskDirectoryEnv.from_dict({"path": str(task), "speed": 3})

@@ -26,7 +26,7 @@ class Image:
     user: int = 0
     """The user id that its programs run as."""
     runs: tuple[str, ...] = ()
-    """`path:line` of its RUN lines."""
+    """`path:line` of the lines that are built by running something: RUN, and COPY of another stage."""
     folders: tuple[str, ...] = ()
     """Directories that its lines name, or make in a home, for somebody to work in."""
 

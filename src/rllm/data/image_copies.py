@@ -1,7 +1,7 @@
 """COPY and ADD of a Dockerfile: files beside it become files of a layer.
 
-instruction, files beside the Dockerfile ──copy_of──► FileCopy ──key──► is it there already?
-                                                         └──fill──► the layer
+instruction, files beside the Dockerfile ──copy_of──┬─► FileCopy ──key──► is it there already?
+instruction, what TAKE took of a stage ──copy_of_stage──┘      └──fill──► the layer
 """
 
 import hashlib
@@ -21,6 +21,17 @@ from rllm.errors import ConfigError
 from rllm.sandbox.launch import is_privileged
 
 _FLAGS = ("chown", "chmod", "link")
+TAKEN = ".taken"
+TAKE = f"""
+set -e; IFS=; number=100000
+for pattern in "$@"; do
+  for path in $pattern; do
+    if [ ! -e "$path" ]; then echo "there is no $pattern in that stage" >&2; exit 1; fi
+    mkdir -p "/{TAKEN}/$number"; cp -aH -- "$path" "/{TAKEN}/$number/"; number=$((number + 1))
+  done
+done
+"""
+"""Run in a stage: what patterns name, in order, each in a directory of its own below TAKEN."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -35,6 +46,8 @@ class FileCopy:
     """As the instruction names it."""
     flags: dict[str, str]
     ignores: Callable[[Path], bool]
+    keeps_owners: bool = False
+    """Who owned a file of another stage owns it here as well, unless `--chown` says otherwise."""
 
     @property
     def key(self) -> list[Any]:
@@ -53,10 +66,12 @@ class FileCopy:
         where, into = self.instruction.where, os.path.join(workdir, self.target)
         place = Path(f"{layer}{image.resolve(into)}")
         is_folder = self.is_into_folder or image.is_directory(into)
+        owners: dict[Path, os.stat_result] = {}
         for _, source in self.files:
             if source.is_dir():
                 place.mkdir(parents=True, exist_ok=True)
                 _copy_tree(source, place, lambda path: self.ignores(path.relative_to(self.context)))
+                owners |= {place / each.relative_to(source): each.lstat() for each in source.rglob("*")}
             elif self.instruction.word == "ADD" and tarfile.is_tarfile(source):
                 place.mkdir(parents=True, exist_ok=True)
                 with tarfile.open(source) as archive:
@@ -65,21 +80,18 @@ class FileCopy:
                 goal = place / source.name if is_folder else place
                 goal.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, goal, follow_symlinks=False)
+                owners[goal] = source.lstat()
         owner = user_of(image, self.flags["chown"], where) if "chown" in self.flags else (0, 0)
         _set_owners(layer, self.flags.get("chmod", ""), owner, where)
+        for path, about in owners.items() if self.keeps_owners and is_privileged() else ():
+            os.chown(path, about.st_uid, about.st_gid, follow_symlinks=False)
         keep_directories(layer, image)
 
 
 def copy_of(instruction: DockerLine, context: Path, ignores: Callable[[Path], bool]) -> FileCopy:
     """What an instruction copies. Raises ConfigError for what is not there, or cannot be done."""
-    unknown = [name for name, _ in instruction.flags if name not in _FLAGS]
-    words = instruction.words
-    if unknown or len(words) < 2 or instruction.documents:
-        what = f"`--{unknown[0]}`" if unknown else f"`{instruction.word} {instruction.text:.80}`"
-        raise ConfigError(
-            f"{instruction.where}: {what} cannot be done here; files beside the Dockerfile are copied."
-        )
-    *sources, target = words
+    _require_doable(instruction, _FLAGS)
+    *sources, target = instruction.words
     return FileCopy(
         instruction=instruction,
         context=context,
@@ -87,6 +99,39 @@ def copy_of(instruction: DockerLine, context: Path, ignores: Callable[[Path], bo
         target=target,
         flags=dict(instruction.flags),
         ignores=ignores,
+    )
+
+
+def _require_doable(instruction: DockerLine, flags: Iterable[str]) -> None:
+    unknown = [name for name, _ in instruction.flags if name not in flags]
+    if unknown or len(instruction.words) < 2 or instruction.documents:
+        what = f"`--{unknown[0]}`" if unknown else f"`{instruction.word} {instruction.text:.80}`"
+        raise ConfigError(
+            f"{instruction.where}: {what} cannot be done here; files beside the Dockerfile are copied."
+        )
+
+
+def patterns_of_stage(instruction: DockerLine) -> list[str]:
+    """The absolute paths and patterns that a COPY names of another stage. Raises ConfigError for what cannot
+    be done."""
+    _require_doable(instruction, (*_FLAGS, "from"))
+    patterns = ["/" + os.path.normpath(each).lstrip("/") for each in instruction.words[:-1]]
+    if "/" in patterns:
+        raise ConfigError(f"{instruction.where}: a whole stage cannot be copied; name directories of it.")
+    return patterns
+
+
+def copy_of_stage(instruction: DockerLine, taken: Path) -> FileCopy:
+    """A COPY of what TAKE took of another stage."""
+    flags = {name: value for name, value in instruction.flags if name != "from"}
+    return FileCopy(
+        instruction=instruction,
+        context=taken,
+        files=[(each.name, each) for folder in sorted(taken.iterdir()) for each in folder.iterdir()],
+        target=instruction.words[-1],
+        flags=flags,
+        ignores=lambda path: False,
+        keeps_owners="chown" not in flags,
     )
 
 

@@ -37,7 +37,8 @@ _CANARY = re.compile(
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 NETWORK_MODES = ("public", "no-network", "allowlist")
 STRATEGIES = ("mean", "final")
-
+MOST_DISK_MB = 16_384
+"""Of what a task may ask for: files lie in memory until they are gone."""
 
 REFUSED = {
     "environment": ("gpu_types", "tpu", "mcp_servers", "skills_dir", "allowed_hosts"),
@@ -56,7 +57,10 @@ class HealthCheck:
     interval_s: float = 5.0
     timeout_s: float = 30.0
     start_period_s: float = 0.0
+    """In which it may fail, tried every `start_interval_s`."""
+    start_interval_s: float = 5.0
     retries: int = 3
+    """How often it may fail after that, and be tried again."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -324,6 +328,12 @@ def _refuse_unsupported(
             f"shared or separate."
         )
     _require_machine(where, world)
+    storage_mb = _size_mb(world, "storage", path) or 0
+    if storage_mb > MOST_DISK_MB:
+        raise ConfigError(
+            f"{where}: `environment.storage_mb` is {storage_mb:,}; files lie in memory here, and a task may "
+            f"have {MOST_DISK_MB:,} MiB of them: lower it where the task can be done with less."
+        )
 
 
 def _refuse_section(where: Path, section: str, values: Mapping[str, Any]) -> None:
@@ -373,17 +383,19 @@ def _health(world: Mapping[str, Any], path: Path) -> HealthCheck | None:
     command = table.get("command")
     if not isinstance(command, str) or not command.strip():
         raise ConfigError(f"{path / SETTINGS}: `environment.healthcheck` has no `command`.")
+    retries = table.get("retries", 3)
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise ConfigError(
+            f"{path / SETTINGS}: `environment.healthcheck.retries` is {retries!r:.60}; it must be a whole "
+            "number, 0 or more."
+        )
+    names = [name for name in ("interval_s", "timeout_s", "start_interval_s") if f"{name}ec" in table]
+    if table.get("start_period_sec"):  # 0, its default, is none
+        names.append("start_period_s")
     seconds = {
-        name: _seconds(table, default, path, "environment.healthcheck", f"{name}ec")
-        for name, default in (("interval_s", 5.0), ("timeout_s", 30.0), ("start_period_s", None))
+        name: _seconds(table, None, path, "environment.healthcheck", f"{name}ec") or 0.0 for name in names
     }
-    return HealthCheck(
-        command=command,
-        interval_s=seconds["interval_s"] or 5.0,
-        timeout_s=seconds["timeout_s"] or 30.0,
-        start_period_s=seconds["start_period_s"] or 0.0,
-        retries=int(table.get("retries", 3)),
-    )
+    return HealthCheck(command=command, retries=retries, **seconds)
 
 
 def _artifacts(settings: Mapping[str, Any], path: Path) -> dict[str, str]:

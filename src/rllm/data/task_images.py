@@ -3,6 +3,7 @@
     FROM ──► this machine's system, where its version fits
     RUN ──► rllm.sandbox.layer_build, as root, with the network ──┐
     COPY, ADD, WORKDIR ──► files beside the Dockerfile ───────────┴─► RLLM_HOME/layers/KEY/, one a line
+    COPY --from ──► files of another stage; of several stages those that the last one needs are built
     ENV, ARG, USER, SHELL ──► what the lines after them, and the task, begin with
 
 A layer's key is a hash of what made it: the layers below, the line, its variables and the files that it
@@ -18,13 +19,23 @@ import re
 import tarfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rllm.data.dockerfile import DockerLine, fill, fill_line, instructions_of, pairs_of
 from rllm.data.home import rllm_home
 from rllm.data.image import Image, home_of, user_of
 from rllm.data.image_bases import require_fitting
-from rllm.data.image_copies import copy_of, ignore_rule, keep_directories
+from rllm.data.image_copies import (
+    TAKE,
+    TAKEN,
+    copy_of,
+    copy_of_stage,
+    ignore_rule,
+    keep_directories,
+    patterns_of_stage,
+)
+from rllm.data.image_stages import stages_of
 from rllm.errors import ConfigError
 from rllm.sandbox.interpreter import SYSTEM_PYTHON
 from rllm.sandbox.launch import is_privileged
@@ -35,7 +46,6 @@ from rllm.store.made_once import made_once, remove_tree
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NO_EFFECT = ("LABEL", "MAINTAINER", "EXPOSE", "VOLUME", "STOPSIGNAL", "HEALTHCHECK", "CMD", "ENTRYPOINT")
 """Of images as they are started; a task's commands start by themselves."""
-_COPY_FLAGS = ("chown", "chmod", "link")
 
 
 def image_of(
@@ -47,23 +57,49 @@ def image_of(
     Without `builds` nothing is run or written: it says what is wrong with a line, and which RUN lines there
     are. Raises ConfigError that names the line.
     """
-    build = _Build(dockerfile, timeout_s, builds)
-    for instruction in instructions_of(dockerfile):
-        build.do(instruction)
-    if not build.has_base:
+    instructions = instructions_of(dockerfile)
+    first = next((place for place, each in enumerate(instructions) if each.word == "FROM"), len(instructions))
+    file = _File(path=dockerfile, builds=builds, deadline_s=time.monotonic() + timeout_s)
+    before = _Stage(file)
+    for instruction in instructions[:first]:
+        before.do(instruction)
+    if first == len(instructions):
         raise ConfigError(f"{dockerfile} has no FROM.")
-    return build.image(variables)
+    stages = stages_of(instructions[first:], file.arguments)
+    file.needs_system = any(each.needs_system for each in stages)
+    stage = before
+    for each in stages:
+        stage = _Stage(file)
+        for instruction in each.lines:
+            stage.do(instruction)
+        file.stages |= dict.fromkeys(each.names, stage)
+    return stage.image(variables)
 
 
-class _Build:
-    """The state between the lines of a Dockerfile."""
+@dataclass(kw_only=True, slots=True)
+class _File:
+    """What the stages of one Dockerfile have together."""
 
-    def __init__(self, dockerfile: Path, timeout_s: float, builds: bool) -> None:
-        self.context = dockerfile.parent
+    path: Path
+    builds: bool
+    deadline_s: float
+    needs_system: bool = False
+    """Whether any of them is built by running something."""
+    arguments: dict[str, str] = field(default_factory=dict[str, str])
+    """Of before the first FROM."""
+    stages: "dict[str, _Stage]" = field(default_factory=dict[str, "_Stage"])
+    """By name in small letters, and by number."""
+
+
+class _Stage:
+    """The state between the lines of one stage of a Dockerfile."""
+
+    def __init__(self, file: _File) -> None:
+        self.context = file.path.parent
         self.has_base = False
-        self._path, self._builds = dockerfile, builds
+        self._file, self._path, self._builds = file, file.path, file.builds
         self._ignores = ignore_rule(self.context)
-        self._first_arguments: dict[str, str] = {}
+        self._first_arguments = file.arguments
         self._arguments: dict[str, str] = {}
         self._variables: dict[str, str] = {}
         self._shell = ["/bin/sh", "-c"]
@@ -71,7 +107,7 @@ class _Build:
         self._layers: list[Path] = []
         self._runs: list[str] = []
         self._folders: list[str] = []
-        self._deadline_s = time.monotonic() + timeout_s
+        self._deadline_s = file.deadline_s
 
     def image(self, variables: Mapping[str, str]) -> Image:
         image = Image(
@@ -124,11 +160,10 @@ class _Build:
                 pass
 
     def _from(self, instruction: DockerLine) -> None:
-        if self.has_base:
-            raise ConfigError(f"{instruction.where}: several stages cannot be built here; leave one FROM.")
         words = instruction.words
-        if not words or not (len(words) == 1 or (len(words) == 3 and words[1].lower() == "as")):
-            raise ConfigError(f"{instruction.where}: `FROM {instruction.text:.80}` names no image.")
+        if words[0].lower() in self._file.stages:
+            self._go_on_with(self._file.stages[words[0].lower()])
+            return
         platform = dict(instruction.flags).get("platform", "linux/amd64")
         machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
         if platform.split("/")[:2] != ["linux", machine]:
@@ -138,9 +173,15 @@ class _Build:
         self.has_base = True
         self._workdir = "/app" if "/t-bench/" in words[0] else "/"
         is_python = require_fitting(words[0], instruction.where)
-        lines = {each.word for each in instructions_of(self._path)}
-        if self._builds and lines & {"RUN", "USER"}:
+        if self._builds and self._file.needs_system:
             self._system(is_python)
+
+    def _go_on_with(self, stage: "_Stage") -> None:
+        """Begin where another stage ended: its arguments alone are not known here."""
+        self.has_base = True
+        self._variables, self._shell = dict(stage._variables), list(stage._shell)
+        self._workdir, self._user = stage._workdir, stage._user
+        self._layers, self._runs, self._folders = [*stage._layers], [*stage._runs], [*stage._folders]
 
     def _system(self, is_python: bool) -> None:
         self._layers.insert(0, _layer_of(system_key(), make_system_layer))
@@ -201,12 +242,50 @@ class _Build:
         self._folders += _homes_made(self._layers[0])
 
     def _copy(self, instruction: DockerLine) -> None:
-        copy = copy_of(instruction, self.context, self._ignores)
+        origin = dict(instruction.flags).get("from")
+        if origin is None:
+            copy = copy_of(instruction, self.context, self._ignores)
+        else:
+            taken = self._taken(instruction, origin)
+            if taken is None:
+                return
+            copy = copy_of_stage(instruction, taken)
         image, workdir = self.image({}), self._workdir
         about = ["copy", instruction.word, workdir, *copy.key]
         self._make(instruction, about, lambda layer: copy.fill(layer, image, workdir))
         into = os.path.normpath(os.path.join(workdir, copy.target))
         self._folders.append(into if copy.is_into_folder else os.path.dirname(into))
+
+    def _taken(self, instruction: DockerLine, origin: str) -> Path | None:
+        """A directory with what a line takes from another stage, each in one of its own; None without
+        `builds`."""
+        stage = self._file.stages.get(origin.lower())
+        if stage is None or instruction.word != "COPY":
+            raise ConfigError(
+                f"{instruction.where}: `--from={origin}` names no stage above; images are not fetched."
+            )
+        patterns = patterns_of_stage(instruction)
+        self._runs += [*stage._runs, instruction.where]
+        if not self._builds:
+            return None
+        step = BuildStep(
+            command=("/bin/sh", "-c", TAKE, "sh", *patterns),
+            variables={"PATH": PATH},
+            has_network=False,
+            timeout_s=max(self._deadline_s - time.monotonic(), 0.1),
+        )
+
+        def build(part: Path) -> None:
+            try:
+                layer = build_layer(part / "build", stage._layers, step)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{instruction.where}: `COPY --from={origin} {instruction.text:.80}`: {error}"
+                ) from None
+            (layer / TAKEN).rename(part / "layer")
+            remove_tree(part / "build")
+
+        return _layer_of(_key_of(stage._layers, ["take", patterns]), build, makes_parts=True)
 
     def _fill_workdir(self, layer: Path) -> None:
         image = self.image({})
@@ -224,10 +303,6 @@ class _Build:
         """Lay what a line makes on top, from the cache or made now."""
         if not self._builds:
             return
-        below = [each.parent.name for each in self._layers]
-        key = hashlib.sha256(json.dumps([below, about, is_privileged()], default=str).encode()).hexdigest()[
-            :32
-        ]
 
         def fill_part(part: Path) -> None:
             if makes_parts:
@@ -241,7 +316,14 @@ class _Build:
                     f"{instruction.where}: `{instruction.word} {instruction.text:.80}`: {error}"
                 ) from error
 
+        key = _key_of(self._layers, about)
         self._layers.insert(0, _layer_of(key, fill_part, makes_parts=True))
+
+
+def _key_of(below: list[Path], about: list[object]) -> str:
+    names = [each.parent.name for each in below]
+    content = json.dumps([names, about, is_privileged()], default=str)
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def _layer_of(key: str, make: Callable[[Path], None], *, makes_parts: bool = False) -> Path:

@@ -37,8 +37,6 @@ from rllm.sandbox.types import ExecResult, Limits, Root, Snapshot
 from rllm.sandbox.verifier import Examination, snapshot_of
 from rllm.types.episode import Action
 
-MOST_DISK_MB = 16_384
-"""Of what a task may ask for: files lie in memory until they are gone."""
 MAX_OUTPUT_CHARS = 8_000
 """Of one command, shown to the model."""
 MAX_ARTIFACT_BYTES = 64 << 10
@@ -75,7 +73,7 @@ class TaskDirectoryEnv(BaseEnv):
             wall_s=command_timeout_s,
             cpu_s=command_timeout_s,
             memory_mb=self.task.memory_mb or 1024,
-            disk_mb=min(self.task.storage_mb or disk_mb, MOST_DISK_MB),
+            disk_mb=self.task.storage_mb or disk_mb,
             processes=256,
         )
         self._image: Image | None = None
@@ -245,9 +243,12 @@ class TaskDirectoryEnv(BaseEnv):
         health = self._step.health
         if health is None:
             return
-        time.sleep(health.start_period_s)
         limits = replace(self._limits, wall_s=health.timeout_s)
+        start_s = time.monotonic()
         result = self._run(sandbox, health.command, limits)
+        while result.exit_code != 0 and time.monotonic() - start_s < health.start_period_s:
+            time.sleep(health.start_interval_s)
+            result = self._run(sandbox, health.command, limits)
         for _ in range(health.retries):
             if result.exit_code == 0:
                 return
