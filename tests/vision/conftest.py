@@ -11,6 +11,7 @@ from PIL import Image
 from tokenizers import AddedToken
 from torch import Tensor
 from transformers import (
+    AutoModelForImageTextToText,
     AutoProcessor,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
@@ -24,7 +25,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.utils import logging
 
-from rllm.models.builtin import create_tokenizer
+from rllm.models.builtin import create_model, create_tokenizer
 from rllm.types import TrainingSample
 from rllm.types.images import PATCH_IDS_FROM
 
@@ -154,7 +155,13 @@ def _llava_next(directory: Path) -> Any:
     return LlavaNextForConditionalGeneration(config)
 
 
+def _tiny_vl(directory: Path) -> Any:
+    create_model(directory, "tiny-vl")
+    return AutoModelForImageTextToText.from_pretrained(directory)
+
+
 FAMILIES = {
+    "tiny-vl": _tiny_vl,
     "llava-next": _llava_next,
     "idefics3": lambda directory: _idefics3(directory, TEMPLATE),
     "idefics3, content in parts": lambda directory: _idefics3(directory, PARTS_ALONE),
@@ -168,7 +175,7 @@ def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Vi
     def make(name: str) -> VisionModel:
         if name not in models:
             directory = tmp_path_factory.mktemp("vision")
-            torch.manual_seed(7)
+            torch.manual_seed(8)
             model = FAMILIES[name](directory).eval()
             with torch.no_grad():
                 for parameter in model.parameters():

@@ -33,7 +33,8 @@ for each in (setup, list_models, show, swap, test, remove):
 def create(directory: Path, preset: str, seed: int, as_json: bool) -> None:
     """Write a built-in model with random weights and its tokenizer to DIRECTORY, in Hugging Face format.
 
-    DIRECTORY must be absent or empty. transformers loads it with AutoModelForCausalLM and AutoTokenizer.
+    DIRECTORY must be absent or empty. transformers loads it with AutoModelForCausalLM and AutoTokenizer; one
+    that reads images, such as tiny-vl, with AutoModelForImageTextToText and AutoProcessor.
     """
     from rllm.models.builtin import create_model  # brings torch: not for --help
 

@@ -49,7 +49,8 @@ LOCAL = "local"
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
     path: str = "builtin:tiny"
-    """`builtin:tiny`, `builtin:deep`, `builtin:small`, or a directory in Hugging Face format."""
+    """`builtin:tiny`, `builtin:deep`, `builtin:small`, `builtin:tiny-vl`, or a directory in Hugging Face
+    format."""
     device: str = "cpu"
     """A torch device: `cpu`, `cuda`, `cuda:1`."""
     dtype: str = "float32"

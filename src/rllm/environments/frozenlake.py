@@ -108,7 +108,7 @@ class FrozenLakeEnv(BaseEnv):
     def max_steps(self) -> int:
         return self._max_steps
 
-    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Back to the start. Without a seed, slippery ice goes on with the draws of the episode before."""
         self._state = self._lake.start
         self._num_steps = 0
@@ -153,7 +153,8 @@ class FrozenLakeEnv(BaseEnv):
                 return state
         return outcomes[0][1]  # rounding left the sum below the draw: Gymnasium takes the first, so do we
 
-    def _observation(self) -> str:
+    def _observation(self) -> Any:
+        """What is shown of the lake and the player: text here."""
         lake, state = self._lake, self._state
         cell = lake.cells[state]
         symbol = DROWNED if cell == "H" else ARRIVED if cell == "G" else PLAYER
@@ -248,8 +249,9 @@ def demonstration(
     strolls: bool = False,
     hasty: bool = False,
     sight: int | None = None,
-) -> list[tuple[str, str]]:
-    """One episode of the expert as (observation, move) pairs.
+    env_class: type[FrozenLakeEnv] = FrozenLakeEnv,
+) -> list[tuple[Any, str]]:
+    """One episode of the expert in `env_class` as (observation, move) pairs.
 
     With probability `noise` a move is drawn from all four instead, or, if it `strolls`, from those to a
     neighbouring cell without a hole, or, if it is `hasty`, from those that were best if slippery ice were
@@ -263,7 +265,7 @@ def demonstration(
             raise ConfigError(f"`{name}` is {value!r}; choose true or false.")
     if sight is not None and (not isinstance(sight, int) or isinstance(sight, bool) or sight < 0):
         raise ConfigError(f"`sight` is {sight!r}; it is a number of moves, so choose an integer from 0 up.")
-    env = FrozenLakeEnv.from_dict(task)
+    env = env_class.from_dict(task)
     if hasty and (strolls or not env.is_slippery):
         raise ConfigError(
             "`hasty` is true; an expert errs so on slippery ice, and without `strolls`: set `is_slippery`, "
@@ -271,7 +273,7 @@ def demonstration(
         )
     observation, _ = env.reset(seed=int(rng.integers(2**31)))
     to_go = distances("".join(env.desc), outcomes_of(len(env.desc), len(env.desc[0]), False))
-    turns: list[tuple[str, str]] = []
+    turns: list[tuple[Any, str]] = []
     done = False
     while not done:
         row, column = env.position

@@ -1,5 +1,6 @@
-"""The model that ships with rLLM: a tiny Llama with random weights and a tokenizer of its own.
+"""The models that ship with rLLM: tiny Llamas with random weights and a tokenizer of their own.
 
+`tiny-vl` reads pictures as well: a LLaVA whose tower is a SegFormer, of overlapping convolutions.
 `create_model(directory)` writes a plain Hugging Face directory. The tokenizer is a byte-level BPE, so any
 text encodes; its merges are learned, in milliseconds, from the words that the built-in agents and games use,
 so that the words of a move are one token each, and from the rows of small lakes, so that four cells are one
@@ -8,6 +9,7 @@ token: read cell by cell a lake is twice as long, and two layers do not see as f
 
 import itertools
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, MissingExtraError
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.models.directory import write_model, write_one_file
 
@@ -62,6 +64,18 @@ Tools are listed as signatures, not as schemas, for the same reason. Calls are w
 with the tags spelled by ordinary tokens.
 """
 
+IMAGE_MARK = "<image>"
+"""The token of models that read images, which stands where a message shows one."""
+
+IMAGE_TEMPLATE = CHAT_TEMPLATE.replace(
+    "{{ '<|' + message['role'] + '|>' + (message['content'] or '') }}",
+    "{{ '<|' + message['role'] + '|>' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] or [] %}"
+    f"{{{{ part['text'] if part['type'] == 'text' else '{IMAGE_MARK}' }}}}"
+    "{% endfor %}{% endif %}",
+)
+
 ROPE_THETA = 100.0
 """Base of the rotary positions. The usual 10,000 is made for long texts: here it leaves most of each head
 turning too slowly to tell a cell from its neighbour, and imitation takes a third longer to begin working."""
@@ -96,6 +110,12 @@ class TinyModel:
     intermediate_size: int
     max_positions: int = 2048
     vocab_size: int = 604
+    image_side: int = 0
+    """Pixels; pictures are scaled to squares of it. 0 for a model that reads text alone."""
+
+
+PATCH_SIDE = 16
+"""Pixels of a picture that are one token."""
 
 
 PRESETS = {
@@ -108,14 +128,15 @@ PRESETS = {
     "tiny-32k": TinyModel(
         hidden_size=96, num_layers=2, num_heads=4, intermediate_size=288, max_positions=32_768
     ),
+    "tiny-vl": TinyModel(hidden_size=96, num_layers=2, num_heads=4, intermediate_size=288, image_side=48),
     "0.2m": TinyModel(hidden_size=80, num_layers=2, num_heads=4, intermediate_size=216),
     "1m": TinyModel(hidden_size=128, num_layers=4, num_heads=4, intermediate_size=448),
     "5m": TinyModel(hidden_size=256, num_layers=6, num_heads=4, intermediate_size=704),
     "20m": TinyModel(hidden_size=512, num_layers=6, num_heads=8, intermediate_size=1472),
     "100m": TinyModel(hidden_size=768, num_layers=13, num_heads=12, intermediate_size=2304),
 }
-"""By name: three that the built-in games were learned with, two of `tiny` for long prompts, and one for each
-order of parameters."""
+"""By name: three that the built-in games were learned with, two of `tiny` for long prompts, one that reads
+pictures, and one for each order of parameters."""
 
 
 def create_tokenizer(vocab_size: int = 604) -> Tokenizer:
@@ -149,39 +170,42 @@ def create_model(directory: Path, preset: str | TinyModel = "tiny", seed: int = 
         raise ConfigError(f"{directory} is not an empty directory; choose a new one, nothing was written.")
     size = PRESETS[preset] if isinstance(preset, str) else preset
     tokenizer = create_tokenizer(size.vocab_size)
-    end_id = tokenizer.token_to_id(END_OF_TURN)
-    config = tiny_config(size) | {
-        "vocab_size": tokenizer.get_vocab_size(),
-        "eos_token_id": end_id,
-        "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
+    generator = torch.Generator().manual_seed(seed)
+    files: dict[str, bytes] = {}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END_OF_TURN,
+        "pad_token": "<|endoftext|>",
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": size.max_positions,
     }
+    if size.image_side:
+        del settings[
+            "chat_template"
+        ]  # transformers' processor reads a file of its own, and the tokenizer too
+        files["chat_template.jinja"] = IMAGE_TEMPLATE.encode()
+        tokenizer.add_special_tokens([AddedToken(IMAGE_MARK, special=True, normalized=False)])
+        files["processor_config.json"] = json.dumps(_processor_config(size), indent=2).encode()
+    config = tiny_config(size, tokenizer)
     shape = DecoderShape.from_config(config)
-    assert shape is not None, "the built-in config is one that the built-in decoder serves"
-    decoder = Decoder(shape)
-    decoder.initialize(torch.Generator().manual_seed(seed))
-    files = {
-        "tokenizer.json": tokenizer.to_str(pretty=True).encode(),
-        "tokenizer_config.json": json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "eos_token": END_OF_TURN,
-                "pad_token": "<|endoftext|>",
-                "chat_template": CHAT_TEMPLATE,
-                "clean_up_tokenization_spaces": False,
-                "model_max_length": size.max_positions,
-            },
-            indent=2,
-        ).encode(),
-    }
-    write_model(directory, config, decoder.state_dict_hf(), files, write_one_file)
+    if shape is None:
+        weights = _vision_weights(config, generator)
+    else:
+        decoder = Decoder(shape)
+        decoder.initialize(generator)
+        weights = decoder.state_dict_hf()
+    files["tokenizer.json"] = tokenizer.to_str(pretty=True).encode()
+    files["tokenizer_config.json"] = json.dumps(settings, indent=2).encode()
+    write_model(directory, config, weights, files, write_one_file)
 
 
-def tiny_config(size: TinyModel) -> dict[str, Any]:
-    """config.json of a built-in model, but for the ids of its tokenizer."""
-    return {
+def tiny_config(size: TinyModel, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+    """config.json of a built-in model; without its tokenizer, without the ids of that."""
+    text = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": size.vocab_size,
+        "vocab_size": tokenizer.get_vocab_size() if tokenizer else size.vocab_size,
         "hidden_size": size.hidden_size,
         "intermediate_size": size.intermediate_size,
         "num_hidden_layers": size.num_layers,
@@ -196,8 +220,87 @@ def tiny_config(size: TinyModel) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        "eos_token_id": tokenizer.token_to_id(END_OF_TURN) if tokenizer else None,
+        "pad_token_id": tokenizer.token_to_id("<|endoftext|>") if tokenizer else None,
         "initializer_range": 0.8 / size.hidden_size**0.5,
         "dtype": "float32",
     }
+    if not size.image_side:
+        return text
+    return {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "text_config": text,
+        "vision_config": {
+            "model_type": "segformer",
+            "image_size": size.image_side,
+            "hidden_size": size.hidden_size,
+            "num_encoder_blocks": 2,
+            "hidden_sizes": [size.hidden_size // 3, size.hidden_size],
+            "patch_sizes": [7, 5],
+            "strides": [4, 4],
+            "depths": [1, 2],
+            "sr_ratios": [4, 1],
+            "num_attention_heads": [1, size.num_heads],
+            "mlp_ratios": [2, 2],
+            "reshape_last_stage": False,
+            "drop_path_rate": 0.0,
+        },
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+        "projector_hidden_act": "gelu",
+        "image_seq_length": (size.image_side // PATCH_SIDE) ** 2,
+        "image_token_index": tokenizer.token_to_id(IMAGE_MARK) if tokenizer else size.vocab_size,
+        "tie_word_embeddings": True,
+        "eos_token_id": text["eos_token_id"],
+        "pad_token_id": text["pad_token_id"],
+        "dtype": "float32",
+    }
+
+
+def _processor_config(size: TinyModel) -> dict[str, Any]:
+    side = {"height": size.image_side, "width": size.image_side}
+    return {
+        "processor_class": "LlavaProcessor",
+        "image_processor": {
+            "image_processor_type": "LlavaImageProcessor",
+            "do_convert_rgb": True,
+            "do_resize": True,
+            "size": side,
+            "resample": 2,
+            "do_center_crop": False,
+            "crop_size": side,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+            "do_pad": False,
+        },
+        "image_token": IMAGE_MARK,
+        "patch_size": PATCH_SIDE,
+        "num_additional_image_tokens": 0,
+        "vision_feature_select_strategy": "full",
+    }
+
+
+@torch.no_grad()
+def _vision_weights(config: dict[str, Any], generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Normal weights: of the language model as `Decoder.initialize` has them, of the rest with
+    std = 1 / sqrt(fan in); norms begin as 1, biases as 0."""
+    try:
+        from transformers import LlavaConfig, LlavaForConditionalGeneration
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError as error:
+        raise MissingExtraError("transformers", "train") from error
+    model = LlavaForConditionalGeneration(LlavaConfig(**config))
+    weights: dict[str, torch.Tensor] = {}
+    for name, weight in model.named_parameters():
+        is_text, is_matrix = "language_model" in name, weight.dim() > 1
+        fan_in = config["text_config"]["hidden_size"] if is_text else math.prod(weight.shape[1:])
+        if is_matrix:
+            weight.normal_(0.0, (0.8 if is_text else 1.0) / math.sqrt(fan_in), generator=generator)
+        else:
+            weight.fill_(float(name.endswith("weight")))
+        weights[name] = weight
+    return dict(revert_weight_conversion(model, weights))

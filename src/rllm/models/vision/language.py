@@ -3,12 +3,13 @@
     tokens_N: words, and patch ids ──► the word's vector, or the tower's for that patch of that image
                                        └──► the model's own decoder, with the attention that was handed in
 
-Each image goes through the tower by itself, so its vectors depend on nothing else in the batch. While the
-tower stands still they are kept.
+While the tower stands still each image goes through it by itself, so that its vectors depend on nothing
+else in the batch, and they are kept. Where it learns, images of one shape go through it together.
 """
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +28,8 @@ from rllm.types.images import MAX_PATCHES, PATCH_IDS_FROM, PLACE_BITS
 
 MAX_KEPT_BYTES = 512 << 20
 """Limit of the vectors of images that are kept."""
+MAX_IMAGES_TOGETHER = 64
+"""Images that a tower which learns computes at once."""
 
 
 class VisionLanguageDecoder(HuggingFaceDecoder):
@@ -120,38 +123,59 @@ class VisionLanguageDecoder(HuggingFaceDecoder):
             return embed(tokens_N)
         patches_M = tokens_N[places_M] - PATCH_IDS_FROM
         numbers_I, image_M = torch.unique(patches_M >> PLACE_BITS, return_inverse=True)
-        features = [self._features(number) for number in numbers_I.tolist()]
+        features = self._features(numbers_I.tolist())
         firsts_I = np.cumsum([0, *map(len, features[:-1])])
         rows_M = torch.from_numpy(firsts_I).to(tokens_N.device)[image_M] + patches_M % MAX_PATCHES
         words_N_D = embed(tokens_N.masked_fill(is_patch_N, 0))
         patches_M_D = torch.cat(features).to(words_N_D.dtype)[rows_M]
         return words_N_D.index_copy(0, places_M, patches_M_D)
 
-    def _features(self, number: int) -> Tensor:
-        """[tokens of the image, D]."""
+    def _features(self, numbers: Sequence[int]) -> list[Tensor]:
+        """[tokens of the image, D] of each image."""
         tower = self.tower()
         if torch.is_grad_enabled() and any(each.requires_grad for each in tower):
-            return self._compute_features(number)
+            return self._learning_features(numbers)
         state = sum(each._version for each in tower)
+        return [self._kept_features(number, state) for number in numbers]
+
+    def _kept_features(self, number: int, state: int) -> Tensor:
         features = self._cache.get(number, state)
         if features is None:
             with torch.inference_mode(mode=False), torch.no_grad():
-                features = self._compute_features(number)
+                (features,) = self._compute_features([number])
             self._cache.put(number, state, features)
         return features
 
-    def _compute_features(self, number: int) -> Tensor:
-        pixels = self.images.of_number(number)
-        parameter = next(self.inner.parameters())
-        tensors = {name: each.to(parameter.device) for name, each in pixels.tensors.items()}
+    def _learning_features(self, numbers: Sequence[int]) -> list[Tensor]:
+        """Images of one shape go through the tower together: nothing of them is kept."""
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for number in numbers:
+            tensors = self.images.of_number(number).tensors
+            key = tuple((name, tuple(each.shape)) for name, each in tensors.items())
+            groups.setdefault(key, []).append(number)
+        features: dict[int, Tensor] = {}
+        for group in groups.values():
+            for first in range(0, len(group), MAX_IMAGES_TOGETHER):
+                part = group[first : first + MAX_IMAGES_TOGETHER]
+                features.update(zip(part, self._compute_features(part), strict=True))
+        return [features[number] for number in numbers]
+
+    def _compute_features(self, numbers: Sequence[int]) -> tuple[Tensor, ...]:
+        """Of images whose tensors have the same shapes; every processor stacks along the first axis."""
+        images = [self.images.of_number(number) for number in numbers]
+        device = next(self.inner.parameters()).device
+        tensors = {
+            name: torch.cat([each.tensors[name] for each in images]).to(device) for name in images[0].tensors
+        }
         output = self.inner.get_image_features(**tensors).pooler_output
         features = torch.cat(tuple(output)) if isinstance(output, list | tuple) else output.flatten(0, -2)
-        if len(features) != pixels.num_patches:
+        if len(features) != sum(each.num_patches for each in images):
             raise ModelDirectoryError(
-                f"{type(self.inner).__name__} makes {len(features)} vectors of an image for which its "
-                f"processor has {pixels.num_patches} tokens; take both from where the model was published."
+                f"{type(self.inner).__name__} makes {len(features)} vectors of {len(images)} images, where "
+                f"its processor has {images[0].num_patches} tokens for each; take both from where the model "
+                "was published."
             )
-        return features
+        return features.split([each.num_patches for each in images])
 
 
 class _KeptFeatures:

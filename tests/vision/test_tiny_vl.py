@@ -1,0 +1,101 @@
+"""`builtin:tiny-vl`: a directory that transformers reads, and what it learns from pixels alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from rllm.cli.main import rllm as front_door
+from rllm.environments.lake_pictures import LakeLook
+from rllm.environments.picture_questions import KINDS, drawn_question, question_tasks
+from rllm.environments.pictures import SIDE
+from rllm.environments.worlds import world_named
+from rllm.models.builtin import PATCH_SIDE, create_model
+from rllm.models.directory import load_model
+
+Make = Callable[..., Any]
+
+
+def test_transformers_loads_the_built_in_vision_model_and_its_processor(tmp_path: Path) -> None:
+    create_model(tmp_path / "a", "tiny-vl", seed=3)
+    create_model(tmp_path / "b", "tiny-vl", seed=3)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+    loader: Any = AutoModelForImageTextToText
+    model, loading_info = loader.from_pretrained(tmp_path / "a", output_loading_info=True)
+    assert not any(loading_info.values())
+    assert type(model).__name__ == "LlavaForConditionalGeneration"
+    processor: Any = AutoProcessor.from_pretrained(tmp_path / "a")
+    assert processor.image_token_id == model.config.image_token_id
+    assert load_model(tmp_path / "a").num_parameters < 5_000_000
+
+
+def test_an_image_reaches_every_token_that_stands_for_it_across_the_borders_of_patches(
+    vision_model: Make, picture: Make
+) -> None:
+    """The tower is of overlapping convolutions: what is drawn beside a patch changes its vector too."""
+    vision = vision_model("tiny-vl")
+    pixels = torch.zeros(1, 3, SIDE, SIDE)
+    changed = pixels.clone()
+    changed[:, :, 0, 0] = 1.0
+    with torch.no_grad():
+        before, after = (vision.model.get_image_features(each).pooler_output[0] for each in (pixels, changed))
+    assert before.shape == ((SIDE // PATCH_SIDE) ** 2, 96)
+    assert (before != after).any(dim=-1).all()
+
+
+def test_model_create_makes_one_and_says_what_it_reads(tmp_path: Path) -> None:
+    arguments = ["model", "create", str(tmp_path / "eyes"), "--preset", "tiny-vl", "--json"]
+    printed = CliRunner().invoke(front_door, arguments, catch_exceptions=False)
+    facts = json.loads(printed.stdout)
+    assert facts["reads_images"] is True
+    assert facts["served_by"] == "transformers"
+
+
+def test_a_lake_s_cells_lie_on_no_grid_of_patches() -> None:
+    looks = [LakeLook.drawn("train", number, 4) for number in range(200)]
+    assert len({(look.cell, look.corner) for look in looks}) > 40
+    on_grid = [look for look in looks if look.cell % PATCH_SIDE == 0 or PATCH_SIDE % look.cell == 0]
+    aligned = [look for look in on_grid if not any(each % look.cell for each in look.corner)]
+    assert len(aligned) <= 2
+    assert len({(look.hole_shape, look.goal_shape, look.player_shape) for look in looks}) > 60
+    assert all(look.corner[0] + 4 * look.cell <= SIDE >= look.corner[1] + 4 * look.cell for look in looks)
+    assert LakeLook.drawn("test", 7, 4) != LakeLook.drawn("train", 7, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("frozenlake-pixels", {"size": 4}), ("picture-questions", {})]
+)
+def test_who_sees_a_picture_is_shown_nothing_else_and_the_expert_succeeds(
+    name: str, arguments: dict[str, Any]
+) -> None:
+    world = world_named(name)
+    expert: Any = world.demonstrate
+    for task in world.tasks("validation", 6, **arguments):
+        turns = expert(task, noise=0.0, rng=np.random.default_rng(1))
+        env = world.env_class.from_dict(task)
+        observation, _ = env.reset(seed=1)
+        reward, done = 0.0, False
+        for shown, answer in turns:
+            assert shown == observation, "the expert is shown what the agent is shown"
+            (message,) = observation
+            assert message["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
+            observation, reward, done = env.step(answer)[:3]
+        assert done
+        assert reward == 1.0
+
+
+def test_every_kind_of_picture_question_has_each_of_its_answers_and_none_without_the_picture() -> None:
+    for kind in KINDS:
+        questions = [drawn_question(task) for task in question_tasks("train", 120, kinds=[kind])]
+        answers = {question.answer for question in questions}
+        assert answers == set(questions[0].choices), kind
+        counts = [sum(question.answer == each for question in questions) for each in answers]
+        assert max(counts) <= 0.7 * len(questions), f"{kind}: one answer is right too often"
+        assert len({question.url for question in questions}) == len(questions)
