@@ -288,6 +288,24 @@ def test_agents_and_environments_get_their_arguments(letters: ModuleType, tmp_pa
     assert asked == ["Z 1 yours"] * 6
 
 
+def test_an_environment_may_be_async(letters: ModuleType, tmp_path: Path) -> None:
+    class AsyncEnv(letters.LetterEnv):  # type: ignore[name-defined, misc]
+        async def reset(self, seed: int | None = None) -> Any:
+            return super().reset(seed)
+
+        async def step(self, action: Any) -> Any:
+            return super().step(action)
+
+        @staticmethod
+        def from_dict(info: dict[str, Any]) -> BaseEnv:
+            return AsyncEnv(info["letter"])
+
+    environment: type[BaseEnv] = AsyncEnv
+    settings = {"warm_start": {"steps": 1}, "steps": 1}
+    summary = letters.make_trainer(tmp_path / "run", settings, env_class=environment).train().summary
+    assert summary["after"]["sampled_report"]["failed"] == 0
+
+
 def test_training_tasks_differ_from_the_others_as_the_configuration_says(tmp_path: Path) -> None:
     small = ("rollout.tasks_per_step=2", "rollout.group_size=2", "evaluation.num_tasks=2")
     short = ("steps=1", "warm_start.steps=0", "task.num_train_tasks=4", "evaluation.every_steps=0")

@@ -345,7 +345,7 @@ class AgentTrainer:
                 )
             if self.player is not None:  # what a program will ask is known only once it runs
                 renderer = next(iter(clients.values())).renderer
-                self.player.require_prompt_fits(config, self.tasks.train[0], renderer)
+                await self.player.require_prompt_fits(config, self.tasks.train[0], renderer)
             # Written once all checks have passed: what was refused can be mended and started again in the
             # same directory.
             if ranks.is_writer and not directory.config():

@@ -3,6 +3,7 @@
 AgentExecutionEngine ──► agent ⇄ environment ──► LocalClient (the weights that are trained)
 """
 
+import inspect
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 from rllm.agents.base import BaseAgent
 from rllm.config.schema import TrainConfig
 from rllm.engine.agent_execution import AgentExecutionEngine
-from rllm.environments.base import BaseEnv, reset_env
+from rllm.environments.base import BaseEnv, call_reset, unpack_reset
 from rllm.errors import ConfigError
 from rllm.inference.client import TokenClient
 from rllm.rendering.chat import ChatRenderer
@@ -63,13 +64,15 @@ class Player:
         (client,) = clients.values()
         yield self.engine(config, client)
 
-    def require_prompt_fits(
+    async def require_prompt_fits(
         self, config: TrainConfig, task: Mapping[str, Any], renderer: ChatRenderer
     ) -> None:
         """Raises ConfigError when the context cannot even hold the first prompt of a task and its answer."""
         env = self.env_class.from_dict({**task, **self.env_args})
         try:
-            observation, info = reset_env(env, 0)
+            result = call_reset(env, 0)
+            opening = await result if inspect.isawaitable(result) else result
+            observation, info = unpack_reset(env, opening)
         finally:
             env.close()
         agent = self.make_agent()
