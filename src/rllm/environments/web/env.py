@@ -70,6 +70,9 @@ class WebEnv(BaseEnv):
     reusable = False
     """Whether a context may serve another episode: only where the pages are known to leave nothing behind."""
 
+    first_quiet_ms = QUIET_MS
+    """The same before the first observation; less where the pages are known to be made at once."""
+
     def __init__(
         self,
         task: Mapping[str, Any] | None = None,
@@ -168,7 +171,7 @@ class WebEnv(BaseEnv):
         self._num_turns, self._next_id, self._observation, self._over = 0, 0, None, False
         try:
             goal = await self.begin(self._context)
-            page = await self._look(self._context, "")
+            page = await self._look(self._context, "", self.first_quiet_ms)
             if self._context.num_episodes:
                 await self._context.tab.forget_history()
         except (BrowserError, asyncio.CancelledError):
@@ -230,9 +233,11 @@ class WebEnv(BaseEnv):
                 await context.tab.call("quiet", QUIET_MS, QUIET_LIMIT_MS)
         return "", None
 
-    async def _look(self, context: BrowserContext, error: str) -> str | list[Part]:
+    async def _look(
+        self, context: BrowserContext, error: str, quiet_ms: int = QUIET_MS
+    ) -> str | list[Part]:
         """The page when it is quiet: text, or the parts of a message that shows a picture."""
-        page = await self._quiet_page(context)
+        page = await self._quiet_page(context, quiet_ms)
         self._next_id = page["nextId"]
         header = [*([error] if error else []), *context.notes, *self._tabs(context, page)]
         if page["readyState"] == "loading" or not page["isQuiet"]:
@@ -250,14 +255,14 @@ class WebEnv(BaseEnv):
         picture: Part = {"type": "image_url", "image_url": {"url": url}}
         return [{"type": "text", "text": text}, picture] if text else [picture]
 
-    async def _quiet_page(self, context: BrowserContext) -> dict[str, Any]:
+    async def _quiet_page(self, context: BrowserContext, quiet_ms: int) -> dict[str, Any]:
         deadline_s = time.perf_counter() + QUIET_LIMIT_MS / 1000
         while True:
             await context.ensure_tab()
             tab = context.tab
             await tab.wait_for_answers(deadline_s - time.perf_counter())
             left_ms = max(1, int((deadline_s - time.perf_counter()) * 1000))
-            options = observe_options(self.view, first_id=self._next_id, quiet_ms=QUIET_MS, limit_ms=left_ms)
+            options = observe_options(self.view, first_id=self._next_id, quiet_ms=quiet_ms, limit_ms=left_ms)
             try:
                 page = await tab.call("observe", options)
             except BrowserError:

@@ -113,6 +113,8 @@ class MiniWobEnv(PlannedEnv):
 
     use = "miniwob"
     reusable = True
+    first_quiet_ms = 5
+    """A task is all there when it was started."""
 
     def __init__(
         self,

@@ -100,6 +100,8 @@ class SiteEnv(PlannedEnv):
 
     kind: SiteKind
     reusable = True
+    first_quiet_ms = 5
+    """Its pages have no scripts."""
 
     def __init__(
         self, template: str, seed: int, *, max_turns: int = MAX_TURNS, view: PageView | None = None
