@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import mcp
+import psutil
 import pytest
 import worker_files as files
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from rllm.sandbox import Limits, Sandbox, open_sandbox
+from rllm.tools import MultiTool, Tool
 from rllm.worker.store import RunStore
 
 SLOW = """
@@ -81,6 +84,53 @@ async def test_a_plain_function_ends_when_its_run_does(tmp_path: Path, reason: s
             await worker.cancel("a")
         assert (await call).code == reason
         assert await asyncio.to_thread(ended.wait, 30)
+
+
+async def test_a_command_in_a_sandbox_ends_with_the_run_whose_plain_function_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    """The function keeps its sandbox open: what ends the command is the cancellation."""
+    boxes: list[Sandbox] = []
+
+    def solve(task: Any, config: Any) -> None:
+        boxes.append(open_sandbox("subprocess", limits=Limits(wall_s=600)))
+        boxes[0].exec(f"echo $$ > {tmp_path / 'new'}; mv {tmp_path / 'new'} {tmp_path / 'pid'}; sleep 600")
+
+    async with files.runtime(tmp_path, solve, timeout_s=600) as worker:
+        call = asyncio.create_task(worker.run({"run_id": "a", "task": "four"}))
+        await until((tmp_path / "pid").exists)
+        shell = psutil.Process(int((tmp_path / "pid").read_text()))
+        await worker.cancel("a")
+        assert (await call).code == "cancelled"
+        await until(lambda: not shell.is_running() or shell.status() == psutil.STATUS_ZOMBIE)
+        assert boxes[0].exec("echo on").stdout == "on\n", "the sandbox itself goes on"
+        boxes[0].close()
+
+
+async def test_a_plain_function_ends_while_it_waits_for_its_tools(tmp_path: Path) -> None:
+    began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow() -> str:
+        """Wait."""
+        began.set()
+        go_on.wait(60)
+        return "done"
+
+    def solve(task: Any, config: Any) -> None:
+        try:
+            MultiTool([Tool(function=slow)], timeout_s=60).call(
+                {"function": {"name": "slow", "arguments": "{}"}}
+            )
+        finally:
+            ended.set()
+
+    async with files.runtime(tmp_path, solve, timeout_s=60) as worker:
+        call = asyncio.create_task(worker.run({"run_id": "a", "task": "four"}))
+        assert await asyncio.to_thread(began.wait, 30)
+        await worker.cancel("a")
+        assert (await call).code == "cancelled"
+        assert await asyncio.to_thread(ended.wait, 30)
+    go_on.set()
 
 
 async def test_a_call_that_ends_its_run_leaves_one_that_others_wait_for(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ START_S = 30.0
 """How long a warden may take to be ready, on a machine with much else to do."""
 GRACE_S = 5.0
 """How long after a program's wall limit its warden may take to say that it has ended."""
+NOTICE_S = 0.1
+"""A thread that is told to end (`ProgramStopped`, Ctrl-C) notices it in Python, not in a system call."""
 CLOSE_S = 2.0
 
 
@@ -189,6 +191,12 @@ class WardenProcess:
                 self._order(job, wire)
                 wire.handed_on()
                 return self._follow(job, wire)
+            except Exception:
+                raise
+            except BaseException:  # whoever waits for it was told to end: nobody takes what the job gives
+                with contextlib.suppress(WardenDied):
+                    self.stop()
+                raise
             finally:
                 wire.close()
 
@@ -235,7 +243,10 @@ class WardenProcess:
             poll.register(descriptor, select.POLLIN)
         stopped: str | None = None
         while True:
-            events = poll.poll(max(deadline_s - time.monotonic(), 0) * 1000)
+            left_s = deadline_s - time.monotonic()
+            events = poll.poll(max(min(left_s, NOTICE_S), 0) * 1000)
+            if not events and left_s > NOTICE_S:
+                continue
             if not events:
                 self.close()
                 raise WardenDied(

@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -26,6 +26,8 @@ from rllm.tools.values import problem_of
 from rllm.types.messages import ToolCall
 
 _log = logging.getLogger(__name__)
+_NOTICE_S = 0.1
+"""As long a wait may be deaf to what is raised in its thread, such as the end of a cancelled run."""
 
 AnyCall = ToolCall | Mapping[str, Any]
 """A call that was read, or one in OpenAI's form, `{"id", "function": {"name", "arguments"}}`, whose arguments
@@ -157,9 +159,11 @@ class MultiTool:
         if isinstance(started_call, ToolOutput):
             return started_call
         ready, future = started_call
-        left_s = ready.started_s + ready.timeout_s - time.monotonic()
+        ends_s = ready.started_s + ready.timeout_s
+        while not future.done() and (left_s := ends_s - time.monotonic()) > 0:
+            wait([future], timeout=min(left_s, _NOTICE_S))
         try:
-            output = ready.tool.output_of(future.result(timeout=max(0.0, left_s)))
+            output = ready.tool.output_of(future.result(timeout=0))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - told to the model, or raised again
             output = _failure(ready, error, timed_out=not future.done())
         return self._finish(ready, output)
