@@ -19,8 +19,8 @@ ROOMS = (
     *("redaction", "errors", "types", "config", "contracts", "algorithms", "rendering"),
     *("store", "sandbox", "data", "tracking", "models", "distributed", "inference"),
     *("tools", "rewards", "environments", "agents", "gateway"),
-    *("workflows", "engine", "eval", "view", "trainer", "integrations"),
-    *("build", "worker", "published", "cli", "__main__"),
+    *("workflows", "engine", "eval", "trainer", "integrations"),
+    *("build", "worker", "view", "published", "cli", "__main__"),
 )
 
 HOMES_OF_LIBRARY = {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.view.conftest import ATTACKS, conversation, episode, write_evaluation, write_run
 
+from rllm.data.registry import DatasetRegistry
 from rllm.store.run_directory import RunDirectory
 from rllm.types.episode import Outcome
 from rllm.view.server import ViewServer
@@ -67,6 +68,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ViewServer]:
         config={"seed": 0, "task": {"environment": ATTACKS[0]}, **{text: text for text in ATTACKS}},
         lines=[{"phase": ATTACKS[0], "step": step, ATTACKS[1]: step, ATTACKS[0]: 1.0} for step in range(3)],
     )
+    rows = [{"question": text, "answer": str(number)} for number, text in enumerate(ATTACKS[:-2] * 6)]
+    DatasetRegistry.register_dataset("sums", rows, "test", description="Small sums")
     server = ViewServer(Sources([root / "runs"]), token="t" * 24)
     thread = threading.Thread(target=server.serve)
     thread.start()
@@ -137,6 +140,11 @@ def test_from_the_runs_to_a_token_of_an_episode(visit: Visit) -> None:
         ("evaluation?run=sums&by=attempt&verdict=failed", ["answered 500", "1 to 50 of 70 attempts"]),
         ("evaluation?run=sums&beside=sums-later", ["in sums-later", "not attempted", "100 % [20.7, 100.0]"]),
         ("evaluation?run=lake-0", ["success, after", "41.7 %", "test-0"]),
+        ("datasets", ["sums", "Small sums", "question, answer"]),
+        ("dataset?name=sums", ["1 to 50 of 60 rows", "<script>window.attacked = 1</script>"]),
+        ("models", ["No run here has made one yet"]),
+        ("workers", ["There is no runs.sqlite"]),
+        ("sessions", ["There is no ledger"]),
         ("nowhere", ["There is no page “nowhere”"]),
         ("run?run=nobody", ["There is no run 'nobody' here"]),
     ],
@@ -167,6 +175,19 @@ def test_runs_are_filtered_sorted_chosen_and_compared(visit: Visit) -> None:
     page.click("text=Compare 2 runs")
     page.wait_for_selector("text=Settings that differ")
     assert page.locator(".chart canvas").count() >= 1
+
+
+@pytest.mark.slow
+def test_tags_and_notes_are_kept_and_filtered_by(visit: Visit) -> None:
+    page = visit("run?run=lake-1")
+    page.fill("[aria-label='Tags of this run']", "best, <b>bold</b>")
+    page.fill("[aria-label='Note on this run']", "publish this one")
+    page.press("[aria-label='Note on this run']", "Tab")
+    page.wait_for_selector("text=Tags and note are kept.")
+    page = visit("runs?filter=tag:best")
+    page.wait_for_selector("td >> text=publish this one")
+    assert page.locator("tbody tr").count() == 1
+    assert page.inner_text(".tag >> nth=1") == "<b>bold</b>"
 
 
 @pytest.mark.slow
@@ -326,7 +347,7 @@ def test_everything_that_can_be_used_has_a_name(visit: Visit) -> None:
 
 HOSTILE = [
     *("runs", "run?run=hostile", "episodes?run=hostile", "step?run=hostile&phase=after"),
-    *("evaluation?run=hostile", "evaluation?run=hostile&by=attempt"),
+    *("evaluation?run=hostile", "evaluation?run=hostile&by=attempt", "dataset?name=sums"),
     *(f"episode?run=hostile&id={number + 1}" for number in range(len(ATTACKS))),
 ]
 

@@ -12,6 +12,15 @@ from rllm.view.comparison_page import comparison_page
 from rllm.view.episode_page import episode_page, prompt_page
 from rllm.view.evaluation_page import answer_page, elsewhere_page, evaluation_page
 from rllm.view.group_pages import attempts_page, episodes_page, groups_page
+from rllm.view.library_pages import (
+    dataset_page,
+    datasets_page,
+    models_page,
+    session_page,
+    sessions_page,
+    worker_run_page,
+    workers_page,
+)
 from rllm.view.query import Query
 from rllm.view.run_pages import distribution_page, run_page, runs_page
 from rllm.view.sources import Sources
@@ -31,6 +40,13 @@ PAGES: dict[str, Page] = {
     "evaluation": evaluation_page,
     "answer": answer_page,
     "elsewhere": elsewhere_page,
+    "datasets": datasets_page,
+    "dataset": dataset_page,
+    "models": models_page,
+    "workers": workers_page,
+    "worker_run": worker_run_page,
+    "sessions": sessions_page,
+    "session": session_page,
 }
 
 

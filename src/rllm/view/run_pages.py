@@ -15,6 +15,7 @@ from rllm.store.episodes import TRAIN_PHASE
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics, read_metrics_after
 from rllm.view.alarms import alarms_of
+from rllm.view.notes import NO_NOTE, notes
 from rllm.view.query import Query
 from rllm.view.run_facts import facts_of
 from rllm.view.sources import Sources
@@ -31,9 +32,10 @@ def runs_page(sources: Sources, query: Query) -> dict[str, Any]:
     """Every run at a glance; a damaged one does not hide the others."""
     rows: list[dict[str, Any]] = []
     unreadable: list[dict[str, str]] = []
+    of_reader = notes()
     for key, run in sources.runs().items():
         try:
-            rows.append({"key": key, **_row(run)})
+            rows.append({"key": key, **_row(run), **of_reader.get(str(run.path), NO_NOTE)})
         except ConfigError as error:
             unreadable.append({"key": key, "error": str(error)})
     return {"roots": [str(root) for root in sources.roots], "runs": rows, "unreadable": unreadable}
@@ -69,6 +71,7 @@ def run_page(sources: Sources, query: Query) -> dict[str, Any]:
         "offset": offset,
         "alarms": [alarm.to_dict() for alarm in alarms_of(train, run.config())],
         "lost_pid": run.lost_writer_pid,
+        **notes().get(str(run.path), NO_NOTE),
     }
     if after == 0:
         page |= {"config": run.config(), "summary": run.summary(), "phases": phases_of(run)}

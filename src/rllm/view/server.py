@@ -1,8 +1,9 @@
-"""The page on this machine: loopback, a token, read-only, and nothing loaded from elsewhere.
+"""The page on this machine: loopback, a token, runs read-only, and nothing loaded from elsewhere.
 
     http://127.0.0.1:PORT/?token=T ──► a cookie, and the page without the token in its address
     /static/NAME                   ──► files of the wheel
     /api/NAME?…                    ──► JSON of rllm.view.pages
+    POST /api/notes                ──► tags and a note of the reader, kept in RLLM_HOME
     /export?address=…&request=…    ──► a page as one file
 
 Foreign text is on every page, so the browser is told to run nothing but our own files, and to refuse markup
@@ -36,6 +37,7 @@ from rllm.gateway.server.auth import is_loopback, require_guarded
 from rllm.gateway.server.listening import listening_socket
 from rllm.store.files import StorageErrors
 from rllm.view.export import exported_page
+from rllm.view.notes import keep_note
 from rllm.view.pages import answer
 from rllm.view.sources import Sources
 from rllm.view.static_files import static_names
@@ -133,6 +135,7 @@ class ViewServer:
             routes=[
                 Route("/", self._guarded(self._page)),
                 Route("/static/{name:path}", self._guarded(_static)),
+                Route("/api/notes", self._guarded(self._notes), methods=["POST"]),
                 Route("/api/{name}", self._guarded(self._api)),
                 Route("/export", self._guarded(self._export)),
             ],
@@ -191,6 +194,18 @@ class ViewServer:
         except RllmError as error:
             return _json({"error": str(error)}, status=404)
         return _json(value)
+
+    async def _notes(self, request: Request) -> Response:
+        """The one thing that is written: tags and notes of the reader, outside of every run."""
+        if (
+            request.headers.get("content-type") != "application/json"
+        ):  # what a form of another site cannot send
+            return _json({"error": "Send JSON, with its content type."}, status=415)
+        try:
+            value = await request.json()
+            return _json(await run_in_threadpool(keep_note, self.sources, value))
+        except (RllmError, ValueError) as error:
+            return _json({"error": str(error)}, status=400)
 
     async def _export(self, request: Request) -> Response:
         """The page at `address` as a file, with the answers to every `request` that it made."""

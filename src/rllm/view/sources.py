@@ -5,7 +5,7 @@
 A name in a link is looked up among what was found; it never becomes a path.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rllm.errors import ConfigError
@@ -41,6 +41,15 @@ class Sources:
             raise ConfigError(f"There is no run {key[:200]!r} here; the page of runs lists those that are.")
         return run
 
+    def directories_with(self, file: str) -> dict[str, Path]:
+        """Key -> directory that holds a file of this name, in the roots and below them, also within runs."""
+        return {
+            self._key(path, root): path
+            for root in self.roots
+            for path in _directories_below(root, 0)
+            if (path / file).is_file()
+        }
+
     def _key(self, path: Path, root: Path) -> str:
         """The path below the root; with several roots behind what tells them apart."""
         parts = path.relative_to(root).parts
@@ -55,6 +64,17 @@ class Sources:
             if sum("/".join(each.parts[-length:]) == label for each in self.roots) == 1:
                 return label
         return root.as_posix()
+
+
+def _directories_below(directory: Path, depth: int) -> Iterator[Path]:
+    """The directory and what lies below it, as deep as runs may lie."""
+    yield directory
+    if depth <= _DEEPEST:
+        for each in sorted(directory.iterdir()):
+            if each.is_dir() and not (
+                each.name.startswith(".") or each.is_symlink() or each.name in _NOT_SEARCHED
+            ):
+                yield from _directories_below(each, depth + 1)
 
 
 def _runs_below(directory: Path, depth: int) -> list[RunDirectory]:

@@ -8,11 +8,13 @@ import { stepPage } from "./pages/step.js";
 import { attemptsPage } from "./pages/attempts.js";
 import { episodePage } from "./pages/episode.js";
 import { evaluationPage } from "./pages/evaluation.js";
+import { datasetPage, datasetsPage, modelsPage, sessionPage, sessionsPage, workerRunPage, workersPage } from "./pages/library.js";
 import { asked, kept } from "./api.js";
 
 const PAGES = {
   runs: runsPage, run: runPage, compare: comparisonPage, episodes: episodesPage, step: stepPage, attempts: attemptsPage,
   episode: episodePage, evaluation: evaluationPage,
+  datasets: datasetsPage, dataset: datasetPage, models: modelsPage, workers: workersPage, worker_run: workerRunPage, sessions: sessionsPage, session: sessionPage,
 };
 const REFRESH_MS = 2000;
 const THEMES = ["", "light", "dark"];
@@ -64,7 +66,7 @@ function top() {
   const theme = h("button", { type: "button", id: "theme", "aria-label": "Colours: as the system, light or dark", onclick: nextTheme }, "◐");
   append(document.getElementById("top"), [
     link("runs", {}, h("strong", {}, "rLLM")),
-    h("nav", { "aria-label": "Pages" }, link("runs", {}, "Runs")),
+    h("nav", { "aria-label": "Pages" }, link("runs", {}, "Runs"), kept ? null : [["datasets", "Data sets"], ["models", "Models"], ["workers", "Workers"], ["sessions", "Sessions"]].map(([name, label]) => link(name, {}, label))),
     h("span", { class: "space" }),
     kept ? h("small", {}, "saved by rllm view --export") : h("button", { type: "button", onclick: savePage, "aria-label": "Save this page as one file", title: "Save this page as one file" }, "⤓"),
     h("button", { type: "button", onclick: showKeys, "aria-label": "Keys" }, "?"), theme,

@@ -1,6 +1,6 @@
 // One run, live: alarms, curves, distributions by step, where the time goes, settings.
-import { details, facts, h, link, prose, replace, table } from "../dom.js";
-import { ask } from "../api.js";
+import { announce, details, facts, h, link, prose, replace, table } from "../dom.js";
+import { ask, kept, send } from "../api.js";
 import { columns, curves } from "../charts.js";
 import { interval, number, percent, plural, seconds, words } from "../format.js";
 
@@ -105,11 +105,26 @@ export async function runPage(parameters) {
   drawSpreads().catch((error) => replace(spreads, h("p", { class: "problem" }, error.message)));
   return {
     title: page.facts.name,
-    content: [head, alarms, figures, spreads, details("Settings", false, h("pre", {}, JSON.stringify(page.config, null, 2)))],
+    content: [head, noteView(run, page), alarms, figures, spreads, details("Settings", false, h("pre", {}, JSON.stringify(page.config, null, 2)))],
     refresh: page.facts.state === "running" ? refresh : null,
     keys: { e: ["episodes", () => { location.hash = `#/episodes?run=${encodeURIComponent(run)}`; }],
       s: ["steps and groups", () => { location.hash = `#/step?run=${encodeURIComponent(run)}`; }] },
   };
+}
+
+/** Tags and a note of the reader: they are kept in RLLM_HOME, not in the run. */
+function noteView(run, page) {
+  if (kept) return page.note || page.tags.length ? h("p", {}, page.tags.map((tag) => [h("span", { class: "tag" }, tag), " "]), page.note) : null;
+  const save = async () => {
+    try {
+      const value = await send("notes", { run, tags: tags.value.split(","), note: note.value });
+      tags.value = value.tags.join(", ");
+      announce("Tags and note are kept.");
+    } catch (error) { announce(error.message); }
+  };
+  const tags = h("input", { value: page.tags.join(", "), placeholder: "tags, with commas", "aria-label": "Tags of this run", onchange: save });
+  const note = h("textarea", { rows: 1, placeholder: "a note on this run", "aria-label": "Note on this run", value: page.note, onchange: save });
+  return h("p", { class: "tools" }, tags, note);
 }
 
 function lastPhase(page) {

@@ -16,7 +16,7 @@ export async function runsPage(parameters) {
   let page = await ask("runs");
   let order = parameters.get("order") ?? "started", descending = (parameters.get("descending") ?? "1") === "1";
   const chosen = new Set(parameters.getAll("run"));
-  const field = h("input", { type: "search", placeholder: "filter: name, task, state, seed:3", "aria-label": "Filter runs",
+  const field = h("input", { type: "search", placeholder: "filter: name, task, state, seed:3, tag:best", "aria-label": "Filter runs",
     value: parameters.get("filter") ?? "", oninput: () => { keep(); draw(); } });
   const body = h("div", {}), compare = h("span", {});
 
@@ -27,7 +27,7 @@ export async function runsPage(parameters) {
     const terms = field.value.toLowerCase().split(/\s+/).filter(Boolean);
     const value = COLUMNS.find(([name]) => name === order)?.[1] ?? COLUMNS[0][1];
     return page.runs
-      .filter((run) => terms.every((term) => `${run.key} ${run.kind} ${run.environment} ${run.state} seed:${run.seed}`.toLowerCase().includes(term)))
+      .filter((run) => terms.every((term) => `${run.key} ${run.kind} ${run.environment} ${run.state} seed:${run.seed} ${run.tags.map((tag) => `tag:${tag}`).join(" ")} ${run.note}`.toLowerCase().includes(term)))
       .sort((a, b) => (descending ? -1 : 1) * compareValues(value(a), value(b)));
   }
   function heading([name]) {
@@ -39,7 +39,8 @@ export async function runsPage(parameters) {
     return h("tr", {},
       h("td", {}, h("input", { type: "checkbox", checked: chosen.has(run.key), "aria-label": `Compare ${run.key}`,
         onchange: (event) => { if (event.target.checked) chosen.add(run.key); else chosen.delete(run.key); keep(); drawCompare(); } })),
-      h("td", {}, link(run.kind === "eval" ? "evaluation" : "run", { run: run.key }, run.key)),
+      h("td", {}, link(run.kind === "eval" ? "evaluation" : "run", { run: run.key }, run.key), run.tags.map((tag) => [" ", h("span", { class: "tag" }, tag)]),
+        run.note ? h("small", { class: "note", title: run.note }, run.note) : null),
       h("td", {}, h("span", { class: `state ${run.state}` }, run.state), run.lost_pid ? h("small", {}, " its process is gone") : null),
       h("td", {}, run.environment || `rllm ${run.kind}`),
       h("td", {}, sparkline(run.spark, run.spark_of)),
