@@ -17,7 +17,7 @@ def rllm(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def report(nodes: Nodes, cwd: Path, *words: str) -> dict[str, Any]:
     done = rllm("cluster", *words, "--address", nodes.address, "--json", cwd=cwd)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
 
 

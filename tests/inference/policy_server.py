@@ -36,9 +36,12 @@ class PolicyServer:
         max_context: int = 512,
         ignores_weights: bool = False,
         is_raw: bool = False,
+        tells_version: bool = False,
     ) -> None:
-        """`is_raw`: log-probabilities of answers are those at temperature 1, whatever they are sampled at."""
+        """`tells_version`: each answer names the version that the server was told, as SGLang does. `is_raw`:
+        log-probabilities of answers are those at temperature 1, whatever they are sampled at."""
         self.is_raw = is_raw
+        self.tells_version = tells_version
         self.directory = directory
         self.max_context = max_context
         self.ignores_weights = ignores_weights
@@ -93,6 +96,7 @@ class PolicyServer:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     async def _start(self) -> None:
+        self._version = "default"
         self._model = load_model(self.directory)
         self._client = LocalClient(self._model, num_slots=32, max_context=self.max_context)
         self._runner = web.ServerRunner(
@@ -131,7 +135,8 @@ class PolicyServer:
             case "/reset_prefix_cache":
                 return web.json_response({"success": True})
             case "/update_weight_version":
-                self.versions.append((await http.json())["new_version"])
+                self._version = (await http.json())["new_version"]
+                self.versions.append(self._version)
                 return web.json_response({})
             case "/v1/load_lora_adapter":
                 named = await http.json()
@@ -215,4 +220,5 @@ class PolicyServer:
             self.dies_after = None
             self._loop.create_task(self._stop())
             await asyncio.sleep(1)
-        return web.json_response({"id": f"cmpl-{self.num_answered}", "choices": [choice]})
+        told = {"weight_version": self._version} if self.tells_version else {}
+        return web.json_response({"id": f"cmpl-{self.num_answered}", "choices": [choice], **told})

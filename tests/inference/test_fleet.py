@@ -219,3 +219,31 @@ async def test_an_adapter_comes_back_to_a_server_that_failed_once_and_leaves_wit
             assert len(server.adapters) == 1, "the one from before it failed is gone"
             await fleet.close()
             assert server.adapters == []
+
+
+@pytest.mark.parametrize("way", ["its answers tell", "its starter knows"])
+async def test_a_server_that_began_anew_while_nobody_asked_it_gets_the_weights_before_it_answers(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr("rllm.inference.fleet.PROBE_EVERY_S", 0.02)
+    model, num_starts = load_model(models / "1"), [1]
+    with PolicyServer(models / "0", tells_version=way == "its answers tell") as server:
+        fleet = Fleet(
+            [_client(server, models)],
+            write_weights=lambda target: save_model(model, target, with_output_layer=True),
+            directory=tmp_path / "weights",
+            max_context=512,
+            num_starts=[lambda: num_starts[0]] if way == "its starter knows" else (),
+        )
+        fleet.publish(3)
+        sampling = SamplingParams(max_tokens=4, temperature=0.0)
+        before = await fleet.generate_ids([5, 6, 7], sampling)
+        await fleet.replicas[0].client.release()  # a connection that was long idle
+        server.stop()
+        server.start()
+        num_starts[0] += 1
+        after = await fleet.generate_ids([5, 6, 7], sampling)
+        assert server.versions == ["3", "3"]
+        assert (after.completion_ids, after.policy_versions) == (before.completion_ids, [3] * 4)
+        assert after.logprobs == pytest.approx(before.logprobs, abs=1e-5)
+        await fleet.close()

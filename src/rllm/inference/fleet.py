@@ -40,13 +40,17 @@ AGREEMENT = 1e-2
 class Replica:
     """One server, and what the fleet knows of it."""
 
-    def __init__(self, client: VLLMClient) -> None:
+    def __init__(self, client: VLLMClient, num_starts: Callable[[], int] = lambda: 1) -> None:
+        """`num_starts`: how often it has been started so far, where somebody knows."""
         self.client = client
+        self.num_starts = num_starts
         self.num_tokens = 0
         """Of prompts and answers that it is at work on, at most."""
         self.num_calls = 0
         self.weights_number = -1
         """Which publish of the fleet it has."""
+        self.start_with_weights = 0
+        """Which of its starts got that."""
         self.updating = asyncio.Lock()
         self.is_up = True
         self.is_leaving = False
@@ -94,11 +98,14 @@ class Fleet(ModelClient):
         max_context: int,
         is_adapter: bool = False,
         patience_s: float = 600.0,
+        num_starts: Sequence[Callable[[], int]] = (),
     ) -> None:
         """`is_adapter`: `write_weights` writes an adapter in peft's format, on the model that the replicas
-        serve. `patience_s`: how long a call waits while no replica is in service."""
+        serve. `patience_s`: how long a call waits while no replica is in service. `num_starts`: of each
+        replica, how often it has been started so far; empty where nobody knows."""
         self._is_adapter = is_adapter
-        self.replicas = [Replica(client) for client in clients]
+        starts = num_starts or [lambda: 1] * len(clients)
+        self.replicas = [Replica(*each) for each in zip(clients, starts, strict=True)]
         self.renderer = clients[0].renderer
         self._write_weights = write_weights
         self._directory = directory
@@ -270,6 +277,10 @@ class Fleet(ModelClient):
     async def _bring_up_to_date(self, replica: Replica) -> None:
         """Give a replica the newest weights; others go on meanwhile. Calls of the same replica wait."""
         async with replica.updating:
+            start = replica.num_starts()
+            if replica.start_with_weights != start:  # it may have begun anew while nobody asked it
+                replica.weights_number = -1
+                replica.client.forget_adapters()
             if replica.weights_number == self._num_publishes:
                 return
             weights = await self._weights_on_disk()
@@ -277,7 +288,7 @@ class Fleet(ModelClient):
                 await replica.client.load_adapter(weights.directory, weights.policy_version)
             else:
                 await replica.client.update_weights(weights.directory, weights.policy_version)
-            replica.weights_number = weights.number
+            replica.weights_number, replica.start_with_weights = weights.number, start
 
     async def _weights_on_disk(self) -> "_Weights":
         """The newest; those before them stay, because a replica may be reading them."""

@@ -75,6 +75,9 @@ class VLLMClient(ModelClient):
         self.tokenizer = HuggingFaceTokenizer(tokenizer) if isinstance(tokenizer, Path) else tokenizer
         self.renderer = ChatRenderer(self.tokenizer)
         self._policy_version = 0
+        self._has_given_weights = False
+        self._tells_version = False
+        """Whether an answer has named the version of the weights that it was given."""
         self._adapters: list[str] = []
         """Names of the adapters that the server has; the last one answers."""
         self._old_adapters: list[str] = []
@@ -170,6 +173,7 @@ class VLLMClient(ModelClient):
             finally:
                 await self._http.tell("/resume", {})
             self._policy_version = policy_version
+            self._has_given_weights = True
 
     async def load_adapter(self, directory: Path, policy_version: int) -> None:
         """Let the server answer by an adapter in peft's format, in a place that it can see itself.
@@ -248,10 +252,12 @@ class VLLMClient(ModelClient):
                 if on_piece is not None and (piece.text or piece.token_ids):
                     on_piece(piece)
         rest = collected.finish(prompt_ids)
+        server_policy_version = collected.policy_version
+        if self._has_given_weights:
+            self._require_given_weights(version, server_policy_version)
         if on_piece is not None and rest:
             on_piece(TokenPiece(text=rest))
         text = "".join(collected.text)
-        server_policy_version = collected.policy_version
         return ModelOutput(
             text=text,
             content=text,
@@ -276,6 +282,18 @@ class VLLMClient(ModelClient):
             },
             latency_s=time.perf_counter() - start_s,
         )
+
+    def _require_given_weights(self, given: int, server_policy_version: int | None) -> None:
+        """Raises InferenceError for an answer of other weights: a server that began anew while nobody asked
+        it has those of its first start."""
+        if server_policy_version == given:
+            self._tells_version = True
+        elif server_policy_version is not None or self._tells_version:
+            raise InferenceError(
+                f"The server at {self.base_url} was given policy version {given} and answers by "
+                f"{'others' if server_policy_version is None else server_policy_version}: it began anew, or "
+                "somebody else gave it weights."
+            )
 
     async def check(self) -> VLLMServerFacts:
         """Ask what the server serves now. Raises InferenceError where it does not answer."""

@@ -60,15 +60,17 @@ async def open_client(
     weights = run / WEIGHTS / policy
     async with AsyncExitStack() as open_until_done:
         open_until_done.callback(_remove, weights)
-        urls = config.inference.servers
+        urls, processes = config.inference.servers, list[ServerProcess]()
         if config.inference.replicas:
-            urls = await _start(config, policy, model, run, open_until_done)
+            processes = await _start(config, policy, model, run, open_until_done)
+            urls = [each.url for each in processes]
         fleet = Fleet(
             [_client(config, url, model) for url in urls],
             write_weights=partial(_write if model.base is None else save_adapter, model),
             is_adapter=model.base is not None,
             directory=weights / "published",
             max_context=config.inference.max_context,
+            num_starts=[partial(getattr, each, "num_starts") for each in processes],
         )
         open_until_done.push_async_callback(fleet.close)
         for replica in fleet.replicas:
@@ -102,8 +104,8 @@ async def require_same_model(client: PolicyClient, policy: PolicyModel, temperat
 
 async def _start(
     config: TrainConfig, policy: str, model: LoadedModel, run: Path, open_until_done: AsyncExitStack
-) -> list[str]:
-    """Addresses of the replicas of a policy, which are ready."""
+) -> list[ServerProcess]:
+    """The replicas of a policy, which are ready."""
     inference, initial = config.inference, run / WEIGHTS / policy / "initial"
     _write(model.base or model, initial)
     settings = ServerSettings(
@@ -125,7 +127,7 @@ async def _start(
     for outcome in await asyncio.gather(*starts, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
-    return [each.url for each in processes]
+    return processes
 
 
 def _remove(weights: Path) -> None:
