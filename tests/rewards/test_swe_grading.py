@@ -237,3 +237,73 @@ def test_install_steps_make_a_virtual_environment_once_or_are_refused(home: Path
     with pytest.raises(ConfigError, match=r"asks for Python 2\.7"):
         SWEWorld.of(SWETask.from_row(row(source, python="2.7")), backend=backend, limits=limits)
     assert sorted(home.glob("swe/environments/*/layer")) == kept
+
+
+def new_file(path: str, text: str) -> str:
+    lines = text.splitlines()
+    return f"--- /dev/null\n+++ {path}\n@@ -0,0 +1,{len(lines)} @@\n" + "".join(
+        f"+{line}\n" for line in lines
+    )
+
+
+def git_file(path: str, text: str) -> str:
+    head = f"diff --git a/{path} b/{path}\nnew file mode 100644\n"
+    return head + new_file(f"b/{path}", text)
+
+
+FORGING = """\
+cat > /tests/swe_tests.py <<'PY'
+import hashlib, hmac, json, sys
+names = [each for each in json.load(open("/tests/plan.json"))["files"]]
+tests = {"tests/test_add.py::test_add": "PASSED", "tests/test_old.py::test_twice": "PASSED"}
+text = json.dumps({"code": 0, "canary": "FAILED", "tests": tests})
+seal = hmac.new(sys.stdin.readline().strip().encode(), text.encode(), hashlib.sha256).hexdigest()
+json.dump({"seal": seal, "report": text}, open("/logs/verifier/report.json", "w"))
+PY
+cat
+"""
+FILTER = '[filter "x"]\n\tclean = sh /testbed/evil.sh\n'
+TOUCHED = PATCH.replace("a + b", "a - b  # touched").replace("The sum", "A sum")
+"""A line that is not there: git refuses it, and `patch` takes it."""
+FILTERED = git_file("evil.sh", FORGING) + git_file(".gitattributes", "* filter=x\n") + TOUCHED
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        new_file('"b/\\056git/config"', FILTER),
+        new_file('"b/calc/\\056git/config"', FILTER),
+        "Index: b/.git/config\n0a1,2\n> [filter]\n> x\n",
+        "--- a/evil.sh\n+++ b/evil.sh\n0a\n!touch /tests/swe_tests.py\n.\nw\n",
+    ],
+)
+def test_no_way_to_write_a_patch_reaches_what_git_reads(world: SWEWorld, end: str) -> None:
+    """git refuses such paths, and `patch`, which comes after it, does not: a filter of git's settings would
+    run with the tests' rights before them."""
+    grade = grade_patch(world, FILTERED + end)
+    assert grade.score == 0.0, grade
+
+
+def test_an_expected_failure_of_the_test_that_must_fail_is_a_forgery(world: SWEWorld) -> None:
+    lines = "+import builtins, pytest\n+builtins.AssertionError = pytest.xfail.Exception\n"
+    bad = PATCH.replace("a + b", "a - b").replace(" def add(a, b):", f"{lines} def add(a, b):", 1)
+    bad = bad.replace("+1,6 @@", "+1,8 @@")
+    grade = grade_patch(world, bad)
+    assert (grade.score, "one that must fail did not" in grade.reason) == (0.0, True), grade
+
+
+def test_tests_of_any_name_that_a_row_names_are_as_they_were(home: Path, tmp_path: Path) -> None:
+    source = project(tmp_path)
+    (source / "checks").mkdir()
+    check = "from calc import twice\n\n\ndef test_thrice():\n    assert twice(3) == 6\n"
+    (source / "checks" / "verify_calc.py").write_text(check)
+    ids = ["tests/test_old.py::test_twice", "checks/verify_calc.py::test_thrice"]
+    made = SWEWorld.of(
+        SWETask.from_row(row(source, PASS_TO_PASS=ids)), backend=usable_backend(), limits=LIMITS
+    )
+    assert grade_patch(made, PATCH).score == 1.0
+    breaks = PATCH.replace("@@ -1,6 +1,6 @@", "@@ -1,7 +1,7 @@") + "-    return 2 * a\n+    return 4\n"
+    hunk = "@@ -4,2 +4,2 @@\n def test_thrice():\n-    assert twice(3) == 6\n+    pass\n"
+    softened = f"--- a/checks/verify_calc.py\n+++ b/checks/verify_calc.py\n{hunk}"
+    grade = grade_patch(made, breaks + softened)
+    assert (grade.score, grade.metadata["pass_to_pass"][ids[1]]) == (0.0, "FAILED"), grade

@@ -113,7 +113,7 @@ PASSES = "import unittest; unittest.TestCase.run = lambda self, result=None: res
     [
         (f"{PRINTS}; return 0", "resolved: no"),
         (f"{PRINTS}; __import__('os')._exit(0)", "the tests did not run to their end"),
-        (f"exec({PASSES!r}); return 0", "one that must fail has passed"),
+        (f"exec({PASSES!r}); return 0", "one that must fail did not"),
     ],
 )
 def test_what_a_patch_prints_or_does_to_unittest_earns_nothing(

@@ -44,7 +44,14 @@ from rllm.sandbox.verifier import TESTS, Examination, Examined, examine
 STEERING = (
     *(r"conftest\.py", r"\.?pytest\.ini", r"\.?pytest\.toml", r"tox\.ini", r"setup\.cfg", r"pyproject\.toml"),
     *(r"sitecustomize\.py", r"usercustomize\.py", r"pytest\.py", r".*\.pth", r".*\.py[co]", r"\.coveragerc"),
-    *(r"package\.json", r"(?:jest|vitest|vite|babel)\.config\..*", r"\.babelrc.*", r"\.npmrc", r"\.taprc"),
+    *(
+        r"package\.json",
+        r"(?:jest|vitest|vite|babel)\.config\..*",
+        r"vitest\.workspace\..*",
+        r"\.babelrc.*",
+        r"\.npmrc",
+        r"\.taprc",
+    ),
     *(r"go\.mod", r"go\.work", r"Cargo\.toml", r"\.proverc"),
 )
 """Names of files, in any folder, that are again as they were before the patch when the tests run. So are
@@ -53,7 +60,7 @@ APPLY = (
     "git apply --verbose {patch}",
     "git apply --verbose --3way {patch}",
     "git apply --verbose --reject {patch}",
-    "patch --batch --forward --fuzz=5 -p1 -i {patch}",
+    "patch --unified --batch --forward --fuzz=5 -p1 -i {patch}",
 )
 """Tried in this order, as the published harness does; the tree is put back between them."""
 NO_PATCH, NOT_APPLIED = "the patch is empty", "the patch does not apply"
@@ -79,7 +86,7 @@ class TestRun:
     fault: str = ""
     """Why there are none: the patch does not apply, or the run did not come to its end."""
     is_forged: bool = False
-    """A test that must fail has passed: the patch changed how tests are run."""
+    """A test that must fail has passed, or was an expected failure: the patch changed how tests are run."""
     log: str = ""
     """The end of what the run printed."""
 
@@ -101,7 +108,7 @@ def grade_patch(world: SWEWorld, patch: str, *, timeout_s: float = 300.0) -> Gra
         _require_runs_without(world, ran, timeout_s)
         return wrong(ran.fault, patch, log=ran.log)
     if ran.is_forged:
-        return wrong("the patch changes how tests are run: one that must fail has passed", patch)
+        return wrong("the patch changes how tests are run: one that must fail did not", patch)
     return _graded(world.task, ran, patch)
 
 
@@ -153,7 +160,7 @@ def _short_names(statuses: dict[str, CaseStatus]) -> dict[str, CaseStatus]:
 def _require_runs_without(world: SWEWorld, ran: TestRun, timeout_s: float) -> None:
     reference = run_tests(world, world.repository.gold, timeout_s=timeout_s)
     if reference.fault or reference.is_forged:
-        fault = reference.fault or "a test that must fail passes"
+        fault = reference.fault or "a test that must fail does not"
         raise RewardError(
             f"{world.task.instance_id}: its tests do not run to their end, with its own solution or with a "
             f"patch: {fault}. {reference.log[-500:]} (with the patch: {ran.fault})"
@@ -255,7 +262,7 @@ def _read(
     if has_canary and not canary_status:
         return TestRun(statuses={}, fault="the tests were not all run", log=log)
     counts = Counter(statuses[whole] for whole in {names[0] for names, _ in ends})
-    is_forged = canary_status == CaseStatus.PASSED
+    is_forged = has_canary and canary_status not in (CaseStatus.FAILED, CaseStatus.ERROR)
     return TestRun(statuses=statuses, counts=counts, is_forged=is_forged, log=log)
 
 

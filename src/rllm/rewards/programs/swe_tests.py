@@ -27,7 +27,7 @@ TEST_FOLDERS = ("test", "tests", "testing", "__tests__")
 TEST_FILE = re.compile(
     r"(?:test_.*|.*_test|tests?|conftest)\.py|.*_test\.go|(?:.*[.-])?(?:test|spec)\.[cm]?[jt]sx?"
 )
-INSTALLED = re.compile(r".*\.(?:dist|egg)-info|node_modules|\.cargo")
+INSTALLED = re.compile(r".*\.(?:dist|egg)-info|node_modules|\.cargo", re.IGNORECASE)
 """Folders of packages that are there already, and of cargo's settings."""
 MOST_LOG_BYTES = 16 << 20
 
@@ -72,8 +72,9 @@ def prepare(plan: dict) -> str:
     """Apply the patch; for hidden tests, undo what it does to tests, and bring them. The reason where that
     fails."""
     others = set(listed("ls-files", "-z", "--others"))
-    if os.path.getsize(PATCH) and not any(applies(command) for command in plan["apply"]):
-        return "the patch does not apply"
+    fault = apply_patch(plan["apply"]) if os.path.getsize(PATCH) else ""
+    if fault:
+        return fault
     if not plan["hidden"]:
         plan["words"] = [word for word in plan["words"] if not is_hidden(word, plan)]
         plan["run"] = []
@@ -101,12 +102,33 @@ def is_hidden(word: str, plan: dict) -> bool:
     return path in hidden or any(word == each or word.startswith(f"{each}.") for each in modules)
 
 
-def applies(command: str) -> bool:
-    if subprocess.run(command, shell=True, check=False).returncode == 0:
-        return True
-    git("reset", "-q", "--hard")
-    git("clean", "-fdq")
-    return False
+def apply_patch(commands: "list[str]") -> str:
+    """Try one after the other. The reason where none applies it, or where one that is not git's writes to
+    what git reads its settings from: no git is run after that."""
+    for command in commands:
+        guarded = None if command.startswith("git ") else guarded_files()
+        done = subprocess.run(command, shell=True, check=False)
+        if guarded is not None and guarded_files() != guarded:
+            return "the patch reaches into .git"
+        if done.returncode == 0:
+            return ""
+        git("reset", "-q", "--hard")
+        git("clean", "-fdq")
+    return "the patch does not apply"
+
+
+def guarded_files() -> "set[tuple]":
+    """Every file of the tests and of each `.git`, with what changes where it is written to."""
+    files = set()
+    for top in (".", TESTS):
+        for folder, folders, names in os.walk(top):
+            is_guarded = top == TESTS or ".git" in folder.split("/")
+            for name in [*folders, *names]:
+                if is_guarded or name == ".git":
+                    path = os.path.join(folder, name)
+                    about = os.lstat(path)
+                    files.add((path, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns))
+    return files
 
 
 def listed(*words: str) -> "list[str]":
@@ -115,18 +137,37 @@ def listed(*words: str) -> "list[str]":
 
 def restore(others: "set[str]", plan: dict) -> "list[str]":
     """Files that the patch changed and that say how tests run, or are tests: as they were, or gone."""
-    changed = set(listed("diff", "-z", "--name-only", "--no-renames", "HEAD"))
-    changed |= set(listed("ls-files", "-z", "--others")) - others
     kept, tests = set(plan["exempt"]), set(plan["tests"])
+    named = set(map(file_of, plan["ids"]))
+    # attributes first: they say what git takes for a change
+    attributes = [path for path in changed(others) if os.path.basename(path) == ".gitattributes"]
+    undo(attributes)
     undone = sorted(
-        path for path in changed if path in tests or (path not in kept and is_protected(path, plan))
+        path
+        for path in changed(others)
+        if path in tests or (path not in kept and (path in named or is_protected(path, plan)))
     )
-    for path in undone:
+    undo(undone)
+    return sorted([*attributes, *undone])
+
+
+def changed(others: "set[str]") -> "set[str]":
+    new = set(listed("ls-files", "-z", "--others")) - others
+    return new | set(listed("diff", "-z", "--name-only", "--no-renames", "HEAD"))
+
+
+def file_of(test: str) -> str:
+    """The file that the id of a test of pytest's names; none for a doctest, which is in the source."""
+    path, _, name = test.partition("::")
+    return "" if "." in name.partition("[")[0] else path
+
+
+def undo(paths: "list[str]") -> None:
+    for path in paths:
         if git("cat-file", "-e", f"HEAD:{path}").returncode == 0:
             git("checkout", "-q", "HEAD", "--", path)
         elif os.path.lexists(path):
             os.unlink(path)
-    return undone
 
 
 def is_protected(path: str, plan: dict) -> bool:
@@ -216,7 +257,7 @@ def run_unittest(plan: dict, secret: str) -> None:
 
     collector = UnittestCollector(plan["canary"] and plan["canary"]["name"])
     collector.watch(unittest.TestResult)
-    seal = sealer(secret)
+    sealed = sealer(secret)
     del secret
     first, *rest = plan["words"]
     sys.argv = [first, *rest]
@@ -230,7 +271,7 @@ def run_unittest(plan: dict, secret: str) -> None:
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
     report = {"code": code, "canary": collector.canary_status, "tests": collector.statuses}
-    write_sealed({**report, "names": collector.names}, seal)
+    write_sealed({**report, "names": collector.names}, sealed)
     sys.stdout.flush()
     os._exit(0)
 
@@ -299,10 +340,10 @@ def run_pytest(plan: dict, secret: str) -> None:
         "-p",
         "no:cacheprovider",
     ]
-    seal = sealer(secret)
+    sealed = sealer(secret)
     del secret
     code = pytest.main([*words, *plan["files"]], plugins=[collector])
-    write_sealed({"code": int(code), "canary": collector.canary_status, "tests": collector.statuses}, seal)
+    write_sealed({"code": int(code), "canary": collector.canary_status, "tests": collector.statuses}, sealed)
     sys.stdout.flush()
     os._exit(0)  # threads and exit functions of the patch are not waited for
 
@@ -341,19 +382,26 @@ def status_of(report):
 
 
 def sealer(secret: str):
-    key = secret.encode()
-    return lambda text: hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+    """What makes of a report its text and its seal, with functions as they are now: before the patch."""
+    mac, dumps = hmac.new(secret.encode(), digestmod=hashlib.sha256), json.dumps
+
+    def sealed(report):
+        text = dumps(report)
+        mac.update(text.encode())
+        return text, mac.hexdigest()
+
+    return sealed
 
 
 def write_report(report: dict, secret: str) -> None:
     write_sealed(report, sealer(secret))
 
 
-def write_sealed(report: dict, seal) -> None:
-    text = json.dumps(report)
+def write_sealed(report: dict, sealed) -> None:
+    text, seal = sealed(report)
     part = f"{REPORT}.part"
     with open(part, "w", encoding="ascii") as stream:
-        json.dump({"seal": seal(text), "report": text}, stream)
+        json.dump({"seal": seal, "report": text}, stream)
     os.replace(part, REPORT)
 
 
