@@ -25,6 +25,7 @@ SMALL: dict[str, list[str]] = {
     "inference.py": ["--quick", "--sizes", "1", "--json"],
     "serving_memory.py": ["--quick", "--json"],
     "simulate_cluster.py": ["--quick", "--json"],
+    "view.py": ["--episodes", "1024", "--turns", "60", "--repeats", "1", "--json"],
     "worlds.py": ["--mb", "1", "--repeats", "3", "--live", "2"],
     "worker.py": ["--quick", "--at-once", "8", "--json"],
     "train_step.py": ["--turns", "1", "--turn-steps", "1", "--alone", "--json"],

@@ -33,7 +33,7 @@ from rllm.view.text_index import search
 MAX_ROWS = 200
 MEASURED = ("sampled", "greedy", "after", "after.greedy", "before", "before.greedy", "untrained", "heldout")
 """Phases that measure, the one that says most first."""
-_MAX_INTERVAL_ATTEMPTS = 50_000
+_MAX_INTERVAL_ATTEMPTS = 3_000
 """Of a report that is made here: resampling more would keep a page waiting."""
 _CONVERSATION_CHARS = 8_000
 """Of what was said before the last answer."""

@@ -3,9 +3,11 @@
 config.json, metrics.jsonl, summary.json, lock ──► RunFacts ──► `runs list`, `runs show`, `runs compare`
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from rllm.config.distill import PROMPTS
@@ -59,9 +61,23 @@ class RunFacts:
         return self.reports.get(name, {}).get(measure)
 
 
+def metrics_of(run: RunDirectory) -> Sequence[dict[str, Any]]:
+    """The lines of a run's metrics, read again only when the file has changed: pages ask every 2 s."""
+    try:
+        status = run.metrics_path.stat()
+    except FileNotFoundError:
+        return ()
+    return _metrics_at(run.metrics_path, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=64)
+def _metrics_at(path: Path, size: int, changed_at: int, file: int) -> Sequence[dict[str, Any]]:
+    return tuple(read_metrics(path))
+
+
 def facts_of(run: RunDirectory) -> RunFacts:
     """Raises ConfigError, naming the file, when one cannot be read."""
-    config, summary, metrics = run.config(), run.summary(), read_metrics(run.metrics_path)
+    config, summary, metrics = run.config(), run.summary(), metrics_of(run)
     pid = run.writer_pid
     reports = {line["phase"]: line for line in metrics if line["phase"] in REPORTS} | (summary or {})
     kind = config.get("kind", "train")

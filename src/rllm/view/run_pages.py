@@ -13,16 +13,16 @@ from rllm.errors import ConfigError
 from rllm.store.browsing import UNJUDGED, EpisodeBrowser, EpisodeSummary
 from rllm.store.episodes import TRAIN_PHASE
 from rllm.store.run_directory import RunDirectory
-from rllm.tracking.jsonl import read_metrics, read_metrics_after
+from rllm.tracking.jsonl import read_metrics_after
 from rllm.view.alarms import alarms_of
 from rllm.view.notes import NO_NOTE, notes
 from rllm.view.query import Query
-from rllm.view.run_facts import facts_of
+from rllm.view.run_facts import facts_of, metrics_of
 from rllm.view.sources import Sources
 
 NUM_SPARKS = 40
 """Points of a curve in the table of runs."""
-MAX_STEPS_READ = 60
+MAX_STEPS_READ = 40
 """Steps whose episodes a distribution is made of; of more, so many evenly spread ones."""
 NUM_BINS = 10
 _DIGITS = 6
@@ -42,7 +42,7 @@ def runs_page(sources: Sources, query: Query) -> dict[str, Any]:
 
 
 def _row(run: RunDirectory) -> dict[str, Any]:
-    facts, lines = facts_of(run), read_metrics(run.metrics_path)
+    facts, lines = facts_of(run), metrics_of(run)
     name = "success" if any("success" in line for line in lines) else "loss"
     curve = [line[name] for line in lines if line["phase"] == TRAIN_PHASE and name in line]
     started_at = run.config_path.stat().st_mtime if run.config_path.is_file() else None
@@ -62,8 +62,7 @@ def run_page(sources: Sources, query: Query) -> dict[str, Any]:
     after = query.number("after", 0)
     lines, offset = read_metrics_after(run.metrics_path, after)
     facts = facts_of(run)
-    everything = lines if after == 0 else read_metrics(run.metrics_path)
-    train = [line for line in everything if line["phase"] == TRAIN_PHASE]
+    train = [line for line in metrics_of(run) if line["phase"] == TRAIN_PHASE]
     page: dict[str, Any] = {
         "facts": facts.to_dict(),
         "series": series_of(lines),

@@ -233,9 +233,7 @@ class WebEnv(BaseEnv):
                 await context.tab.call("quiet", QUIET_MS, QUIET_LIMIT_MS)
         return "", None
 
-    async def _look(
-        self, context: BrowserContext, error: str, quiet_ms: int = QUIET_MS
-    ) -> str | list[Part]:
+    async def _look(self, context: BrowserContext, error: str, quiet_ms: int = QUIET_MS) -> str | list[Part]:
         """The page when it is quiet: text, or the parts of a message that shows a picture."""
         page = await self._quiet_page(context, quiet_ms)
         self._next_id = page["nextId"]
