@@ -88,8 +88,8 @@ def write_store(path: Path, episodes: int, turns: int) -> int:
                     for name in names
                 ]
                 connection.execute(
-                    "WITH RECURSIVE counter (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counter WHERE n < ?) "
-                    f"INSERT INTO {table} SELECT {', '.join(values)} FROM counter, {table} "
+                    "WITH RECURSIVE counter (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counter "
+                    f"WHERE n < ?) INSERT INTO {table} SELECT {', '.join(values)} FROM counter, {table} "
                     f"WHERE {key} <= {BASE} AND n < ?",
                     (steps, steps),
                 )
