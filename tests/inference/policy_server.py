@@ -93,7 +93,7 @@ class PolicyServer:
             self._run(self._stop())
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
     async def _start(self) -> None:
         self._version = "default"

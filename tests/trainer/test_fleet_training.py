@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -123,6 +123,31 @@ def test_an_asynchronous_run_on_servers_keeps_its_bound(
     assert max(line["staleness_max"] for line in _lines(tmp_path / "run")) in (1, 2)
     assert all("sampler_idle" not in line for line in _lines(tmp_path / "run")), "nobody has measured it"
     assert replay(letters.make_trainer(tmp_path / "run", changes)).is_identical
+
+
+class Stopping:
+    """A tracker that breaks off after a step, as a machine may."""
+
+    def begin(self, phase: str) -> None: ...
+    def advance(self, done: int, total: int) -> None: ...
+    def close(self) -> None: ...
+    def log(self, step: int, phase: str, metrics: Mapping[str, Any]) -> None:
+        if (phase, step) == ("train", 2):
+            raise OSError("the machine is gone")
+
+
+def test_a_run_goes_on_with_servers_at_other_addresses(
+    letters: ModuleType, foreign_weights: Path, tmp_path: Path
+) -> None:
+    with PolicyServer(foreign_weights) as server, pytest.raises(OSError, match="the machine is gone"):
+        letters.make_trainer(tmp_path / "run", _on([server]), tracker=Stopping()).train()
+    with PolicyServer(foreign_weights) as server:
+        letters.make_trainer(tmp_path / "run", _on([server])).train()
+        assert [line["step"] for line in _lines(tmp_path / "run")] == list(range(STEPS))
+        assert replay(letters.make_trainer(tmp_path / "run", _on([server]))).is_identical
+        local = {"inference": {"lockstep": False}, "algorithm": {"old_logprobs": "trainer"}}
+        with pytest.raises(ConfigError, match=r"inference\.engine: 'vllm' there, 'local' here"):
+            letters.make_trainer(tmp_path / "run", local).train()
 
 
 def test_a_server_that_does_not_take_the_weights_ends_the_run_before_its_first_episode(
