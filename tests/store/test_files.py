@@ -54,9 +54,16 @@ def test_a_really_full_device_is_a_storage_error() -> None:
         file.write("x")
 
 
-def test_a_full_disk_is_recognised_in_the_words_of_a_rust_library() -> None:
-    with pytest.raises(StorageError, match="No space left"), StorageErrors(Path("model")):
-        raise RuntimeError('IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })')
+@pytest.mark.parametrize(
+    "words",
+    [
+        'IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })',
+        "Error while serializing: I/O error: No space left on device (os error 28)",
+    ],
+)
+def test_a_full_disk_is_recognised_in_the_words_of_a_rust_library(words: str) -> None:
+    with pytest.raises(StorageError, match=r"No space left.*free space"), StorageErrors(Path("model")):
+        raise RuntimeError(words)
 
 
 def test_errors_of_another_kind_pass_unchanged() -> None:
