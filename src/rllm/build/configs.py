@@ -3,13 +3,13 @@
 benchmark or program ──► its own defaults ──► --config FILE ──► --set KEY=VALUE ──► TrainConfig
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rllm.agents.harness.spec import PREFIX
 from rllm.build.actors import program_named
-from rllm.build.rows import BENCHMARK, held_out_name
+from rllm.build.rows import BENCHMARK, held_out_name, mixture_of
 from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
 from rllm.data.questions import render
@@ -173,6 +173,8 @@ class ProgramNames:
     def _is_asked(self) -> bool:
         """Whether each task says who judges it: those of a benchmark of questions do, and of a world that
         pays programs too."""
+        if sets := mixture_of(self.dataset):
+            return all(replace(self, dataset=each)._is_asked() for each in sets)
         if not self.dataset.startswith(BENCHMARK):
             return False
         spec = benchmark_named(self.dataset.removeprefix(BENCHMARK))

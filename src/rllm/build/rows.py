@@ -2,6 +2,7 @@
 
 rows.jsonl, rows.csv, rows.parquet   ──► its rows
 mine                                 ──► a registered data set: the split that is asked for
+mine=3,rows.jsonl=1                  ──► both, three rows of the one for each of the other
 benchmark:gsm8k                      ──► the tasks of a benchmark, which name their grader
 """
 
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rllm.data.mixture import mixed, parse_mixture
 from rllm.data.registry import DatasetRegistry, require_dataset
 from rllm.data.rows import FORMATS, read_rows
 from rllm.data.tasks import tasks_of
@@ -25,8 +27,16 @@ MOST_DRAWN = 10_000
 
 
 def training_rows(dataset: str) -> list[Task]:
-    """What is trained on: of names with splits, `train`."""
-    return _named_rows(dataset, "train", MOST_DRAWN)
+    """What is trained on: of names with splits, `train`; of a mixture, each of its sets by its weight."""
+    weights = mixture_of(dataset)
+    if not weights:
+        return _named_rows(dataset, "train", MOST_DRAWN)
+    return mixed({name: _named_rows(name, "train", MOST_DRAWN) for name in weights}, weights)
+
+
+def mixture_of(dataset: str) -> dict[str, float]:
+    """Set -> weight, of several data sets; empty for one."""
+    return {} if Path(dataset).exists() else parse_mixture(dataset)
 
 
 def held_out_rows(dataset: str, most: int) -> list[Task]:
@@ -49,7 +59,7 @@ def validation_rows(dataset: str, most: int, *, start: int) -> list[Task] | None
 
 def held_out_name(dataset: str) -> str:
     """The data set's own name where it holds tasks out, and otherwise nothing."""
-    return dataset if _held_out_split(dataset) else ""
+    return dataset if not mixture_of(dataset) and _held_out_split(dataset) else ""
 
 
 def rows_of(dataset: str, split: str) -> list[dict[str, Any]]:
@@ -83,6 +93,8 @@ def _named_rows(dataset: str, split: str, most: int) -> list[Task]:
 
 def _held_out_split(dataset: str) -> str:
     """Empty where there is none, as of files."""
+    if mixture_of(dataset):
+        raise ConfigError(f"`{dataset:.200}` are several data sets; what is measured on is one.")
     if dataset.startswith(BENCHMARK):
         return _split_of(benchmark_named(dataset.removeprefix(BENCHMARK)))
     splits = () if is_file_name(dataset) else DatasetRegistry.get_dataset_splits(dataset)

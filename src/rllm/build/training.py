@@ -9,10 +9,11 @@ import numpy as np
 from rllm.agents.named import agent_named
 from rllm.build.actors import agent_class_named, program_named
 from rllm.build.judges import judge_while_training, split_judging
-from rllm.build.rows import BENCHMARK, held_out_rows, training_rows, validation_rows
+from rllm.build.rows import BENCHMARK, held_out_rows, mixture_of, training_rows, validation_rows
 from rllm.config.distill import PROMPTS
 from rllm.config.schema import TrainConfig
 from rllm.data.jsonl import read_jsonl
+from rllm.data.mixture import SOURCE
 from rllm.data.tasks import argument_mixtures
 from rllm.environments.world import World
 from rllm.errors import ConfigError
@@ -24,6 +25,7 @@ from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.distill import AgentDistillTrainer
 from rllm.trainer.run_tasks import VALIDATION_TRIES
+from rllm.types.episode import Episode
 from rllm.workflows.workers import OpenWorkers
 
 VALIDATION_START = 1_000_000
@@ -113,12 +115,23 @@ def _program_trainer(
 
 def _evaluator_of(dataset: str) -> Evaluator:
     """What pays a program where nobody was named: the benchmark's world, or each task's own grader."""
+    if mixture := mixture_of(dataset):
+        return _by_source({name: _evaluator_of(name) for name in mixture})
     world = (
         benchmark_world(benchmark_named(dataset.removeprefix(BENCHMARK)))
         if dataset.startswith(BENCHMARK)
         else None
     )
     return task_evaluator() if world is None or world.evaluator is None else as_evaluator(world.evaluator)
+
+
+def _by_source(evaluators: Mapping[str, Evaluator]) -> Evaluator:
+    """Judges each task as the data set does that it is of."""
+
+    def judge(task: Mapping[str, Any], episode: Episode) -> Any:
+        return evaluators[task[SOURCE]].evaluate(task, episode)
+
+    return Evaluator(judge, "the data sets' graders")
 
 
 def _prompt_trainer(config: TrainConfig, output: Path, tracker: Tracker | None) -> AgentTrainer:

@@ -110,7 +110,8 @@ KEY_OF_SAMPLING = {
     "dataset",
     default="",
     metavar="FILE|NAME",
-    help="A program's training tasks: a file (JSONL, CSV, Parquet), or a registered data set.",
+    help="A program's training tasks: a file (JSONL, CSV, Parquet), a registered data set, or several with "
+    "their weights: a.jsonl=3,b=1.",
 )
 @click.option(
     "--val-dataset",

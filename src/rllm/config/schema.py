@@ -90,7 +90,8 @@ class TaskConfig:
     evaluator: str = ""
     """What judges the program, named in the same ways."""
     dataset: str = ""
-    """JSONL file of the program's training tasks, one JSON object a line."""
+    """The program's training tasks: a file of rows, a registered data set, `benchmark:NAME`, or several with
+    their weights (`a.jsonl=3,b=1`)."""
     val_dataset: str = ""
     """The same for the tasks that are held out; the training tasks where empty."""
     num_train_tasks: int = 100_000

@@ -35,6 +35,7 @@ _ARGS = {
         "lockstep",
     ),
 }
+_OF_A_RUN = ("verl", "tinker")
 OPENAI_URL = "https://api.openai.com/v1"
 VLLM_URL = "http://127.0.0.1:8000/v1"
 
@@ -48,6 +49,12 @@ def make_client(
     `openai` measures prompts with it, `local` has its own. Where `args` do not say, `openai` takes
     `base_url` and `api_key` from OPENAI_BASE_URL and OPENAI_API_KEY. Raises ConfigError.
     """
+    if engine_name in _OF_A_RUN:
+        raise ConfigError(
+            f"`engine_name` is {engine_name!r}, whose servers a training run makes: give "
+            f'`AgentTrainer(backend="{engine_name}")`. Here ask a server of your own: `engine_name="vllm"` '
+            'with `rollout_engine_args={"base_url": …}`.'
+        )
     if engine_name not in _ARGS:
         raise ConfigError(
             f"`engine_name` is {engine_name!r}; there are {', '.join(_ARGS)}. Any other engine is given as "
