@@ -27,6 +27,7 @@ WORLDS = {
     "lights-out": "rllm.environments.games.lights_out:WORLD",
     "mastermind": "rllm.environments.games.mastermind:WORLD",
     "dark-maze": "rllm.environments.games.dark_maze:WORLD",
+    "live-web": "rllm.environments.web.live:WORLD",
     "maze": "rllm.environments.games.maze:WORLD",
     "minesweeper": "rllm.environments.games.minesweeper:WORLD",
     "n-queens": "rllm.environments.games.n_queens:WORLD",

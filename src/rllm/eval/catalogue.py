@@ -20,6 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from rllm.data.live_rows import live_schema
 from rllm.data.published_names import own_name
 from rllm.data.registry import DatasetRegistry
 from rllm.data.rows import FORMATS
@@ -38,8 +39,8 @@ FOLLOW_UPS = "follow-ups"
 QUESTIONS = (SINGLE_TURN, FOLLOW_UPS)
 HARBOR = "harbor:"
 """How names of Harbor's registry begin."""
-TASK_DIRECTORY, SWE = "task-directory", "swe"
-"""The environment of tasks that are directories."""
+TASK_DIRECTORY, SWE, LIVE_WEB = "task-directory", "swe", "live-web"
+"""The environments of tasks that are directories, and of rows in a file."""
 QUESTION_TRAINING: dict[str, Any] = {
     "rollout": {"max_turns": 1, "max_tokens_per_turn": 1024},
     "inference": {"max_context": 2048},
@@ -62,6 +63,11 @@ SWE_TRAINING: dict[str, Any] = {
     "warm_start": {"steps": 0, "noise": 0.0},
 }
 """The same for rows of software-engineering tasks: the last step of an episode runs the hidden tests."""
+WEB_TRAINING: dict[str, Any] = {
+    "rollout": {"max_turns": 30, "max_tokens_per_turn": 1024},
+    "inference": {"max_context": 32_768},
+}
+"""The same for tasks on live websites."""
 TRAINING_ONLY = ("environment_args", "agent_args", "num_train_tasks")
 """What `train.task` of a benchmark may set."""
 _UNSET: dict[str, Any] = {}
@@ -173,7 +179,7 @@ def benchmark_names() -> list[str]:
 
 def benchmark_named(name: str) -> Benchmark:
     """A benchmark of the catalogue, a registered data set, a directory of tasks, or a file of rows of
-    software-engineering tasks.
+    software-engineering tasks or of tasks on live websites.
 
     Raises ConfigError with the nearest name for one that there is not.
     """
@@ -194,6 +200,8 @@ def benchmark_named(name: str) -> Benchmark:
         return _directory(name)
     if holds_swe_rows(Path(name)):
         return _swe_rows(name)
+    if (schema := live_schema(Path(name))) is not None:
+        return _live_rows(name, schema)
     if name.endswith(FORMATS) and Path(name).is_file():
         raise ConfigError(
             f"{name} is a file without software-engineering rows, such as SWE-bench's. Questions and "
@@ -355,6 +363,23 @@ def _swe_rows(path: str) -> Benchmark:
         environment=SWE,
         task={"path": str(Path(path).resolve())},
         train=SWE_TRAINING,
+    )
+
+
+def _live_rows(path: str, schema: str) -> Benchmark:
+    return Benchmark(
+        name=Path(path).resolve().name.partition(".")[0],
+        description=f"Tasks on live websites in {path}, as {schema} writes them; a model judges.",
+        category="web",
+        licence="unknown",
+        citation="",
+        agent="web",
+        evaluator=ENVIRONMENT,
+        splits={"test": Split()},
+        environment=LIVE_WEB,
+        extra="web",
+        task={"path": str(Path(path).resolve())},
+        train=WEB_TRAINING,
     )
 
 

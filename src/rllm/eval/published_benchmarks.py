@@ -9,6 +9,13 @@ _SOFTWARE = (
 )
 _HARNESS = "it is graded by a harness of its own; a directory of tasks is named by its path (docs/eval.md)"
 _SEARCH = "it needs a search service; `browsecomp` asks the like over a corpus of its own (docs/search.md)"
+_SITES = {
+    "webarena": "seven sites as container images (WA_SHOPPING, WA_REDDIT, WA_GITLAB, WA_MAP, …)",
+    "visualwebarena": "five sites as container images (VWA_CLASSIFIEDS, VWA_SHOPPING, VWA_REDDIT, …)",
+    "workarena": "an instance of ServiceNow (SNOW_INSTANCE_URL)",
+    "assistantbench": "the open web and a search engine",
+}
+"""Benchmark -> the servers that its tasks are played on, which nothing here starts."""
 _RULES = "register its rows: `rllm dataset register NAME ORG/NAME --question … --answer … --evaluator "
 
 ABSENT = {
@@ -24,6 +31,16 @@ ABSENT = {
     **dict.fromkeys(("skillsbench", "skillsbench_no_skills", "claw_eval", "migrationbench"), _HARNESS),
     **dict.fromkeys(("hle_search", "seal0", "widesearch"), _SEARCH),
     **dict.fromkeys(("mmlu_prox", "include", "global_piqa"), f"{_RULES}choice`"),
+    **{
+        name: f"it is played on {servers}; `web-shop`, `web-forum`, `web-code` and `web-office` ask the like "
+        "of sites that ship with rllm (docs/web.md)"
+        for name, servers in _SITES.items()
+    },
+    **dict.fromkeys(
+        ("webvoyager", "online_mind2web"),
+        "its rows are not fetched; get them from their publisher and name the file: `rllm eval ROWS.jsonl "
+        "--agent web` (docs/web.md)",
+    ),
     "aa_lcr": f"{_RULES}equality`",
     "multichallenge": f"{_RULES}judge`",
 }
@@ -32,4 +49,6 @@ ABSENT = {
 
 def successor(name: str) -> str | None:
     """The successor of a published benchmark that is not here; None for any other name."""
-    return ABSENT.get(name_key(name))
+    return ABSENT.get(name_key(name.removeprefix("browsergym/").partition(".")[0])) or ABSENT.get(
+        name_key(name)
+    )

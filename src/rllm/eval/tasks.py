@@ -28,7 +28,15 @@ from rllm.environments.world import World
 from rllm.environments.worlds import world_named
 from rllm.environments.wrong_answers import stray
 from rllm.errors import ConfigError, MissingExtraError
-from rllm.eval.catalogue import FOLLOW_UPS, SWE, TASK_DIRECTORY, Benchmark, benchmark_named, benchmark_names
+from rllm.eval.catalogue import (
+    FOLLOW_UPS,
+    LIVE_WEB,
+    SWE,
+    TASK_DIRECTORY,
+    Benchmark,
+    benchmark_named,
+    benchmark_names,
+)
 from rllm.eval.task_facts import MIN_DISTINCT, task_facts
 from rllm.types.draws import draw_seed
 
@@ -61,7 +69,11 @@ def benchmark_tasks(
     if not benchmark.asks_questions:
         _require_split(benchmark, split)
         world = benchmark_world(benchmark)
-        if benchmark.environment in (TASK_DIRECTORY, SWE):  # as many as there are, the same for every seed
+        if benchmark.environment in (
+            TASK_DIRECTORY,
+            SWE,
+            LIVE_WEB,
+        ):  # as many as there are, the same for every seed
             return world.tasks(split, sys.maxsize if count is None else count, **benchmark.task)
         return world.tasks(
             split, NUM_TASKS if count is None else count, start=seed * _SEED_STRIDE, **benchmark.task
@@ -76,7 +88,7 @@ def benchmark_tasks(
 def instance_counts(benchmark: Benchmark) -> dict[str, Any] | None:
     """Of how many instances the tasks of a world are that it is measured on; None of rows, which are counted,
     and of a world whose package is not installed."""
-    if benchmark.asks_questions or benchmark.environment in (TASK_DIRECTORY, SWE):
+    if benchmark.asks_questions or benchmark.environment in (TASK_DIRECTORY, SWE, LIVE_WEB):
         return None
     try:
         world = benchmark_world(benchmark)
