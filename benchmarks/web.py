@@ -8,12 +8,17 @@ those who share them.
 
     python benchmarks/web.py
     python benchmarks/web.py --quick --json
+    python benchmarks/web.py --browsergym .venv-browsergym/bin/python
+
+The last one runs BrowserGym's own environment on the same tasks beside it. It pins another Playwright, so it
+has a Python of its own: `.venv-browsergym/bin/pip install browsergym-miniwob miniwob psutil`.
 """
 
 import argparse
 import asyncio
 import json
 import statistics
+import subprocess
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +26,7 @@ from pathlib import Path
 import psutil
 
 from rllm.environments.web import MiniWobEnv, close_browser
+from rllm.environments.web.chromium import find_chromium
 
 TASK = "click-button-sequence"
 CLICKS = ("noop(1)", 'click("1")')
@@ -29,6 +35,7 @@ CLICKS = ("noop(1)", 'click("1")')
 
 @dataclass(kw_only=True, slots=True)
 class Row:
+    side: str = "rllm"
     num_contexts: int
     num_steps: int
     steps_per_s: float
@@ -95,28 +102,45 @@ async def measure(num_contexts: int, num_episodes: int) -> Row:
     return row
 
 
+def measure_browsergym(python: str, num_contexts: int, num_episodes: int) -> Row:
+    words = [f"miniwob.{TASK}", str(num_contexts), str(num_episodes), find_chromium().path]
+    script = Path(__file__).with_name("web_browsergym.py")
+    process = subprocess.run([python, str(script), *words], capture_output=True, text=True)
+    if process.returncode != 0:
+        raise SystemExit(f"BrowserGym failed: {process.stderr.strip()[-1000:]}")
+    return Row(side="BrowserGym", **json.loads(process.stdout.splitlines()[-1]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--contexts", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--episodes", type=int, default=20, help="of each context")
     parser.add_argument("--quick", action="store_true", help="two contexts and two episodes of each")
+    parser.add_argument("--browsergym", metavar="PYTHON", help="of an environment that has BrowserGym")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     counts, num_episodes = ([1, 2], 2) if options.quick else (options.contexts, options.episodes)
     rows = [asyncio.run(measure(count, num_episodes)) for count in counts]
     close_browser()
+    beside = [
+        measure_browsergym(options.browsergym, count, num_episodes) for count in counts if options.browsergym
+    ]
     further = (rows[-1].pss_mb - rows[0].pss_mb) / max(1, rows[-1].num_contexts - rows[0].num_contexts)
     if options.json:
         print(
             json.dumps(
-                {"rows": [asdict(row) for row in rows], "pss_mb_of_a_further_context": round(further, 1)}
+                {
+                    "rows": [asdict(row) for row in (*rows, *beside)],
+                    "pss_mb_of_a_further_context": round(further, 1),
+                }
             )
         )
         return
-    print("| contexts | steps/s | CPU ms a step | reset ms | step ms | PSS MB |\n|--:|--:|--:|--:|--:|--:|")
-    for row in rows:
+    print("| | contexts | steps/s | CPU ms a step | reset ms | step ms | PSS MB |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    for row in (*rows, *beside):
         print(
-            f"| {row.num_contexts} | {row.steps_per_s} | {row.cpu_ms_per_step} | {row.reset_ms} "
+            f"| {row.side} | {row.num_contexts} | {row.steps_per_s} | {row.cpu_ms_per_step} | {row.reset_ms} "
             f"| {row.step_ms} | {row.pss_mb} |"
         )
     print(f"\nA further context takes {further:.1f} MB.")
