@@ -17,7 +17,7 @@ QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web check docs bench learn algorithms swe-tasks mutate lock clean
+.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-tracking check docs bench learn algorithms swe-tasks mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -31,6 +31,7 @@ help:
 	@echo 'make test-harness  command-line agents of others, installed from pip and npm and played in their sandbox'
 	@echo 'make test-published  programs in the style of published rLLM, each as its users start it, with its framework'
 	@echo 'make test-web  websites and `rllm view` in a real Chromium, which is installed where there is none'
+	@echo 'make test-tracking  numbers to TensorBoard, Weights & Biases, MLflow and Trackio, offline, in their real packages'
 	@echo 'make check     format, lint and types'
 	@echo 'make docs      the pages of docs/ and the reference as a site in build/site'
 	@echo 'make bench     the engine and a training step beside their peers'
@@ -90,6 +91,9 @@ test-published: .venv-published-agents/.made .venv-published-strands/.made .venv
 test-web: $(VENV)/.dev
 	$(BIN)/rllm doctor web || $(BIN)/playwright install --with-deps --only-shell chromium
 	RLLM_TEST_WEB=1 $(BIN)/pytest -n 0 -m '' tests/environments/web tests/view
+
+test-tracking: .venv-tracking/.made
+	.venv-tracking/bin/python -m pytest -n 0 -m '' -o filterwarnings=default tests/tracking/test_sinks.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -180,6 +184,13 @@ $(VENV)/.demo: pyproject.toml constraints.txt requirements/demo.txt
 	@$(BIN)/python -m venv --clear .venv-published-$*
 	@$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > "$$(.venv-published-$*/bin/python -c 'import site; print(site.getsitepackages()[0])')/under.pth"
 	@.venv-published-$*/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/published-$*.txt
+	@touch $@
+
+.venv-tracking/.made: $(VENV)/.dev pyproject.toml
+	@echo '[tracking] .venv-tracking: programs that take numbers, on top of $(VENV)'
+	@$(BIN)/python -m venv --clear .venv-tracking
+	@$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > "$$(.venv-tracking/bin/python -c 'import site; print(site.getsitepackages()[0])')/under.pth"
+	@.venv-tracking/bin/python -m pip $(QUIET) install -e '.[tensorboard,wandb,mlflow,trackio]'
 	@touch $@
 
 .venv-verl/.made: pyproject.toml constraints.txt requirements/verl.txt

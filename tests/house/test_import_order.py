@@ -56,7 +56,10 @@ HOMES_OF_LIBRARY = {
     "keyring": ("inference/model_settings*",),
     "playwright": ("environments/web/*",),
     "ray": ("*/ray.py", "*/ray/*", "integrations/verl/*"),  # verl's workers and servers are Ray's actors
-} | {name: (f"*/{name}.py", f"*/{name}/*") for name in ("verl", "vllm", "tinker", "wandb")}
+} | {
+    name: (f"*/{name}.py", f"*/{name}/*")
+    for name in ("verl", "vllm", "tinker", "wandb", "tensorboard", "mlflow", "trackio")
+}
 
 
 @dataclass(frozen=True)

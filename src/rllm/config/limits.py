@@ -1,5 +1,7 @@
 """Limits of values: each function raises ConfigError naming the key, the value and the limit."""
 
+import difflib
+
 from rllm.errors import ConfigError
 
 
@@ -26,7 +28,9 @@ def share(key: str, value: float) -> None:
 
 def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"`{key}` is {value!r}; choose one of {', '.join(choices)}.")
+        nearest = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+        raise ConfigError(f"`{key}` is {value!r}{hint}; choose one of {', '.join(choices)}.")
 
 
 def unused(section: str, values: object, name: str, why: str) -> None:

@@ -39,6 +39,7 @@ from rllm.config.policies import (
     validate_policies,
 )
 from rllm.config.schedule import ScheduleConfig, validate_schedule
+from rllm.config.tracking import TrackingConfig
 from rllm.errors import ConfigError
 from rllm.types.call_budget import CallBudget, budget_problem
 
@@ -317,6 +318,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     policies: dict[str, PolicyConfig] = field(default_factory=dict[str, PolicyConfig])
     """The models of a run that has several, by name."""
     roles: dict[str, RoleConfig] = field(default_factory=dict[str, RoleConfig])

@@ -11,6 +11,7 @@ from rllm.config.limits import at_least, one_of
 from rllm.config.lora import LoraConfig
 from rllm.config.optimizer import OptimizerConfig
 from rllm.config.schema import CheckpointConfig, ModelConfig, TrainConfig
+from rllm.config.tracking import TrackingConfig
 from rllm.errors import ConfigError
 
 
@@ -48,6 +49,7 @@ class SupervisedConfig:
     about 3e-3."""
     evaluation: HeldOutConfig = field(default_factory=HeldOutConfig)
     checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every_steps=50))
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def validate(self) -> None:
         """Raises ConfigError for the first value that cannot be honoured."""

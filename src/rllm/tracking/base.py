@@ -54,14 +54,11 @@ class Tracker(Protocol):
 
 
 def require_tracker(tracker: Tracker | None) -> None:
-    """Raises ConfigError, before any work, for an object that lacks a method of `Tracker`."""
-    methods = ("begin", "advance", "log", "close")
-    missing = [name for name in methods if not callable(getattr(tracker, name, None))]
-    if tracker is not None and missing:
-        lacks = ", ".join(f"`{name}`" for name in missing)
+    """Raises ConfigError, before any work, for an object without `log`, which alone is enough."""
+    if tracker is not None and not callable(getattr(tracker, "log", None)):
         raise ConfigError(
-            f"The tracker {type(tracker).__name__} has no method {lacks}; a tracker has "
-            f"{', '.join(methods)} (rllm.tracking.base.Tracker says what each is given)."
+            f"The tracker {type(tracker).__name__} has no method `log`; it is given (step, phase, metrics), "
+            "as rllm.tracking.base.Tracker says."
         )
 
 

@@ -25,6 +25,7 @@ from rich.text import Text
 
 from rllm.tracking.base import Metric, ProgressSource, Tracker, Trackers
 from rllm.tracking.screen import Screen
+from rllm.tracking.sinks import as_tracker
 
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_PHASE = "train"
@@ -224,7 +225,7 @@ def on_screen(tracker: Tracker | None, total_steps: int, title: str) -> Iterator
         yield tracker
         return
     with LiveView(total_steps, title=title) as view:
-        yield view if tracker is None else Trackers([tracker, view])
+        yield view if tracker is None else Trackers([as_tracker(tracker), view])
 
 
 _SHOWN = (

@@ -39,6 +39,7 @@ from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
+from rllm.tracking.sinks import SinkRun, open_sinks, require_sinks
 from rllm.trainer.agents import player_of
 from rllm.trainer.backends.named import (
     backend_kind,
@@ -221,6 +222,7 @@ class AgentTrainer:
         self.demonstrate: Any = demonstrate
         """DemonstrateRoles for a workflow, otherwise Demonstrate."""
         require_tracker(tracker)
+        require_sinks(self.config.tracking.sinks)
         self.tracker = tracker
         self.teacher: Teacher | None = None
         """What `distill.teacher` names, once a run has loaded it."""
@@ -436,7 +438,9 @@ class AgentTrainer:
             return Trackers([])
         title = f"rllm train {self.output.name}"
         view = open_while_training.enter_context(on_screen(self.tracker, self.config.steps, title))
-        return Trackers([JsonlTracker(directory.metrics_path), self.as_shown(view)])
+        run = SinkRun(name=directory.name, directory=directory.path, config=directory.config())
+        sinks = open_sinks(self.config.tracking.sinks, run)
+        return Trackers([JsonlTracker(directory.metrics_path), self.as_shown(view), *sinks])
 
     def task_facts(self) -> TaskFacts:
         """Facts of the reported tasks. Simple policies are paid by the world, so they are compared with

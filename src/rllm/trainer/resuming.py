@@ -49,7 +49,9 @@ def require_same_config(directory: RunDirectory, config: TrainConfig) -> None:
     # Read as a configuration, so that one from before a key existed has its default.
     began_with = load_config(old_config)
     keep_muon_dtype(began_with.optimizer, config.optimizer)
-    # Who plays the episodes, where servers are, and how processes share the work, is not what the run is.
+    # Who plays the episodes, where servers are, how processes share the work and who is given numbers is not
+    # what the run is.
+    began_with.tracking = config.tracking
     began_with.cluster, began_with.distributed = config.cluster, config.distributed
     for name in ("servers", "replicas", "server_python"):
         setattr(began_with.inference, name, getattr(config.inference, name))

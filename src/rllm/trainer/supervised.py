@@ -42,6 +42,7 @@ from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
+from rllm.tracking.sinks import SinkRun, open_sinks, require_sinks
 from rllm.trainer.agent_trainer import TrainResult
 from rllm.trainer.extras import require_training_packages
 from rllm.trainer.resuming import (
@@ -143,6 +144,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
             self.config.model.path = self.default_model()
         self.output = Path(output)
         require_tracker(tracker)
+        require_sinks(self.config.tracking.sinks)
         self.tracker = tracker
 
     @abstractmethod
@@ -193,6 +195,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         old_config.pop("identity", None)  # compared once the job is made
         began_with = load_as(self.config_class, old_config)
         keep_muon_dtype(began_with.optimizer, self.config.optimizer)
+        began_with.tracking = self.config.tracking  # who is given numbers is not what the run is
         require_same(directory, config_dict(began_with), config_dict(self.config))
 
     def _run(self, directory: RunDirectory) -> dict[str, Any]:
@@ -243,10 +246,12 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         job.backend.publish_weights()
         title = f"rllm {self.kind} {self.output.name}"
         checkpoints = Checkpoints(directory.checkpoints_path, self.config.checkpoint)
+        sink_run = SinkRun(name=directory.name, directory=directory.path, config=directory.config())
+        sinks = open_sinks(self.config.tracking.sinks, sink_run)
         with (
             checkpoints,
             on_screen(self.tracker, 0, title) as view,
-            closing(Trackers([JsonlTracker(directory.metrics_path), view])) as tracker,
+            closing(Trackers([JsonlTracker(directory.metrics_path), view, *sinks])) as tracker,
             Stopping() as stopping,
         ):
             run = SupervisedRun(
