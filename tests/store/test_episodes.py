@@ -229,6 +229,21 @@ def test_numpy_numbers_become_python_numbers(conversation: Conversation) -> None
     assert repr((restored.reward, restored.info)) == "(0.5, {'state': 3, 'prob': 0.25, 'win': True})"
 
 
+def test_the_largest_integers_that_are_kept_come_back(
+    store: EpisodeStore, conversation: Conversation
+) -> None:
+    """Beside a tuple, which plain JSON does not give back."""
+    saved = conversation()
+    step = saved.trajectories[0].steps[0]
+    step.info = {"pair": (1, 2), "large": 2**14_000 - 1, "small": 1 - 2**14_000}
+    store.save_episodes("train", 0, [saved])
+    (restored,) = store.episodes("train", 0)
+    assert restored.trajectories[0].steps[0].info == step.info
+    step.info["large"] += 1
+    with pytest.raises(AgentError, match=r"`info\['large'\]` has 14,001 bits"):
+        store.save_episodes("train", 1, [saved])
+
+
 def _set_info(step: Step, value: object) -> None:
     step.info = {"a": [value]}
 

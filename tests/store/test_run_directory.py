@@ -92,12 +92,16 @@ def test_a_child_that_was_forked_while_a_reader_asked_turns_no_writer_away(
         os.close(each)
 
 
-def test_a_forked_worker_does_not_keep_the_lock_of_its_killed_writer(tmp_path: Path, spawn) -> None:
+@pytest.mark.parametrize("first", ["run.close()", "pass"])
+def test_a_forked_worker_does_not_keep_the_lock_of_its_killed_writer(
+    tmp_path: Path, spawn, first: str
+) -> None:
+    """Whether it closes what it has inherited or knows nothing of it."""
     child = spawn(
         HOLD + "import os, time\n"
         "worker = os.fork()\n"
         "if worker == 0:\n"
-        "    run.close()\n"
+        f"    {first}\n"
         "    print('forked', os.getpid(), flush=True)\n"
         "    time.sleep(600)\n"
         "os.waitpid(worker, 0)\n",
