@@ -23,6 +23,7 @@ AT_LEAST = {
     "inference.num_slots": 1,
     "inference.max_context": 2,
     "inference.max_prefill_tokens": 1,
+    "inference.cache_tokens": 0,
     "rollout.group_size": 1,
     "rollout.max_turns": 1,
     "rollout.max_tokens_per_turn": 0,
@@ -321,6 +322,7 @@ def test_what_follows_from_the_keys_is_counted() -> None:
         ]
     )
     assert config.derived() == {
+        "cache_tokens": 256 * 512,
         "groups_per_step": 3,
         "episodes_per_step": 12,
         "greedy_episodes_per_step": 0,

@@ -182,8 +182,11 @@ def test_the_cache_is_as_large_as_the_sampler_makes_it() -> None:
         device=torch.device("cpu"),
         dtype=torch.float32,
     )
-    cache.reserve(200)
-    assert cache_bytes(shape, 3, 200, 4) == size_of([cache.keys, cache.values, cache.bias])
+    for _ in range(3):
+        assert cache.allocate(200) is not None
+    (shelf,) = cache.shelves
+    assert cache_bytes(shape, 3, 200, 4) == size_of([shelf.keys, shelf.values, shelf.bias])
+    assert cache_bytes(shape, 3, 200, 4, cache_tokens=224) == cache_bytes(shape, 1, 200, 4)
 
 
 def test_critics_references_and_adapters_count_once_each() -> None:

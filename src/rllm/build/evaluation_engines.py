@@ -3,6 +3,7 @@ server."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from rllm.agents.flow import AgentFlow
 from rllm.agents.named import agent_named
 from rllm.build.asked import Asked
 from rllm.build.configs import MAX_EVAL_CONTEXT
-from rllm.build.models import model_directory
+from rllm.build.models import local_client, model_directory
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
 from rllm.engine.agent_execution import AgentExecutionEngine
@@ -174,7 +175,6 @@ async def _require_judge_answers(request: Asked) -> None:
 
 def _local(request: Asked, config: TrainConfig, asks_questions: bool) -> ModelClient:
     try:
-        from rllm.inference.local.client import LocalClient
         from rllm.models.devices import use_threads
         from rllm.models.directory import load_model
     except ModuleNotFoundError as error:
@@ -186,19 +186,12 @@ def _local(request: Asked, config: TrainConfig, asks_questions: bool) -> ModelCl
         trust_remote_code=request.trust_remote_code,
     )
     room = MAX_EVAL_CONTEXT if asks_questions else config.inference.max_context
-    return LocalClient(
-        model,
-        num_slots=config.inference.num_slots,
-        max_context=min(model.max_positions, room),
-        max_prefill_tokens=config.inference.max_prefill_tokens,
-        lockstep=config.inference.lockstep,
-    )
+    return local_client(model, config.inference, max_context=min(model.max_positions, room))
 
 
 def program_client(place: ModelPlace, *, threads: int = 0, trust_remote_code: bool = False) -> Any:
     """The built-in engine for a program: of a run as it was trained, otherwise as programs are by default."""
     try:
-        from rllm.inference.local.client import LocalClient
         from rllm.models.devices import use_threads
         from rllm.models.directory import load_model
     except ModuleNotFoundError as error:
@@ -209,9 +202,5 @@ def program_client(place: ModelPlace, *, threads: int = 0, trust_remote_code: bo
     config = load_config(None if learned_from_rows else run_config, base=PROGRAM_DEFAULTS)
     use_threads(threads)
     model = load_model(model_directory(path), device=config.model.device, trust_remote_code=trust_remote_code)
-    return LocalClient(
-        model,
-        num_slots=config.inference.num_slots,
-        max_context=min(config.inference.max_context, model.max_positions),
-        max_prefill_tokens=config.inference.max_prefill_tokens,
-    )
+    inference = replace(config.inference, lockstep=False)
+    return local_client(model, inference, max_context=min(inference.max_context, model.max_positions))

@@ -7,12 +7,16 @@ from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
 
-from rllm.build.models import model_directory
+from rllm.build.models import local_client, model_directory
+from rllm.config.schema import InferenceConfig
 from rllm.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from rllm.gateway.server import Gateway
     from rllm.gateway.wire import Policy
+
+SERVED_PREFILL = 8192
+"""Prompt tokens that a served model reads in one step."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -134,10 +138,12 @@ async def model_gateway(
     threads: int = 0,
     num_slots: int = 64,
     max_context: int = 0,
+    cache_tokens: int = 0,
 ) -> AsyncIterator["Gateway"]:
     """A gateway in front of the built-in engine, not started yet; the engine ends with the context.
 
-    `model` is a run or a model directory. `max_context` 0 takes what the model was made for, up to 4,096.
+    `model` is a run or a model directory. `max_context` 0 takes what the model was made for, up to 4,096;
+    `cache_tokens` 0 what the machine has room for.
     """
     try:
         from rllm.gateway.local import LocalPolicy
@@ -146,7 +152,6 @@ async def model_gateway(
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "aiohttp", "gateway") from error
     try:
-        from rllm.inference.local.client import LocalClient
         from rllm.models.devices import use_threads
         from rllm.models.directory import load_model
     except ModuleNotFoundError as error:
@@ -157,8 +162,15 @@ async def model_gateway(
     try:
         use_threads(threads)
         decoder = load_model(directory, device=device, trust_remote_code=trust_remote_code)
-        client = LocalClient(
-            decoder, num_slots=num_slots, max_context=max_context or min(decoder.max_positions, 4096)
+        client = local_client(
+            decoder,
+            InferenceConfig(
+                num_slots=num_slots,
+                max_prefill_tokens=SERVED_PREFILL,
+                cache_tokens=cache_tokens,
+                lockstep=False,
+            ),
+            max_context=max_context or min(decoder.max_positions, 4096),
         )
     except BaseException:
         listening.close()

@@ -1,12 +1,21 @@
 """The meaning of `--model`: a run, a model directory, or a built-in model that is made now."""
 
+import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
+from rllm.config.schema import InferenceConfig
 from rllm.data.home import rllm_home
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.inference.providers import BUILTIN, resolve_model
 from rllm.store.run_directory import RunDirectory, is_run
+
+if TYPE_CHECKING:
+    from rllm.inference.local.client import LocalClient
+    from rllm.models.directory import LoadedModel
+
+log = logging.getLogger(__name__)
 
 
 def initial_model_path(model: str, base_url: str = "") -> str:
@@ -64,3 +73,43 @@ def _builtin(preset: str) -> Path:
                 if not directory.is_dir():  # else another process was quicker
                     raise
     return directory
+
+
+def local_client(loaded: "LoadedModel", inference: InferenceConfig, *, max_context: int) -> "LocalClient":
+    """The built-in engine with as much room for keys and values as `inference.cache_tokens` says, or where
+    that is 0 and not all slots fit, half of the memory that the model leaves.
+
+    Raises ConfigError where one conversation does not fit.
+    """
+    from rllm.inference.local.cache import GROWTH, tokens_at_once
+    from rllm.inference.local.client import LocalClient
+    from rllm.trainer import memory_plan
+    from rllm.trainer.memory import readable
+
+    cache_tokens = inference.cache_tokens
+    parameter = next(loaded.model.parameters())
+    a_token = loaded.num_kv_heads * (2 * loaded.num_layers * loaded.head_dim + 1) * parameter.element_size()
+    weights = sum(each.numel() * each.element_size() for each in loaded.model.parameters())
+    room = (memory_plan.machine_bytes(str(parameter.device)) - weights) // 2 // a_token // GROWTH * GROWTH
+    if not cache_tokens and room < tokens_at_once(inference.num_slots, max_context, 0):
+        if room < (least := tokens_at_once(1, max_context, 0)):
+            raise ConfigError(
+                f"Keys and values of one conversation of {max_context} tokens take "
+                f"{readable(least * a_token)}, and half of what the model leaves of the memory is "
+                f"{readable(max(0, room) * a_token)}; choose fewer tokens (`inference.max_context`, "
+                "--max-context)."
+            )
+        log.warning(
+            "There is room for the keys and values of %s tokens (%s); conversations that find none wait.",
+            f"{room:,}",
+            readable(room * a_token),
+        )
+        cache_tokens = room
+    return LocalClient(
+        loaded,
+        num_slots=inference.num_slots,
+        max_context=max_context,
+        max_prefill_tokens=inference.max_prefill_tokens,
+        cache_tokens=cache_tokens,
+        lockstep=inference.lockstep,
+    )

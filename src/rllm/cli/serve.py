@@ -236,6 +236,12 @@ def _require_one_by_ids(upstreams: tuple[str, ...], dialect: str) -> None:
     default=0,
     help="Tokens of one conversation; 0 takes what the model was made for, up to 4096.",
 )
+@click.option(
+    "--cache-tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Tokens whose keys and values are kept at the same time; others wait. 0 takes half of the memory.",
+)
 @trust_option
 @_address_options
 def model(
@@ -245,6 +251,7 @@ def model(
     threads: int,
     num_slots: int,
     max_context: int,
+    cache_tokens: int,
     trust_remote_code: bool,
     **address: Any,
 ) -> None:
@@ -264,6 +271,7 @@ def model(
             threads=threads,
             num_slots=num_slots,
             max_context=max_context,
+            cache_tokens=cache_tokens,
         )
 
     _serve(open_gateway, **address)

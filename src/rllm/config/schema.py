@@ -116,6 +116,10 @@ class InferenceConfig:
     """Tokens of one conversation, prompt and answers together."""
     max_prefill_tokens: int = 16_384
     """Prompt tokens read in one engine step."""
+    cache_tokens: int = 0
+    """Tokens whose keys and values the built-in engine keeps at the same time: who finds no room waits, or
+    gives its place to an earlier one and is read anew later. 0: as many as `num_slots` conversations of
+    `max_context` have."""
     lockstep: bool = True
     """Step only when no rollout is busy elsewhere: bit-for-bit reproducible. Off: faster when environments
     are slow."""
@@ -138,17 +142,25 @@ class InferenceConfig:
         at_least("inference.num_slots", self.num_slots, 1)
         at_least("inference.max_context", self.max_context, 2)
         at_least("inference.max_prefill_tokens", self.max_prefill_tokens, 1)
+        at_least("inference.cache_tokens", self.cache_tokens, 0)
+        if 0 < self.cache_tokens < self.max_context:
+            raise ConfigError(
+                f"`inference.cache_tokens` is {self.cache_tokens}, and one conversation may have "
+                f"`inference.max_context` {self.max_context}; set it to as many or more, or to 0."
+            )
         one_of("inference.engine", self.engine, ("local", "vllm"))
         at_least("inference.replicas", self.replicas, 0)
         if self.engine == "local":
             for name in ("replicas", "server_python", "servers", "server_seeds"):
                 unused("inference", self, name, "the built-in engine samples; set `inference.engine` to vllm")
-        elif bool(self.replicas) == bool(self.servers):
+            return
+        unused("inference", self, "cache_tokens", "servers have their own; set `inference.engine` to local")
+        if bool(self.replicas) == bool(self.servers):
             raise ConfigError(
                 f"`inference.engine` is 'vllm', with {self.replicas} `inference.replicas` and "
                 f"{len(self.servers)} `inference.servers`; set one of the two: servers to start, or that run."
             )
-        elif bool(self.replicas) != bool(self.server_python):
+        if bool(self.replicas) != bool(self.server_python):
             raise ConfigError(
                 f"`inference.replicas` is {self.replicas} and `inference.server_python` "
                 f"{self.server_python!r}; servers that the run starts need both, others neither."
@@ -465,7 +477,9 @@ class TrainConfig:
             "tasks_per_lease": per_lease,
             "leases_per_step": math.ceil(rollout.tasks_per_step / per_lease),
         }
+        cache_tokens = self.inference.num_slots * self.inference.max_context
         return {
+            "cache_tokens": min(self.inference.cache_tokens or cache_tokens, cache_tokens),
             "groups_per_step": rollout.tasks_per_step,
             "episodes_per_step": episodes,
             "greedy_episodes_per_step": greedy,

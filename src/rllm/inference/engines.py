@@ -32,6 +32,7 @@ _ARGS = {
         "num_slots",
         "max_context",
         "max_prefill_tokens",
+        "cache_tokens",
         "lockstep",
     ),
 }

@@ -355,10 +355,13 @@ def lora_parameters(shape: "DecoderShape", rank: int, targets: frozenset[str]) -
     return rank * shape.num_layers * sum(ends[target] for target in targets)
 
 
-def cache_bytes(shape: "DecoderShape", num_slots: int, max_context: int, element: int) -> int:
-    """Keys and values of every slot at its longest: 2 · layers · heads · head size numbers a token (Kwon et
-    al. 2023, arXiv:2309.06180, section 3), and a bias a head."""
+def cache_bytes(
+    shape: "DecoderShape", num_slots: int, max_context: int, element: int, cache_tokens: int = 0
+) -> int:
+    """Keys and values of every slot at its longest, or of `cache_tokens`: 2 · layers · heads · head size
+    numbers a token (Kwon et al. 2023, arXiv:2309.06180, section 3), and a bias a head."""
     places = num_slots * -(-max_context // CACHE_GROWTH) * CACHE_GROWTH
+    places = min(places, cache_tokens) if cache_tokens else places
     return element * places * shape.num_kv_heads * (2 * shape.num_layers * shape.head_dim + 1)
 
 

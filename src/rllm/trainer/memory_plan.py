@@ -146,7 +146,8 @@ class MemoryPlan:
     def _mend(self) -> str:
         return (
             "lower `optimizer.micro_batch_tokens`, `inference.num_slots` or `inference.max_context`, set "
-            "`optimizer.gradient_checkpointing`, or train an adapter (`lora.rank`)"
+            "`inference.cache_tokens` or `optimizer.gradient_checkpointing`, or train an adapter "
+            "(`lora.rank`)"
         )
 
 
@@ -298,7 +299,7 @@ def _parts(
     rotation = 2 * element * shape.max_positions * shape.head_dim
     weights = (whole * element + rotation) * has_weights
     inference = config.inference
-    cache = cache_bytes(shape, inference.num_slots, inference.max_context, element)
+    cache = cache_bytes(shape, inference.num_slots, inference.max_context, element, inference.cache_tokens)
     if not is_trainable:
         return Parts(weights=weights, cache=cache)
     num_trained, of_trained = num_parameters(of_rank), element
@@ -445,6 +446,9 @@ def _sampling(
         read = MicroBatch(num_prefixes=0, prefix=0, num_rows=tokens, suffix=1, trained=1)
         prompts = Pass(shape=shape, batch=read, element=element, logit_tokens=0).scoring()
         prompts += 4 * FLOAT * shape.vocab_size * min(inference.num_slots, config.rollout.num_parallel)
-        growth = cache_bytes(shape, inference.num_slots, inference.max_context, element) // 2
+        growth = (
+            cache_bytes(shape, inference.num_slots, inference.max_context, element, inference.cache_tokens)
+            // 2
+        )
         beyond.append(("rollout", max(prompts, growth)))
     return beyond

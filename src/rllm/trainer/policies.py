@@ -231,6 +231,7 @@ def make_client(config: TrainConfig, model: LoadedModel) -> LocalClient:
         num_slots=inference.num_slots,
         max_context=inference.max_context,
         max_prefill_tokens=inference.max_prefill_tokens,
+        cache_tokens=inference.cache_tokens,
         lockstep=inference.lockstep,
     )
 

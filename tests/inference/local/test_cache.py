@@ -19,22 +19,25 @@ def _filled_cache(lengths: list[int]) -> KVCache:
         device=torch.device("cpu"),
         dtype=torch.float32,
     )
-    cache.reserve(MAX_CONTEXT)
+    slots = [cache.allocate(MAX_CONTEXT) for _ in lengths]
+    (shelf,) = cache.shelves
     generator = torch.Generator().manual_seed(1)
-    cache.keys.normal_(generator=generator)
-    cache.values.normal_(generator=generator)
-    for slot, length in zip(cache.slots, lengths, strict=True):
-        slot.ids = [100 * slot.index + place for place in range(length)]
-        cache.bias[slot.index, :, :length] = 0.0
+    shelf.keys.normal_(generator=generator)
+    shelf.values.normal_(generator=generator)
+    for slot, length in zip(slots, lengths, strict=True):
+        assert slot is not None
+        slot.ids = [100 * slot.row + place for place in range(length)]
+        shelf.bias[slot.row, :, :length] = 0.0
         cache.register(slot)
     return cache
 
 
-def _seen(cache: KVCache, slot: Slot) -> tuple[Tensor, Tensor]:
+def _seen(slot: Slot) -> tuple[Tensor, Tensor]:
     """What attention sees of a slot."""
-    shown = cache.bias[slot.index, 0] == 0.0
-    assert torch.equal(cache.bias[slot.index, 0], cache.bias[slot.index, 1]), "all heads see the same tokens"
-    return cache.keys[:, slot.index][:, :, shown], cache.values[:, slot.index][:, :, shown]
+    shelf, row = slot.shelf, slot.row
+    shown = shelf.bias[row, 0] == 0.0
+    assert torch.equal(shelf.bias[row, 0], shelf.bias[row, 1]), "all heads see the same tokens"
+    return shelf.keys[:, row][:, :, shown], shelf.values[:, row][:, :, shown]
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,17 +50,17 @@ def test_slots_that_take_over_a_prefix_hold_it_and_nothing_else(
     targets = others[: data.draw(st.integers(0, NUM_SLOTS - 1))]
     length = data.draw(st.integers(0, lengths[source.index]))
     bystanders = [slot for slot in cache.slots if slot not in targets]
-    before = {slot.index: _seen(cache, slot) for slot in cache.slots}
+    before = {slot.index: _seen(slot) for slot in cache.slots}
 
     cache.copy_prefix(source, targets, length)
 
     for target in targets:
         assert target.ids == source.ids[:length]
-        for mine, theirs in zip(_seen(cache, target), before[source.index], strict=True):
+        for mine, theirs in zip(_seen(target), before[source.index], strict=True):
             assert torch.equal(mine, theirs[:, :, :length])
     for slot in bystanders:
         assert len(slot.ids) == lengths[slot.index]
-        for now, then in zip(_seen(cache, slot), before[slot.index], strict=True):
+        for now, then in zip(_seen(slot), before[slot.index], strict=True):
             assert torch.equal(now, then)
 
 

@@ -62,16 +62,20 @@ async def test_under_lockstep_mixed_batches_repeat_to_the_last_bit(
     assert [each.completion_ids for each in first] == [each.completion_ids for each in second]
 
 
-def _cache(loaded: LoadedModel, num_slots: int) -> KVCache:
-    return KVCache(
+def _cache(loaded: LoadedModel, num_slots: int, max_context: int = 256) -> KVCache:
+    """A cache of which all slots are taken."""
+    cache = KVCache(
         num_layers=loaded.num_layers,
         num_slots=num_slots,
         num_kv_heads=loaded.num_kv_heads,
-        max_context=256,
+        max_context=max_context,
         head_dim=loaded.head_dim,
         device=torch.device("cpu"),
         dtype=torch.float32,
     )
+    for _ in range(num_slots):
+        assert cache.allocate(1) is not None
+    return cache
 
 
 @settings(max_examples=15, deadline=None)
@@ -99,10 +103,13 @@ def test_any_mixture_in_any_slots_is_each_row_alone(
             single = _cache(endless, 1)
             logits.append(prefill(endless.model, single, [PromptRow(single.slots[0], ids)])[0])
             assert (together[place] - logits[-1]).abs().max() < 1e-4, slot
-        decoding = DecodeRows(mixed, np.array(slots), np.array([len(ids) for _, ids, _ in parts]))
+        taken, positions = [mixed.slots[slot] for slot in slots], np.array([len(ids) for _, ids, _ in parts])
+        mixed.require(taken, positions + 1)
+        decoding = DecodeRows(mixed, taken, positions)
         tokens = torch.arange(3, 3 + len(parts))
         for step in range(2):
             if step:
+                mixed.require(taken, positions + 1 + step)
                 decoding.advance()
             together = forward(endless.model, mixed, decoding, tokens + step, None)
         for row, (_, ids, _) in enumerate(parts):
@@ -138,7 +145,8 @@ def test_padding_is_bounded_by_what_is_real(endless: LoadedModel, monkeypatch: p
         squares = sum(length**2 for length in lengths)
         assert max(pairs) < 1.2 * squares
         pairs.clear()
-        decoding = DecodeRows(cache, np.arange(64), np.array(lengths))
+        cache.require(cache.slots, np.array(lengths) + 1)
+        decoding = DecodeRows(cache, cache.slots, np.array(lengths))
         forward(endless.model, cache, decoding, torch.full((64,), 5), None)
-        padded = len(lengths) * cache.room_for(max(lengths) + 1)
+        padded = len(lengths) * cache.shelves[0].room_for(max(lengths) + 1)
         assert sum(pairs) < 0.3 * padded * endless.num_layers

@@ -32,6 +32,7 @@ class LocalClient(ModelClient):
         num_slots: int = 128,
         max_context: int = 1024,
         max_prefill_tokens: int = 8192,
+        cache_tokens: int = 0,
         lockstep: bool = False,
     ) -> None:
         self.loaded = loaded
@@ -47,6 +48,7 @@ class LocalClient(ModelClient):
             num_slots=num_slots,
             max_context=max_context,
             max_prefill_tokens=max_prefill_tokens,
+            cache_tokens=cache_tokens,
             lockstep=lockstep,
         )
         self._mailbox: _Mailbox | None = None

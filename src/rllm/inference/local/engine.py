@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from rllm.errors import ConfigError, InferenceError
-from rllm.inference.local.cache import KVCache, Slot
+from rllm.inference.local.cache import KVCache, Slot, tokens_at_once
 from rllm.inference.local.forward import PromptRow, PromptRows, forward, prefill, prefill_scored
 from rllm.inference.local.requests import Holder, LiveRequests, Request
 from rllm.types.messages import FinishReason
@@ -62,12 +62,22 @@ class LocalEngine:
         num_slots: int = 128,
         max_context: int = 1024,
         max_prefill_tokens: int = 8192,
+        cache_tokens: int = 0,
         lockstep: bool = False,
     ) -> None:
+        """`cache_tokens`: keys and values that there is room for at the same time; who finds none waits, or
+        gives its place to an earlier one and is read anew. 0: as many as all slots have at their longest."""
         if max_context > max_positions:
             raise ConfigError(
                 f"`inference.max_context` is {max_context} but the model has {max_positions} positions; "
                 f"set it to {max_positions} or less."
+            )
+        room = tokens_at_once(1, max_context, 0)
+        if 0 < cache_tokens < room:
+            raise ConfigError(
+                f"`inference.cache_tokens` is {cache_tokens}, and one conversation of "
+                f"`inference.max_context` {max_context} takes {room}; set it to {room} or more, or lower "
+                "`inference.max_context`."
             )
         parameter = next(model.parameters())
         self.model = model
@@ -84,6 +94,7 @@ class LocalEngine:
             head_dim=head_dim,
             device=parameter.device,
             dtype=parameter.dtype,
+            max_tokens=tokens_at_once(num_slots, max_context, cache_tokens),
         )
         self._parameters = list(model.parameters())
         self._published_state = self._weight_state()
@@ -96,7 +107,7 @@ class LocalEngine:
         none."""
         self._waiting: list[tuple[tuple[str | int, ...], int, Request]] = []
         self._arrivals = 0
-        self._owner_of_slot: dict[int, Holder] = {}
+        self._owner_of_slot: dict[Slot, Holder] = {}
         self._live = LiveRequests(self._cache)
         self._starting: list[Request] = []
         """Requests that were admitted and are not live yet."""
@@ -251,7 +262,7 @@ class LocalEngine:
     def _take_slot_of(self, holder: Holder) -> None:
         if holder.slot is not None:
             self._cache.release(holder.slot)
-            del self._owner_of_slot[holder.slot.index]
+            del self._owner_of_slot[holder.slot]
             holder.slot = None
 
     def _step(self) -> None:
@@ -262,12 +273,14 @@ class LocalEngine:
             self._drop_cancelled()
         if self._reread:
             self._read_contexts()
+        self._make_room()
         self._starting = self._admit()
         start = self._begin([request for request in self._starting if request.score_from is None])
         for request in self._starting:
             if request.score_from is not None:
                 self._score(request)
         live = self._live
+        live.place()
         if start is None and live.decoding is None:
             return
         prompts = PromptRows(self._cache, start.rows) if start else None
@@ -314,61 +327,123 @@ class LocalEngine:
         if rows:
             prefill(self.model, self._cache, rows)
 
+    def _make_room(self) -> None:
+        """Give every live row a place for its next token, those that came first before the others. Where
+        there is no room, the last of them goes back to those that wait."""
+        live, cache = self._live, self._cache
+        if all(length <= shelf.limit and cache.grow(shelf, length) for shelf, length in live.longest()):
+            return
+        live.collect(self.policy_version)
+        lengths = dict(zip(live.requests, live.lengths(), strict=True))
+        for request in sorted(live.requests, key=_age):
+            while request.holder.slot is not None and not cache.fit(request.slot, lengths[request]):
+                if cache.has_gaps:
+                    cache.close_gaps()
+                elif not self._take_unused_slot(request):
+                    self._send_back(max(live.requests, key=_age))
+        live.replaced()
+
+    def _send_back(self, request: Request) -> None:
+        """Take the slot of a live request, which goes on when there is room again."""
+        self._live.replaced()
+        self._live.give_back(request, self.policy_version)
+        self._cache.truncate(request.slot, 0)
+        self._take_slot_of(request.holder)
+        heapq.heappush(self._waiting, (request.order, self._arrivals, request))
+        self._arrivals += 1
+
     def _admit(self) -> list[Request]:
-        """Waiting requests that get to run now: those with a slot, and new ones as long as slots and budget
-        last."""
+        """Waiting requests that get to run now: those with a slot, and new ones as long as slots, room and
+        budget last."""
         new_requests: list[Request] = []
         later_requests: list[tuple[tuple[str | int, ...], int, Request]] = []
         budget = self.max_prefill_tokens
+        has_room = True
         if self.lockstep and self._waiting:
             self._cache.forget_released()
         while self._waiting and budget > 0:
             entry = heapq.heappop(self._waiting)
             request = entry[2]
-            if request.holder.slot is None:
-                if self._cache.num_free == 0 and not self._free_an_idle_slot():
-                    later_requests.append(entry)
-                    continue
-                if request.holder.one_shot:
-                    request.holder.slot = self._cache.allocate_for(request.prompt_ids)
-                else:
-                    request.holder.slot = self._cache.allocate()
-                self._owner_of_slot[request.holder.slot.index] = request.holder
+            if request.holder.slot is None and not has_room:
+                later_requests.append(entry)
+                continue
+            is_alone = not new_requests and not self._live.requests
+            if not self._seat(request, is_alone=is_alone):
+                has_room = False
+                later_requests.append(entry)
+                continue
             new_requests.append(request)
-            budget -= max(1, len(request.prompt_ids) - len(request.slot.ids))
+            budget -= max(1, len(request.context_ids) - len(request.slot.ids))
         for entry in later_requests:
             heapq.heappush(self._waiting, entry)
         return new_requests
 
-    def _free_an_idle_slot(self) -> bool:
-        """Take the slot of a conversation that asks nothing at the moment; it reads its context anew when
-        it does.
+    def _seat(self, request: Request, *, is_alone: bool) -> bool:
+        """Give a request a slot with room for its context and a token more.
+
+        Idle conversations make room for it, and where nobody else is at work (`is_alone`) those that wait do,
+        so that one of them always goes on.
+        """
+        holder, length = request.holder, len(request.context_ids) + 1
+        length = min(length, self.max_context)  # of one that is scored, no token follows
+        while not self._find_slot(holder, request.context_ids, length):
+            if self._cache.has_gaps and (holder.slot is not None or self._cache.num_free):
+                self._live.collect(self.policy_version)
+                self._cache.close_gaps()
+                self._live.replaced()
+            elif not self._take_unused_slot(request, also_waiting=is_alone):
+                if not is_alone or holder.slot is None:
+                    return False
+                self._take_slot_of(holder)
+        return True
+
+    def _find_slot(self, holder: Holder, context_ids: list[int], length: int) -> bool:
+        if holder.slot is not None:
+            return self._cache.fit(holder.slot, length)
+        if holder.one_shot:
+            holder.slot = self._cache.allocate_for(context_ids, length)
+        else:
+            holder.slot = self._cache.allocate(length)
+        if holder.slot is None:
+            return False
+        self._owner_of_slot[holder.slot] = holder
+        return True
+
+    def _take_unused_slot(self, request: Request, *, also_waiting: bool = True) -> bool:
+        """Take the slot of a conversation that asks nothing at the moment, or of the last one that waits; it
+        reads its context anew when it goes on.
 
         False when every slot is at work: then one will come free.
         """
         with self._condition:
-            idle = [holder for holder in self._owner_of_slot.values() if holder.request is None]
+            others = [holder for holder in self._owner_of_slot.values() if holder is not request.holder]
+            idle = [holder for holder in others if holder.request is None]
             if idle:
                 self._take_slot_of(min(idle, key=lambda holder: holder.idle_since))
-            return bool(idle)
+                return True
+            waiting = [each for _, _, each in self._waiting if also_waiting and each.holder in others]
+            if waiting:
+                self._take_slot_of(max(waiting, key=_age).holder)
+            return bool(waiting)
 
     def _begin(self, requests: Sequence[Request]) -> "_Start | None":
         """What has to be read for these requests: each prompt once, without the part that the cache holds."""
         start = _Start(requests=requests)
         row_of_prompt: dict[tuple[int, ...], int] = {}
         for request in requests:
-            prompt = tuple(request.prompt_ids)
+            context_ids = request.context_ids
+            prompt = tuple(context_ids)
             row = row_of_prompt.setdefault(prompt, len(start.rows))
             if row == len(start.rows):
-                request.cached_tokens = self._cache.begin(
-                    request.slot, request.prompt_ids, exactly=request.holder.one_shot
-                )
-                start.rows.append(PromptRow(request.slot, request.prompt_ids[request.cached_tokens :]))
+                num_known = self._cache.begin(request.slot, context_ids, exactly=request.holder.one_shot)
+                start.rows.append(PromptRow(request.slot, context_ids[num_known:]))
             else:
-                request.cached_tokens = len(prompt)
+                num_known = len(prompt)
             start.row_of_request.append(row)
-            self.counts.prompt_tokens += len(prompt)
-            self.counts.cached_tokens += request.cached_tokens
+            if not request.completion_ids:  # what is read once more counts once
+                request.cached_tokens = num_known
+                self.counts.prompt_tokens += len(prompt)
+                self.counts.cached_tokens += num_known
         return start if requests else None
 
     def _join(self, start: "_Start", logits_B_V: Tensor) -> Tensor:
@@ -450,6 +525,11 @@ class LocalEngine:
     def _require_running(self) -> None:
         if self._closing or not self._thread.is_alive():
             raise InferenceError("The engine is closed.")
+
+
+def _age(request: Request) -> tuple[tuple[str | int, ...], float]:
+    """Those that came first are less; under lockstep nothing but their order tells requests apart."""
+    return request.order, request.submitted_at
 
 
 @dataclass(kw_only=True, slots=True)

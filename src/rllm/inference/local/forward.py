@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rllm.inference.local.cache import KVCache, Slot
+from rllm.inference.local.cache import KVCache, Places, Shelf, Slot
 from rllm.types.images import PATCH_IDS_FROM
 
 OVERHEAD_PAIRS, OVERHEAD_PLACES = 2**18, 2**16
@@ -45,23 +45,25 @@ class PromptRows:
     """
 
     def __init__(self, cache: KVCache, rows: Sequence[PromptRow]) -> None:
-        device = cache.keys.device
+        device = cache.device
         starts_R = np.array([len(row.slot.ids) for row in rows])
         lengths_R = np.array([len(row.new_ids) for row in rows])
-        slots_R = np.array([row.slot.index for row in rows])
-        cache.reserve(int((starts_R + lengths_R).max()))
-        groups = _alike(
-            lengths_R, starts_R + lengths_R, OVERHEAD_PAIRS // (cache.num_kv_heads * cache.head_dim)
-        )
-        # By slot within a group: keys of slots that stand in a row are read in place.
-        groups = [group[np.argsort(slots_R[group], kind="stable")] for group in groups]
-        order_R = np.concatenate(groups)
-        starts_R, lengths_R, slots_R = starts_R[order_R], lengths_R[order_R], slots_R[order_R]
-        ends_of_groups = np.cumsum([len(group) for group in groups])
-        self._groups = [
-            _PromptGroup(cache, slots_R[part], starts_R[part], lengths_R[part])
-            for part in np.split(np.arange(len(rows)), ends_of_groups[:-1])
+        cache.require([row.slot for row in rows], starts_R + lengths_R)
+        indices_R = np.array([row.slot.index for row in rows])
+        overhead = OVERHEAD_PAIRS // (cache.num_kv_heads * cache.head_dim)
+        groups = [
+            part[group]
+            for part in _by_shelf([row.slot for row in rows])
+            for group in _alike(lengths_R[part], (starts_R + lengths_R)[part], overhead)
         ]
+        # By slot within a group: keys of slots that stand in a row are read in place.
+        groups = [group[np.argsort(indices_R[group], kind="stable")] for group in groups]
+        self._groups = [
+            _PromptGroup([rows[row].slot for row in group.tolist()], starts_R[group], lengths_R[group])
+            for group in groups
+        ]
+        order_R = np.concatenate(groups)
+        starts_R, lengths_R = starts_R[order_R], lengths_R[order_R]
         firsts_R = np.cumsum(lengths_R) - lengths_R
         self.rows = rows
         self.num_tokens = int(lengths_R.sum())
@@ -69,7 +71,7 @@ class PromptRows:
         tokens = [token for row in order_R.tolist() for token in rows[row].new_ids]
         self.tokens_N = torch.tensor(tokens, device=device)
         self.positions_N = torch.from_numpy(positions_N).to(device)
-        self.write = cache.write_index(np.repeat(slots_R, lengths_R), positions_N)
+        self.write = cache.places([rows[row].slot for row in order_R.tolist()], lengths_R, positions_N)
         self.last_R = torch.from_numpy(firsts_R + lengths_R - 1).to(device)
         """Places in N of the rows' last tokens, ascending."""
         self.place_R: Tensor | None = None
@@ -80,7 +82,7 @@ class PromptRows:
     def attend(self, layer: int, queries: Tensor) -> Tensor:
         """Attention of all tokens, or of the last one of each row where only those are asked for."""
         only_last = len(queries) != self.num_tokens
-        sizes = [len(group.slots_R) if only_last else group.num_tokens for group in self._groups]
+        sizes = [group.num_rows if only_last else group.num_tokens for group in self._groups]
         parts = zip(self._groups, queries.split(sizes), strict=True)
         outputs = [group.attend(layer, part, only_last=only_last) for group, part in parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -90,23 +92,20 @@ class _PromptGroup:
     """Rows of similar length, whose attention is computed as one block, padded to the longest."""
 
     def __init__(
-        self,
-        cache: KVCache,
-        slots_R: NDArray[np.int64],
-        starts_R: NDArray[np.int64],
-        lengths_R: NDArray[np.int64],
+        self, slots: Sequence[Slot], starts_R: NDArray[np.int64], lengths_R: NDArray[np.int64]
     ) -> None:
-        device = cache.keys.device
+        """`slots` are of one shelf."""
+        self._shelf = slots[0].shelf
+        device = self._shelf.keys.device
         ends_R = starts_R + lengths_R
-        self.slots_R = slots_R
+        self.num_rows = len(slots)
         self.num_tokens = int(lengths_R.sum())
-        self._cache = cache
         self._longest, self._span = int(lengths_R.max()), int(ends_R.max())
-        self._slots = _consecutive(slots_R, device)
+        self._rows = _consecutive(np.array([slot.row for slot in slots]), device)
         self._place_N: Tensor | None = None
         """Place of each token in the padded [R, longest] block; None when nothing is padded."""
-        if self.num_tokens < len(slots_R) * self._longest:
-            shift_R = np.arange(len(slots_R)) * self._longest - (np.cumsum(lengths_R) - lengths_R)
+        if self.num_tokens < self.num_rows * self._longest:
+            shift_R = np.arange(self.num_rows) * self._longest - (np.cumsum(lengths_R) - lengths_R)
             places_N = np.arange(self.num_tokens) + np.repeat(shift_R, lengths_R)
             self._place_N = torch.from_numpy(places_N).to(device)
         # A mask is made only where `is_causal`, or no mask at all, would not say the same.
@@ -120,10 +119,10 @@ class _PromptGroup:
             self._visible = torch.from_numpy((columns_T <= query_R_Q1)[:, None]).to(device)
 
     def attend(self, layer: int, queries: Tensor, *, only_last: bool) -> Tensor:
-        num_rows, (_, num_heads, head_dim) = len(self.slots_R), queries.shape
-        keys = self._cache.keys[layer][:, :, : self._span][self._slots]
-        values = self._cache.values[layer][:, :, : self._span][self._slots]
-        is_grouped = num_heads != self._cache.num_kv_heads
+        num_rows, (_, num_heads, head_dim) = self.num_rows, queries.shape
+        keys = self._shelf.keys[layer][:, :, : self._span][self._rows]
+        values = self._shelf.values[layer][:, :, : self._span][self._rows]
+        is_grouped = num_heads != self._shelf.num_kv_heads
         if only_last:
             last = queries.reshape(num_rows, num_heads, 1, head_dim)
             return F.scaled_dot_product_attention(
@@ -152,38 +151,42 @@ class DecodeRows:
     Lives as long as the set of rows stays the same; `advance` after every step.
     """
 
-    def __init__(self, cache: KVCache, slots_B: NDArray[np.int64], positions_B: NDArray[np.int64]) -> None:
-        """`slots_B` in ascending order; `positions_B` are where the next tokens go."""
-        device = cache.keys.device
-        self.num_rows = len(slots_B)
-        self.positions_B = torch.from_numpy(positions_B.copy()).to(device)
+    def __init__(self, cache: KVCache, slots: Sequence[Slot], positions_B: NDArray[np.int64]) -> None:
+        """`slots` by ascending index; `positions_B` are where the next tokens go, and there is room."""
+        self.num_rows = len(slots)
+        self.positions_B = torch.from_numpy(positions_B.copy()).to(cache.device)
         self._cache = cache
-        self._slots_B = slots_B.copy()
-        self._longest = int(positions_B.max()) + 1
-        cache.reserve(self._longest)
-        self._capacity = 0
+        self._slots = list(slots)
+        self._shelves: list[Shelf] = []
+        self._capacities: list[int] = []
+        self._groups: list[_DecodeGroup] = []
+        rows_B = np.array([slot.row for slot in slots])
         overhead = OVERHEAD_PLACES // (cache.num_kv_heads * cache.head_dim)
-        rooms_B = cache.rooms_for(positions_B + 1)
-        self._groups = [
-            _DecodeGroup(cache, rows, slots_B[rows], int(positions_B[rows].max()) + 1)
-            for alike in _alike(np.ones_like(rooms_B), rooms_B, overhead)
-            for rows in _near(np.sort(alike), slots_B, overhead // int(rooms_B[alike].max()))
-        ]
+        for part in _by_shelf(slots):
+            shelf = slots[part[0]].shelf
+            self._shelves.append(shelf)
+            rooms_P = shelf.rooms_for(positions_B[part] + 1)
+            self._groups += [
+                _DecodeGroup(shelf, places, rows_B[places], int(positions_B[places].max()) + 1)
+                for alike in _alike(np.ones_like(rooms_P), rooms_P, overhead)
+                for places in _near(part[np.sort(alike)], rows_B, overhead // int(rooms_P[alike].max()))
+            ]
 
     @property
-    def write(self) -> Tensor:
-        """Rows of the cache that this step's keys and values go to."""
-        if self._capacity != self._cache.capacity:
-            self._capacity = self._cache.capacity
-            self._write = self._cache.write_index(self._slots_B, self.positions_B.cpu().numpy())
+    def write(self) -> Places:
+        """Where this step's keys and values go."""
+        capacities = [shelf.capacity for shelf in self._shelves]
+        if capacities != self._capacities:
+            self._capacities = capacities
+            positions_B = self.positions_B.cpu().numpy()
+            self._write = self._cache.places(self._slots, np.ones_like(positions_B), positions_B)
         return self._write
 
     def advance(self) -> None:
         """Every row has read its token: the next ones go one place further."""
         self.positions_B += 1
-        self._write += 1
-        self._longest += 1
-        self._cache.reserve(self._longest)
+        for _, _, rows in self._write.parts:
+            rows += 1
         for group in self._groups:
             group.longest += 1
 
@@ -192,7 +195,7 @@ class DecodeRows:
             return self._groups[0].attend(layer, queries)
         attention_output = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in self._groups:
-            attention_output[group.rows] = group.attend(layer, queries[group.rows])
+            attention_output[group.places] = group.attend(layer, queries[group.places])
         return attention_output
 
 
@@ -200,31 +203,31 @@ class _DecodeGroup:
     """Rows of similar length in slots that stand close together: one product over the range of slots."""
 
     def __init__(
-        self, cache: KVCache, rows: NDArray[np.int64], slots_R: NDArray[np.int64], longest: int
+        self, shelf: Shelf, places: NDArray[np.int64], rows_R: NDArray[np.int64], longest: int
     ) -> None:
-        device = cache.keys.device
-        low, count = int(slots_R[0]), int(slots_R[-1] - slots_R[0]) + 1
-        self.rows = _consecutive(rows, device)
-        """Places of the group's rows among all that are decoded."""
+        device = shelf.keys.device
+        first, count = int(rows_R[0]), int(rows_R[-1] - rows_R[0]) + 1
+        self.places = _consecutive(places, device)
+        """Of the group's rows among all that are decoded."""
         self.longest = longest
-        self._cache = cache
+        self.shelf = shelf
         self._num_slots = count
-        self._range = slice(low * cache.num_kv_heads, (low + count) * cache.num_kv_heads)
+        self._range = slice(first * shelf.num_kv_heads, (first + count) * shelf.num_kv_heads)
         self._spread: Tensor | None = None
         """Where in the range each row's slot is; None where the range has no others."""
-        if count > len(slots_R):
-            self._spread = torch.from_numpy(slots_R - low).to(device)
+        if count > len(rows_R):
+            self._spread = torch.from_numpy(rows_R - first).to(device)
 
     def attend(self, layer: int, queries: Tensor) -> Tensor:
-        cache = self._cache
-        heads, (_, num_heads, head_dim) = cache.num_kv_heads, queries.shape
-        span = cache.room_for(self.longest)
+        shelf = self.shelf
+        heads, (_, num_heads, head_dim) = shelf.num_kv_heads, queries.shape
+        span = shelf.room_for(self.longest)
         keys, values, bias = (
             rows[self._range, :span]
             for rows in (
-                cache.keys[layer].view(-1, cache.capacity, head_dim),
-                cache.values[layer].view(-1, cache.capacity, head_dim),
-                cache.bias.view(-1, cache.capacity),
+                shelf.keys[layer].view(-1, shelf.capacity, head_dim),
+                shelf.values[layer].view(-1, shelf.capacity, head_dim),
+                shelf.bias.view(-1, shelf.capacity),
             )
         )
         if self._spread is not None:
@@ -266,19 +269,27 @@ def _alike(
     return [np.array(group) for group in groups]
 
 
-def _near(rows: NDArray[np.int64], slots_B: NDArray[np.int64], max_unused: int) -> list[NDArray[np.int64]]:
-    """Rows, ascending, cut where more than so many slots of others would be read along with theirs."""
-    slots = slots_B[rows]
-    if int(slots[-1] - slots[0]) + 1 - len(rows) <= max_unused:
-        return [rows]
+def _by_shelf(slots: Sequence[Slot]) -> list[NDArray[np.int64]]:
+    """Places of the slots of each shelf."""
+    shelves = list(dict.fromkeys(slot.shelf for slot in slots))
+    if len(shelves) == 1:
+        return [np.arange(len(slots))]
+    return [np.flatnonzero([slot.shelf is shelf for slot in slots]) for shelf in shelves]
+
+
+def _near(places: NDArray[np.int64], rows_B: NDArray[np.int64], max_unused: int) -> list[NDArray[np.int64]]:
+    """Places by ascending row, cut where more than so many slots of others would be read along."""
+    rows = rows_B[places]
+    if int(rows[-1] - rows[0]) + 1 - len(places) <= max_unused:
+        return [places]
     cuts: list[int] = []
     num_unused = 0
-    for place, gap in enumerate((np.diff(slots) - 1).tolist(), start=1):
+    for place, gap in enumerate((np.diff(rows) - 1).tolist(), start=1):
         num_unused += gap
         if num_unused > max_unused:
             cuts.append(place)
             num_unused = 0
-    return np.split(rows, cuts)
+    return np.split(places, cuts)
 
 
 def forward(
@@ -308,7 +319,7 @@ def _states(
     num_decoding = decoding.num_rows if decoding else 0
     tokens = _join(tokens_B, prompts and prompts.tokens_N)
     positions = _join(decoding and decoding.positions_B, prompts and prompts.positions_N)
-    write = _join(decoding and decoding.write, prompts and prompts.write)
+    write = _places(decoding, prompts)
     cache.show(write)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -352,6 +363,14 @@ def prefill_scored(
         logprobs_C = logprobs_C_V.gather(1, words_C.unsqueeze(1)).squeeze(1)
         logprobs += logprobs_C.masked_fill(is_patch_C, 0.0).tolist()
     return logprobs
+
+
+def _places(decoding: DecodeRows | None, prompts: PromptRows | None) -> Places:
+    if decoding is None or prompts is None:
+        rows = decoding or prompts
+        assert rows is not None, "a pass has decoding rows or prompts"
+        return rows.write
+    return decoding.write.before(prompts.write)
 
 
 def _join(first: Tensor | None, second: Tensor | None) -> Tensor:

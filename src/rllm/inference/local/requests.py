@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rllm.inference.local.cache import KVCache, Slot
+from rllm.inference.local.cache import KVCache, Shelf, Slot
 from rllm.inference.local.forward import DecodeRows
 from rllm.inference.local.sampling import SamplingRows, sample
 from rllm.inference.local.watch import Watch, WatchedRows
@@ -65,6 +65,12 @@ class Request:
     finished_at: float = 0.0
 
     @property
+    def context_ids(self) -> list[int]:
+        """What has to be read before the next token: the prompt, and what was sampled before the request had
+        to give its slot away."""
+        return self.prompt_ids + self.completion_ids if self.completion_ids else self.prompt_ids
+
+    @property
     def said_ids(self) -> list[int]:
         """The answer without its end token."""
         ids = self.completion_ids
@@ -98,13 +104,13 @@ class LiveRequests:
     def __init__(self, cache: KVCache) -> None:
         self.requests: list[Request] = []
         self.decoding: DecodeRows | None = None
-        """Where the next tokens go; None when nothing is decoded."""
+        """Where the next tokens go, once `place` has said so; None when nothing is decoded."""
         self._cache = cache
         self._rows = np.zeros(0, dtype=_COLUMNS)
         self._sampling = self._sampling_rows()
         self._watched = WatchedRows([])
-        self._tokens_S_T = np.zeros((cache.num_slots, cache.max_context), dtype=np.int64)
-        self._logprobs_S_T = np.zeros((cache.num_slots, cache.max_context), dtype=np.float32)
+        self._tokens_S_T = np.zeros((cache.num_indices, cache.max_context), dtype=np.int64)
+        self._logprobs_S_T = np.zeros((cache.num_indices, cache.max_context), dtype=np.float32)
         self._end_ids: set[int] = set()
         """End tokens of any request so far."""
         self._may_end_V: NDArray[np.bool_] | None = None
@@ -112,7 +118,7 @@ class LiveRequests:
     @property
     def tokens_B(self) -> Tensor | None:
         """The tokens that are read next, one a row."""
-        return torch.from_numpy(self._rows["token"]).to(self._cache.keys.device) if self.requests else None
+        return torch.from_numpy(self._rows["token"]).to(self._cache.device) if self.requests else None
 
     def join(self, requests: Sequence[Request]) -> None:
         """Add requests whose prompts have been read; they stand at the end until their first token is
@@ -164,14 +170,15 @@ class LiveRequests:
         return self._remove(cancelled_rows, policy_version) if cancelled_rows else []
 
     def _columns(self, request: Request) -> tuple[float, ...]:
-        sampling, num_prompt = request.sampling, len(request.prompt_ids)
-        left = max(1, min(sampling.max_tokens, self._cache.max_context - num_prompt))
+        sampling, count = request.sampling, len(request.completion_ids)
+        num_read = len(request.prompt_ids) + count
+        left = max(1, min(sampling.max_tokens - count, self._cache.max_context - num_read))
         is_truncated = bool(sampling.top_k or sampling.top_p < 1.0)
         return (
             request.slot.index,
-            num_prompt - 1,
+            num_read - 1,
             0,
-            0,
+            count,
             left,
             sampling.seed,
             sampling.temperature,
@@ -206,17 +213,47 @@ class LiveRequests:
                 self._cache.register(slot)
         staying_B = np.ones(len(self._rows), dtype=np.bool_)
         staying_B[leaving] = False
-        order = np.argsort(self._rows["slot"], kind="stable")
-        order = order[staying_B[order]]
+        self._keep(np.flatnonzero(staying_B))
+        return leaving_requests
+
+    def _keep(self, rows: NDArray[np.int64]) -> None:
+        """Go on with these rows alone, in the order of their slots."""
+        order = rows[np.argsort(self._rows["slot"][rows], kind="stable")]
         self._rows = self._rows[order]
         self.requests = [self.requests[row] for row in order.tolist()]
         self._sampling = self._sampling_rows()
         if self._watched:
             self._watched = WatchedRows([request.watch for request in self.requests])
         self.decoding = None
-        if self.requests:
-            self.decoding = DecodeRows(self._cache, self._rows["slot"], self._rows["position"])
-        return leaving_requests
+
+    def lengths(self) -> list[int]:
+        """Of each request, how many places its slot needs for the next step."""
+        return (self._rows["position"] + 1).tolist()
+
+    def longest(self) -> list[tuple[Shelf, int]]:
+        """The same, the most of each shelf."""
+        shelves, lengths_B = self._cache.shelves, self._rows["position"] + 1
+        if not self.requests:
+            return []
+        if len(shelves) == 1:
+            return [(shelves[0], int(lengths_B.max()))]
+        shelf_B = self._rows["slot"] // self._cache.num_slots
+        return [(shelves[each], int(lengths_B[shelf_B == each].max())) for each in np.unique(shelf_B)]
+
+    def place(self) -> None:
+        """Begin to decode the rows as they are, after some have joined or left."""
+        if self.decoding is None and self.requests:
+            slots = [request.slot for request in self.requests]
+            self.decoding = DecodeRows(self._cache, slots, self._rows["position"])
+
+    def replaced(self) -> None:
+        """Slots have other places now; `collect` was called before."""
+        self._rows["slot"] = [request.slot.index for request in self.requests]
+        self._keep(np.arange(len(self._rows)))
+
+    def give_back(self, request: Request, policy_version: int) -> None:
+        """Take out a request that goes on later: it takes along what was sampled for it."""
+        self._remove([self.requests.index(request)], policy_version)
 
     def _has_ended(self, tokens_B: NDArray[np.int64], vocab_size: int) -> NDArray[np.bool_]:
         """[B] whether the token ends its answer.
