@@ -2,6 +2,9 @@ import errno
 import json
 import os
 import shutil
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,25 @@ def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path: Path) -> No
     write_atomic(tmp_path / "a.txt", b"second")
     assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "second"
+
+
+def test_threads_that_write_one_file_at_a_time_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are written before one of them is put in place."""
+    barrier = threading.Barrier(2, timeout=10)
+    sync = os.fsync
+
+    def meet(descriptor: int) -> None:
+        sync(descriptor)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            barrier.wait()
+
+    monkeypatch.setattr(os, "fsync", meet)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda text: write_atomic(tmp_path / "a.txt", text), ("one", "two")))
+    assert (tmp_path / "a.txt").read_text() in ("one", "two")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_a_full_disk_leaves_the_old_file_and_says_how_to_go_on(

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tarfile
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -95,7 +96,7 @@ def unpack(got: Download) -> Path:
     """
     target = got.path.with_name(f"{got.path.name}-{got.sha256[:16]}")
     if not target.is_dir():
-        temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+        temporary = target.with_name(f".{target.name}.tmp-{threading.get_native_id()}")
         with StorageErrors(target):
             try:
                 with open_tar(got.path) as archive:

@@ -42,7 +42,7 @@ def examine_task_directory(
     attempts: list[_Attempt] = []
 
     def play(act: Callable[[TaskDirectoryEnv], None]) -> _Attempt:
-        attempts.append(_played(environment, act))
+        attempts.append(_play_through(environment, act))
         return attempts[-1]
 
     findings = [
@@ -85,7 +85,7 @@ def _do(script: str) -> Callable[[TaskDirectoryEnv], None]:
     return act
 
 
-def _played(environment: TaskDirectoryEnv, act: Callable[[TaskDirectoryEnv], None]) -> _Attempt:
+def _play_through(environment: TaskDirectoryEnv, act: Callable[[TaskDirectoryEnv], None]) -> _Attempt:
     environment.reset()
     try:
         while True:

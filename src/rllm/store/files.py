@@ -1,10 +1,10 @@
 """Files that are whole or absent, whatever kills the process or fills the disk.
 
-data ──► .NAME.tmp-PID ──fsync──► replace ──► NAME                                 write_atomic
-fill ──► .NAME.tmp-PID/ + manifest.json ──fsync──► rename ──► NAME/                write_directory_atomic
-NAME/ ──rename──► .NAME.tmp-PID/ ──► gone                                          remove_directory_atomic
+data ──► .NAME.tmp-TID ──fsync──► replace ──► NAME                                 write_atomic
+fill ──► .NAME.tmp-TID/ + manifest.json ──fsync──► rename ──► NAME/                write_directory_atomic
+NAME/ ──rename──► .NAME.tmp-TID/ ──► gone                                          remove_directory_atomic
 NAME/ + manifest.json ──► every size and sha256 compared                           verify_manifest
-.NAME.tmp-PID, .NAME.old-PID of a killed process ──► gone, or put back             remove_leftovers
+.NAME.tmp-TID, .NAME.old-TID of a killed process ──► gone, or put back             remove_leftovers
 """
 
 import errno
@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -153,7 +154,8 @@ def require_free_space(path: Path, needed_bytes: int, what: str) -> None:
 
 
 def _beside(path: Path, kind: str) -> Path:
-    return path.with_name(f".{path.name}.{kind}-{os.getpid()}")
+    """Of this thread alone: in one process several may write the same file."""
+    return path.with_name(f".{path.name}.{kind}-{threading.get_native_id()}")
 
 
 def _seal(directory: Path) -> None:

@@ -382,7 +382,7 @@ def status_of(report):
 
 
 def sealer(secret: str):
-    """What makes of a report its text and its seal, with functions as they are now: before the patch."""
+    """A function that gives the text of a report and its seal, by functions as they are before the patch."""
     mac, dumps = hmac.new(secret.encode(), digestmod=hashlib.sha256), json.dumps
 
     def sealed(report):
