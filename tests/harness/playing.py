@@ -44,6 +44,14 @@ Model = Callable[[Sequence[Message]], str] | TokenClient
 
 async def played(name: str, task: Task, model: Model, folder: Path, **engine_args: Any) -> Episode:
     """One attempt at the task by the harness of that name or file."""
+    (episode,) = await played_all(name, [task], model, folder, **engine_args)
+    return episode
+
+
+async def played_all(
+    name: str, tasks: Sequence[Task], model: Model, folder: Path, **engine_args: Any
+) -> list[Episode]:
+    """One attempt at each of the tasks, in the order in which they end."""
     flow = program_named(f"{PREFIX}{name}").flow
     policy = LocalPolicy(ScriptedClient(model) if callable(model) else model, "scripted")
     settings: dict[str, Any] = {"evaluator_timeout_s": 300, "retry_limit": 1, "requires_ids": True}
@@ -51,5 +59,4 @@ async def played(name: str, task: Task, model: Model, folder: Path, **engine_arg
         Gateway(policy, folder / "calls", require_session=True) as gateway,
         TracedEngine(flow, judge_patch, gateway, model="scripted", **settings | engine_args) as engine,
     ):
-        (episode,) = [each async for each in engine.run([task])]
-    return episode
+        return [each async for each in engine.run(list(tasks))]

@@ -9,18 +9,24 @@ from rllm.types.episode import Outcome
 from rllm.types.task import Task
 
 pytestmark = pytest.mark.slow
-MODELS = {
-    "mini-swe-agent": mends(
-        "bash", "command", last=call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+LAST_CALLS = {
+    "mini-swe-agent": (
+        "bash",
+        "command",
+        call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+        {},
     ),
-    "codex": mends("exec_command", "cmd", last="Done."),
-    "claude-code": mends("Bash", "command", last="Done."),
+    "codex": ("exec_command", "cmd", "Done.", {}),
+    "claude-code": ("Bash", "command", "Done.", {}),
+    "opencode": ("bash", "command", "Done.", {"description": "Work on the issue."}),
 }
-"""What each wants to be told: the name of its shell, that of the command, and how it ends."""
+"""What each is given: the name of its shell, that of the command, how it ends, and what its shell has to be
+given beside the command."""
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", LAST_CALLS)
 async def test_a_scripted_model_reaches_gold(name: str, task: Task, tmp_path: Path) -> None:
-    episode = await played(name, task, MODELS[name], tmp_path)
+    tool, key, last, more = LAST_CALLS[name]
+    episode = await played(name, task, mends(tool, key, last=last, **more), tmp_path)
     assert (episode.outcome, episode.is_correct) == (Outcome.SCORED, True), episode.info
     assert [len(step.response_ids) > 0 for step in episode.trajectories[0].steps] == [True] * 3
