@@ -137,6 +137,21 @@ def test_tests_that_give_a_reward_only_for_a_solution_are_no_excuse(task: Path) 
     assert "on the task's own solution they leave one" in info["reason"]
 
 
+@pytest.mark.parametrize("with_solution", [True, False])
+def test_tests_that_leave_both_results_for_a_solution_pay_it(task: Path, with_solution: bool) -> None:
+    """The one that counts is theirs, and no program's that they started."""
+    (task / "tests" / "test.sh").write_text(
+        "echo 0 > /logs/verifier/reward.txt\n"
+        "cmp /app/sorted.txt <(sort /app/words.txt) && echo '{\"reward\": 1}' > /logs/verifier/reward.json\n"
+    )
+    if not with_solution:
+        shutil.rmtree(task / "solution")
+    environment = TaskDirectoryEnv(task, backend=usable_backend())
+    environment.reset()
+    environment.step("```sh\nsort words.txt > sorted.txt\n```")
+    assert environment.step("Done.")[1] == 1.0
+
+
 def test_the_tests_run_as_another_user_where_there_is_one(task: Path) -> None:
     (task / "tests" / "test.sh").write_text("id -u > /logs/verifier/reward.txt\n")
     environment = TaskDirectoryEnv(task, backend=usable_backend())

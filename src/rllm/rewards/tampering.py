@@ -18,7 +18,7 @@ from rllm.rewards.task_tests import RESULTS, task_reward
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.types import Limits, Root, Snapshot
-from rllm.sandbox.verifier import LOGS, Examination
+from rllm.sandbox.verifier import LOGS, Examination, snapshot_of
 
 WORDS = "pear\napple\nfig\n"
 TEST = """\
@@ -132,7 +132,9 @@ def _agents_world(examination: Examination) -> Sandbox:
 
 
 def _solve(examination: Examination) -> Snapshot | None:
-    return None  # the tests say no to the task as it was given, so that nobody asks
+    with _agents_world(examination) as agent:
+        agent.exec(["bash", "-c", SOLUTION], cwd="/app", env=dict(examination.variables))
+        return snapshot_of(agent, examination)
 
 
 def _prepare(sandbox: Sandbox, brings: Callable[[str], bool]) -> None:

@@ -45,6 +45,8 @@ def task_reward(
         return TaskReward(reason=f"what was left is too much to keep: {error}")
     result = examine(examination, left)
     fault = _fault(result)
+    if not fault and _has_both(result) and _is_planted(examination, solve):
+        return TaskReward(reason=f"both {' and '.join(RESULTS)} were left; the tests leave one of them")
     if not fault:
         return TaskReward(rewards=rewards_of(result), reason="tests")
     if result.ran is None or result.ran.status in EXCEEDED:
@@ -57,6 +59,19 @@ def task_reward(
     raise RewardError(
         f"{where}: {fault}, nor on the task as it was given: its tests need mending.{_end(result)}"
     )
+
+
+def _has_both(result: Examined) -> bool:
+    return all(name in result.results or name in result.faults for name in RESULTS)
+
+
+def _is_planted(examination: Examination, solve: Callable[[], Snapshot | None]) -> bool:
+    """Whether one of two results is of a program of the agent's that the tests started: neither on the task
+    as it was given nor on its own solution do they leave both. Unknown, and so no, without a solution."""
+    if _has_both(examine(examination, None)):
+        return False
+    solution = solve()
+    return solution is not None and not _has_both(examine(examination, solution))
 
 
 def rewards_of(result: Examined) -> dict[str, float]:
