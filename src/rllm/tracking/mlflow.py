@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false
-"""Numbers to MLflow, by its own variables MLFLOW_TRACKING_URI (else RUN/mlflow.db) and
-MLFLOW_EXPERIMENT_NAME."""
+"""Numbers to MLflow, by its own variables MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME."""
 
 import os
+import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -17,26 +17,30 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError(error.name or "mlflow", "mlflow") from error
 
-import time
-
-PROTOCOLS = ("", "file", "http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+PROTOCOLS = ("file", "http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 _DIRECTORY = "rllm.directory"
 MAX_PARAM_CHARS = 500
 
 
 def require_usable() -> None:
-    """Raises ConfigError for an address that MLflow does not know."""
+    """Raises ConfigError where no address is set, or one that MLflow does not know."""
     address = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if urlsplit(address).scheme.partition("+")[0] not in PROTOCOLS:
+    is_file = urlsplit(address).scheme in ("", "file")
+    if not address or (is_file and not os.environ.get("MLFLOW_ALLOW_FILE_STORE")):
         raise ConfigError(
-            f"MLFLOW_TRACKING_URI is {address!r}; it begins with one of {', '.join(filter(None, PROTOCOLS))}."
+            f"`tracking.sinks` has mlflow, and MLFLOW_TRACKING_URI is {address!r}; set it to the address of "
+            "a server, such as http://127.0.0.1:5000, or to file:///DIRECTORY with "
+            "MLFLOW_ALLOW_FILE_STORE=true."
+        )
+    if not is_file and urlsplit(address).scheme.partition("+")[0] not in PROTOCOLS:
+        raise ConfigError(
+            f"MLFLOW_TRACKING_URI is {address!r}; it begins with one of {', '.join(PROTOCOLS)}."
         )
 
 
 class MlflowSink:
     def __init__(self, run: SinkRun) -> None:
-        default = f"sqlite:///{run.directory.absolute() / 'mlflow.db'}"
-        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or default)
+        self._client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "rllm")
         experiment = self._client.get_experiment_by_name(name)
         experiment_id = (

@@ -3,6 +3,7 @@
 A gauge is named `rllm.METRIC` and has the attributes `phase` and `run`; `rllm.step` says which step it is of.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from urllib.parse import urlsplit
@@ -38,6 +39,8 @@ def require_usable() -> None:
 
 class OtelSink:
     def __init__(self, run: SinkRun) -> None:
+        # What is refused is said once, by the queue before this; it would be said here at every try.
+        logging.getLogger("opentelemetry.exporter.otlp.proto.http").setLevel(logging.CRITICAL)
         resource = Resource.create().merge(
             Resource({SERVICE_NAME: "rllm"}).merge(OTELResourceDetector().detect())
         )

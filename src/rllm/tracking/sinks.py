@@ -11,7 +11,6 @@ import importlib
 import logging
 import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,8 @@ RETRY_S = (0.5, 2.0, 8.0)
 """Waits before a line is tried again."""
 CLOSE_S = 15.0
 """How long the end of a run waits for a sink."""
+CLOSE_S_OF_DOWN = 1.0
+"""The same of one that takes nothing."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -99,7 +100,8 @@ class BufferedSink:
         self._lines: deque[tuple[int, str, dict[str, Metric]]] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self._ends_at = math.inf
+        self._is_down = False
+        """The last line was refused for good: nobody waits for such a service."""
         self._sleep = sleep or self._wait
         self._thread = threading.Thread(target=self._run, name=f"tracking to {name}", daemon=True)
         self._thread.start()
@@ -120,9 +122,9 @@ class BufferedSink:
 
     def close(self) -> None:
         with self._changed:
-            self._closing, self._ends_at = True, time.monotonic() + CLOSE_S
+            self._closing = True
             self._changed.notify_all()
-        self._thread.join(CLOSE_S)
+        self._thread.join(CLOSE_S_OF_DOWN if self._is_down else CLOSE_S)
         num_left = len(self._lines) + self.num_dropped + self.num_failed
         if num_left:
             log.warning("%s was not given %d lines; metrics.jsonl has all of them.", self.name, num_left)
@@ -156,13 +158,15 @@ class BufferedSink:
             return self._lines.popleft()
 
     def _retried(self, work: Callable[[], Any]) -> Any:
-        for wait_s in RETRY_S:
+        for wait_s in () if self._is_down else RETRY_S:
             try:
                 return work()
             except Exception as error:  # noqa: BLE001  whatever a foreign program raises
                 log.debug("%s: %s; trying again in %s s", self.name, error, wait_s)
             self._sleep(wait_s)
-        return work()
+        done = work()
+        self._is_down = False
+        return done
 
     def _wait(self, wait_s: float) -> None:
         """Shorter when the run ends."""
@@ -171,6 +175,7 @@ class BufferedSink:
 
     def _complain(self, error: Exception) -> None:
         self.num_failed += 1
+        self._is_down = True
         if self.num_failed == 1:
             log.warning(
                 "%s takes no numbers (%s: %s); the run goes on.", self.name, type(error).__name__, error

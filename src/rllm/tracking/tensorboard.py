@@ -1,6 +1,7 @@
 # pyright: reportMissingImports=false
 """Numbers as event files for TensorBoard, in RUN/tensorboard: `tensorboard --logdir runs`."""
 
+import time
 from collections.abc import Mapping
 
 from rllm.errors import MissingExtraError
@@ -13,8 +14,6 @@ try:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 except ModuleNotFoundError as error:
     raise MissingExtraError(error.name or "tensorboard", "tensorboard") from error
-
-import time
 
 
 def require_usable() -> None:

@@ -2,7 +2,9 @@
 """Numbers to Trackio, on this machine or in the Space of TRACKIO_SPACE_ID; `trackio show` shows them."""
 
 import os
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 
 from rllm.errors import MissingExtraError
 from rllm.tracking.base import Metric
@@ -20,20 +22,22 @@ def require_usable() -> None:
 
 class TrackioSink:
     def __init__(self, run: SinkRun) -> None:
-        self._run = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", "rllm"),
-            name=run.name,
-            space_id=os.environ.get("TRACKIO_SPACE_ID"),
-            config=dict(run.config),
-            resume="allow",
-            embed=False,
-        )
+        with redirect_stdout(sys.stderr):  # it prints, and stdout is for what a command was asked for
+            self._run = trackio.init(
+                project=os.environ.get("TRACKIO_PROJECT", "rllm"),
+                name=run.name,
+                space_id=os.environ.get("TRACKIO_SPACE_ID"),
+                config=dict(run.config),
+                resume="allow",
+                embed=False,
+            )
 
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
         self._run.log({**metric_names(phase, metrics), f"{phase}/step": step})
 
     def close(self) -> None:
-        self._run.finish()
+        with redirect_stdout(sys.stderr):
+            self._run.finish()
 
 
 def open_sink(run: SinkRun) -> TrackioSink:
