@@ -7,7 +7,8 @@ _SOFTWARE = (
     "its tasks are container images of their own; write the rows of those that you have as a file, and name "
     "that: `rllm eval rows.jsonl` (docs/swe.md)"
 )
-_HARNESS = "it is graded by a harness of its own; a directory of tasks is named by its path (docs/eval.md)"
+_OWN_TASKS = "a directory of tasks is named by its path (docs/eval.md)"
+_HARNESS = f"it is graded by a harness of its own; {_OWN_TASKS}"
 _SEARCH = "it needs a search service; `browsecomp` asks the like over a corpus of its own (docs/search.md)"
 _SITES = {
     "webarena": "seven sites as container images (WA_SHOPPING, WA_REDDIT, WA_GITLAB, WA_MAP, …)",
@@ -41,6 +42,7 @@ ABSENT = {
         "its rows are not fetched; get them from their publisher and name the file: `rllm eval ROWS.jsonl "
         "--agent web` (docs/web.md)",
     ),
+    "gdpval": "its answers are office documents, which a judge of its own opens; " + _OWN_TASKS,
     "aa_lcr": f"{_RULES}equality`",
     "multichallenge": f"{_RULES}judge`",
 }
