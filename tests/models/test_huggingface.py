@@ -9,15 +9,12 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     CohereConfig,
-    Gemma2Config,
-    Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
     GPTNeoConfig,
     GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
-    MistralConfig,
     MixtralConfig,
     PreTrainedConfig,
 )
@@ -81,12 +78,6 @@ def test_what_is_saved_loads_here_and_in_transformers_as_the_same_model(
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (MistralConfig(**SIZE, num_key_value_heads=2, sliding_window=64), "sliding-window attention .64."),
-        (Gemma3TextConfig(**SIZE, num_key_value_heads=2, head_dim=8), "sliding-window attention"),
-        (
-            Gemma2Config(**SIZE, num_key_value_heads=2, head_dim=8, sliding_window=0),
-            "Gemma2Attention asks for",
-        ),
         (
             GPTNeoConfig(
                 hidden_size=32, num_layers=2, num_heads=4, **TOKENS, attention_types=[[["global"], 2]]

@@ -59,14 +59,14 @@ def test_model_create_makes_one_and_says_what_it_reads(tmp_path: Path) -> None:
 
 
 def test_a_lake_s_cells_lie_on_no_grid_of_patches() -> None:
-    looks = [LakeLook.drawn("train", number, 4) for number in range(200)]
+    looks = [LakeLook.of_number("train", number, 4) for number in range(200)]
     assert len({(look.cell, look.corner) for look in looks}) > 40
     on_grid = [look for look in looks if look.cell % PATCH_SIDE == 0 or PATCH_SIDE % look.cell == 0]
     aligned = [look for look in on_grid if not any(each % look.cell for each in look.corner)]
     assert len(aligned) <= 2
     assert len({(look.hole_shape, look.goal_shape, look.player_shape) for look in looks}) > 60
     assert all(look.corner[0] + 4 * look.cell <= SIDE >= look.corner[1] + 4 * look.cell for look in looks)
-    assert LakeLook.drawn("test", 7, 4) != LakeLook.drawn("train", 7, 4)
+    assert LakeLook.of_number("test", 7, 4) != LakeLook.of_number("train", 7, 4)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from tokenizers import AddedToken
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3Processor,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from rllm.algorithms.losses import PolicyLoss
 from rllm.cli.main import rllm as front_door
@@ -20,7 +29,7 @@ from rllm.config.loader import load_config
 from rllm.config.optimizer import OptimizerConfig
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
 from rllm.inference.local.client import LocalClient
-from rllm.models.builtin import TinyModel, create_model
+from rllm.models.builtin import TinyModel, create_model, create_tokenizer
 from rllm.models.directory import load_model, save_model
 from rllm.rendering.images import IMAGES
 from rllm.trainer.backends.torch import TorchBackend
@@ -224,7 +233,6 @@ def test_what_a_tower_cannot_do_is_refused_at_start(
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
             r"idefics3 places tokens of images in three dimensions \(`rope_parameters.mrope_section`",
         ),
-        ({"model_type": "mistral", "sliding_window": 64}, r"sliding-window attention \(64\) is not served"),
     ],
 )
 def test_a_family_that_would_not_be_exact_is_refused_by_name_at_start(
@@ -237,6 +245,43 @@ def test_a_family_that_would_not_be_exact_is_refused_by_name_at_start(
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelDirectoryError, match=reason):
         load_model(directory)
+
+
+def test_gemma_3_with_images_is_refused_by_name(tmp_path: Path) -> None:
+    tokenizer = create_tokenizer()
+    marks = ["<image_soft_token>", "<start_of_image>", "<end_of_image>"]
+    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    names = dict(zip(("image_token", "boi_token", "eoi_token"), marks, strict=True))
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|endoftext|>",
+        chat_template="{{ messages[0].content }}",
+        extra_special_tokens=names,
+    )
+    pixels = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
+    Gemma3Processor(pixels, fast, image_seq_length=4).save_pretrained(tmp_path)
+    image_id, begin_id, end_id = (fast.convert_tokens_to_ids(mark) for mark in marks)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = {**sizes, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": len(fast), "sliding_window": 6}
+    tower = {**sizes, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8}
+    config = Gemma3Config(
+        text_config=text,
+        vision_config=tower,
+        mm_tokens_per_image=4,
+        eos_token_id=fast.eos_token_id,
+        image_token_id=image_id,
+        boi_token_index=begin_id,
+        eoi_token_index=end_id,
+    )
+    torch.manual_seed(0)
+    model = Gemma3ForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.2)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ModelDirectoryError, match="Gemma3ForConditionalGeneration makes 4 vectors"):
+        load_model(tmp_path)
 
 
 def test_a_directory_whose_processor_is_missing_or_broken_is_refused(

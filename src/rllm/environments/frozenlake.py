@@ -154,7 +154,7 @@ class FrozenLakeEnv(BaseEnv):
         return outcomes[0][1]  # rounding left the sum below the draw: Gymnasium takes the first, so do we
 
     def _observation(self) -> Any:
-        """What is shown of the lake and the player: text here."""
+        """The picture of the lake and the player, as text."""
         lake, state = self._lake, self._state
         cell = lake.cells[state]
         symbol = DROWNED if cell == "H" else ARRIVED if cell == "G" else PLAYER

@@ -30,7 +30,7 @@ _MIN_FILL = 0.72
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LakeLook:
-    """What one lake looks like, in all its pictures."""
+    """The looks of one lake, in all its pictures."""
 
     cell: int
     """Side of a cell in pixels; at most `SIDE` / cells, and no divisor of a patch but by chance."""
@@ -46,7 +46,7 @@ class LakeLook:
     player: Colour
 
     @classmethod
-    def drawn(cls, split: str, number: int, num_cells: int) -> "LakeLook":
+    def of_number(cls, split: str, number: int, num_cells: int) -> "LakeLook":
         """Look number `number` of a split, of a lake that many cells wide."""
         rng = np.random.Generator(np.random.Philox(key=[len(SPLITS) + SPLITS.index(split), number]))
         cell = int(rng.integers(int(SIDE / num_cells * _MIN_FILL), SIDE // num_cells + 1))
@@ -89,7 +89,7 @@ class LakePictureEnv(FrozenLakeEnv):
     def __init__(self, desc: Sequence[str] | None = None, **arguments: Any) -> None:
         super().__init__(desc, **arguments)
         split, number = arguments.get("split", "train"), arguments.get("seed", 0)
-        self._look = LakeLook.drawn(split, number, max(len(self.desc), len(self.desc[0])))
+        self._look = LakeLook.of_number(split, number, max(len(self.desc), len(self.desc[0])))
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "LakePictureEnv":

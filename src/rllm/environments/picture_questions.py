@@ -1,6 +1,6 @@
 """Questions about drawn pictures, whose answers follow from how they were drawn.
 
-    (split, number, kind) ──► Question(picture, text, answer, choices) ──► one answer, graded exactly
+    (split, number, kind) ──► PictureQuestion(picture, text, answer, choices) ──► one answer, graded exactly
 
 Each kind is a function that draws one. A number of a split is one picture; splits share no generator.
 """
@@ -37,7 +37,7 @@ _YES, _NO = "yes", "no"
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Question:
+class PictureQuestion:
     """A picture, what is asked of it, and what is right."""
 
     url: str
@@ -47,7 +47,7 @@ class Question:
     """Every answer that a question of this kind may have."""
 
 
-Draw = Callable[[np.random.Generator, int], Question]
+Draw = Callable[[np.random.Generator, int], PictureQuestion]
 """(generator, side in pixels) -> a question."""
 
 
@@ -80,20 +80,27 @@ def _apart(rng: np.random.Generator, radii: Sequence[float], side: int) -> list[
             return centres
 
 
-def _count(rng: np.random.Generator, side: int) -> Question:
-    """How many of one shape there are among others."""
-    wanted, other = (SHAPES[each] for each in rng.permutation(len(SHAPES))[:2])
+def _count(rng: np.random.Generator, side: int) -> PictureQuestion:
+    """The number of one shape among others."""
+    shape, other = (SHAPES[each] for each in rng.permutation(len(SHAPES))[:2])
     number, num_others = int(rng.integers(1, 5)), int(rng.integers(0, 3))
-    kinds = [wanted] * number + [other] * num_others
+    kinds = [shape] * number + [other] * num_others
     radii = [float(each) for each in rng.uniform(0.09, 0.14, len(kinds)) * side]
     canvas = _ground(rng, side)
     for kind, centre, radius in zip(kinds, _apart(rng, radii, side), radii, strict=True):
         canvas.shape(kind, centre, radius, _bright(rng))
-    return Question(url=canvas.data_url(), text=f"How many {wanted}?", answer=str(number), choices=_digits(4))
+    return PictureQuestion(
+        url=canvas.data_url(),
+        text=f"How many {shape}?",
+        answer=str(number),
+        choices=_digits(
+            4,
+        ),
+    )
 
 
-def _compare(rng: np.random.Generator, side: int) -> Question:
-    """Whether one shape is larger than another."""
+def _compare(rng: np.random.Generator, side: int) -> PictureQuestion:
+    """Two shapes, one larger than the other."""
     first, second = (SHAPES[each] for each in rng.permutation(len(SHAPES))[:2])
     small = float(rng.uniform(0.08, 0.14)) * side
     large = small * float(rng.uniform(1.6, 2.2))
@@ -105,8 +112,8 @@ def _compare(rng: np.random.Generator, side: int) -> Question:
     return _yes_or_no(canvas, f"{first} larger than {second}?", is_larger)
 
 
-def _locate(rng: np.random.Generator, side: int) -> Question:
-    """Which quarter of the picture a shape is in; others are elsewhere."""
+def _locate(rng: np.random.Generator, side: int) -> PictureQuestion:
+    """The quarter of the picture that a shape is in; others are elsewhere."""
     kinds = [SHAPES[each] for each in rng.permutation(len(SHAPES))[: int(rng.integers(1, 4))]]
     quarters = rng.permutation(4)[: len(kinds)]
     canvas, half = _ground(rng, side), side / 2
@@ -115,7 +122,7 @@ def _locate(rng: np.random.Generator, side: int) -> Question:
         down, right = divmod(int(quarter), 2)
         x, y = (float(each) for each in rng.uniform(radius + 1, half - radius - 1, 2))
         canvas.shape(kind, (x + right * half, y + down * half), radius, _bright(rng))
-    return Question(
+    return PictureQuestion(
         url=canvas.data_url(),
         text=f"Where is {kinds[0]}?",
         answer=_QUARTERS[int(quarters[0])],
@@ -123,8 +130,8 @@ def _locate(rng: np.random.Generator, side: int) -> Question:
     )
 
 
-def _crossings(rng: np.random.Generator, side: int) -> Question:
-    """How often two lines of two pieces each cross."""
+def _crossings(rng: np.random.Generator, side: int) -> PictureQuestion:
+    """Two lines of two pieces each, which cross or not."""
     edge, middle, far = 0.08 * side, side / 2, 0.92 * side
     number = int(rng.integers(3))
     while True:
@@ -137,7 +144,7 @@ def _crossings(rng: np.random.Generator, side: int) -> Question:
     for line, colour in zip(heights, colours, strict=True):
         points = [(x, float(y)) for x, y in zip((edge, middle, far), line, strict=True)]
         canvas.line(points, colour, max(2, side // 40))
-    return Question(
+    return PictureQuestion(
         url=canvas.data_url(),
         text="How often do the lines cross?",
         answer=str(number),
@@ -145,8 +152,8 @@ def _crossings(rng: np.random.Generator, side: int) -> Question:
     )
 
 
-def _overlaps(rng: np.random.Generator, side: int) -> Question:
-    """Whether two rings overlap."""
+def _overlaps(rng: np.random.Generator, side: int) -> PictureQuestion:
+    """Two rings, which overlap or not."""
     radii = [float(each) for each in rng.uniform(0.12, 0.2, 2) * side]
     overlap = bool(rng.integers(2))
     reach = sum(radii) * float(rng.uniform(0.4, 0.8) if overlap else rng.uniform(1.15, 1.5))
@@ -163,8 +170,8 @@ def _overlaps(rng: np.random.Generator, side: int) -> Question:
     return _yes_or_no(canvas, "Do the rings overlap?", overlap)
 
 
-def _grid(rng: np.random.Generator, side: int) -> Question:
-    """How many rows a table has."""
+def _grid(rng: np.random.Generator, side: int) -> PictureQuestion:
+    """The rows of a table."""
     rows, columns = (int(each) for each in rng.integers(2, 6, 2))
     width, height = (float(each) for each in rng.uniform(0.65, 0.9, 2) * side)
     left, top = (float(rng.uniform(1, side - each - 2)) for each in (width, height))
@@ -175,13 +182,21 @@ def _grid(rng: np.random.Generator, side: int) -> Question:
     for column in range(columns + 1):
         x = left + width * column / columns
         canvas.line([(x, top), (x, top + height)], colour, thick)
-    return Question(
-        url=canvas.data_url(), text="How many rows?", answer=str(rows), choices=("2", "3", "4", "5")
+    return PictureQuestion(
+        url=canvas.data_url(),
+        text="How many rows?",
+        answer=str(rows),
+        choices=(
+            "2",
+            "3",
+            "4",
+            "5",
+        ),
     )
 
 
-def _bars(rng: np.random.Generator, side: int) -> Question:
-    """Which bar of a chart is the tallest, counted from the left."""
+def _bars(rng: np.random.Generator, side: int) -> PictureQuestion:
+    """The tallest bar of a chart, counted from the left."""
     number = int(rng.integers(3, 6))
     tallest = int(rng.integers(number))
     heights = rng.uniform(0.15, 0.6, number) * side
@@ -190,12 +205,17 @@ def _bars(rng: np.random.Generator, side: int) -> Question:
     left, foot = float(rng.uniform(1, width - 1)), side - 2
     for place, height in enumerate(heights):
         canvas.box(left + place * width, foot - float(height), 0.7 * width, float(height), colour)
-    return Question(
-        url=canvas.data_url(), text="Which bar is tallest?", answer=str(tallest + 1), choices=_digits(5)
+    return PictureQuestion(
+        url=canvas.data_url(),
+        text="Which bar is tallest?",
+        answer=str(tallest + 1),
+        choices=_digits(
+            5,
+        ),
     )
 
 
-def _clock(rng: np.random.Generator, side: int) -> Question:
+def _clock(rng: np.random.Generator, side: int) -> PictureQuestion:
     """The hour that the only hand of a clock points to."""
     hour, radius = int(rng.integers(1, 13)), float(rng.uniform(0.3, 0.44)) * side
     x, y = (float(each) for each in rng.uniform(radius + 1, side - radius - 2, 2))
@@ -203,11 +223,18 @@ def _clock(rng: np.random.Generator, side: int) -> Question:
     canvas.shape("circle", (x, y), radius, _bright(rng))
     tip = (x + 0.9 * radius * math.sin(angle), y - 0.9 * radius * math.cos(angle))
     canvas.line([(x, y), tip], colour_between(rng, (0, 0, 0), (60, 60, 60)), max(2, side // 24))
-    return Question(url=canvas.data_url(), text="What hour is it?", answer=str(hour), choices=_digits(12))
+    return PictureQuestion(
+        url=canvas.data_url(),
+        text="What hour is it?",
+        answer=str(hour),
+        choices=_digits(
+            12,
+        ),
+    )
 
 
-def _nested(rng: np.random.Generator, side: int) -> Question:
-    """How many squares stand one in another."""
+def _nested(rng: np.random.Generator, side: int) -> PictureQuestion:
+    """Squares one in another."""
     number, size = int(rng.integers(1, 5)), float(rng.uniform(0.75, 0.9)) * side
     left, top = (float(each) for each in rng.uniform(1, side - size - 2, 2))
     canvas, colour, gap = _ground(rng, side), _bright(rng), size / 10
@@ -215,10 +242,17 @@ def _nested(rng: np.random.Generator, side: int) -> Question:
         inset, x_end, y_end = place * gap, left + size - place * gap, top + size - place * gap
         x, y = left + inset, top + inset
         canvas.line([(x, y), (x_end, y), (x_end, y_end), (x, y_end), (x, y)], colour, max(1, side // 48))
-    return Question(url=canvas.data_url(), text="How many squares?", answer=str(number), choices=_digits(4))
+    return PictureQuestion(
+        url=canvas.data_url(),
+        text="How many squares?",
+        answer=str(number),
+        choices=_digits(
+            4,
+        ),
+    )
 
 
-def _colour(rng: np.random.Generator, side: int) -> Question:
+def _colour(rng: np.random.Generator, side: int) -> PictureQuestion:
     """The colour of one of two shapes."""
     kinds = [SHAPES[each] for each in rng.permutation(len(SHAPES))[:2]]
     names = [tuple(_COLOURS)[each] for each in rng.permutation(len(_COLOURS))[:2]]
@@ -226,7 +260,7 @@ def _colour(rng: np.random.Generator, side: int) -> Question:
     canvas = _ground(rng, side)
     for kind, name, centre, radius in zip(kinds, names, _apart(rng, radii, side), radii, strict=True):
         canvas.shape(kind, centre, radius, colour_between(rng, *_COLOURS[name]))
-    return Question(
+    return PictureQuestion(
         url=canvas.data_url(),
         text=f"What colour has {kinds[0]}?",
         answer=names[0],
@@ -234,8 +268,8 @@ def _colour(rng: np.random.Generator, side: int) -> Question:
     )
 
 
-def _arrow(rng: np.random.Generator, side: int) -> Question:
-    """Where an arrow points."""
+def _arrow(rng: np.random.Generator, side: int) -> PictureQuestion:
+    """The way that an arrow points."""
     ways = {"Left": (-1, 0), "Down": (0, 1), "Right": (1, 0), "Up": (0, -1)}
     way = tuple(ways)[int(rng.integers(4))]
     dx, dy = ways[way]
@@ -247,8 +281,13 @@ def _arrow(rng: np.random.Generator, side: int) -> Question:
     for turn in (-1, 1):
         barb = (tip[0] - dx * head + turn * dy * head, tip[1] - dy * head + turn * dx * head)
         canvas.line([tip, barb], colour, thick)
-    return Question(
-        url=canvas.data_url(), text="Where does the arrow point?", answer=way, choices=tuple(ways)
+    return PictureQuestion(
+        url=canvas.data_url(),
+        text="Where does the arrow point?",
+        answer=way,
+        choices=tuple(
+            ways,
+        ),
     )
 
 
@@ -256,9 +295,14 @@ def _digits(last: int) -> tuple[str, ...]:
     return tuple(str(number) for number in range(1, last + 1))
 
 
-def _yes_or_no(canvas: Canvas, text: str, is_so: bool) -> Question:
+def _yes_or_no(canvas: Canvas, text: str, is_so: bool) -> PictureQuestion:
     answer = _YES if is_so else _NO
-    return Question(url=canvas.data_url(), text=text, answer=answer, choices=(_YES, _NO))
+    return PictureQuestion(
+        url=canvas.data_url(),
+        text=text,
+        answer=answer,
+        choices=(_YES, _NO),
+    )
 
 
 KINDS: dict[str, Draw] = {
@@ -277,7 +321,7 @@ KINDS: dict[str, Draw] = {
 """Name -> who draws one."""
 
 
-def drawn_question(task: Mapping[str, Any]) -> Question:
+def drawn_question(task: Mapping[str, Any]) -> PictureQuestion:
     """The question of a task. Raises ConfigError for a kind, split, number or side that there is not."""
     kind, split, number, side = (task.get(name) for name in ("drawing", "split", "seed", "side"))
     _check(str(kind), str(split), number, side)

@@ -9,7 +9,7 @@ again is one `split` and one `cat`, forward and backward.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rllm.models.attention import NONE, Wishes, attention
 from rllm.models.decoder import take_rows
 from rllm.models.packing import IntArray, buckets
 
@@ -63,7 +64,7 @@ class PackedAttention:
         self.sizes = [each.num_tokens for each in (*self.prefixes, *(each.own for each in self.suffixes))]
         self.kept_sizes = [each.kept.num_tokens for each in self.suffixes]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, wishes: Wishes = NONE) -> Tensor:
         num_prefixes = len(self.prefixes)
         keys, values = k.split(self.sizes), v.split(self.sizes)
         prefix_kv = (k[: self.num_prefix], v[: self.num_prefix]) if num_prefixes else None
@@ -73,9 +74,12 @@ class PackedAttention:
             return _join([part.attend_kept(q, k, v, prefix_kv) for q, (part, k, v) in suffix_parts])
         queries = q.split(self.sizes)
         heads = zip(self.prefixes, queries, keys, values, strict=False)
-        outputs = [_attend(part.pad(q), part.pad(k), part.pad(v), None, part) for part, q, k, v in heads]
+        outputs = [
+            _attend(part.pad(q), part.pad(k), part.pad(v), part.near(wishes, q.dtype), part, wishes)
+            for part, q, k, v in heads
+        ]
         tails = zip(queries[num_prefixes:], own, strict=True)
-        return _join([*outputs, *(part.attend(q, k, v, prefix_kv) for q, (part, k, v) in tails)])
+        return _join([*outputs, *(part.attend(q, k, v, prefix_kv, wishes) for q, (part, k, v) in tails)])
 
     @property
     def num_products(self) -> int:
@@ -122,17 +126,20 @@ class _Suffixes:
                 self._share = place_S, F.one_hot(place_S, len(visible_prefixes)).t()
         self._shared = shared
         self._kept_offsets = np.concatenate(offsets_kept)
-        self._masks: dict[str, Tensor] = {}
+        self._masks: dict[tuple[str, int | None], Tensor] = {}
         self._device = device
 
     @property
     def num_products(self) -> int:
         return self.own.rows * self.own.longest * (self.longest_prefix + self.own.longest)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, prefix_kv: Shared) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, prefix_kv: Shared, wishes: Wishes) -> Tensor:
         q_all, k_all, v_all = self.own.pad(q), *self._visible_kv(k, v, prefix_kv)
-        mask = self._mask("full", q.dtype) if self.prefix is not None else None
-        return _attend(q_all, k_all, v_all, mask, self.own)
+        window = wishes.window if wishes.is_shorter(self.longest_prefix + self.own.longest) else None
+        mask = None
+        if self.prefix is not None or window is not None:
+            mask = self._mask("full", q.dtype, window)
+        return _attend(q_all, k_all, v_all, mask, self.own, wishes)
 
     def attend_kept(self, q: Tensor, k: Tensor, v: Tensor, prefix_kv: Shared) -> Tensor:
         k_all, v_all = self._visible_kv(k, v, prefix_kv)
@@ -157,34 +164,38 @@ class _Suffixes:
         padded_prefixes = self.prefix.pad(prefixes)
         return padded_prefixes if self._share is None else _Share.apply(padded_prefixes, *self._share)
 
-    def _mask(self, which: str, dtype: torch.dtype) -> Tensor:
+    def _mask(self, which: str, dtype: torch.dtype, window: int | None = None) -> Tensor:
         """[S, 1, Q, P + C], 0 where a query may look and -inf elsewhere: it sees its group's prefix, and its
-        own suffix up to its offset. Made once, for all layers."""
-        if which not in self._masks:
+        own suffix up to its offset, of both no more than the last `window` tokens. Made once, for all
+        layers."""
+        if (which, window) not in self._masks:
             offsets = np.arange(self.own.longest)[None, :]
             if which == "kept":
                 offsets = self.kept.pad_ids(self._kept_offsets)
-            own = np.arange(self.own.longest) <= offsets[:, :, None]
-            prefix = (np.arange(self.longest_prefix) < self._shared[:, None])[:, None, :]
+            ago = offsets[:, :, None] - np.arange(self.own.longest)
+            own, columns = ago >= 0, np.arange(self.longest_prefix)
+            prefix = (columns < self._shared[:, None])[:, None, :]
+            if window is not None:
+                own = own & (ago < window)
+                prefix = prefix & (self._shared[:, None, None] + offsets[:, :, None] - columns < window)
             size = (self.own.rows, offsets.shape[1])
             both = (np.broadcast_to(part, (*size, part.shape[2])) for part in (prefix, own))
             visible = torch.from_numpy(np.concatenate(tuple(both), axis=2)).to(self._device).unsqueeze(1)
             mask = torch.zeros(visible.shape, dtype=dtype, device=self._device)
-            self._masks[which] = mask.masked_fill_(~visible, float("-inf"))
-        return self._masks[which]
+            self._masks[which, window] = mask.masked_fill_(~visible, float("-inf"))
+        return self._masks[which, window]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, padding: "_Padding") -> Tensor:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, padding: "_Padding", wishes: Wishes = NONE
+) -> Tensor:
     is_grouped = q.shape[1] != k.shape[1]
     if (
         is_grouped and mask is not None and q.device.type != "cpu"
     ):  # the kernels that take a mask take no groups
         repeat = q.shape[1] // k.shape[1]
-        k, v, is_grouped = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1), False
-    attention_output = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
-    )
-    return padding.unpad(attention_output)
+        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    return padding.unpad(attention(q, k, v, mask, wishes, is_causal=mask is None))
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
@@ -198,6 +209,7 @@ class _Padding:
     def __init__(self, lengths: IntArray, device: torch.device) -> None:
         self.rows, self.longest = len(lengths), int(lengths.max())
         self.num_tokens = int(lengths.sum())
+        self._device = device
         self.full = self.num_tokens == self.rows * self.longest
         if not self.full:
             firsts = np.cumsum(lengths) - lengths
@@ -217,6 +229,17 @@ class _Padding:
     def pad_ids(self, flat: IntArray) -> IntArray:
         """[rows, longest] for numbers instead of vectors."""
         return flat.reshape(self.rows, self.longest) if self.full else flat[self._source]
+
+    def near(self, wishes: Wishes, dtype: torch.dtype) -> Tensor | None:
+        """[1, 1, longest, longest] mask of a window, 0 where a query may look and -inf elsewhere; None where
+        every key up to its own place is in it."""
+        if not wishes.is_shorter(self.longest):
+            return None
+        places = torch.arange(self.longest, device=self._device)
+        ago = places[:, None] - places
+        is_beyond = (ago < 0) | (ago >= cast("int", wishes.window))
+        mask = torch.zeros(is_beyond.shape, dtype=dtype, device=self._device)
+        return mask.masked_fill_(is_beyond, float("-inf"))[None, None]
 
     def unpad(self, padded_rows: Tensor) -> Tensor:
         rows = padded_rows.transpose(1, 2).flatten(0, 1)

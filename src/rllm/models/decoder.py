@@ -26,10 +26,11 @@ from torch.utils.checkpoint import checkpoint
 
 from rllm.errors import ConfigError, ModelDirectoryError
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[..., Tensor]
 """(layer, q [M, H, d], k [N, K, d], v [N, K, d]) -> [M, H, d]; scaling by 1/sqrt(d) is the callee's.
 
-M is N, except in the last layer of a pass that keeps fewer states.
+M is N, except in the last layer of a pass that keeps fewer states. A layer that asks for more than
+softmax(q·k)·v gives its `rllm.models.attention.Wishes` as a fifth argument; then M is N.
 """
 
 
@@ -126,7 +127,9 @@ class DecoderShape:
         window = (
             config.get("sliding_window") if config.get("use_sliding_window", family == "mistral") else None
         )
-        if not plain_rope or window or config.get("hidden_act", "silu") != "silu":
+        max_positions = _count(config, "max_position_embeddings", 2048)
+        is_windowed = window and not (isinstance(window, int) and window >= max_positions)
+        if not plain_rope or is_windowed or config.get("hidden_act", "silu") != "silu":
             return None
         if config.get("mlp_bias"):
             return None
@@ -148,7 +151,7 @@ class DecoderShape:
             head_dim=head_dim,
             norm_eps=_positive(config, "rms_norm_eps", 1e-6),
             rope_theta=_positive(rope, "rope_theta", _positive(config, "rope_theta", 10_000.0)),
-            max_positions=_count(config, "max_position_embeddings", 2048),
+            max_positions=max_positions,
             tied=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=family == "qwen2" or bool(config.get("attention_bias")),
             out_bias=family != "qwen2" and bool(config.get("attention_bias")),

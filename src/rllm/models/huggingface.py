@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -25,13 +24,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from rllm.errors import ConfigError, ModelDirectoryError
+from rllm.models.attention import NONE, Wishes, attention
 from rllm.models.decoder import ONLY_WHAT_ENTERS, Attend, Change, apply_change
 
 ATTENTION_NAME = "rllm_attend"
 
-NOT_SERVED = ("sliding_window", "softcap", "s_aux", "position_bias")
-"""What some architectures ask of their attention beyond softmax(q·k)·v; the built-in engine does none of
-it."""
+NOT_SERVED = ("position_bias",)
+"""What some architectures ask of their attention and the built-in engine does not do; what it does is in
+`rllm.models.attention`."""
 
 NUM_PROBE_TOKENS = 16
 
@@ -55,11 +55,26 @@ def _attention(
     if scaling is not None:
         query = query * (scaling * head_dim**0.5)
     layer = cast("int", module.layer_idx)
-    seen_N_H_d = attend(layer, *(part[0].transpose(0, 1) for part in (query, key, value)))
+    parts = [part[0].transpose(0, 1) for part in (query, key, value)]
+    wishes = [extra.get(name) for name in ("sliding_window", "softcap", "s_aux")]
+    if all(each is None for each in wishes):
+        seen_N_H_d = attend(layer, *parts)
+    else:
+        seen_N_H_d = attend(layer, *parts, Wishes(*wishes))
     return seen_N_H_d.unsqueeze(0), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _attention)
+
+
+def _window_of(config: Any) -> int:
+    """Keys that a query of some layer sees at most; 0 where all layers see all."""
+    if not getattr(config, "use_sliding_window", True):
+        return 0
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and "sliding_attention" not in kinds:
+        return 0
+    return getattr(config, "sliding_window", None) or 0
 
 
 def _require_counts(config: PreTrainedConfig, weights: Mapping[str, Tensor], directory: Path) -> None:
@@ -109,12 +124,6 @@ class HuggingFaceDecoder(nn.Module):
             )
         except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
             raise ModelDirectoryError(f"{directory / 'config.json'} cannot be used: {error}") from error
-        text_config: Any = config.get_text_config()
-        if getattr(text_config, "sliding_window", None) and getattr(text_config, "use_sliding_window", True):
-            raise ModelDirectoryError(
-                f"{directory}: sliding-window attention ({text_config.sliding_window}) is not served by the "
-                "built-in engine; use full attention (`use_sliding_window: false`) or an external engine."
-            )
         _require_counts(config, weights, directory)
         try:
             with torch.device("meta"):
@@ -208,7 +217,9 @@ class HuggingFaceDecoder(nn.Module):
             layer.training = True  # what it is recomputed for; the modules inside it stay as they are
 
     def logits(self, hidden_N_D: Tensor) -> Tensor:
-        return self.inner.get_output_embeddings()(hidden_N_D)
+        logits_N_V = self.inner.get_output_embeddings()(hidden_N_D)
+        cap = getattr(self.inner.config.get_text_config(), "final_logit_softcapping", None)
+        return logits_N_V if cap is None else cap * torch.tanh(logits_N_V / cap)
 
     @property
     def vocab_size(self) -> int:
@@ -234,17 +245,21 @@ class HuggingFaceDecoder(nn.Module):
         """`own_pass` is transformers' forward pass of the same row."""
         name = type(self.inner).__name__
         sizes: dict[int, tuple[int, int]] = {}
+        windows = set[int | None]()
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, wishes: Wishes = NONE) -> Tensor:
             if k.shape != v.shape:
                 raise ModelDirectoryError(
                     f"{name} has keys of size {k.shape[-1]} and values of size {v.shape[-1]}; the built-in "
                     "engine serves one size for both, so use an external engine."
                 )
             sizes[layer] = (k.shape[1], k.shape[2])
-            q, k, v = (part.transpose(0, 1) for part in (q, k, v))
-            seen_H_N_d = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            return seen_H_N_d.transpose(0, 1)
+            windows.add(wishes.window)
+            q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
+            distance_N_N = positions_N[:, None] - positions_N
+            is_near_N_N = distance_N_N < (wishes.window or len(positions_N))
+            visible = ((distance_N_N >= 0) & is_near_N_N)[None, None]
+            return attention(q, k, v, visible, wishes, is_causal=False)[0].transpose(0, 1)
 
         positions_N = torch.arange(len(tokens_N), device=tokens_N.device)
         ours_N_V = self.logits(self.hidden(tokens_N, positions_N, attend)).float()
@@ -258,6 +273,12 @@ class HuggingFaceDecoder(nn.Module):
             raise ModelDirectoryError(
                 f"{name} computes something that the built-in engine does not (logits differ by {error:.2g} "
                 f"where {limit:.2g} is allowed); use an external engine."
+            )
+        window = _window_of(self.inner.config.get_text_config())
+        if window and window not in windows:
+            raise ModelDirectoryError(
+                f"{name} has a sliding window of {window} that it does not hand to its attention, so the "
+                "built-in engine cannot serve it; use an external engine."
             )
         num_kv_heads, head_dim = sizes[0]
         return len(sizes), num_kv_heads, head_dim

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rllm.inference.local.cache import KVCache, Places, Shelf, Slot
+from rllm.models.attention import NONE, Wishes, attention
 from rllm.types.images import PATCH_IDS_FROM
 
 OVERHEAD_PAIRS, OVERHEAD_PLACES = 2**18, 2**16
@@ -79,12 +80,12 @@ class PromptRows:
         if (np.diff(order_R) != 1).any():
             self.place_R = torch.from_numpy(np.argsort(order_R)).to(device)
 
-    def attend(self, layer: int, queries: Tensor) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, wishes: Wishes) -> Tensor:
         """Attention of all tokens, or of the last one of each row where only those are asked for."""
         only_last = len(queries) != self.num_tokens
         sizes = [group.num_rows if only_last else group.num_tokens for group in self._groups]
         parts = zip(self._groups, queries.split(sizes), strict=True)
-        outputs = [group.attend(layer, part, only_last=only_last) for group, part in parts]
+        outputs = [group.attend(layer, part, wishes, only_last=only_last) for group, part in parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -115,10 +116,26 @@ class _PromptGroup:
             self._visible_to_last = torch.from_numpy(columns_T < ends_R[:, None, None, None]).to(device)
         self._visible: Tensor | None = None
         if starts_R.any():
-            query_R_Q1 = starts_R[:, None, None] + np.arange(self._longest)[:, None]
-            self._visible = torch.from_numpy((columns_T <= query_R_Q1)[:, None]).to(device)
+            self._visible = torch.from_numpy(self._ago(starts_R) >= 0).to(device)
+        self._starts_R, self._device = starts_R, device
+        self._near: dict[int, Tensor] = {}
 
-    def attend(self, layer: int, queries: Tensor, *, only_last: bool) -> Tensor:
+    def _ago(self, starts_R: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[R, 1, Q, T] distance from each key to each query, in places."""
+        query_R1Q1 = starts_R[:, None, None, None] + np.arange(self._longest)[:, None]
+        return query_R1Q1 - np.arange(self._span)
+
+    def _visible_in(self, wishes: Wishes) -> Tensor | None:
+        """The mask of queries; None is all keys up to their own place."""
+        window = wishes.window
+        if window is None or not wishes.is_shorter(self._span):
+            return self._visible
+        if window not in self._near:
+            ago = self._ago(self._starts_R)
+            self._near[window] = torch.from_numpy((ago >= 0) & (ago < window)).to(self._device)
+        return self._near[window]
+
+    def attend(self, layer: int, queries: Tensor, wishes: Wishes, *, only_last: bool) -> Tensor:
         num_rows, (_, num_heads, head_dim) = self.num_rows, queries.shape
         keys = self._shelf.keys[layer][:, :, : self._span][self._rows]
         values = self._shelf.values[layer][:, :, : self._span][self._rows]
@@ -133,14 +150,8 @@ class _PromptGroup:
             padded_queries = queries.new_zeros(num_rows * self._longest, num_heads, head_dim)
             padded_queries.index_copy_(0, self._place_N, queries)
         padded_queries = padded_queries.reshape(num_rows, self._longest, num_heads, head_dim).transpose(1, 2)
-        attention_output = F.scaled_dot_product_attention(
-            padded_queries,
-            keys,
-            values,
-            attn_mask=self._visible,
-            is_causal=self._visible is None,
-            enable_gqa=is_grouped,
-        )
+        visible = self._visible_in(wishes)
+        attention_output = attention(padded_queries, keys, values, visible, wishes, is_causal=visible is None)
         attention_output = attention_output.transpose(1, 2).reshape(-1, num_heads, head_dim)
         return attention_output if self._place_N is None else attention_output.index_select(0, self._place_N)
 
@@ -190,12 +201,14 @@ class DecodeRows:
         for group in self._groups:
             group.longest += 1
 
-    def attend(self, layer: int, queries: Tensor) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, wishes: Wishes) -> Tensor:
+        positions_B = self.positions_B
         if len(self._groups) == 1:
-            return self._groups[0].attend(layer, queries)
+            return self._groups[0].attend(layer, queries, wishes, positions_B)
         attention_output = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in self._groups:
-            attention_output[group.places] = group.attend(layer, queries[group.places])
+            places = group.places
+            attention_output[places] = group.attend(layer, queries[places], wishes, positions_B[places])
         return attention_output
 
 
@@ -218,7 +231,7 @@ class _DecodeGroup:
         if count > len(rows_R):
             self._spread = torch.from_numpy(rows_R - first).to(device)
 
-    def attend(self, layer: int, queries: Tensor) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, wishes: Wishes, positions_R: Tensor) -> Tensor:
         shelf = self.shelf
         heads, (_, num_heads, head_dim) = shelf.num_kv_heads, queries.shape
         span = shelf.room_for(self.longest)
@@ -234,11 +247,24 @@ class _DecodeGroup:
             queries = queries.new_zeros(self._num_slots, num_heads, head_dim).index_copy_(
                 0, self._spread, queries
             )
+            positions_R = positions_R.new_zeros(self._num_slots).index_copy_(0, self._spread, positions_R)
+        if wishes.window is not None and wishes.is_shorter(span):
+            oldest = (positions_R - wishes.window).repeat_interleave(heads)
+            is_past = torch.arange(span, device=bias.device) <= oldest[:, None]
+            bias = bias.masked_fill(is_past, float("-inf"))
         grouped_queries = queries.reshape(self._num_slots * heads, num_heads // heads, head_dim)
-        scores = torch.baddbmm(bias.unsqueeze(1), grouped_queries, keys.transpose(1, 2), alpha=head_dim**-0.5)
-        attention_output = torch.bmm(torch.softmax(scores, dim=-1), values).view(
-            self._num_slots, num_heads, head_dim
-        )
+        if wishes.softcap is None and wishes.sinks is None:
+            scores = torch.baddbmm(
+                bias.unsqueeze(1), grouped_queries, keys.transpose(1, 2), alpha=head_dim**-0.5
+            )
+            weights = torch.softmax(scores, dim=-1)
+        else:
+            sinks = wishes.sinks
+            if sinks is not None:
+                sinks = sinks.view(heads, -1, 1).repeat(self._num_slots, 1, 1)
+            scores = torch.bmm(grouped_queries, keys.transpose(1, 2)) * head_dim**-0.5
+            weights = wishes.weights(scores, bias.unsqueeze(1), sinks)
+        attention_output = torch.bmm(weights, values).view(self._num_slots, num_heads, head_dim)
         return attention_output if self._spread is None else attention_output.index_select(0, self._spread)
 
 
@@ -322,11 +348,11 @@ def _states(
     write = _places(decoding, prompts)
     cache.show(write)
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, wishes: Wishes = NONE) -> Tensor:
         cache.store(layer, write, k, v)
         return _join(
-            decoding and decoding.attend(layer, q[:num_decoding]),
-            prompts and prompts.attend(layer, q[num_decoding:]),
+            decoding and decoding.attend(layer, q[:num_decoding], wishes),
+            prompts and prompts.attend(layer, q[num_decoding:], wishes),
         )
 
     keep_M = None

@@ -7,6 +7,7 @@ While the tower stands still each image goes through it by itself, so that its v
 else in the batch, and they are kept. Where it learns, images of one shape go through it together.
 """
 
+import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -101,14 +102,12 @@ class VisionLanguageDecoder(HuggingFaceDecoder):
         ids_N = torch.tensor(row, device=device)
         words_1_N = ids_N.masked_fill(ids_N >= PATCH_IDS_FROM, self.images.mark_id).unsqueeze(0)
         tensors = {name: each.to(device) for name, each in pixels.tensors.items()}
+        is_patch_1_N = (words_1_N == self.images.mark_id).int()
+        tensors["mm_token_type_ids"] = is_patch_1_N
+        if "token_type_ids" in inspect.signature(self.inner.forward).parameters:
+            tensors["token_type_ids"] = is_patch_1_N
         return self._measured_sizes(
-            ids_N,
-            lambda: self.inner(
-                input_ids=words_1_N,
-                mm_token_type_ids=(words_1_N == self.images.mark_id).int(),
-                use_cache=False,
-                **tensors,
-            ),
+            ids_N, lambda: self.inner(input_ids=words_1_N, use_cache=False, **tensors)
         )
 
     def _text_model(self) -> Any:
@@ -161,7 +160,7 @@ class VisionLanguageDecoder(HuggingFaceDecoder):
         return [features[number] for number in numbers]
 
     def _compute_features(self, numbers: Sequence[int]) -> tuple[Tensor, ...]:
-        """Of images whose tensors have the same shapes; every processor stacks along the first axis."""
+        """Vectors of images whose tensors have one shape; every processor stacks along the first axis."""
         images = [self.images.of_number(number) for number in numbers]
         device = next(self.inner.parameters()).device
         tensors = {
