@@ -11,9 +11,11 @@ the parts to `rllm.trainer.loop.train`.
 import asyncio
 import gc
 import logging
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +121,25 @@ class TrainResult:
     def model_path_of(self, policy: str) -> Path:
         """The model of one of several policies."""
         return self.directory / "models" / policy
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what was measured, with intervals, and the learning curve."""
+        rows = "".join(
+            f"<tr><td>{name}</td>{_cell(each, 'success')}{_cell(each, 'greedy')}</tr>"
+            for name in ("untrained", "before", "after")
+            if (each := self.summary.get(name))
+        )
+        curve = self.directory / "curve.png"
+        picture = b64encode(curve.read_bytes()).decode() if curve.is_file() else ""
+        image = f'<img alt="learning curve" src="data:image/png;base64,{picture}">' if picture else ""
+        head = "<tr><th></th><th>success, 95 %</th><th>greedy, 95 %</th></tr>"
+        return f"<p>{escape(str(self.directory))}</p><table>{head}{rows}</table>{image}"
+
+
+def _cell(report: Mapping[str, Any], name: str) -> str:
+    value, bounds = report.get(name), report.get(f"{name}_interval")
+    interval = f" <small>[{bounds[0]:.1%}, {bounds[1]:.1%}]</small>" if bounds else ""
+    return f"<td>{'–' if value is None else f'{value:.1%}'}{interval}</td>"
 
 
 class AgentTrainer:
