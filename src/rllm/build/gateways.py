@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rllm.gateway.server import Gateway
     from rllm.gateway.wire import Policy
 
-SERVED_PREFILL = 8192
-"""Prompt tokens that a served model reads in one step."""
+SERVED_PREFILL = 1024
+"""Prompt tokens that a served model reads in one step: those who are being answered wait for no more."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

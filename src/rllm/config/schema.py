@@ -115,7 +115,7 @@ class InferenceConfig:
     max_context: int = 512
     """Tokens of one conversation, prompt and answers together."""
     max_prefill_tokens: int = 16_384
-    """Prompt tokens read in one engine step."""
+    """Prompt tokens read in one engine step; a longer prompt is read over several, beside others' answers."""
     cache_tokens: int = 0
     """Tokens whose keys and values the built-in engine keeps at the same time: who finds no room waits, or
     gives its place to an earlier one and is read anew later. 0: as many as `num_slots` conversations of

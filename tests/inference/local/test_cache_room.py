@@ -97,6 +97,7 @@ async def play_all(
     conversations=st.lists(TURNS, min_size=1, max_size=9),
     num_slots=st.integers(1, 9),
     cache_tokens=st.sampled_from([ROOM, ROOM + 32, 2 * ROOM, 3 * ROOM]),
+    max_prefill_tokens=st.sampled_from([1, 24, 8192]),
     lockstep=st.booleans(),
 )
 def test_whatever_room_there_is_the_answers_are_the_same(
@@ -105,11 +106,17 @@ def test_whatever_room_there_is_the_answers_are_the_same(
     conversations: list[list[tuple[int, int]]],
     num_slots: int,
     cache_tokens: int,
+    max_prefill_tokens: int,
     lockstep: bool,
 ) -> None:
     expected, _ = asyncio.run(play_all(endless, conversations, num_slots=16))
     most_places.clear()
-    options: dict[str, Any] = {"num_slots": num_slots, "cache_tokens": cache_tokens, "lockstep": lockstep}
+    options: dict[str, Any] = {
+        "num_slots": num_slots,
+        "cache_tokens": cache_tokens,
+        "max_prefill_tokens": max_prefill_tokens,
+        "lockstep": lockstep,
+    }
     outputs, counts = asyncio.run(play_all(endless, conversations, **options))
     assert max(most_places) <= cache_tokens
     for mine, other in zip(outputs, expected, strict=True):

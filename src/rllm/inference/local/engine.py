@@ -109,8 +109,10 @@ class LocalEngine:
         self._arrivals = 0
         self._owner_of_slot: dict[Slot, Holder] = {}
         self._live = LiveRequests(self._cache)
-        self._starting: list[Request] = []
-        """Requests that were admitted and are not live yet."""
+        self._admitted: list[Request] = []
+        """Requests that got a slot in this step."""
+        self._reading: list[_Prompt] = []
+        """What is read of requests that were admitted and are not live yet."""
         self._any_cancelled = False
         self._reread = False
         """Weights were published over rows in flight, whose context must be read anew."""
@@ -238,7 +240,7 @@ class LocalEngine:
             return True
         if self.lockstep and self._outside > 0:
             return False
-        return bool(self._inbox or self._live.requests or self._waiting)
+        return bool(self._inbox or self._live.requests or self._reading or self._waiting)
 
     def _take_in(self) -> None:
         """Apply cancellations and releases, then queue new requests in their order.
@@ -274,21 +276,22 @@ class LocalEngine:
         if self._reread:
             self._read_contexts()
         self._make_room()
-        self._starting = self._admit()
-        start = self._begin([request for request in self._starting if request.score_from is None])
-        for request in self._starting:
+        self._admitted = self._admit()
+        self._begin([request for request in self._admitted if request.score_from is None])
+        for request in self._admitted:
             if request.score_from is not None:
                 self._score(request)
-        live = self._live
+        live, rows = self._live, self._next_rows()
         live.place()
-        if start is None and live.decoding is None:
+        if not rows and live.decoding is None:
             return
-        prompts = PromptRows(self._cache, start.rows) if start else None
+        prompts = PromptRows(self._cache, rows) if rows else None
         logits_B_V = forward(self.model, self._cache, live.decoding, live.tokens_B, prompts)
-        if start:
-            logits_B_V = self._join(start, logits_B_V)
-        self.counts.sampled_tokens += len(logits_B_V)
-        self._deliver(live.sample(logits_B_V, self.policy_version))
+        if rows:
+            logits_B_V = self._join(rows, logits_B_V)
+        if live.requests:
+            self.counts.sampled_tokens += len(logits_B_V)
+            self._deliver(live.sample(logits_B_V, self.policy_version))
 
     def _check_weights(self) -> None:
         if self._weight_state() != self._published_state:
@@ -304,6 +307,13 @@ class LocalEngine:
             for request in dropped_requests:
                 self._cache.truncate(request.slot, 0)
         self._deliver(dropped_requests)
+        # A prompt that was cut has one request: the budget was used up before it could be shared.
+        cut_prompts, self._reading = self._reading, []
+        for prompt in cut_prompts:
+            if prompt.requests[0].finish_reason is FinishReason.CANCELLED:
+                self._deliver(prompt.requests)
+            else:
+                self._reading.append(prompt)
         dropped_requests = [
             entry[2] for entry in self._waiting if entry[2].finish_reason is FinishReason.CANCELLED
         ]
@@ -326,6 +336,8 @@ class LocalEngine:
             num_tokens += len(context)
         if rows:
             prefill(self.model, self._cache, rows)
+        for prompt in self._reading:
+            prompt.rest = list(prompt.requests[0].context_ids)
 
     def _make_room(self) -> None:
         """Give every live row a place for its next token, those that came first before the others. Where
@@ -357,7 +369,7 @@ class LocalEngine:
         budget last."""
         new_requests: list[Request] = []
         later_requests: list[tuple[tuple[str | int, ...], int, Request]] = []
-        budget = self.max_prefill_tokens
+        budget = self.max_prefill_tokens - sum(len(prompt.rest) for prompt in self._reading)
         has_room = True
         if self.lockstep and self._waiting:
             self._cache.forget_released()
@@ -367,7 +379,7 @@ class LocalEngine:
             if request.holder.slot is None and not has_room:
                 later_requests.append(entry)
                 continue
-            is_alone = not new_requests and not self._live.requests
+            is_alone = not (new_requests or self._reading or self._live.requests)
             if not self._seat(request, is_alone=is_alone):
                 has_room = False
                 later_requests.append(entry)
@@ -426,42 +438,54 @@ class LocalEngine:
                 self._take_slot_of(max(waiting, key=_age).holder)
             return bool(waiting)
 
-    def _begin(self, requests: Sequence[Request]) -> "_Start | None":
+    def _begin(self, requests: Sequence[Request]) -> None:
         """What has to be read for these requests: each prompt once, without the part that the cache holds."""
-        start = _Start(requests=requests)
-        row_of_prompt: dict[tuple[int, ...], int] = {}
+        prompts: dict[tuple[int, ...], _Prompt] = {}
         for request in requests:
             context_ids = request.context_ids
-            prompt = tuple(context_ids)
-            row = row_of_prompt.setdefault(prompt, len(start.rows))
-            if row == len(start.rows):
+            prompt = prompts.get(tuple(context_ids))
+            if prompt is None:
                 num_known = self._cache.begin(request.slot, context_ids, exactly=request.holder.one_shot)
-                start.rows.append(PromptRow(request.slot, context_ids[num_known:]))
+                prompt = prompts[tuple(context_ids)] = _Prompt(rest=context_ids[num_known:])
+                self._reading.append(prompt)
             else:
-                num_known = len(prompt)
-            start.row_of_request.append(row)
+                num_known = len(context_ids)
+            prompt.requests.append(request)
             if not request.completion_ids:  # what is read once more counts once
                 request.cached_tokens = num_known
-                self.counts.prompt_tokens += len(prompt)
+                self.counts.prompt_tokens += len(context_ids)
                 self.counts.cached_tokens += num_known
-        return start if requests else None
 
-    def _join(self, start: "_Start", logits_B_V: Tensor) -> Tensor:
-        """The prompts have been read: their requests are live from here on. Logits of all live rows."""
-        twins: list[list[Slot]] = [[] for _ in start.rows]
-        for request, row in zip(start.requests, start.row_of_request, strict=True):
-            if request.slot is not start.rows[row].slot:
-                twins[row].append(request.slot)
-        for row, targets in zip(start.rows, twins, strict=True):
-            self._cache.register(row.slot)
-            if targets:
-                self._cache.copy_prefix(row.slot, targets, len(row.slot.ids))
+    def _next_rows(self) -> list[PromptRow]:
+        """What this step reads of the prompts, the first ones first: those that are longer than the budget
+        of a step are cut, so that nobody who is being answered waits for all of one."""
+        rows: list[PromptRow] = []
+        budget = self.max_prefill_tokens
+        for prompt in self._reading:
+            if budget <= 0:
+                break
+            rows.append(PromptRow(prompt.requests[0].slot, prompt.rest[: self.max_prefill_tokens]))
+            budget -= len(rows[-1].new_ids)
+        return rows
+
+    def _join(self, rows: Sequence[PromptRow], logits_B_V: Tensor) -> Tensor:
+        """The rows have been read: where a prompt has ended, its requests are live from here on. Logits of
+        all live rows."""
         num_live = len(self._live.requests)
-        self._live.join(start.requests)
-        self._starting = []
-        if len(start.rows) == len(start.requests):
-            return logits_B_V
-        return logits_B_V[[*range(num_live), *(num_live + row for row in start.row_of_request)]]
+        kept = list(range(num_live))
+        for number, (row, prompt) in enumerate(zip(rows, self._reading, strict=False)):
+            del prompt.rest[: len(row.new_ids)]
+            if prompt.rest:
+                continue
+            self._cache.register(row.slot)
+            twins = [request.slot for request in prompt.requests if request.slot is not row.slot]
+            if twins:
+                self._cache.copy_prefix(row.slot, twins, len(row.slot.ids))
+            kept += [num_live + number] * len(prompt.requests)
+        ended = [prompt for prompt in self._reading if not prompt.rest]
+        self._live.join([request for prompt in ended for request in prompt.requests])
+        self._reading = [prompt for prompt in self._reading if prompt.rest]
+        return logits_B_V if kept == list(range(len(logits_B_V))) else logits_B_V[kept]
 
     def _score(self, request: Request) -> None:
         slot, start = request.slot, request.score_from or 0
@@ -506,13 +530,13 @@ class LocalEngine:
             failure.__cause__ = error
         with self._condition:
             queue = [*(entry[2] for entry in self._waiting), *self._inbox]
+            reading = [request for prompt in self._reading for request in prompt.requests]
+            reading += self._admitted
             pending = [
-                each
-                for each in (*self._live.requests, *self._starting, *queue)
-                if each.holder.request is each
+                each for each in (*self._live.requests, *reading, *queue) if each.holder.request is each
             ]
             self._live = LiveRequests(self._cache)
-            self._starting, self._waiting, self._inbox = [], [], []
+            self._admitted, self._reading, self._waiting, self._inbox = [], [], [], []
         for request in pending:
             request.error = failure
         self._deliver(list({id(request): request for request in pending}.values()))
@@ -533,9 +557,9 @@ def _age(request: Request) -> tuple[tuple[str | int, ...], float]:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Start:
-    """Requests that begin in this step, and the distinct prompts among theirs."""
+class _Prompt:
+    """A prompt that is being read into the slot of its first request; the others get a copy of it."""
 
-    requests: Sequence[Request]
-    rows: list[PromptRow] = field(default_factory=list[PromptRow])
-    row_of_request: list[int] = field(default_factory=list[int])
+    rest: list[int]
+    """What has not been read yet."""
+    requests: list[Request] = field(default_factory=list[Request])
