@@ -283,14 +283,14 @@ class VLLMClient(ModelClient):
             latency_s=time.perf_counter() - start_s,
         )
 
-    def _require_given_weights(self, given: int, server_policy_version: int | None) -> None:
+    def _require_given_weights(self, policy_version: int, server_policy_version: int | None) -> None:
         """Raises InferenceError for an answer of other weights: a server that began anew while nobody asked
         it has those of its first start."""
-        if server_policy_version == given:
+        if server_policy_version == policy_version:
             self._tells_version = True
         elif server_policy_version is not None or self._tells_version:
             raise InferenceError(
-                f"The server at {self.base_url} was given policy version {given} and answers by "
+                f"The server at {self.base_url} was given policy version {policy_version} and answers by "
                 f"{'others' if server_policy_version is None else server_policy_version}: it began anew, or "
                 "somebody else gave it weights."
             )
