@@ -17,7 +17,7 @@ QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-tracking check docs bench learn algorithms swe-tasks mutate lock clean
+.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-browsergym test-tracking check docs bench learn algorithms swe-tasks mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -32,6 +32,7 @@ help:
 	@echo 'make test-published  programs in the style of published rLLM, each as its users start it, with its framework'
 	@echo 'make test-web  websites and `rllm view` in a real Chromium, which is installed where there is none'
 	@echo 'make test-tracking  numbers to TensorBoard, Weights & Biases, MLflow and Trackio, offline, in their real packages'
+	@echo 'make test-browsergym  BrowserGym itself, in an environment of its own'
 	@echo 'make check     format, lint and types'
 	@echo 'make docs      the pages of docs/ and the reference as a site in build/site'
 	@echo 'make bench     the engine and a training step beside their peers'
@@ -88,6 +89,15 @@ test-published: .venv-published-agents/.made .venv-published-strands/.made .venv
 	.venv-published-adk/bin/python -m pytest -n 0 -m '' -o filterwarnings=default tests/published/test_whole_programs.py -k google_adk
 
 # Without a Chromium on this machine Playwright's own is fetched; with RLLM_TEST_WEB what is missing is a failure.
+# It pins another Playwright, so it has an environment of its own; the tests start its Python.
+test-browsergym: $(VENV)/.dev .venv-browsergym/.made
+	RLLM_BROWSERGYM_PYTHON=$(CURDIR)/.venv-browsergym/bin/python $(BIN)/pytest -n 0 -m '' tests/environments/web/test_browsergym.py
+
+.venv-browsergym/.made:
+	$(PYTHON) -m venv .venv-browsergym
+	.venv-browsergym/bin/pip install -e . browsergym-miniwob miniwob psutil
+	touch $@
+
 test-web: $(VENV)/.dev
 	$(BIN)/rllm doctor web || $(BIN)/playwright install --with-deps --only-shell chromium
 	RLLM_TEST_WEB=1 $(BIN)/pytest -n 0 -m '' tests/environments/web tests/view

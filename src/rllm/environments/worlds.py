@@ -48,6 +48,7 @@ WORLDS = {
 
 FAMILIES = {
     "babyai": "rllm.environments.minigrid:world_of_babyai",
+    "browsergym": "rllm.environments.web.browsergym:world_of",
     "minigrid": "rllm.environments.minigrid:world_of_minigrid",
     "miniwob": "rllm.environments.web.miniwob:world_of",
     "reasoning-gym": "rllm.environments.reasoning_gym:world_of",

@@ -37,6 +37,8 @@ SINGLE_TURN = "single_turn"
 FOLLOW_UPS = "follow-ups"
 """That of questions which are followed by others, whatever the answer."""
 QUESTIONS = (SINGLE_TURN, FOLLOW_UPS)
+BROWSERGYM = "browsergym/"
+"""How ids of BrowserGym begin."""
 HARBOR = "harbor:"
 """How names of Harbor's registry begin."""
 TASK_DIRECTORY, SWE, LIVE_WEB = "task-directory", "swe", "live-web"
@@ -188,6 +190,8 @@ def benchmark_named(name: str) -> Benchmark:
             f"`{name}`: collections of Harbor's registry are not fetched here. Get their directory, as by "
             "`git clone` of what the registry names, and give that: rllm eval ./DIRECTORY"
         )
+    if name.startswith(BROWSERGYM):
+        return _browsergym(name)
     file_name = _files_of_names().get(name)
     if file_name is not None:
         return _benchmark(file_name, name)
@@ -363,6 +367,21 @@ def _swe_rows(path: str) -> Benchmark:
         environment=SWE,
         task={"path": str(Path(path).resolve())},
         train=SWE_TRAINING,
+    )
+
+
+def _browsergym(name: str) -> Benchmark:
+    return Benchmark(
+        name=name,
+        description=f"{name} of an installed BrowserGym, as the text of a page.",
+        category="web",
+        licence="Apache-2.0",
+        citation="Chezelles et al. 2024, arXiv:2412.05467",
+        agent="web",
+        evaluator=ENVIRONMENT,
+        splits={split: Split() for split in ("test", "train", "validation")},
+        environment=name,
+        train=WEB_TRAINING,
     )
 
 

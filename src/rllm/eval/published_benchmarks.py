@@ -14,7 +14,7 @@ _SITES = {
     "webarena": "seven sites as container images (WA_SHOPPING, WA_REDDIT, WA_GITLAB, WA_MAP, …)",
     "visualwebarena": "five sites as container images (VWA_CLASSIFIEDS, VWA_SHOPPING, VWA_REDDIT, …)",
     "workarena": "an instance of ServiceNow (SNOW_INSTANCE_URL)",
-    "assistantbench": "the open web and a search engine",
+    "assistantbench": "the open web",
 }
 """Benchmark -> the servers that its tasks are played on, which nothing here starts."""
 _RULES = "register its rows: `rllm dataset register NAME ORG/NAME --question … --answer … --evaluator "
@@ -33,8 +33,8 @@ ABSENT = {
     **dict.fromkeys(("hle_search", "seal0", "widesearch"), _SEARCH),
     **dict.fromkeys(("mmlu_prox", "include", "global_piqa"), f"{_RULES}choice`"),
     **{
-        name: f"it is played on {servers}; `web-shop`, `web-forum`, `web-code` and `web-office` ask the like "
-        "of sites that ship with rllm (docs/web.md)"
+        name: f"it is played on {servers}; where they are, an installed BrowserGym plays "
+        f"`browsergym/{name}.TASK` (docs/web.md)"
         for name, servers in _SITES.items()
     },
     **dict.fromkeys(
@@ -51,6 +51,4 @@ ABSENT = {
 
 def successor(name: str) -> str | None:
     """The successor of a published benchmark that is not here; None for any other name."""
-    return ABSENT.get(name_key(name.removeprefix("browsergym/").partition(".")[0])) or ABSENT.get(
-        name_key(name)
-    )
+    return ABSENT.get(name_key(name))

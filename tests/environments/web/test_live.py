@@ -76,7 +76,7 @@ def test_other_files_are_no_such_rows(tmp_path: Path) -> None:
         live_row_tasks(path)
 
 
-@pytest.mark.parametrize("name", ["webarena", "browsergym/webarena.310", "VisualWebArena", "workarena"])
+@pytest.mark.parametrize("name", ["webarena", "VisualWebArena", "workarena"])
 def test_benchmarks_that_need_servers_are_refused_by_what_they_need(name: str) -> None:
     with pytest.raises(ConfigError, match=r"WA_\w+|SNOW_INSTANCE_URL"):
         benchmark_named(name)

@@ -42,12 +42,14 @@ class LiveWebEnv(WebEnv):
         """The judge's, of the whole episode; 0 for a task that was called infeasible."""
         if message is None:
             return None
-        told = str(next(iter(message.arguments.values())))
-        info: dict[str, Any] = {"response": told, "infeasible": message.name == "report_infeasible"}
+        answer = str(next(iter(message.arguments.values())))
+        info: dict[str, Any] = {"response": answer, "infeasible": message.name == "report_infeasible"}
         if info["infeasible"]:
             return 0.0, {**info, "is_correct": False}
         done = "\n".join(self._answers)
-        report = f"Done, in this order:\n{done}\n\nThe last page:\n{self.page}\n\nThe user was told:\n{told}"
+        report = (
+            f"Done, in this order:\n{done}\n\nThe last page:\n{self.page}\n\nThe user was told:\n{answer}"
+        )
         assert self._judge is not None, "a row's task names a grader"
         judgement = await asyncio.to_thread(self._judge, report)
         return judgement.reward, {**info, "metadata": judgement.info, "is_correct": judgement.is_correct}

@@ -64,7 +64,7 @@ _PLANS: dict[str, tuple[str, Callable[..., Sequence[Step]]]] = {
     ),
     "click-checkboxes": (
         r"Select (.+) and click Submit\.",
-        lambda names: (*(("click", "checkbox", each) for each in _listed(names)), _SUBMIT),
+        lambda names: (*(("click", "checkbox", each) for each in _names_in(names)), _SUBMIT),
     ),
     "click-option": (
         r"Select (.+) and click Submit\.",
@@ -80,7 +80,7 @@ _PLANS["click-checkboxes-transfer"] = _PLANS["click-checkboxes"]
 """Task -> (its goal, what is done on its page, given the groups of the goal)."""
 
 
-def _listed(names: str) -> Sequence[str]:
+def _names_in(names: str) -> Sequence[str]:
     return () if names == "nothing" else names.split(", ")
 
 

@@ -32,16 +32,16 @@ async def screenshot(tab: Tab, rows: Sequence[Sequence[Any]], *, clip: Sequence[
     """
     picture = await tab.picture(clip)
     corner = (clip[0], clip[1]) if clip else (0, 0)
-    return f"data:image/png;base64,{_marked(picture, rows, corner) if has_marks else picture}"
+    return f"data:image/png;base64,{_with_marks(picture, rows, corner) if has_marks else picture}"
 
 
-def _marked(picture: str, rows: Sequence[Sequence[Any]], corner: tuple[int, int]) -> str:
+def _with_marks(picture: str, rows: Sequence[Sequence[Any]], corner: tuple[int, int]) -> str:
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise MissingExtraError("pillow", "web") from error
-    with Image.open(io.BytesIO(base64.b64decode(picture))) as opened:
-        image = opened.convert("RGB")
+    with Image.open(io.BytesIO(base64.b64decode(picture))) as screen:
+        image = screen.convert("RGB")
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(_FONT_SIZE)
     for _, number, role, _, _, left, top, width, height in rows:
         x, y = left - corner[0], top - corner[1]

@@ -45,9 +45,9 @@ TOPICS = Table(
         "Pinned": _YES_NO,
         "Closed": _YES_NO,
     },
-    listed=("Board", "Votes"),
+    columns=("Board", "Votes"),
     choices=("Board", "Pinned", "Closed"),
-    edited=("Title", "Board", "Pinned", "Closed"),
+    editable=("Title", "Board", "Pinned", "Closed"),
     new=("Title", "Board"),
     defaults={"Author": USER, "Votes": "0", "Pinned": "no", "Closed": "no"},
     is_deletable=True,
@@ -66,9 +66,9 @@ MEMBERS = Table(
         "Points": [str(number) for number in range(100, 2000)],
         "Banned": _YES_NO,
     },
-    listed=("Role", "Points"),
+    columns=("Role", "Points"),
     choices=("Role", "Banned"),
-    edited=("Role", "Banned"),
+    editable=("Role", "Banned"),
     is_deletable=True,
 )
 

@@ -74,7 +74,7 @@ def _other(values: Sequence[str], value: str, rng: random.Random) -> str:
     return rng.choice([each for each in values if each != value])
 
 
-def _unused(kind: Table, books: Books, rng: random.Random) -> str:
+def _free_name(kind: Table, books: Books, rng: random.Random) -> str:
     names = set(map(kind.title, books[kind.name].values()))
     return rng.choice([each for each in kind.fields[kind.key] if each not in names])
 
@@ -82,7 +82,7 @@ def _unused(kind: Table, books: Books, rng: random.Random) -> str:
 def _missing(kind: Table, books: Books, rng: random.Random, goal: str, **values: str) -> SiteTask:
     """The task on a record that there is not."""
     some = rng.choice(list(books[kind.name].values()))
-    text = goal.format(**{**some, kind.key: _unused(kind, books, rng)}, **values)
+    text = goal.format(**{**some, kind.key: _free_name(kind, books, rng)}, **values)
     return SiteTask(goal=text, plan=(visit(kind.name), GIVE_UP), is_infeasible=True)
 
 
@@ -243,7 +243,7 @@ def create(kind: Table, goal: str) -> Draw:
 
     def draw(books: Books, rng: random.Random) -> SiteTask:
         values = {each: rng.choice(list(kind.fields[each])) for each in kind.new}
-        values[kind.key] = _unused(kind, books, rng)
+        values[kind.key] = _free_name(kind, books, rng)
         return _creation(kind, books, values, goal.format(**values), ())
 
     return draw
@@ -255,7 +255,7 @@ def create_like(kind: Table, name: str, source: Table, source_name: str, goal: s
     def draw(books: Books, rng: random.Random) -> SiteTask:
         other = rng.choice(list(books[source.name].values()))
         values = {each: rng.choice(list(kind.fields[each])) for each in kind.new}
-        values |= {kind.key: _unused(kind, books, rng), name: other[source_name]}
+        values |= {kind.key: _free_name(kind, books, rng), name: other[source_name]}
         text = goal.format(**values, other=source.title(other))
         return _creation(kind, books, values, text, _open(source, other))
 

@@ -47,11 +47,11 @@ class Table:
     fields: Mapping[str, Sequence[str]]
     """Field -> the values that are drawn for it."""
     num_records: int = 12
-    listed: Sequence[str] = ()
+    columns: Sequence[str] = ()
     """Fields beside the name that the list shows."""
     choices: Sequence[str] = ()
     """Fields that have one of their values and no other text."""
-    edited: Sequence[str] = ()
+    editable: Sequence[str] = ()
     """Fields that the form of a record changes."""
     new: Sequence[str] = ()
     """Fields that the form of a new record asks for; empty where none are made."""
@@ -150,17 +150,17 @@ class RecordSite:
         rows = [
             (
                 link(kind.title(record), f"/{kind.name}/{number}"),
-                *(escape(record[each]) for each in kind.listed),
+                *(escape(record[each]) for each in kind.columns),
             )
             for number, record in self.books[kind.name].items()
         ]
         new = f"<p>{link(f'New {kind.one}', f'/{kind.name}/new')}</p>" if kind.new else ""
-        return new + table((kind.key, *kind.listed), rows)
+        return new + table((kind.key, *kind.columns), rows)
 
     def _page(self, kind: Table, number: int, record: Record) -> str:
         facts = [f"<p>{escape(each)}: {escape(value)}</p>" for each, value in record.items()]
-        if kind.edited:
-            inner = [_input(kind, each, record[each]) for each in kind.edited]
+        if kind.editable:
+            inner = [_input(kind, each, record[each]) for each in kind.editable]
             facts.append(form(f"/{kind.name}/{number}", "Save", *inner))
         if kind.is_deletable:
             facts.append(form(f"/{kind.name}/{number}/delete", f"Delete {kind.one}"))
@@ -210,11 +210,11 @@ class RecordSite:
                         del self.books[parts.name][part]
                 del records[int(item)]
                 return f"/{kind.name}"
-            case [] if kind.edited:
+            case [] if kind.editable:
                 self._require_owner(kind, record)
                 record |= {
                     each: self._value(kind, each, values.get(each, ""), record[kind.key])
-                    for each in kind.edited
+                    for each in kind.editable
                 }
                 return place
             case _:
