@@ -27,7 +27,7 @@ FORM = 'Write the actions as calls in one block, and nothing after it:\n\n```\nc
 KEPT_PAGES = 1
 """The newest pages are never cut."""
 PICTURE_CHARS = 4000
-"""What a picture counts for in the budget of the history: it takes about a thousand tokens."""
+"""Characters that a picture counts for in the budget of the history: it takes about a thousand tokens."""
 _CUT = "[A page of {count:,} characters was here.]"
 _BLOCK = re.compile(r"```(?:\w+\n|\n)?(.*?)```\s*\Z", re.DOTALL)
 

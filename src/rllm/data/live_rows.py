@@ -39,11 +39,11 @@ SCHEMAS = {
         task_id="task_id", url="website", goal=("task_description", "confirmed_task")
     ),
 }
-"""Publisher -> what its rows are made of."""
+"""Publisher -> the columns of its rows."""
 
 
 def live_schema(path: Path) -> str | None:
-    """Whose rows a file holds; None for any other file. Raises nothing."""
+    """The publisher whose rows a file holds; None for any other file. Raises nothing."""
     if not path.is_file() or not path.name.endswith(FORMATS):
         return None
     try:

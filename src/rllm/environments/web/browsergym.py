@@ -33,7 +33,7 @@ SERVERS = {
 }
 """Benchmark -> the variables that name the servers of its sites."""
 SPLITS = {"train": 0, "validation": 1, "test": 2}
-"""Split -> what is left of its seeds modulo their number."""
+"""Split -> the remainder of its seeds modulo the number of splits."""
 
 
 class BrowserGymEnv(BaseEnv):

@@ -24,7 +24,7 @@ from rllm.environments.world import OPTIMUM, RANDOM, Turns
 from rllm.errors import BrowserError, ConfigError
 
 PLAY_LIMIT_S = 300.0
-"""Of one demonstration, or of one task of a baseline."""
+"""Limit of one demonstration, or of one task of a baseline."""
 MAX_KEPT = 8192
 """Tasks whose pages are kept."""
 _NUM_AT_A_TIME = 8
@@ -37,14 +37,14 @@ Step = tuple[str, ...]
 """("click", role, name), ("fill", label, text), ("choose", label, option), ("say", text) or ("give up",
 reason); an element without a name is named ""."""
 Plan = Sequence[Sequence[Step]]
-"""What is done on one page, page after page."""
+"""The steps on one page, page after page."""
 
 
 class PlannedEnv(WebEnv):
     """An environment whose tasks have a known way to solve them."""
 
     def plan(self) -> Plan:
-        """Of the episode that `reset` has begun."""
+        """The plan of the episode that `reset` has begun."""
         raise NotImplementedError
 
 
@@ -116,7 +116,7 @@ async def _play_plan(env: PlannedEnv, thread: BrowserThread) -> list[tuple[Any, 
 def baselines(
     env_class: type[PlannedEnv], tasks: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Sequence[float]]:
-    """What they earn in the browser: clicks on anything until the page or the last turn ends it, and the
+    """The returns in the browser of simple policies: clicks on anything until the page or the last turn ends it, and the
     answers that solve the most of these tasks as if they were the answers to all."""
     rows = [json.dumps(dict(task), sort_keys=True) for task in tasks]
     answers = Counter(tuple(answer for _, answer in _played_plan(env_class, row)) for row in rows)

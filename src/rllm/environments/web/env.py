@@ -44,7 +44,7 @@ from rllm.errors import AgentError, BrowserError, ConfigError
 from rllm.types.episode import Action
 
 Part = dict[str, Any]
-"""Of a message, as chat completions write it."""
+"""A part of a message, as chat completions write it."""
 QUIET_MS = 40
 """A page is quiet when nothing has changed for so long."""
 QUIET_LIMIT_MS = 3000

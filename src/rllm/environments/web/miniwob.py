@@ -31,7 +31,7 @@ SPLITS = {"train": 0, "validation": 1, "test": 2}
 ALL = "all"
 MAX_TURNS = 20
 _AREA = (0, 50, 160, 160)
-"""Where a task is on its page, below its text."""
+"""The place of a task on its page, below its text."""
 _OWN_CLOCK = 10**9
 """Milliseconds of an episode without a limit."""
 _EXCLUDED = "#query, #reward-display, #click-canvas, #sync-task-cover"

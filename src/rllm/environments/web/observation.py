@@ -76,7 +76,7 @@ class PageView:
 class Observation:
     text: str
     header: str
-    """What the text begins with before the tree."""
+    """The lines of the text before the tree."""
     lines: tuple[str, ...]
     """All lines of the tree, without marks, to compare the next ones with."""
     num_left_out: int

@@ -25,7 +25,7 @@ _FONT_SIZE = 11
 
 
 async def screenshot(tab: Tab, rows: Sequence[Sequence[Any]], *, clip: Sequence[int], has_marks: bool) -> str:
-    """What the tab shows, as `data:image/png;base64,…`.
+    """The view of the tab, as `data:image/png;base64,…`.
 
     `rows` are those of `rllm.observe`; `clip` is (x, y, width, height) in pixels, empty for all of the view.
     Raises BrowserError where the page gives no picture.

@@ -41,7 +41,7 @@ class Table:
     """The records of one kind. The first field names a record; no two of a table have the same name."""
 
     name: str
-    """Of the page that lists them, such as Topics."""
+    """The name of the page that lists them, such as Topics."""
     one: str
     """One of them, such as topic."""
     fields: Mapping[str, Sequence[str]]
