@@ -116,8 +116,8 @@ async def _play_plan(env: PlannedEnv, thread: BrowserThread) -> list[tuple[Any, 
 def baselines(
     env_class: type[PlannedEnv], tasks: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Sequence[float]]:
-    """The returns in the browser of simple policies: clicks on anything until the page or the last turn ends it, and the
-    answers that solve the most of these tasks as if they were the answers to all."""
+    """The returns of simple policies in the browser: clicks on anything until the page or the last turn ends
+    it, and the answers that solve the most of these tasks as if they were the answers to all."""
     rows = [json.dumps(dict(task), sort_keys=True) for task in tasks]
     answers = Counter(tuple(answer for _, answer in _played_plan(env_class, row)) for row in rows)
     commonest, _ = answers.most_common(1)[0]
