@@ -85,7 +85,7 @@ def as_tracker(tracker: Any) -> Tracker:
 def _module(name: str) -> Any:
     if name not in SINKS:
         raise ConfigError(f"There is no sink {name!r}; choose one of {', '.join(SINKS)}.")
-    return importlib.import_module(f"rllm.tracking.{name}")
+    return importlib.import_module(f"{__package__}.{name}")
 
 
 class BufferedSink:
