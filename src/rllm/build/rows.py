@@ -27,7 +27,7 @@ MOST_DRAWN = 10_000
 
 
 def training_rows(dataset: str) -> list[Task]:
-    """What is trained on: of names with splits, `train`; of a mixture, each of its sets by its weight."""
+    """Rows to train on: of names with splits, `train`; of a mixture, each of its sets by its weight."""
     weights = mixture_of(dataset)
     if not weights:
         return _named_rows(dataset, "train", MOST_DRAWN)

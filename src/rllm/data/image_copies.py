@@ -47,7 +47,7 @@ class FileCopy:
     flags: dict[str, str]
     ignores: Callable[[Path], bool]
     keeps_owners: bool = False
-    """Who owned a file of another stage owns it here as well, unless `--chown` says otherwise."""
+    """A file of another stage keeps its owner, unless `--chown` says otherwise."""
 
     @property
     def key(self) -> list[Any]:

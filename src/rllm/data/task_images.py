@@ -78,7 +78,7 @@ def image_of(
 
 @dataclass(kw_only=True, slots=True)
 class _File:
-    """What the stages of one Dockerfile have together."""
+    """State that the stages of one Dockerfile share."""
 
     path: Path
     builds: bool

@@ -36,7 +36,7 @@ CLOSE_S_OF_DOWN = 1.0
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SinkRun:
-    """What a sink is told of the run."""
+    """The run, as sinks know it."""
 
     name: str
     """Of its directory."""

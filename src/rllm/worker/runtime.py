@@ -292,7 +292,7 @@ class WorkerRuntime:
     async def _attempt(
         self, under_way: RunUnderWay, text: str
     ) -> tuple[AttemptResult, str, dict[str, Any] | None, RunError | None]:
-        """What came of it, its value as a text, the outputs if they fit, and why there are none."""
+        """The outcome, its value as a text, the outputs if they fit, and why there are none."""
         run = under_way.run
         session_id = f"{run.id}-{run.attempts + 1}"
         number = await self.disk.call(lambda: self.store.start_attempt(run, text, session_id))
@@ -332,7 +332,7 @@ class WorkerRuntime:
         return result, raw, outputs, error
 
     async def _checked(self, num_characters: int, deadline_s: float, check: Callable[[], _T]) -> _T:
-        """What `check` says; of a long text in a thread, so that others are answered meanwhile.
+        """The answer of `check`; of a long text in a thread, so that others are answered meanwhile.
 
         Raises OutOfTime at the deadline.
         """

@@ -40,7 +40,7 @@ FIRST_SHELF = 512
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """What one row of a shelf holds."""
+    """One row of a shelf, and its contents."""
 
     shelf: "Shelf"
     row: int
@@ -102,16 +102,16 @@ class Shelf:
 
         The tensors are replaced, and indices into them change with T.
         """
-        kept, length = min(num_slots, len(self.slots)), min(capacity, self.capacity)
+        num_kept, length = min(num_slots, len(self.slots)), min(capacity, self.capacity)
         with torch.inference_mode(mode=False):  # `publish` writes to them from threads outside of it
             # Zeros, not garbage: a masked position contributes 0 × value, which is NaN if the value is.
             for name in ("keys", "values"):
                 old: Tensor = getattr(self, name)
                 new = old.new_zeros((old.shape[0], num_slots, old.shape[2], capacity, old.shape[4]))
-                new[:, :kept, :, :length] = old[:, :kept, :, :length]
+                new[:, :num_kept, :, :length] = old[:, :num_kept, :, :length]
                 setattr(self, name, new)
             bias = self.bias.new_full((num_slots, self.num_kv_heads, capacity), float("-inf"))
-            bias[:kept, :, :length] = self.bias[:kept, :, :length]
+            bias[:num_kept, :, :length] = self.bias[:num_kept, :, :length]
             self.bias = bias
         self.capacity = capacity
         del self.slots[num_slots:]
@@ -278,12 +278,12 @@ class KVCache:
     def close_gaps(self) -> None:
         """Move slots that are taken to the front of their shelves, and drop the places behind them."""
         for shelf in self.shelves:
-            taken = [slot for slot in shelf.slots if not slot.is_free]
+            used_slots = [slot for slot in shelf.slots if not slot.is_free]
             free_rows = sorted(shelf.free_rows)
-            while taken and free_rows and free_rows[0] < taken[-1].row:
+            while used_slots and free_rows and free_rows[0] < used_slots[-1].row:
                 row = free_rows.pop(0)
                 shelf.free_rows.remove(row)
-                self._move(taken.pop(), shelf, row)
+                self._move(used_slots.pop(), shelf, row)
         self._drop_ends()
 
     def _fit(self, shelf: Shelf, length: int, *, row: bool = False) -> bool:
@@ -322,8 +322,8 @@ class KVCache:
 
     def _move(self, slot: Slot, shelf: Shelf, row: int) -> None:
         """Put a slot with what it holds into a row that is not in the heap of free ones."""
-        old_shelf, old_row, dropped = slot.shelf, slot.row, shelf.slots[row]
-        self._forget_blocks(dropped, 0)
+        old_shelf, old_row, free_slot = slot.shelf, slot.row, shelf.slots[row]
+        self._forget_blocks(free_slot, 0)
         length = min(shelf.capacity, old_shelf.capacity)
         for new, old in ((shelf.keys, old_shelf.keys), (shelf.values, old_shelf.values)):
             new[:, row, :, :length] = old[:, old_row, :, :length]

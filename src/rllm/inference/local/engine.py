@@ -109,7 +109,7 @@ class LocalEngine:
         self._arrivals = 0
         self._owner_of_slot: dict[Slot, Holder] = {}
         self._live = LiveRequests(self._cache)
-        self._admitted: list[Request] = []
+        self._new_requests: list[Request] = []
         """Requests that got a slot in this step."""
         self._reading: list[_Prompt] = []
         """What is read of requests that were admitted and are not live yet."""
@@ -276,9 +276,9 @@ class LocalEngine:
         if self._reread:
             self._read_contexts()
         self._make_room()
-        self._admitted = self._admit()
-        self._begin([request for request in self._admitted if request.score_from is None])
-        for request in self._admitted:
+        self._new_requests = self._admit()
+        self._begin([request for request in self._new_requests if request.score_from is None])
+        for request in self._new_requests:
             if request.score_from is not None:
                 self._score(request)
         live, rows = self._live, self._next_rows()
@@ -353,11 +353,11 @@ class LocalEngine:
                     cache.close_gaps()
                 elif not self._take_unused_slot(request):
                     self._send_back(max(live.requests, key=_age))
-        live.replaced()
+        live.renew_places()
 
     def _send_back(self, request: Request) -> None:
         """Take the slot of a live request, which goes on when there is room again."""
-        self._live.replaced()
+        self._live.renew_places()
         self._live.give_back(request, self.policy_version)
         self._cache.truncate(request.slot, 0)
         self._take_slot_of(request.holder)
@@ -402,7 +402,7 @@ class LocalEngine:
             if self._cache.has_gaps and (holder.slot is not None or self._cache.num_free):
                 self._live.collect(self.policy_version)
                 self._cache.close_gaps()
-                self._live.replaced()
+                self._live.renew_places()
             elif not self._take_unused_slot(request, also_waiting=is_alone):
                 if not is_alone or holder.slot is None:
                     return False
@@ -457,8 +457,8 @@ class LocalEngine:
                 self.counts.cached_tokens += num_known
 
     def _next_rows(self) -> list[PromptRow]:
-        """What this step reads of the prompts, the first ones first: those that are longer than the budget
-        of a step are cut, so that nobody who is being answered waits for all of one."""
+        """Parts of the prompts that this step reads, the first ones first: prompts that are longer than the
+        budget of a step are cut, so that nobody who is being answered waits for all of one."""
         rows: list[PromptRow] = []
         budget = self.max_prefill_tokens
         for prompt in self._reading:
@@ -472,7 +472,7 @@ class LocalEngine:
         """The rows have been read: where a prompt has ended, its requests are live from here on. Logits of
         all live rows."""
         num_live = len(self._live.requests)
-        kept = list(range(num_live))
+        live_rows = list(range(num_live))
         for number, (row, prompt) in enumerate(zip(rows, self._reading, strict=False)):
             del prompt.rest[: len(row.new_ids)]
             if prompt.rest:
@@ -481,11 +481,11 @@ class LocalEngine:
             twins = [request.slot for request in prompt.requests if request.slot is not row.slot]
             if twins:
                 self._cache.copy_prefix(row.slot, twins, len(row.slot.ids))
-            kept += [num_live + number] * len(prompt.requests)
-        ended = [prompt for prompt in self._reading if not prompt.rest]
-        self._live.join([request for prompt in ended for request in prompt.requests])
+            live_rows += [num_live + number] * len(prompt.requests)
+        whole_prompts = [prompt for prompt in self._reading if not prompt.rest]
+        self._live.join([request for prompt in whole_prompts for request in prompt.requests])
         self._reading = [prompt for prompt in self._reading if prompt.rest]
-        return logits_B_V if kept == list(range(len(logits_B_V))) else logits_B_V[kept]
+        return logits_B_V if live_rows == list(range(len(logits_B_V))) else logits_B_V[live_rows]
 
     def _score(self, request: Request) -> None:
         slot, start = request.slot, request.score_from or 0
@@ -531,12 +531,12 @@ class LocalEngine:
         with self._condition:
             queue = [*(entry[2] for entry in self._waiting), *self._inbox]
             reading = [request for prompt in self._reading for request in prompt.requests]
-            reading += self._admitted
+            reading += self._new_requests
             pending = [
                 each for each in (*self._live.requests, *reading, *queue) if each.holder.request is each
             ]
             self._live = LiveRequests(self._cache)
-            self._admitted, self._reading, self._waiting, self._inbox = [], [], [], []
+            self._new_requests, self._reading, self._waiting, self._inbox = [], [], [], []
         for request in pending:
             request.error = failure
         self._deliver(list({id(request): request for request in pending}.values()))

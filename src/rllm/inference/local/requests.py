@@ -66,8 +66,8 @@ class Request:
 
     @property
     def context_ids(self) -> list[int]:
-        """What has to be read before the next token: the prompt, and what was sampled before the request had
-        to give its slot away."""
+        """Tokens to be read before the next one is sampled: the prompt, and what was sampled before the
+        request had to give its slot away."""
         return self.prompt_ids + self.completion_ids if self.completion_ids else self.prompt_ids
 
     @property
@@ -227,7 +227,7 @@ class LiveRequests:
         self.decoding = None
 
     def lengths(self) -> list[int]:
-        """Of each request, how many places its slot needs for the next step."""
+        """Places that the slot of each request needs for the next step."""
         return (self._rows["position"] + 1).tolist()
 
     def longest(self) -> list[tuple[Shelf, int]]:
@@ -246,7 +246,7 @@ class LiveRequests:
             slots = [request.slot for request in self.requests]
             self.decoding = DecodeRows(self._cache, slots, self._rows["position"])
 
-    def replaced(self) -> None:
+    def renew_places(self) -> None:
         """Slots have other places now; `collect` was called before."""
         self._rows["slot"] = [request.slot.index for request in self.requests]
         self._keep(np.arange(len(self._rows)))
