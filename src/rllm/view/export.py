@@ -49,9 +49,9 @@ def exported_page(sources: Sources, address: str, requests: Iterable[str]) -> st
         f"style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     )
-    kept = json.dumps({"address": address, "answers": answers}, default=str, allow_nan=False)
+    data = json.dumps({"address": address, "answers": answers}, default=str, allow_nan=False)
     for character in "<>&":
-        kept = kept.replace(character, f"\\u{ord(character):04x}")
+        data = data.replace(character, f"\\u{ord(character):04x}")
     body = static_names()["index.html"].read_text().partition("<body>")[2].partition("</body>")[0]
     return "".join(
         (
@@ -60,7 +60,7 @@ def exported_page(sources: Sources, address: str, requests: Iterable[str]) -> st
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark"><title>rLLM</title>',
             f"<style>{style}</style></head><body>{body}",
-            f'<script type="application/json" id="kept">{kept}</script>',
+            f'<script type="application/json" id="kept">{data}</script>',
             *(f"<script>{script}</script>" for script in scripts),
             "</body></html>\n",
         )
@@ -102,8 +102,8 @@ def requests_of(sources: Sources, address: str) -> list[str]:
         return [_request("groups", [("phase", "train"), *values] if "phase" not in dict(values) else values)]
     if name == "episode":
         turn = int(dict(values).get("turn") or 0) // 50 * 50
-        kept = [each for each in values if each[0] in ("run", "id")]
-        return [_request(name, [*kept, *([("from", str(turn))] if turn else [])])]
+        own = [each for each in values if each[0] in ("run", "id")]
+        return [_request(name, [*own, *([("from", str(turn))] if turn else [])])]
     return [_request(name, values if name != "runs" else [])]
 
 

@@ -103,10 +103,10 @@ def workers_page(sources: Sources, query: Query) -> dict[str, Any]:
     """Runs of workers, the newest first, of every store below the directories."""
     from rllm.worker.store import RunStore
 
-    chosen, stores = query.text("worker"), []
+    name, stores = query.text("worker"), []
     for key, directory in _worker_stores(sources).items():
         with closing(RunStore(directory, read_only=True)) as store:
-            rows = list(islice(store.runs(chosen), query.number("limit", 100, low=1, high=1_000)))
+            rows = list(islice(store.runs(name), query.number("limit", 100, low=1, high=1_000)))
             for row in rows:
                 row["inputs"] = shown_value(row["inputs"])[:400]
                 row["response"] = "" if row["response"] is None else shown_value(row["response"])[:400]
@@ -119,7 +119,9 @@ def worker_run_page(sources: Sources, query: Query) -> dict[str, Any]:
     """One run of a worker: what was asked, every attempt, what was answered."""
     from rllm.worker.store import RunStore
 
-    with closing(RunStore(_chosen(_worker_stores(sources), query.text("store")), read_only=True)) as store:
+    with closing(
+        RunStore(_directory_of(_worker_stores(sources), query.text("store")), read_only=True)
+    ) as store:
         row = next((each for each in store.runs() if each["run_id"] == query.text("id")), None)
         if row is None:
             raise ConfigError(
@@ -155,7 +157,7 @@ def session_page(sources: Sources, query: Query) -> dict[str, Any]:
 
     offset = query.number("offset", 0)
     with Ledger.open(
-        _chosen(sources.directories_with("ledger.sqlite"), query.text("ledger")), read_only=True
+        _directory_of(sources.directories_with("ledger.sqlite"), query.text("ledger")), read_only=True
     ) as ledger:
         data, records = ledger.session_data(query.text("id")), ledger.traces(query.text("id"))
     if data is None:
@@ -206,7 +208,7 @@ def _worker_stores(sources: Sources) -> dict[str, Path]:
     }
 
 
-def _chosen(directories: dict[str, Path], key: str) -> Path:
+def _directory_of(directories: dict[str, Path], key: str) -> Path:
     if key not in directories:
         raise ConfigError(
             f"There is nothing under the name {key[:80]!r} here; there are {', '.join(directories)}."

@@ -44,13 +44,13 @@ def keep_note(sources: Sources, value: Any) -> dict[str, Any]:
             f"A run has at most {MAX_TAGS} tags of {MAX_TAG_CHARS} characters, and a note of "
             f"{MAX_NOTE_CHARS:,}."
         )
-    key, kept = str(sources.run(run).path), {"tags": names, "note": note.strip()}
+    key, new_note = str(sources.run(run).path), {"tags": names, "note": note.strip()}
     path = rllm_home() / "view" / "notes.json"
     with _lock:
-        every = notes() | {key: kept}
-        if kept == NO_NOTE:
+        every = notes() | {key: new_note}
+        if new_note == NO_NOTE:
             del every[key]
         with StorageErrors(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(path, json.dumps(every, indent=1) + "\n")
-    return kept
+    return new_note
