@@ -171,9 +171,10 @@ ATTACKS = (
 """What a model may write to reach whoever looks at it."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def chromium() -> Iterator[Any]:
-    """A browser that is driven by these tests; without one they skip, or fail under `make test-web`."""
+    """A browser that is driven by a test; without one it skips, or fails under `make test-web`. It ends with
+    the test: as long as it is there, its driver's event loop runs, and no other test can have one."""
     try:
         path = find_chromium().path
         require_browser()
