@@ -10,7 +10,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as GymFrozenLake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.environments.base import CUT_OFF, BaseEnv, reset_env, unpack_step
+from rllm.environments.base import CUT_OFF, BaseEnv, call_reset, unpack_reset, unpack_step
 from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.environments.gym_adapter import GymnasiumEnv
 from rllm.environments.tool import ToolEnvironment
@@ -163,13 +163,14 @@ def test_a_finite_reward_passes_unchanged(reward: float) -> None:
 
 def test_a_seed_reaches_the_reset_that_takes_one() -> None:
     env = Echo()
-    assert reset_env(env, 7) == ("hello", {})
-    reset_env(env)
+    assert unpack_reset(env, call_reset(env, 7)) == ("hello", {})
+    unpack_reset(env, call_reset(env, None))
     assert env.seeds == [7, None]
 
 
 def test_an_environment_from_before_seeds_is_reset_without_one() -> None:
-    assert reset_env(SeedlessEcho(), 7) == ("hello", {"seedless": True})
+    seedless = SeedlessEcho()
+    assert unpack_reset(seedless, call_reset(seedless, 7)) == ("hello", {"seedless": True})
 
 
 @pytest.mark.parametrize("value", [None, "hello", ("hello",), ("hello", None), ["hello", {}]])
@@ -179,7 +180,7 @@ def test_a_reset_of_the_wrong_shape_is_refused(value: Any) -> None:
             return value
 
     with pytest.raises(AgentError, match=r"^Broken\.reset returned .*\(observation, info\)"):
-        reset_env(Broken())
+        unpack_reset(Broken(), call_reset(Broken(), None))
 
 
 def test_a_long_value_is_shortened_in_the_message() -> None:

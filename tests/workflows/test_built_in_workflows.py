@@ -1,5 +1,6 @@
 """The workflows that ship: what each asks, what it pays, how it ends."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -294,11 +295,38 @@ class Troubled(BaseEnv):
         return Troubled(info["trouble"])
 
 
+class AsyncTroubled(Troubled):
+    """The same, as those who talk to a server write it."""
+
+    async def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().reset(seed)
+
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().step(action)
+
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        Troubled.num_open -= 1
+        self._meet("close")
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> "AsyncTroubled":
+        if info["trouble"] == "make":
+            raise OSError("no room")
+        made = AsyncTroubled.__new__(AsyncTroubled)
+        made.trouble = info["trouble"]
+        Troubled.num_open += 1
+        return made
+
+
+@pytest.mark.parametrize("env_cls", [Troubled, AsyncTroubled])
 @pytest.mark.parametrize("place", ["make", "reset", "step", "close", "nowhere"])
 async def test_an_environment_that_raises_is_an_infrastructure_failure_and_closed(
-    play: Play, place: str
+    play: Play, place: str, env_cls: type[Troubled]
 ) -> None:
-    args = {"agent_cls": FrozenLakeAgent, "env_cls": Troubled, "retry_limit": 2}
+    args = {"agent_cls": FrozenLakeAgent, "env_cls": env_cls, "retry_limit": 2}
     episode = await play(MultiTurnWorkflow, lambda messages: "Left", {"trouble": place}, **args)
     assert Troubled.num_open == 0
     if place in ("nowhere", "close"):
@@ -307,7 +335,7 @@ async def test_an_environment_that_raises_is_an_infrastructure_failure_and_close
         return
     assert (episode.outcome, episode.info["tries"]) == (Outcome.INFRASTRUCTURE_FAILURE, 2)
     if place != "make":
-        assert f"Troubled.{place} failed with KeyError" in episode.info["error"]["message"]
+        assert f"{env_cls.__name__}.{place} failed with KeyError" in episode.info["error"]["message"]
 
 
 async def test_classes_that_are_no_agent_or_environment_are_named(play: Play) -> None:

@@ -203,7 +203,10 @@ class WorkflowAttempt:
         errors: list[str] = []
         for env in [] if self.workflow is None else self.workflow.release_environments():
             try:
-                await self.pool.call(env.close, timeout_s=self.settings.step_timeout_s)
+                result: Any = await self.pool.call(env.close, timeout_s=self.settings.step_timeout_s)
+                if inspect.isawaitable(result):
+                    async with asyncio.timeout(self.settings.step_timeout_s):
+                        await result
             except Exception as error:  # noqa: BLE001  a user's close() may raise anything
                 errors.append(f"{type(error).__name__}: {error_text(error)}")
         return errors

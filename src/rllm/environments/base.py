@@ -101,11 +101,6 @@ def moved(
     return observation, reward, terminated or truncated, {**info, **cut_off}
 
 
-def reset_env(env: BaseEnv, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-    """Reset `env` and check what comes back. `seed` is passed on where `reset` takes one."""
-    return unpack_reset(env, call_reset(env, seed))
-
-
 def call_reset(env: BaseEnv, seed: int | None) -> Any:
     """What `env.reset` returns, as it is: an awaitable of it where `reset` is async."""
     return env.reset(seed=seed) if _reset_takes_seed(type(env)) else env.reset()

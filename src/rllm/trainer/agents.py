@@ -74,7 +74,9 @@ class Player:
             opening = await result if inspect.isawaitable(result) else result
             observation, info = unpack_reset(env, opening)
         finally:
-            env.close()
+            close_result: Any = env.close()
+            if inspect.isawaitable(close_result):
+                await close_result
         agent = self.make_agent()
         agent.update_from_env(observation, 0.0, False, info)
         prompt = renderer.render(agent.chat_completions, agent.tool_schemas)

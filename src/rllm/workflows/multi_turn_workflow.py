@@ -4,11 +4,13 @@ task ──► env_cls.from_dict ──► reset ──► agent ──► model
                                            ends: environment done, answer cut off, turns used up
 """
 
+import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from rllm.agents.base import BaseAgent
-from rllm.environments.base import BaseEnv, StepResult, reset_env, unpack_step
+from rllm.environments.base import BaseEnv, call_reset, unpack_reset, unpack_step
 from rllm.errors import ActionError, AgentError, ConfigError, RewardError
 from rllm.types.episode import Action, Episode, TerminationEvent, TerminationReason
 from rllm.types.messages import FinishReason, ModelOutput
@@ -45,12 +47,16 @@ class MultiTurnWorkflow(Workflow):
 
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
         self.reset(task, uid)
-        observation, info = await self.run_in_executor(self._open, task)
+        await self._in_env("from_dict", lambda: self._make(task))
+        seed = self.rollout_engine.draw("environment") % 2**31
+        observation, info = unpack_reset(
+            self.env, await self._in_env("reset", lambda: call_reset(self.env, seed))
+        )
         self.agent.update_from_env(observation, 0.0, False, info)
         for _ in range(self.max_steps):
             output = await self.ask()
             action = self._take_in(output)
-            result = await self.run_in_executor(self._move, action)
+            result = unpack_step(self.env, await self._in_env("step", partial(self.env.step, action)))
             step = self.agent.trajectory.steps[-1]
             self.agent.update_from_env(result.observation, result.reward, result.done, result.info)
             step.reward, step.done = result.reward, result.done
@@ -83,19 +89,14 @@ class MultiTurnWorkflow(Workflow):
         steps[-1].share_history(steps[-2] if len(steps) > 1 else None)
         return action.action if isinstance(action, Action) else action
 
-    # ---- in a worker thread ----------------------------------------------------------------------------
+    def _make(self, task: dict[str, Any]) -> None:
+        self.env = self.env_cls.from_dict({**task, **self.env_args})
 
-    def _open(self, task: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        self.env = self._in_env("from_dict", lambda: self.env_cls.from_dict({**task, **self.env_args}))
-        seed = self.rollout_engine.draw("environment") % 2**31
-        return self._in_env("reset", lambda: reset_env(self.env, seed))
-
-    def _move(self, action: Any) -> StepResult:
-        return self._in_env("step", lambda: unpack_step(self.env, self.env.step(action)))
-
-    def _in_env(self, method: str, call: Callable[[], Any]) -> Any:
+    async def _in_env(self, method: str, call: Callable[[], Any]) -> Any:
+        """What `call` returns in a worker thread; of an async method what it comes to, in this loop."""
         try:
-            return call()
+            result = await self.run_in_executor(call)
+            return await result if inspect.isawaitable(result) else result
         except (ActionError, AgentError, RewardError, ConfigError):
             raise
         except Exception as error:
