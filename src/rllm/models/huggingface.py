@@ -77,6 +77,23 @@ def _window_of(config: Any) -> int:
     return getattr(config, "sliding_window", None) or 0
 
 
+def _exact_positions(config: Any) -> int:
+    """Positions within which a token's logits do not depend on how long the row is that it is computed in.
+
+    Beyond those that it was first trained with, LongRoPE (Ding et al. 2024, arXiv:2402.13753) rotates all
+    positions otherwise, those of cached keys included; and chunked attention forgets what was before.
+    """
+    limits = [getattr(config, "max_position_embeddings", None) or 2048]
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    for each in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if each.get("rope_type") == "longrope":
+            original = each.get("original_max_position_embeddings")
+            limits.append(original or getattr(config, "original_max_position_embeddings", None) or limits[0])
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        limits.append(getattr(config, "attention_chunk_size", None) or limits[0])
+    return min(limits)
+
+
 def _require_counts(config: PreTrainedConfig, weights: Mapping[str, Tensor], directory: Path) -> None:
     """Modules are made one by one also where they take no memory, so their numbers are held against the
     weights before that. Raises ModelDirectoryError naming the key."""
@@ -179,6 +196,11 @@ class HuggingFaceDecoder(nn.Module):
             use_cache=False,
             rllm_attend=attend,
         )
+        if not hasattr(output, "last_hidden_state"):
+            raise ModelDirectoryError(
+                f"{type(self.inner).__name__} does not give the states before its logits, so the built-in "
+                "engine cannot serve it; use an external engine."
+            )
         hidden_N_D = output.last_hidden_state[0]
         return hidden_N_D if keep_M is None else hidden_N_D.index_select(0, keep_M)
 
@@ -227,7 +249,7 @@ class HuggingFaceDecoder(nn.Module):
 
     @property
     def max_positions(self) -> int:
-        return getattr(self.inner.config.get_text_config(), "max_position_embeddings", None) or 2048
+        return _exact_positions(self.inner.config.get_text_config())
 
     @torch.no_grad()
     def attention_sizes(self) -> tuple[int, int, int]:
