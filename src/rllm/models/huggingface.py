@@ -240,7 +240,12 @@ class HuggingFaceDecoder(nn.Module):
 
     def logits(self, hidden_N_D: Tensor) -> Tensor:
         logits_N_V = self.inner.get_output_embeddings()(hidden_N_D)
-        cap = getattr(self.inner.config.get_text_config(), "final_logit_softcapping", None)
+        config = self.inner.config.get_text_config()
+        if factor := getattr(config, "logit_scale", None):  # Cohere's
+            logits_N_V = logits_N_V * factor
+        if divisor := getattr(config, "logits_scaling", None):  # Granite's
+            logits_N_V = logits_N_V / divisor
+        cap = getattr(config, "final_logit_softcapping", None)
         return logits_N_V if cap is None else cap * torch.tanh(logits_N_V / cap)
 
     @property
@@ -274,6 +279,11 @@ class HuggingFaceDecoder(nn.Module):
                 raise ModelDirectoryError(
                     f"{name} has keys of size {k.shape[-1]} and values of size {v.shape[-1]}; the built-in "
                     "engine serves one size for both, so use an external engine."
+                )
+            if layer in sizes:
+                raise ModelDirectoryError(
+                    f"{name} attends more than once in a layer, and the built-in engine keeps the keys and "
+                    "values of one; use an external engine."
                 )
             sizes[layer] = (k.shape[1], k.shape[2])
             windows.add(wishes.window)

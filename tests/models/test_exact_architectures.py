@@ -1,4 +1,4 @@
-"""Architectures whose logits depend on the length of the row are served as far as they do not."""
+"""Architectures with more than attention between plain layers: exact, as far as they are, or refused."""
 
 import shutil
 from collections.abc import Callable
@@ -7,13 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Llama4TextConfig, LlamaConfig, Phi3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
+    DiffLlamaConfig,
+    GraniteConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    Phi3Config,
+)
 
 from rllm.errors import ConfigError, ModelDirectoryError
 from rllm.inference.local.client import LocalClient
 from rllm.models.builtin import TinyModel, create_model
 from rllm.models.directory import load_model
 from rllm.types import SamplingParams
+from rllm.types.messages import ModelOutput
 
 SIZES: dict[str, Any] = {
     "vocab_size": 512,
@@ -49,6 +59,15 @@ def make(tmp_path: Path) -> Make:
     return make
 
 
+def logprobs_by_transformers(directory: Path, output: ModelOutput) -> list[float]:
+    """Of the answer, by one forward pass of the whole row."""
+    model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([output.prompt_ids + output.completion_ids]), use_cache=False).logits[0]
+    logprobs = torch.log_softmax(logits.double(), dim=-1)[len(output.prompt_ids) - 1 :]
+    return [float(logprobs[place, token]) for place, token in enumerate(output.completion_ids)]
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -72,12 +91,30 @@ async def test_rotations_that_change_with_the_length_are_exact_as_far_as_they_do
     output = await client.generate_ids(list(range(10, 30)), SamplingParams(max_tokens=60, seed=1))
     await client.close()
     assert len(output.completion_ids) == 44
-    theirs = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
-    with torch.no_grad():
-        logits = theirs(torch.tensor([output.prompt_ids + output.completion_ids]), use_cache=False).logits[0]
-    logprobs = torch.log_softmax(logits.double(), dim=-1)[19:-1]
-    expected = [float(logprobs[place, token]) for place, token in enumerate(output.completion_ids)]
-    assert output.logprobs == pytest.approx(expected, abs=1e-5)
+    assert output.logprobs == pytest.approx(logprobs_by_transformers(directory, output), abs=1e-5)
+
+
+def test_an_architecture_that_attends_twice_in_a_layer_is_refused(make: Make) -> None:
+    """Its second values would stand in the cache for both."""
+    with pytest.raises(ModelDirectoryError, match="DiffLlamaForCausalLM attends more than once in a layer"):
+        load_model(make(DiffLlamaConfig(**SIZES)))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CohereConfig(**SIZES, logit_scale=0.25),
+        Cohere2Config(**SIZES, logit_scale=0.25, sliding_window=8),
+        GraniteConfig(**SIZES, logits_scaling=3.0, embedding_multiplier=2.0),
+    ],
+    ids=["cohere", "cohere2", "granite"],
+)
+async def test_logits_that_are_scaled_are_scaled(make: Make, config: Any) -> None:
+    directory = make(config)
+    client = LocalClient(load_model(directory), max_context=96, num_slots=2)
+    output = await client.generate_ids(list(range(10, 30)), SamplingParams(max_tokens=40, seed=1))
+    await client.close()
+    assert output.logprobs == pytest.approx(logprobs_by_transformers(directory, output), abs=1e-5)
 
 
 def test_an_architecture_that_keeps_its_states_is_refused_by_name(make: Make) -> None:
