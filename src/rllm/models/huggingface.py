@@ -301,7 +301,13 @@ class HuggingFaceDecoder(nn.Module):
         is_float32 = next(self.inner.parameters()).dtype == torch.float32
         limit = (1e-3 if is_float32 else 5e-2) * float(theirs_N_V.abs().max())
         error = float((ours_N_V - theirs_N_V).abs().max())
-        if len(set(sizes.values())) != 1 or sorted(sizes) != list(range(len(sizes))) or not error <= limit:
+        if error <= limit and (len(set(sizes.values())) != 1 or sorted(sizes) != list(range(len(sizes)))):
+            heads = ", ".join(f"{heads} of {size}" for heads, size in dict.fromkeys(sizes.values()))
+            raise ModelDirectoryError(
+                f"{name} attends in {len(sizes)} layers with keys and values of {heads or 'no'} heads; the "
+                "built-in engine serves the same in every layer, so use an external engine."
+            )
+        if not sizes or not error <= limit:
             raise ModelDirectoryError(
                 f"{name} computes something that the built-in engine does not (logits differ by {error:.2g} "
                 f"where {limit:.2g} is allowed); use an external engine."
