@@ -15,7 +15,7 @@ from rllm.eval.task_facts import MIN_DISTINCT, task_facts
 from rllm.eval.words import instances_sentence
 
 SPLITS = ("train", "validation", "test")
-FROM_FILES = {"task-directory", "swe"}
+FROM_FILES = {"task-directory", "swe", "live-web"}
 SMALL = {"2048", "small-programs", "tic-tac-toe", "wordle"}
 """Worlds whose default tasks are of fewer than 200 distinct instances: their reports say so."""
 NAMES = sorted(set(WORLDS) - FROM_FILES)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rllm.environments.base import Moved
 from rllm.environments.frozenlake import (
     FrozenLakeEnv,
     baselines,
@@ -23,6 +24,8 @@ from rllm.environments.frozenlake import (
 from rllm.environments.lake_maps import SPLITS
 from rllm.environments.pictures import SHAPES, SIDE, Canvas, Colour, colour_between, showing
 from rllm.environments.world import World
+from rllm.rewards.extraction import Marked, marked_answer
+from rllm.types.episode import Action
 
 _MIN_FILL = 0.72
 """Share of the picture's side that a lake takes at least."""
@@ -95,6 +98,12 @@ class LakePictureEnv(FrozenLakeEnv):
     def from_dict(info: dict[str, Any]) -> "LakePictureEnv":
         """See `FrozenLakeEnv.from_dict`."""
         return LakePictureEnv(**env_arguments(info))
+
+    def step(self, action: Any) -> Moved:
+        """See `FrozenLakeEnv.step`. The move is the whole answer, or the last <answer>…</answer> in it."""
+        answer = action.action if isinstance(action, Action) else action
+        mark = marked_answer(answer.strip()) if isinstance(answer, str) else None
+        return super().step(mark.text if isinstance(mark, Marked) else answer)
 
     def _observation(self) -> Any:
         return showing(self._look.picture(self.desc, self.position))

@@ -7,7 +7,7 @@ other runs   ──► where the same task was attempted
 A run of `rllm eval` has a part for each way of sampling; measured phases of a training run are shown alike.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,9 @@ def evaluation_page(sources: Sources, query: Query) -> dict[str, Any]:
     hits, progress = search(run, words) if words else ({}, None)
     with EpisodeBrowser.open(run.store_path) as browser:
         counts = {each.name: each.episodes for each in browser.phases()}
-        phase = query.text("phase") or next((name for name in MEASURED if name in counts), "")
-        page["phases"] = [name for name in counts if name in MEASURED or name == phase]
+        measuring = _measuring_phases(counts, config)
+        phase = query.text("phase") or next(iter(measuring), "")
+        page["phases"] = [name for name in counts if name in measuring or name == phase]
         if phase not in counts:
             raise ConfigError(
                 f"{run.path} has measured nothing in phase {phase[:80]!r}; it has "
@@ -135,8 +136,10 @@ def elsewhere_page(sources: Sources, query: Query) -> dict[str, Any]:
         if not run.store_path.is_file() or _task_family(run.config()) != name:
             continue
         with EpisodeBrowser.open(run.store_path) as browser:
-            for phase in browser.phases():
-                if phase.name not in MEASURED and run.path != mine.path:
+            phases = browser.phases()
+            measuring = _measuring_phases([each.name for each in phases], run.config())
+            for phase in phases:
+                if phase.name not in measuring and run.path != mine.path:
                     continue
                 which = EpisodeFilter(phase=phase.name, task_id=task_id)
                 for each in browser.tasks(which, limit=1):
@@ -175,7 +178,7 @@ def _add_beside(rows: list[dict[str, Any]], run: RunDirectory, phase: str) -> No
         return
     with EpisodeBrowser.open(run.store_path) as browser:
         names = [each.name for each in browser.phases()]
-        place = phase if phase in names else next((name for name in MEASURED if name in names), None)
+        place = phase if phase in names else next(iter(_measuring_phases(names, run.config())), None)
         if place is None:
             return
         without = browser.superseded(place) if run.config().get("kind") == KIND else ()
@@ -193,6 +196,13 @@ def _judgement(result: Result) -> dict[str, Any]:
         "category": result.category,
         "cut_off": result.is_cut_off,
     }
+
+
+def _measuring_phases(names: Collection[str], config: Mapping[str, Any]) -> list[str]:
+    """Phases that measure, the one that says most first: all of an evaluation, some of a training run."""
+    known = [name for name in MEASURED if name in names]
+    others = [name for name in names if name not in MEASURED] if config.get("kind") == KIND else []
+    return known + others
 
 
 @lru_cache(maxsize=32)
