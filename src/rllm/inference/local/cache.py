@@ -164,8 +164,8 @@ class KVCache:
         dtype: torch.dtype,
         max_tokens: int = 0,
     ) -> None:
-        """`num_slots`: how many may be taken at the same time. `max_tokens`: places in all, a multiple of 32
-        that one conversation of `max_context` fits in; 0 for as many as all slots have at their longest."""
+        """`num_slots`: how many may be taken at the same time. `max_tokens`: places in all, as many as
+        one conversation of `max_context` takes or more; 0 for as many as all slots have at their longest."""
         self.max_context = max_context
         self.num_slots = num_slots
         self.num_kv_heads = num_kv_heads
