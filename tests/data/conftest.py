@@ -12,7 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rllm.data.chat import ChatEncoder
 from rllm.errors import ConfigError
-from rllm.models.builtin import CHAT_TEMPLATE
+from rllm.models.builtin_templates import CHAT_TEMPLATE
 from rllm.rendering.chat import ChatRenderer
 from rllm.types.messages import Message
 

@@ -1,6 +1,7 @@
 """Model directories as an enemy would publish them: nothing of theirs runs, leads elsewhere, or takes a
 machine's memory; each is refused with a sentence that names the file."""
 
+import itertools
 import json
 import os
 import resource
@@ -20,6 +21,8 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config
 
 from rllm.errors import ConfigError, ModelDirectoryError
+from rllm.models.builtin_templates import CHAT_TEMPLATE, IMAGE_TEMPLATE
+from rllm.models.chat_template import render_template
 from rllm.models.directory import load_model, save_model
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer
@@ -337,14 +340,33 @@ def test_templates_are_rendered_on_after_a_signal_to_all_and_a_kill(builtin: Pat
         assert tokenizer.apply_template(TALK, add_generation_prompt=True) == expected
 
 
-def test_the_process_sees_no_keys_and_ends_with_a_program_that_is_killed(
-    builtin: Path, tmp_path: Path
-) -> None:
-    program = f"""
-        import os, pathlib
-        from rllm.models.tokenizer import HuggingFaceTokenizer
-        tokenizer = HuggingFaceTokenizer(pathlib.Path({str(builtin)!r}))
-        tokenizer.apply_template([{{"role": "user", "content": "a"}}], add_generation_prompt=True)
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, IMAGE_TEMPLATE])
+def test_the_templates_of_built_in_models_print_here_what_the_process_prints(template: str) -> None:
+    parts = [{"type": "image"}, {"type": "text", "text": "What is it? "}]
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "ä\ud800<"}}}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": {}}}}}]
+    talks: list[dict[str, Any]] = [
+        {"messages": TALK},
+        {"messages": [*TALK, {"role": "assistant", "content": None, "tool_calls": [call]}], "tools": tools},
+        {"messages": [{"role": "user", "content": parts if template == IMAGE_TEMPLATE else "\n x "}]},
+        {"messages": [{"role": "user", "content": object()}]},
+    ]
+    for asks, talk in itertools.product((True, False), talks):
+        variables = {"tools": None, **talk, "add_generation_prompt": asks}
+        assert render_template(template, variables) == render_template(template + "{# #}", variables)
+    for refused in ({"messages": [{"role": "user", "content": 1}]}, {"messages": 1}):
+        complaints: list[str] = []
+        for each in (template, template + "{# #}"):
+            with pytest.raises(ConfigError) as caught:
+                render_template(each, refused)
+            complaints.append(str(caught.value))
+        assert complaints[0] == complaints[1]
+
+
+def test_the_process_sees_no_keys_and_ends_with_a_program_that_is_killed(tmp_path: Path) -> None:
+    program = """
+        from rllm.models.chat_template import render_template
+        render_template("{{ messages }}", {"messages": []})
         print("ready", flush=True)
         input()
         """

@@ -8,7 +8,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rllm.errors import ConfigError
-from rllm.models.builtin import CHAT_TEMPLATE
+from rllm.models.builtin_templates import CHAT_TEMPLATE
 from rllm.rendering.tools import MARKUP
 from rllm.types.messages import Message
 

@@ -16,11 +16,12 @@ from rllm.build.configs import evaluation_config, training_config
 from rllm.build.models import model_directory
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
-from rllm.errors import ConfigError, MissingExtraError
+from rllm.errors import ConfigError
 from rllm.eval.catalogue import SWE, Benchmark, benchmark_named, benchmarks
 from rllm.eval.results import is_for_show
 from rllm.eval.tasks import world_name
 from rllm.inference.providers import BUILTIN, ModelPlace
+from rllm.models.builtin_templates import CHAT_TEMPLATE
 from rllm.store.run_directory import RunDirectory, is_run
 
 _HOLDER_DEPTH = 2
@@ -134,10 +135,6 @@ def _is_built_in(place: ModelPlace) -> bool:
     if not is_run(path) and not (path / "config.json").is_file():
         return False  # who loads the model says what it lacks
     settings = model_directory(path) / "tokenizer_config.json"
-    try:
-        from rllm.models.builtin import CHAT_TEMPLATE
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "torch", "train") from error
     try:
         chat = json.loads(settings.read_text("utf-8")) if settings.is_file() else {}
     except ValueError:  # who loads the model says what is wrong with it

@@ -3,7 +3,9 @@
     template, variables ──► template_process: memory bound by the kernel, processor time as well ──► text
                                           └─ out of either ──► ConfigError, and the next call gets a new one
 
-One such process serves a whole program. It begins with the first template and ends with the program.
+One such process serves a whole program. It begins with the first template and ends with the program. The
+templates of the built-in models are ours, so they are rendered on the spot: each exchange with a process lets
+go of the interpreter, and while an engine computes it comes back late.
 """
 
 import atexit
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.errors import ConfigError
+from rllm.models.builtin_templates import CHAT_TEMPLATE, IMAGE_TEMPLATE
 
 CPU_S = 3.0
 """Processor time of one rendering; a conversation of 100,000 characters takes a few milliseconds."""
@@ -39,11 +42,26 @@ def render_template(template: str, variables: Mapping[str, Any]) -> str:
     Raises ConfigError for a template that refuses them, is broken, or needs more time or memory than it gets.
     """
     variables_json = json.dumps(variables, default=_placeholder)
+    if template in (CHAT_TEMPLATE, IMAGE_TEMPLATE):
+        return _render_here(template, json.loads(variables_json))
     limit = _SPARE_CHARACTERS + _MAX_GROWTH * len(variables_json)
     request = (
         f'{{"template": {json.dumps(template)}, "variables": {variables_json}, "max_characters": {limit}}}'
     )
     return _process.ask(request.encode())
+
+
+def _render_here(template: str, variables: dict[str, Any]) -> str:
+    from rllm.models.template_process import compiled
+
+    try:
+        return compiled(template).render(variables)
+    except Exception as error:
+        raise _refusal(str(error) or type(error).__name__) from error
+
+
+def _refusal(complaint: str) -> ConfigError:
+    return ConfigError(f"The model's chat template refuses the conversation: {complaint}.")
 
 
 def _placeholder(value: Any) -> str:
@@ -77,7 +95,7 @@ class _TemplateProcess:
             raise ConfigError(
                 f"The model's chat template needs more than {MEMORY_BYTES >> 20} MiB for the conversation."
             )
-        raise ConfigError(f"The model's chat template refuses the conversation: {answer.decode()}.")
+        raise _refusal(answer.decode())
 
     def close(self) -> None:
         with self._lock:
