@@ -185,7 +185,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt requirements/demo.txt
 	@echo '[ray] .venv-ray: Ray and what training needs, as requirements/ray.txt locks it'
 	@$(PYTHON) -m venv --clear .venv-ray
 	@.venv-ray/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/ray.txt
-	@.venv-ray/bin/python -m pip $(QUIET) install -c constraints.txt '$(TORCH)' pytest pytest-asyncio hypothesis aiohttp llguidance orjson uvloop
+	@.venv-ray/bin/python -m pip $(QUIET) install -c constraints.txt '$(TORCH)' pytest pytest-asyncio hypothesis aiohttp jsonschema-rs llguidance orjson uvloop
 	@.venv-ray/bin/python -m pip $(QUIET) install --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -141,6 +141,12 @@ BROKEN = [
     ('"properties": {"run_id": {"type": "string"},\n', '"properties": {"run_id": {"type": "integer"},\n',
      "### Output schema", "`run_id`"),
     ("## How this", "## How to use\n\n## How this", "## How this", "twice"),
+    ('"task": {"type": "string"}', '"task": {"pattern": "(?=a)b"}', "```json", "without lookaround"),
+    ('"task": {"type": "string"}', '"task": {"patternProperties": {"[": {}}}', "```json", "ECMA"),
+    ('"task": {"type": "string"}', '"task": {"patternProperties": {"a": {}}, "unevaluatedProperties": {}}',
+     "```json", "write `additionalProperties`"),
+    ('"task": {"type": "string"}', '"task": {"$schema": "http://json-schema.org/draft-07/schema#"}',
+     "```json", "only the whole schema"),
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 import worker_files as files
 
-from rllm.contracts import Contract, read_contract
+from rllm.contracts import Contract, Schema, read_contract
 from rllm.worker.admission import Admission
 from rllm.worker.host import WorkerHost
 from rllm.worker.http import WorkerServer
@@ -77,6 +77,43 @@ async def test_a_number_too_large_to_be_checked_breaks_the_schema(tmp_path: Path
     contract = contract_with(tmp_path, '{"multipleOf": 0.5}')
     async with files.runtime_of(contract, one, tmp_path) as worker:
         response = await worker.run({"run_id": "a", "task": 10**400})
+    assert (response.status, response.code) == ("invalid_request", "schema")
+
+
+async def test_patterns_are_those_of_the_standard_and_hold_nobody_up(tmp_path: Path) -> None:
+    """Each would take Python's `re` longer than the test may: 2 to the power of 40 steps."""
+    long, many = "a" * 40 + "!", "^(a+)+$"
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    schemas = {
+        "text": {"pattern": many},
+        "names": {
+            "patternProperties": {many: {"type": "string"}},
+            "additionalProperties": {"type": "integer"},
+        },
+        "within": {"$ref": "#"},
+        "digits": {"pattern": r"^\d$"},
+        "letters": {"pattern": r"^\p{Lu}\u0041(?<rest>.)$"},
+    }
+    whole = {"$schema": dialect, "type": "object", "properties": schemas, "maxProperties": 1}
+    schema = Schema(whole)
+    for value, path in (
+        ({"text": long}, "$.text"),
+        ({"text": "aaa"}, ""),
+        ({"names": {long: 1}}, ""),
+        ({"names": {long: "one"}}, f"$.names.{long}"),
+        ({"names": {"aaa": 1}}, "$.names.aaa"),
+        ({"within": {"text": long}}, "$.within.text"),
+        ({"text": "aaa\n"}, "$.text"),
+        ({"digits": "\u0663"}, "$.digits"),
+        ({"letters": "\u00c4A\U0001f600"}, ""),
+        ({"letters": "\u00c4A\ud800"}, ""),
+        ({"letters": "\ud800A."}, "$.letters"),
+    ):
+        violation = schema.first_violation(value)
+        assert (violation.path if violation else "") == path, value
+    contract = contract_with(tmp_path, f'{{"pattern": "{many}"}}')
+    async with files.runtime_of(contract, one, tmp_path) as worker:
+        response = await worker.run({"run_id": "a", "task": long})
     assert (response.status, response.code) == ("invalid_request", "schema")
 
 

@@ -45,8 +45,8 @@ def require_references(document: Mapping[str, Any]) -> None:
     same_value: dict[int, list[Any]] = {}
     """By the identity of a part: those that judge the same value."""
     for pointer, schema in subschemas(root):
-        if pointer and "$id" in schema:
-            raise ConfigError(f"`$id` stands at {pointer:.100}; only the whole schema may have one.")
+        if pointer and (name := next((each for each in ("$id", "$schema") if each in schema), "")):
+            raise ConfigError(f"`{name}` stands at {pointer:.100}; only the whole schema may have one.")
         parts = same_value[id(schema)] = _parts_of_same_value(schema)
         for keyword in _REFERENCES:
             target = schema.get(keyword)

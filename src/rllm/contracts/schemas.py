@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rllm.contracts.references import require_references, subschemas
-from rllm.errors import ConfigError, MissingExtraError
+from rllm.errors import ConfigError
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _VOCABULARIES = (
@@ -52,7 +52,8 @@ class Schema:
             raise ConfigError(f"`$schema` is {dialect!r:.100}; contracts are written in {DIALECT}.")
         validator = _validator_class()
         try:
-            validator.check_schema(dict(self.document))
+            # Patterns are judged below: `format` would have Python read them.
+            validator.check_schema(dict(self.document), format_checker=_no_format_checker())
         except _schema_error() as error:
             where = "".join(f".{each}" for each in error.absolute_path)
             raise ConfigError(f"it is no JSON Schema at ${where}: {error.message[:_MAX_MESSAGE]}") from error
@@ -61,9 +62,16 @@ class Schema:
                 "it is nested too deep to be checked; write parts of it under `$defs`."
             ) from error
         _require_known_keywords(self.document)
+        _require_patterns(self.document)
         require_references(self.document)
         _require_agreement(self.document)
-        object.__setattr__(self, "_validator", validator(dict(self.document)))
+        # Where a part names its dialect, jsonschema takes that one's own class for it.
+        document = {name: value for name, value in self.document.items() if name != "$schema"}
+        object.__setattr__(self, "_validator", validator(document))
+
+    def __reduce__(self) -> tuple[type["Schema"], tuple[Mapping[str, Any]]]:
+        """It travels to other processes as what it was made of."""
+        return Schema, (self.document,)
 
     @property
     def properties(self) -> Mapping[str, Any]:
@@ -153,11 +161,21 @@ def _short(text: str) -> str:
 
 @functools.cache
 def _validator_class() -> Any:
-    try:
-        from jsonschema import Draft202012Validator
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("jsonschema", "worker") from error
-    return Draft202012Validator
+    from rllm.contracts.patterns import PatternValidator  # brings jsonschema: not for who reads no contract
+
+    return PatternValidator
+
+
+def _require_patterns(document: Mapping[str, Any]) -> None:
+    from rllm.contracts.patterns import require_patterns
+
+    require_patterns(document)
+
+
+def _no_format_checker() -> Any:
+    from jsonschema import FormatChecker
+
+    return FormatChecker(())
 
 
 @functools.cache
