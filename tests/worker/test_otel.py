@@ -18,10 +18,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
+from opentelemetry.trace import SpanKind
 
 from rllm.contracts import read_contract
 from rllm.redaction import hide_key
 from rllm.worker.host import WorkerHost
+from rllm.worker.metrics import prometheus_text
 from rllm.worker.otel import OpenTelemetry
 
 CONVENTIONS = {
@@ -30,6 +32,12 @@ CONVENTIONS = {
     for value in vars(module).values()
     if isinstance(value, str)
 }
+REQUIRED = {
+    *("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "server.port"),
+    *("gen_ai.request.choice.count", "gen_ai.request.stop_sequences", "server.address"),
+    *("gen_ai.usage.input_tokens", "gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.output_tokens"),
+}
+"""Of a model call, where they apply: the conventions' `Required`, `Conditionally Required` and tokens."""
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
 FLOW = """
@@ -135,6 +143,69 @@ async def test_a_caller_s_trace_goes_on_and_errors_have_their_code(tmp_path: Pat
     assert [each.name for each in attempts] == ["attempt 1", "attempt 2"]
     assert all((each.attributes or {})["error.type"] == "program" for each in attempts)
     assert not any("a-key-of-somebody-else" in each.to_json() for each in spans)
+
+
+ASKING = """
+import json, urllib.request
+
+
+def solve(task, config):
+    body = {"model": config.model, "n": 2, "stop": "x", "messages": [{"role": "user", "content": "hi"}]}
+    url = f"{config.base_url}/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as reply:
+        return {"length": len(json.load(reply)["choices"])}
+"""
+
+
+async def test_a_call_of_a_server_s_model_has_what_the_server_counted_and_once(tmp_path: Path) -> None:
+    """Two choices are two records in the ledger, each with the usage of both."""
+
+    async def chat(request: web.Request) -> web.Response:
+        message = {"role": "assistant", "content": "hi"}
+        choices = [{"index": each, "message": message, "finish_reason": "stop"} for each in range(2)]
+        usage = {
+            "prompt_tokens": 300,
+            "completion_tokens": 20,
+            "prompt_tokens_details": {"cached_tokens": 100},
+        }
+        return web.json_response({"id": "1", "model": "m", "choices": choices, "usage": usage})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    model = web.AppRunner(app)
+    await model.setup()
+    await web.TCPSite(model, "127.0.0.1", 0).start()
+    port = model.addresses[0][1]
+    path = files.write_worker(tmp_path)
+    (tmp_path / "program.py").write_text(ASKING)
+    place = f"model: 'openai:m', base_url: 'http://127.0.0.1:{port}/v1', prompt_price: 2, completion_price: 4"
+    path.write_text(path.read_text().replace('solve"', f'solve", {place}'))
+    async with host(path) as (opened, memory):
+        response = await opened.workers["measure"].run({"run_id": "a", "task": "x"})
+        text = prometheus_text(opened.workers.values())
+        spans = memory.get_finished_spans()
+    await model.cleanup()
+    observed = response.to_dict()["observability"]
+    assert (observed["model_calls"], observed["prompt_tokens"], observed["completion_tokens"]) == (1, 300, 20)
+    assert observed["cost"] == pytest.approx((2 * 300 + 4 * 20) / 1e6)
+    assert 'rllm_worker_tokens_total{worker="measure",kind="prompt"} 300' in text
+    (call,) = [dict(each.attributes or {}) for each in spans if each.kind is SpanKind.CLIENT]
+    request = next(dict(each.attributes or {}) for each in spans if each.name == "invoke_agent measure")
+    assert call["gen_ai.conversation.id"] == request["gen_ai.conversation.id"] == "a"
+    assert call["gen_ai.response.finish_reasons"] == ("stop", "stop")
+    assert {name: value for name, value in call.items() if name in REQUIRED} == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "m",
+        "gen_ai.request.choice.count": 2,
+        "gen_ai.request.stop_sequences": ("x",),
+        "gen_ai.usage.input_tokens": 300,
+        "gen_ai.usage.cache_read.input_tokens": 100,
+        "gen_ai.usage.output_tokens": 20,
+        "server.address": "127.0.0.1",
+        "server.port": port,
+    }
 
 
 async def test_the_command_sends_spans_to_a_collector(tmp_path: Path) -> None:

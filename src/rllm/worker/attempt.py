@@ -9,7 +9,7 @@ Whatever the program raises ends this attempt alone.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -58,7 +58,7 @@ class AttemptResult:
     """What may be the outputs; checked by the caller."""
     error: RunError | None = None
     calls: list[CallRecord] = field(default_factory=list[CallRecord])
-    """Of the model, as the gateway captured them."""
+    """Of the model, as the gateway captured them: a record for each choice."""
     provider: str = OWN_PROVIDER
     """Of that model, as OpenTelemetry calls it."""
     enforcement: Enforcement = Enforcement.CHECKED
@@ -111,7 +111,7 @@ async def play_attempt(
     result = AttemptResult(
         calls=calls,
         provider=str(place.protocol) if place is not None and is_server else OWN_PROVIDER,
-        enforcement=_enforcement(can_enforce, was_asked_again=schema is not None and len(calls) > 1),
+        enforcement=_enforcement(can_enforce, was_asked_again=schema is not None and len(by_call(calls)) > 1),
     )
     result.error = _error_of(error, calls)
     if result.error is None:
@@ -125,12 +125,23 @@ async def play_attempt(
 
 def prompt_tokens_of(call: CallRecord) -> int:
     """As its server counted them, else as many as were captured."""
-    return call.usage.get("input_tokens", len(call.prompt_ids))
+    return call.usage.get("prompt_tokens", len(call.prompt_ids))
 
 
 def completion_tokens_of(call: CallRecord) -> int:
     """As its server counted them, else as many as were captured."""
-    return call.usage.get("output_tokens", len(call.completion_ids))
+    return call.usage.get("completion_tokens", len(call.completion_ids))
+
+
+def by_call(records: Sequence[CallRecord]) -> list[list[CallRecord]]:
+    """The choices of each call together: all have the usage of the whole call."""
+    calls: list[list[CallRecord]] = []
+    for record in records:
+        if calls and record.choice > calls[-1][-1].choice and record.id == calls[-1][-1].id:
+            calls[-1].append(record)
+        else:
+            calls.append([record])
+    return calls
 
 
 def _enforcement(can_enforce: bool, *, was_asked_again: bool) -> Enforcement:

@@ -12,7 +12,7 @@ those of the model calls alone, so that a sum over all spans counts each once.
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-agent-spans/
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,13 @@ from rllm.contracts.contract import Contract
 from rllm.errors import MissingExtraError
 from rllm.gateway.wire import CallRecord, CallStatus
 from rllm.redaction import without_keys
-from rllm.worker.attempt import OWN_PROVIDER, AttemptResult, completion_tokens_of, prompt_tokens_of
+from rllm.worker.attempt import (
+    OWN_PROVIDER,
+    AttemptResult,
+    by_call,
+    completion_tokens_of,
+    prompt_tokens_of,
+)
 from rllm.worker.response import RunError, WorkerResponse
 from rllm.worker.telemetry import AttemptSpan, RequestSpan, Telemetry, trace_id_of
 
@@ -35,7 +41,9 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("opentelemetry", "otel") from error
 
-SCHEMA_URL = "https://opentelemetry.io/schemas/1.37.0"
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
+_PORTS = {"http": 80, "https": 443}
+"""The port that an address without one means: who names a server names its port."""
 
 
 class OpenTelemetry(Telemetry):
@@ -81,13 +89,13 @@ class OpenTelemetry(Telemetry):
             yield _RequestSpan(span, own_id)
 
     @contextmanager
-    def attempt(self, contract: Contract, number: int) -> Iterator[AttemptSpan]:
+    def attempt(self, contract: Contract, number: int, run_id: str) -> Iterator[AttemptSpan]:
         with self._tracer.start_as_current_span(
             f"attempt {number}",
             attributes={"rllm.attempt": number, "gen_ai.agent.id": contract.id},
             record_exception=False,
         ) as span:
-            yield _AttemptSpan(span, self._tracer)
+            yield _AttemptSpan(span, self._tracer, run_id)
 
     def close(self) -> None:
         self._provider.force_flush()
@@ -116,48 +124,64 @@ class _RequestSpan(RequestSpan):
 
 
 class _AttemptSpan(AttemptSpan):
-    def __init__(self, span: Span, tracer: Tracer) -> None:
+    def __init__(self, span: Span, tracer: Tracer, run_id: str) -> None:
         self._span = span
         self._tracer = tracer
+        self._run_id = run_id
 
     def set_result(self, result: AttemptResult, error: RunError | None) -> None:
-        for call in result.calls:
-            self._add_call(call, result.provider)
+        for choices in by_call(result.calls):
+            self._add_call(choices, result.provider)
         if error is not None:
             _fail(self._span, str(error.code))
 
-    def _add_call(self, call: CallRecord, provider: str) -> None:
+    def _add_call(self, choices: Sequence[CallRecord], provider: str) -> None:
         """A span in retrospect: the gateway took the times."""
+        call = choices[0]
         started_ns = int(call.started_at * 1e9)
         operation = "text_completion" if call.prompt is not None else "chat"
         span = self._tracer.start_span(
             f"{operation} {call.model}", kind=SpanKind.CLIENT, start_time=started_ns
         )
-        _set(span, _call_attributes(call, operation) | {"gen_ai.provider.name": provider})
+        reasons = [each.finish_reason for each in choices if each.finish_reason]
+        own = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": provider,
+            "gen_ai.conversation.id": self._run_id,
+            "gen_ai.response.finish_reasons": reasons or None,
+        }
+        _set(span, _call_attributes(call) | own)
         if call.status is not CallStatus.OK:
             facts = call.error or {}
             _fail(span, str(facts.get("code") or facts.get("status") or call.status))
         span.end(started_ns + int(call.latency_s * 1e9))
 
 
-def _call_attributes(call: CallRecord, operation: str) -> dict[str, Any]:
+def _call_attributes(call: CallRecord) -> dict[str, Any]:
     server = urlsplit(call.upstream)
     sampling = call.sampling
+    stop = sampling.get("stop")
     return {
-        "gen_ai.operation.name": operation,
-        "gen_ai.conversation.id": call.session,
         "gen_ai.request.model": call.model,
+        "gen_ai.request.choice.count": sampling.get("n"),
+        "gen_ai.request.stream": True if call.stream else None,
+        "gen_ai.request.stop_sequences": [stop] if isinstance(stop, str) else stop,
+        "gen_ai.request.frequency_penalty": sampling.get("frequency_penalty"),
+        "gen_ai.request.presence_penalty": sampling.get("presence_penalty"),
+        "gen_ai.request.top_k": sampling.get("top_k"),
+        "gen_ai.response.time_to_first_chunk": call.first_token_s if call.stream else None,
         "gen_ai.request.temperature": call.temperature,
         "gen_ai.request.max_tokens": sampling.get("max_tokens"),
         "gen_ai.request.top_p": sampling.get("top_p"),
         "gen_ai.request.seed": sampling.get("seed"),
         "gen_ai.response.id": call.id,
         "gen_ai.response.model": call.model,
-        "gen_ai.response.finish_reasons": [call.finish_reason] if call.finish_reason else None,
         "gen_ai.usage.input_tokens": prompt_tokens_of(call),
         "gen_ai.usage.output_tokens": completion_tokens_of(call),
+        "gen_ai.usage.cache_read.input_tokens": call.usage.get("cached_tokens"),
         "server.address": server.hostname,
-        "server.port": server.port,
+        "server.port": server.port or _PORTS.get(server.scheme),
+        "rllm.session": call.session,
     }
 
 

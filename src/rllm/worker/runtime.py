@@ -28,7 +28,14 @@ from rllm.inference.providers import ModelPlace
 from rllm.types.draws import draw_seed
 from rllm.types.task import Task
 from rllm.worker.admission import Admission, AdmissionRefused
-from rllm.worker.attempt import AttemptResult, Backing, completion_tokens_of, play_attempt, prompt_tokens_of
+from rllm.worker.attempt import (
+    AttemptResult,
+    Backing,
+    by_call,
+    completion_tokens_of,
+    play_attempt,
+    prompt_tokens_of,
+)
 from rllm.worker.disk import StoreThread
 from rllm.worker.replies import MAX_KEY_CHARACTERS, Replies, RunUnderWay, is_text
 from rllm.worker.response import ErrorCode, RunError, WorkerResponse
@@ -300,7 +307,7 @@ class WorkerRuntime:
         self._tell(run, "attempt")
         inputs = json.loads(text)  # its own copy
         task = Task(id=run.id, instruction=json.dumps(inputs, ensure_ascii=False), metadata=inputs)
-        with self._telemetry.attempt(self.contract, number) as span:
+        with self._telemetry.attempt(self.contract, number, self._replies.run_id(run)) as span:
             try:
                 result = await play_attempt(
                     self.backing,
@@ -345,10 +352,11 @@ class WorkerRuntime:
         return ended.value
 
     def _add_usage(self, under_way: RunUnderWay, result: AttemptResult) -> None:
+        calls = [first for first, *_ in by_call(result.calls)]
         usage = Counter(
-            model_calls=len(result.calls),
-            prompt_tokens=sum(map(prompt_tokens_of, result.calls)),
-            completion_tokens=sum(map(completion_tokens_of, result.calls)),
+            model_calls=len(calls),
+            prompt_tokens=sum(map(prompt_tokens_of, calls)),
+            completion_tokens=sum(map(completion_tokens_of, calls)),
         )
         under_way.usage += usage
         self.counts.update(usage)
