@@ -1,7 +1,11 @@
 """A workflow of workers is trained and evaluated by the commands, with real sampling."""
 
 import json
+import pickle
 import sqlite3
+import subprocess
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,9 +13,15 @@ import worker_files as files
 from click.testing import CliRunner, Result
 
 from rllm.cli.main import rllm as front_door
+from rllm.config.loader import load_config
+from rllm.config.names import object_named
+from rllm.inference import ScriptedClient
+from rllm.integrations.ray.user_files import user_files
 from rllm.store.episodes import EpisodeStore
+from rllm.trainer.workflows import WorkflowPlayer, contracts_of
 from rllm.types.episode import Outcome
 from rllm.types.sample import NOT_SAMPLED
+from rllm.worker.step_host import open_workers
 
 FLOW = """
 from rllm import Episode, Workflow
@@ -28,6 +38,25 @@ class Guess(Workflow):
 """
 
 
+ELSEWHERE = """
+import asyncio, json, pickle, sys
+from pathlib import Path
+from rllm.config.loader import load_config
+from rllm.inference import ScriptedClient
+from rllm.integrations.ray.user_files import UserFile, import_user_files
+
+async def play():
+    parcel = pickle.load(sys.stdin.buffer)
+    import_user_files([UserFile(**each) for each in parcel["files"]])
+    player = pickle.loads(parcel["player"])
+    clients = {"policy": ScriptedClient(['{"length": 1}'])}
+    config = load_config(["threads=1", "inference.lockstep=false"])
+    async with player.open_engine(config, clients, Path(sys.argv[1])) as engine:
+        (episode,) = await engine.execute_tasks([{"id": "a", "text": "x"}])
+    print(json.dumps([episode.is_correct, [each["status"] for each in episode.info["workers"]]]))
+
+asyncio.run(play())
+"""
 JUDGE = """
 def score(task, episode):
     return float(episode.is_correct)
@@ -70,6 +99,45 @@ def test_a_workflow_of_workers_is_evaluated(folder: Path) -> None:
         measure, guess = episode.info["workers"]
         assert (measure["status"], guess["status"], guess["output_schema"]) == ("ok", "ok", "enforced")
     assert (folder / "calls.txt").read_text().count("\n") == 8
+
+
+async def test_each_rank_has_runs_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    player, config = player_of(folder), load_config(["threads=1"])
+    clients = {"policy": ScriptedClient([])}
+    async with player.open_engine(config, clients, folder / "run"):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "1")
+        async with player.open_engine(config, clients, folder / "run"):
+            stores = sorted(path.parent.name for path in (folder / "run").glob("*/runs.sqlite"))
+    assert stores == ["workers", "workers-1"]
+
+
+def test_contracts_and_programs_travel_to_machines_without_their_files(folder: Path) -> None:
+    """Another process plays the workflow when all its files have gone."""
+    player = player_of(folder)
+    parcel = {"files": [asdict(each) for each in user_files()], "player": pickle.dumps(player)}
+    for path in folder.glob("*.md"):
+        path.unlink()
+    for path in folder.glob("*.py"):
+        path.unlink()
+    ended = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(folder / "run")],
+        input=pickle.dumps(parcel),
+        capture_output=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert json.loads(ended.stdout) == [True, ["ok", "ok"]]
+
+
+def player_of(folder: Path) -> WorkflowPlayer:
+    workflow = object_named(str(folder / "flow.py:Guess"), group="", what="workflow")
+    return WorkflowPlayer(
+        workflow_class=workflow,
+        workflow_args={},
+        open_workers=open_workers,
+        contracts=contracts_of(workflow),
+    )
 
 
 @pytest.mark.slow

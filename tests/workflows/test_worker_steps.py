@@ -169,6 +169,25 @@ async def test_a_worker_with_its_own_model_is_run_by_the_runner_and_is_not_train
     assert len(set(failing.keys)) == 1, "the same attempt at the same task asks under the same key"
 
 
+async def test_another_try_with_other_inputs_is_another_run_of_its_worker() -> None:
+    """Under one key they would be a conflict in every try to come."""
+    texts = iter(["one", "two"])
+
+    class Changing(Workflow):
+        workers: ClassVar = {"count": contract(front="rllm: {model: other}\n")}
+
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
+            step = await self.worker("count", {"text": next(texts)})
+            return Episode(is_correct=step.outputs["length"] == 3)
+
+    reply = StepReply(status=RunStatus.OK, outputs={"length": 3})
+    runner = Runner(StepReply(status=RunStatus.RETRYABLE_ERROR, message="gone"), reply)
+    engine = AgentWorkflowEngine(Changing, {}, ScriptedClient([]), workers=runner, retry_limit=2)
+    (episode,) = await engine.execute_tasks([TASK])
+    assert episode.is_correct
+    assert len(set(runner.keys)) == 2
+
+
 def test_a_worker_that_nobody_here_runs_is_refused_before_the_first_task() -> None:
     with pytest.raises(ConfigError, match="`count`, whose contract names who does its work"):
         AgentWorkflowEngine(

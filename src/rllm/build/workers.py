@@ -219,10 +219,12 @@ def place_of(binding: Binding, beside: Path) -> ModelPlace:
 
 
 def _actor_beside(name: str, beside: Path) -> str:
-    place, colon, attribute = name.rpartition(":")
-    if name.endswith(".py"):
-        return _beside(name, beside)
-    return f"{_beside(place, beside)}{colon}{attribute}" if place.endswith(".py") else name
+    place = name if name.endswith(".py") else name.rpartition(":")[0]
+    if not place.endswith(".py"):
+        return name
+    # A file that was brought from another machine is here by that name alone.
+    is_elsewhere = Path(place).is_file() and not (beside / place).is_file()
+    return name if is_elsewhere else os.fspath(beside / name)
 
 
 def _beside(name: str, beside: Path) -> str:

@@ -45,16 +45,15 @@ def _is_file_name(place: str) -> bool:
 
 
 def _file_module(place: str, what: str) -> ModuleType:
-    path = Path(place)
-    if not path.is_file():
-        nearest = difflib.get_close_matches(path.name, _python_files(path.parent), n=1)
-        hint = f" Did you mean {path.with_name(nearest[0])}?" if nearest else ""
-        raise ConfigError(f"There is no file {place} for the {what}.{hint}")
-    path = path.resolve()
+    path = Path(place).resolve()
     digest = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
     module_name = f"{USER_MODULE}{path.stem}_{digest}"
-    if module_name in sys.modules:
+    if module_name in sys.modules:  # perhaps brought from another machine, without its file
         return sys.modules[module_name]
+    if not path.is_file():
+        nearest = difflib.get_close_matches(path.name, _python_files(path.parent), n=1)
+        hint = f" Did you mean {Path(place).with_name(nearest[0])}?" if nearest else ""
+        raise ConfigError(f"There is no file {place} for the {what}.{hint}")
     _look_in(path.parent)
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None, "a .py file has a loader"

@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from rllm.contracts.contract import Contract
 from rllm.engine.attempt_state import LiveRollout, Vitals, live_of
 from rllm.engine.attempts import EpisodeCounts, Finished, ParallelLimit, Quota, attempts_at, play_all
 from rllm.engine.environment_pool import EnvironmentPool
@@ -83,6 +84,7 @@ class AgentWorkflowEngine:
         stored: bool = False,
         waves: "Waves | None" = None,
         workers: WorkerRunner | None = None,
+        contracts: Mapping[str, Contract] | None = None,
     ) -> None:
         """`rollout_engine` is a model client, or `clients` has one for each policy; `roles` says of which
         policy a role is and how it samples. `raise_on_error` is for `execute_tasks`; `run` raises where the
@@ -95,7 +97,8 @@ class AgentWorkflowEngine:
         doubles with each.
 
         `waves` send the calls of all attempts to the built-in engine together. `workers` runs those that the
-        workflow calls and that have a model or program of their own.
+        workflow calls and that have a model or program of their own; `contracts` are those of all of them,
+        by default read from the files that the class names.
         """
         require_settings(
             n_parallel_tasks=n_parallel_tasks,
@@ -132,6 +135,7 @@ class AgentWorkflowEngine:
             step_timeout_s=step_timeout_s,
             episode_timeout_s=episode_timeout_s,
             workers=workers,
+            contracts=contracts,
         )
         self.sampling = (
             sampling_params

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from rllm.contracts.contract import Contract
 from rllm.engine.attempt_state import Vitals
 from rllm.engine.containment import contain
 from rllm.engine.contracts import require_episode
@@ -33,7 +34,12 @@ from rllm.types.budget import BudgetExceeded, TokenBudget
 from rllm.types.episode import Episode, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, Task
-from rllm.workflows.workers import WorkerRunner, require_workers, with_worker_trajectories
+from rllm.workflows.workers import (
+    WorkerRunner,
+    require_workers,
+    with_worker_trajectories,
+    worker_contracts,
+)
 from rllm.workflows.workflow import Workflow
 
 AnyTask = Task | Mapping[str, Any]
@@ -63,6 +69,8 @@ class WorkflowSettings:
     """One attempt whose workflow does not set a lower `timeout` itself."""
     workers: WorkerRunner | None = None
     """Runs the workers of the workflow that have a model or program of their own."""
+    contracts: Mapping[str, Contract] | None = None
+    """Of those workers and the others; None reads those that the class names."""
 
     def __post_init__(self) -> None:
         for name in ("step_timeout_s", "episode_timeout_s"):
@@ -70,7 +78,9 @@ class WorkflowSettings:
             if not 0.0 < limit_s < float("inf"):
                 raise ConfigError(f"`{name}` is {limit_s}; it must be a finite number above 0.")
         _require_workflow(self.workflow_cls, self.workflow_args)
-        require_workers(self.workflow_cls, self.workers)
+        if self.contracts is None:
+            object.__setattr__(self, "contracts", worker_contracts(self.workflow_cls))
+        require_workers(self.workflow_cls.__name__, self.contracts or {}, self.workers)
 
     def policy_of(self, role: str) -> str:
         settings = self.roles.get(role)
@@ -150,7 +160,7 @@ class WorkflowAttempt:
                 f"{self.name}.__init__ does not call Workflow.__init__; write "
                 "`super().__init__(rollout_engine, **kwargs)` in it."
             )
-        self.workflow.worker_steps(settings.workers)
+        self.workflow.worker_steps(settings.workers, settings.contracts)
         return self.workflow
 
     async def play(self) -> tuple[Episode, BaseException | None]:

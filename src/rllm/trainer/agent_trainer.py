@@ -84,6 +84,7 @@ from rllm.trainer.warm_start import (
 from rllm.trainer.workflows import (
     WORKFLOW_DEFAULTS,
     WorkflowPlayer,
+    contracts_of,
     require_workflow_config,
     with_estimators,
 )
@@ -384,6 +385,7 @@ class AgentTrainer:
                 workflow_class=self.workflow_class,
                 workflow_args=self.workflow_args,
                 open_workers=self.open_workers,
+                contracts=contracts_of(self.workflow_class),
             )
         if self.flow is not None and self.evaluator is not None:
             return ProgramPlayer(flow=self.flow, evaluator=self.evaluator)

@@ -5,12 +5,15 @@ AgentWorkflowEngine ──► Workflow.run ──► RolloutEngine ──role─
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rllm.config.loader import load_config
+from rllm.config.names import object_named
 from rllm.config.schema import TrainConfig
+from rllm.contracts.contract import Contract
+from rllm.distributed import rank_from_environment
 from rllm.engine.agent_workflow import AgentWorkflowEngine
 from rllm.errors import ConfigError
 from rllm.inference.rollout_engine import RoleSettings
@@ -64,6 +67,8 @@ class WorkflowPlayer:
     workflow_args: Mapping[str, Any]
     open_workers: OpenWorkers | None = None
     """Opens the workers of the workflow that have a model or program of their own."""
+    contracts: Mapping[str, Contract] = field(default_factory=dict[str, Contract])
+    """Of its workers, by name; see `contracts_of`."""
 
     @asynccontextmanager
     async def open_engine(
@@ -73,12 +78,14 @@ class WorkflowPlayer:
         from rllm.inference.local.waves import Waves
 
         rollout = config.rollout
-        contracts = worker_contracts(self.workflow_class)
-        async with opened_workers(self.open_workers, contracts, directory / "workers") as workers:
+        # Each rank has runs of its own: one process writes a directory of them.
+        runs = directory / (f"workers-{rank}" if (rank := rank_from_environment()) else "workers")
+        async with opened_workers(self.open_workers, self.contracts, runs) as workers:
             yield AgentWorkflowEngine(
                 self.workflow_class,
                 self.workflow_args,
                 workers=workers,
+                contracts=self.contracts,
                 n_parallel_tasks=rollout.num_parallel,
                 retry_limit=rollout.retry_limit,
                 max_failed_fraction=rollout.max_failed_fraction,
@@ -92,6 +99,17 @@ class WorkflowPlayer:
                 max_workers=rollout.env_workers,
                 waves=Waves(clients) if config.inference.lockstep else None,
             )
+
+
+def contracts_of(workflow_class: type[Workflow]) -> dict[str, Contract]:
+    """The contracts of its workers, by name. The files that do their work are imported, so that they are
+    there wherever the class is: on nodes of a cluster that have no files of the driver's."""
+    contracts = worker_contracts(workflow_class)
+    for contract in contracts.values():
+        actor = contract.binding.actor
+        if actor.rpartition(":")[0].endswith(".py"):
+            object_named(str(Path(contract.source).parent / actor), group="", what="program")
+    return contracts
 
 
 def _role_settings(config: TrainConfig) -> dict[str, RoleSettings]:

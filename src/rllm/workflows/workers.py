@@ -10,7 +10,9 @@ the episode ends there. Another's failure says nothing about the policy: Inferen
 """
 
 import asyncio
+import hashlib
 import inspect
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -103,12 +105,14 @@ def is_played_by_policy(contract: Contract) -> bool:
     return not contract.binding.is_bound
 
 
-def require_workers(workflow_class: type[Any], runner: WorkerRunner | None) -> None:
+def require_workers(
+    workflow_name: str, contracts: Mapping[str, Contract], runner: WorkerRunner | None
+) -> None:
     """Raises ConfigError for a workflow whose workers nobody can run."""
-    for name, contract in worker_contracts(workflow_class).items():
+    for name, contract in contracts.items():
         if runner is None and not is_played_by_policy(contract):
             raise ConfigError(
-                f"`{workflow_class.__name__}` calls the worker `{name}`, whose contract names who does its "
+                f"`{workflow_name}` calls the worker `{name}`, whose contract names who does its "
                 "work, but nobody here runs it; give `workers=`, or leave `rllm:` out of "
                 f"{contract.source or 'its contract'} so that the policy plays it."
             )
@@ -142,6 +146,9 @@ class WorkerSteps:
         record: dict[str, Any] = {"worker": name, "version": contract.version, "status": "retryable_error"}
         self.records.append(record)
         key = f"{'/'.join(map(str, self.rollout_engine.key))}/{name}/{number}"
+        if not is_played_by_policy(contract) and is_json(inputs):
+            # Another try of the attempt may come with other inputs: a run of its own, and no conflict.
+            key += f"/{hashlib.blake2b(json.dumps(inputs).encode(), digest_size=8).hexdigest()}"
         filled_inputs = with_key(contract, inputs, key)
         try:
             violation = _input_violation(contract, filled_inputs)

@@ -140,11 +140,14 @@ class Workflow(ABC):
         """
         return await self.worker_steps().run(name, inputs)
 
-    def worker_steps(self, runner: WorkerRunner | None = None) -> WorkerSteps:
-        """The worker steps of the attempt. The engine hands the runner of workers that are not the policy."""
+    def worker_steps(
+        self, runner: WorkerRunner | None = None, contracts: Mapping[str, Contract] | None = None
+    ) -> WorkerSteps:
+        """The worker steps of the attempt. The engine hands the runner of workers that are not the policy,
+        and the contracts, which it has read."""
         if self.__members.workers is None:
             self.__members.workers = WorkerSteps(
-                contracts=worker_contracts(type(self)),
+                contracts=worker_contracts(type(self)) if contracts is None else contracts,
                 rollout_engine=self.rollout_engine,
                 runner=runner,
                 penalty=self.broken_contract_reward,
