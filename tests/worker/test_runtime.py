@@ -199,12 +199,16 @@ async def test_who_cannot_finish_in_time_is_refused_without_an_attempt(tmp_path:
         full = await worker.run(request("full"))
         room.max_queue, room.mean_duration_s = 8, 1e6
         too_slow = await worker.run(request("slow"))
+        room.mean_duration_s = 12  # a wait of 12 s and 12 s of its own are more than 20
+        too_late = await worker.run(request("late"))
+        room.mean_duration_s = 9
+        calls.append(asyncio.create_task(worker.run(request("soon"))))
         attempts = worker.counts["attempts"]
         held.go_on.set()
         assert all(response.is_ok for response in await asyncio.gather(*calls))
         assert await worker.find("full") is None
         assert (await worker.run(request("full"))).to_dict()["observability"]["attempt"] == 1
-    for response in (full, too_slow):
+    for response in (full, too_slow, too_late):
         assert (response.status, response.code, response.http_status) == (
             "retryable_error",
             "overloaded",
@@ -212,6 +216,20 @@ async def test_who_cannot_finish_in_time_is_refused_without_an_attempt(tmp_path:
         )
         assert response.retry_after_s is not None
     assert attempts == 2
+
+
+async def test_the_time_of_a_row_of_a_batch_begins_when_its_turn_has_come(tmp_path: Path) -> None:
+    """All at once, most would be refused: by what is known of the worker a run takes for ever."""
+    room = Admission(max_parallel=2, mean_duration_s=1e6)
+    run_ids: list[str] = []
+    async with runtime(tmp_path, length, room=room) as worker:
+        rows = [request(f"{number}") for number in range(10)]
+        answers = await worker.run_all(
+            rows, num_callers=2, on_answer=lambda answer: run_ids.append(answer.to_dict()["run_id"])
+        )
+    assert all(answer.is_ok for answer in answers)
+    assert [answer.to_dict()["run_id"] for answer in answers] == [row["run_id"] for row in rows]
+    assert sorted(run_ids) == sorted(row["run_id"] for row in rows)
 
 
 async def test_a_cancelled_run_used_its_attempt_and_goes_on(tmp_path: Path) -> None:

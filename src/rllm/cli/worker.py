@@ -14,7 +14,7 @@ from rllm.cli.terminal import err, facts, out, print_next, table
 from rllm.cli.worker_doors import mcp, serve, stdio
 from rllm.cli.worker_graph import command as graph
 from rllm.cli.worker_init import command as init
-from rllm.cli.worker_options import running_options, telemetry_of
+from rllm.cli.worker_options import counting, running_options, telemetry_of
 from rllm.cli.worker_promote import command as promote
 from rllm.contracts.contract import Contract
 from rllm.contracts.worker_file import read_contract
@@ -193,7 +193,8 @@ def batch(
 
     worker = Worker.load(path, directory=directory, telemetry=telemetry_of(otel), **binding)
     requests = list(json_lines(rows))
-    responses = asyncio.run(worker.arun_all(requests, max_parallel=parallel))
+    with counting("runs", len(requests)) as count:
+        responses = asyncio.run(worker.arun_all(requests, max_parallel=parallel, on_answer=count))
     if answers is None:
         for each in responses:
             print_json_line(each.to_dict())

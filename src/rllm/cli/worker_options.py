@@ -1,12 +1,14 @@
 """Options that several commands of `rllm worker` have."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rllm.cli.terminal import err
 from rllm.contracts.contract import Contract
 from rllm.contracts.worker_file import read_contract
 from rllm.errors import ConfigError
@@ -15,6 +17,18 @@ if TYPE_CHECKING:
     from rllm.worker.telemetry import Telemetry
 
 _Command = Callable[..., Any]
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[object], None]]:
+    """Says on stderr how many of `total` are done, where somebody is looking. To be called for each."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = err()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(what, total=total)
+        yield lambda each: progress.advance(bar)
 
 
 def binding_options(function: _Command) -> _Command:

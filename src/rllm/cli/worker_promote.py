@@ -12,7 +12,7 @@ import click
 
 from rllm.cli.command import example, json_option, print_json
 from rllm.cli.terminal import facts, out, rate
-from rllm.cli.worker_options import as_the_file_names
+from rllm.cli.worker_options import as_the_file_names, counting
 from rllm.config.names import object_named
 from rllm.contracts.binding_edit import with_model
 from rllm.contracts.worker_file import read_contract
@@ -74,7 +74,10 @@ def command(
     new_text = with_model(path.read_bytes().decode(), named, source=str(path))
     judge: Any = object_named(evaluator, group=ENTRY_POINTS, what="evaluator") if evaluator else None
     requests = read_requests(rows, is_judged=judge is not None)
-    verdict = asyncio.run(compare_models(contract, named, requests, judge=judge, max_parallel=parallel))
+    with counting("runs with either model", 2 * len(requests)) as count:
+        verdict = asyncio.run(
+            compare_models(contract, named, requests, judge=judge, max_parallel=parallel, on_answer=count)
+        )
     is_reloaded = False
     if verdict.is_better:
         rights = path.stat().st_mode

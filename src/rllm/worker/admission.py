@@ -1,6 +1,6 @@
 """Who may start now, who waits, and who is refused at once.
 
-    arrive ──► room: start            more than `max_queue` wait, or the wait would outlast the deadline:
+    arrive ──► room: start            more than `max_queue` wait, or it would end after its deadline:
            ──► none: wait in line     refused, with the seconds after which it is worth asking again
 
 The expected wait is that of a queue served by `max_parallel` at the mean duration of the last runs.
@@ -46,17 +46,18 @@ class Admission:
         return (self.num_waiting + 1) / self.max_parallel * self.mean_duration_s
 
     def require_room(self, time_left_s: float) -> None:
-        """Raises AdmissionRefused."""
+        """Raises AdmissionRefused for who would have to wait and not be done in time."""
         wait_s = self.expected_wait_s
         if self.num_running < self.max_parallel or (
-            self.num_waiting < self.max_queue and wait_s < time_left_s
+            self.num_waiting < self.max_queue and wait_s + self.mean_duration_s < time_left_s
         ):
             return
         self.num_refused += 1
         reason = (
             f"{self.num_waiting} runs wait already, and at most {self.max_queue} may"
             if self.num_waiting >= self.max_queue
-            else f"the expected wait of {wait_s:.3g} s is longer than the {time_left_s:.3g} s that are left"
+            else f"a wait of {wait_s:.3g} s is expected and a run of {self.mean_duration_s:.3g} s, and "
+            f"{time_left_s:.3g} s are left"
         )
         raise AdmissionRefused(f"Refused without an attempt: {reason}.", max(1.0, wait_s))
 

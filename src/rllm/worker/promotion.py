@@ -6,7 +6,6 @@
 A run is right where its status is `ok` and every expected output has the expected value.
 """
 
-import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,13 +89,15 @@ async def compare_models(
     *,
     judge: Judge | None = None,
     max_parallel: int = 64,
+    on_answer: Callable[[WorkerResponse], object] = lambda response: None,
 ) -> ModelComparison:
-    """Do all requests with both models; `candidate` takes the place of the contract's `model`."""
+    """Do all requests with both models; `candidate` takes the place of the contract's `model`. `on_answer`
+    hears of each answer, of which there are two for a request."""
     if not requests:
         raise ConfigError("The evaluation has no rows; nothing can be said about the model.")
     other = replace(contract, binding=replace(contract.binding, model=candidate, base_url=""))
     current_right, candidate_right = [
-        await _right_runs(each, requests, judge, max_parallel) for each in (contract, other)
+        await _right_runs(each, requests, judge, max_parallel, on_answer) for each in (contract, other)
     ]
     pairs = list(zip(current_right, candidate_right, strict=True))
     both, only_first = pairs.count((True, True)), pairs.count((True, False))
@@ -114,16 +115,19 @@ async def compare_models(
 
 
 async def _right_runs(
-    contract: Contract, requests: Sequence[ExpectedRun], judge: Judge | None, max_parallel: int
+    contract: Contract,
+    requests: Sequence[ExpectedRun],
+    judge: Judge | None,
+    max_parallel: int,
+    on_answer: Callable[[WorkerResponse], object],
 ) -> list[bool]:
     """In the order of the requests. Raises ConfigError where the infrastructure failed: that says nothing."""
     with TemporaryDirectory(prefix="rllm-promote-") as name:
-        async with WorkerHost(
-            [contract], Path(name), max_parallel=max_parallel, max_queue=len(requests)
-        ) as host:
-            runtime = host.workers[contract.id]
+        async with WorkerHost([contract], Path(name), max_parallel=max_parallel) as host:
             keyed = [_with_own_key(contract, each, number) for number, each in enumerate(requests)]
-            responses = await asyncio.gather(*(runtime.run(each.inputs) for each in keyed))
+            responses = await host.workers[contract.id].run_all(
+                [each.inputs for each in keyed], num_callers=max_parallel, on_answer=on_answer
+            )
     return [
         _is_right(request, response, judge, number)
         for number, (request, response) in enumerate(zip(keyed, responses, strict=True), 1)

@@ -16,7 +16,7 @@ import asyncio
 import json
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rllm.contracts.answering import is_json
@@ -111,6 +111,26 @@ class WorkerRuntime:
             span.set_response(response)
         self.counts[str(response.status)] += 1
         return response
+
+    async def run_all(
+        self,
+        requests: Sequence[Any],
+        *,
+        num_callers: int,
+        on_answer: Callable[[WorkerResponse], object] = lambda response: None,
+    ) -> list[WorkerResponse]:
+        """The answers, in the order of the requests, to so many callers who ask for one after another: the
+        time of a run begins when its turn has come. Raises StorageError as `run` does."""
+        numbered = iter(enumerate(requests))
+        answers: dict[int, WorkerResponse] = {}
+
+        async def call() -> None:
+            for number, inputs in numbered:
+                answers[number] = await self.run(inputs)
+                on_answer(answers[number])
+
+        await asyncio.gather(*(call() for _ in range(min(num_callers, len(requests)))))
+        return [answers[number] for number in range(len(requests))]
 
     async def _respond(
         self, inputs: Any, trace_id: str, timeout_s: float | None, ends_with_caller: bool

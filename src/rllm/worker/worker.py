@@ -1,7 +1,6 @@
 """A worker in Python: `Worker.load("worker.md").run({"run_id": "1", …})`."""
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,18 +55,19 @@ class Worker:
         return response
 
     async def arun_all(
-        self, requests: list[Mapping[str, Any]], *, max_parallel: int = 64
+        self,
+        requests: list[Mapping[str, Any]],
+        *,
+        max_parallel: int = 64,
+        on_answer: Callable[[WorkerResponse], object] = lambda response: None,
     ) -> list[WorkerResponse]:
-        """The answers in the order of the requests."""
+        """The answers in the order of the requests; `on_answer` hears of each as it comes."""
         async with WorkerHost(
-            [self.contract],
-            self.directory,
-            max_parallel=max_parallel,
-            max_queue=len(requests),
-            telemetry=self.telemetry,
+            [self.contract], self.directory, max_parallel=max_parallel, telemetry=self.telemetry
         ) as host:
             runtime = host.workers[self.contract.id]
-            return list(await asyncio.gather(*(runtime.run(dict(inputs)) for inputs in requests)))
+            inputs = [dict(each) for each in requests]
+            return await runtime.run_all(inputs, num_callers=max_parallel, on_answer=on_answer)
 
 
 def bound(contract: Contract, *, model: str = "", base_url: str = "", **actors: str) -> Contract:
