@@ -138,14 +138,28 @@ def test_a_batch_goes_on_where_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "calls.txt").read_text().count("\n") == 20
 
 
+def test_rows_without_names_are_named_by_what_they_hold_and_what_is_no_row_is_refused(tmp_path: Path) -> None:
+    contract, options = files.write_worker(tmp_path), ("--directory", tmp_path / "runs")
+    for _ in range(2):
+        stdin = '{"task": "one"}\n{"task": "three"}\n{"task": "one"}\n7\n[1]\n'
+        result = rllm("worker", "batch", contract, "-", *options, stdin=stdin)
+        assert result.exit_code == 1
+        answers = [json.loads(line) for line in result.stdout.splitlines()]
+        lengths = [answer["outputs"] and answer["outputs"]["length"] for answer in answers]
+        assert lengths == [3, 5, 3, None, None]
+        assert [answer["status"] for answer in answers[3:]] == ["invalid_request"] * 2
+    assert (tmp_path / "calls.txt").read_text().count("\n") == 2
+
+
 def test_init_writes_a_contract_that_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text('{"text": "a", "n": 1}\n{"text": null, "n": 2}\n')
+    (tmp_path / "rows.jsonl").write_text('{"text": "a", "n": 1, "m": 2}\n{"text": null, "n": 2}\n')
     assert rllm("worker", "init", "plain", "--json").exit_code == 0
     assert rllm("worker", "init", "of-rows", "--rows", "rows.jsonl").exit_code == 0
     contract = read_contract(Path("of-rows.worker.md"))
     assert contract.input_schema.properties["text"] == {"type": ["null", "string"]}
     assert contract.input_schema.properties["n"] == {"type": "integer"}
+    assert contract.input_schema.required == ["run_id", "text", "n"], "a row without `m` fits"
     listed = json.loads(rllm("worker", "list", "--json").stdout)["workers"]
     assert {row["id"] for row in listed} == {"plain", "of-rows"}
     assert rllm("worker", "validate", "plain.worker.md", "of-rows.worker.md").exit_code == 0

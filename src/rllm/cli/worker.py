@@ -1,6 +1,7 @@
 """`rllm worker`: contracts in worker.md files, checked, run, and served."""
 
 import asyncio
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -19,6 +20,7 @@ from rllm.cli.worker_promote import command as promote
 from rllm.contracts.contract import Contract
 from rllm.contracts.worker_file import read_contract
 from rllm.errors import ConfigError
+from rllm.workflows.workers import with_key
 
 NOT_OK = 1
 
@@ -186,13 +188,14 @@ def batch(
 ) -> int:
     """Run a worker on every line of a file (or of stdin, `-`): one JSON object of inputs a line.
 
-    Answers are JSON lines in the order of the rows. A batch that was stopped goes on where it was: what has
-    an idempotency key and was answered is not asked again. The exit code is 0 where all are ok, else 1.
+    Answers are JSON lines in the order of the rows. A batch that was stopped goes on where it was: what was
+    answered is not asked again. A row without the text that is to be its idempotency key is named by what it
+    holds, so equal ones are one run. The exit code is 0 where all are ok, else 1.
     """
     from rllm.worker.worker import Worker
 
     worker = Worker.load(path, directory=directory, telemetry=telemetry_of(otel), **binding)
-    requests = list(json_lines(rows))
+    requests = [_named(worker.contract, row) for row in json_lines(rows)]
     with counting("runs", len(requests)) as count:
         responses = asyncio.run(worker.arun_all(requests, max_parallel=parallel, on_answer=count))
     if answers is None:
@@ -256,6 +259,13 @@ def _fields_of(document: Any) -> str:
     required = document.get("required") or ()
     names = [name if name in required else f"{name}?" for name in document.get("properties") or {}]
     return ", ".join(names) or "any object"
+
+
+def _named(contract: Contract, row: Any) -> Any:
+    if not isinstance(row, dict):
+        return row
+    digest = hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=8)
+    return with_key(contract, row, f"row-{digest.hexdigest()}")
 
 
 def _inputs(source: str) -> Any:

@@ -106,9 +106,8 @@ def command(
     names: Any = {name: as_the_file_names(value, path) for name, value in binding.items()}
     bound = Binding(**names)
     actor = _actor_of(bound, path)
-    columns = actor.inputs if rows is None else _columns(rows)
+    columns, mandatory = (actor.inputs, actor.mandatory) if rows is None else _columns(rows)
     result = actor.outputs
-    mandatory = actor.mandatory if rows is None else list(columns)
     if rows is not None and "run_id" in columns:
         raise ConfigError(f"{rows} has a column `run_id`, which names a run here; rename it.")
     for name in outputs:
@@ -190,23 +189,26 @@ def _object_schema(properties: dict[str, Any], mandatory: Collection[str] | None
     return json.dumps(schema, indent=2, ensure_ascii=False)
 
 
-def _columns(path: Path) -> dict[str, Any]:
-    """A property for every column; the types are those of the first rows."""
+def _columns(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """A property for every column, and those that each row has; the types are those of the first rows."""
     types: dict[str, set[str]] = {}
+    in_all: list[str] = []
     num_rows = 0
     for num_rows, row in enumerate(json_lines(path), 1):
         if not isinstance(row, dict):
             raise ConfigError(f"{path}:{num_rows} is no object; a row has columns.")
+        in_all = [name for name in in_all if name in row] if types else list(row)
         for name, value in row.items():
             types.setdefault(name, set()).add(_json_type(value))
         if num_rows == 100:
             break
     if not types:
         raise ConfigError(f"{path} has no rows with columns.")
-    return {
+    properties = {
         name: {"type": next(iter(kinds)) if len(kinds) == 1 else sorted(kinds)}
         for name, kinds in types.items()
     }
+    return properties, in_all
 
 
 def _json_type(value: Any) -> str:

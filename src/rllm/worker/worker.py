@@ -1,6 +1,6 @@
 """A worker in Python: `Worker.load("worker.md").run({"run_id": "1", …})`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,18 +56,18 @@ class Worker:
 
     async def arun_all(
         self,
-        requests: list[Mapping[str, Any]],
+        requests: Sequence[Any],
         *,
         max_parallel: int = 64,
         on_answer: Callable[[WorkerResponse], object] = lambda response: None,
     ) -> list[WorkerResponse]:
-        """The answers in the order of the requests; `on_answer` hears of each as it comes."""
+        """The answers in the order of the requests, which are inputs or what is to be refused as none;
+        `on_answer` hears of each as it comes."""
         async with WorkerHost(
             [self.contract], self.directory, max_parallel=max_parallel, telemetry=self.telemetry
         ) as host:
             runtime = host.workers[self.contract.id]
-            inputs = [dict(each) for each in requests]
-            return await runtime.run_all(inputs, num_callers=max_parallel, on_answer=on_answer)
+            return await runtime.run_all(requests, num_callers=max_parallel, on_answer=on_answer)
 
 
 def bound(contract: Contract, *, model: str = "", base_url: str = "", **actors: str) -> Contract:
