@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from rllm.algorithms.losses import PolicyLoss
+from rllm.config.loader import load_config
+from rllm.errors import ConfigError
 from rllm.trainer.backends.torch import TorchBackend
+from rllm.trainer.distribution import require_distributed
 from rllm.types.sample import TrainingSample
 
 Make = Callable[..., Any]
@@ -51,7 +54,48 @@ def test_muon_moves_matrices_of_layers_and_adamw_the_rest(
         assert strengths.max() < 1.4, name
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_adafactor_moves_each_matrix_by_the_means_of_its_rows_and_columns(
+    decoder: Make, backend: Make, batch: list[TrainingSample]
+) -> None:
+    """Against the first step of algorithm 4 of the paper, where the means are those of one gradient."""
+    model = decoder(tied=False)
+    before = {name: each.detach().clone().double() for name, each in model.named_parameters()}
+    learner = backend(model, name="adafactor", max_grad_norm=1e9)
+    gradients: dict[str, Tensor] = {}
+    optimizer = learner._optimizer
+    step = optimizer.step
+
+    def watched(rate: float) -> None:
+        gradients.update({name: each.grad.double() for name, each in optimizer._weights.items()})
+        step(rate)
+
+    optimizer.step = watched
+    learner.update(batch, PolicyLoss(), RATE)
+    for name, after in _weights(learner).items():
+        gradient, weight = gradients[name], before[name]
+        square = gradient.square()
+        if weight.ndim == 2:
+            rows, columns = square.mean(1, keepdim=True), square.mean(0, keepdim=True)
+            square = rows * columns / rows.mean()
+        move = gradient / square.clamp(min=1e-20).sqrt()
+        move /= max(1.0, float(move.square().mean().sqrt()))
+        rate = RATE * max(1e-3, float(weight.square().mean().sqrt()))
+        torch.testing.assert_close(after.double(), weight - rate * move, rtol=0, atol=3e-7, msg=name)
+        if weight.ndim == 2:
+            state = [each for key, each in optimizer.tensors().items() if key.startswith(name + ".")]
+            assert sum(each.numel() for each in state) == sum(weight.shape) + 1
+
+
+def test_adafactor_is_refused_where_it_cannot_be_had() -> None:
+    with pytest.raises(ConfigError, match="Adafactor has no such mean"):
+        load_config(["optimizer.name=adafactor", "optimizer.beta1=0.5"])
+    for spread in ("distributed.strategy=shard", "distributed.tensor_parallel=2"):
+        config = load_config(["optimizer.name=adafactor", spread])
+        with pytest.raises(ConfigError, match="whole rows and columns"):
+            require_distributed(config, 2, is_program=False)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adamw", "muon"])
 def test_a_loaded_checkpoint_goes_on_to_the_same_weights(
     decoder: Make, backend: Make, batch: list[TrainingSample], tmp_path: Path, name: str
 ) -> None:

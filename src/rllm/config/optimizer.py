@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rllm.config.limits import at_least, one_of, positive
+from rllm.config.limits import at_least, one_of, positive, unused
 from rllm.errors import ConfigError
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -11,7 +11,8 @@ SCHEDULES = ("constant", "linear", "cosine")
 @dataclass(kw_only=True, slots=True)
 class OptimizerConfig:
     name: str = "adamw"
-    """`adamw`, or `muon`: Muon (momentum 0.95) for the matrices of the layers, AdamW for everything else."""
+    """`adamw`; `muon`: Muon (momentum 0.95) for the matrices of the layers, AdamW for everything else; or
+    `adafactor`, which keeps one number a row and a column of each matrix in place of two a parameter."""
     muon_dtype: str = "auto"
     """Precision of Muon's Newton-Schulz iterations: `float32`, `bfloat16`, or `auto`, which a run replaces by
     what is faster on the machine where it begins, and keeps."""
@@ -48,7 +49,10 @@ class OptimizerConfig:
     memory does not grow with tokens × vocabulary."""
 
     def validate(self) -> None:
-        one_of("optimizer.name", self.name, ("adamw", "muon"))
+        one_of("optimizer.name", self.name, ("adafactor", "adamw", "muon"))
+        if self.name == "adafactor":
+            for name in ("beta1", "beta2"):
+                unused("optimizer", self, name, "Adafactor has no such mean; set `optimizer.name` to adamw")
         one_of("optimizer.muon_dtype", self.muon_dtype, ("auto", "float32", "bfloat16"))
         if self.muon_dtype != "auto" and self.name != "muon":
             raise ConfigError(

@@ -47,8 +47,14 @@ def _require_signs_of_life(config: TrainConfig) -> None:
 
 
 def _require_parts(config: TrainConfig) -> None:
-    """Whether processes can compute the layers of every model together."""
+    """Whether processes can compute the layers of every model together, and move a part of each matrix."""
     num_parts = config.distributed.tensor_parallel
+    if config.optimizer.name == "adafactor" and (num_parts > 1 or config.distributed.strategy == SHARD):
+        raise ConfigError(
+            "`optimizer.name` is 'adafactor', which looks at whole rows and columns of a matrix, and each "
+            "process would have a part: set it to adamw or muon, or "
+            "`distributed.strategy` to replicate and `distributed.tensor_parallel` to 1."
+        )
     if num_parts == 1:
         return
     from rllm.trainer.memory_plan import shape_of

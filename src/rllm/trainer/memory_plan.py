@@ -343,6 +343,8 @@ def _masters(num_trained: int, element: int) -> int:
 def _optimizer_bytes(
     optimizer: "OptimizerConfig", shape: DecoderShape, adapter: LoraConfig, num_trained: int, element: int
 ) -> int:
+    if optimizer.name == "adafactor":  # of each matrix a number a row and a column: nothing beside the rest
+        return _masters(num_trained, element)
     with_muon = 0
     if optimizer.name == "muon":
         with_muon = num_trained if adapter.rank else shape.num_layers * matrix_parameters(shape)

@@ -4,6 +4,9 @@
 by Muon (Jordan 2024): momentum whose singular values are set to about one, scaled so that a step is as long
 as one of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so one learning rate serves both;
 embeddings, the output layer, norms and biases stay with AdamW: they are no maps between hidden states.
+`adafactor` (Shazeer and Stern 2018) moves everything and keeps almost nothing: of a matrix's squared
+gradients the means of its rows and columns, and no momentum. A step is at most the learning rate times the
+weight's own root mean square, which is small: rates are ten to a hundred times AdamW's.
 
 A model in float32 or float64 is moved itself. Of one in bfloat16 every parameter has a master copy in
 float32, which gathers the gradients of all micro-batches and is what the optimizer moves; the model's
@@ -133,9 +136,14 @@ class Optimizers:
         their rows are."""
         self._weights = weights
         of_muon = matrices if config.name == "muon" else frozenset[str]()
-        with_adamw = [each for key, each in weights.items() if key not in of_muon]
         with_muon = [each for key, each in weights.items() if key in of_muon]
+        with_adamw = [each for key, each in weights.items() if key not in of_muon]
         self._parts: list[torch.optim.Optimizer] = []
+        if config.name == "adafactor":
+            self._parts.append(
+                torch.optim.Adafactor(with_adamw, lr=0.0, weight_decay=config.weight_decay, foreach=False)
+            )
+            with_adamw = []
         if with_adamw:
             self._parts.append(
                 torch.optim.AdamW(
