@@ -46,6 +46,12 @@ class Counter(BaseAgent):
         return Action({"length": len(self.messages)})
 
 
+class Small(Counter):
+    def update_from_model(self, response, **kwargs):
+        super().update_from_model(response)
+        return Action({"result": {"answer": "yes"}})
+
+
 class Chain(Workflow):
     workers = {"measure": "measure.worker.md"}
 
@@ -112,6 +118,21 @@ def test_an_agent_and_a_workflow_do_the_work_of_a_contract(folder: Path) -> None
     listed = json.loads(rllm("worker", "runs", folder / "runs", "--json").stdout)["runs"]
     assert {row["worker_id"] for row in listed} == {"agent", "chain", "measure"}
     assert (folder / "calls.txt").read_text().count("\n") == 1
+
+
+def test_the_published_starter_runs_as_it_stands_with_a_small_agent_behind_it(folder: Path) -> None:
+    """Every field that the registry writes, and nobody bound: it can be validated, and run with an agent."""
+    starter = Path(__file__).with_name("starter.worker.md")
+    assert rllm("worker", "validate", starter).exit_code == 0
+    asked = json.dumps({"run_id": "1", "task": "say yes", "context": {"language": "en"}})
+    run = ("worker", "run", starter, "--json", "--directory", folder / "runs", "--input", asked)
+    assert rllm(*run).exit_code == 2, "nobody does its work"
+    done = rllm(*run, "--agent", folder / "actors.py:Small", "--model", "builtin:tiny")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert (answer["run_id"], answer["status"], answer["observability"]["attempt"]) == ("1", "ok", 1)
+    assert answer["outputs"] == {"run_id": "1", "status": "ok", "result": {"answer": "yes"}}
+    assert answer["observability"]["model_calls"] == 1
 
 
 def test_the_model_of_a_served_workflow_plays_its_workers_by_their_schemas(folder: Path) -> None:

@@ -62,6 +62,7 @@ async def test_over_http_statuses_are_those_of_the_contract(tmp_path: Path) -> N
                 ({"inputs": inputs("c"), "version": "2.0.0"}, "1.0.0"),
                 ({"inputs": inputs("c"), "worker_id": "x"}, "measure"),
                 ({"inputs": inputs("c"), "trace": 3}, "trace"),
+                ({"inputs": inputs("c"), "trace": "\ud800"}, "surrogate"),
                 ({"inputs": inputs("c"), "constraints": {"max_attempts": 9}}, "timeout_seconds"),
                 ({"inputs": inputs("c"), "constraints": {"timeout_seconds": 0}}, "above 0"),
             ):

@@ -208,7 +208,7 @@ async def test_what_was_served_is_what_is_learned_from(
     assert tasks[0]["inputs"] == {"question": questions["good"]}
     assert rllm(*words, "tasks", "--name", "asked").exit_code == 0
     assert json.loads(rllm("dataset", "inspect", "asked", "--json").stdout)
-    assert rllm(*words, "sft", "--name", "talks").exit_code == 0
+    assert rllm(*words, "sft", "--out", "talks").exit_code == 0
     check = rllm("sft", "talks", "--model", "builtin:tiny", "--dry-run", "--output", tmp_path / "by-name")
     assert check.exit_code == 0, check.output
     for options, word in (((), "give one of"), (("--out", pairs_path, "--name", "x"), "give one of")):

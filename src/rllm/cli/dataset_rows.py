@@ -26,9 +26,12 @@ kind_option = click.option(
 
 
 def rows_place(command: _Command) -> _Command:
-    """`--out FILE`, or `--name NAME` and `--split NAME` of a data set that is kept here."""
+    """`--out FILE`, or `--name NAME` and `--split NAME` of a data set that is kept here. `--out` takes its
+    name as well: a word without a dot or a folder."""
     options = (
-        click.option("--out", "path", type=click.Path(path_type=Path), help="File for the rows."),
+        click.option(
+            "--out", "path", type=click.Path(path_type=Path), help="File for the rows; or as --name."
+        ),
         click.option("--name", default="", metavar="NAME", help="Keep them as a data set of this name."),
         click.option("--split", default="train", show_default=True, help="Its split, with --name."),
     )
@@ -54,6 +57,8 @@ def hand_on_rows(
     `splits`: all rows to those of each split; `category` and `description` are of the data set.
     """
     require_place(path, name)
+    if path is not None and path.name == str(path) and not path.suffix:
+        path, name = None, str(path)
     row_list = list(rows)
     if path is not None:
         path.write_text(

@@ -3,6 +3,7 @@
 from typing import Any
 
 from rllm.contracts.contract import Contract
+from rllm.worker.replies import is_text
 
 MAX_TRACE_CHARACTERS = 256
 REQUEST_KEYS = ("worker_id", "version", "trace", "inputs", "constraints")
@@ -22,6 +23,8 @@ def envelope_problem(contract: Contract, body: Any) -> str:
     trace = body.get("trace", "")
     if not isinstance(trace, str) or len(trace) > MAX_TRACE_CHARACTERS:
         return f"`trace` is {trace!r:.100}; it is a text of at most {MAX_TRACE_CHARACTERS} characters."
+    if not is_text(trace):
+        return "`trace` holds half a surrogate pair, which is no text."
     limits = {} if body.get("constraints") is None else body["constraints"]
     if not isinstance(limits, dict) or set(limits) - {"timeout_seconds"}:
         return "`constraints` may hold `timeout_seconds` alone; the contract sets the rest."
