@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playing import mends, played
+from playing import mends, played, played_all
 
 from rllm.agents.harness import door
 from rllm.agents.harness.spec import harness_named, shipped_names
 from rllm.build.actors import actor_named
-from rllm.errors import ConfigError, RequestRefused
+from rllm.errors import AgentError, ConfigError, RequestRefused
 from rllm.trainer.samples import training_batch
 from rllm.types.call_budget import CallBudget
 from rllm.types.episode import Outcome, TerminationReason
@@ -93,14 +93,65 @@ async def test_a_call_that_the_model_itself_forbids_ends_no_harness(
     assert answers == []
 
 
+ASKS_ONCE = """
+import json, sys, urllib.request
+body = json.dumps({"messages": [{"role": "user", "content": "Go on."}]}).encode()
+urllib.request.urlopen(urllib.request.Request(sys.argv[1] + "/chat/completions", body)).read()
+"""
+
+
 @pytest.mark.parametrize("kind", FAILURES)
 async def test_a_harness_that_goes_wrong_ends_with_its_cause(kind: str, task: Task, tmp_path: Path) -> None:
     program, cause = FAILURES[kind]
-    text = f'command = ["python3", "-c", """import sys; {program}""", "{{base_url}}", "{{task}}"]'
-    episode = await played(harness_file(tmp_path, text), task, lambda messages: "", tmp_path)
+    text = f'command = ["python3", "-c", """{ASKS_ONCE}{program}""", "{{base_url}}", "{{task}}"]'
+    episode = await played(harness_file(tmp_path, text), task, lambda messages: "words", tmp_path)
     assert (episode.outcome, episode.reward) == (Outcome.POLICY_FAILURE, 0.0)
     assert episode.info["error"]["type"] == "AgentError"
     assert cause in episode.info["error"]["message"]
+
+
+SET_UP_FAULTS = {
+    **{kind: ("python3", f"import sys; {program}", cause) for kind, (program, cause) in FAILURES.items()},
+    "no interpreter": ("nodejs-99", "0", "nodejs-99"),
+    "nothing asked": ("python3", "print('Goodbye.')", "ended with exit code 0. Its last output: Goodbye."),
+    "hangs": ("python3", "import time; time.sleep(60)", "had not ended after 1 s"),
+    "no memory": ("python3", "held = b'x' * (2 << 30)", "memory"),
+}
+
+
+@pytest.mark.parametrize("kind", SET_UP_FAULTS)
+async def test_what_ends_before_its_first_call_ends_the_run_with_its_cause(
+    kind: str, task: Task, tmp_path: Path
+) -> None:
+    """All episodes so far, one, failed like that."""
+    program, code, cause = SET_UP_FAULTS[kind]
+    text = f'command = ["{program}", "-c", """{code}""", "{{base_url}}", "{{task}}"]\nmemory_mb = 512\n'
+    name = harness_file(tmp_path, text + ("wall_s = 1" if kind == "hangs" else ""))
+    with pytest.raises(AgentError) as failure:
+        await played(name, task, lambda messages: "", tmp_path)
+    assert cause.lower() in str(failure.value).lower()
+
+
+async def test_what_ends_before_its_first_call_is_no_failure_of_the_policy(
+    task: Task, tmp_path: Path
+) -> None:
+    (tmp_path / "asks.py").write_text(
+        f"import sys\nif 'twin' in sys.argv[2]: sys.exit('no Node')\n{ASKS_ONCE}"
+    )
+    text = 'copy = ["asks.py"]\ncommand = ["python3", "{harness}/asks.py", "{base_url}", "{task}"]'
+    twin = Task(
+        id="twin",
+        metadata=task.metadata | {"entry": task.metadata["entry"] | {"problem_statement": "Its twin."}},
+    )
+    episodes = await played_all(
+        harness_file(tmp_path, text), [task, twin], lambda messages: "words", tmp_path
+    )
+    ends = {each.task_id: (each.outcome, each.reward) for each in episodes}
+    assert ends == {"calc-1": (Outcome.SCORED, 0.0), "twin": (Outcome.INFRASTRUCTURE_FAILURE, 0.0)}
+    with pytest.raises(AgentError, match="no Node"):
+        await played_all(
+            harness_file(tmp_path, text), [task, twin], lambda _: "words", tmp_path, max_failed_fraction=0.0
+        )
 
 
 ELSEWHERE = """
@@ -127,9 +178,9 @@ for both in (first + b"GET /health HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n", first.rep
 
 
 async def test_nothing_is_reached_but_its_own_session(task: Task, tmp_path: Path) -> None:
-    (tmp_path / "other.py").write_text(ELSEWHERE)
+    (tmp_path / "other.py").write_text(ELSEWHERE + ASKS_ONCE)
     text = 'copy = ["other.py"]\ncommand = ["python3", "{harness}/other.py", "{base_url}", "{task}"]'
-    episode = await played(harness_file(tmp_path, text), task, lambda messages: "", tmp_path)
+    episode = await played(harness_file(tmp_path, text), task, lambda messages: "words", tmp_path)
     assert episode.outcome is Outcome.SCORED, episode.info
     refused = episode.info["harness"]["refused"]
     assert refused[:3] == ["api.example.com", "/sessions", "/health"]
@@ -138,10 +189,15 @@ async def test_nothing_is_reached_but_its_own_session(task: Task, tmp_path: Path
 
 
 async def test_a_harness_that_waits_is_stopped_and_what_it_left_is_judged(task: Task, tmp_path: Path) -> None:
-    text = 'command = ["bash", "-c", "echo Press a key; sleep 60", "{task}"]\nwall_s = 1'
-    episode = await played(harness_file(tmp_path, text), task, lambda messages: "", tmp_path)
+    (tmp_path / "waits.py").write_text(
+        ASKS_ONCE + "print('Press a key', flush=True)\nimport time\ntime.sleep(60)\n"
+    )
+    text = (
+        'copy = ["waits.py"]\ncommand = ["python3", "{harness}/waits.py", "{base_url}", "{task}"]\nwall_s = 2'
+    )
+    episode = await played(harness_file(tmp_path, text), task, lambda messages: "words", tmp_path)
     assert (episode.outcome, episode.termination_reason) == (Outcome.TRUNCATED, TerminationReason.TIMEOUT)
-    assert episode.info["cause"] == "my_agent had not ended after 1 s. Its last output: Press a key"
+    assert episode.info["cause"] == "my_agent had not ended after 2 s. Its last output: Press a key"
     assert episode.info["evaluation"]["reason"] == "the patch is empty"
 
 

@@ -53,6 +53,8 @@ class Door:
         """Of the session, as programs inside reach it."""
         self.refused: list[str] = []
         """Hosts and paths that were asked for and are not the session's; each once, the first ones."""
+        self.num_calls = 0
+        """Of the model, as far as this side knows: requests with a body."""
         self._last_refusal: asyncio.TimerHandle | None = None
         self._calls = sandbox.listen(PORT)
         try:
@@ -103,6 +105,7 @@ class Door:
                 return
             their_reader, their_writer = await asyncio.open_connection(*self._gateway)
             try:
+                self.num_calls += line.startswith(b"POST ")
                 their_writer.write(line + _CLOSE)
                 await asyncio.gather(_pump(reader, their_writer), self._answer(their_reader, writer))
             finally:

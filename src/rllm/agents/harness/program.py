@@ -5,7 +5,8 @@
                  └─ when it has ended ──► patch_of ──► Episode.artifacts["patch"] ──► the row's hidden tests
 
 What it prints, how it ended and what it wanted to reach are in `Episode.info["harness"]`. One that crashed,
-that ran until it was stopped, or that a limit of the sandbox ended says so as the cause of its episode.
+that ran until it was stopped, or that a limit of the sandbox ended says so as the cause of its episode. One
+that ends before its first call says nothing of the policy: that is a failure of what was set up.
 """
 
 import time
@@ -44,13 +45,17 @@ class Harness:
         installed(self.spec)
 
     def run(self, task: Task, config: AgentConfig) -> Episode:
-        """Raises ConfigError for a task that is no row, or one that cannot be set up."""
+        """Raises ConfigError for a task that is no row, or one that cannot be set up; AgentError for a
+        program that ended before it asked its model anything."""
         started_s = time.monotonic()
         folder = installed(self.spec)
         world = world_of_row(task.metadata, memory_mb=self.spec.memory_mb, **LIMITS)
         with world.open(mounts=((str(folder), HOME),)) as sandbox:
             with Door(sandbox, config.base_url) as door:
                 ran, wall_s = self._run(sandbox, door, world, config, started_s)
+            if not door.num_calls:
+                cause = self._cause(world, ran, door.refused, wall_s)
+                raise AgentError(f"Nothing was asked of the model, so this is no failure of its: {cause}")
             patch = patch_of(sandbox, world)
         return self._episode(world, ran, patch, door.refused, wall_s)
 
@@ -106,6 +111,7 @@ class Harness:
 
     def _cause(self, world: SWEWorld, ran: ExecResult, refused: list[str], wall_s: float) -> str:
         end = {
+            Status.OK: "ended with exit code 0",
             Status.ERROR: f"ended with exit code {ran.exit_code}",
             Status.TIMEOUT: f"had not ended after {wall_s:.0f} s",
             Status.OUT_OF_MEMORY: f"needed more than {world.limits.memory_mb} MiB (`memory_mb`)",
