@@ -52,8 +52,11 @@ def test_the_corpus_is_large_enough() -> None:
     ["bubblewrap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("unshare", "docker"))],
 )
 def test_no_tampering_pays_or_goes_unscored(backend: str) -> None:
-    findings = examine_tests(needed(backend))
-    assert len(findings) == len(TAMPERINGS) + 1
+    started = [name for name in TAMPERINGS if name.startswith("started by the tests")]
+    assert len(started) >= 12
+    scripts = {name: TAMPERINGS[name] for name in TAMPERINGS if backend != "docker" or name not in started}
+    findings = examine_tests(needed(backend), scripts)
+    assert len(findings) == len(scripts) + 1
     assert [each for each in findings if each.verdict is not AttackVerdict.HELD] == []
 
 

@@ -4,7 +4,7 @@
 
 `rllm doctor grader task-directory` prints the findings of every backend that the machine has. The task: sort
 the lines of /app/words.txt into /app/sorted.txt. Its tests do what tests do: they run Python with modules of
-their own and the library's, programs by name, git in the working directory, and a program of the agent's.
+their own and the library's, programs by name, git in the working directory, and programs of the agent's.
 """
 
 import tempfile
@@ -23,7 +23,9 @@ from rllm.sandbox.verifier import LOGS, Examination, snapshot_of
 WORDS = "pear\napple\nfig\n"
 TEST = """\
 cd /app
-if [ -f run.sh ]; then timeout -k 1 2 bash run.sh; fi
+for f in run.sh made.sh; do if [ -f $f ]; then timeout -k 1 2 bash $f; fi; done
+if [ -d app_main ]; then timeout 2 python3 -m app_main; fi
+if [ -f Makefile ]; then timeout 2 make -s; fi
 git -C /app status > /dev/null 2>&1
 score=0
 if python3 /tests/check.py && echo '{"n": 1}' | python3 -m json.tool > /dev/null; then score=1; fi

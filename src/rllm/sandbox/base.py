@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from rllm.errors import ConfigError
-from rllm.sandbox.types import ExecResult, FileState, Limits, Scope, Snapshot
+from rllm.sandbox.types import ExecResult, FileState, GuardRules, Limits, Scope, Snapshot
 
 
 class Sandbox(ABC):
@@ -41,11 +41,14 @@ class Sandbox(ABC):
         env: Mapping[str, str] = {},
         cwd: str = "",
         limits: Limits | None = None,
+        guard: GuardRules | None = None,
     ) -> ExecResult:
         """Run a program to its end, or to the end of its limits. A string goes through `/bin/sh -c`.
 
         Its environment is `env` and a handful of plain values (PATH, HOME, LANG): nothing of the caller's.
         The disk is the sandbox's: `limits.disk_mb` here is the size of the largest file that may be written.
+        `guard` is held over programs of somebody else's that this one starts; ConfigError where the backend
+        cannot.
         """
 
     @abstractmethod

@@ -15,7 +15,19 @@ from importlib.util import MAGIC_NUMBER
 from typing import Any
 
 PACKAGE = "rllm.sandbox.inside"
-MODULES = ("kernel", "seccomp", "cellmates", "files", "jobs", "root", "layers", "stack", "cell", "warden")
+MODULES = (
+    "kernel",
+    "seccomp",
+    "cellmates",
+    "files",
+    "jobs",
+    "root",
+    "layers",
+    "stack",
+    "guard",
+    "cell",
+    "warden",
+)
 """In the order in which they import each other."""
 
 _PORTABLE = 4

@@ -31,7 +31,7 @@ from rllm.sandbox.inside.files import MOST_NAMED
 from rllm.sandbox.leftovers import started_at
 from rllm.sandbox.outcomes import status_of
 from rllm.sandbox.session import FILE_LIMITS_S, checked_command, checked_environment
-from rllm.sandbox.types import ExecResult, Limits, Root, Scope, Snapshot, Status
+from rllm.sandbox.types import ExecResult, GuardRules, Limits, Root, Scope, Snapshot, Status
 
 DEFAULT_IMAGE = "python:3.11-slim"
 WORKDIR = "/box"
@@ -197,7 +197,12 @@ class DockerSandbox(Sandbox):
         env: Mapping[str, str] = {},
         cwd: str = "",
         limits: Limits | None = None,
+        guard: GuardRules | None = None,
     ) -> ExecResult:
+        if guard is not None:
+            raise ConfigError(
+                "`guard` is for bubblewrap and unshare; docker holds no program that another starts."
+            )
         limits = limits or self.limits
         enter = f"cd {shlex.quote(cwd)} || exit 127; " if cwd else ""
         script = f'{_ulimits(limits)}; {enter}exec "$@"'

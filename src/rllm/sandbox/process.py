@@ -29,7 +29,7 @@ from rllm.sandbox.launch import FIRST_UID, SURROUNDINGS
 from rllm.sandbox.leftovers import Register
 from rllm.sandbox.packages import ENVIRONMENT, PLACE
 from rllm.sandbox.spawner import spawn
-from rllm.sandbox.types import Limits, Root
+from rllm.sandbox.types import GuardRules, Limits, Root
 
 START_S = 30.0
 """How long a warden may take to be ready, on a machine with much else to do."""
@@ -51,6 +51,7 @@ class Job:
     output_bytes: int
     """Where stdout and stderr together are cut and the program is stopped."""
     wants_result: bool = False
+    guard: GuardRules | None = None
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -224,6 +225,7 @@ class WardenProcess:
             "job": job.kind,
             "limits": asdict(job.limits),
             "has_result": job.wants_result,
+            "guard": asdict(job.guard) if job.guard else None,
             "env": {"PYTHONPATH": self._packages, **ENVIRONMENT} if self._packages else {},
         }
         rights = array.array("i", wire.theirs)

@@ -24,7 +24,7 @@ from rllm.sandbox.interpreter import interpreter
 from rllm.sandbox.outcomes import exec_result
 from rllm.sandbox.packages import normalized
 from rllm.sandbox.process import Ended, Job, WardenProcess
-from rllm.sandbox.types import ExecResult, FileState, Limits, Root, Scope, Snapshot
+from rllm.sandbox.types import ExecResult, FileState, GuardRules, Limits, Root, Scope, Snapshot
 
 FILE_LIMITS_S = 60.0
 """How long a file job may take."""
@@ -70,6 +70,7 @@ class WardenSandbox(Sandbox):
         env: Mapping[str, str] = {},
         cwd: str = "",
         limits: Limits | None = None,
+        guard: GuardRules | None = None,
     ) -> ExecResult:
         argv = checked_command(command)
         limits = limits or self.limits
@@ -79,6 +80,7 @@ class WardenSandbox(Sandbox):
             stdin=stdin.encode("utf-8", "surrogatepass"),
             limits=limits,
             output_bytes=limits.output_kb * 1024,
+            guard=guard,
         )
         return exec_result(self._run(job), limits, wants_result=False)
 

@@ -141,6 +141,25 @@ class Root:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
+class GuardRules:
+    """Limits of programs of somebody else's that a program starts; see `inside/guard.py`."""
+
+    hidden: tuple[str, ...]
+    """Absolute paths, at most two folders deep, that they neither read nor change. Of the first they read
+    what is named in their command."""
+    left: str
+    """A file inside with a JSON list of the paths of their files."""
+    system: tuple[str, ...]
+    """Directories at the top that they cannot change; all others they can."""
+    writable: tuple[str, ...]
+    """Absolute paths elsewhere that they can change."""
+    home: str
+    """HOME of who starts them."""
+    their_home: str
+    """Theirs instead; of as many bytes."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
 class Scope:
     """Which files a snapshot of a writable root holds."""
 

@@ -6,12 +6,20 @@
 Nothing else of the agent's world comes along: no process, no mount, no user (root gives each sandbox its own;
 a plain user's are apart by their namespaces), no system directory, no home and no site folder. Links that
 lead out of the snapshot are left out: one to the tests would find the expected answer there.
+
+Programs that the agent left and the tests start neither see the tests nor change what these write
+(`rllm.sandbox.inside.guard`), where the kernel has Landlock; not with docker.
 """
 
 import errno
+import io
+import json
+import logging
 import os
+import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
@@ -19,12 +27,16 @@ from rllm.errors import ConfigError
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.packages import PLACE
-from rllm.sandbox.types import ExecResult, Limits, Root, Scope, Snapshot
+from rllm.sandbox.types import ExecResult, GuardRules, Limits, Root, Scope, Snapshot
+
+log = logging.getLogger(__name__)
 
 TESTS, LOGS = "/tests", "/logs/verifier"
 OWN = "/run/verifier"
 """What the verifier keeps for itself: a home, a site folder, a place for temporary files."""
 HOME, SITE, SCRATCH = f"{OWN}/home", f"{OWN}/python", f"{OWN}/tmp"
+THEIR_HOME, LEFT = f"{OWN}/them", f"{OWN}/left.json"
+"""Of programs that the agent left: their home, and which they are."""
 MOST_REWARD_BYTES = 64 * 1024
 """Of a file that is read from outside."""
 NOT_KEPT = (
@@ -129,7 +141,7 @@ def examine(examination: Examination, snapshot: Snapshot | None) -> Examined:
     Raises SandboxError where the world itself fails, ConfigError for tests that cannot be copied.
     """
     disk_mb = 2 * examination.limits.disk_mb + 64
-    own = (TESTS, LOGS, HOME, SITE, SCRATCH, examination.workdir, *examination.folders)
+    own = (TESTS, LOGS, HOME, THEIR_HOME, SITE, SCRATCH, examination.workdir, *examination.folders)
     root = Root(
         folders=tuple(dict.fromkeys(each for each in own if each.strip("/"))),
         layers=examination.layers,
@@ -148,12 +160,14 @@ def examine(examination: Examination, snapshot: Snapshot | None) -> Examined:
             except OSError as error:
                 return Examined(ran=None, refusal=f"what was left cannot be put back: {error}")
         _bring_tests(fresh, examination.tests)
+        guard = _guard(fresh, examination, snapshot) if snapshot is not None else None
         ran = fresh.exec(
             examination.command,
             stdin=examination.stdin,
             env=environment_of(examination),
             cwd=examination.workdir,
             limits=limits,
+            guard=guard,
         )
         return _read_results(fresh, ran, examination)
 
@@ -202,6 +216,36 @@ def _bring_tests(fresh: Sandbox, tests: Path) -> None:
         fresh.upload(tests, TESTS)
     except OSError as error:
         raise ConfigError(f"The tests in `{tests}` cannot be copied: {error}") from error
+
+
+def _guard(fresh: Sandbox, examination: Examination, left: Snapshot) -> GuardRules | None:
+    """Limits of the programs in `left` that the tests start; None where the kernel cannot hold them."""
+    if examination.backend == "docker" or not _has_landlock():
+        return None
+    with tarfile.open(fileobj=io.BytesIO(left.tar)) as tar:
+        paths = [f"/{each.name.lstrip('./')}" for each in tar if each.isfile() or each.islnk()]
+    fresh.write(LEFT, json.dumps(paths))
+    return GuardRules(
+        hidden=(TESTS, LOGS),
+        left=LEFT,
+        system=tuple(each for each in NOT_KEPT if each not in ("/tmp", "/dev")),
+        writable=(SCRATCH, THEIR_HOME, *_named(examination.folders)),
+        home=HOME,
+        their_home=THEIR_HOME,
+    )
+
+
+@cache
+def _has_landlock() -> bool:
+    from rllm.sandbox.inside import kernel  # of Linux alone
+
+    if kernel.landlock_version():
+        return True
+    log.warning(
+        "This kernel has no Landlock (Linux 5.13, lsm=landlock): programs of an agent's that tests start can "
+        "change the tests and their result while they run."
+    )
+    return False
 
 
 def _read_results(fresh: Sandbox, ran: ExecResult, examination: Examination) -> Examined:

@@ -22,7 +22,7 @@ import select
 import signal
 import socket
 
-from rllm.sandbox.inside import cellmates, jobs, kernel, layers, root, seccomp, stack
+from rllm.sandbox.inside import cellmates, guard, jobs, kernel, layers, root, seccomp, stack
 
 TYPE_CHECKING = False  # `typing` is a megabyte of every idle sandbox
 if TYPE_CHECKING:
@@ -117,14 +117,16 @@ class CellHome:
             return
         self.read_only = layers.lay(DISK, wanted, own, inside, is_user=is_user)
 
-    def take(self, disk_mb: float, job: str) -> Cell:
-        """A cell for a job that nobody has used: the one that was made ahead, or a new one."""
+    def take(self, disk_mb: float, job: str, rules: dict[str, Any] | None = None) -> Cell:
+        """A cell for a job that nobody has used: the one that was made ahead, or a new one. `rules`: see
+        `guard.Guard`."""
         spare = self._spare
-        if spare is not None and job != "changes" and (self.keeps_files or spare.disk_mb == disk_mb):
+        is_ordinary = job != "changes" and rules is None
+        if spare is not None and is_ordinary and (self.keeps_files or spare.disk_mb == disk_mb):
             self._spare = None
             return spare
         self.discard_spare()
-        return self._new_cell(disk_mb, job)
+        return self._new_cell(disk_mb, job, rules)
 
     def make_ahead(self, disk_mb: float) -> None:
         """Have a cell ready for the next order, so that it need not wait for the forks."""
@@ -168,7 +170,7 @@ class CellHome:
         if self.is_bare:
             remove_tree(self.directory)
 
-    def _new_cell(self, disk_mb: float, job: str = "") -> Cell:
+    def _new_cell(self, disk_mb: float, job: str = "", rules: dict[str, Any] | None = None) -> Cell:
         self._count += 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         report, report_write = os.pipe()
@@ -180,7 +182,7 @@ class CellHome:
             if init:
                 kernel.setns(self._pid_namespace, kernel.CLONE_NEWPID)
         if init == 0:
-            self._be_init(theirs.fileno(), report_write, disk_mb, job)
+            self._be_init(theirs.fileno(), report_write, disk_mb, job, rules)
         theirs.close()
         os.close(report_write)
         return Cell(init, ours, report, self._count, disk_mb)
@@ -191,7 +193,9 @@ class CellHome:
     def _bare_directory(self, number: int) -> str:
         return self.directory if self.keeps_files else os.path.join(self.directory, str(number))
 
-    def _be_init(self, line: int, report: int, disk_mb: float, job: str) -> NoReturn:
+    def _be_init(
+        self, line: int, report: int, disk_mb: float, job: str, rules: dict[str, Any] | None
+    ) -> NoReturn:
         try:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             box = PARTS["box"] if self.root is None else "/"
@@ -203,11 +207,20 @@ class CellHome:
                     os.makedirs(os.path.join(os.path.dirname(box), part), exist_ok=True)
             else:
                 self._furnish(disk_mb, job)
+            follower = guard.Guard(rules) if rules is not None else None
+            gate = os.pipe() if follower is not None else ()
             program = kernel.fork()
             if program == 0:
+                if gate:
+                    os.close(gate[1])
+                    os.read(gate[0], 1)
                 self._be_program(line, report, box)
-            close_all_but(report)
-            status, usage = await_program(program)
+            if follower is not None:
+                follower.seize(program)
+            close_all_but(report)  # which opens the gate
+            status, usage = (
+                follower.await_program(program) if follower is not None else await_program(program)
+            )
             if self.is_bare:
                 end_descendants()
             said = {

@@ -170,6 +170,11 @@ def set_capabilities(mask: int) -> None:
     _checked(_libc.capset(header, data), "capset")
 
 
+def landlock_version() -> int:
+    """Landlock's version (LANDLOCK_CREATE_RULESET_VERSION); 0 where the kernel has none."""
+    return max(_libc.syscall(ctypes.c_long(444), None, ctypes.c_size_t(0), ctypes.c_uint32(1)), 0)
+
+
 def install_filter(program: bytes) -> None:
     """Put a seccomp filter, an array of `struct sock_filter`, over this process and all it starts."""
     holder = _FilterProgram(len(program) // 8, program)

@@ -124,7 +124,7 @@ def run(control: socket.socket, place: cell.CellHome, order: dict[str, Any], des
     """Give one program to a fresh cell, watch it to its end, and say how it ended."""
     started_s = time.monotonic()
     disk_mb = order["limits"]["disk_mb"]
-    taken = place.take(disk_mb, order["job"])
+    taken = place.take(disk_mb, order["job"], order["guard"])
     if order["job"] == "changes" and place.stack is not None:
         order["states"] = [*place.stack.chain, place.stack.state]
     taken.give(order, descriptors)
