@@ -13,7 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rllm.cli.main import rllm
+from rllm.data.swe_environment import package_environment
 from rllm.data.swe_factory import Progress, Settings, build
+from rllm.data.swe_factory.bench import BenchJob, BenchLimits, TestBench
+from rllm.data.swe_factory.project import project_of
+from rllm.data.swe_factory.requirements import requirements_of
+from rllm.data.swe_factory.sources import open_source
 from rllm.data.swe_factory.splits import splits_of
 from rllm.data.swe_factory.statement import statement
 from rllm.data.swe_rows import SWETask, read_swe_rows
@@ -148,6 +153,35 @@ def test_tests_that_fail_depend_on_order_or_are_skipped_are_no_tests_of_a_task(
             *("test_total", "test_windows", "test_of_order_first"),
         )
     }
+
+
+def test_no_run_sees_what_was_compiled_for_the_bug_of_another(tmp_path: Path) -> None:
+    """Also not in a process that a test starts, which may write compiled files; bugs are of one length."""
+    test = """
+import subprocess, sys
+from pkg import tools
+def test_here():
+    assert tools.f(3) == 4
+def test_there():
+    code = "from pkg import tools; print(tools.f(3))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "4\\n"
+"""
+    source = {"pkg/__init__.py": "", "pkg/tools.py": "def f(x):\n    return x + 1\n", "tests/test_f.py": test}
+    opened = open_source(str(project(tmp_path / "project", source)), tmp_path / "work")
+    about = project_of(opened)
+    environment = package_environment(requirements_of(about, ()).install, name="f", backend="bubblewrap")
+
+    def job(name: str, expression: str) -> BenchJob:
+        files: dict[str, str | None] = (
+            {"pkg/tools.py": f"def f(x):\n    return {expression}\n"} if expression else {}
+        )
+        return BenchJob(name=name, files=files, cpu_s=20, memory_mb=512)
+
+    jobs = [job("1", ""), job("2", "x - 1"), job("3", "1 + x"), job("4", "x * 1"), job("5", "")]
+    with TestBench(opened.tree, about, environment, "bubblewrap", BenchLimits()) as bench:
+        ends = [sorted(each.outcomes.values()) for each in bench.run(jobs)]
+    right, wrong = ["passed", "passed"], ["failed", "failed"]
+    assert ends == [right, wrong, right, wrong, right]
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

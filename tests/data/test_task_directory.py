@@ -153,8 +153,8 @@ def test_what_a_sandbox_cannot_emulate_is_refused_by_its_line(
         ),
         ("[environment]\nallow_internet = true\n", "`environment.allow_internet` is True"),
         (
-            '[[environment.mcp_servers]]\nname = "a"\n',
-            "`environment.mcp_servers` is not there",
+            '[[environment.mcp_servers]]\nname = "a"\nurl = "http://sidecar:8000"\n',
+            "the `transport` of a is 'sse'",
         ),
         ("agent = 3\n", "`agent` is 3; it must be a table"),
         ("[task\n", "task.toml cannot be read"),

@@ -456,3 +456,67 @@ def test_what_an_old_task_asks_for_in_vain_is_refused_by_name(
     (old / name).write_text(text)
     with pytest.raises(ConfigError, match=message):
         TaskDirectoryEnv(old)
+
+
+MCP_SERVER = """
+import json, os, sys
+ADD = {"name": "add", "description": "Add two numbers.",
+       "inputSchema": {"properties": {"a": {"type": "number"}}}}
+print("starting up")
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    method, params, result = message["method"], message["params"], {}
+    if method == "tools/list":
+        rest = params.get("cursor") == "2"
+        result = {"tools": [{"name": "fail"}]} if rest else {"tools": [ADD], "nextCursor": "2"}
+    elif method == "tools/call" and params["name"] == "add":
+        total = sum(params["arguments"].values())
+        text = f"{total} {os.environ['UNIT']} {os.getcwd()}"
+        print(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {}}))
+        result = {"content": [{"type": "text", "text": text}]}
+    elif method == "tools/call":
+        result = {"content": [{"type": "text", "text": "no such thing"}], "isError": True}
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
+MCP_TABLE = """
+[[environment.mcp_servers]]
+name = "sums"
+transport = "stdio"
+command = "python3"
+args = ["/srv/server.py"]
+env = { UNIT = "apples" }
+"""
+
+
+def test_the_agent_has_the_tools_of_the_tasks_mcp_servers(task: Path) -> None:
+    """They run in its machine, where a file that a tool writes is one of its own."""
+    with (task / "task.toml").open("a") as settings:
+        settings.write(MCP_TABLE)
+    with (task / "environment" / "Dockerfile").open("a") as dockerfile:
+        dockerfile.write("COPY server.py /srv/server.py\n")
+    (task / "environment" / "server.py").write_text(MCP_SERVER)
+    environment = TaskDirectoryEnv(task, backend=usable_backend(), max_turns=4)
+    try:
+        observation, info = environment.reset()
+        assert [each["name"] for each in info["mcp_tools"]["sums"]] == ["add", "fail"]
+        assert "`/run/mcp SERVER TOOL JSON`" in observation
+        assert '- sums add {"a": {"type": "number"}}: Add two numbers.' in observation
+        shown = environment.step('```sh\n/run/mcp sums add \'{"a": 2, "b": 3}\'\n```')[0]
+        assert shown.startswith("5 apples /app\n"), shown
+        shown = environment.step("```sh\n/run/mcp sums fail; /run/mcp sums add 'a'; /run/mcp other x\n```")[0]
+        assert "no such thing" in shown
+        assert "are no JSON" in shown
+        assert "usage: /run/mcp" in shown
+        environment.step("```sh\nsort words.txt > sorted.txt\n```")
+        assert environment.step("Done.")[1] == 1.0
+    finally:
+        environment.close()
+
+
+def test_a_server_that_does_not_start_is_no_fault_of_the_agents(task: Path) -> None:
+    (task / "task.toml").write_text(MCP_TABLE)
+    environment = TaskDirectoryEnv(task, backend=usable_backend())
+    with pytest.raises(SandboxError, match="MCP server of its"):
+        environment.reset()

@@ -41,7 +41,7 @@ MOST_DISK_MB = 16_384
 """Of what a task may ask for: files lie in memory until they are gone."""
 
 REFUSED = {
-    "environment": ("gpu_types", "tpu", "mcp_servers", "skills_dir", "allowed_hosts"),
+    "environment": ("gpu_types", "tpu", "skills_dir", "allowed_hosts"),
     "agent": ("allowed_hosts",),
     "verifier": ("environment", "collect", "allowed_hosts"),
     "solution": (),
@@ -88,6 +88,9 @@ class TaskDirectory:
     storage_mb: int | None = None
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     """Free: difficulty, category, tags."""
+    mcp_servers: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Name -> `command`, `args` and `env` of what is started in the agent's machine, and spoken to over its
+    standard input and output."""
     artifacts: dict[str, str] = field(default_factory=dict[str, str])
     """Absolute paths of what the agent makes, beside what lies in its folders -> the names that they are
     collected under."""
@@ -189,6 +192,7 @@ def read_task_directory(path: Path, environment: Mapping[str, str] | None = None
         memory_mb=_size_mb(world, "memory", path),
         storage_mb=_size_mb(world, "storage", path),
         metadata=_section(settings, "metadata", path),
+        mcp_servers=_mcp_servers(world, process_variables, path),
         artifacts=_artifacts(settings, path),
         health=_health(world, path),
         tests=path / "tests",
@@ -396,6 +400,35 @@ def _health(world: Mapping[str, Any], path: Path) -> HealthCheck | None:
         name: _seconds(table, None, path, "environment.healthcheck", f"{name}ec") or 0.0 for name in names
     }
     return HealthCheck(command=command, retries=retries, **seconds)
+
+
+def _mcp_servers(
+    world: Mapping[str, Any], environment: Mapping[str, str], path: Path
+) -> dict[str, dict[str, Any]]:
+    """Raises ConfigError for one that is elsewhere: sandboxes reach no network."""
+    tables, where = world.get("mcp_servers", []), f"{path / SETTINGS}: `environment.mcp_servers`"
+    if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+        raise ConfigError(f"{where} is {tables!r:.60}; it must be a list of tables.")
+    servers: dict[str, dict[str, Any]] = {}
+    for table in tables:
+        name, transport = table.get("name"), table.get("transport", "sse")
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name in servers:
+            raise ConfigError(f"{where} has the name {name!r:.60}; each has one of its own, a word.")
+        if transport != "stdio":
+            raise ConfigError(
+                f"{where}: the `transport` of {name} is {transport!r:.40}, which is a server elsewhere, and "
+                "sandboxes reach no network; `stdio` ones are started in the sandbox: leave this task out."
+            )
+        command, arguments = table.get("command"), table.get("args", [])
+        if not isinstance(command, str) or not command:
+            raise ConfigError(f"{where}: {name} has no `command`.")
+        if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
+            raise ConfigError(
+                f"{where}: the `args` of {name} are {arguments!r:.60}; they must be a list of texts."
+            )
+        variables = _variables(table, f"environment.mcp_servers of {name}", environment, path)
+        servers[name] = {"command": command, "args": arguments, "env": variables}
+    return servers
 
 
 def _artifacts(settings: Mapping[str, Any], path: Path) -> dict[str, str]:

@@ -12,12 +12,14 @@ has what the agent left in its folders and nothing else of it (`rllm.sandbox.ver
 means says `rllm.rewards.task_tests`.
 """
 
+import json
 import os
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -46,6 +48,12 @@ _HOW = (
     "Work on the machine by writing one ```sh block an answer; you are shown what it prints. When you "
     "are done, "
     "answer without a block."
+)
+_MCP, _MCP_SETTINGS = "/run/mcp", "/run/mcp.json"
+"""Where the program lies that calls tools of the task's MCP servers, and what it reads."""
+_MCP_HOW = (
+    f"Beside the shell there are tools. `{_MCP} SERVER TOOL JSON` calls one, such as\n"
+    f"{_MCP} {{call}}\nEach call starts its server anew."
 )
 _LOGS = ("/logs/verifier", "/logs/agent", "/logs/artifacts")
 _KEYS = ("path", "backend", "max_turns", "command_timeout_s", "disk_mb")
@@ -92,7 +100,21 @@ class TaskDirectoryEnv(BaseEnv):
         self._step = self._steps[0]
         self._sandbox = self._open_world()
         self._begin_step(self._sandbox)
-        return f"{self._step.instruction}\n\n{_HOW}", {"task": self.task.name}
+        tools = self._tools(self._sandbox) if self.task.mcp_servers else {}
+        info = {"task": self.task.name} | ({"mcp_tools": tools} if tools else {})
+        parts = [self._step.instruction, _HOW, *([_tools_text(tools)] if tools else [])]
+        return "\n\n".join(parts), info
+
+    def _tools(self, sandbox: Sandbox) -> dict[str, list[dict[str, Any]]]:
+        """Tools by server, as the servers describe them. Raises SandboxError where one does not start."""
+        result = self._run(sandbox, _MCP)
+        try:
+            return json.loads(result.stdout)
+        except ValueError:
+            self.close()
+            raise SandboxError(
+                f"{self.task.path}: an MCP server of its does not answer: {_output_text(result)[-400:]}"
+            ) from None
 
     def _begin_step(self, sandbox: Sandbox) -> None:
         self._turns = 0
@@ -203,6 +225,11 @@ class TaskDirectoryEnv(BaseEnv):
         sandbox = open_sandbox(self.backend, limits=self._limits, root=root)
         try:
             self._prepare(sandbox, lambda path: True)
+            if self.task.mcp_servers:
+                client = resources.files("rllm.sandbox.inside") / "mcp_client.py"
+                sandbox.write(_MCP, client.read_text("utf-8"))
+                sandbox.write(_MCP_SETTINGS, json.dumps(self.task.mcp_servers))
+                sandbox.exec(["chmod", "755", _MCP])
         except BaseException:
             sandbox.close()
             raise
@@ -421,6 +448,20 @@ def _is_below(verdict: TaskReward, least: Mapping[str, float]) -> bool:
     """Whether a step did too badly for the next one to be asked for."""
     rewards = verdict.rewards | {"reward": _reward_of(verdict)}
     return any(rewards.get(name, 0.0) < value for name, value in least.items())
+
+
+def _tools_text(tools: Mapping[str, list[dict[str, Any]]]) -> str:
+    """The tools of MCP servers as an agent reads of them."""
+    lines = [
+        f"- {server} {tool['name']} {json.dumps(tool.get('inputSchema', {}).get('properties', {}))}: "
+        f"{tool.get('description', '')}"
+        for server in tools
+        for tool in tools[server]
+    ]
+    first = next(
+        ((server, tools[server][0]["name"]) for server in tools if tools[server]), ("SERVER", "TOOL")
+    )
+    return "\n".join([_MCP_HOW.format(call=f"{first[0]} {first[1]} '{{}}'"), *lines])
 
 
 def _output_text(result: ExecResult) -> str:
