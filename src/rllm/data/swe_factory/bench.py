@@ -47,8 +47,6 @@ class BenchJob:
     """`lines` of the sources that each test runs, or its `calls` into them."""
     reverse: bool = False
     """The last test first."""
-    compiles: bool = False
-    """Whether compiled files may stay for later jobs: only where no source is changed."""
     cpu_s: float
     memory_mb: int
 

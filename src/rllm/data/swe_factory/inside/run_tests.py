@@ -289,6 +289,7 @@ def run_pytest(book, plan, job):
 
     arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:xdist", "--tb=short"]
     arguments += ["--continue-on-collection-errors", *plan["options"]]
+    arguments += ["--collect-only"] * bool(job.get("compiles"))
     files = plan["test_files"]
     if tests is not None:
         chosen = {each.split("::")[0] for each in tests}
@@ -310,6 +311,7 @@ class Tree:
 
     def __init__(self, root, pristine):
         self.root, self.pristine = root, pristine
+        self._written = 0
         if not os.path.isdir(pristine):
             shutil.copytree(root, pristine, symlinks=True)
         self.before = self._files()
@@ -335,7 +337,8 @@ class Tree:
             with open(target, "w", encoding="utf-8", newline="") as stream:
                 stream.write(text)
             # another time than any compiled file was made for: those know a source by its time and size
-            os.utime(target, (1, 1))
+            self._written += 1
+            os.utime(target, (self._written, self._written))
 
     def put_back(self):
         now = self._files()
@@ -355,7 +358,9 @@ def child(plan, job, out):
     os.setsid()
     bytes_ = job["memory_mb"] * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (bytes_, bytes_))
-    sys.dont_write_bytecode = not job["compiles"]
+    sys.dont_write_bytecode = not job.get("compiles")
+    if sys.dont_write_bytecode:
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # of what the tests start
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(out + ".log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     for descriptor, target in ((null, 0), (log, 1), (log, 2)):
@@ -392,6 +397,9 @@ def child(plan, job, out):
         results = {"why": "runner_failed", "line": line[:480]}
     signal.setitimer(signal.ITIMER_PROF, 0)
     finish(results)
+
+
+COMPILE = {"name": "compile", "files": {}, "tests": None, "trace": "", "reverse": False, "compiles": True}
 
 
 def run_job(plan, job, tree, folder):
@@ -462,6 +470,12 @@ def main():
     folder = plan["folder"]
     warm_up(folder)
     tree = Tree(plan["root"], os.path.join(folder, "pristine"))
+    compiled = os.path.join(folder, "compiled")
+    if not os.path.exists(compiled):
+        # of the project as it is, once for all jobs: else each would compile, and rewrite the asserts of, all
+        limits = {name: plan["jobs"][0][name] for name in ("cpu_s", "wall_s", "memory_mb")}
+        run_job(plan, {**COMPILE, **limits}, tree, folder)
+        os.mkdir(compiled)
     with open(os.path.join(folder, "results.jsonl"), "w", encoding="utf-8") as stream:
         for job in plan["jobs"]:
             stream.write(json.dumps({"name": job["name"], **run_job(plan, job, tree, folder)}) + "\n")
