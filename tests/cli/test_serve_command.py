@@ -63,7 +63,7 @@ def model(
 ) -> Iterator[dict[str, Any]]:
     """What a served model said when it listened."""
     folder = tmp_path_factory.mktemp("served")
-    words = ("--port", "0", "--threads", "1", "--name", "my", "--json")
+    words = ("--port", "0", "--threads", "1", "--name", "my", "--num-drafts", "2", "--json")
     process = start_rllm("serve", "model", tiny, *words, cwd=folder)
     yield listening(process)
     assert stopped(process, signal.SIGTERM) == (0, "", "")

@@ -139,11 +139,13 @@ async def model_gateway(
     num_slots: int = 64,
     max_context: int = 0,
     cache_tokens: int = 0,
+    num_drafts: int = 0,
 ) -> AsyncIterator["Gateway"]:
     """A gateway in front of the built-in engine, not started yet; the engine ends with the context.
 
     `model` is a run or a model directory. `max_context` 0 takes what the model was made for, up to 4,096;
-    `cache_tokens` 0 what the machine has room for.
+    `cache_tokens` 0 what the machine has room for. `num_drafts`: tokens guessed ahead, see
+    `rllm.inference.local.drafts`.
     """
     try:
         from rllm.gateway.local import LocalPolicy
@@ -171,6 +173,7 @@ async def model_gateway(
                 lockstep=False,
             ),
             max_context=max_context or min(decoder.max_positions, 4096),
+            num_drafts=num_drafts,
         )
     except BaseException:
         listening.close()

@@ -75,7 +75,9 @@ def _builtin(preset: str) -> Path:
     return directory
 
 
-def local_client(loaded: "LoadedModel", inference: InferenceConfig, *, max_context: int) -> "LocalClient":
+def local_client(
+    loaded: "LoadedModel", inference: InferenceConfig, *, max_context: int, num_drafts: int = 0
+) -> "LocalClient":
     """The built-in engine with as much room for keys and values as `inference.cache_tokens` says, or where
     that is 0 and not all slots fit, half of the memory that the model leaves.
 
@@ -111,5 +113,6 @@ def local_client(loaded: "LoadedModel", inference: InferenceConfig, *, max_conte
         max_context=max_context,
         max_prefill_tokens=inference.max_prefill_tokens,
         cache_tokens=cache_tokens,
+        num_drafts=num_drafts,
         lockstep=inference.lockstep,
     )

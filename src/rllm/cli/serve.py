@@ -242,6 +242,13 @@ def _require_one_by_ids(upstreams: tuple[str, ...], dialect: str) -> None:
     default=0,
     help="Tokens whose keys and values are kept at the same time; others wait. 0 takes half of the memory.",
 )
+@click.option(
+    "--num-drafts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Tokens guessed ahead for an answer that is alone and repeats its prompt; the answer is the same.",
+)
 @trust_option
 @_address_options
 def model(
@@ -252,6 +259,7 @@ def model(
     num_slots: int,
     max_context: int,
     cache_tokens: int,
+    num_drafts: int,
     trust_remote_code: bool,
     **address: Any,
 ) -> None:
@@ -272,6 +280,7 @@ def model(
             num_slots=num_slots,
             max_context=max_context,
             cache_tokens=cache_tokens,
+            num_drafts=num_drafts,
         )
 
     _serve(open_gateway, **address)

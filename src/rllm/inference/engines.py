@@ -33,6 +33,7 @@ _ARGS = {
         "max_context",
         "max_prefill_tokens",
         "cache_tokens",
+        "num_drafts",
         "lockstep",
     ),
 }

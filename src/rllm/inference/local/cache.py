@@ -416,6 +416,11 @@ class KVCache:
             slot.shelf.bias[slot.row, :, length : len(slot.ids)] = float("-inf")
             del slot.ids[length:]
 
+    def extend(self, slot: Slot, token: int) -> None:
+        """Keep one token more, whose keys and values are behind those that are kept."""
+        slot.shelf.bias[slot.row, :, len(slot.ids)] = 0.0
+        slot.ids.append(token)
+
     def _forget_blocks(self, slot: Slot, keep: int) -> None:
         """Take all but the first `keep` blocks of `slot` out of the index."""
         for block_hash in slot.block_hashes[keep:]:

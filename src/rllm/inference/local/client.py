@@ -33,6 +33,7 @@ class LocalClient(ModelClient):
         max_context: int = 1024,
         max_prefill_tokens: int = 8192,
         cache_tokens: int = 0,
+        num_drafts: int = 0,
         lockstep: bool = False,
     ) -> None:
         self.loaded = loaded
@@ -49,6 +50,7 @@ class LocalClient(ModelClient):
             max_context=max_context,
             max_prefill_tokens=max_prefill_tokens,
             cache_tokens=cache_tokens,
+            num_drafts=num_drafts,
             lockstep=lockstep,
         )
         self._mailbox: _Mailbox | None = None

@@ -28,7 +28,15 @@ from torch import Tensor
 
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.local.cache import KVCache, Slot, tokens_at_once
-from rllm.inference.local.forward import PromptRow, PromptRows, forward, prefill, prefill_scored
+from rllm.inference.local.drafts import lookup_drafts
+from rllm.inference.local.forward import (
+    PromptRow,
+    PromptRows,
+    forward,
+    prefill,
+    prefill_all,
+    prefill_scored,
+)
 from rllm.inference.local.requests import Holder, LiveRequests, Request
 from rllm.types.messages import FinishReason
 
@@ -44,6 +52,10 @@ class EngineCounts:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     sampled_tokens: int = 0
+    drafted_tokens: int = 0
+    """Guesses that were read; see `rllm.inference.local.drafts`."""
+    accepted_drafts: int = 0
+    """Those of them that were sampled."""
     steps: int = 0
     busy_s: float = 0.0
 
@@ -63,10 +75,13 @@ class LocalEngine:
         max_context: int = 1024,
         max_prefill_tokens: int = 8192,
         cache_tokens: int = 0,
+        num_drafts: int = 0,
         lockstep: bool = False,
     ) -> None:
         """`cache_tokens`: keys and values that there is room for at the same time; who finds none waits, or
-        gives its place to an earlier one and is read anew. 0: as many as all slots have at their longest."""
+        gives its place to an earlier one and is read anew. 0: as many as all slots have at their longest.
+        `num_drafts`: tokens that a step may guess ahead for an answer that is alone (several at once keep
+        the machine busy as they are)."""
         if max_context > max_positions:
             raise ConfigError(
                 f"`inference.max_context` is {max_context} but the model has {max_positions} positions; "
@@ -83,6 +98,7 @@ class LocalEngine:
         self.model = model
         self.max_context = max_context
         self.max_prefill_tokens = max_prefill_tokens
+        self.num_drafts = num_drafts
         self.lockstep = lockstep
         self.policy_version = 0
         self.counts = EngineCounts()
@@ -282,6 +298,8 @@ class LocalEngine:
             if request.score_from is not None:
                 self._score(request)
         live, rows = self._live, self._next_rows()
+        if self.num_drafts and not rows and len(live.requests) == 1 and self._sample_drafted():
+            return
         live.place()
         if not rows and live.decoding is None:
             return
@@ -292,6 +310,33 @@ class LocalEngine:
         if live.requests:
             self.counts.sampled_tokens += len(logits_B_V)
             self._deliver(live.sample(logits_B_V, self.policy_version))
+
+    def _sample_drafted(self) -> bool:
+        """Sample several tokens of the only answer in one pass, as far as they were guessed; False, and
+        nothing has changed, where there is nothing to guess or no room for it."""
+        live, cache, slot = self._live, self._cache, self._live.requests[0].slot
+        context_ids = live.only_context()
+        num_read = len(context_ids) - 1
+        drafts = lookup_drafts(context_ids, min(self.num_drafts, live.num_left - 1))
+        length = num_read + 1 + len(drafts)
+        if not drafts or length > slot.shelf.limit or not cache.grow(slot.shelf, length):
+            return False
+        live.decoding = None
+        slot.ids = context_ids[:-1]
+        logits_N_V = prefill_all(self.model, cache, PromptRow(slot, [context_ids[-1], *drafts]))
+        cache.truncate(slot, num_read + 1)
+        leaving_requests: list[Request] = []
+        for number, draft in enumerate([*drafts, None]):
+            leaving_requests = live.sample(logits_N_V[number : number + 1], self.policy_version)
+            self.counts.sampled_tokens += 1
+            if leaving_requests or live.last_token != draft:
+                break
+            self.counts.accepted_drafts += 1
+            assert draft is not None, "no token equals it"
+            cache.extend(slot, draft)
+        self.counts.drafted_tokens += len(drafts)
+        self._deliver(leaving_requests)
+        return True
 
     def _check_weights(self) -> None:
         if self._weight_state() != self._published_state:

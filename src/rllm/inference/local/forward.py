@@ -371,6 +371,11 @@ def prefill(model: Any, cache: KVCache, rows: Sequence[PromptRow]) -> Tensor:
     return forward(model, cache, None, None, PromptRows(cache, rows))
 
 
+def prefill_all(model: Any, cache: KVCache, row: PromptRow) -> Tensor:
+    """Read the new tokens of a row. [N, V] logits after each of them."""
+    return model.logits(_states(model, cache, None, None, PromptRows(cache, [row]), only_last=False))
+
+
 def prefill_scored(
     model: Any, cache: KVCache, row: PromptRow, num_scored: int, temperature: float
 ) -> list[float]:

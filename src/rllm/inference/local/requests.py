@@ -160,6 +160,22 @@ class LiveRequests:
         self.decoding.advance()
         return []
 
+    def only_context(self) -> list[int]:
+        """The tokens of the one request that there is, with those sampled so far."""
+        request, row = self.requests[0], self._rows[0]
+        sampled_ids = self._tokens_S_T[row["slot"], : row["count"]].tolist()
+        return request.prompt_ids + sampled_ids
+
+    @property
+    def last_token(self) -> int:
+        """Sampled last for the first request."""
+        return int(self._rows["token"][0])
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be sampled for the first request."""
+        return int(self._rows["left"][0])
+
     def remove_cancelled(self, policy_version: int) -> list[Request]:
         """Requests that were cancelled, with what was sampled for them so far."""
         cancelled_rows = [
