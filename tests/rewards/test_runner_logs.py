@@ -1,12 +1,21 @@
 """Logs that real runners wrote (Node 20.20, Jest 29.7, Vitest 2.1, Go 1.19, cargo 1.9x; of each two or three
 tests, one of which fails and prints that it passes), and which runner a command calls."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from rllm.errors import ConfigError
-from rllm.rewards.runner_logs import RESULTS, Runner, reporting_words, results_of, runner_of, with_short_names
+from rllm.rewards.runner_logs import (
+    RESULTS,
+    Runner,
+    canary_of,
+    reporting_words,
+    results_of,
+    runner_of,
+    with_short_names,
+)
 from rllm.rewards.swebench import CaseStatus
 
 
@@ -204,3 +213,12 @@ def test_another_runner_is_refused_by_name(command: str) -> None:
 )
 def test_a_command_is_made_to_report_and_to_run_one_test_more(command: str, canary: str, words: str) -> None:
     assert reporting_words(runner_of(command.split(), "a"), command.split(), canary) == words.split()
+
+
+def test_the_test_that_must_fail_is_one_for_go() -> None:
+    """`go test` runs functions `TestXxx` where Xxx does not begin with a small letter (go help testfunc)."""
+    canary = canary_of(Runner.GO, ["sum_test.go"])
+    assert canary is not None
+    (name,) = re.findall(r"^func (\w+)\(", canary.text, re.MULTILINE)
+    assert re.fullmatch(r"Test(?![a-z])\w+", name)
+    assert canary.is_named(name)

@@ -1,6 +1,7 @@
 """Hidden tests of real runners other than pytest, in real sandboxes: unittest, and Node's own."""
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -214,3 +215,93 @@ def test_tests_of_django_are_graded(tmp_path: Path) -> None:
     assert (visible.passed, visible.failed, visible.fault) == (0, 0, ""), "its other test is a function"
     wrong = grade_patch(made, PATCH.replace("a + b", f"a - b  # {PRINTS}"))
     assert wrong.metadata["fail_to_pass"] == {"test_add (tests.test_add.AddTest)": "FAILED"}
+
+
+def bug_fix(path: str, buggy: str) -> str:
+    """A patch of a file of one line, in which a minus becomes a plus."""
+    changed = f"-{buggy}+{buggy.replace('a - b', 'a + b')}"
+    return f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n{changed}"
+
+
+CARGO_TOML = '[package]\nname = "sum"\nversion = "0.1.0"\nedition = "2021"\n'
+JEST_TEST = "describe('add', () => test('adds', () => expect(add(1, 2)).toBe(3)));\n"
+OTHERS: dict[str, dict[str, Any]] = {
+    "jest": {
+        "source": ("sum.js", SUM),
+        "files": {"test/other.test.js": "test('other', () => {});\n"},
+        "npm": "jest@29.7.0",
+        "command": ["npx", "jest"],
+        "test": ("test/add.test.js", f"const {{ add }} = require('../sum.js');\n{JEST_TEST}"),
+        "name": "test/add.test.js > add > adds",
+    },
+    "vitest": {
+        "source": ("sum.mjs", "export const add = (a, b) => a - b;\n"),
+        "files": {"test/other.test.js": "import { test } from 'vitest';\ntest('other', () => {});\n"},
+        "npm": "vitest@2.1.9",
+        "command": ["npx", "vitest", "run"],
+        "test": (
+            "test/add.test.js",
+            "import { describe, expect, test } from 'vitest';\nimport { add } from '../sum.mjs';\n"
+            + JEST_TEST,
+        ),
+        "name": "test/add.test.js > add > adds",
+    },
+    "go": {
+        "source": ("sum.go", "package sum; func Add(a, b int) int { return a - b }\n"),
+        "files": {
+            "go.mod": "module example.com/sum\n\ngo 1.19\n",
+            "other_test.go": 'package sum\n\nimport "testing"\n\nfunc TestOther(t *testing.T) {}\n',
+        },
+        "command": ["go", "test", "./..."],
+        "test": (
+            "sum_test.go",
+            'package sum\n\nimport "testing"\n\n'
+            "func TestAdd(t *testing.T) {\n\tif Add(1, 2) != 3 {\n\t\tt.Fail()\n\t}\n}\n",
+        ),
+        "name": "example.com/sum/TestAdd",
+    },
+    "cargo": {
+        "source": ("src/lib.rs", "pub fn add(a: i64, b: i64) -> i64 { a - b }\n"),
+        "files": {"Cargo.toml": CARGO_TOML, "tests/other.rs": "#[test]\nfn other() {}\n"},
+        "command": ["cargo", "test"],
+        "test": ("tests/add.rs", "#[test]\nfn adds() { assert_eq!(sum::add(1, 2), 3); }\n"),
+        "name": "adds",
+    },
+}
+"""Runners whose programs are of this machine, or of npm's registry."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_tests_of_other_languages_are_graded(name: str, tmp_path: Path) -> None:
+    """The hidden ones, and of a selection those that the author of a patch could see."""
+    about = OTHERS[name]
+    program = "npm" if "npm" in about else name
+    if not (shutil.which(program, path="/usr/bin") or ""):
+        pytest.skip(f"sandboxes here have no {program}")
+    source, (path, text) = tmp_path / "sum", about["source"]
+    for file, content in {path: text, **about["files"]}.items():
+        (source / file).parent.mkdir(parents=True, exist_ok=True)
+        (source / file).write_text(content)
+    if "npm" in about:
+        (source / "package.json").write_text('{"name": "sum", "version": "1.0.0"}\n')
+        options = ["--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline"]
+        subprocess.run(
+            ["npm", "install", *options, about["npm"]], cwd=source, check=True, capture_output=True
+        )
+    test_path, test = about["test"]
+    fields = row(source) | {
+        "patch": bug_fix(path, text),
+        "test_command": about["command"],
+        "test_files": {test_path: test},
+        "FAIL_TO_PASS": [about["name"]],
+        "PASS_TO_PASS": [],
+    }
+    limits = replace(LIMITS, memory_mb=4096, disk_mb=1024, processes=512)
+    made = SWEWorld.of(SWETask.from_row(fields), backend=usable_backend(), limits=limits)
+    grade = grade_patch(made, made.repository.gold)
+    assert (grade.score, grade.reason) == (1.0, "resolved: full"), grade.metadata
+    wrong = grade_patch(made, made.repository.gold.replace("a + b", "a * b"))
+    assert wrong.metadata["fail_to_pass"] == {about["name"]: "FAILED"}, wrong.metadata
+    visible = run_visible_tests(made, made.repository.gold)
+    assert (visible.passed, visible.failed, visible.fault) == (1, 0, "")

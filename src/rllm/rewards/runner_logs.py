@@ -170,7 +170,7 @@ _CANARIES = {
     ),
     Runner.GO: (
         "{name}_test.go",
-        'package {{package}}\n\nimport "testing"\n\nfunc Test{name}(t *testing.T) {{ t.Fail() }}\n',
+        'package {{package}}\n\nimport "testing"\n\nfunc Test_{name}(t *testing.T) {{ t.Fail() }}\n',
     ),
     Runner.CARGO: ("{name}.rs", "#[test]\nfn {name}() {{ panic!(); }}\n"),
 }
@@ -191,7 +191,7 @@ class FailingTest:
     """One of the row's files of tests; empty where it has none of the runner's."""
 
     def is_named(self, test: str) -> bool:
-        return test.removeprefix("Test") == self.name
+        return test.removeprefix("Test_") == self.name  # of Go, which wants no small letter after `Test`
 
 
 def canary_of(runner: Runner, test_paths: Sequence[str]) -> FailingTest | None:
