@@ -75,6 +75,11 @@ def test_a_group_of_none_is_refused() -> None:
         attempts_at(_tasks(1), 0)
 
 
+def test_a_task_id_that_no_store_can_hold_is_refused() -> None:
+    with pytest.raises(ConfigError, match="half of a surrogate pair"):
+        attempts_at([{"task_id": "\ud83d", "question": "?"}], 1)
+
+
 outcomes = st.sampled_from([outcome for outcome in Outcome if outcome is not Outcome.CANCELLED])
 
 

@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +152,7 @@ def hub_model(name: str, *, endpoint: str | None = None) -> Path:
     target = next(each.path.parent for each in files.files if each.name == "config.json")
     with StorageErrors(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)
-        link = directory.with_name(f".{directory.name}.{os.getpid()}")
+        link = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}")  # of this call alone
         link.symlink_to(target, target_is_directory=True)
         os.replace(link, directory)
     return directory

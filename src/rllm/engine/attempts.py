@@ -142,6 +142,14 @@ def attempts_at(
         raise ConfigError(
             "Two tasks have the same `task_id`; attempts at different tasks must not be compared."
         )
+    for task_id, _ in tasks_by_id:
+        try:
+            task_id.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"The `task_id` {task_id!a} holds half of a surrogate pair, which is no text and cannot be "
+                "stored; write the whole character."
+            ) from error
     num_started = math.ceil(group_size * oversampling - 1e-9)
     pending = [
         (EpisodeId(task_id=task_id, attempt=attempt), task)
