@@ -140,9 +140,10 @@ def _package(
 
 
 def _devices() -> list[DoctorFinding]:
-    from rllm.models.devices import cuda_devices, num_threads  # brings torch: the doctor comes without it too
+    # Brings torch: the doctor comes without it too.
+    from rllm.models.devices import cuda_devices, num_threads, usable_cores
 
-    cores = f"{num_threads()} torch threads on {os.cpu_count()} cores"
+    cores = f"{num_threads()} torch threads, {usable_cores()} of {os.cpu_count()} cores to use"
     cuda = "; ".join(cuda_devices()) or "no device; models run on the CPU"
     return [
         DoctorFinding(name="CPU", status=DoctorStatus.OK, detail=cores),

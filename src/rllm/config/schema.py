@@ -308,7 +308,8 @@ class TrainConfig:
     steps: int = 100
     """Reinforcement-learning steps: one batch of rollouts each."""
     threads: int = 0
-    """Threads of torch; 0 takes one per core. The last bits of a run depend on it."""
+    """Threads of torch; 0 takes one per core that the process may use. The last bits of a run depend on
+    it."""
     backend: str = LOCAL
     """What computes updates: `local` (torch, in the process of the sampler), `verl` (its FSDP2 worker, see
     docs/verl.md), `tinker` (a service that samples as well, see docs/tinker.md), or `package.module:NAME` of

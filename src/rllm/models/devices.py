@@ -1,13 +1,28 @@
 """The devices that torch computes on here."""
 
+import math
 import os
+from pathlib import Path
 
 import torch
 
+CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of processor time, or `max`, and of the clock that they are given in (Linux, cgroup v2)."""
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: of the machine's, those that Slurm or a container leave it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if CGROUP_LIMIT.is_file():
+        limit, period = CGROUP_LIMIT.read_text().split()
+        if limit != "max":
+            cores = min(cores, math.ceil(int(limit) / int(period)))
+    return cores
+
 
 def use_threads(num_threads: int, num_processes: int = 1) -> None:
-    """Let torch work with so many threads; 0 is one per core, which so many processes share."""
-    torch.set_num_threads(num_threads or max(1, (os.cpu_count() or 1) // num_processes))
+    """Let torch work with so many threads; 0 is one per usable core, which so many processes share."""
+    torch.set_num_threads(num_threads or max(1, usable_cores() // num_processes))
 
 
 def dtype_named(name: str) -> torch.dtype:
