@@ -17,7 +17,7 @@ QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-browsergym test-tracking check docs bench learn algorithms swe-tasks mutate lock clean
+.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking check docs bench learn algorithms swe-tasks mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -32,6 +32,7 @@ help:
 	@echo 'make test-published  programs in the style of published rLLM, each as its users start it, with its framework'
 	@echo 'make test-web  websites and `rllm view` in a real Chromium, which is installed where there is none'
 	@echo 'make test-tracking  numbers to TensorBoard, Weights & Biases, MLflow and Trackio, offline, in their real packages'
+	@echo 'make test-adapters  environments of other libraries, played by their real packages, in an environment of their own'
 	@echo 'make test-browsergym  BrowserGym itself, in an environment of its own'
 	@echo 'make check     format, lint and types'
 	@echo 'make docs      the pages of docs/ and the reference as a site in build/site'
@@ -105,6 +106,10 @@ test-web: $(VENV)/.dev
 test-tracking: .venv-tracking/.made
 	.venv-tracking/bin/python -m pytest -n 0 -m '' -o filterwarnings=default tests/tracking/test_sinks.py
 
+# Their pins agree with each other and not with ours, so what is locked lies on top of .venv.
+test-adapters: .venv-adapters/.made
+	.venv-adapters/bin/python -m pytest -n 0 -m '' -o filterwarnings=default tests/adapters
+
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -140,10 +145,11 @@ lock:
 	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --group published --group examples-langgraph --group examples-openai-agents --group examples-smolagents --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/published-agents.txt
 	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --group published --group examples-strands --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/published-strands.txt
 	@.venv-lock/bin/uv pip compile --quiet pyproject.toml --group published --group examples-google-adk --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/published-adk.txt
+	@.venv-lock/bin/uv pip compile --quiet --group adapters --python-platform linux --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/adapters.txt
 	@.venv-lock/bin/uv pip compile --quiet requirements/vllm.in --no-deps --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/vllm.txt
 
 clean:
-	rm -rf $(VENV) .venv-published-* .venv-vllm .venv-tinker .venv-skyrl .venv-verl .venv-ray .venv-docs .harnesses build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-adapters .venv-published-* .venv-vllm .venv-tinker .venv-skyrl .venv-verl .venv-ray .venv-docs .harnesses build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is installed is locked: every file by its hash, nothing but what the lock names (--no-deps, no build isolation).
@@ -201,6 +207,13 @@ $(VENV)/.demo: pyproject.toml constraints.txt requirements/demo.txt
 	@$(BIN)/python -m venv --clear .venv-tracking
 	@$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > "$$(.venv-tracking/bin/python -c 'import site; print(site.getsitepackages()[0])')/under.pth"
 	@.venv-tracking/bin/python -m pip $(QUIET) install -e '.[tensorboard,wandb,mlflow,trackio]'
+	@touch $@
+
+.venv-adapters/.made: $(VENV)/.dev requirements/adapters.txt
+	@echo '[adapters] .venv-adapters: libraries of environments on top of $(VENV), as requirements/adapters.txt locks it'
+	@$(BIN)/python -m venv --clear .venv-adapters
+	@$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > "$$(.venv-adapters/bin/python -c 'import site; print(site.getsitepackages()[0])')/under.pth"
+	@.venv-adapters/bin/python -m pip $(QUIET) install --require-hashes --no-deps -r requirements/adapters.txt
 	@touch $@
 
 .venv-verl/.made: pyproject.toml constraints.txt requirements/verl.txt

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rllm.engine.program_threads import ProgramRunner
-from rllm.errors import InferenceError
+from rllm.errors import BrowserError, InferenceError, SandboxError
 from rllm.types.episode import Episode, Outcome, TerminationReason, Trajectory
 from rllm.types.task import AgentConfig, Task
 
@@ -43,6 +43,23 @@ async def test_what_a_program_raises_is_a_policy_failure_with_cause(way: str, er
     assert episode.trajectories[0].reward is None
     assert len(episode.trajectories[0].steps) == 1, "what was sampled is on record"
     assert episode.info["tries"] == 1
+
+
+@pytest.mark.parametrize("error", [BrowserError("gone"), InferenceError("gone"), SandboxError("gone")])
+async def test_a_service_that_fails_under_a_program_is_tried_again(error: Exception) -> None:
+    gateway, errors = FakeGateway(), iter([error])
+
+    def solve(task: Task, config: AgentConfig) -> None:
+        gateway.ask(config, "question")
+        for each in errors:
+            raise each
+
+    (mended,) = await play(engine_for(solve, gateway), tasks(1))
+    assert (mended.outcome, mended.info["tries"]) == (Outcome.SCORED, 2)
+    errors = iter([error] * 9)
+    (broken,) = await play(engine_for(solve, gateway), tasks(1))
+    assert (broken.outcome, broken.info["tries"]) == (Outcome.INFRASTRUCTURE_FAILURE, 3)
+    assert broken.trajectories[0].reward is None
 
 
 async def test_a_failure_behind_the_gateway_is_tried_again_in_a_new_session() -> None:

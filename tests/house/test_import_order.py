@@ -58,7 +58,10 @@ HOMES_OF_LIBRARY = {
     "ray": ("*/ray.py", "*/ray/*", "integrations/verl/*"),  # verl's workers and servers are Ray's actors
 } | {
     name: (f"*/{name}.py", f"*/{name}/*")
-    for name in ("verl", "vllm", "tinker", "wandb", "tensorboard", "mlflow", "trackio")
+    for name in (
+        *("verl", "vllm", "tinker", "wandb", "tensorboard", "mlflow", "trackio"),
+        *("verifiers", "openenv", "inspect_ai"),
+    )
 }
 
 

@@ -3,6 +3,7 @@
 math, frozenlake, …        ──► a built-in agent            file.py:MyAgent     ──► an agent's class
 file.py:solve, an entry point ──► a program                file.py:MyWorkflow  ──► a workflow
 harness:codex, harness:my.toml ──► a command-line agent in the sandbox of its task, which is a program
+verifiers:NAME             ──► a program of another library, which brings its tasks and its judge
 """
 
 import inspect
@@ -19,6 +20,8 @@ from rllm.agents.registered import place_of
 from rllm.config.names import object_named
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_names
+from rllm.integrations.task_program import TaskProgram
+from rllm.integrations.task_programs import is_task_program, task_program
 from rllm.workflows.workflow import Workflow
 
 MOST_AT_ONCE = 4 * (os.cpu_count() or 1)
@@ -39,9 +42,12 @@ class Actor:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What its hash is of beside its source: of a harness, all that its file says."""
-        harness = getattr(self.flow.function, "__self__", None) if self.flow is not None else None
-        return harness.spec.content() if isinstance(harness, Harness) else {}
+        """What its hash is of beside its source: of a harness, all that its file says; of a program of
+        another library its version and source."""
+        owner = getattr(self.flow.function, "__self__", None) if self.flow is not None else None
+        if isinstance(owner, TaskProgram):
+            return owner.content()
+        return owner.spec.content() if isinstance(owner, Harness) else {}
 
     @property
     def source(self) -> object:
@@ -55,6 +61,8 @@ def actor_named(name: str) -> Actor:
         return Actor(name=name, agent=agent_named(name))
     if name.startswith(PREFIX):
         return _harness(name)
+    if is_task_program(name):
+        raise ConfigError(f"`{name}` brings its own tasks: name it instead of a benchmark, without --agent.")
     try:
         return _actor(object_named(place_of(name), group=ENTRY_POINTS, what="agent"))
     except ConfigError:
@@ -83,6 +91,9 @@ def program_named(name: str) -> Actor:
         )
     if name.startswith(PREFIX):
         return _harness(name)
+    if is_task_program(name):
+        flow = task_program(name).flow
+        return Actor(name=flow.name, flow=flow)
     actor = _actor(object_named(place_of(name), group=ENTRY_POINTS, what="program"))
     if actor.agent is not None:
         raise ConfigError(

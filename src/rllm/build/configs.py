@@ -3,6 +3,7 @@
 benchmark or program ──► its own defaults ──► --config FILE ──► --set KEY=VALUE ──► TrainConfig
 """
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rllm.data.questions import render
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import SWE, TASK_DIRECTORY, Benchmark, benchmark_named
 from rllm.eval.tasks import benchmark_world, world_name
+from rllm.integrations.task_programs import is_task_program
 from rllm.trainer.distill import DISTILL_DEFAULTS, PROMPT_DEFAULTS, over
 from rllm.trainer.programs import PROGRAM_DEFAULTS
 from rllm.trainer.workflows import WORKFLOW_DEFAULTS
@@ -148,10 +150,22 @@ class ProgramNames:
         return self.program.rpartition(":")[2]
 
     @property
+    def brings_tasks(self) -> bool:
+        """Whether tasks and judge come with it, as of `verifiers:NAME`."""
+        return is_task_program(self.program)
+
+    @property
+    def training_tasks(self) -> str:
+        """The data set, or the program that brings its own."""
+        return self.program if self.brings_tasks else self.dataset
+
+    @property
     def directory_name(self) -> str:
         """`langgraph-agent-solve` of `examples/langgraph/agent.py:solve`: functions of one name in several
         files do not meet in one directory."""
         place, _, name = self.program.rpartition(":")
+        if self.brings_tasks:
+            return re.sub(r"[^\w.=+-]+", "-", self.program)
         if self.program.startswith(PREFIX):
             return f"harness-{Path(name).name.removesuffix('.toml')}"
         if not place.endswith(".py"):
@@ -160,7 +174,15 @@ class ProgramNames:
         return "-".join(part for part in (file.parent.name, file.stem, name) if part)
 
     def require_all(self, *, pays_itself: bool = False) -> None:
-        """Raises ConfigError for what is missing."""
+        """Raises ConfigError for what is missing, or would be ignored."""
+        if self.brings_tasks:
+            for name in ("evaluator", "dataset", "val_dataset"):
+                if value := getattr(self, name):
+                    raise ConfigError(
+                        f"`{self.program}` brings its tasks and its judge, so --{name.replace('_', '-')} "
+                        f"{value} would be ignored; leave it out."
+                    )
+            return
         has_judge = pays_itself or self._is_asked()
         for option, value in (("--evaluator", has_judge or self.evaluator), ("--dataset", self.dataset)):
             if not value:
@@ -205,8 +227,8 @@ def program_config(
             "agent": names.label,
             "program": names.program,
             "evaluator": names.evaluator,
-            "dataset": names.dataset,
-            "val_dataset": names.val_dataset or held_out_name(names.dataset),
+            "dataset": names.training_tasks,
+            "val_dataset": names.val_dataset or held_out_name(names.training_tasks),
         }
     }
     extra = [] if seed is None else [f"seed={seed}"]

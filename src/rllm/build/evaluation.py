@@ -36,6 +36,8 @@ from rllm.eval.report import NO_PRICES, Prices, require_ks
 from rllm.eval.results import Result
 from rllm.eval.task_facts import task_facts
 from rllm.eval.tasks import NUM_TASKS, benchmark_tasks, benchmark_world, source_facts
+from rllm.integrations.task_program import PAYS_ITSELF, TEST
+from rllm.integrations.task_programs import task_program
 from rllm.rewards.evaluator import Evaluator, as_evaluator
 from rllm.types.messages import SamplingParams
 
@@ -183,12 +185,21 @@ def _prepare_program(request: Asked) -> Prepared:
             f"`{request.program.program}` says itself what its model is shown; leave --as-trained and "
             "--with-rules out."
         )
-    actor = program_named(request.program.program)
     request.program.require_all()
-    judge = judge_named(request.program.evaluator, request.judge)
+    actor = program_named(request.program.program)
+    if request.program.brings_tasks:
+        if request.judge is not None:
+            raise ConfigError(f"`{request.program.program}` judges by itself; leave --judge-model out.")
+        judge = ChosenJudge(name=PAYS_ITSELF.name, evaluator=PAYS_ITSELF, hash=hash_of(actor.settings))
+        split = request.split or TEST
+        brought = task_program(request.program.program).tasks(split, request.num_read)
+        rows, all_tasks = [task.to_row() for task in brought], brought
+    else:
+        split = request.split
+        judge = judge_named(request.program.evaluator, request.judge)
+        rows = rows_of(request.program.dataset, request.split)[: request.num_read]
+        all_tasks = tasks_of(rows, dataset=request.program.dataset)
     assert judge.evaluator is not None, "it was asked for by name"
-    rows = rows_of(request.program.dataset, request.split)[: request.num_read]
-    all_tasks = tasks_of(rows, dataset=request.program.dataset)
     places = request.places(all_tasks)
     tasks = [all_tasks[place] for place in places]
     require_gradable(judge.evaluator, [task.to_row() for task in tasks], request.program.dataset)
@@ -197,8 +208,8 @@ def _prepare_program(request: Asked) -> Prepared:
         name=request.program.label,
         agent=request.program.program,
         ways={"as asked": None} if says_itself else _ways(request, SamplingParams().max_tokens),
-        split=request.split,
-        agent_hash=source_hash(actor.source),
+        split=split,
+        agent_hash=source_hash(actor.source, actor.settings),
         **_common(request, judge, [rows[place] for place in places]),
     )
     return Prepared(

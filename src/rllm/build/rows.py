@@ -4,6 +4,7 @@ rows.jsonl, rows.csv, rows.parquet   ──► its rows
 mine                                 ──► a registered data set: the split that is asked for
 mine=3,rows.jsonl=1                  ──► both, three rows of the one for each of the other
 benchmark:gsm8k                      ──► the tasks of a benchmark, which name their grader
+verifiers:gsm8k                      ──► the tasks that a program of another library brings
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from rllm.data.tasks import tasks_of
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import Benchmark, benchmark_named
 from rllm.eval.tasks import benchmark_world
+from rllm.integrations.task_programs import is_task_program, task_program
 from rllm.types.task import Task
 
 BENCHMARK = "benchmark:"
@@ -36,7 +38,8 @@ def training_rows(dataset: str) -> list[Task]:
 
 def mixture_of(dataset: str) -> dict[str, float]:
     """Set -> weight, of several data sets; empty for one."""
-    return {} if Path(dataset).exists() else parse_mixture(dataset)
+    is_one = Path(dataset).exists() or is_task_program(dataset)
+    return {} if is_one else parse_mixture(dataset)
 
 
 def held_out_rows(dataset: str, most: int) -> list[Task]:
@@ -52,7 +55,7 @@ def validation_rows(dataset: str, most: int, *, start: int) -> list[Task] | None
     if dataset.startswith(BENCHMARK):
         spec = benchmark_named(dataset.removeprefix(BENCHMARK))
         return for_programs(benchmark_world(spec).tasks("validation", most, start=start, **spec.task))
-    if "validation" not in DatasetRegistry.get_dataset_splits(dataset):
+    if is_task_program(dataset) or "validation" not in DatasetRegistry.get_dataset_splits(dataset):
         return None
     return _named_rows(dataset, "validation", most)
 
@@ -82,6 +85,8 @@ def for_programs(tasks: Sequence[Mapping[str, Any]]) -> list[Task]:
 
 
 def _named_rows(dataset: str, split: str, most: int) -> list[Task]:
+    if is_task_program(dataset):
+        return task_program(dataset).tasks(split, most)
     if dataset.startswith(BENCHMARK):
         spec = benchmark_named(dataset.removeprefix(BENCHMARK))
         return for_programs(benchmark_world(spec).tasks(split, most, **spec.task))
@@ -97,6 +102,8 @@ def _held_out_split(dataset: str) -> str:
         raise ConfigError(f"`{dataset:.200}` are several data sets; what is measured on is one.")
     if dataset.startswith(BENCHMARK):
         return _split_of(benchmark_named(dataset.removeprefix(BENCHMARK)))
+    if is_task_program(dataset):
+        return HELD_OUT[0]
     splits = () if is_file_name(dataset) else DatasetRegistry.get_dataset_splits(dataset)
     return next((each for each in HELD_OUT if each in splits), "")
 

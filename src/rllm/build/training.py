@@ -20,6 +20,8 @@ from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.judging import as_reward_fn, failing_alone, task_evaluator
 from rllm.eval.tasks import benchmark_world, world_of
+from rllm.integrations.task_program import PAYS_ITSELF
+from rllm.integrations.task_programs import is_task_program
 from rllm.rewards.evaluator import Evaluator, as_evaluator
 from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer
@@ -114,7 +116,10 @@ def _program_trainer(
 
 
 def _evaluator_of(dataset: str) -> Evaluator:
-    """What pays a program where nobody was named: the benchmark's world, or each task's own grader."""
+    """What pays a program where nobody was named: its library, the benchmark's world, or each task's own
+    grader."""
+    if is_task_program(dataset):
+        return PAYS_ITSELF
     if mixture := mixture_of(dataset):
         return _by_source({name: _evaluator_of(name) for name in mixture})
     world = (

@@ -36,7 +36,7 @@ from rllm.engine.failures import (
 from rllm.engine.program_threads import OutOfTime, ProgramRunner, hush_late_closes
 from rllm.engine.records import Records
 from rllm.engine.rollout import MODEL
-from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
+from rllm.errors import AgentError, BrowserError, ConfigError, InferenceError, RewardError, SandboxError
 from rllm.gateway.wire import CallRecord
 from rllm.rewards.evaluator import Evaluator, as_evaluator, finite_number
 from rllm.types.call_budget import REASONS, CallBudget
@@ -48,6 +48,8 @@ from rllm.types.task import AgentConfig, EpisodeId, Task
 
 PROGRAM, EVALUATOR = "program", "evaluator"
 """Where an episode failed: `info["error"]["place"]`; else at the model."""
+INFRASTRUCTURE_ERRORS = (BrowserError, InferenceError, SandboxError)
+"""Services of a program that failed: tried again, and never the policy's failure."""
 TRAINING = "train"
 """What the purpose of a run begins with whose episodes are trained on."""
 
@@ -341,6 +343,8 @@ class _Attempt:
         limit, refusal = captured.budget_end(self.engine.budget)
         if limit:  # whatever the program made of the refusal
             cut_off, value = REASONS[limit], None if error is not None else value
+        elif isinstance(error, INFRASTRUCTURE_ERRORS):
+            return self._failed_episode(captured, Outcome.INFRASTRUCTURE_FAILURE, error, PROGRAM)
         elif error is not None and cut_off is None:
             return self._failed_episode(captured, Outcome.POLICY_FAILURE, error, PROGRAM)
         if (missing := self._missing_ids(captured)) is not None:

@@ -1,0 +1,1 @@
+"""Environments of the library verifiers, and rLLM's environments for it; see docs/environments.md."""
