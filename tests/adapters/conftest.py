@@ -13,13 +13,8 @@ from rllm.trainer.programs import gateway_before, local_policy
 from rllm.types.episode import Episode
 from rllm.types.task import Task
 
+sys.path.insert(0, str(Path(__file__).parent / "environments"))
 Play = Callable[..., Awaitable[list[Episode]]]
-
-
-@pytest.fixture(autouse=True)
-def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environments of these tests are found, and none stays imported under a name that another has."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "environments"))
 
 
 @pytest.fixture
@@ -38,7 +33,3 @@ def play(tmp_path: Path) -> Play:
         return sorted(episodes, key=lambda each: [task.id for task in tasks].index(each.task_id))
 
     return play_tasks
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    sys.dont_write_bytecode = True

@@ -4,14 +4,26 @@ import asyncio
 import re
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("verifiers")
 
+import verifiers as vf
+
+from rllm.agents.frozenlake import FrozenLakeAgent
+from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.errors import ConfigError
+from rllm.eval.catalogue import benchmark_named
+from rllm.eval.tasks import benchmark_world
+from rllm.gateway.server import Gateway
+from rllm.inference.scripted import ScriptedClient
 from rllm.integrations.task_programs import task_program
+from rllm.integrations.verifiers.offered import as_environment
+from rllm.trainer.programs import local_policy
 from rllm.types.call_budget import CallBudget
 from rllm.types.episode import Outcome, TerminationReason
 
@@ -140,3 +152,33 @@ def test_what_cannot_be_played_is_refused_by_name(name: str, words: str) -> None
 def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(ConfigError, match="train, test"):
         task_program("verifiers:vf_sums").tasks("validation")
+
+
+async def test_verifiers_own_evaluation_plays_an_environment_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a gateway, as `rllm serve model` opens one, with verifiers' OpenAI client."""
+    spec = benchmark_named("frozenlake")
+    world = benchmark_world(spec)
+    tasks = world.tasks("test", 3, **spec.task)
+    environment = as_environment(FrozenLakeEnv, tasks[1:], tasks[:2], agent_class=FrozenLakeAgent)
+    turns = {
+        observation: answer
+        for task in tasks
+        for observation, answer in world.expert({})(task, 0.0, np.random.default_rng(0))
+    }
+
+    def expert(messages: Sequence[Any]) -> str:
+        board = max(turns, key=lambda each: messages[-1]["content"].rfind(each))
+        return turns[board]
+
+    async def reward_of(script: Any) -> list[float]:
+        policy = local_policy(ScriptedClient(script), "m")
+        async with Gateway(policy, tmp_path / script.__name__) as gateway:
+            monkeypatch.setenv("RLLM_KEY", gateway.token or "")
+            client = vf.types.ClientConfig(api_base_url=f"{gateway.url}/v1", api_key_var="RLLM_KEY")
+            outputs = await environment.evaluate(client, "m", {"max_tokens": 16})
+        return [each["reward"] for each in outputs["outputs"]]
+
+    assert await reward_of(expert) == [1.0, 1.0]
+    assert await reward_of(wrong) == [0.0, 0.0]

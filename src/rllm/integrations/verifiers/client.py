@@ -1,4 +1,5 @@
 """The client that environments of verifiers ask: its OpenAI client before a session of the gateway."""
+# pyright: reportMissingImports=false
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,5 @@
 """The library verifiers, with what an import of it must not change in this process."""
+# pyright: reportMissingImports=false
 
 import signal
 import sys
