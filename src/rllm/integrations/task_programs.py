@@ -6,6 +6,7 @@ from functools import lru_cache
 from rllm.integrations.task_program import TaskProgram
 
 LIBRARIES = {
+    "inspect": "rllm.integrations.inspect.task:InspectProgram",
     "verifiers": "rllm.integrations.verifiers.environment:VerifiersProgram",
 }
 """Prefix of a name -> the class that its library's programs are of."""

@@ -1,0 +1,1 @@
+"""Tasks of Inspect AI; see docs/environments.md."""
