@@ -1,5 +1,6 @@
 """docs/environments.md: its blocks run as they stand, in order, beside the environments of these tests."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -18,7 +19,17 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "environments.md").read_text()
     blocks = re.findall(r"^```sh in make test-adapters\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert blocks
-    script = f'rllm() {{ {sys.executable} -m rllm "$@"; }}\nset -e\n{"".join(blocks)}'
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = tmp_path / "bin" / "rllm"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m rllm "$@"\n')
+    command.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-ec", "".join(blocks)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs" / "verifiers-vf_sums-seed0" / "model").is_dir()

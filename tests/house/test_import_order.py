@@ -52,7 +52,8 @@ HOMES_OF_LIBRARY = {
     ),
     "mcp": ("tools/mcp*", "worker/mcp*"),
     "starlette": ("view/server*",),
-    "uvicorn": ("view/server*",),
+    "inspect_ai": ("integrations/inspect/*",),
+    "uvicorn": ("view/server*", "integrations/openenv/*"),
     "keyring": ("inference/model_settings*",),
     "playwright": ("environments/web/*",),
     "ray": ("*/ray.py", "*/ray/*", "integrations/verl/*"),  # verl's workers and servers are Ray's actors
@@ -60,7 +61,7 @@ HOMES_OF_LIBRARY = {
     name: (f"*/{name}.py", f"*/{name}/*")
     for name in (
         *("verl", "vllm", "tinker", "wandb", "tensorboard", "mlflow", "trackio"),
-        *("verifiers", "openenv", "inspect_ai"),
+        *("verifiers", "openenv"),
     )
 }
 

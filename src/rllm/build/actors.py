@@ -3,7 +3,7 @@
 math, frozenlake, …        ──► a built-in agent            file.py:MyAgent     ──► an agent's class
 file.py:solve, an entry point ──► a program                file.py:MyWorkflow  ──► a workflow
 harness:codex, harness:my.toml ──► a command-line agent in the sandbox of its task, which is a program
-verifiers:NAME             ──► a program of another library, which brings its tasks and its judge
+verifiers:NAME, inspect:FILE@task ──► a program of another library, which brings its tasks and its judge
 """
 
 import inspect

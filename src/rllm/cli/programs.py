@@ -2,5 +2,7 @@
 
 
 def is_program(name: str, *options: str) -> bool:
-    """A place to find it, or any option that programs alone have; otherwise it is a benchmark."""
-    return ":" in name or name.endswith(".py") or any(options)
+    """A place to find it, or any option that programs alone have; otherwise it is a benchmark, as the
+    address of an environment is."""
+    is_place = ":" in name and "://" not in name
+    return is_place or name.endswith(".py") or any(options)

@@ -15,7 +15,8 @@ import click
 
 from rllm.build.gateways import Address, build_gateway, ids_gateway, model_gateway
 from rllm.build.models import model_directory
-from rllm.cli.command import Group, example, trust_option
+from rllm.build.served import environment_server
+from rllm.cli.command import Group, example, json_option, trust_option
 from rllm.cli.terminal import facts, out
 from rllm.errors import ConfigError
 
@@ -31,7 +32,7 @@ _Command = Callable[..., None]
 
 @click.group("serve", cls=Group)
 def command() -> None:
-    """Serve a model, or capture the calls of any program to other servers."""
+    """Serve a model or an environment, or capture the calls of any program to other servers."""
 
 
 def _address_options(function: _Command) -> _Command:
@@ -284,6 +285,43 @@ def model(
         )
 
     _serve(open_gateway, **address)
+
+
+@command.command(
+    "environment",
+    epilog=example(
+        "rllm serve environment frozenlake --port 8000",
+        "rllm serve environment wordle --port 8000 --sessions 64 --json",
+    ),
+)
+@click.argument("name", metavar="BENCHMARK")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="0 takes a free one."
+)
+@click.option(
+    "--sessions",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Episodes that are played at the same time.",
+)
+@click.option("--no-auth", is_flag=True, help="Needed for an address that others reach: OpenEnv has no keys.")
+@json_option
+def environment(name: str, host: str, port: int, sessions: int, no_auth: bool, as_json: bool) -> None:
+    """Serve the environment of a benchmark by OpenEnv's protocol, to OpenEnv's clients and trainers.
+
+    A reset takes `seed`, the number of a task, and `split`; an action is {"answer": TEXT}.
+    """
+    if host not in ("127.0.0.1", "localhost", "::1") and not no_auth:
+        raise ConfigError(f"--host {host} is reached by others, and OpenEnv asks for no key; add --no-auth.")
+    url, serve = environment_server(name, host=host, port=port, sessions=sessions)
+    if as_json:
+        print(json.dumps({"url": url, "environment": name, "sessions": sessions}), flush=True)
+    else:
+        rows = [("environment", name), ("address", url), ("sessions", str(sessions))]
+        out().print(facts(rows))
+    serve()
 
 
 def _serve(

@@ -3,6 +3,7 @@
 words ──► Wanted.config ──► build_trainer ──► train, seen through LiveView ──► before and after
 """
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -332,7 +333,8 @@ class Wanted:
 
     @property
     def directory_name(self) -> str:
-        return self.name if self.program is None else self.program.directory_name
+        name = self.name if self.program is None else self.program.directory_name
+        return re.sub(r"[^\w.=+-]+", "-", name) if "://" in name else name
 
     @property
     def settings_are_missing(self) -> bool:

@@ -10,11 +10,13 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import parse_qsl
 
 from rllm.errors import ConfigError
 
@@ -38,6 +40,23 @@ def object_named(name: str, *, group: str, what: str) -> Any:
             f"{_name_list(_own_names(module))}."
         )
     return _entry_point(name, group, what)
+
+
+def name_arguments(name: str) -> tuple[str, dict[str, Any]]:
+    """(name, arguments) of `NAME?argument=value&…`; a value is JSON, or else text."""
+    target, _, query = name.partition("?")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise ConfigError(f"`{name}`: {error}; write arguments as ?name=value&name=value.") from error
+    return target, {key: _value(text) for key, text in pairs}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _is_file_name(place: str) -> bool:

@@ -2,6 +2,7 @@
 
     "sokoban" ──► WORLDS ──► the `WORLD` of its file
     "reasoning-gym/chain_sum" ──► FAMILIES ──► world_of("chain_sum")
+    "openenv:http://127.0.0.1:8000" ──► the world behind that server
 
 Files are imported when their world is asked for. A new world is a file with a `WORLD`, and a row here.
 """
@@ -61,8 +62,14 @@ FAMILIES = {
 """First part of a name with a slash -> the function that makes a World of the second part."""
 
 
+OPENENV = "openenv:"
+"""How names of OpenEnv servers begin."""
+
+
 def world_named(name: str) -> World:
     """Raises ConfigError with the nearest name for one that is not there."""
+    if name.startswith(OPENENV):
+        return _load("rllm.environments.openenv:world_of")(name)
     family, slash, member = name.partition("/")
     if slash and family in FAMILIES:
         return _load(FAMILIES[family])(member)

@@ -27,6 +27,8 @@ from rllm.data.rows import FORMATS
 from rllm.data.sources import PackageSource, Source, Split, source_of
 from rllm.data.swe_rows import holds_swe_rows, swe_splits
 from rllm.data.task_directory import is_task_collection, what_is_missing
+from rllm.environments.openenv import sessions_of
+from rllm.environments.worlds import OPENENV
 from rllm.errors import ConfigError
 from rllm.eval.published_benchmarks import successor
 
@@ -190,6 +192,8 @@ def benchmark_named(name: str) -> Benchmark:
             f"`{name}`: collections of Harbor's registry are not fetched here. Get their directory, as by "
             "`git clone` of what the registry names, and give that: rllm eval ./DIRECTORY"
         )
+    if name.startswith(OPENENV):
+        return _openenv(name)
     if name.startswith(BROWSERGYM):
         return _browsergym(name)
     file_name = _files_of_names().get(name)
@@ -382,6 +386,27 @@ def _browsergym(name: str) -> Benchmark:
         splits={split: Split() for split in ("test", "train", "validation")},
         environment=name,
         train=WEB_TRAINING,
+    )
+
+
+def _openenv(name: str) -> Benchmark:
+    return Benchmark(
+        name=name,
+        description=f"The environment behind the OpenEnv server {name.removeprefix(OPENENV)}.",
+        category="own",
+        licence="unknown",
+        citation="",
+        agent="conversation",
+        evaluator=ENVIRONMENT,
+        splits={split: Split() for split in ("test", "train", "validation")},
+        environment=name,
+        extra="openenv",
+        # Not in lockstep: who waits for one of the server's sessions waits for others to finish.
+        train={
+            "rollout": {"max_turns": 20, "max_tokens_per_turn": 256, "num_parallel": sessions_of(name)},
+            "inference": {"lockstep": False, "max_context": 2048},
+            "warm_start": {"steps": 0, "noise": 0.0},
+        },
     )
 
 

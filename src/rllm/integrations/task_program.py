@@ -12,9 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
-from urllib.parse import parse_qsl
 
 from rllm.agents.flow import AgentFlow
+from rllm.config.names import name_arguments
 from rllm.errors import ConfigError
 from rllm.rewards.evaluator import Evaluator
 from rllm.types.episode import Episode
@@ -28,31 +28,15 @@ INPUT = "input"
 TRAIN, TEST = "train", "test"
 
 
-def name_parts(name: str) -> tuple[str, dict[str, Any]]:
-    """(target, arguments) of `PREFIX:TARGET?name=value&…`; a value is JSON, or else text."""
-    target, _, query = name.partition(":")[2].partition("?")
-    if not target:
-        raise ConfigError(f"`{name}` names nothing; write {name.partition(':')[0]}:NAME.")
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError as error:
-        raise ConfigError(f"`{name}`: {error}; write arguments as ?name=value&name=value.") from error
-    return target, {key: _value(text) for key, text in pairs}
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 class TaskProgram(ABC):
     """Tasks, a program that plays them and what it is paid, all of one name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.target, self.arguments = name_parts(name)
+        prefix, _, rest = name.partition(":")
+        self.target, self.arguments = name_arguments(rest)
+        if not self.target:
+            raise ConfigError(f"`{name}` names nothing; write {prefix}:NAME.")
         self.flow = AgentFlow(self.run, self.label)
 
     @property
@@ -61,8 +45,9 @@ class TaskProgram(ABC):
         return self.target
 
     @abstractmethod
-    async def run(self, task: Task, config: AgentConfig) -> Episode:
-        """Play one task against the model at `config.base_url`; the episode has reward and success.
+    def run(self, task: Task, config: AgentConfig) -> Any:
+        """Play one task against the model at `config.base_url`: an Episode with reward and success, or
+        something to await that gives it.
 
         Raises ActionError for what the policy wrote and the library cannot read, SandboxError for a service
         that failed and may be tried again, AgentError or RewardError for what would fail again.

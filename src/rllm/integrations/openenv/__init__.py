@@ -1,0 +1,1 @@
+"""rLLM's environments behind an OpenEnv server; see docs/environments.md."""
