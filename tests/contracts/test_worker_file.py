@@ -1,5 +1,6 @@
 """worker.md files: the published starter is read whole, and what is wrong is named with its line."""
 
+import json
 import os
 from pathlib import Path
 
@@ -87,6 +88,7 @@ def line_of(text: str, part: str) -> int:
     return text[: text.index(part)].count("\n") + 1
 
 
+SAME = "what replaced it"
 BROKEN = [
     # what is replaced, by what, the line that is named as the one that holds this text, a word of the message
     ("id: rllm", "idd: rllm", "idd: rllm", "did you mean `id`"),
@@ -104,12 +106,12 @@ BROKEN = [
     ("Purpose: Execute one orchestrated agent task as a bounded worker step.", "Purpose:",
      "Purpose:", "empty"),
     ('"task": {"type": "string"}, "context"', '"task": {"type": "strnig"}, "context"',
-     "```json", "no JSON Schema"),
+     SAME, "no JSON Schema"),
     ('{"type": "object", "additionalProperties": false, "required": ["run_id", "task"',
-     '{"type": "object", "additionalProperties": false, "required": ["run_id", "tsak"', "```json", "tsak"),
+     '{"type": "object", "additionalProperties": false, "required": ["run_id", "tsak"', SAME, "tsak"),
     ('"context": {"type": "object"}}}', '"context": {"type": "object"}}', "", "no JSON"),
     ('"context": {"type": "object"}}}', '"context": {"$ref": "https://a.example/b"}}}',
-     "```json", "refers to itself"),
+     SAME, "refers to itself"),
     ("timeout_seconds: 30", "timeout_seconds: 0", "- timeout_seconds: 0", "above 0"),
     ("timeout_seconds: 30", "timeout_seconds: soon", "- timeout_seconds: soon", "no number"),
     ("max_attempts: 2", "max_attempts: 1.5", "- max_attempts: 1.5", "whole number"),
@@ -129,25 +131,43 @@ BROKEN = [
     ("derived_on: 2026-04-05", "derived_on: &a [x, y]\nderived_by: *a", "derived_by: *a", "`*a`"),
     ('"task": {"type": "string"}', '"task": {"type": "string"}, "task": {}', "```json",
      "`task` is written twice"),
-    ('"task": {"type": "string"}', '"task": {"type": "string", "maxlength": 3}', "```json",
+    ('"task": {"type": "string"}', '"task": {"type": "string", "maxlength": 3}', SAME,
      "did you mean `maxLength`"),
-    ('"task": {"type": "string"}', '"task": {"type": "string", "nullable": true}', "```json", "`nullable`"),
-    ('"task": {"type": "string"}', '"task": {"minLength": 5, "maxLength": 3}', "```json", "`maxLength` 3"),
-    ('"task": {"type": "string"}', '"task": {"type": "string", "enum": [1]}', "```json", "nothing fits"),
-    ('"task": {"type": "string"}', '"task": false', "```json", "allowed no value"),
+    ('"task": {"type": "string"}', '"task": {"type": "string", "nullable": true}', SAME, "`nullable`"),
+    ('"task": {"type": "string"}', '"task": {"minLength": 5, "maxLength": 3}', SAME, "`maxLength` 3"),
+    ('"task": {"type": "string"}', '"task": {"type": "string", "enum": [1]}', SAME, "nothing fits"),
+    ('"task": {"type": "string"}', '"task": false', SAME, "allowed no value"),
     ('"properties": {"run_id": {"type": "string"}, "task"', '"properties": {"run_id": true, "task"',
      "### Constraints", "no string"),
-    ('{"type": "object", "add', '{"$schema": 3, "type": "object", "add', "```json", "`$schema` is 3"),
+    ('{"type": "object", "add', '{"$schema": 3, "type": "object", "add', SAME, "`$schema` is 3"),
     ('"properties": {"run_id": {"type": "string"},\n', '"properties": {"run_id": {"type": "integer"},\n',
      "### Output schema", "`run_id`"),
     ("## How this", "## How to use\n\n## How this", "## How this", "twice"),
-    ('"task": {"type": "string"}', '"task": {"pattern": "(?=a)b"}', "```json", "without lookaround"),
-    ('"task": {"type": "string"}', '"task": {"patternProperties": {"[": {}}}', "```json", "ECMA"),
+    ('"task": {"type": "string"}', '"task": {"pattern": "(?=a)b"}', SAME, "without lookaround"),
+    ('"task": {"type": "string"}', '"task": {"patternProperties": {"[": {}}}', SAME, "ECMA"),
     ('"task": {"type": "string"}', '"task": {"patternProperties": {"a": {}}, "unevaluatedProperties": {}}',
-     "```json", "write `additionalProperties`"),
+     SAME, "write `additionalProperties`"),
     ('"task": {"type": "string"}', '"task": {"$schema": "http://json-schema.org/draft-07/schema#"}',
-     "```json", "only the whole schema"),
+     SAME, "only the whole schema"),
 ]  # fmt: skip
+
+
+def test_what_is_wrong_in_a_schema_of_many_lines_is_named_with_its_own_line() -> None:
+    """Also where the way there leads through lists and odd names."""
+    start, end = (
+        STARTER.index('{"type": "object", "additionalProperties"'),
+        STARTER.index("```\n\n### Output"),
+    )
+    schema = {
+        "type": "object",
+        "required": ["run_id"],
+        "properties": {"run_id": {"type": "string"}, "a/b~c": {"anyOf": [{"x-note": 1}, {"minLenght": 2}]}},
+    }
+    for indent in ("  ", "\t"):
+        text = STARTER[:start] + json.dumps(schema, indent=indent) + "\n" + STARTER[end:]
+        with pytest.raises(ContractError, match="`minLenght` at /properties/a~1b~0c/anyOf/1") as raised:
+            parse_contract(text, source="a.md")
+        assert int(str(raised.value).split(":")[1]) == line_of(text, '"minLenght"')
 
 
 def test_what_is_wrong_is_named_with_its_line() -> None:
@@ -160,7 +180,7 @@ def test_what_is_wrong_is_named_with_its_line() -> None:
         assert word in message, new
         assert message.startswith("a.md:")
         if named:
-            assert int(message.split(":")[1]) == line_of(text, named), new
+            assert int(message.split(":")[1]) == line_of(text, new if named is SAME else named), new
 
 
 @pytest.mark.parametrize(

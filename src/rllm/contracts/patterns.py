@@ -13,8 +13,8 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rllm.contracts.references import subschemas
-from rllm.errors import ConfigError, MissingExtraError
+from rllm.contracts.references import SchemaFault, subschemas
+from rllm.errors import MissingExtraError
 
 try:
     import jsonschema_rs
@@ -33,17 +33,19 @@ def require_patterns(document: Mapping[str, Any]) -> None:
             try:
                 _automaton(pattern)
             except ValueError as error:
-                raise ConfigError(
+                raise SchemaFault(
                     f"the pattern {pattern!r:.100} at {pointer or '/':.100} is none of ECMA 262, or one "
                     "whose time has no bound; write it without lookaround and back references, and with "
-                    "fewer repetitions."
+                    "fewer repetitions.",
+                    f"{pointer}/pattern{'Properties' * (pattern in _by_name(schema))}",
                 ) from error
     # To know which names others judged, jsonschema searches with `re`.
-    places = [pointer or "/" for pointer, schema in parts if "unevaluatedProperties" in schema]
+    places = [pointer for pointer, schema in parts if "unevaluatedProperties" in schema]
     if places and any(_by_name(schema) for _, schema in parts):
-        raise ConfigError(
-            f"`unevaluatedProperties` at {places[0]:.100} cannot be checked in a schema with "
-            "`patternProperties`; write `additionalProperties`."
+        raise SchemaFault(
+            f"`unevaluatedProperties` at {places[0] or '/':.100} cannot be checked in a schema with "
+            "`patternProperties`; write `additionalProperties`.",
+            f"{places[0]}/unevaluatedProperties",
         )
 
 

@@ -18,6 +18,14 @@ _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 """Parts that judge the value itself and not one within it."""
 
 
+class SchemaFault(ConfigError):
+    """A part of a schema that cannot stand. `pointer` leads to it from the whole schema."""
+
+    def __init__(self, message: str, pointer: str) -> None:
+        super().__init__(message)
+        self.pointer = pointer
+
+
 def subschemas(document: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The schema and all within it, each with its JSON pointer."""
     waiting: list[tuple[str, Any, bool]] = [("", document, False)]
@@ -29,9 +37,14 @@ def subschemas(document: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
             if not is_by_name:
                 yield pointer, value
             for name, each in value.items():
-                place = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
+                place = f"{pointer}/{pointer_part(name)}"
                 if is_by_name or name not in DATA_KEYWORDS:
                     waiting.append((place, each, not is_by_name and name in NAMING_KEYWORDS))
+
+
+def pointer_part(name: object) -> str:
+    """A key or an index as JSON pointers have it (RFC 6901)."""
+    return str(name).replace("~", "~0").replace("/", "~1")
 
 
 def require_references(document: Mapping[str, Any]) -> None:
@@ -46,20 +59,24 @@ def require_references(document: Mapping[str, Any]) -> None:
     """By the identity of a part: those that judge the same value."""
     for pointer, schema in subschemas(root):
         if pointer and (name := next((each for each in ("$id", "$schema") if each in schema), "")):
-            raise ConfigError(f"`{name}` stands at {pointer:.100}; only the whole schema may have one.")
+            raise SchemaFault(
+                f"`{name}` stands at {pointer:.100}; only the whole schema may have one.", f"{pointer}/{name}"
+            )
         parts = same_value[id(schema)] = _parts_of_same_value(schema)
         for keyword in _REFERENCES:
             target = schema.get(keyword)
             if not isinstance(target, str):
                 continue
             if not target.startswith("#"):
-                raise ConfigError(
-                    f"`{keyword}` is {target!r}; a contract refers to itself alone (`#/$defs/…`)."
+                raise SchemaFault(
+                    f"`{keyword}` is {target!r}; a contract refers to itself alone (`#/$defs/…`).",
+                    f"{pointer}/{keyword}",
                 )
             try:
                 parts.append(resolver.lookup(target).contents)
             except Unresolvable as error:
-                raise ConfigError(f"`{keyword}` is {target!r:.100}, which leads to nothing in it.") from error
+                text = f"`{keyword}` is {target!r:.100}, which leads to nothing in it."
+                raise SchemaFault(text, f"{pointer}/{keyword}") from error
     _require_ends(same_value)
 
 

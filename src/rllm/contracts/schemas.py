@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rllm.contracts.references import require_references, subschemas
+from rllm.contracts.references import SchemaFault, pointer_part, require_references, subschemas
 from rllm.errors import ConfigError
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -49,14 +49,17 @@ class Schema:
     def __post_init__(self) -> None:
         dialect = self.document.get("$schema", DIALECT)
         if not isinstance(dialect, str) or dialect.rstrip("#") != DIALECT:
-            raise ConfigError(f"`$schema` is {dialect!r:.100}; contracts are written in {DIALECT}.")
+            text = f"`$schema` is {dialect!r:.100}; contracts are written in {DIALECT}."
+            raise SchemaFault(text, "/$schema")
         validator = _validator_class()
         try:
             # Patterns are judged below: `format` would have Python read them.
             validator.check_schema(dict(self.document), format_checker=_no_format_checker())
         except _schema_error() as error:
             where = "".join(f".{each}" for each in error.absolute_path)
-            raise ConfigError(f"it is no JSON Schema at ${where}: {error.message[:_MAX_MESSAGE]}") from error
+            pointer = "".join(f"/{pointer_part(each)}" for each in error.absolute_path)
+            text = f"it is no JSON Schema at ${where}: {error.message[:_MAX_MESSAGE]}"
+            raise SchemaFault(text, pointer) from error
         except RecursionError as error:
             raise ConfigError(
                 "it is nested too deep to be checked; write parts of it under `$defs`."
@@ -122,8 +125,9 @@ def _require_known_keywords(document: Mapping[str, Any]) -> None:
             if keyword not in _keywords() and not keyword.startswith("x-"):
                 nearest = difflib.get_close_matches(keyword, _keywords(), n=1)
                 hint = f"did you mean `{nearest[0]}`?" if nearest else "call a note of your own `x-…`."
-                raise ConfigError(
-                    f"`{keyword:.80}` at {pointer or '/':.100} is no keyword of {DIALECT}; {hint}"
+                raise SchemaFault(
+                    f"`{keyword:.80}` at {pointer or '/':.100} is no keyword of {DIALECT}; {hint}",
+                    f"{pointer}/{pointer_part(keyword)}",
                 )
 
 
@@ -133,15 +137,18 @@ def _require_agreement(document: Mapping[str, Any]) -> None:
         place = f"at {pointer or '/':.100}: nothing fits"
         for least, most in _BOUNDS:
             if least in schema and most in schema and schema[least] > schema[most]:
-                raise ConfigError(f"`{least}` {schema[least]} is above `{most}` {schema[most]} {place}.")
+                text = f"`{least}` {schema[least]} is above `{most}` {schema[most]} {place}."
+                raise SchemaFault(text, f"{pointer}/{least}")
         by_type = _validator_class()({"type": schema["type"]} if "type" in schema else {})
         for keyword in ("const", "enum"):
             values = [schema[keyword]] if keyword == "const" and keyword in schema else schema.get(keyword)
             if isinstance(values, list) and not any(map(by_type.is_valid, values)):
-                raise ConfigError(f"`{keyword}` holds no value of `type` {schema.get('type')!r} {place}.")
+                text = f"`{keyword}` holds no value of `type` {schema.get('type')!r} {place}."
+                raise SchemaFault(text, f"{pointer}/{keyword}")
         for name in schema.get("required", ()):
             if schema.get("properties", {}).get(name) is False:
-                raise ConfigError(f"`{name}` is required and allowed no value {place}.")
+                text = f"`{name}` is required and allowed no value {place}."
+                raise SchemaFault(text, f"{pointer}/properties/{pointer_part(name)}")
 
 
 @functools.cache

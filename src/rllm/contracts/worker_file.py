@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.contracts.contract import MAX_ATTEMPTS, MAX_TIMEOUT_S, Binding, Constraints, Contract, RunStatus
+from rllm.contracts.references import SchemaFault
 from rllm.contracts.schemas import Schema
 from rllm.errors import ConfigError, ContractError, MissingExtraError
 
@@ -309,16 +310,41 @@ def _schema(file: _File, part: _Heading) -> Schema:
         schema = Schema(document)
     except MissingExtraError:
         raise
+    except SchemaFault as fault:
+        raise file.error(_line_of(text, line, fault.pointer), f"`{part.title}`: {fault}") from fault
     except ConfigError as error:
         raise file.error(line, f"`{part.title}`: {error}") from error
     if schema.is_closed:
         for name in schema.required:
             if name not in schema.properties:
                 raise file.error(
-                    line,
+                    _line_of(text, line, "/required"),
                     f"`{part.title}` requires `{name}` and allows no property of that name; nothing fits.",
                 )
     return schema
+
+
+def _line_of(text: str, fence: int, pointer: str) -> int:
+    """The line of the file where `pointer` leads to in the JSON below the line `fence`; that line itself
+    where it leads nowhere. To YAML, which knows lines, JSON without tabs is YAML."""
+    import yaml
+
+    try:
+        node: Any = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        return fence
+    line = -1
+    for part in pointer.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, yaml.SequenceNode):
+            node = node.value[int(name)]
+            line = node.start_mark.line
+        else:
+            key, node = next((pair for pair in node.value if pair[0].value == name), (None, None))
+            if key is None:
+                return fence
+            line = key.start_mark.line
+    return fence + 1 + line
 
 
 def _only_block(file: _File, part: _Heading) -> tuple[str, int]:
