@@ -92,3 +92,17 @@ def test_two_steps_through_each_harness_that_ships(
     monkeypatch.chdir(tmp_path)
     settings = ("inference.max_context=32768", "inference.num_slots=1", *SHIPPED[name])
     require_conserved(*trained(name, task, *settings, model="tiny-32k"))
+
+
+def test_a_short_prompt_leaves_room_in_a_small_context(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example, with the built-in model of 2,048 positions."""
+    monkeypatch.chdir(tmp_path)
+    agent = Path(__file__).parents[2] / "examples" / "short_harness" / "mini-swe-agent.toml"
+    settings = ("inference.max_context=2048", "inference.num_slots=1", *SHIPPED["mini-swe-agent"])
+    counts, episodes = trained(str(agent), task, *settings)
+    require_conserved(counts, episodes)
+    lengths = [len(each.trajectories[0].steps[0].prompt_ids) for each in episodes]
+    assert max(lengths) < 256, lengths
+    assert sum(each["tokens.trained"] for each in counts) > 0
