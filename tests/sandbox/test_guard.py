@@ -48,12 +48,13 @@ def test_who_is_held_and_who_is_not(backend: str) -> None:
     """A shell that reads its code from a pipe is the tests' own."""
     script = """chmod +x try.sh
 bash try.sh; bash /app/../app/try.sh; bash -c ./try.sh; timeout 9 env bash -ex try.sh; bash try.sh & wait $!
+bash - try.sh
 bash -c 'cat /tests/expected'; cp own.txt /logs/verifier/copy; cat try.sh | bash
 python3 -c "open('/logs/verifier/reward', 'w').write(open('/tests/expected').read())" own.txt
 """
     done, sandbox = ran(backend, {"/app/try.sh": HELD_OR_NOT, "/app/own.txt": "x\n"}, script)
     with sandbox:
-        assert done.stdout.split() == [*["held"] * 5, "secret", "secret", "seen"], done
+        assert done.stdout.split() == [*["held"] * 6, "secret", "secret", "seen"], done
         assert sandbox.read("/logs/verifier/reward") == b"secret\n"
         assert sandbox.read("/logs/verifier/copy") == b"x\n"
 

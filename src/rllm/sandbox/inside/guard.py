@@ -171,7 +171,7 @@ class Guard:
         names = [os.path.basename(each) for each in (program, *words[:2])]
         if self._is_of_agent(program):
             return True
-        if names[0] in COPIERS or names[1:2] == ["busybox"]:
+        if names[0] in COPIERS:
             return False
         module = words[words.index("-m") + 1] if "-m" in words[1:-1] else ""
         for place in range(1, len(words)):
@@ -179,7 +179,8 @@ class Guard:
             path = os.path.normpath(os.path.join(folder, word))
             if CODE_OPTION.fullmatch(before):
                 return self._is_of_agent(path)
-            if word == "-" or self._is_hidden(path):
+            is_stdin = word == "-" and not names[0].endswith("sh")  # of shells it is the end of options
+            if is_stdin or self._is_hidden(path):
                 return False
             if not word.startswith("-") and self._is_of_agent(path):
                 return True
