@@ -7,13 +7,17 @@ import random
 import signal
 import socket
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import worker_files as files
+from aiohttp import web
 
+from rllm.gateway.ledger import Ledger
+from rllm.gateway.wire import CallStatus
 from rllm.worker.store import RunStore
 
 MAX_ATTEMPTS = 100
@@ -70,9 +74,15 @@ async def answered(http: aiohttp.ClientSession, url: str, key: str) -> bytes:
         await asyncio.sleep(0.05)
 
 
-async def kill_under_load(folder: Path, *, num_kills: int, num_callers: int, seed: int) -> None:
+async def kill_under_load(
+    folder: Path, *, num_kills: int, num_callers: int, seed: int, binding: str = ""
+) -> None:
+    """`binding` stands in for the program of the contract."""
     port, draws = free_port(), random.Random(seed)
-    server = Server(files.write_worker(folder, attempts=MAX_ATTEMPTS), folder / "runs", port)
+    contract = files.write_worker(folder, attempts=MAX_ATTEMPTS)
+    if binding:
+        contract.write_text(contract.read_text().replace('program: "program.py:solve"', binding))
+    server = Server(contract, folder / "runs", port)
     url = f"http://127.0.0.1:{port}/workers/measure/runs"
     await server.start()
     is_over = False
@@ -107,20 +117,57 @@ async def kill_under_load(folder: Path, *, num_kills: int, num_callers: int, see
         store.close()
     assert all(len(each) == 1 for each in bodies.values())  # the same bytes, also after kills
     assert set(bodies) <= {row["key"] for row in runs if row["status"] == "ok"}
+    for key, each in attempts.items():
+        assert [row["number"] for row in each] == list(range(1, num_attempts[key] + 1))
+        assert [row["status"] for row in each].count("ok") == 1
+        assert num_attempts[key] <= MAX_ATTEMPTS
+    if num_kills > 3:
+        assert max(num_attempts.values()) > 1  # some kill did hit an attempt
+    if binding:
+        with Ledger.open(folder / "runs" / "calls" / "measure", read_only=True) as ledger:
+            records = [
+                (row["session"], ledger.traces(row["session"])) for rows in attempts.values() for row in rows
+            ]
+        call_ids = [call.id for _, calls in records for call in calls if call.status is CallStatus.OK]
+        assert len(call_ids) == len(set(call_ids)), "a call is recorded once"
+        by_session = dict(records)
+        for rows in attempts.values():
+            assert [each.status for each in by_session[rows[-1]["session"]]] == [CallStatus.OK]
+        return
     calls = Counter(line.split()[0] for line in (folder / "calls.txt").read_text().splitlines())
     sessions = Counter(line.split()[1] for line in (folder / "calls.txt").read_text().splitlines())
     assert max(sessions.values()) == 1  # no attempt was played twice
     assert all(session.rpartition("-")[0] in ids for session in sessions)
-    for key, each in attempts.items():
-        assert [row["number"] for row in each] == list(range(1, num_attempts[key] + 1))
-        assert [row["status"] for row in each].count("ok") == 1
-        assert calls[key] <= num_attempts[key] <= MAX_ATTEMPTS
-    if num_kills > 3:
-        assert max(num_attempts.values()) > 1  # some kill did hit an attempt
+    assert all(calls[key] <= num_attempts[key] for key in attempts)
 
 
 async def test_every_key_is_answered_once_whatever_is_killed(tmp_path: Path) -> None:
     await kill_under_load(tmp_path, num_kills=20, num_callers=64, seed=7)
+
+
+async def test_no_model_call_is_recorded_twice_as_a_result_whatever_is_killed(tmp_path: Path) -> None:
+    """The model is a server that is not killed; whoever asks it is."""
+    numbers = count()
+
+    async def chat(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.02)
+        message = {"role": "assistant", "content": '{"length": 4}'}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        usage = {"prompt_tokens": 3, "completion_tokens": 2}
+        answer = {"id": f"call-{next(numbers)}", "model": "m", "choices": choices, "usage": usage}
+        return web.json_response(answer)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    model = web.AppRunner(app)
+    await model.setup()
+    await web.TCPSite(model, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{model.addresses[0][1]}/v1"
+    binding = f'model: "openai:m", base_url: "{url}"'
+    try:
+        await kill_under_load(tmp_path, num_kills=4, num_callers=16, seed=3, binding=binding)
+    finally:
+        await model.cleanup()
 
 
 @pytest.mark.slow
