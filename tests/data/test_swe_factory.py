@@ -260,6 +260,20 @@ def test_the_same_seed_makes_the_same_bytes_however_it_was_interrupted(
         assert (tmp_path / "out" / name).read_bytes() == (folder / "out" / name).read_bytes()
 
 
+def test_the_bytes_do_not_depend_on_how_long_tests_took(tmp_path: Path) -> None:
+    """More tests fail than a statement shows, and each of them takes another time in every run."""
+    test = "import random, time\nfrom pkg import tools\nDRAWN = random.SystemRandom()\n" + "".join(
+        f"def test_{number}():\n    until = time.process_time() + DRAWN.random() / 50\n"
+        f"    while time.process_time() < until: pass\n    assert tools.f({number}) == {number + 1}\n"
+        for number in range(8)
+    )
+    source = {"pkg/__init__.py": "", "pkg/tools.py": "def f(x):\n    return x + 1\n", "tests/test_f.py": test}
+    folder = project(tmp_path / "project", source)
+    for out in ("a", "b"):
+        build([str(folder)], tmp_path / out, Settings(max_tasks=1))
+    assert (tmp_path / "a" / "tasks.jsonl").read_bytes() == (tmp_path / "b" / "tasks.jsonl").read_bytes()
+
+
 def test_a_directory_of_another_build_is_refused_and_the_same_command_says_what_is_there(
     made: tuple[Path, dict[str, Any]],
 ) -> None:

@@ -139,9 +139,9 @@ class Sieve:
         return self._job(candidate, set(self.baseline.tests)), traced, plain
 
     def _chosen(self, failing: set[str]) -> tuple[str, ...]:
-        """The quickest of the failing tests."""
-        by_time = sorted(failing, key=lambda each: (self.baseline.cpu_s.get(each, 0.0), each))
-        return tuple(by_time[:TRACED_TESTS])
+        """Those of the failing tests that run the fewest lines; seconds would differ from build to build."""
+        num_lines = self.baseline.num_lines()
+        return tuple(sorted(failing, key=lambda each: (num_lines[each], each))[:TRACED_TESTS])
 
     def _confirmed_one(
         self, candidate: Candidate, failing: set[str], again: JobResult, broken: JobResult, plain: JobResult
