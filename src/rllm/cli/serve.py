@@ -32,7 +32,7 @@ _Command = Callable[..., None]
 
 @click.group("serve", cls=Group)
 def command() -> None:
-    """Serve a model or an environment, or capture the calls of any program to other servers."""
+    """Serve a model or an environment, or capture calls to other servers."""
 
 
 def _address_options(function: _Command) -> _Command:
