@@ -162,13 +162,13 @@ def test_a_zip_gives_the_members_that_match(tmp_path: Path, monkeypatch: pytest.
 def test_lines_of_parallel_texts_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "texts.zip"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("en.txt", "one\ntwo\n")
-        archive.writestr("de.txt.gz", gzip.compress(b"eins\nzwei\n"))
+        archive.writestr("en.txt", "one\ntwo\u2028lines\n")
+        archive.writestr("de.txt.gz", gzip.compress(b"eins\r\nzwei\r\n"))
         archive.writestr("short.txt", "un\n")
     served_file(monkeypatch, path)
     source = ArchiveSource(url="https://example.org/texts.zip", lines=("source", "target"))
     rows = pull(source, Split(files=("en.txt", "de.txt.gz"))).rows
-    assert rows == [{"source": "one", "target": "eins"}, {"source": "two", "target": "zwei"}]
+    assert rows == [{"source": "one", "target": "eins"}, {"source": "two\u2028lines", "target": "zwei"}]
     with pytest.raises(ConfigError, match=r"not parallel.*en.txt: 2, short.txt: 1"):
         pull(source, Split(files=("en.txt", "short.txt")))
 

@@ -15,7 +15,7 @@ from rllm.build.models import model_directory
 from rllm.cli.main import rllm as front_door
 from rllm.contracts import parse_contract, read_contract
 from rllm.contracts.binding_edit import with_model
-from rllm.errors import ContractError
+from rllm.errors import ContractError, InferenceError
 from rllm.worker.host import WorkerHost
 from rllm.worker.http import WorkerServer
 
@@ -116,6 +116,44 @@ def test_a_contract_keeps_its_line_ends_and_its_rights(contract: Path) -> None:
     assert rllm("worker", "promote", contract, folder / "good", "--if-better", rows).exit_code == 0
     assert contract.read_bytes() == before.replace(b"model: bad", b"model: good")
     assert contract.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_row_holds_any_character_of_json(contract: Path) -> None:
+    rows, text = contract.parent / "rows.jsonl", "a\u2028b\x85c"
+    row = {"inputs": {"run_id": "a", "task": text}, "outputs": {"length": len(text)}}
+    rows.write_text(12 * (json.dumps(row, ensure_ascii=False) + "\n"), "utf-8")
+    assert rllm("worker", "promote", contract, contract.parent / "good", "--if-better", rows).exit_code == 0
+
+
+def test_a_contract_that_is_edited_meanwhile_is_left_as_it_is(contract: Path) -> None:
+    edit = "contract.write_text(contract.read_text() + '\\n')"
+    program = contract.parent / "program.py"
+    program.write_text(
+        f"from pathlib import Path\ncontract = Path({str(contract)!r})\n"
+        + PROGRAM.replace("await asyncio", f"{edit}\n    await asyncio")
+    )
+    before, words = contract.read_text(), ("--if-better", contract.parent / "rows.jsonl")
+    refused = rllm("worker", "promote", contract, contract.parent / "good", *words)
+    assert (refused.exit_code, contract.read_text().rstrip("\n")) == (2, before.rstrip("\n"))
+
+
+async def test_a_model_that_does_not_start_is_closed(contract: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    class Client:
+        async def close(self) -> None:
+            closed.append("client")
+
+    class Policy:
+        async def start(self) -> None:
+            raise InferenceError("no memory is left")
+
+    monkeypatch.setattr("rllm.build.workers.program_client", lambda *_, **__: Client())
+    monkeypatch.setattr("rllm.build.workers.local_policy", lambda *_: Policy())
+    with pytest.raises(InferenceError, match="no memory"):
+        async with WorkerHost([read_contract(contract)], contract.parent / "runs"):
+            pass
+    assert closed == ["client"]
 
 
 async def test_a_server_changes_over_without_dropping_a_call(contract: Path) -> None:

@@ -137,8 +137,12 @@ class WorkerModel:
         """New sessions are answered by this model; those that are open keep theirs. Nothing changes where it
         cannot be loaded."""
         model = await self._models.open(place, anew=anew)
-        policy = model.policy()
-        await policy.start()
+        try:
+            policy = model.policy()
+            await policy.start()
+        except BaseException:
+            await self._models.release(model)
+            raise
         previous = self._served[-1:]
         self._served.append(_Served(model=model, policy=policy))
         for served in previous:

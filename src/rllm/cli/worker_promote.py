@@ -71,7 +71,8 @@ def command(
     if path.is_symlink():
         raise ConfigError(f"{path} is a link, and names in it begin beside it; give {path.resolve()} itself.")
     named = as_the_file_names(candidate, path)
-    new_text = with_model(path.read_bytes().decode(), named, source=str(path))
+    before = path.read_bytes()
+    new_text = with_model(before.decode(), named, source=str(path))
     judge: Any = object_named(evaluator, group=ENTRY_POINTS, what="evaluator") if evaluator else None
     requests = read_requests(rows, is_judged=judge is not None)
     with counting("runs with either model", 2 * len(requests)) as count:
@@ -80,9 +81,12 @@ def command(
         )
     is_reloaded = False
     if verdict.is_better:
-        rights = path.stat().st_mode
+        if path.read_bytes() != before:
+            raise ConfigError(
+                f"{path} was changed while {named} was evaluated, and is left as it is. {named} was better "
+                f"({rate(verdict.current)} → {rate(verdict.candidate)}): promote it again."
+            )
         write_atomic(path, new_text)
-        path.chmod(rights)
         if server:
             _reload(server, token, contract.id)
             is_reloaded = True

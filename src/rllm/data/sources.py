@@ -241,7 +241,9 @@ def _parallel_lines(path: Path, names: Sequence[str], source: ArchiveSource) -> 
     for name in names:
         data = archive.read(name)
         data = gunzip(data, name, archive.allowance) if name.endswith(".gz") else data
-        texts.append(data.decode("utf-8").splitlines())
+        # Not `splitlines`: what it takes for ends of lines, such as U+2028, stands within sentences.
+        lines = data.decode("utf-8").removesuffix("\n").split("\n")
+        texts.append([line.removesuffix("\r") for line in lines])
     if len({len(each) for each in texts}) != 1:
         counts = ", ".join(f"{name}: {len(each)}" for name, each in zip(names, texts, strict=True))
         raise ConfigError(f"{source.url}: the texts are not parallel, they differ in lines ({counts}).")

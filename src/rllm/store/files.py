@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,11 +75,14 @@ def _refusal(error: BaseException | None) -> int | None:
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write a file that other processes, and the next start after a crash, see whole or not at all."""
+    """Write a file that other processes, and the next start after a crash, see whole or not at all. One that
+    is replaced keeps its permissions."""
     temporary = _beside(path, "tmp")
     with StorageErrors(path):
         try:
             with open(temporary, "wb") as file:
+                if path.exists():
+                    os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
                 file.write(data.encode() if isinstance(data, str) else data)
                 file.flush()
                 os.fsync(file.fileno())

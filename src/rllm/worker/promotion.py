@@ -6,7 +6,6 @@
 A run is right where its status is `ok` and every expected output has the expected value.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rllm.contracts.contract import Contract
+from rllm.data.jsonl import read_jsonl_lines
 from rllm.errors import ConfigError
 from rllm.eval.statistics import mcnemar, newcombe_interval
 from rllm.worker.host import WorkerHost
@@ -59,18 +59,8 @@ def read_requests(path: Path, *, is_judged: bool) -> list[ExpectedRun]:
 
 
 def _requests(path: Path, is_judged: bool) -> Iterator[ExpectedRun]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}:{number} is no JSON: {error}.") from error
-        if not isinstance(row, dict) or not isinstance(row.get("inputs"), dict):
+    for number, row in read_jsonl_lines(path):
+        if not isinstance(row.get("inputs"), dict):
             raise ConfigError(
                 f'{path}:{number} has no `inputs`; write {{"inputs": {{…}}, "outputs": {{…}}}}.'
             )
