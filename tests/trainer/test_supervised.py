@@ -17,7 +17,7 @@ from rllm.store.files import verify_manifest
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.policies import PolicyModel
-from rllm.trainer.supervised import SupervisedJob, SupervisedTrainer
+from rllm.trainer.supervised import Stopping, SupervisedJob, SupervisedTrainer
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
 
 Ask = Callable[..., dict[str, Any]]
@@ -229,6 +229,33 @@ def test_a_job_that_fails_is_closed_and_goes_on_where_it_stood(tmp_path: Path) -
     LetterTrainer(settings, output=tmp_path / "whole").train()
     one, other = (load_model(tmp_path / name / "model").model for name in ("run", "whole"))
     assert parameters_sha256(one.state_dict_hf()) == parameters_sha256(other.state_dict_hf())
+
+
+def test_ctrl_c_at_the_last_instant_of_a_step_ends_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Stopping):
+        """Asked right after the loop has looked, in its first step."""
+
+        def __init__(self) -> None:
+            self.looks = 0
+            super().__init__()
+
+        @property
+        def is_asked(self) -> bool:
+            self.looks += 1
+            return self.looks > 2  # one is of the report
+
+        @is_asked.setter
+        def is_asked(self, value: bool) -> None:
+            pass
+
+    monkeypatch.setattr("rllm.trainer.supervised.Stopping", Late)
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        LetterTrainer(SETTINGS, output=run).train()
+    trained = [line for line in read_metrics(run / "metrics.jsonl") if line["phase"] == "train"]
+    assert max(each.name for each in (run / "checkpoints").glob("step-*")) == f"step-{len(trained):06}"
 
 
 def test_another_configuration_kind_or_identity_is_refused(tmp_path: Path) -> None:

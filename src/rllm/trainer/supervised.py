@@ -316,9 +316,11 @@ def fit(run: SupervisedRun) -> None:
         run.tracker.log(step, "train", metrics)
         is_last = state.steps == job.steps
         is_best = "heldout_loss" in metrics and state.is_best(-metrics["heldout_loss"])
-        if state.steps % config.checkpoint.every_steps == 0 or is_best or is_last or run.stopping.is_asked:
+        is_stopping = run.stopping.is_asked  # read once: who asks after this is answered by the next step
+        if state.steps % config.checkpoint.every_steps == 0 or is_best or is_last or is_stopping:
             run.save()
-        run.stopping.raise_if_asked()
+        if is_stopping:
+            raise KeyboardInterrupt
 
 
 def report(run: SupervisedRun, name: str) -> None:
