@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -196,6 +197,10 @@ def test_the_readme_shows_how_to_train_and_how_to_test() -> None:
     assert any(command[:2] == ["rllm", "train"] for command in commands)
 
 
+def test_the_readme_is_read_in_a_minute() -> None:
+    assert len((CHECKOUT / "README.md").read_text().split()) <= 600
+
+
 def test_ci_runs_the_checks_and_the_tests_of_the_readme() -> None:
     lines = (CHECKOUT / ".ci" / "run").read_text().splitlines()
     assert [line for line in lines if line.startswith("make ")] == ["make check", "make test"]
@@ -212,8 +217,16 @@ def test_shell_blocks_are_all_marked_alike_so_that_none_escapes() -> None:
     assert escaped == set(), "write ```sh"
 
 
-def test_the_python_in_the_readme_runs_from_top_to_bottom(run_page: Callable[[str], str]) -> None:
-    run_page("\n\n".join(blocks(CHECKOUT / "README.md", "python")))
+def test_the_python_in_the_readme_trains_from_top_to_bottom(tmp_path: Path) -> None:
+    (tmp_path / "page.py").write_text("\n\n".join(blocks(CHECKOUT / "README.md", "python")))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    before, after = (float(word) for word in done.stdout.split())
+    assert before < 0.1
+    assert after > before + 0.2
 
 
 def test_commands_are_read_as_a_shell_reads_them() -> None:
