@@ -74,10 +74,10 @@ def test_every_command_of_the_first_pages_works_or_names_the_extra_that_it_needs
     assert needs["rllm train frozenlake"] == "train"
 
 
-def test_the_python_of_the_readme_needs_no_extra(
+def test_an_agent_is_played_with_a_script_without_any_extra(
     core_python: Path, checkout: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    program = "\n\n".join(blocks(checkout / "README.md", "python"))
+    program = "\n\n".join(blocks(checkout / "docs/engines.md", "python")[:2])
     done = subprocess.run(
         [core_python, "-c", program],
         cwd=tmp_path,
