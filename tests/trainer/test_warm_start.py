@@ -71,6 +71,13 @@ def test_the_labels_are_the_expert_words_each_with_its_terminator(
         assert sample.order_key[0] == task["task_id"]
 
 
+def test_experts_side_by_side_demonstrate_what_one_does(tiny: LoadedModel, renderer: ChatRenderer) -> None:
+    one, four = (_samples(tiny, renderer, num_experts=num_experts) for num_experts in (1, 4))
+    assert [each.order_key for each in one] == [each.order_key for each in four]
+    for alone, beside in zip(one, four, strict=True):
+        assert np.array_equal(alone.token_ids_T, beside.token_ids_T)
+
+
 def test_an_expert_whose_answers_the_policy_could_not_finish_is_refused(
     tiny: LoadedModel, renderer: ChatRenderer
 ) -> None:

@@ -57,6 +57,8 @@ class World:
     leaves it out; None where all can."""
     expert_args: tuple[str, ...] = ()
     """What its expert can be told."""
+    expert_waits: bool = False
+    """Whether its expert waits for another process, such as a browser: then several demonstrate at once."""
     identity: Callable[[Mapping[str, Any]], str] = task_content
     """What a task asks, up to what changes nothing (a board's symmetry, the order of numbers): two tasks with
     one identity are one instance, and splits share none."""

@@ -104,6 +104,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NUM_WAITING_EXPERTS = 8
+"""Experts that wait for another process and demonstrate at the same time."""
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class TrainResult:
@@ -519,6 +522,7 @@ class AgentTrainer:
             )
         (policy,) = policies.values()
         make_agent = self.player.make_agent if self.player is not None else ConversationAgent
+        world = self.tasks.world
         return lambda tasks, key: require_answers_fit(
             demonstration_samples(
                 tasks,
@@ -528,6 +532,7 @@ class AgentTrainer:
                 policy.end_token_id,
                 noise=noise,
                 key=key,
+                num_experts=NUM_WAITING_EXPERTS if world is not None and world.expert_waits else 1,
             ),
             self.config.max_tokens_of,
         )

@@ -6,6 +6,7 @@ included.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -54,13 +55,22 @@ def demonstration_samples(
     *,
     noise: float,
     key: tuple[str | int, ...],
+    num_experts: int = 1,
 ) -> list[TrainingSample]:
-    """Rows of one demonstration of each task; `key` seeds the expert's ties and noise."""
+    """Rows of one demonstration of each task; `key` seeds the expert's ties and noise. `num_experts`
+    demonstrate at the same time, each in a thread."""
+
+    def turns_at(position: int) -> Turns:
+        task, rng = tasks[position], np.random.default_rng(draw_seed(*key, position, "demonstration"))
+        return demonstrate(task.to_row() if isinstance(task, Task) else dict(task), noise, rng)
+
+    if num_experts == 1:
+        demonstrations = [turns_at(position) for position in range(len(tasks))]
+    else:
+        with ThreadPoolExecutor(num_experts) as threads:
+            demonstrations = list(threads.map(turns_at, range(len(tasks))))
     samples: list[TrainingSample] = []
-    for position, task in enumerate(tasks):
-        rng = np.random.default_rng(draw_seed(*key, position, "demonstration"))
-        row = task.to_row() if isinstance(task, Task) else dict(task)
-        turns = demonstrate(row, noise, rng)
+    for position, (task, turns) in enumerate(zip(tasks, demonstrations, strict=True)):
         agent = play_demonstration(turns, make_agent(), renderer, end_token_id)
         samples.extend(trajectory_rows(agent.trajectory, task_id_of(task, position), position, 0, 1.0))
     return samples

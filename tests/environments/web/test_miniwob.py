@@ -1,15 +1,19 @@
 """MiniWoB++'s tasks, their rewards and seeds, in a real Chromium."""
 
 import asyncio
+import json
 import re
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from rllm.agents.web import WebAgent
+from rllm.cli.main import rllm
 from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.environments.web import MiniWobEnv
+from rllm.environments.web.browser import MAX_IDLE, BrowserThread
 from rllm.environments.web.miniwob import task_names
 from rllm.environments.worlds import world_named
 from rllm.errors import ConfigError
@@ -142,6 +146,33 @@ async def paid(task: dict[str, Any], turn: tuple[Any, Any]) -> float:
     env.close()
     assert done
     return reward
+
+
+def test_pages_of_demonstrations_are_played_once_whatever_a_task_is_called(
+    chromium: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_named("miniwob/click-button")
+    expert, (task,) = world.expert({}), world.tasks("train", 1, start=77)
+    resets: list[int] = []
+    reset = MiniWobEnv.reset_in
+
+    async def counted(env: MiniWobEnv, thread: BrowserThread) -> Any:
+        resets.append(env.seed)
+        return await reset(env, thread)
+
+    monkeypatch.setattr(MiniWobEnv, "reset_in", counted)
+    assert expert is not None
+    for epoch in range(3):  # the sampler calls a task anew each time that it comes up
+        expert({**task, "task_id": f"{task['task_id']}@{epoch}"}, 0.5, np.random.default_rng(epoch))
+    assert resets == [task["seed"]]
+
+
+def test_a_block_of_one_page_says_all_that_a_run_needs(chromium: str) -> None:
+    words = ["train", "miniwob/enter-text-dynamic", "--dry-run", "--json"]
+    plan = CliRunner().invoke(rllm, words, catch_exceptions=False)
+    config = json.loads(plan.stdout)["config"]
+    assert config["task"]["environment_args"] == {"max_turns": 1}
+    assert config["rollout"]["num_parallel"] <= MAX_IDLE, "else contexts are closed and opened at each step"
 
 
 def test_simple_policies_are_played_in_the_browser(chromium: str) -> None:

@@ -13,6 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from rllm.environments.web.browser import BrowserThread, wait_for_browser
 from rllm.environments.web.env import WebEnv
-from rllm.environments.world import OPTIMUM, RANDOM, Turns
+from rllm.environments.world import OPTIMUM, RANDOM, Turns, task_content
 from rllm.errors import BrowserError, ConfigError
 
 PLAY_LIMIT_S = 300.0
@@ -73,7 +74,7 @@ def demonstrate(
     up, or says that it is done where to give up is right."""
     if not 0.0 <= noise <= 1.0:
         raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
-    turns = _played_plan(env_class, json.dumps(dict(task), sort_keys=True))
+    turns = _played_plan(env_class, task_content(task))
     if rng.random() >= noise:
         return turns
     page, answer = turns[-1]
@@ -118,8 +119,10 @@ def baselines(
 ) -> Mapping[str, Sequence[float]]:
     """The returns of simple policies in the browser: clicks on anything until the page or the last turn ends
     it, and the answers that solve the most of these tasks as if they were the answers to all."""
-    rows = [json.dumps(dict(task), sort_keys=True) for task in tasks]
-    answers = Counter(tuple(answer for _, answer in _played_plan(env_class, row)) for row in rows)
+    rows = [task_content(task) for task in tasks]
+    with ThreadPoolExecutor(_NUM_AT_A_TIME) as threads:
+        plans = list(threads.map(partial(_played_plan, env_class), rows))
+    answers = Counter(tuple(answer for _, answer in each) for each in plans)
     commonest, _ = answers.most_common(1)[0]
     returns = wait_for_browser(
         lambda thread: _play_policies(env_class, rows, commonest, thread), PLAY_LIMIT_S * len(rows)

@@ -229,6 +229,7 @@ def world_of(name: str) -> World:
         env_class=MiniWobEnv,
         tasks=partial(miniwob_tasks, names),
         demonstrate=partial(demonstrate, MiniWobEnv) if has_expert else None,
+        expert_waits=True,
         baselines=partial(baselines, MiniWobEnv) if has_expert else None,
         kind=_kind,
     )

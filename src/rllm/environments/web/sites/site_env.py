@@ -183,6 +183,7 @@ def site_world(env_class: type[SiteEnv], member: str) -> World:
         env_class=env_class,
         tasks=partial(site_tasks, env_class.kind, names),
         demonstrate=partial(demonstrate, env_class),
+        expert_waits=True,
         baselines=partial(baselines, env_class),
         kind=_template,
     )
