@@ -36,7 +36,7 @@ from rllm.algorithms.grouping import group_advantages, group_episodes
 from rllm.algorithms.losses import token_weights
 from rllm.algorithms.returns import gae, whiten
 from rllm.models.batching import micro_batches
-from rllm.models.packing import WeightedRow, packed_groups
+from rllm.models.packing import WeightedRow, packed_trees
 from rllm.trainer.samples import training_batch
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 from rllm.types.messages import ModelOutput
@@ -238,7 +238,7 @@ def packing(shape: Shape) -> list[dict[str, Any]]:
 def packing_of(rows: list[WeightedRow], budget: int, once: int, least: int, share: bool) -> dict[str, Any]:
     """`once`: tokens where nothing is computed twice; `least`: where no prompt is computed again that need
     not be."""
-    batches = packed_groups(rows, budget, share_prefixes=share)
+    batches = packed_trees(rows, budget, share_prefixes=share)
     sizes = [sum(group.num_tokens for group in batch) for batch in batches]
     fewest = math.ceil(least / budget)
     return {

@@ -4,7 +4,10 @@
                                                         ◄─ seconds of its N steps ─┘
 
     python benchmarks/train_step.py [--model builtin:small | DIR] [--threads N] [--quick] [--json]
-        [--trl-python PATH | --alone]
+        [--trl-python PATH | --alone | --trees]
+
+`--trees` times updates alone: rows as trees, each beginning computed once, beside the same rows apart, in
+turn; CPU seconds, medians.
 
 Both sides sample every attempt, reward it, and update the weights with all rows, in `--updates` equal
 shares of the batch (2 is rLLM's default); rewards are a hash of the text, so no group ties and no row is
@@ -30,18 +33,25 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 from trl_side import cpu_seconds, reward_of
 
 from rllm.agents.base import BaseAgent
+from rllm.algorithms.losses import PolicyLoss
+from rllm.config.optimizer import OptimizerConfig
 from rllm.environments.base import BaseEnv
 from rllm.models.builtin import create_model
+from rllm.models.directory import load_model
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer
 from rllm.trainer import AgentTrainer
+from rllm.trainer.backends.torch import TorchBackend
 from rllm.types.episode import Action, Step, Trajectory
 from rllm.types.messages import Message
+from rllm.types.sample import NOT_SAMPLED, TrainingSample
 
 ROOT = Path(__file__).resolve().parent.parent
 TRL = "trl==1.16.0"
@@ -68,6 +78,28 @@ class Setting:
 SETTINGS = (
     Setting(name="128 short completions", prompt=32, completion=8, tasks_per_step=16, target=3.0),
     Setting(name="prompt 4 × completion", prompt=192, completion=48, tasks_per_step=4, target=5.0),
+)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Shape:
+    """Rows of an update, and how many times faster than apart they are to be as trees."""
+
+    name: str
+    paths: tuple[tuple[int, ...], ...]
+    """Of each row, how many tokens each part of its path has, the last of them trained; paths with the same
+    beginning share it."""
+    target: float
+
+
+SHAPES = (
+    Shape(name="16 attempts, prompt 4 × answer", paths=((384, 96),) * 16, target=3.5),
+    Shape(
+        name="a row for each of 20 turns",
+        paths=tuple((48,) * (turn + 1) for turn in range(1, 21)),
+        target=5.0,
+    ),
+    Shape(name="16 rows that share nothing", paths=((480,),) * 16, target=1.0),
 )
 
 
@@ -316,6 +348,68 @@ def summary_of(baton: Baton) -> dict[str, Any]:
     }
 
 
+def rows_of(shape: Shape, vocab_size: int) -> list[TrainingSample]:
+    """The last part of each path is its own where a path of that many parts is there more than once; where
+    all have different numbers of parts, each goes on where the one before it ends."""
+    rng = np.random.default_rng(0)
+    common = rng.integers(7, vocab_size, max(map(sum, shape.paths)))
+    is_chain = len({len(path) for path in shape.paths}) == len(shape.paths)
+    samples: list[TrainingSample] = []
+    for number, path in enumerate(shape.paths):
+        length, own = sum(path), path[-1]
+        ids_T = common[:length].copy()
+        if not is_chain:
+            ids_T[length - own :] = rng.integers(7, vocab_size, own)
+        is_trained_T = np.arange(length) >= max(1, length - own)
+        samples.append(
+            TrainingSample(
+                token_ids_T=ids_T,
+                policy_versions_T=np.where(is_trained_T, 0, NOT_SAMPLED),
+                logprobs_T=np.where(is_trained_T, -6.0, 0.0).astype(np.float32),
+                advantages_T=np.where(is_trained_T, (-1.0) ** number, 0.0).astype(np.float32),
+                group_key=("t", "agent"),
+                order_key=("t", number, 0, 0),
+            )
+        )
+    return samples
+
+
+def compare_trees(shape: Shape, model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    torch.set_num_threads(options.threads)
+    loaded = load_model(model)
+    samples = rows_of(shape, loaded.model.vocab_size)
+    learners = [
+        TorchBackend(
+            loaded.model, publish=lambda version: None, config=OptimizerConfig(), share_prefixes=is_tree
+        )
+        for is_tree in (True, False)
+    ]
+    spent: list[tuple[float, float]] = []
+    for _ in range(3 if options.quick else 9):
+        times = []
+        for learner in learners:
+            begin = time.process_time()
+            learner.update(samples, PolicyLoss(), 0.0)
+            times.append(time.process_time() - begin)
+        spent.append((times[0], times[1]))
+    tree_s, apart_s = (statistics.median(column) for column in zip(*spent[1:], strict=True))
+    return {
+        "name": shape.name,
+        "tree_cpu_s": tree_s,
+        "apart_cpu_s": apart_s,
+        "ratio": statistics.median(apart / tree for tree, apart in spent[1:]),
+        "target": shape.target,
+    }
+
+
+def show_trees(rows: Sequence[dict[str, Any]], title: str) -> None:
+    table = Table("rows", "trees, CPU s", "apart, CPU s", "×", "target", title=title)
+    for row in rows:
+        figures = (row[name] for name in ("tree_cpu_s", "apart_cpu_s", "ratio", "target"))
+        table.add_row(row["name"], *(f"{each:.2f}" for each in figures))
+    Console(width=130).print(table)
+
+
 def trl_python() -> Path:
     """Python of `.venv-trl`, which is made when it is not there."""
     directory = ROOT / ".venv-trl"
@@ -378,19 +472,25 @@ def main() -> None:
     parser.add_argument(
         "--trl-python", type=Path, help="a Python that has TRL; without it, .venv-trl is made"
     )
+    parser.add_argument("--trees", action="store_true", help="updates alone: rows as trees beside rows apart")
     options = parser.parse_args()
-    if not options.alone:
+    if not options.alone and not options.trees:
         options.trl_python = options.trl_python or trl_python()
     rows: list[dict[str, Any]] = []
-    for setting in SETTINGS:
+    for setting in SHAPES if options.trees else SETTINGS:
         with tempfile.TemporaryDirectory() as scratch:
             model = Path(options.model)
             if options.model.startswith("builtin:"):
                 model = Path(scratch) / "model"
                 create_model(model, options.model.removeprefix("builtin:"))
-            rows.append(compare(setting, model, Path(scratch), options))
+            if isinstance(setting, Shape):
+                rows.append(compare_trees(setting, model, options))
+            else:
+                rows.append(compare(setting, model, Path(scratch), options))
     if options.json:
         print(json.dumps({"model": options.model, "threads": options.threads, "rows": rows}, indent=2))
+    elif options.trees:
+        show_trees(rows, f"{options.model}, {options.threads} thread(s); medians of updates, in turn")
     else:
         show(
             rows,

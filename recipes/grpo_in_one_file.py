@@ -196,12 +196,11 @@ def update(
 def ppo_loss(model: Any, batch: PackedBatch, clip: float) -> torch.Tensor:
     """[M] loss of each sampled token: -min(r A, clip(r, 1 - ε, 1 + ε) A) with r = π(token) / π_old(token).
 
-    Schulman et al. 2017 (PPO, arXiv:1707.06347), equation 7. Prompts that attempts share are computed once:
-    `batch.attention` knows which tokens see which.
+    Schulman et al. 2017 (PPO, arXiv:1707.06347), equation 7. What attempts begin with is computed once: U
+    different predictions are those of M tokens.
     """
-    hidden_M_D = model.hidden(batch.tokens_N, batch.positions_N, batch.attention, batch.predicted_by_M)
-    logprobs_M = -F.cross_entropy(model.logits(hidden_M_D), batch.targets_M, reduction="none")
-    ratio_M = torch.exp(logprobs_M - batch.old_logprobs_M)
+    logprobs_U = -F.cross_entropy(model.logits(batch.states(model)), batch.targets_U, reduction="none")
+    ratio_M = torch.exp(batch.of_tokens(logprobs_U) - batch.old_logprobs_M)
     clipped_M = ratio_M.clamp(1.0 - clip, 1.0 + clip)
     return -torch.minimum(ratio_M * batch.advantages_M, clipped_M * batch.advantages_M)
 

@@ -115,13 +115,46 @@ def test_gradients_through_windows_are_those_of_transformers(saved: Saved) -> No
     directory, reference = saved(WINDOWED["mistral"])
     loaded = load_model(directory)
     ids = torch.randint(3, 600, (40,), generator=torch.Generator().manual_seed(1))
-    attention = PackedAttention([15], [25], [0], [np.arange(25)], torch.device("cpu"))
+    paths = [np.arange(15), np.arange(40)]
+    attention = PackedAttention(paths, [15, 25], [np.arange(15), np.arange(25)], torch.device("cpu"))
     logits = loaded.model.logits(loaded.model.hidden(ids, torch.arange(40), attention))
     for each in (logits, reference(ids[None]).logits[0]):
         torch.nn.functional.cross_entropy(each[:-1], ids[1:]).backward()
     ours = dict(loaded.model.inner.named_parameters())
     for key, parameter in reference.named_parameters():
         torch.testing.assert_close(ours[key].grad, parameter.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_rows_of_a_tree_have_the_gradient_of_the_rows_apart(name: str, saved: Saved) -> None:
+    """The short run begins where no window of the long one beside it reaches."""
+    directory, _ = saved(WINDOWED[name])
+    model = load_model(directory).model
+    trunk = list(range(100, 137))
+    rows = [[*trunk[:17], *range(300, 330)], trunk, [*trunk[:31], 50, 51, 52]]
+    samples = [
+        TrainingSample(
+            token_ids_T=np.array(ids),
+            policy_versions_T=np.where(np.arange(len(ids)) > 10, 0, -1),
+            logprobs_T=np.where(np.arange(len(ids)) > 10, -6.0, 0.0).astype(np.float32),
+            advantages_T=np.where(np.arange(len(ids)) > 10, (-1.0) ** number, 0.0).astype(np.float32),
+            group_key=("task", "agent"),
+            order_key=("task", number, 0, 0),
+        )
+        for number, ids in enumerate(rows)
+    ]
+    grads: list[list[torch.Tensor]] = []
+    for share_prefixes in (True, False):
+        backend = TorchBackend(
+            model,
+            publish=lambda version: None,
+            config=OptimizerConfig(max_grad_norm=1e12),
+            share_prefixes=share_prefixes,
+        )
+        backend.update(samples, PolicyLoss(), 0.0)
+        grads.append([each.grad.clone() for each in model.parameters() if each.grad is not None])
+    for tree, apart in zip(*grads, strict=True):
+        torch.testing.assert_close(tree, apart, atol=1e-6, rtol=1e-4)
 
 
 def test_a_window_as_long_as_the_context_is_full_attention_on_the_built_in_decoder(saved: Saved) -> None:

@@ -18,7 +18,7 @@ from rllm.inference.local.cache import KVCache
 from rllm.models.builtin import TinyModel, create_model
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.models.directory import write_one_file
-from rllm.models.packing import WeightedRow, packed_groups
+from rllm.models.packing import WeightedRow, packed_trees
 from rllm.trainer.learning import context_of
 from rllm.trainer.memory import cache_bytes, num_parameters
 from rllm.trainer.memory_plan import MemoryPlan, machine_bytes, memory_plan, shape_of
@@ -116,7 +116,12 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16, lora": {"model__dtype": "bfloat16", "lora__rank": 8},
     "an output layer of its own, entropy": {"model__path": "untied", "algorithm__entropy_coef": 0.01},
     "chunks of unequal size": {"model__path": "untied", "optimizer__logits_mb": 26.0},
-    "attempts without a shared prompt": {"rollout__group_size": 2, "rollout__max_tokens_per_turn": 63},
+    "prompts shorter than answers": {"rollout__max_tokens_per_turn": 44},
+    "attempts without a shared prompt": {
+        "rollout__group_size": 2,
+        "inference__max_context": 70,
+        "rollout__max_tokens_per_turn": 69,
+    },
 }
 
 
@@ -164,7 +169,7 @@ def test_the_fullest_pass_is_the_one_that_rows_are_packed_into() -> None:
             WeightedRow(index=index, sample=row, weights_T=row.trainable_T.astype(np.float64))
             for index, row in enumerate(rows_of(config))
         ]
-        packed = packed_groups(weighted, max_tokens)
+        packed = packed_trees(weighted, max_tokens)
         assert plan_of(config).batch.num_tokens == max(
             sum(group.num_tokens for group in groups) for groups in packed
         )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rllm.algorithms.losses import ImitationLoss, PolicyLoss
 from rllm.models.batching import micro_batches
-from rllm.models.packing import PrefixGroup, WeightedRow, bucket_order, buckets, fullest, packed_groups
+from rllm.models.packing import PrefixTree, WeightedRow, bucket_order, buckets, fullest, packed_trees
 from rllm.trainer.backends.torch import TorchBackend
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
 
@@ -48,9 +48,9 @@ def _long_tail(num: int, seed: int, group_size: int = 1) -> list[TrainingSample]
     return [_row(length, f"g{i // group_size}", i % group_size, 12) for i, length in enumerate(lengths)]
 
 
-def _prefix_groups_of(samples: list[TrainingSample]) -> list[PrefixGroup]:
+def _prefix_groups_of(samples: list[TrainingSample]) -> list[PrefixTree]:
     return [
-        group for groups in packed_groups(_weighted(samples), 10**9, whole_groups=True) for group in groups
+        group for groups in packed_trees(_weighted(samples), 10**9, whole_groups=True) for group in groups
     ]
 
 
@@ -60,7 +60,7 @@ def test_a_long_tail_of_lengths_fills_micro_batches_to_99_percent_of_the_bound(
     seed: int, group_size: int
 ) -> None:
     samples = _long_tail(2048, seed, group_size)
-    packed = packed_groups(_weighted(samples), 16_384)
+    packed = packed_trees(_weighted(samples), 16_384)
     tokens = [sum(group.num_tokens for group in groups) for groups in packed]
     assert max(tokens) <= 16_384
     assert sum(tokens[:-1]) >= 0.99 * 16_384 * (len(tokens) - 1)
@@ -98,12 +98,12 @@ def test_every_row_is_in_one_micro_batch_and_none_is_too_full(
     shapes: list[tuple[int, int]], max_tokens: int, whole_groups: bool
 ) -> None:
     rows = _weighted([_row(length, f"g{group}", index) for index, (length, group) in enumerate(shapes)])
-    packed = packed_groups(rows, max_tokens, whole_groups=whole_groups)
+    packed = packed_trees(rows, max_tokens, whole_groups=whole_groups)
     assert sorted(row.index for groups in packed for group in groups for row in group.rows) == list(
         range(len(rows))
     )
     for groups in packed:
-        alone = len(groups) == 1 and (whole_groups or len(groups[0].rows) == 1)
+        alone = len(groups) == 1 and (whole_groups or len(_branches_of(groups[0])[1]) == 1)
         assert alone or sum(group.num_tokens for group in groups) <= max_tokens
 
 
@@ -119,7 +119,7 @@ def test_long_prompts_that_are_shared_fill_micro_batches_to_98_percent_of_the_bo
         for group, lengths in enumerate(own)
         for attempt, length in enumerate(lengths)
     ]
-    packed = packed_groups(_weighted(samples), budget)
+    packed = packed_trees(_weighted(samples), budget)
     suffixes, shared = own.sum(axis=1), prompt - 1
     least = suffixes.sum() + (shared * -(-suffixes // (budget - shared))).sum()
     assert -(-least // budget) >= 0.98 * len(packed)
@@ -159,18 +159,22 @@ def _keeps_shapes(runs: list[int], prefixes: Any, lengths: Any) -> bool:
     )
 
 
+def _branches_of(tree: PrefixTree) -> tuple[int, list[range]]:
+    return tree.branches(range(len(tree.rows)))
+
+
 def test_a_group_larger_than_the_budget_is_split_and_its_prompt_is_in_every_part() -> None:
     rows = _weighted([_row(30, "g", attempt, 20) for attempt in range(8)])
-    packed = packed_groups(rows, 60)
+    packed = packed_trees(rows, 60)
     assert [[len(group.rows) for group in groups] for groups in packed] == [[4], [4]]
-    assert {group.prefix_length for groups in packed for group in groups} == {19}
+    assert {_branches_of(group)[0] for groups in packed for group in groups} == {20}
 
 
 def test_a_group_that_a_loss_needs_whole_is_not_split() -> None:
     rows = _weighted([*(_row(30, "g", attempt, 20) for attempt in range(8)), _row(9, "h")])
-    packed = packed_groups(rows, 40, whole_groups=True)
+    packed = packed_trees(rows, 40, whole_groups=True)
     assert sorted(len(group.rows) for groups in packed for group in groups) == [1, 8]
-    unshared = packed_groups(rows, 40, whole_groups=True, share_prefixes=False)
+    unshared = packed_trees(rows, 40, whole_groups=True, share_prefixes=False)
     assert sorted(len(group.rows) for groups in unshared for group in groups) == [1, 8]
 
 

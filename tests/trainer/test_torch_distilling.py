@@ -14,7 +14,6 @@ from rllm.algorithms.surrogates import WholeVocabulary
 from rllm.config.optimizer import OptimizerConfig
 from rllm.models.batching import micro_batches
 from rllm.models.packing import WeightedRow
-from rllm.trainer.backends.scoring import hidden_states
 from rllm.trainer.backends.torch_distilling import DistillingBackend
 from rllm.types.sample import TrainingSample
 
@@ -52,9 +51,10 @@ def test_its_gradient_is_that_of_all_logits_at_a_time(
         for index, row in enumerate(rows)
     ]
     (whole,) = micro_batches(weighted, 10**6, torch.device("cpu"))
-    scale = whole.temperature_M.double().unsqueeze(1)
+    scale = whole.temperature_U.double().unsqueeze(1)
     student_M_V, teacher_M_V = (
-        (model.logits(hidden_states(model, whole)) / scale).log_softmax(-1) for model in (student, teacher)
+        whole.of_tokens((model.logits(whole.states(model)) / scale).log_softmax(-1))
+        for model in (student, teacher)
     )
     divergence = divergence_terms(student_M_V, teacher_M_V, kind, 0.3).mean()
     entropy = -(student_M_V.exp() * student_M_V).sum(-1).mean()

@@ -1,25 +1,24 @@
 """Attention of a micro-batch: flat rows of tokens in, padded buckets inside, flat rows out.
 
-    tokens_N =  prefix 1, prefix 2, …   suffix 1, suffix 2, suffix 3, …
-                └ bucket ┘ └ bucket ┘   └─ bucket ─────┘ └─ bucket ─┘
+    tokens_N =  run 1, run 2, run 3, run 4, …      path of run 3:  a part of run 1, a part of run 2, run 3
+                └─ bucket ──┘ └─ bucket ─┘
 
-Prefixes see themselves; a suffix sees the prefix of its group and itself. Buckets hold rows of like length,
-so that little is padded, and are neighbours in the flat row: taking them apart and putting them together
-again is one `split` and one `cat`, forward and backward.
+A run is what one row adds to its tree; it sees its path, which leads from the row's first token to the run's
+last one. A run that is its own path is read where it stands, all others have their keys and values laid out.
+Buckets hold runs of like length, so that little is padded, and are neighbours in the flat row: taking them
+apart and putting them together again is one `split` and one `cat`, forward and backward.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rllm.models.attention import NONE, Wishes, attention
 from rllm.models.decoder import take_rows
-from rllm.models.packing import IntArray, buckets
+from rllm.models.packing import IntArray, buckets, needs_mask
 
 OVERHEAD_ON_CPU = 6_000
 """What a bucket costs beyond its arithmetic, in products of a query and a key."""
@@ -28,237 +27,191 @@ OVERHEAD_ELSEWHERE = 1 << 20
 
 
 class PackedAttention:
-    """Attention over prefixes and the suffixes that share them. Callable as a decoder's `attend`.
+    """Attention over the runs of trees. Callable as a decoder's `attend`.
 
     In the last layer only the states that predict a trained token are wanted: `kept_S` has their offsets in
-    each suffix.
+    each run.
     """
 
     def __init__(
         self,
-        prefix_lengths: Sequence[int],
-        suffix_lengths: Sequence[int],
-        group_of_suffix: Sequence[int],
+        paths_S: Sequence[IntArray],
+        lengths: Sequence[int],
         kept_S: Sequence[IntArray],
         device: torch.device,
     ) -> None:
-        """Prefixes and suffixes in the order of `bucket_order`."""
+        """Runs in the order of `bucket_order`. `paths_S`: where in the flat row the tokens of each path are;
+        the last of them, so many as `lengths` says, are the run."""
         overhead = OVERHEAD_ON_CPU if device.type == "cpu" else OVERHEAD_ELSEWHERE
-        prefixes, suffixes = np.array(prefix_lengths, dtype=np.int64), np.array(suffix_lengths)
-        group_S = np.array(group_of_suffix)
-        shared_S = prefixes[group_S]
-        prefixes = prefixes[prefixes > 0]  # they come first
-        self.num_prefix = int(prefixes.sum())
-        self.prefixes: list[_Padding] = []
-        if len(prefixes):
-            ends = np.cumsum(buckets(np.zeros_like(prefixes), prefixes, overhead))[:-1]
-            self.prefixes = [_Padding(part, device) for part in np.split(prefixes, ends)]
-        self.suffixes: list[_Suffixes] = []
-        first = 0
-        for size in buckets(shared_S, suffixes, overhead):
-            part = slice(first, first + size)
-            self.suffixes.append(
-                _Suffixes(prefixes, suffixes[part], shared_S[part], group_S[part], kept_S[part], device)
-            )
-            first += size
-        self.sizes = [each.num_tokens for each in (*self.prefixes, *(each.own for each in self.suffixes))]
-        self.kept_sizes = [each.kept.num_tokens for each in self.suffixes]
+        lengths_S = np.array(lengths)
+        starts_S = np.array([len(path) for path in paths_S]) - lengths_S
+        ends = np.cumsum(buckets(starts_S, lengths_S, overhead)).tolist()
+        self._buckets = [
+            _Bucket(paths_S[first:end], lengths_S[first:end], kept_S[first:end], device)
+            for first, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
+        self._sizes = [each.own.num_tokens for each in self._buckets]
+        self._kept_sizes = [each.last_layer.num_tokens for each in self._buckets]
+        laid_out = [each.places for each in self._buckets if each.places is not None]
+        self._laid_sizes = [len(places) for places in laid_out]
+        self._places = torch.from_numpy(np.concatenate(laid_out)).to(device) if laid_out else None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, wishes: Wishes = NONE) -> Tensor:
-        num_prefixes = len(self.prefixes)
-        keys, values = k.split(self.sizes), v.split(self.sizes)
-        prefix_kv = (k[: self.num_prefix], v[: self.num_prefix]) if num_prefixes else None
-        own = zip(self.suffixes, keys[num_prefixes:], values[num_prefixes:], strict=True)
-        if len(q) != len(k):  # the last layer; were all states kept, the full masks would do the same
-            suffix_parts = zip(q.split(self.kept_sizes), own, strict=True)
-            return _join([part.attend_kept(q, k, v, prefix_kv) for q, (part, k, v) in suffix_parts])
-        queries = q.split(self.sizes)
-        heads = zip(self.prefixes, queries, keys, values, strict=False)
-        outputs = [
-            _attend(part.pad(q), part.pad(k), part.pad(v), part.near(wishes, q.dtype), part, wishes)
-            for part, q, k, v in heads
+        is_kept = len(q) != len(k)  # the last layer; were all states kept, the full masks would do the same
+        queries = q.split(self._kept_sizes if is_kept else self._sizes)
+        parts = zip(self._buckets, queries, self._visible(k), self._visible(v), strict=True)
+        outputs = [bucket.attend(q, k, v, wishes, is_kept=is_kept) for bucket, q, k, v in parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _visible(self, flat: Tensor) -> list[Tensor]:
+        """[S, K, columns, d] keys or values that each bucket sees."""
+        laid_out = iter(
+            () if self._places is None else repeat_rows(flat, self._places).split(self._laid_sizes)
+        )
+        return [
+            bucket.own.pad(own) if bucket.places is None else bucket.in_rows(next(laid_out))
+            for bucket, own in zip(self._buckets, flat.split(self._sizes), strict=True)
         ]
-        tails = zip(queries[num_prefixes:], own, strict=True)
-        return _join([*outputs, *(part.attend(q, k, v, prefix_kv, wishes) for q, (part, k, v) in tails)])
 
     @property
     def num_products(self) -> int:
         """Products of a query and a key in a full layer, those with padding included."""
-        prefixes = sum(each.rows * each.longest**2 for each in self.prefixes)
-        return prefixes + sum(each.num_products for each in self.suffixes)
+        return sum(each.own.rows * each.own.columns * each.columns for each in self._buckets)
 
 
-Shared = tuple[Tensor, Tensor] | None
-"""Keys and values of all prefixes."""
-
-
-class _Suffixes:
-    """Suffixes of like length, and the prefixes that they see."""
+class _Bucket:
+    """Runs of like length, with paths of like length."""
 
     def __init__(
         self,
-        prefixes: IntArray,
+        paths: Sequence[IntArray],
         lengths: IntArray,
-        shared: IntArray,
-        group: IntArray,
-        offsets_kept: Sequence[IntArray],
+        offsets_S: Sequence[IntArray],
         device: torch.device,
     ) -> None:
+        ends = np.array([len(path) for path in paths])
+        self.columns = int(ends.max())
+        self._starts = ends - lengths
+        """Of each run in its path."""
         self.own = _Padding(lengths, device)
-        self.kept = _Padding(np.array([len(offsets) for offsets in offsets_kept]), device)
-        self.prefix: _Padding | None = None
-        self.prefix_tokens: Tensor | None = None
-        """Where the tokens of its prefixes are among those of all; None if it has all of them."""
-        self.longest_prefix = int(shared.max())
-        self._share: tuple[Tensor, Tensor] | None = None
-        if self.longest_prefix:
-            # A suffix without a prefix, among others with one, names any and sees nothing of it.
-            is_seen = np.zeros(len(prefixes), dtype=np.bool_)
-            is_seen[group[shared > 0]] = True
-            visible_prefixes = np.flatnonzero(is_seen)
-            self.prefix = _Padding(prefixes[visible_prefixes], device)
-            if len(visible_prefixes) < len(prefixes):
-                places = np.flatnonzero(np.repeat(is_seen, prefixes))
-                self.prefix_tokens = torch.from_numpy(places).to(device)
-            if len(visible_prefixes) < len(lengths) or not np.array_equal(group, visible_prefixes):
-                place = (np.cumsum(is_seen) - 1)[np.where(shared > 0, group, visible_prefixes[0])]
-                place_S = torch.from_numpy(place).to(device)
-                self._share = place_S, F.one_hot(place_S, len(visible_prefixes)).t()
-        self._shared = shared
-        self._kept_offsets = np.concatenate(offsets_kept)
-        self._masks: dict[tuple[str, int | None], Tensor] = {}
+        self.last_layer = _Padding(np.array([len(offsets) for offsets in offsets_S]), device)
+        self.places: IntArray | None = None
+        """[S · columns] of its paths in the flat row; None where each run is its own path."""
+        if self._starts.any():
+            column = np.minimum(np.arange(self.columns), ends[:, None] - 1)
+            self.places = np.concatenate(paths)[((np.cumsum(ends) - ends)[:, None] + column).ravel()]
+        self._kept_offsets = np.concatenate(offsets_S)
+        self._masks: dict[tuple[bool, int | None], Tensor] = {}
+        self._at_columns: dict[bool, _Padding] = {}
         self._device = device
 
-    @property
-    def num_products(self) -> int:
-        return self.own.rows * self.own.longest * (self.longest_prefix + self.own.longest)
+    def in_rows(self, flat: Tensor) -> Tensor:
+        """[S, H, columns, d] of what is laid out."""
+        return flat.view(self.own.rows, self.columns, *flat.shape[1:]).transpose(1, 2)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, prefix_kv: Shared, wishes: Wishes) -> Tensor:
-        q_all, k_all, v_all = self.own.pad(q), *self._visible_kv(k, v, prefix_kv)
-        window = wishes.window if wishes.is_shorter(self.longest_prefix + self.own.longest) else None
-        mask = None
-        if self.prefix is not None or window is not None:
-            mask = self._mask("full", q.dtype, window)
-        return _attend(q_all, k_all, v_all, mask, self.own, wishes)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, wishes: Wishes, *, is_kept: bool) -> Tensor:
+        """[n, H, d] of the queries of all its tokens, or of those that are kept."""
+        window = wishes.window if wishes.is_shorter(self.columns) else None
+        mask, padding = None, self.last_layer if is_kept else self.own
+        if window is not None or needs_mask(padding.rows, padding.columns, self.own.columns, self.columns):
+            mask = self._mask(q.dtype, window, is_kept=is_kept)
+        elif is_kept or self.places is not None:
+            padding = self._in_paths(is_kept)
+        if q.shape[1] != k.shape[1] and mask is not None and q.device.type != "cpu":
+            # the kernels that take a mask take no groups
+            repeat = q.shape[1] // k.shape[1]
+            k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        return padding.unpad(attention(padding.pad(q), k, v, mask, wishes, is_causal=mask is None))
 
-    def attend_kept(self, q: Tensor, k: Tensor, v: Tensor, prefix_kv: Shared) -> Tensor:
-        k_all, v_all = self._visible_kv(k, v, prefix_kv)
-        return _attend(self.kept.pad(q), k_all, v_all, self._mask("kept", q.dtype), self.kept)
+    def _in_paths(self, is_kept: bool) -> "_Padding":
+        """The queries, each at its token's column: the kernel leaves out what is behind them by itself."""
+        if is_kept not in self._at_columns:
+            padding = self.last_layer if is_kept else self.own
+            offsets = self._kept_offsets if is_kept else padding.offsets
+            offsets = offsets + np.repeat(self._starts, padding.lengths)
+            self._at_columns[is_kept] = _Padding(padding.lengths, self._device, offsets, self.columns)
+        return self._at_columns[is_kept]
 
-    def _visible_kv(self, k: Tensor, v: Tensor, prefix_kv: Shared) -> tuple[Tensor, Tensor]:
-        """[S, K, P + C, d] keys and values."""
-        if self.prefix is None:
-            return self.own.pad(k), self.own.pad(v)
-        assert prefix_kv is not None, "a suffix with a prefix is in a micro-batch with prefixes"
-        k_all, v_all = (
-            torch.cat((self._of_each(whole), self.own.pad(part)), dim=2)
-            for whole, part in zip(prefix_kv, (k, v), strict=True)
-        )
-        return k_all, v_all
-
-    def _of_each(self, prefixes: Tensor) -> Tensor:
-        """[S, K, P, d] the prefix of each suffix's group."""
-        assert self.prefix is not None, "the caller asked"
-        if self.prefix_tokens is not None:
-            prefixes = take_rows(prefixes, self.prefix_tokens)
-        padded_prefixes = self.prefix.pad(prefixes)
-        return padded_prefixes if self._share is None else _Share.apply(padded_prefixes, *self._share)
-
-    def _mask(self, which: str, dtype: torch.dtype, window: int | None = None) -> Tensor:
-        """[S, 1, Q, P + C], 0 where a query may look and -inf elsewhere: it sees its group's prefix, and its
-        own suffix up to its offset, of both no more than the last `window` tokens. Made once, for all
-        layers."""
-        if (which, window) not in self._masks:
-            offsets = np.arange(self.own.longest)[None, :]
-            if which == "kept":
-                offsets = self.kept.pad_ids(self._kept_offsets)
-            ago = offsets[:, :, None] - np.arange(self.own.longest)
-            own, columns = ago >= 0, np.arange(self.longest_prefix)
-            prefix = (columns < self._shared[:, None])[:, None, :]
-            if window is not None:
-                own = own & (ago < window)
-                prefix = prefix & (self._shared[:, None, None] + offsets[:, :, None] - columns < window)
-            size = (self.own.rows, offsets.shape[1])
-            both = (np.broadcast_to(part, (*size, part.shape[2])) for part in (prefix, own))
-            visible = torch.from_numpy(np.concatenate(tuple(both), axis=2)).to(self._device).unsqueeze(1)
-            mask = torch.zeros(visible.shape, dtype=dtype, device=self._device)
-            self._masks[which, window] = mask.masked_fill_(~visible, float("-inf"))
-        return self._masks[which, window]
-
-
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, padding: "_Padding", wishes: Wishes = NONE
-) -> Tensor:
-    is_grouped = q.shape[1] != k.shape[1]
-    if (
-        is_grouped and mask is not None and q.device.type != "cpu"
-    ):  # the kernels that take a mask take no groups
-        repeat = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-    return padding.unpad(attention(q, k, v, mask, wishes, is_causal=mask is None))
-
-
-def _join(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+    def _mask(self, dtype: torch.dtype, window: int | None, *, is_kept: bool) -> Tensor:
+        """[S or 1, 1, Q, columns], 0 where a query may look and -inf elsewhere: it sees its path up to its
+        own column, of that no more than the last `window`. Made once, for all layers."""
+        if (is_kept, window) not in self._masks:
+            at = np.arange(self.own.columns)[None, :]
+            if is_kept:
+                at = self.last_layer.pad_ids(self._kept_offsets)
+            # Padding stands within the path as well: a window that has no key in it is no number.
+            at = np.minimum(at + self._starts[:, None], self.columns - 1)
+            at = at[:1] if (at == at[0]).all() else at
+            ago = at[:, :, None] - np.arange(self.columns)
+            visible = ago >= 0 if window is None else (ago >= 0) & (ago < window)
+            is_beyond = torch.from_numpy(~visible).to(self._device).unsqueeze(1)
+            mask = torch.zeros(is_beyond.shape, dtype=dtype, device=self._device)
+            self._masks[is_kept, window] = mask.masked_fill_(is_beyond, float("-inf"))
+        return self._masks[is_kept, window]
 
 
 class _Padding:
-    """[sum of lengths, H, d] ⇄ [rows, H, longest, d]; lengths are above 0, and the padding is never seen by a
-    real token."""
+    """[sum of lengths, H, d] ⇄ [rows, H, columns, d]; the padding is never seen by a real token."""
 
-    def __init__(self, lengths: IntArray, device: torch.device) -> None:
-        self.rows, self.longest = len(lengths), int(lengths.max())
+    def __init__(
+        self,
+        lengths: IntArray,
+        device: torch.device,
+        offsets: IntArray | None = None,
+        columns: int | None = None,
+    ) -> None:
+        """`lengths` are above 0. Tokens stand at their `offsets`, or else one behind the other from column
+        0."""
+        self.lengths = lengths
+        self.rows, self.columns = len(lengths), columns or int(lengths.max())
         self.num_tokens = int(lengths.sum())
-        self._device = device
-        self.full = self.num_tokens == self.rows * self.longest
+        if offsets is None:
+            offsets = np.arange(self.num_tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        self.offsets = offsets
+        self.full = self.num_tokens == self.rows * self.columns
         if not self.full:
-            firsts = np.cumsum(lengths) - lengths
-            # Padding repeats the row's last token: any finite value does, because nobody looks at it.
-            column = np.minimum(np.arange(self.longest), lengths[:, None] - 1)
-            self._source: NDArray[np.int64] = firsts[:, None] + column
-            row_N = np.repeat(np.arange(self.rows), lengths)
-            places = row_N * self.longest + np.arange(self.num_tokens) - firsts[row_N]
+            places = np.repeat(np.arange(self.rows), lengths) * self.columns + offsets
+            # Padding repeats a token: any finite value does, because nobody looks at it.
+            self._source = np.zeros(self.rows * self.columns, dtype=np.int64)
+            self._source[places] = np.arange(self.num_tokens)
             self.place_N = torch.from_numpy(places).to(device)
-            self.source = torch.from_numpy(self._source.ravel()).to(device)
+            self.source = torch.from_numpy(self._source).to(device)
 
     def pad(self, flat: Tensor) -> Tensor:
         num_heads, head_dim = flat.shape[1], flat.shape[2]
-        padded = flat if self.full else _Spread.apply(flat, self.source, self.place_N)
-        return padded.reshape(self.rows, self.longest, num_heads, head_dim).transpose(1, 2)
+        rows = flat if self.full else _Spread.apply(flat, self.source, self.place_N)
+        return rows.reshape(self.rows, self.columns, num_heads, head_dim).transpose(1, 2)
 
     def pad_ids(self, flat: IntArray) -> IntArray:
-        """[rows, longest] for numbers instead of vectors."""
-        return flat.reshape(self.rows, self.longest) if self.full else flat[self._source]
-
-    def near(self, wishes: Wishes, dtype: torch.dtype) -> Tensor | None:
-        """[1, 1, longest, longest] mask of a window, 0 where a query may look and -inf elsewhere; None where
-        every key up to its own place is in it."""
-        if not wishes.is_shorter(self.longest):
-            return None
-        places = torch.arange(self.longest, device=self._device)
-        ago = places[:, None] - places
-        is_beyond = (ago < 0) | (ago >= cast("int", wishes.window))
-        mask = torch.zeros(is_beyond.shape, dtype=dtype, device=self._device)
-        return mask.masked_fill_(is_beyond, float("-inf"))[None, None]
+        """[rows, columns] for numbers instead of vectors."""
+        return (flat if self.full else flat[self._source]).reshape(self.rows, self.columns)
 
     def unpad(self, padded_rows: Tensor) -> Tensor:
         rows = padded_rows.transpose(1, 2).flatten(0, 1)
         return rows if self.full else take_rows(rows, self.place_N)
 
 
-class _Share(torch.autograd.Function):
-    """index_select whose backward sums over each group in one matrix product, not row by row."""
+def repeat_rows(x: Tensor, index: Tensor) -> Tensor:
+    """x[index], where rows may be named many times."""
+    return _RepeatRows.apply(x, index) if torch.is_grad_enabled() else x.index_select(0, index)
+
+
+class _RepeatRows(torch.autograd.Function):
+    """index_select whose backward adds up in the order of the places and at least in float32, as that of an
+    embedding does."""
 
     @staticmethod
-    def forward(ctx: Any, prefix: Tensor, group_S: Tensor, belongs_G_S: Tensor) -> Tensor:
-        ctx.save_for_backward(belongs_G_S)
-        return prefix.index_select(0, group_S)
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.num_rows = len(x)
+        return x.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (grad,), (belongs_G_S,) = grads, ctx.saved_tensors
-        summed_grad = belongs_G_S.to(grad.dtype) @ grad.flatten(1)
-        return summed_grad.view(-1, *grad.shape[1:]), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,), (index,) = grads, ctx.saved_tensors
+        rows = grad.reshape(len(grad), -1).to(torch.promote_types(grad.dtype, torch.float32))
+        total = torch.ops.aten.embedding_dense_backward(rows, index, ctx.num_rows, -1, False)
+        return total.to(grad.dtype).view(ctx.num_rows, *grad.shape[1:]), None
 
 
 class _Spread(torch.autograd.Function):

@@ -1,18 +1,19 @@
-"""Which rows go together: rows ──► groups that share a prompt ──► micro-batches ──► buckets of like length.
+"""Which rows go together: rows ──► trees of common beginnings ──► micro-batches ──► buckets of like length.
 
-    micro-batches   of `max_tokens` tokens: the largest group first, then those that fill what is left best;
+    micro-batches   of `max_tokens` tokens: the largest tree first, then those that fill what is left best;
                     a long tail of lengths fills them to within a percent, and linear layers pad nothing
     buckets         attention pads, so inside a micro-batch only rows of like length are padded to
                     each other
 
-Rows of one group (attempts at one task) share their longest common beginning, up to but not including the
-first token that is trained. Rows are cut behind their last trained token, because nothing after it is
-predicted. Nothing here depends on the order in which rows come.
+Rows of one task (attempts, turns, branches of a search, several agents on one context) are a tree: what
+several of them begin with is computed once. Rows are cut behind their last trained token, because nothing
+after it is predicted. Nothing here depends on the order in which rows come.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +22,25 @@ from rllm.types.sample import TrainingSample
 
 IntArray = NDArray[np.int64]
 MOST_TRIED = 128
-"""Groups of which those are chosen that fill a micro-batch; with as many, some add up to almost any room."""
+"""Trees of which those are chosen that fill a micro-batch; with as many, some add up to almost any room."""
 MOST_SPLIT = 16
-"""Groups of which one is split."""
+"""Trees of which one is split."""
 LITTLE_ROOM = 64
-"""A group is split, so that its prompt is computed twice, for room of more than this part of a micro-batch"""
+"""A tree is split, so that its trunk is computed twice, for room of more than this part of a micro-batch"""
 LEAST_GAIN = 4
-"""…, and for tokens of its own that are more than this part of the prompt."""
+"""…, and for tokens of its own that are more than this part of the trunk."""
+LEAST_SHARED = 64
+"""A beginning that is less than this part of a row is computed again: to look it up in every layer would cost
+as much."""
 EQUAL_WORK = 4096
 """Places that a token looks back at for as much work as the linear layers have with it, in a model of
 middling width: what a rank's rows cost is only compared with what another's do."""
 MAX_LENGTHS = 256
 """Distinct lengths that buckets tell apart; above, like lengths count as one."""
+MOST_MASKED = 1 << 26
+"""Elements of a bucket's mask; a larger one is not made"""
+MOST_SPREAD = 8
+"""…, unless paths are more than so many times as long as what is added to them."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -55,36 +63,85 @@ class WeightedRow:
 
 
 @dataclass(slots=True)
-class PrefixGroup:
-    """Rows that share their first `prefix_length` tokens."""
+class PrefixTree:
+    """Rows, ordered by their tokens: what a row has in common with any before it, it has with the last one.
 
-    prefix_length: int
+    A row comes behind those that go on where it ends.
+    """
+
     rows: list[WeightedRow]
+    common: list[int]
+    """How many tokens of each row are those of the row before it; 0 for the first."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens of a forward pass over it."""
-        return self.prefix_length + sum(row.last - self.prefix_length for row in self.rows)
+        return sum(row.last for row in self.rows) - sum(self.common)
 
     @property
     def key(self) -> tuple[str, int, int, int]:
-        return self.rows[0].sample.order_key
+        return min(row.sample.order_key for row in self.rows)
+
+    def branches(self, part: range) -> tuple[int, list[range]]:
+        """Length of the trunk of the rows in `part`, and which rows go on behind it together.
+
+        A row that ends in the trunk is in the branch of the row before it. One branch has no trunk.
+        """
+        forks = [index for index in part[1:] if self.rows[index].last > self.common[index]]
+        trunk = min((self.common[index] for index in forks), default=0)
+        starts = [part.start, *(index for index in forks if self.common[index] == trunk)]
+        return trunk, [range(*ends) for ends in zip(starts, [*starts[1:], part.stop], strict=True)]
+
+    def own_lengths(self, trunk: int, branch: range) -> list[tuple[int, int]]:
+        """(tokens before those that it adds, how many it adds) of each row of a branch."""
+        starts = [trunk, *self.common[branch.start + 1 : branch.stop]]
+        lasts = [row.last for row in self.rows[branch.start : branch.stop]]
+        return [(start, last - start) for start, last in zip(starts, lasts, strict=True)]
+
+    def size(self, trunk: int, branch: range) -> int:
+        """Tokens of a branch behind the trunk."""
+        return sum(length for _, length in self.own_lengths(trunk, branch))
+
+    def rows_that_fill(self, room: int) -> list[int]:
+        """Places of the rows that fill `room` best: whole branches, or some of the first one that is too
+        large; none where not even one does."""
+        part = range(len(self.rows))
+        while True:
+            trunk, branches = self.branches(part)
+            if len(branches) == 1 or room <= trunk:
+                return []
+            if chosen := fullest([self.size(trunk, branch) for branch in branches], room - trunk):
+                return [place for index in chosen for place in branches[index]]
+            part = branches[0]
+
+    def first_leaf(self) -> list[int]:
+        """Places of the rows that are one path from the root."""
+        part = range(len(self.rows))
+        while len(branches := self.branches(part)[1]) > 1:
+            part = branches[0]
+        return list(part)
+
+    def parts(self, places: Sequence[int]) -> tuple["PrefixTree", "PrefixTree"]:
+        """The rows at `places`, which ascend, as a tree, and all others as one."""
+        chosen = set(places)
+        return self._take(places), self._take([each for each in range(len(self.rows)) if each not in chosen])
+
+    def _take(self, places: Sequence[int]) -> "PrefixTree":
+        between = pairwise(places)
+        common = [min(self.common[before + 1 : place + 1]) for before, place in between]
+        return PrefixTree([self.rows[place] for place in places], [0, *common] if places else [])
 
 
-def packed_groups(
+def packed_trees(
     rows: Sequence[WeightedRow], max_tokens: int, *, share_prefixes: bool = True, whole_groups: bool = False
-) -> list[list[PrefixGroup]]:
+) -> list[list[PrefixTree]]:
     """Micro-batches of at most `max_tokens` tokens; rows without a trained token are in none.
 
-    A group above that, and here and there one that fills what is left, is split, its prompt computed once
-    for each part, unless `whole_groups`; a row that is longer has a micro-batch of its own.
+    A tree above that, and here and there one that fills what is left, is split, its trunk computed once for
+    each part, unless `whole_groups`; a row that is longer has a micro-batch of its own.
     """
-    left = _Left(
-        each
-        for group in _prefix_groups(rows, share_prefixes=share_prefixes, whole_groups=whole_groups)
-        for each in ([group] if group.prefix_length or whole_groups else _one_by_one(group.rows))
-    )
-    batches: list[list[PrefixGroup]] = []
+    left = _Left(_trees(rows, share_prefixes=share_prefixes, whole_groups=whole_groups))
+    batches: list[list[PrefixTree]] = []
     while left.entries:
         batches.append(left.filling(max_tokens, can_split=not whole_groups))
     return batches
@@ -93,25 +150,28 @@ def packed_groups(
 def rank_shares(
     rows: Sequence[WeightedRow], num_ranks: int, *, share_prefixes: bool = True, whole_groups: bool = False
 ) -> list[list[WeightedRow]]:
-    """The rows of each rank, so that all ranks have about as much to compute; a group stays together where
+    """The rows of each rank, so that all ranks have about as much to compute; a tree stays together where
     that does not keep others waiting, and with `whole_groups` always.
 
-    Costs are tokens, a shared prompt once for each rank that has a row of it, and what attention adds to
-    them. The dearest group first to the rank that has least; then rows move from the rank that has most.
+    Costs are tokens, a trunk once for each rank that has a branch of it, and what attention adds to them.
+    The dearest tree first to the rank that has least; then branches move from the rank that has most.
     """
-    groups = _prefix_groups(rows, share_prefixes=share_prefixes, whole_groups=whole_groups)
-    costs = [_costs(group) for group in groups]
+    trees = _trees(rows, share_prefixes=share_prefixes, whole_groups=whole_groups)
+    costs = [_costs(tree) for tree in trees]
     order = sorted(
-        range(len(groups)), key=lambda each: (-sum(costs[each][1], costs[each][0]), groups[each].key)
+        range(len(trees)),
+        key=lambda each: (-sum((cost for _, cost in costs[each][1]), costs[each][0]), trees[each].key),
     )
     ranks = [_RankShare() for _ in range(num_ranks)]
     for index in order:
         least = min(ranks, key=lambda each: each.cost)
-        for row, cost in zip(groups[index].rows, costs[index][1], strict=True):
-            least.add(index, costs[index][0], row, cost)
-    while not whole_groups and _move_one(ranks, [prefix for prefix, _ in costs]):
+        for branch in costs[index][1]:
+            least.add(index, costs[index][0], branch)
+    while not whole_groups and _move_one(ranks, [trunk for trunk, _ in costs]):
         pass
-    return [[row for members in each.rows.values() for row, _ in members] for each in ranks]
+    return [
+        [row for branches in each.branches.values() for rows, _ in branches for row in rows] for each in ranks
+    ]
 
 
 def fewest(rows: Sequence[WeightedRow], whole_groups: bool) -> list[WeightedRow]:
@@ -122,26 +182,33 @@ def fewest(rows: Sequence[WeightedRow], whole_groups: bool) -> list[WeightedRow]
     return [row for row in rows if row.sample.group_key == least.sample.group_key]
 
 
+_Branch = tuple[list[WeightedRow], float]
+"""Rows that go on together behind a trunk, and what they cost beside it."""
+
+
 @dataclass(slots=True)
 class _RankShare:
     """What one rank has so far."""
 
     cost: float = 0.0
-    rows: dict[int, list[tuple[WeightedRow, float]]] = field(
-        default_factory=dict[int, list[tuple[WeightedRow, float]]]
-    )
-    """By group, with what each costs beside the group's prompt."""
+    branches: dict[int, list[_Branch]] = field(default_factory=dict[int, list[_Branch]])
+    """By tree."""
 
-    def add(self, group: int, prefix_cost: float, row: WeightedRow, cost: float) -> None:
-        self.cost += cost + (0.0 if group in self.rows else prefix_cost)
-        self.rows.setdefault(group, []).append((row, cost))
+    def add(self, tree: int, trunk_cost: float, branch: _Branch) -> None:
+        self.cost += branch[1] + (0.0 if tree in self.branches else trunk_cost)
+        self.branches.setdefault(tree, []).append(branch)
 
 
-def _costs(group: PrefixGroup) -> tuple[float, list[float]]:
-    """Costs of computing the shared prompt, and each row behind it."""
-    prefix = group.prefix_length
-    lengths = [row.last - prefix for row in group.rows]
-    return _work(0, prefix), [_work(prefix, length) for length in lengths]
+def _costs(tree: PrefixTree) -> tuple[float, list[_Branch]]:
+    """Costs of computing the trunk, and each branch behind it."""
+    trunk, branches = tree.branches(range(len(tree.rows)))
+    return _work(0, trunk), [
+        (
+            tree.rows[branch.start : branch.stop],
+            sum(_work(start, length) for start, length in tree.own_lengths(trunk, branch)),
+        )
+        for branch in branches
+    ]
 
 
 def _work(start: int, length: int) -> float:
@@ -149,27 +216,27 @@ def _work(start: int, length: int) -> float:
     return length * (1.0 + (start + length / 2.0) / EQUAL_WORK)
 
 
-def _move_one(ranks: Sequence[_RankShare], prefix_costs: Sequence[float]) -> bool:
-    """Move the row from the rank that has most to the one that has least that brings them nearest to each
+def _move_one(ranks: Sequence[_RankShare], trunk_costs: Sequence[float]) -> bool:
+    """Move the branch from the rank that has most to the one that has least that brings them nearest to each
     other; False where none does."""
     most, least = max(ranks, key=lambda each: each.cost), min(ranks, key=lambda each: each.cost)
     best, move = most.cost, None
-    for group, members in most.rows.items():
-        prefix = prefix_costs[group]
-        cost_there = 0.0 if group in least.rows else prefix
-        for place, (_, cost) in enumerate(members):
-            cost_here = cost + (prefix if len(members) == 1 else 0.0)
+    for tree, branches in most.branches.items():
+        trunk = trunk_costs[tree]
+        cost_there = 0.0 if tree in least.branches else trunk
+        for place, (_, cost) in enumerate(branches):
+            cost_here = cost + (trunk if len(branches) == 1 else 0.0)
             higher = max(most.cost - cost_here, least.cost + cost + cost_there)
             if higher < best:
-                best, move = higher, (group, place, cost_here)
+                best, move = higher, (tree, place, cost_here)
     if move is None:
         return False
-    group, place, cost_here = move
-    row, cost = most.rows[group].pop(place)
-    if not most.rows[group]:
-        del most.rows[group]
+    tree, place, cost_here = move
+    branch = most.branches[tree].pop(place)
+    if not most.branches[tree]:
+        del most.branches[tree]
     most.cost -= cost_here
-    least.add(group, prefix_costs[group], row, cost)
+    least.add(tree, trunk_costs[tree], branch)
     return True
 
 
@@ -195,75 +262,66 @@ def fullest(sizes: Sequence[int], room: int) -> list[int]:
 
 
 class _Left:
-    """Groups that are in no micro-batch yet, the largest first."""
+    """Trees that are in no micro-batch yet, the largest first."""
 
-    def __init__(self, groups: Iterable[PrefixGroup]) -> None:
-        self.entries = sorted(map(_entry, groups), key=_size_and_key)
+    def __init__(self, trees: Iterable[PrefixTree]) -> None:
+        self.entries = sorted(map(_entry, trees), key=_size_and_key)
 
-    def filling(self, max_tokens: int, *, can_split: bool) -> list[PrefixGroup]:
-        """Take out what fills one micro-batch; a group, or a row, that is larger has one of its own."""
+    def filling(self, max_tokens: int, *, can_split: bool) -> list[PrefixTree]:
+        """Take out what fills one micro-batch; a tree, or a row, that is larger has one of its own."""
         if can_split and -self.entries[0][0] > max_tokens:
             too_large = bisect_left(self.entries, -max_tokens, key=lambda entry: entry[0])
-            first = self._best_part(max_tokens, too_large) or self._split(0, {0})  # a row that is too long
+            first = self._best_part(max_tokens, too_large) or self._split(0, self.entries[0][2].first_leaf())
         else:
             first = self.entries.pop(0)[2]
-        groups, room = [first], max_tokens - first.num_tokens
+        trees, room = [first], max_tokens - first.num_tokens
         while places := self._fitting(room):
             for index in reversed(fullest([-self.entries[place][0] for place in places], room)):
-                groups.append(self.entries.pop(places[index])[2])
-                room -= groups[-1].num_tokens
+                trees.append(self.entries.pop(places[index])[2])
+                room -= trees[-1].num_tokens
         if can_split and room * LITTLE_ROOM > max_tokens:
             part = self._best_part(room, len(self.entries))
-            groups += [part] if part is not None else []
-        return groups
+            trees += [part] if part is not None else []
+        return trees
 
     def _fitting(self, room: int) -> range:
-        """Places of groups of all sizes that `room` holds."""
+        """Places of trees of all sizes that `room` holds."""
         start = bisect_left(self.entries, -room, key=lambda entry: entry[0])
         return range(start, len(self.entries), max(1, (len(self.entries) - start) // MOST_TRIED))
 
-    def _best_part(self, room: int, among: int) -> PrefixGroup | None:
-        """The rows that fill `room` best, of one of the first `among` groups, taken out of it; None where no
-        row fits, or a prompt would be computed again for little."""
-        best, most = set[int](), 0
-        where = -1
-        for place, (_, _, group) in enumerate(self.entries[: min(among, MOST_SPLIT)]):
-            prefix, rows = group.prefix_length, group.rows
-            if len(rows) == 1 or room <= prefix:
+    def _best_part(self, room: int, among: int) -> PrefixTree | None:
+        """The branches that fill `room` best, of one of the first `among` trees, taken out of it; None where
+        none fits, or a trunk would be computed again for little."""
+        best, most, where = list[int](), 0, -1
+        for place, (_, _, tree) in enumerate(self.entries[: min(among, MOST_SPLIT)]):
+            if not (places := tree.rows_that_fill(room)):
                 continue
-            places = fullest([row.last - prefix for row in rows], room - prefix)
-            own = sum(rows[each].last - prefix for each in places)
-            if own > most and own * LEAST_GAIN > prefix:
-                where, best, most = place, set(places), own
-                if own == room - prefix:
+            part, rest = tree.parts(places)
+            again = part.num_tokens + rest.num_tokens - tree.num_tokens
+            own = part.num_tokens - again
+            if own > most and own * LEAST_GAIN > again:
+                where, best, most = place, places, own
+                if part.num_tokens == room:
                     break
         return self._split(where, best) if most else None
 
-    def _split(self, place: int, places: set[int]) -> PrefixGroup:
-        group = self.entries.pop(place)[2]
-        parts: list[PrefixGroup] = []
-        for is_taken in (True, False):
-            rows = [row for index, row in enumerate(group.rows) if (index in places) is is_taken]
-            parts.append(PrefixGroup(group.prefix_length if len(rows) > 1 else 0, rows))
-        if parts[1].rows:
-            insort(self.entries, _entry(parts[1]), key=_size_and_key)
-        return parts[0]
+    def _split(self, index: int, places: Sequence[int]) -> PrefixTree:
+        part, rest = self.entries.pop(index)[2].parts(places)
+        if rest.rows:
+            insort(self.entries, _entry(rest), key=_size_and_key)
+        return part
 
 
-_Entry = tuple[int, tuple[str, int, int, int], PrefixGroup]
-"""(minus its tokens, its key, the group)."""
+_Entry = tuple[int, tuple[str, int, int, int], PrefixTree]
+"""(minus its tokens, its key, the tree)."""
 
 
-def _entry(group: PrefixGroup) -> _Entry:
-    return -group.num_tokens, group.key, group
+def _entry(tree: PrefixTree) -> _Entry:
+    return -tree.num_tokens, tree.key, tree
 
 
 def _size_and_key(entry: _Entry) -> tuple[int, tuple[str, int, int, int]]:
     return entry[:2]
-
-
-def _one_by_one(rows: Sequence[WeightedRow]) -> list[PrefixGroup]:
-    return [PrefixGroup(0, [row]) for row in rows]
 
 
 def buckets(prefix_lengths: IntArray, lengths: IntArray, overhead: int) -> list[int]:
@@ -303,6 +361,19 @@ def buckets(prefix_lengths: IntArray, lengths: IntArray, overhead: int) -> list[
     return runs[::-1]
 
 
+def needs_mask(num_runs: int, num_queries: int, length: int, columns: int) -> bool:
+    """Whether attention of a bucket takes a mask for `num_queries` tokens of each run.
+
+    Runs have at most `length` tokens, their paths at most `columns`. Without a mask, queries stand at their
+    tokens' columns of the paths.
+    Where at least half of a path is its run, the kernel does better without: half of the products are left
+    out.
+    """
+    if num_queries == length and 2 * length >= columns:
+        return False
+    return num_runs * num_queries * columns <= MOST_MASKED or columns > MOST_SPREAD * length
+
+
 def bucket_order(prefix_lengths: IntArray, lengths: IntArray) -> IntArray:
     """Rows of like prompts together, the longest first."""
     return np.lexsort((-prefix_lengths, -lengths, -_kind(prefix_lengths)))
@@ -313,33 +384,34 @@ def _kind(prefix_lengths: IntArray) -> IntArray:
     return np.frexp(prefix_lengths.astype(np.float64))[1]
 
 
-def _prefix_groups(
-    rows: Sequence[WeightedRow], *, share_prefixes: bool, whole_groups: bool
-) -> list[PrefixGroup]:
+def _trees(rows: Sequence[WeightedRow], *, share_prefixes: bool, whole_groups: bool) -> list[PrefixTree]:
+    """One for each task, or for each group under `whole_groups`; otherwise cut where nothing is shared."""
     by_key: dict[tuple[str, ...], list[WeightedRow]] = {}
     for row in rows:
         if len(row.places):
-            alone = () if share_prefixes or whole_groups else (str(row.index),)
-            by_key.setdefault((*row.sample.group_key, *alone), []).append(row)
-    groups: list[PrefixGroup] = []
+            key = row.sample.group_key
+            by_key.setdefault(key if whole_groups else key[:1], []).append(row)
+    trees: list[PrefixTree] = []
     for members in by_key.values():
         members.sort(key=lambda row: row.sample.order_key)
-        num_shared = 0
-        if len(members) > 1 and share_prefixes:
-            first_trained = min(int(row.places[0]) for row in members)
-            num_shared = _shared_length([row.sample.token_ids_T for row in members], first_trained)
-        groups.append(PrefixGroup(num_shared, members))
-    return groups
+        if share_prefixes and len(members) > 1:
+            members.sort(key=_token_bytes, reverse=True)
+        pairs = pairwise(members)
+        common = [0, *(_num_shared(*pair) if share_prefixes else 0 for pair in pairs)]
+        starts = [0] if whole_groups else [index for index, num in enumerate(common) if not num]
+        for start, end in zip(starts, [*starts[1:], len(members)], strict=True):
+            trees.append(PrefixTree(members[start:end], common[start:end]))
+    return trees
 
 
-def _shared_length(rows: Sequence[IntArray], limit: int) -> int:
-    """Length of the common beginning; at most `limit` - 1, so that the token that predicts the first trained
-    one is in every suffix."""
-    limit = max(0, min(limit - 1, *(len(row) for row in rows)))
-    head = rows[0][:limit]
-    num_shared = limit
-    for row in rows[1:]:
-        differing = np.flatnonzero(row[:num_shared] != head[:num_shared])
-        if len(differing):
-            num_shared = int(differing[0])
-    return num_shared
+def _token_bytes(row: WeightedRow) -> bytes:
+    """Ids, none below 0, that compare as bytes as they do as numbers."""
+    return row.sample.token_ids_T[: row.last].astype(">i8").tobytes()
+
+
+def _num_shared(before: WeightedRow, row: WeightedRow) -> int:
+    """Length of the common beginning; 0 where it is not worth it."""
+    limit = min(before.last, row.last)
+    differs = before.sample.token_ids_T[:limit] != row.sample.token_ids_T[:limit]
+    num_shared = int(differs.argmax()) if differs.any() else limit
+    return num_shared if num_shared * LEAST_SHARED >= row.last else 0

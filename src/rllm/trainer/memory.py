@@ -14,6 +14,8 @@ pass begins or where it ends, and this module looks at both. It holds for the bu
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rllm.models.packing import needs_mask
+
 if TYPE_CHECKING:
     from rllm.models.decoder import DecoderShape
 
@@ -35,7 +37,10 @@ LORA_INPUTS = {
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class MicroBatch:
-    """What one forward and backward pass holds: rows of one length behind prompts of one length."""
+    """What one forward and backward pass holds: rows of one length behind prompts of one length.
+
+    The first row behind each prompt is one path with it, and read in place.
+    """
 
     num_prefixes: int
     """Prompts that several rows share, each computed once."""
@@ -58,18 +63,49 @@ class MicroBatch:
         return self.num_rows * self.trained
 
     @property
+    def num_states(self) -> int:
+        """K: states that they are predicted by; rows that share a prompt share its last one."""
+        return self.num_trained - (self.num_rows - self.num_prefixes if self.prefix else 0)
+
+    @property
     def num_keys(self) -> int:
-        """Keys that attention lays out for the rows: each has a copy of its prefix. 0 without prefixes, where
-        they are read in place."""
-        return self.num_rows * (self.prefix + self.suffix) if self.prefix else 0
+        """Keys that attention lays out for the rows behind the first of each prompt: each has a copy of its
+        prefix. 0 without prefixes, where they are read in place."""
+        return (self.num_rows - self.num_prefixes) * (self.prefix + self.suffix) if self.prefix else 0
+
+    def num_queries(self, *, is_last: bool) -> int:
+        """Queries that attention lays out at their places in the paths, where it takes no mask for them."""
+        return sum(
+            rows * self._columns
+            for rows, queries, length in self._runs(is_last=is_last)
+            if (queries, length) != (self._columns, self._columns)
+            and not needs_mask(rows, queries, length, self._columns)
+        )
 
     @property
     def mask(self) -> int:
         """Elements of the masks, made once for all layers: who sees whom behind a prefix, and what the
         trained tokens see in the last layer."""
-        behind = self.num_rows * (self.prefix + self.suffix)
-        of_all = behind * self.suffix if self.prefix else 0
-        return of_all + (behind * self.trained if self.num_trained < self.num_tokens else 0)
+        return sum(
+            rows * queries * self._columns
+            for is_last in (False, True)[: 1 + (self.num_states < self.num_tokens)]
+            for rows, queries, length in self._runs(is_last=is_last)
+            if needs_mask(rows, queries, length, self._columns)
+        )
+
+    @property
+    def _columns(self) -> int:
+        """Keys that a row's last token sees."""
+        return self.prefix + self.suffix
+
+    def _runs(self, *, is_last: bool) -> list[tuple[int, int, int]]:
+        """(rows, queries of each, tokens of each) of those that are one path with their prefix, and of those
+        that have it laid out."""
+        behind = self.num_rows - self.num_prefixes if self.prefix else 0
+        is_kept = is_last and self.num_states < self.num_tokens
+        own = (self.trained, self.trained - 1) if is_kept else (self._columns, self.suffix)
+        runs = ((self.num_rows - behind, own[0], self._columns), (behind, own[1], self.suffix))
+        return [each for each in runs if each[0] and each[1]]
 
 
 def fullest(batch: MicroBatch, group_size: int, max_tokens: int) -> MicroBatch:
@@ -201,7 +237,7 @@ class Pass:
             self._fixed_bytes(),
         )
         full_top = full + self._backward(batch.num_tokens, is_last=False)
-        last_top = last + self._backward(batch.num_trained, is_last=True)
+        last_top = last + self._backward(batch.num_states, is_last=True)
         first_top = full_top if below else last_top
         entering = batch.num_tokens * self.element * self.shape.hidden_size
         if self.recomputes:
@@ -240,19 +276,16 @@ class Pass:
         return layer_sizes(self.shape, kept_inputs=self.kept_inputs, widening=widening)
 
     def _activations(self, *, is_last: bool) -> int:
-        """Bytes that a layer keeps. The last one takes its queries out of the others, and lays out keys and
-        values behind prefixes: then nobody reads those of all tokens again."""
+        """Bytes that a layer keeps. The last one takes its queries out of the others."""
         sizes, batch, shape = self._sizes, self.batch, self.shape
-        num_finished = batch.num_trained if is_last else batch.num_tokens
+        num_finished = batch.num_states if is_last else batch.num_tokens
         queries = shape.num_heads * shape.head_dim
-        projection = 0 if is_last and batch.prefix else sizes.projected
-        if is_last and batch.prefix and shape.qk_norm:
-            projection = queries + sizes.keys
         concatenated = queries * num_finished if is_last or batch.prefix else 0  # taken out, or put together
         elements = (
-            (sizes.every_token + projection) * batch.num_tokens
+            (sizes.every_token + sizes.projected) * batch.num_tokens
             + sizes.behind_attention * num_finished
             + sizes.keys * batch.num_keys
+            + 2 * queries * batch.num_queries(is_last=is_last)
             + concatenated
         )
         lora = self.lora_rank * self.num_targets * batch.num_tokens
@@ -285,8 +318,9 @@ class Pass:
 
     def _outputs(self) -> int:
         """The last norm's input and output, and the columns of the loss."""
-        shape, num_trained = self.shape, self.batch.num_trained
-        states = 2 * self.element * shape.hidden_size * num_trained + self._norms(num_trained)
+        shape, num_trained, num_states = self.shape, self.batch.num_trained, self.batch.num_states
+        of_each = num_trained if self.batch.prefix else 0
+        states = self.element * shape.hidden_size * (2 * num_states + of_each) + self._norms(num_states)
         return states + 16 * FLOAT * num_trained
 
     def _logits(self) -> int:

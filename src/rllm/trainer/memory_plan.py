@@ -20,6 +20,7 @@ from rllm.models.builtin import PRESETS, tiny_config
 from rllm.models.decoder import DecoderShape
 from rllm.models.devices import accelerator_bytes
 from rllm.models.directory import read_config
+from rllm.models.packing import LEAST_SHARED
 from rllm.trainer.backends.logprobs import COPIES
 from rllm.trainer.memory import (
     FLOAT,
@@ -260,8 +261,10 @@ def _rows(config: TrainConfig, num_ranks: int) -> list[tuple[str, MicroBatch, in
     """
     rollout, length = config.rollout, config.inference.max_context - 1
     num_sampled = rollout.max_turns * rollout.max_tokens_per_turn or length
-    num_trained = min(num_sampled, length - 1)
-    prefix = length - num_trained if rollout.max_turns == 1 and rollout.group_size > 1 else 0
+    num_trained = min(num_sampled, length)
+    prompt = length + 1 - num_trained
+    is_shared = rollout.max_turns == 1 < rollout.group_size and prompt < length <= prompt * LEAST_SHARED
+    prefix = prompt if is_shared else 0
     groups = -(-rollout.tasks_per_step // (config.algorithm.updates_per_step * num_ranks))
     of_update = MicroBatch(
         num_prefixes=groups if prefix else 0,

@@ -41,7 +41,7 @@ class TrainingSample:
     chosen_T: NDArray[np.float32] | None = None
     """1 at tokens that the loss treats apart, such as those of `clip_cov`; 0 elsewhere."""
     group_key: tuple[str, str]
-    """(task_id, role): rows of one group may share a prompt, which is then computed once."""
+    """(task_id, role). What rows of one task begin with is computed once."""
     order_key: tuple[str, int, int, int]
     """(task_id, attempt, trajectory, segment): sorting by it makes a batch independent of arrival order."""
     temperature: float = 1.0

@@ -105,11 +105,13 @@ class _Updates:
         rows: Sequence[WeightedRow],
         starts_R: Tensor,
     ) -> tuple[Tensor, dict[str, Any]]:
-        columns = trained_columns(rows, starts_R.numpy(), outputs_N.device)
-        outputs_M = outputs_N[columns["predicted_by_M"]]
+        columns = trained_columns(rows, outputs_N.device)
+        starts_M = starts_R.numpy()[columns["rank_M"].cpu().numpy()]
+        predicted_by_M = torch.from_numpy(starts_M + columns["place_M"] - 1).to(outputs_N.device)
+        outputs_M = outputs_N[predicted_by_M]
         tokens = TokenInputs(
             **self._model_columns(outputs_M, columns["old_logprobs_M"]),
-            entropy_M=None if entropy_N is None else entropy_N[columns["predicted_by_M"]],
+            entropy_M=None if entropy_N is None else entropy_N[predicted_by_M],
             **{name: columns[column] for name, column in _COLUMNS.items()},
             **{name: columns["optional"].get(column) for name, column in _OPTIONAL.items()},
         )

@@ -15,7 +15,6 @@ from rllm.config.optimizer import OptimizerConfig
 from rllm.distributed import ALONE, RankGroup
 from rllm.models.batching import PackedBatch
 from rllm.trainer.backends.packed import PackedUpdates, ValueHead, trained_tokens
-from rllm.trainer.backends.scoring import hidden_states
 
 
 class CriticBackend(PackedUpdates):
@@ -55,6 +54,6 @@ class CriticBackend(PackedUpdates):
         """No log-probabilities are computed: `new_M` is `old_M`, without a gradient."""
         return TokenInputs(
             new_M=batch.old_logprobs_M,
-            new_values_M=self.value_head(hidden_states(self.model, batch)),
+            new_values_M=batch.of_tokens(self.value_head(batch.states(self.model))),
             **trained_tokens(batch),
         )

@@ -33,10 +33,11 @@ def score_rows(
     chunk = tokens_at_once(model, logits_mb)
 
     def logprobs(batch: PackedBatch) -> Tensor:
-        temperature_M = None if batch.plain else batch.temperature_M
-        return selected_logprobs(
-            model, hidden_states(model, batch), batch.targets_M, temperature_M, chunk=chunk
-        )[0]
+        temperature_U = None if batch.plain else batch.temperature_U
+        logprobs_U, _ = selected_logprobs(
+            model, batch.states(model), batch.targets_U, temperature_U, chunk=chunk
+        )
+        return batch.of_tokens(logprobs_U)
 
     return _per_row(model, samples, logprobs, micro_batch_tokens, share_prefixes, ranks)
 
@@ -53,14 +54,9 @@ def value_rows(
     """One [T] array per sample: the critic's expectation before each trainable token, 0 elsewhere."""
 
     def values(batch: PackedBatch) -> Tensor:
-        return value_head(hidden_states(model, batch))
+        return batch.of_tokens(value_head(batch.states(model)))
 
     return _per_row(model, samples, values, micro_batch_tokens, share_prefixes, ranks)
-
-
-def hidden_states(model: Any, batch: PackedBatch) -> Tensor:
-    """[M, D] the states that predict the trained tokens."""
-    return model.hidden(batch.tokens_N, batch.positions_N, batch.attention, batch.predicted_by_M)
 
 
 def _per_row(

@@ -19,7 +19,7 @@ from rllm.models.batching import PackedBatch
 from rllm.models.lora import twin_of
 from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
 from rllm.trainer.backends.packed import PackedUpdates, ValueHead, trained_tokens
-from rllm.trainer.backends.scoring import hidden_states, score_rows
+from rllm.trainer.backends.scoring import score_rows
 from rllm.trainer.backends.sharding import gather_into, is_sharded
 from rllm.trainer.backends.torch_optimizer import HALF
 from rllm.trainer.backends.torch_splitting import SplitWeights
@@ -120,18 +120,18 @@ class TorchBackend(PackedUpdates):
                 targets[name].copy_(parameter)
 
     def _inputs(self, batch: PackedBatch, loss: Loss) -> TokenInputs:
-        hidden_M_D = hidden_states(self.model, batch)
-        logprobs_M, entropy_M = selected_logprobs(
+        hidden_U_D = batch.states(self.model)
+        logprobs_U, entropy_U = selected_logprobs(
             self.model,
-            hidden_M_D,
-            batch.targets_M,
-            None if batch.plain else batch.temperature_M,
+            hidden_U_D,
+            batch.targets_U,
+            None if batch.plain else batch.temperature_U,
             chunk=tokens_at_once(self.model, self.config.logits_mb),
             with_entropy=loss.needs_entropy,
         )
         return TokenInputs(
-            new_M=logprobs_M,
-            entropy_M=entropy_M,
-            new_values_M=None if self.value_head is None else self.value_head(hidden_M_D),
+            new_M=batch.of_tokens(logprobs_U),
+            entropy_M=None if entropy_U is None else batch.of_tokens(entropy_U),
+            new_values_M=None if self.value_head is None else batch.of_tokens(self.value_head(hidden_U_D)),
             **trained_tokens(batch),
         )

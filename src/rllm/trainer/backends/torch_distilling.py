@@ -19,7 +19,6 @@ from rllm.algorithms.surrogates import WholeVocabulary
 from rllm.models.batching import PackedBatch
 from rllm.trainer.backends.logprobs import tokens_at_once
 from rllm.trainer.backends.packed import trained_tokens
-from rllm.trainer.backends.scoring import hidden_states
 from rllm.trainer.backends.torch import TorchBackend
 
 
@@ -36,20 +35,22 @@ class DistillingBackend(TorchBackend):
             return super()._inputs(batch, loss)
         # The teacher has logits as well.
         chunk = tokens_at_once(self.model, self.config.logits_mb / 2)
-        asked, student_M_D = loss.surrogate, hidden_states(self.model, batch)
+        asked, student_U_D = loss.surrogate, batch.states(self.model)
         with torch.no_grad():
-            teacher_M_D = hidden_states(self.teacher, batch)
+            teacher_U_D = batch.states(self.teacher)
         parts = [
             checkpoint(self._compared, asked, *columns, loss.needs_entropy, use_reentrant=False)
             for columns in zip(
                 *(
                     each.split(chunk)
-                    for each in (student_M_D, teacher_M_D, batch.targets_M, batch.temperature_M)
+                    for each in (student_U_D, teacher_U_D, batch.targets_U, batch.temperature_U)
                 ),
                 strict=True,
             )
         ]
-        new_M, teacher_M, divergence_M, entropy_M = (torch.cat(column) for column in zip(*parts, strict=True))
+        new_M, teacher_M, divergence_M, entropy_M = (
+            batch.of_tokens(torch.cat(column)) for column in zip(*parts, strict=True)
+        )
         return TokenInputs(
             new_M=new_M,
             teacher_M=teacher_M,

@@ -42,15 +42,24 @@ def measure_rows(
     model.eval()
     with torch.no_grad():
         for batch in micro_batches(rows, micro_batch_tokens, device):
-            hidden_M_D = model.hidden(
-                batch.tokens_N, batch.positions_N, batch.attention, batch.predicted_by_M
+            hidden_U_D = batch.states(model)
+            columns_U = [
+                (
+                    F.cross_entropy(
+                        logits_C_V := model.logits(hidden_C_D).float(), targets_C, reduction="none"
+                    ),
+                    logits_C_V.argmax(dim=-1) == targets_C,
+                )
+                for hidden_C_D, targets_C in zip(
+                    hidden_U_D.split(chunk), batch.targets_U.split(chunk), strict=True
+                )
+            ]
+            loss_M, is_right_M = (
+                batch.of_tokens(torch.cat(column)) for column in zip(*columns_U, strict=True)
             )
-            for start in range(0, len(hidden_M_D), chunk):
-                targets_C = batch.targets_M[start : start + chunk]
-                logits_C_V = model.logits(hidden_M_D[start : start + chunk]).float()
-                total_loss += float(F.cross_entropy(logits_C_V, targets_C, reduction="sum"))
-                num_right += int((logits_C_V.argmax(dim=-1) == targets_C).sum())
-                num_tokens += len(targets_C)
+            total_loss += float(loss_M.sum())
+            num_right += int(is_right_M.sum())
+            num_tokens += len(loss_M)
     model.train(was_training)
     if not num_tokens:
         raise ValueError(f"None of {len(samples)} rows has a labelled token; there is nothing to measure.")
