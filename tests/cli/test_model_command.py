@@ -87,5 +87,7 @@ def test_python_of_a_model_runs_only_for_who_asks_for_it(rllm: Rllm, tmp_path: P
     assert "new/modeling_new.py" in refused.stderr
     assert not (tmp_path / "it-ran").exists()
     flag = next(word.rstrip(",") for word in refused.stderr.split() if word.startswith("--"))
-    rllm("model", "info", "new", flag)  # which breaks, as the file has no such class
+    broken = rllm("model", "info", "new", flag)  # the file has no such class
+    assert broken.exit_code == 2
+    assert "NewConfig" in broken.stderr
     assert (tmp_path / "it-ran").exists()

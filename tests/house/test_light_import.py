@@ -70,6 +70,26 @@ def test_the_commands_front_door_brings_in_no_heavy_library(code: str, run_pytho
     assert not modules_loaded_by(code, run_python) & HEAVY
 
 
+LEARNER = """
+import rllm.trainer.loop
+import rllm.trainer.backends.torch
+import rllm.inference.local.client
+from pathlib import Path
+from rllm.models.builtin import create_model
+from rllm.models.directory import load_model
+create_model(Path({directory!r}))
+load_model(Path({directory!r}))
+"""
+
+
+def test_a_run_of_a_built_in_model_waits_for_torch_alone(run_python: RunPython, tmp_path: Path) -> None:
+    """And not for transformers, torch's compiler or its sharding, of which each takes a second of CPU."""
+    loaded = modules_loaded_by(LEARNER.format(directory=str(tmp_path / "new")), run_python)
+    assert "torch" in loaded
+    spared = {"transformers", "sympy", "scipy", "torch._dynamo", "torch.distributed.tensor"}
+    assert not loaded & (spared | {"torch.distributed.fsdp", "torch.distributed.checkpoint"})
+
+
 def names_shown_to_editors(source: str) -> dict[str, str]:
     """Name to module, as the package's TYPE_CHECKING block imports them."""
     (block,) = (node for node in ast.parse(source).body if isinstance(node, ast.If))

@@ -1,10 +1,12 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
+from transformers import AutoTokenizer
 
 from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.environments.lake_maps import SPLITS
@@ -12,6 +14,7 @@ from rllm.errors import ConfigError, ModelDirectoryError
 from rllm.models.builtin import END_OF_TURN, SPECIAL_TOKENS, create_tokenizer
 from rllm.models.directory import load_model
 from rllm.models.tokenizer import HuggingFaceTokenizer
+from rllm.models.tokenizer_file import tokenizer_file
 from rllm.rendering.chat import ChatRenderer, Conversation
 from rllm.types.messages import Message
 
@@ -235,3 +238,52 @@ def test_whatever_fails_inside_a_template_is_a_refusal(copied: Path, template: s
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
     with pytest.raises(ConfigError, match="chat template refuses the conversation"):
         HuggingFaceTokenizer(copied).apply_template(TOOL_TALK, add_generation_prompt=True)
+
+
+NO_BUILTIN = {"eos_token": "<|endoftext|>", "bos_token": "<|system|>", "model_max_length": 7}
+
+
+@pytest.mark.parametrize("changed", [{}, NO_BUILTIN, {"pad_token": None}])
+def test_two_plain_files_are_read_as_transformers_reads_them(copied: Path, changed: dict[str, Any]) -> None:
+    settings = copied / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **changed}))
+    file = tokenizer_file(copied)
+    assert file is not None
+    theirs = AutoTokenizer.from_pretrained(str(copied))
+    own, other = (json.loads(each.backend_tokenizer.to_str()) for each in (file, theirs))
+    assert {**own, "post_processor": None} == {**other, "post_processor": None}  # adds what nobody asks for
+    assert (file.bos_token_id, file.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert file.special_tokens_map == theirs.special_tokens_map
+    assert file.get_vocab() == theirs.get_vocab()
+    assert file.get_chat_template() == theirs.get_chat_template()
+    assert {key: str(each) for key, each in file.added_tokens_decoder.items()} == {
+        key: str(each) for key, each in theirs.added_tokens_decoder.items()
+    }
+    for token in file.get_vocab().values():
+        for is_skipped in (True, False):
+            texts = {each.decode([token], skip_special_tokens=is_skipped) for each in (file, theirs)}
+            assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tokenizer_class": "LlamaTokenizer"},
+        {"clean_up_tokenization_spaces": True},
+        {"eos_token": {"content": "<|end|>", "lstrip": True}},
+        {"eos_token": "a word that is no special token"},
+        {"add_bos_token": True},
+        {"chat_template": [{"name": "default", "template": "{{ messages }}"}]},
+        {"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}},
+    ],
+)
+def test_what_transformers_alone_knows_is_left_to_it(copied: Path, changed: dict[str, Any]) -> None:
+    settings = copied / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **changed}))
+    assert tokenizer_file(copied) is None
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "special_tokens_map.json", "added_tokens.json"])
+def test_another_file_with_a_say_is_left_to_transformers(copied: Path, name: str) -> None:
+    (copied / name).write_text("{}")
+    assert tokenizer_file(copied) is None

@@ -180,6 +180,21 @@ def _positive(config: Mapping[str, Any], name: str, default: float) -> float:
     return float(value)
 
 
+class _Linear(nn.Linear):
+    """Its numbers come from a file or from `Decoder.initialize`; none are drawn before, which on the device
+    `meta` would import torch's compiler."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class _Embedding(nn.Embedding):
+    """See `_Linear`."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 class Block(nn.Module):
     """One layer: attention and a gated MLP, each added to the states that enter it."""
 
@@ -194,11 +209,11 @@ class Block(nn.Module):
         width, head = shape.hidden_size, shape.head_dim
         qkv_rows = (shape.num_heads + 2 * shape.num_kv_heads) * head
         self.input_norm = nn.Parameter(torch.ones(width))
-        self.qkv = nn.Linear(width, qkv_rows, bias=shape.qkv_bias)
-        self.out = nn.Linear(shape.num_heads * head, width, bias=shape.out_bias)
+        self.qkv = _Linear(width, qkv_rows, bias=shape.qkv_bias)
+        self.out = _Linear(shape.num_heads * head, width, bias=shape.out_bias)
         self.post_norm = nn.Parameter(torch.ones(width))
-        self.gate_up = nn.Linear(width, 2 * shape.intermediate_size, bias=False)
-        self.down = nn.Linear(shape.intermediate_size, width, bias=False)
+        self.gate_up = _Linear(width, 2 * shape.intermediate_size, bias=False)
+        self.down = _Linear(shape.intermediate_size, width, bias=False)
         if shape.qk_norm:
             self.q_norm = nn.Parameter(torch.ones(head))
             self.k_norm = nn.Parameter(torch.ones(head))
@@ -294,10 +309,10 @@ class Decoder(nn.Module):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.shape = shape
-        self.embed = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.embed = _Embedding(shape.vocab_size, shape.hidden_size)
         self.blocks = cast("Iterable[Block]", nn.ModuleList(Block(shape) for _ in range(shape.num_layers)))
         self.norm = nn.Parameter(torch.ones(shape.hidden_size))
-        self.head = None if shape.tied else nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        self.head = None if shape.tied else _Linear(shape.hidden_size, shape.vocab_size, bias=False)
         self.register_buffer("rotation_P_2d", _rotation_table(shape), persistent=False)
 
     def hidden(
@@ -352,7 +367,7 @@ class Decoder(nn.Module):
         return self.shape.num_layers, self.shape.num_kv_heads, self.shape.head_dim
 
     def initialize(self, generator: torch.Generator, scale: float = 0.8) -> None:
-        """Normal weights with std = scale / sqrt(hidden size).
+        """Normal weights and biases with std = scale / sqrt(hidden size).
 
         The usual 0.02 is made for wide models: at width 64 it leaves attention uniform, and training stalls.
         """
@@ -361,6 +376,9 @@ class Decoder(nn.Module):
             for parameter in self.parameters():
                 if parameter.dim() >= 2:
                     parameter.normal_(0.0, std, generator=generator)
+            for module in self.modules():
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    module.bias.normal_(0.0, std, generator=generator)
 
     def load_hf(self, weights: dict[str, Tensor]) -> None:
         """Copy Hugging Face weights in.
@@ -500,6 +518,8 @@ class _RMSNorm(torch.autograd.Function):
 def _rotation_table(shape: DecoderShape) -> Tensor:
     """[P, 2d] cosines, then sines with the sign of the half they are multiplied with (Su et al. 2021,
     arXiv:2104.09864)."""
+    if torch.get_default_device().type == "meta":  # whose `arange` imports torch's compiler
+        return torch.empty(shape.max_positions, 2 * shape.head_dim)
     half = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
     angles = torch.outer(torch.arange(shape.max_positions, dtype=torch.float32), shape.rope_theta**-half)
     return torch.cat((angles.cos(), angles.cos(), -angles.sin(), angles.sin()), -1)

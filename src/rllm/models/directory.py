@@ -404,15 +404,15 @@ def _end_token_ids(
 ) -> tuple[int, ...]:
     generation = directory / "generation_config.json"
     end_ids = json_object(generation).get("eos_token_id") if generation.is_file() else None
-    ids: set[int] = set()
+    ids: list[int] = []
     for value in (end_ids, config.get("eos_token_id"), tokenizer.end_token_id):
-        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+        ids += value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(each) is int and each >= 0 for each in ids):
         raise ModelDirectoryError(
-            f"{directory}: `eos_token_id` is {sorted(ids, key=str)}; it must be a token id or a list of them."
+            f"{directory}: `eos_token_id` is {ids}; it must be a token id or a list of them."
         )
     if not ids:
         raise ModelDirectoryError(
             f"{directory} names no end token, so no answer would ever end; set `eos_token_id` in config.json."
         )
-    return tuple(sorted(ids))
+    return tuple(sorted(set(ids)))

@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
@@ -139,8 +138,10 @@ class HuggingFaceDecoder(nn.Module):
             config = AutoConfig.from_pretrained(
                 str(directory), local_files_only=True, trust_remote_code=trust_remote_code
             )
-        except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
-            raise ModelDirectoryError(f"{directory / 'config.json'} cannot be used: {error}") from error
+        except Exception as error:  # Python of the directory's own, where it may run, raises as it pleases
+            raise ModelDirectoryError(
+                f"{directory / 'config.json'} cannot be used: {type(error).__name__}: {error}"
+            ) from error
         _require_counts(config, weights, directory)
         try:
             with torch.device("meta"):

@@ -25,7 +25,6 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from rllm.config.lora import LoraConfig
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
@@ -185,6 +184,8 @@ def _submodule(root: nn.Module, path: str) -> nn.Module:
 def _linear_layers(layers: Any, excluded: Sequence[str] = ()) -> dict[str, nn.Module]:
     """A linear layer of each name that no module of another kind bears; the output layer is none of them, nor
     are the modules of these full names."""
+    from transformers.pytorch_utils import Conv1D  # here, because a run without adapters imports none of it
+
     outside = frozenset(excluded)
     output = layers.get_output_embeddings() if hasattr(layers, "get_output_embeddings") else None
     linear: dict[str, nn.Module] = {}

@@ -8,6 +8,7 @@ from typing import Any, Self
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
 from rllm.models.chat_template import render_template
 from rllm.models.foreign import code_refused, json_object, own_class, require_plain_files
+from rllm.models.tokenizer_file import tokenizer_file
 from rllm.rendering.images import ImageReader
 from rllm.rendering.tools import shown_markup
 from rllm.types.images import PATCH_IDS_FROM
@@ -31,14 +32,13 @@ def _as_templates_read(message: Message, reads_parts_alone: bool) -> Message:
 
 
 class HuggingFaceTokenizer:
-    """Loads with `AutoTokenizer`; encodes and decodes with the Rust tokenizer inside, which is several times
-    faster. `trust_remote_code`: whether Python that the directory brings along may run."""
+    """Loads with `AutoTokenizer`, or without transformers where that changes nothing.
+
+    Encodes and decodes with the Rust tokenizer inside, which is several times faster. `trust_remote_code`:
+    whether Python that the directory brings along may run.
+    """
 
     def __init__(self, directory: Path, *, trust_remote_code: bool = False) -> None:
-        try:
-            from transformers import AutoTokenizer
-        except ImportError as error:
-            raise MissingExtraError("transformers", "train") from error
         if not any(
             (directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")
         ):
@@ -48,9 +48,9 @@ class HuggingFaceTokenizer:
             )
         require_plain_files(directory)
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                str(directory), local_files_only=True, trust_remote_code=trust_remote_code
-            )
+            self._tokenizer: Any = tokenizer_file(directory) or _auto_tokenizer(directory, trust_remote_code)
+        except MissingExtraError:
+            raise
         except Exception as error:  # the Rust tokenizer raises nothing narrower
             settings = directory / "tokenizer_config.json"
             reference = own_class(json_object(settings), "AutoTokenizer") if settings.is_file() else ""
@@ -168,6 +168,16 @@ class HuggingFaceTokenizer:
     @property
     def end_token_id(self) -> int | None:
         return self._tokenizer.eos_token_id
+
+
+def _auto_tokenizer(directory: Path, trust_remote_code: bool) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingExtraError("transformers", "train") from error
+    return AutoTokenizer.from_pretrained(
+        str(directory), local_files_only=True, trust_remote_code=trust_remote_code
+    )
 
 
 def token_text_of(directory: Path) -> Callable[[int], str]:

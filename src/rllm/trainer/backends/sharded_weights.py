@@ -8,24 +8,37 @@ added up.
 """
 
 import math
+import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from rllm.distributed import RankGroup
 from rllm.trainer.backends.torch_optimizer import MasterWeights
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_shard(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whether it is this rank's part of a larger one.
+
+    Whoever made one has imported `torch.distributed.tensor`; all others are spared that second.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 class ShardedWeights(MasterWeights):
     """`MasterWeights` of which some are shards."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], ranks: RankGroup) -> None:
-        super().__init__({name: each for name, each in parameters.items() if not isinstance(each, DTensor)})
+        super().__init__({name: each for name, each in parameters.items() if not is_shard(each)})
         self._ranks = ranks
         whole = self.named
-        self._shards = {name: each for name, each in parameters.items() if isinstance(each, DTensor)}
+        self._shards = {name: each for name, each in parameters.items() if is_shard(each)}
         rows = {name: _rows(each).requires_grad_() for name, each in self._shards.items()}
         self.named = {name: rows.get(name, whole.get(name, each)) for name, each in parameters.items()}
         self.spread = SpreadRows({rows[name]: shard for name, shard in self._shards.items()})
@@ -81,7 +94,7 @@ class ShardedWeights(MasterWeights):
 class SpreadRows:
     """Matrices of which each rank has some rows; see `torch_muon.Spread`."""
 
-    def __init__(self, shards: Mapping[Tensor, DTensor]) -> None:
+    def __init__(self, shards: "Mapping[Tensor, DTensor]") -> None:
         """By this rank's rows of them."""
         self._shards = shards
 
@@ -92,14 +105,16 @@ class SpreadRows:
         return rows_of(self._shards[weight], whole)
 
 
-def _beside(shard: DTensor, rows: Tensor) -> DTensor:
+def _beside(shard: "DTensor", rows: Tensor) -> "DTensor":
     """A tensor of the shape of `shard`, of which this rank has `rows`."""
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
         rows.detach(), shard.device_mesh, shard.placements, shape=shard.shape, stride=shard.stride()
     )
 
 
-def rows_of(shard: DTensor, whole: Tensor) -> Tensor:
+def rows_of(shard: "DTensor", whole: Tensor) -> Tensor:
     """What `shard` holds of a tensor of its shape."""
     mesh = shard.device_mesh
     num_rows = -(-len(whole) // mesh.size(mesh.ndim - 1))
@@ -109,7 +124,7 @@ def rows_of(shard: DTensor, whole: Tensor) -> Tensor:
 
 def local_rows(tensor: Tensor) -> Tensor:
     """This rank's part of a sharded tensor; another one as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_shard(tensor) else tensor
 
 
 def _rows(shard: Tensor) -> Tensor:

@@ -9,23 +9,21 @@ gathered by all ranks at the same time, so ranks go through their micro-batches 
 repeats a row whose terms weigh nothing.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import (
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
-from torch.distributed.tensor import DTensor
 
 from rllm.distributed import RankGroup
 from rllm.models.batching import PackedBatch
 from rllm.models.lora import sharing_tensors
+from rllm.trainer.backends.sharded_weights import is_shard
 from rllm.trainer.backends.torch_optimizer import HALF
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 def shard_model(model: Any, ranks: RankGroup) -> Any:
@@ -34,6 +32,8 @@ def shard_model(model: Any, ranks: RankGroup) -> Any:
 
     Shards of weights in 16 bits are their float32 masters; layers are computed in 16 bits all the same.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
     twin = sharing_tensors(model)
     trained = [each for each in twin.parameters() if each.requires_grad]
     frozen = {each for each in twin.parameters() if not each.requires_grad}
@@ -71,7 +71,7 @@ def gather_into(whole: Any, sharded: Any) -> None:
     for part in _parts(sharded):
         part.unshard()
         for name, parameter in sharded.named_parameters():
-            if parameter.requires_grad and not isinstance(parameter, DTensor):
+            if parameter.requires_grad and not is_shard(parameter):
                 targets[name].copy_(parameter)
         part.reshard()
 
@@ -88,20 +88,22 @@ def in_step(
         yield next(spare()), False
 
 
-def is_sharded(model: Any) -> bool:
-    return isinstance(model, FSDPModule)
+def is_sharded(model: Any) -> "TypeGuard[FSDPModule]":
+    """Whoever sharded one has imported `torch.distributed.fsdp`; all others are spared that second."""
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and isinstance(model, module.FSDPModule)
 
 
-def _parts(model: nn.Module) -> list[FSDPModule]:
+def _parts(model: nn.Module) -> "list[FSDPModule]":
     """What is gathered in one go: each layer, and what is left."""
-    return [each for each in model.modules() if isinstance(each, FSDPModule)]
+    return [each for each in model.modules() if is_sharded(each)]
 
 
 def _take_masters(module: nn.Module, masters: dict[nn.Parameter, nn.Parameter]) -> None:
     """Replace trained parameters in 16 bits by float32 ones; those that are tied stay so."""
     for each in module.modules():
         for name, parameter in each.named_parameters(recurse=False):
-            if parameter.dtype in HALF and parameter.requires_grad and not isinstance(parameter, DTensor):
+            if parameter.dtype in HALF and parameter.requires_grad and not is_shard(parameter):
                 if parameter not in masters:
                     masters[parameter] = nn.Parameter(parameter.detach().float())
                 setattr(each, name, masters[parameter])

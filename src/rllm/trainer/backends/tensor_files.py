@@ -16,16 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
 
 from rllm.distributed import RankGroup
 from rllm.errors import CheckpointError
-from rllm.trainer.backends.sharded_weights import rows_of
+from rllm.trainer.backends.sharded_weights import is_shard, rows_of
 
 METADATA = ".metadata"
 WEIGHTS, OPTIMIZER = "weights", "optimizer"
@@ -74,13 +68,18 @@ def save_tensors(
 ) -> None:
     """Write them; with shards among them, all ranks have to be here, and agree through `group`. `metadata` is
     of one file alone."""
-    if not any(isinstance(each, DTensor) for each in tensors.values()):
+    if not any(is_shard(each) for each in tensors.values()):
         save_file(
             {name: each.cpu().contiguous() for name, each in tensors.items()},
             stem.with_suffix(".safetensors"),
             metadata,
         )
         return
+    # `torch.distributed.checkpoint` takes half a second to import, so only who has shards does.
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
     try:
         save(dict(tensors), storage_writer=FileSystemWriter(stem), process_group=group)
     except CheckpointException as error:  # a BaseException, of all ranks
@@ -91,12 +90,7 @@ def stored_tensors(stem: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Shape and type of each. Raises CheckpointError for what cannot be read."""
     try:
         if (stem / METADATA).is_file():
-            listed = FileSystemReader(stem).read_metadata().state_dict_metadata
-            return {
-                name: (each.size, each.properties.dtype)
-                for name, each in listed.items()
-                if isinstance(each, TensorStorageMetadata)
-            }
+            return _stored_shards(stem)
         with safe_open(stem.with_suffix(".safetensors"), "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
             return {
@@ -107,24 +101,45 @@ def stored_tensors(stem: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
         raise _unreadable(stem, error) from error
 
 
+def _stored_shards(stem: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    listed = FileSystemReader(stem).read_metadata().state_dict_metadata
+    return {
+        name: (each.size, each.properties.dtype)
+        for name, each in listed.items()
+        if isinstance(each, TensorStorageMetadata)
+    }
+
+
 def read_tensors(stem: Path, targets: Mapping[str, Tensor]) -> None:
     """Fill `targets`, each of the shape that is stored. Raises CheckpointError for what cannot be read."""
     try:
         if (stem / METADATA).is_file():
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each reads its own part
-                load(dict(targets), storage_reader=FileSystemReader(stem), no_dist=True)
+            _read_shards(stem, targets)
             return
         with safe_open(stem.with_suffix(".safetensors"), "pt") as file:
             for name, target in targets.items():
-                if isinstance(target, DTensor):
+                if is_shard(target):
                     target.to_local().copy_(rows_of(target, file.get_tensor(name)))
                 else:
                     target.copy_(file.get_tensor(name))
-    except CheckpointException as error:
-        raise _unreadable(stem, next(iter(error.failures.values()))[0]) from None
     except (OSError, SafetensorError) as error:
         raise _unreadable(stem, error) from error
+
+
+def _read_shards(stem: Path, targets: Mapping[str, Tensor]) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each reads its own part
+        try:
+            load(dict(targets), storage_reader=FileSystemReader(stem), no_dist=True)
+        except CheckpointException as error:  # a BaseException, of all ranks
+            raise _unreadable(stem, next(iter(error.failures.values()))[0]) from None
 
 
 def _unreadable(stem: Path, error: BaseException) -> CheckpointError:
