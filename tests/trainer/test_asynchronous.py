@@ -1,18 +1,24 @@
 """A run that samples further steps while it learns: how old its rows are, and what it adds up to."""
 
+import asyncio
 import hashlib
+import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rllm.config.loader import load_config
 from rllm.errors import ConfigError
+from rllm.inference.local.client import LocalClient
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
+from rllm.trainer.ahead import StepsAhead
 from rllm.trainer.replay import replay
 from rllm.types.episode import Episode, Outcome
 
@@ -77,6 +83,29 @@ def test_rows_are_as_old_as_the_bound_and_no_older_and_a_replay_has_the_same_bit
     assert replay(letters.make_trainer(tmp_path / "run", {"steps": 8, **_async(max_staleness)})).is_identical
 
 
+def test_a_publish_that_waits_holds_up_no_conversation(
+    letters: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    publish, step = LocalClient.publish, StepsAhead.step
+
+    async def noted_step(ahead: StepsAhead, number: int) -> Any:
+        loops.append(asyncio.get_running_loop())
+        return await step(ahead, number)
+
+    def waits_for_the_loop(client: LocalClient, *weights: Any) -> None:
+        has_turned = threading.Event()
+        if len(loops) == 2:  # the second step is being sampled
+            loops[0].call_soon_threadsafe(has_turned.set)
+            assert has_turned.wait(5), "the event loop goes on"
+        publish(client, *weights)
+
+    monkeypatch.setattr(StepsAhead, "step", noted_step)
+    monkeypatch.setattr(LocalClient, "publish", waits_for_the_loop)
+    letters.make_trainer(tmp_path / "run", {"steps": 3, **_async(2)}).train()
+    assert len(loops) == 3
+
+
 def test_the_steps_play_the_tasks_that_a_synchronous_run_plays(letters: ModuleType, tmp_path: Path) -> None:
     letters.make_trainer(tmp_path / "sync", {"steps": 6}).train()
     letters.make_trainer(tmp_path / "async", {"steps": 6, **_async(2)}).train()
@@ -133,6 +162,75 @@ def test_slow_attempts_are_trained_on_as_often_as_they_were_begun(
         if line["phase"] == "train"
     }
     assert all(sampled == trained for sampled, trained in counts.values())
+
+
+def _ks_p_value(one: Sequence[float], other: Sequence[float]) -> float:
+    """Two-sample Kolmogorov-Smirnov, asymptotic (Stephens 1970, as in Numerical Recipes, section 14.3)."""
+    places = np.sort(np.concatenate((one, other)))
+    gap = max(
+        abs(
+            np.searchsorted(np.sort(one), places, "right") / len(one)
+            - np.searchsorted(np.sort(other), places, "right") / len(other)
+        )
+    )
+    root = math.sqrt(len(one) * len(other) / (len(one) + len(other)))
+    scaled = (root + 0.12 + 0.11 / root) * gap
+    terms = (2 * (-1) ** (k - 1) * math.exp(-2 * k * k * scaled**2) for k in range(1, 101))
+    return min(1.0, max(0.0, sum(terms)))
+
+
+def _turn_waits_ms(rng: np.random.Generator) -> list[int]:
+    """Pareto numbers of turns, each with a log-normal wait; both with heavy tails."""
+    num_turns = min(12, int(rng.random() ** (-1 / 1.1)))
+    return [min(40, 1 + int(2 * np.exp(rng.normal()))) for _ in range(num_turns)]
+
+
+@pytest.mark.slow
+def test_lengths_and_durations_that_are_trained_on_are_distributed_as_those_that_are_issued(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(7)
+
+    class HeavyTailed(letters.LetterEnv):
+        def __init__(self, letter: str) -> None:
+            super().__init__(letter)
+            self.waits = _turn_waits_ms(rng)
+
+        def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+            self.turn = 0
+            return f"{self.letter} {self.waits[0]}", {}
+
+        def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+            time.sleep(self.waits[self.turn] / 1000)
+            self.turn += 1
+            over = self.turn == len(self.waits)
+            reward = (ord(action[0]) % 5) / 4 if over and action else 0.0
+            return "" if over else f"{self.letter} {self.waits[self.turn]}", reward, over, {}
+
+        @staticmethod
+        def from_dict(info: dict[str, Any]) -> "HeavyTailed":
+            return HeavyTailed(info["letter"])
+
+    changes = {
+        "steps": 24,
+        **letters.merged(_async(3), {"inference": {"max_context": 256}}),
+        "rollout": {"max_turns": 12, "env_workers": 8},
+        "evaluation": {"num_tasks": 1, "every_steps": 0},
+    }
+    letters.make_trainer(
+        tmp_path / "run", changes, val_dataset=letters.TASKS[:1], env_class=HeavyTailed
+    ).train()
+    trained = [
+        [int(each["content"].split()[1]) for each in turns[-1].chat_completions if each["role"] == "user"]
+        for episodes in _episodes(tmp_path / "run").values()
+        for turns in (episode.trajectories[0].steps for episode in episodes)
+    ]
+    issued = [_turn_waits_ms(np.random.default_rng(1_000 + each)) for each in range(4_000)]
+    assert len(trained) == 24 * 6
+    for measure in (len, sum):
+        assert _ks_p_value([measure(each) for each in trained], [measure(each) for each in issued]) > 0.01
+    quick = [each for each in trained if sum(each) < 20]
+    assert _ks_p_value([sum(each) for each in quick], [sum(each) for each in issued]) < 0.01, "it would show"
 
 
 @pytest.mark.parametrize("replay_fraction", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])

@@ -236,7 +236,9 @@ _SHOWN = (
     ("tokens_per_s", "tokens/s", "{:,.0f}"),
     ("step_s", "step takes", "{:.1f} s"),
     ("staleness_max", "staleness", "{:.0f}"),
+    ("steps_under_way", "steps being sampled", "{:.0f}"),
     ("steps_waiting", "steps waiting", "{:.0f}"),
+    ("waited_s", "the oldest waited", "{:.1f} s"),
     ("trainer_idle", "trainer idle", "{:.0%}"),
     ("sampler_idle", "sampler idle", "{:.0%}"),
 )

@@ -241,7 +241,7 @@ async def publish(run: TrainingRun, samples: Sequence[TrainingSample]) -> dict[s
     for name, backend in run.policies.trainable():
         canary: dict[str, float] = {}
         if mine := run.policies.samples_of(name, samples):
-            backend.publish_weights()
+            await _in_learner(run, backend.publish_weights)  # it waits for a step of the engine
             canary = await run.canaries[name].check(backend, run.clients[name], mine)
         metrics |= run.policies.label_metrics(name, {**canary, "policy_version": backend.policy_version})
     return metrics
