@@ -21,6 +21,7 @@ SMALL: dict[str, list[str]] = {
     "asynchronous.py": ["--quick", "--steps", "3", "--json"],
     "engine.py": ["--quick", "--at-once", "8", "--json"],
     "eval.py": ["--examples", "20", "--turns", "1", "--json"],
+    "fleet.py": ["--quick", "--json"],
     "graders.py": ["--quick", "--json"],
     "inference.py": ["--quick", "--sizes", "1", "--json"],
     "serving_memory.py": ["--quick", "--json"],

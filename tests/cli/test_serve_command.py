@@ -26,7 +26,9 @@ from rllm.gateway.ledger import Ledger
 from rllm.models.tokenizer import HuggingFaceTokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
 import fake_upstream as fake
+from policy_server import PolicyServer
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 BY_IDS = ("gateway", "--upstream", "http://x/v1", "--tokenizer", "TINY", "--port", "0")
@@ -112,6 +114,66 @@ def test_a_gateway_in_front_of_servers_captures_what_passes(
     assert first.id == reply.id
     assert {second.id} == streamed
     assert first.upstream.startswith(model["url"])
+
+
+def test_a_fleet_answers_under_one_address_also_when_a_server_ends(
+    tiny: Path, start_rllm: Start, tmp_path: Path
+) -> None:
+    with PolicyServer(tiny) as first, PolicyServer(tiny) as second:
+        servers = ("--server", first.url, "--server", second.url)
+        process = start_rllm(
+            *(
+                "serve",
+                "fleet",
+                tiny,
+                *servers,
+                "--processed-logprobs",
+                "--port",
+                "0",
+                "--name",
+                "my",
+                "--json",
+            ),
+            cwd=tmp_path,
+        )
+        said = listening(process)
+        long: Any = [{"role": "user", "content": "which way? " * 30}]
+        with openai.OpenAI(base_url=said["url"] + "/sessions/mine/v1", api_key=said["token"]) as client:
+            assert [each.id for each in client.models.list()] == ["my"]
+            for number in range(3):  # the longest beginning leads back to where it was read
+                reply = client.chat.completions.create(model="my", messages=long, max_tokens=8)
+                long += [reply.choices[0].message, {"role": "user", "content": f"and {number}?"}]
+            assert sorted((first.num_answered, second.num_answered)) == [0, 3]
+            (first if first.num_answered else second).stop()
+            client.chat.completions.create(model="my", messages=long, max_tokens=8)
+            assert {first.num_answered, second.num_answered} == {1, 3}
+        assert stopped(process, signal.SIGTERM)[0] == 0
+    with Ledger.open(tmp_path / "ledger") as ledger:
+        traces = ledger.traces("mine")
+    assert len(traces) == 4
+    for before, after in itertools.pairwise(traces):
+        ids = before.prompt_ids + before.completion_ids
+        assert after.prompt_ids[: len(ids)] == ids
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("TINY",), "--replicas 0"),
+        (("TINY", "--server", "http://x/v1", "--replicas", "2"), "1 --server and --replicas 2"),
+        (("TINY", "--replicas", "2"), "--server-python"),
+        (("TINY", "--replicas", "1", "--server-python", sys.executable), "has no vLLM"),
+        (("nowhere", "--server", "http://127.0.0.1:9/v1"), "nowhere is neither"),
+        (("TINY", "--server", "http://127.0.0.1:9/v1"), "cannot be reached"),
+    ],
+)
+def test_a_fleet_that_cannot_be_served_is_refused(
+    rllm: Rllm, tiny: Path, words: tuple[str, ...], message: str
+) -> None:
+    given = [str(tiny) if word == "TINY" else word for word in words]
+    result = rllm("serve", "fleet", *given, "--port", "0")
+    assert result.exit_code != 0
+    assert message in re.sub(r"\s+", " ", result.output + result.stderr)
 
 
 async def test_with_a_tokenizer_the_next_prompt_begins_with_the_ids_seen_so_far(

@@ -200,6 +200,7 @@ def scenarios(number: int, url: str) -> dict[str, list[tuple[bool, tuple[str, ..
         "sandbox list": [(False, ())],
         "sandbox reap": [(False, ())],
         "serve environment": [(False, (FOREIGN,))],
+        "serve fleet": [(True, ("bad", "--server", f"http://{FOREIGN}"))],
         "serve gateway": [(True, ("--upstream", f"http://{FOREIGN}"))],
         "serve model": [(True, ("bad", "--port", "0"))],
         "worker init": [(True, (f"{SEEN}\x1b[2J",))],

@@ -34,7 +34,7 @@ def _lines(page: str, kind: str) -> list[list[str]]:
 def test_the_command_of_the_page_resolves(
     page: str, name: str, rllm: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rllm.trainer.samplers.require_vllm", lambda python: None)
+    monkeypatch.setattr("rllm.trainer.samplers.require_vllm", lambda python, key: None)
     words = next(line for line in _lines(page, "(?:sh)?") if line[-1] == "--dry-run")
     printed = rllm(words[1:])
     assert {"asynchronous": "max_staleness = 2", "fleet": "replicas = 2"}[name] in printed

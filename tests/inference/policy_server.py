@@ -51,9 +51,13 @@ class PolicyServer:
         """Answers that it will refuse with 500, though it goes on."""
         self.dies_after: int | None = None
         """Answers, after which it drops everything and is gone."""
+        self.hangs = False
+        """It takes calls and answers none, not even those that it is at work on."""
         self.versions: list[str] = []
         """That it was told it has, in order."""
         self.on_answer: Callable[[], None] = lambda: None
+        self.edit: Callable[[str, Any], Any] = lambda path, reply: reply
+        """Its reply to a path, of what it would say; None for one that it does not know."""
         self._model: LoadedModel | None = None
         self._client: LocalClient | None = None
         self._adapters: dict[str, LocalClient] = {}
@@ -121,6 +125,17 @@ class PolicyServer:
         self._runner, self._client, self._adapters = None, None, {}
 
     async def _answer(self, http: web.BaseRequest) -> web.Response:
+        response = await self._respond(http)
+        reply = self.edit(http.path, json.loads(response.text or "{}"))
+        if reply is None:
+            response = web.json_response({"detail": "Not Found"}, status=404)
+        elif response.status == 200:
+            response = web.json_response(reply)
+        while self.hangs:
+            await asyncio.sleep(0.01)
+        return response
+
+    async def _respond(self, http: web.BaseRequest) -> web.Response:
         match http.path:
             case "/v1/models":
                 data = {"id": "policy", "max_model_len": self.max_context, "owned_by": "vllm"}
@@ -129,6 +144,10 @@ class PolicyServer:
                 return web.json_response({"version": "0.32.0"})
             case "/health" | "/pause" | "/resume":
                 return web.json_response({})
+            case "/tokenize":
+                assert self._model is not None
+                ids = self._model.tokenizer.encode((await http.json())["prompt"])
+                return web.json_response({"tokens": ids, "count": len(ids)})
             case "/collective_rpc":
                 self._reload(Path((await http.json())["kwargs"]["weights_path"]))
                 return web.json_response({"results": [None]})

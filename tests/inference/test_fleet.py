@@ -129,6 +129,65 @@ async def test_a_call_moves_on_from_a_replica_that_ends_and_none_waits_for_ever(
             await fleet.generate_ids([5, 6, 7], SHORT)
 
 
+async def test_a_replica_that_hangs_loses_its_calls_to_others_and_comes_back(
+    servers: list[PolicyServer], models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rllm.inference.fleet.CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr("rllm.inference.fleet.PROBE_EVERY_S", 0.02)
+    monkeypatch.setattr("rllm.inference.vllm._ANSWERS_WITHIN_S", 0.3)
+    async with _fleet(servers[:2], models, tmp_path / "weights") as fleet:
+        fleet.publish(1)
+        sessions = [fleet.session(("task", order)) for order in range(2)]
+        before = await asyncio.gather(*(session.respond(QUESTION, SHORT) for session in sessions))
+        assert [each.num_answered for each in servers[:2]] == [1, 1]
+        servers[0].hangs = True
+        async with asyncio.timeout(60):
+            after = await asyncio.gather(*(each.respond(QUESTION, SHORT) for each in sessions))
+        assert (fleet.num_moved, servers[1].num_answered) == (1, 3)
+        assert [each.completion_ids for each in after] == [each.completion_ids for each in before]
+        fleet.publish(2)
+        servers[0].hangs = False
+        async with asyncio.timeout(60):
+            while fleet.num_in_service < 2:
+                await asyncio.sleep(0.01)
+        await fleet.score(list(range(8)), 1)
+        assert [each.versions[-1] for each in servers[:2]] == ["2", "2"]
+
+
+async def test_a_server_of_ones_own_that_hangs_is_begun_anew(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HANGS_AFTER_S", "CHECK_EVERY_S", "END_WITHIN_S"):
+        monkeypatch.setattr(f"rllm.inference.vllm_process.{name}", 0.3)
+    server = tmp_path / "server.py"
+    server.write_text(
+        "import http.server, os, pathlib, signal, sys\n"
+        "class Health(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200); self.send_header('Content-Length', '0'); self.end_headers()\n"
+        "        self.wfile.flush()\n"
+        f"        first = pathlib.Path({str(tmp_path / 'first')!r})\n"
+        "        if not first.exists():\n"
+        "            first.touch(); os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "port = int(sys.argv[sys.argv.index('--port') + 1])\n"
+        "http.server.HTTPServer(('127.0.0.1', port), Health).serve_forever()\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {server} "$@"\n')
+    python.chmod(0o755)
+    settings = ServerSettings(
+        python=str(python),
+        model=models / "0",
+        max_context=64,
+        max_requests=2,
+        max_prefill_tokens=64,
+        dtype="float32",
+    )
+    async with asyncio.timeout(60), ServerProcess(settings, 0, tmp_path / "server.log") as process:
+        while process.num_starts < 2:
+            await asyncio.sleep(0.05)
+
+
 async def test_a_publish_waits_for_weights_that_are_being_written_and_each_has_its_own(
     servers: list[PolicyServer], models: Path, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
 from policy_server import PolicyServer
 
 STEPS = 4
+Edit = Callable[[str, Any], Any]
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +182,64 @@ def test_a_server_with_a_shorter_context_is_refused_by_its_address(
         pytest.raises(ConfigError, match=rf"128 and {server.url} reads 64"),
     ):
         letters.make_trainer(tmp_path / "run", _on([server])).train()
+
+
+def _without(path: str) -> Edit:
+    return lambda asked, reply: None if asked == path else reply
+
+
+def _choices(change: Callable[[dict[str, Any]], object]) -> Edit:
+    def edit(path: str, reply: Any) -> Any:
+        for choice in reply.get("choices", ()):
+            change(choice)
+        return reply
+
+    return edit
+
+
+def _cut(choice: dict[str, Any]) -> None:
+    choice["token_ids"], choice["finish_reason"] = choice["token_ids"][:1], "length"
+    choice["logprobs"]["token_logprobs"] = choice["logprobs"]["token_logprobs"][:1]
+
+
+REFUSED: dict[str, tuple[Edit, str]] = {
+    "another tokenizer": (
+        lambda path, reply: {"tokens": reply["tokens"][::-1]} if path == "/tokenize" else reply,
+        "tokenizer",
+    ),
+    "no new weights": (_without("/collective_rpc"), "VLLM_SERVER_DEV_MODE=1"),
+    "no versions": (_without("/update_weight_version"), "/update_weight_version"),
+    "no ids": (_choices(lambda choice: choice.pop("token_ids")), "no token ids"),
+    "no log-probabilities": (_choices(lambda choice: choice.pop("logprobs")), "no log-probabilities"),
+    "no scores": (_choices(lambda choice: choice.pop("prompt_logprobs", None)), "how likely"),
+    "a limit of its own": (_choices(_cut), "--generation-config vllm"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_server_that_cannot_sample_the_policy_is_refused_by_the_key_that_names_it(
+    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path, case: str
+) -> None:
+    """Though another one could."""
+    edit, mend = REFUSED[case]
+    servers[1].edit = edit
+    with pytest.raises(ConfigError, match=rf"inference\.servers.*{servers[1].url} .*{mend}"):
+        letters.make_trainer(tmp_path / "run", _on(servers)).train()
+    assert not (tmp_path / "run" / "store.sqlite").exists()
+
+
+def test_a_server_of_another_model_or_none_is_refused_by_the_key_that_names_it(
+    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path
+) -> None:
+    create_model(tmp_path / "small", "small", 0)
+    with (
+        PolicyServer(tmp_path / "small") as larger,
+        pytest.raises(ConfigError, match=rf"inference\.servers.*{larger.url} .*500 to /collective_rpc"),
+    ):
+        letters.make_trainer(tmp_path / "run", _on([servers[0], larger])).train()
+    servers[1].stop()
+    with pytest.raises(ConfigError, match=rf"inference\.servers.*{servers[1].url} .*cannot be reached"):
+        letters.make_trainer(tmp_path / "run", _on(servers)).train()
 
 
 @pytest.mark.parametrize(

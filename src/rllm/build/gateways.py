@@ -1,7 +1,8 @@
 """An address and a model or servers in, a gateway out: what `rllm serve` starts."""
 
+import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -14,6 +15,7 @@ from rllm.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     from rllm.gateway.server import Gateway
     from rllm.gateway.wire import Policy
+    from rllm.inference.vllm_process import ServerProcess
 
 SERVED_PREFILL = 1024
 """Prompt tokens that a served model reads in one step: those who are being answered wait for no more."""
@@ -125,6 +127,109 @@ async def ids_gateway(
         yield _gateway(Gateway, policy, address, listening, max_body_bytes)
     finally:
         await client.close()
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class FleetSettings:
+    """Servers of one model: `servers` that run, or `replicas` that are started with vLLM."""
+
+    servers: Sequence[str] = ()
+    replicas: int = 0
+    server_python: str = ""
+    """Of an environment that has vLLM."""
+    device: str = "cpu"
+    dtype: str = "float32"
+    num_slots: int = 64
+    max_context: int = 0
+    """Tokens of one conversation; 0 takes what the model was made for, up to 4,096."""
+    api_key: str | None = None
+    processed_logprobs: bool = False
+    sends_seeds: bool = True
+    connect_timeout_s: float = 5.0
+
+
+@asynccontextmanager
+async def fleet_gateway(
+    address: Address,
+    model: Path,
+    settings: FleetSettings,
+    *,
+    name: str = "",
+    trust_remote_code: bool = False,
+    max_body_mib: int = 32,
+) -> AsyncIterator["Gateway"]:
+    """A gateway in front of several servers of `model`, a run or a model directory, not started yet.
+
+    Conversations stay where their prefix was read; a server that ends or hangs loses no call. What was
+    started ends with the context. Raises InferenceError for a server that is not there, and ConfigError for
+    one with another tokenizer.
+    """
+    try:
+        from rllm.gateway.local import LocalPolicy
+        from rllm.gateway.server import Gateway, listening_socket
+        from rllm.gateway.server.auth import require_guarded
+        from rllm.gateway.upstream.pool import base_url
+        from rllm.inference.fleet import Fleet
+        from rllm.inference.vllm import VLLMClient
+        from rllm.models.tokenizer import HuggingFaceTokenizer
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "aiohttp", "gateway") from error
+    directory = model_directory(model)
+    require_guarded(address.host, address.token)
+    tokenizer = HuggingFaceTokenizer(directory, trust_remote_code=trust_remote_code)
+    async with AsyncExitStack() as open_until_done:
+        listening = listening_socket(address.host, address.port)
+        open_until_done.callback(listening.close)
+        processes = await _start_replicas(settings, directory, address.ledger / "servers", open_until_done)
+        urls = [each.url for each in processes] or [base_url(each) for each in settings.servers]
+        clients = [
+            VLLMClient(
+                url,
+                tokenizer,
+                api_key=settings.api_key,
+                processed_logprobs=bool(processes) or settings.processed_logprobs,
+                sends_seeds=settings.sends_seeds,
+                connect_timeout_s=settings.connect_timeout_s,
+            )
+            for url in urls
+        ]
+        for client in clients:
+            open_until_done.push_async_callback(client.close)
+            await client.require_tokenizer()
+        contexts = [each.max_context for each in clients]
+        fleet = Fleet(
+            clients, max_context=min(contexts + [settings.max_context] * (settings.max_context > 0))
+        )
+        open_until_done.push_async_callback(fleet.close)
+        policy = LocalPolicy(fleet, name or model.resolve().name, sends_seeds=settings.sends_seeds)
+        max_body_bytes = min(max_body_mib << 20, policy.max_body_bytes)
+        yield _gateway(Gateway, policy, address, listening, max_body_bytes)
+
+
+async def _start_replicas(
+    settings: FleetSettings, model: Path, logs: Path, open_until_done: AsyncExitStack
+) -> "list[ServerProcess]":
+    from rllm.inference.vllm_process import ServerSettings, require_vllm, start_replicas
+
+    if not settings.replicas:
+        return []
+    require_vllm(settings.server_python, "--server-python")
+    of_each = ServerSettings(
+        python=settings.server_python,
+        model=model,
+        max_context=settings.max_context or min(_positions_of(model), 4096),
+        max_requests=settings.num_slots,
+        max_prefill_tokens=SERVED_PREFILL,
+        dtype=settings.dtype,
+        device=settings.device,
+    )
+    return await start_replicas(of_each, settings.replicas, logs, open_until_done)
+
+
+def _positions_of(model: Path) -> int:
+    """Tokens that the model was made for."""
+    positions = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
+    return positions if isinstance(positions, int) else 2048
 
 
 @asynccontextmanager

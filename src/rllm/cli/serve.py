@@ -1,4 +1,4 @@
-"""`rllm serve`: a model, or other servers, behind the gateway until a signal comes; every call captured."""
+"""`rllm serve`: a model, a fleet, or other servers, behind the gateway until a signal; calls captured."""
 
 import asyncio
 import gc
@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rllm.build.gateways import Address, build_gateway, ids_gateway, model_gateway
+from rllm.build.gateways import (
+    Address,
+    FleetSettings,
+    build_gateway,
+    fleet_gateway,
+    ids_gateway,
+    model_gateway,
+)
 from rllm.build.models import model_directory
 from rllm.build.served import environment_server
 from rllm.cli.command import Group, example, json_option, trust_option
@@ -202,7 +209,7 @@ def _require_one_by_ids(upstreams: tuple[str, ...], dialect: str) -> None:
     if len(upstreams) > 1:
         raise ConfigError(
             f"--tokenizer is given with {len(upstreams)} upstreams; prompts made of ids go to one. Give one "
-            "--upstream, or leave --tokenizer out."
+            "--upstream, leave --tokenizer out, or let several servers sample with: rllm serve fleet."
         )
     if dialect not in ("chat", "completions"):
         raise ConfigError(
@@ -283,6 +290,88 @@ def model(
             cache_tokens=cache_tokens,
             num_drafts=num_drafts,
         )
+
+    _serve(open_gateway, **address)
+
+
+@command.command(
+    "fleet",
+    epilog=example(
+        "rllm serve fleet path/to/model --server http://127.0.0.1:8000/v1 --server http://127.0.0.1:8001/v1",
+        "rllm serve fleet runs/frozenlake-seed0 --replicas 2 --server-python vllm/bin/python --device cuda",
+    ),
+)
+@click.argument("model", metavar="DIR_OR_RUN", type=click.Path(path_type=Path))
+@click.option("--server", "servers", multiple=True, help="Base URL of a server that runs; may be repeated.")
+@click.option(
+    "--replicas", type=click.IntRange(min=0), default=0, help="vLLM servers to start on this machine instead."
+)
+@click.option("--server-python", default="", help="With --replicas: Python of an environment that has vLLM.")
+@click.option(
+    "--device", default="cpu", show_default=True, help="With --replicas: cpu, or cuda with a GPU for each."
+)
+@click.option("--dtype", default="float32", show_default=True, help="With --replicas: precision of weights.")
+@click.option("--name", default="", help="What clients call the model; the directory's name by default.")
+@click.option(
+    "--max-context",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Tokens of one conversation; 0 takes what the servers read, of replicas up to 4096.",
+)
+@click.option("--api-key-env", help="Environment variable that holds the key for the servers.")
+@click.option(
+    "--processed-logprobs",
+    is_flag=True,
+    help="The servers were started with `--logprobs-mode processed_logprobs`, as replicas are.",
+)
+@click.option(
+    "--no-seeds", is_flag=True, help="Leave the draws to the servers: vLLM on a CPU ends with the first seed."
+)
+@trust_option
+@_address_options
+def fleet(
+    model: Path,
+    servers: tuple[str, ...],
+    replicas: int,
+    server_python: str,
+    device: str,
+    dtype: str,
+    name: str,
+    max_context: int,
+    api_key_env: str | None,
+    processed_logprobs: bool,
+    no_seeds: bool,
+    trust_remote_code: bool,
+    **address: Any,
+) -> None:
+    """Serve several vLLM or SGLang servers of one model under one address.
+
+    DIR_OR_RUN is the model that they serve: a run, for its trained model, or a directory. Conversations go
+    where their beginning was read, new ones to the least busy server; one that ends or hangs loses no call,
+    and gets calls again once it answers.
+    """
+    if bool(servers) == bool(replicas):
+        raise ConfigError(
+            f"{len(servers)} --server and --replicas {replicas} are given; name servers that run, or say how "
+            "many to start."
+        )
+    if replicas and not server_python:
+        raise ConfigError("--replicas needs --server-python, the Python of an environment that has vLLM.")
+    model_directory(model)  # a wrong path is not worth taking an address for
+    settings = FleetSettings(
+        servers=servers,
+        replicas=replicas,
+        server_python=server_python,
+        device=device,
+        dtype=dtype,
+        max_context=max_context,
+        api_key=_api_key(api_key_env),
+        processed_logprobs=processed_logprobs,
+        sends_seeds=not no_seeds,
+    )
+
+    def open_gateway(where: Address) -> AbstractAsyncContextManager["Gateway"]:
+        return fleet_gateway(where, model, settings, name=name, trust_remote_code=trust_remote_code)
 
     _serve(open_gateway, **address)
 

@@ -1,7 +1,8 @@
 """Several servers of one model, as one client that follows a policy.
 
-    call ──► the replica of its conversation, or else the least busy one ──► answer
+    call ──► the replica that has read what it begins with, or else the least busy one ──► answer
                  └─ it fails: out of service, the call goes to another one
+    every few seconds ──► does it answer at all? ──► no: as if it had failed, also the calls under way
     publish ──► weights on disk, once ──► each replica: pause, load, forget what was read, version, resume
     out of service ──► asked every second ──► it answers again: the newest weights first, then calls
 
@@ -13,8 +14,8 @@ import asyncio
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from rllm.errors import CanaryError, ConfigError, InferenceError
 from rllm.inference.client import ModelClient, TokenPiece
+from rllm.inference.prefix_routes import PrefixRoutes
 from rllm.inference.token_session import TokenSession
 from rllm.inference.vllm import VLLMClient
 from rllm.types.messages import ModelOutput, SamplingParams
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 OnPiece = Callable[[TokenPiece], None]
 PROBE_EVERY_S = 1.0
 """Between two questions to a replica that is out of service."""
+CHECK_EVERY_S = 10.0
+"""Between two questions to one that is in service: one that hangs takes calls and answers none."""
 UNLOAD_S = 10.0
 """For a replica that leaves to drop its adapters."""
 AGREEMENT = 1e-2
@@ -46,7 +50,8 @@ class Replica:
         self.num_starts = num_starts
         self.num_tokens = 0
         """Of prompts and answers that it is at work on, at most."""
-        self.num_calls = 0
+        self._calls = set[asyncio.Timeout]()
+        """That it is at work on."""
         self.weights_number = -1
         """Which publish of the fleet it has."""
         self.start_with_weights = 0
@@ -55,21 +60,42 @@ class Replica:
         self.is_up = True
         self.is_leaving = False
         self.probe: asyncio.Task[None] | None = None
+        """Asks whether it is there again."""
+        self.watch: asyncio.Task[None] | None = None
+        """Asks whether it still is."""
 
     @property
     def url(self) -> str:
         return self.client.base_url
 
-    @contextmanager
-    def busy(self, num_tokens: int) -> Iterator[None]:
-        """While it is at work on a call."""
+    @asynccontextmanager
+    async def busy(self, num_tokens: int) -> AsyncIterator[None]:
+        """While it is at work on a call. Raises InferenceError once it is given up."""
+        limit = asyncio.timeout(None)
         self.num_tokens += num_tokens
-        self.num_calls += 1
+        self._calls.add(limit)
         try:
-            yield
+            async with limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise InferenceError(
+                f"The server at {self.url} hangs: it does not say what it serves."
+            ) from error
         finally:
+            self._calls.discard(limit)
             self.num_tokens -= num_tokens
-            self.num_calls -= 1
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
+    def give_up(self) -> None:
+        """End the calls under way."""
+        for limit in self._calls:
+            if not limit.expired():
+                limit.reschedule(0.0)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -86,16 +112,16 @@ class Fleet(ModelClient):
 
     `write_weights` writes the policy as it is into a directory that every replica can read; `directory`
     holds it. All replicas need the model's tokenizer, which `clients` have. Nothing is sampled before the
-    first `publish` has reached a replica.
+    first `publish` has reached a replica. Without `write_weights` they keep the weights that they have.
     """
 
     def __init__(
         self,
         clients: Sequence[VLLMClient],
         *,
-        write_weights: Callable[[Path], None],
-        directory: Path,
         max_context: int,
+        write_weights: Callable[[Path], None] | None = None,
+        directory: Path | None = None,
         is_adapter: bool = False,
         patience_s: float = 600.0,
         num_starts: Sequence[Callable[[], int]] = (),
@@ -109,6 +135,7 @@ class Fleet(ModelClient):
         self.renderer = clients[0].renderer
         self._write_weights = write_weights
         self._directory = directory
+        self._routes = PrefixRoutes[Replica]()
         self._max_context = max_context
         self._patience_s = patience_s
         self._policy_version = 0
@@ -164,8 +191,8 @@ class Fleet(ModelClient):
         first_choice: Replica | None = None,
         on_piece: OnPiece | None = None,
     ) -> tuple[ModelOutput, Replica]:
-        """The answer, and who gave it: `first_choice`, if it is in service. Raises InferenceError when no
-        replica could."""
+        """The answer, and who gave it: `first_choice`, or who has read the prompt's beginning, if it is in
+        service and not much busier than others. Raises InferenceError when no replica could."""
         has_told = False
 
         def tell(piece: TokenPiece) -> None:
@@ -174,15 +201,16 @@ class Fleet(ModelClient):
             assert on_piece is not None
             on_piece(piece)
 
-        num_failures = 0
+        num_failures, num_tokens = 0, len(prompt_ids) + sampling.max_tokens
         while True:
-            replica = await self._in_service(first_choice)
+            replica = await self._in_service(first_choice or self._routes.find(prompt_ids), num_tokens)
             try:
-                with replica.busy(len(prompt_ids) + sampling.max_tokens):
-                    await self._bring_up_to_date(replica)
+                async with replica.busy(num_tokens):
+                    await self.bring_up_to_date(replica)
                     output = await replica.client.generate_ids(
                         prompt_ids, sampling, on_piece=None if on_piece is None else tell
                     )
+                self._routes.note(prompt_ids + output.completion_ids, replica)
                 return output, replica
             except InferenceError as error:
                 self._out_of_service(replica, error)
@@ -197,7 +225,7 @@ class Fleet(ModelClient):
     async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
         """As `LocalClient.score`, by every replica in service. Raises CanaryError where two of them
         disagree."""
-        await self._in_service(None)
+        await self._in_service()
         replicas = [each for each in self.replicas if each.is_up and not each.is_leaving]
         rows = await asyncio.gather(
             *(self._score(each, ids, start, temperature) for each in replicas), return_exceptions=True
@@ -224,14 +252,15 @@ class Fleet(ModelClient):
         return expected
 
     async def _score(self, replica: Replica, ids: list[int], start: int, temperature: float) -> list[float]:
-        await self._bring_up_to_date(replica)
-        return await replica.client.score(ids, start, temperature)
+        async with replica.busy(len(ids)):
+            await self.bring_up_to_date(replica)
+            return await replica.client.score(ids, start, temperature)
 
     async def add(self, client: VLLMClient) -> None:
         """One more replica, in service once it has the weights."""
         replica = Replica(client)
         if self._num_publishes:
-            await self._bring_up_to_date(replica)
+            await self.bring_up_to_date(replica)
         self.replicas.append(replica)
         await self._notify()
 
@@ -245,16 +274,18 @@ class Fleet(ModelClient):
         async with self._service:
             await self._service.wait_for(lambda: replica.num_calls == 0)
         self.replicas.remove(replica)
+        self._routes.forget(replica)
         await _end(replica)
 
     async def close(self) -> None:
         for replica in self.replicas:
             await _end(replica)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
-    async def _in_service(self, first_choice: Replica | None) -> Replica:
-        """Choose who is asked next."""
-        if not self._num_publishes:
+    async def _in_service(self, first_choice: Replica | None = None, num_tokens: int = 0) -> Replica:
+        """Choose who is asked next, for so many tokens."""
+        if self._write_weights is not None and not self._num_publishes:
             raise InferenceError("No weights were published yet, so the replicas have none to answer with.")
 
         def free() -> list[Replica]:
@@ -270,12 +301,17 @@ class Fleet(ModelClient):
                         f"{self._patience_s:g} s."
                     ) from error
         ready = free()
-        if first_choice in ready:
+        least = min(ready, key=lambda each: each.num_tokens)
+        if first_choice in ready and first_choice.num_tokens <= 2 * least.num_tokens + num_tokens:
             return first_choice
-        return min(ready, key=lambda each: each.num_tokens)
+        return least
 
-    async def _bring_up_to_date(self, replica: Replica) -> None:
+    async def bring_up_to_date(self, replica: Replica) -> None:
         """Give a replica the newest weights; others go on meanwhile. Calls of the same replica wait."""
+        if replica.watch is None:
+            replica.watch = asyncio.create_task(self._watch(replica))
+        if self._write_weights is None:
+            return
         async with replica.updating:
             start = replica.num_starts()
             if replica.start_with_weights != start:  # it may have begun anew while nobody asked it
@@ -292,6 +328,7 @@ class Fleet(ModelClient):
 
     async def _weights_on_disk(self) -> "_Weights":
         """The newest; those before them stay, because a replica may be reading them."""
+        assert self._directory is not None, "there are weights to write"
         async with self._writing:
             last = self._on_disk
             if last is None or last.number != self._num_publishes:
@@ -305,6 +342,8 @@ class Fleet(ModelClient):
             return self._on_disk
 
     def _write(self) -> "_Weights":
+        assert self._directory is not None, "there are weights to write"
+        assert self._write_weights is not None, "there are weights to write"
         with self._changing:
             number, policy_version = self._num_publishes, self._policy_version
             target = self._directory / f"publish-{number}"
@@ -317,6 +356,18 @@ class Fleet(ModelClient):
             num_others = self.num_in_service
             log.warning("%s is out of service, %d others are in it: %s", replica.url, num_others, error)
             replica.probe = asyncio.create_task(self._probe(replica))
+
+    async def _watch(self, replica: Replica) -> None:
+        """As long as it is of the fleet: the calls of one that hangs go to others."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            if not replica.is_up:
+                continue
+            try:
+                await replica.client.check()
+            except InferenceError as error:
+                self._out_of_service(replica, error)
+                replica.give_up()
 
     async def _probe(self, replica: Replica) -> None:
         """Until it answers again: whatever it was, it may have begun anew, with its first weights."""
@@ -344,17 +395,19 @@ class FleetSession(TokenSession):
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet)
         self._fleet = fleet
-        self._replica: Replica | None = None
+        self.replica: Replica | None = None
+        """That answered last."""
 
     async def respond_to_ids(self, prompt_ids: list[int], sampling: SamplingParams) -> ModelOutput:
-        output, self._replica = await self._fleet.ask(prompt_ids, sampling, first_choice=self._replica)
+        output, self.replica = await self._fleet.ask(prompt_ids, sampling, first_choice=self.replica)
         return output
 
 
 async def _end(replica: Replica) -> None:
-    if replica.probe is not None:
-        replica.probe.cancel()
-        await asyncio.gather(replica.probe, return_exceptions=True)
+    tasks = [each for each in (replica.probe, replica.watch) if each is not None]
+    for each in tasks:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     with suppress(TimeoutError):
         async with asyncio.timeout(UNLOAD_S):
             await replica.client.unload_adapters()

@@ -36,12 +36,16 @@ NO_IDS = (
     "The server at {url} returned no {what}. vLLM from 0.10.2 on returns them for `return_token_ids: true` "
     "and `logprobs`, which this client sends; update the server, or serve the model with one that does."
 )
+PROBE_TEXT = "The answer is 1234.5, or `x_1 += 67`?\n\tNaïve 漢字"
+"""Servers and models of one tokenizer split it alike, and others hardly do."""
 _GRAMMAR_FROM = (0, 12)
 """The vLLM version from which `structured_outputs` is the field's one name; older ones drop it silently."""
 _TOKEN_ID_NAME = re.compile(r"token_id:(\d+)")
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _SEEDS = 2**63
 _ADAPTERS_KEPT = 2
+_ANSWERS_WITHIN_S = 30.0
+"""To say what it serves; a server that is at work on a batch answers at once."""
 _UNKNOWN_CONTEXT = 2**31 - 1
 
 
@@ -89,6 +93,14 @@ class VLLMClient(ModelClient):
             timeout_s=timeout_s,
             connect_timeout_s=connect_timeout_s,
             max_connections=max_connections,
+        )
+        # Not behind the calls: they may have all connections, and wait for long.
+        self._checks = VLLMHttp(
+            self.base_url,
+            api_key=api_key,
+            timeout_s=min(timeout_s, _ANSWERS_WITHIN_S),
+            connect_timeout_s=min(connect_timeout_s, _ANSWERS_WITHIN_S),
+            max_connections=1,
         )
         self._is_special: dict[int, bool] = {}
 
@@ -171,7 +183,7 @@ class VLLMClient(ModelClient):
                     )
                 await self._http.tell("/update_weight_version", {"new_version": str(policy_version)})
             finally:
-                await self._http.tell("/resume", {})
+                await self._checks.tell("/resume", {})  # one that hangs is not waited for
             self._policy_version = policy_version
             self._has_given_weights = True
 
@@ -252,6 +264,12 @@ class VLLMClient(ModelClient):
                 if on_piece is not None and (piece.text or piece.token_ids):
                     on_piece(piece)
         rest = collected.finish(prompt_ids)
+        if collected.finish_reason is FinishReason.LENGTH and len(collected.ids) < body["max_tokens"]:
+            raise InferenceError(
+                f"The server at {self.base_url} ended an answer at {len(collected.ids)} tokens, where "
+                f"{body['max_tokens']} were allowed: it has a limit of its own. Start vLLM with "
+                "`--generation-config vllm`."
+            )
         server_policy_version = collected.policy_version
         if self._has_given_weights:
             self._require_given_weights(version, server_policy_version)
@@ -296,8 +314,21 @@ class VLLMClient(ModelClient):
             )
 
     async def check(self) -> VLLMServerFacts:
-        """Ask what the server serves now. Raises InferenceError where it does not answer."""
-        return await self._http.facts(self.model)
+        """Ask what the server serves now. Raises InferenceError where it does not answer, within seconds."""
+        return await self._checks.facts(self.model)
+
+    async def require_tokenizer(self) -> None:
+        """Raises ConfigError for a server with another tokenizer, whose ids would mean other words.
+
+        One that does not say how it splits a text is taken to have the same.
+        """
+        model = (await self._facts()).model
+        ids = await self._checks.tokenize({"model": model, "prompt": PROBE_TEXT, "add_special_tokens": False})
+        if ids is not None and ids != (expected := self.tokenizer.encode(PROBE_TEXT)):
+            raise ConfigError(
+                f"The server at {self.base_url} splits a text into the ids {ids[:8]}…, and the model's own "
+                f"tokenizer into {expected[:8]}…; let it serve the model that is trained."
+            )
 
     async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
         """Log-probabilities of `ids[start:]`, in nats, under the server's weights; see `LocalClient.score`.
@@ -328,9 +359,10 @@ class VLLMClient(ModelClient):
     async def release(self) -> None:
         """Close the connections that nobody uses; the next call opens new ones."""
         await self._http.close()
+        await self._checks.close()
 
     async def close(self) -> None:
-        await self._http.close()
+        await self.release()
 
     def _body(
         self, prompt_ids: list[int], sampling: SamplingParams, room: int, *, stream: bool

@@ -8,7 +8,7 @@ what the server did not do.
 
 import re
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,14 @@ class VLLMHttp(ServerHttp):
             text = without_keys(content.decode(errors="replace"))[:500]
             raise InferenceError(f"The server at {root} answered {response.status} to {path}: {text}")
         return json_or_none(content)
+
+    async def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:
+        """The ids of a text; None where the server does not tell them."""
+        reply = None
+        with suppress(ConfigError):  # it has no such call
+            reply = await self.tell("/tokenize", body)
+        ids = reply.get("tokens") if isinstance(reply, dict) else None
+        return ids if isinstance(ids, list) else None
 
     async def _open(self, body: dict[str, Any]) -> Response:
         try:

@@ -1,7 +1,7 @@
 """vLLM servers of our own: started on free ports, begun anew when they end, ended with whoever started them.
 
     ServerProcess ──► python -m vllm… on a port of its own ──► ready, within START_WITHIN_S
-          ▲                                                      │ it ends
+          ▲                                                      │ it ends, or hangs for HANGS_AFTER_S
           └── at most MAX_FAILED_STARTS in a row that never get ready
 
 What a server prints goes to its log file. Each is a process group, which is ended with SIGTERM and, after a
@@ -16,8 +16,9 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -29,6 +30,10 @@ log = logging.getLogger(__name__)
 MAX_FAILED_STARTS = 3
 START_WITHIN_S = 1_800.0
 """A large model takes minutes to be read; what is not ready by then hangs."""
+HANGS_AFTER_S = 120.0
+"""Without an answer of one that was ready: it is begun anew."""
+CHECK_EVERY_S = 10.0
+"""Between two questions to one that was ready, and to answer one."""
 END_WITHIN_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _LAST_CHARS = 1_500
@@ -97,8 +102,8 @@ def _lora_rank(rank: int) -> int:
     return next((each for each in LORA_RANKS if each >= rank), rank)
 
 
-def require_vllm(python: str) -> None:
-    """Raises ConfigError for a Python that cannot be run or has no vLLM."""
+def require_vllm(python: str, key: str) -> None:
+    """Raises ConfigError for a Python, which `key` names, that cannot be run or has no vLLM."""
     try:
         done = subprocess.run(
             [python, "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"],
@@ -107,12 +112,12 @@ def require_vllm(python: str) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(
-            f"`inference.server_python` is {python!r}, which cannot be run ({error}); name the Python of an "
+            f"{key} is {python!r}, which cannot be run ({error}); name the Python of an "
             "environment that vLLM is installed in."
         ) from error
     if done.returncode:
         raise ConfigError(
-            f"`inference.server_python` is {python!r}, which has no vLLM; name the Python of an environment "
+            f"{key} is {python!r}, which has no vLLM; name the Python of an environment "
             "that it is installed in."
         )
 
@@ -189,22 +194,28 @@ class ServerProcess:
             )
 
     async def _watch(self) -> bool:
-        """Until the process has ended, or took too long to get ready; whether it was ever ready."""
+        """Until the process has ended, took too long to get ready, or hangs; whether it was ever ready."""
         assert self._process is not None
-        was_ready, give_up_at = False, time.monotonic() + START_WITHIN_S
-        while self._process.poll() is None:
-            if not was_ready and time.monotonic() > give_up_at:
-                break
-            if not was_ready:
-                was_ready = await asyncio.to_thread(self._is_healthy)
-                if was_ready:
-                    self._ready.set()
+        was_ready, now = False, time.monotonic()
+        check_at, give_up_at = now, now + START_WITHIN_S
+        while self._process.poll() is None and (now := time.monotonic()) < give_up_at:
+            if now >= check_at and await asyncio.to_thread(self._is_healthy):
+                was_ready = True
+                self._ready.set()
+                check_at, give_up_at = now + CHECK_EVERY_S, now + HANGS_AFTER_S
             await asyncio.sleep(0.5)
+        if was_ready and self._process.poll() is None:
+            log.error(
+                "The server at %s has not answered for %g s; it is begun anew.", self.url, HANGS_AFTER_S
+            )
         await asyncio.to_thread(self._end)  # children of it may still be there
         return was_ready
 
     def _is_healthy(self) -> bool:
-        with suppress(OSError), urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5.0) as response:
+        with (
+            suppress(OSError, HTTPException),
+            urlopen(f"http://127.0.0.1:{self.port}/health", timeout=CHECK_EVERY_S) as response,
+        ):
             return response.status == 200
         return False
 
@@ -222,6 +233,21 @@ class ServerProcess:
 
     def _last_words(self) -> str:
         return self.log_path.read_text(errors="replace")[-_LAST_CHARS:]
+
+
+async def start_replicas(
+    settings: ServerSettings, num_replicas: int, logs: Path, open_until_done: AsyncExitStack
+) -> list[ServerProcess]:
+    """Servers that are ready, and end with `open_until_done`; what they print goes to `logs`."""
+    processes = [
+        ServerProcess(settings, index, logs / f"replica-{index}.log") for index in range(num_replicas)
+    ]
+    starts = (open_until_done.enter_async_context(each) for each in processes)
+    # All of them, also after one has failed: what is on its way to being started is on its way to be ended.
+    for outcome in await asyncio.gather(*starts, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return processes
 
 
 def _group_lives(group: int, wait_s: float) -> bool:

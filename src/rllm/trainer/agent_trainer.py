@@ -419,7 +419,7 @@ class AgentTrainer:
             load_references(directory.path, learner.references, learner.policies)
         learner.policies.publish()
         for name, client in clients.items():
-            await require_same_model(client, learner.policies[name], self.config.rollout.temperature)
+            await require_same_model(self.config, client, learner.policies[name])
         with ExitStack() as open_while_training:
             with ranks.writer_first():
                 store = open_while_training.enter_context(

@@ -4,10 +4,9 @@ policy ──► LocalClient, in this process, the trainer's own parameters
       └──► Fleet ──► replicas that the run starts, or servers that run: weights by directory
 """
 
-import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -15,11 +14,11 @@ from typing import Protocol
 import numpy as np
 
 from rllm.config.schema import TrainConfig
-from rllm.errors import CanaryError, ConfigError
+from rllm.errors import CanaryError, ConfigError, InferenceError
 from rllm.inference.client import ModelClient, TokenClient
 from rllm.inference.fleet import Fleet
 from rllm.inference.vllm import VLLMClient
-from rllm.inference.vllm_process import ServerProcess, ServerSettings, require_vllm
+from rllm.inference.vllm_process import ServerProcess, ServerSettings, require_vllm, start_replicas
 from rllm.models.directory import LoadedModel, save_model
 from rllm.models.lora import save_adapter
 from rllm.trainer.canary import HALF_TOLERANCE, TOLERANCE, Canary, row_to_score
@@ -48,7 +47,7 @@ async def open_client(
 ) -> AsyncIterator[PolicyClient]:
     """A sampler of `model` while the block runs; `run` is the run's directory.
 
-    Raises ConfigError for a server whose context is too short.
+    Raises ConfigError for a server that is not there, or whose context is too short.
     """
     if config.inference.engine == "local":
         client = make_client(config, model)
@@ -74,7 +73,9 @@ async def open_client(
         )
         open_until_done.push_async_callback(fleet.close)
         for replica in fleet.replicas:
-            if (room := (await replica.client.check()).max_context) < config.inference.max_context:
+            with _refused_by_key(config, replica.url):
+                room = (await replica.client.check()).max_context
+            if room < config.inference.max_context:
                 raise ConfigError(
                     f"`inference.max_context` is {config.inference.max_context} and {replica.url} reads "
                     f"{room} tokens; start it with a longer --max-model-len, or set the key to what it reads."
@@ -82,21 +83,47 @@ async def open_client(
         yield fleet
 
 
-async def require_same_model(client: PolicyClient, policy: PolicyModel, temperature: float) -> None:
-    """Raises CanaryError for servers that do not compute what the trainer's model does, or say how likely
-    their answers are at another temperature than they were sampled at."""
-    backend = policy.backend
-    if not isinstance(client, Fleet) or backend is None:
-        return
-    prompt = list(range(min(ROW, policy.loaded.config["vocab_size"])))
-    await Canary(1.0).check(backend, client, [row_to_score(prompt)])
-    output = await client.generate_ids(prompt, SamplingParams(temperature=temperature, max_tokens=ROW))
+@contextmanager
+def _refused_by_key(config: TrainConfig, url: str) -> Iterator[None]:
+    """Name the key of a server that is refused before a run begins."""
+    key = "inference.servers" if config.inference.servers else "inference.replicas"
+    try:
+        yield
+    except CanaryError as error:
+        raise CanaryError(f"`{key}`: {url} cannot sample this policy. {error}") from error
+    except (ConfigError, InferenceError, ValueError) as error:
+        raise ConfigError(f"`{key}`: {url} cannot sample this policy. {error}") from error
+
+
+async def require_same_model(config: TrainConfig, client: PolicyClient, policy: PolicyModel) -> None:
+    """Give every server of a fleet the weights.
+
+    Raises ConfigError for one that is of another model or does not speak vLLM's protocol, and CanaryError for
+    one that does not compute what the trainer's model does, or says how likely its answers are at another
+    temperature than they were sampled at.
+    """
+    if isinstance(client, Fleet) and policy.backend is not None:
+        for replica in client.replicas:
+            with _refused_by_key(config, replica.url):
+                await replica.client.require_tokenizer()
+                await client.bring_up_to_date(replica)
+                await _require_same_model(replica.client, policy, config.rollout.temperature)
+
+
+async def _require_same_model(server: VLLMClient, policy: PolicyModel, temperature: float) -> None:
+    backend, vocab_size = policy.backend, policy.loaded.config["vocab_size"]
+    assert backend is not None, "the policy is trained"
+    prompt = list(range(min(ROW, vocab_size)))
+    await Canary(1.0).check(backend, server, [row_to_score(prompt)])
+    output = await server.generate_ids(prompt, SamplingParams(temperature=temperature, max_tokens=ROW))
+    if max(output.completion_ids) >= vocab_size:
+        raise ConfigError(f"It sampled the id {max(output.completion_ids)} of a vocabulary of {vocab_size}.")
     row = row_to_score(prompt + output.completion_ids, temperature=temperature)
     (scores,) = backend.score([row])
     gap = float(np.abs(scores[len(prompt) :] - np.array(output.logprobs)).max())
     if not gap <= (HALF_TOLERANCE if backend.is_half else TOLERANCE):
         raise CanaryError(
-            f"A server's log-probabilities of an answer that was sampled at temperature {temperature:g} "
+            f"Its log-probabilities of an answer that was sampled at temperature {temperature:g} "
             f"differ from the trainer's by {gap:.2g} nats, and those of a prompt do not: start it with "
             "`--logprobs-mode processed_logprobs`."
         )
@@ -118,16 +145,7 @@ async def _start(
         device=config.model.device,
         adapter_rank=config.adapter_of(policy).rank,
     )
-    processes = [
-        ServerProcess(settings, index, run / LOGS / policy / f"replica-{index}.log")
-        for index in range(inference.replicas)
-    ]
-    starts = (open_until_done.enter_async_context(each) for each in processes)
-    # All of them, also after one has failed: what is on its way to being started is on its way to be ended.
-    for outcome in await asyncio.gather(*starts, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return processes
+    return await start_replicas(settings, inference.replicas, run / LOGS / policy, open_until_done)
 
 
 def _remove(weights: Path) -> None:
@@ -155,7 +173,7 @@ def _write(model: LoadedModel, directory: Path) -> None:
 def require_servers(config: TrainConfig) -> None:
     """Raises ConfigError, before any work, for servers that cannot be started."""
     if config.inference.replicas:
-        require_vllm(config.inference.server_python)
+        require_vllm(config.inference.server_python, "`inference.server_python`")
     for url in config.inference.servers:
         if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith("/v1"):
             raise ConfigError(
