@@ -5,6 +5,7 @@
     │   ├── MissingExtraError    an optional dependency is not installed; the message is the install command
     │   ├── RunInUseError        another process holds the run directory
     │   ├── ModelDirectoryError  a model directory lacks a file, or holds one that cannot be read
+    │   │   └── ArchitectureError  a model that the built-in engine would compute otherwise than transformers
     │   ├── CheckpointError      a checkpoint whose files do not match their manifest
     │   └── ContractError        a worker.md file that is no contract; names file and line
     ├── StorageError           the disk refused a write (full, read-only)
@@ -29,7 +30,18 @@ A message names the value, the limit and the mend. The CLI prints it and picks t
 Much of it was said by others, who may quote keys, so no message is made with one in it.
 """
 
+import difflib
+from collections.abc import Iterable
+
 from rllm.redaction import without_keys
+
+
+def choices_of(value: object, names: Iterable[str]) -> str:
+    """`choose one of a, b, c`, and before it the name that a misspelt `value` comes nearest to."""
+    choices = list(names)
+    nearest = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"did you mean {nearest[0]!r}? Choose" if nearest else "choose"
+    return f"{hint} one of {', '.join(choices)}"
 
 
 class RllmError(Exception):
@@ -65,6 +77,13 @@ class ModelDirectoryError(ConfigError):
     """Raised by `rllm.models` while a directory is read.
 
     Mend: the message names the missing or broken file.
+    """
+
+
+class ArchitectureError(ModelDirectoryError):
+    """Raised for a model that the built-in engine would not compute as transformers does.
+
+    Mend: use an external engine.
     """
 
 

@@ -309,7 +309,9 @@ def test_the_configuration_knows_the_same_estimators_and_which_need_two_attempts
 
 
 def test_an_unknown_estimator_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="no advantage estimator `gpro`; choose one of grpo, dr_grpo"):
+    with pytest.raises(
+        ConfigError, match=r"no advantage estimator `gpro`; did you mean 'prpo'.*one of grpo, dr_grpo"
+    ):
         estimator_named("gpro")
 
 

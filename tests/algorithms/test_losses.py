@@ -311,7 +311,9 @@ def test_the_rest_of_the_section_is_taken_as_it_stands() -> None:
 
 
 def test_a_loss_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no loss `ppo2`; choose one of ppo, policy_gradient, gspo"):
+    with pytest.raises(
+        ConfigError, match=r"no loss `ppo2`; did you mean 'ppo'.*one of ppo, policy_gradient, gspo"
+    ):
         policy_loss(AlgorithmConfig(loss="ppo2"))
 
 

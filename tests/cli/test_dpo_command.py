@@ -64,7 +64,7 @@ def test_what_is_held_out_may_be_a_file_of_its_own(rllm: Callable[..., Result], 
         (["--run", "missing"], "missing is not a run"),
         (["pairs.jsonl", "--loss", "kto"], "pairs.jsonl:1: it has no `completion`"),
         (["pairs.jsonl", "--set", "preference.label_smoothing=0.7"], "below 0.5"),
-        (["pairs.jsonl", "--loss", "sppo"], "is not one of"),
+        (["pairs.jsonl", "--loss", "sppo"], "did you mean 'simpo'?"),
     ],
     ids=str,
 )

@@ -45,7 +45,7 @@ def test_the_report_shows_every_count_and_what_to_type_next(finished_run: Any, r
         "95 %",
     ):
         assert word in result.stdout
-    assert f"rllm runs show {finished_run.path}" in result.stdout
+    assert "Next:\n  rllm runs show evals/" in result.stdout
 
 
 def test_a_run_without_a_trained_model_is_refused(rllm: Rllm, tmp_path: Path) -> None:

@@ -48,6 +48,31 @@ def test_another_architecture_is_served_by_transformers(rllm: Rllm, tmp_path: Pa
     described = json.loads(rllm("model", "info", "gpt2", "--json").stdout)
     assert described["architecture"] == "GPT2LMHeadModel"
     assert (described["served_by"], described["context"]) == ("transformers", 128)
+    assert "gpt2 is in the table" in rllm("model", "info", "gpt2").stdout
+
+
+def test_the_row_of_an_architecture_is_shown_and_one_that_is_refused_says_why(
+    rllm: Rllm, tmp_path: Path
+) -> None:
+    from transformers import BertConfig, BertLMHeadModel, MambaConfig, MambaForCausalLM
+
+    sizes: Any = {"vocab_size": 604, "hidden_size": 32, "num_hidden_layers": 2, "eos_token_id": 2}
+    MambaForCausalLM(MambaConfig(**sizes)).save_pretrained(tmp_path / "states")
+    BertLMHeadModel(BertConfig(**sizes, num_attention_heads=2)).save_pretrained(tmp_path / "both-ways")
+    rllm("model", "create", "tiny")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        for model in ("states", "both-ways"):
+            (tmp_path / model / name).write_bytes((tmp_path / "tiny" / name).read_bytes())
+    shown = rllm("model", "info", "states")
+    assert shown.exit_code == 0
+    assert "row by row" in shown.stdout
+    assert "mamba is in the table" in shown.stdout
+    refused = rllm("model", "info", "both-ways")
+    assert refused.exit_code == 1
+    assert "BertLMHeadModel looks at later tokens" in " ".join(refused.stdout.split())
+    described = json.loads(rllm("model", "info", "both-ways", "--json").stdout)
+    assert (described["architecture"], described["served_by"]) == ("BertLMHeadModel", "")
+    assert "later tokens" in described["refused"]
 
 
 def test_the_model_of_a_run_is_its_trained_one(finished_run: Any, rllm: Rllm) -> None:

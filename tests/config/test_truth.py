@@ -118,7 +118,7 @@ def _others(path: str, value: Any, load: Callable[[str], Any]) -> Iterator[str]:
         try:
             load(f'{path}="something-else"')
         except ConfigError as error:
-            if offered := re.search(r"choose one of ([\w+, ]+)\.?$", str(error)):
+            if offered := re.search(r"[Cc]hoose one of ([\w+, ]+)\.?$", str(error)):
                 yield from (f'{path}="{each}"' for each in offered[1].split(", ") if each != value)
     elif isinstance(value, list):
         yield f'{path}=["something-else"]'

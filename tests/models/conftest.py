@@ -32,17 +32,15 @@ def copied(builtin: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def saved(
-    builtin: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[PreTrainedConfig], tuple[Path, Any]]:
+def saved(builtin: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Any]]:
     """A directory that transformers saved, with random weights and our tokenizer; and the model it saved."""
 
-    def save(config: PreTrainedConfig) -> tuple[Path, Any]:
+    def save(config: PreTrainedConfig, std: float = 0.2) -> tuple[Path, Any]:
         torch.manual_seed(11)
         with torch.no_grad():
             reference = AutoModelForCausalLM.from_config(config).eval()
             for parameter in reference.parameters():
-                parameter.normal_(0.0, 0.2)  # norms and biases too, so that none can be forgotten
+                parameter.normal_(0.0, std)  # norms and biases too, so that none can be forgotten
         directory = tmp_path_factory.mktemp("models") / config.model_type
         reference.save_pretrained(directory)
         for name in ("tokenizer.json", "tokenizer_config.json"):

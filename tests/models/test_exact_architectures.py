@@ -11,14 +11,12 @@ from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
-    DiffLlamaConfig,
     GraniteConfig,
-    Llama4TextConfig,
     LlamaConfig,
     Phi3Config,
 )
 
-from rllm.errors import ConfigError, ModelDirectoryError
+from rllm.errors import ConfigError
 from rllm.inference.local.client import LocalClient
 from rllm.models.builtin import TinyModel, create_model
 from rllm.models.directory import load_model
@@ -94,12 +92,6 @@ async def test_rotations_that_change_with_the_length_are_exact_as_far_as_they_do
     assert output.logprobs == pytest.approx(logprobs_by_transformers(directory, output), abs=1e-5)
 
 
-def test_an_architecture_that_attends_twice_in_a_layer_is_refused(make: Make) -> None:
-    """Its second values would stand in the cache for both."""
-    with pytest.raises(ModelDirectoryError, match="DiffLlamaForCausalLM attends more than once in a layer"):
-        load_model(make(DiffLlamaConfig(**SIZES)))
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -115,11 +107,3 @@ async def test_logits_that_are_scaled_are_scaled(make: Make, config: Any) -> Non
     output = await client.generate_ids(list(range(10, 30)), SamplingParams(max_tokens=40, seed=1))
     await client.close()
     assert output.logprobs == pytest.approx(logprobs_by_transformers(directory, output), abs=1e-5)
-
-
-def test_an_architecture_that_keeps_its_states_is_refused_by_name(make: Make) -> None:
-    config = Llama4TextConfig(
-        **SIZES, attention_chunk_size=64, intermediate_size_mlp=48, num_local_experts=2, head_dim=8
-    )
-    with pytest.raises(ModelDirectoryError, match="Llama4ForCausalLM does not give the states before its"):
-        load_model(make(config))

@@ -7,12 +7,9 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    BertConfig,
-    BloomConfig,
     CohereConfig,
     GemmaConfig,
     GPT2Config,
-    GPTNeoConfig,
     GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
@@ -76,28 +73,6 @@ def test_what_is_saved_loads_here_and_in_transformers_as_the_same_model(
     assert all(torch.equal(tensor, expected[key]) for key, tensor in theirs.state_dict().items())
     ours = load_model(tmp_path / "again").model.inner.state_dict()
     assert all(torch.equal(tensor, expected[key]) for key, tensor in ours.items())
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (
-            GPTNeoConfig(
-                hidden_size=32, num_layers=2, num_heads=4, **TOKENS, attention_types=[[["global"], 2]]
-            ),
-            "GPTNeo",
-        ),
-        (BloomConfig(hidden_size=32, n_layer=2, n_head=4, **TOKENS), "BloomForCausalLM"),
-        (BertConfig(**SIZE), "BertLMHeadModel computes something"),
-    ],
-    ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else "",
-)
-def test_an_architecture_that_would_sample_from_other_logits_is_refused(
-    config: PreTrainedConfig, reason: str, saved: Saved
-) -> None:
-    directory, _ = saved(config)
-    with pytest.raises(ModelDirectoryError, match=reason):
-        load_model(directory)
 
 
 def test_weights_of_another_model_are_refused_with_the_names_that_do_not_fit(saved: Saved) -> None:

@@ -277,6 +277,15 @@ def test_a_value_that_cannot_be_stored_is_named_with_episode_step_and_field(
     assert store.count() == 0
 
 
+def test_tasks_are_read_in_the_order_of_their_numbers(store: EpisodeStore) -> None:
+    names = ["test-10", "test-2", "test-0", "test-11", "other-1", "test-1", "9" * 5000]
+    store.save_episodes("after", 0, [Episode(task_id=name) for name in names])
+    ordered = ["9" * 5000, "other-1", "test-0", "test-1", "test-2", "test-10", "test-11"]
+    assert [each.task_id for each in store.episodes("after")] == ordered
+    assert [store.episode(row_id).task_id for row_id in store.row_ids("after")] == ordered
+    assert [each.task_id for each in store.episodes("after", limit=3)] == ordered[:3]
+
+
 def test_saving_a_step_again_replaces_it(store: EpisodeStore, conversation: Conversation) -> None:
     store.save_episodes("train", 1, [conversation("old", attempt) for attempt in range(3)])
     store.save_episodes("train", 2, [conversation("other")])

@@ -68,6 +68,20 @@ def test_several_runs_are_drawn_on_one_picture(tmp_path: Path) -> None:
     assert _size(tmp_path / "comparison.png") == (1000, 600)
 
 
+@pytest.mark.parametrize("x_axis", ["seconds", "steps"])
+def test_the_curves_of_several_runs_begin_before_training(
+    tmp_path: Path, x_axis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr("rllm.tracking.picture._save", lambda _, axes, __: drawn.append(axes))
+    curves, summaries = {"seed 0": _run()}, {"seed 0": SUMMARY}
+    draw_comparison(curves, tmp_path / "x.png", summaries=summaries, x_axis=x_axis, title="Success on lakes")
+    (points,) = drawn[0].containers
+    xs, rates = points[0].get_data()
+    assert (xs[0], rates[0]) == (4.0 if x_axis == "seconds" else 0.0, 0.2)
+    assert drawn[0].get_title(loc="left") == "Success on lakes"
+
+
 def test_a_missing_matplotlib_is_answered_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,7 +181,7 @@ TAUGHT = ["algorithm.estimator=teacher", "distill.teacher=DIR", "warm_start.nois
         (["distill.teacher=DIR", "algorithm.estimator=teacher"], "`warm_start.noise` is 0.3"),
         (["distill.teacher=DIR", "distill.teacher_model=x"], "the teacher is no server"),
         (["distill.gamma=2"], "must lie between 0 and 1"),
-        (["distill.baseline=median"], "choose one of mean, none"),
+        (["distill.baseline=median"], "one of mean, none"),
         (["distill.divergence=jsd"], "`distill.divergence` is 'jsd', which does nothing here"),
         ([*TAUGHT, "distill.divergence=kl"], "choose one of sampled, forward_kl, reverse_kl, jsd"),
         ([*TAUGHT, "distill.jsd_beta=0.3"], "the divergence is `sampled`"),

@@ -245,7 +245,7 @@ IN_PARTS = {"role": "assistant", "content": [{"type": "text", "text": "b"}]}
         ({}, None, "There is nothing to train on"),
         ({"data": {"run": "r"}}, [{}], "`train_dataset` is given, and `data.run` is 'r'"),
         ({"data": {"dataset": "a"}}, [{}], "`train_dataset` is given, and `data.dataset` is 'a'"),
-        ({"preference": {"loss": "ppo"}}, [{}], "choose one of dpo, robust_dpo"),
+        ({"preference": {"loss": "ppo"}}, [{}], "one of dpo, robust_dpo"),
         ({"preference": {"loss": "ipo", "label_smoothing": 0.1}}, [{}], "0.1, which ipo does not know"),
         ({"preference": {"loss": "robust_dpo"}}, [{}], "robust_dpo is dpo; say how many labels"),
         ({"preference": {"loss": "orpo", "sft_coef": 0.5}}, [{}], "which orpo does not know"),

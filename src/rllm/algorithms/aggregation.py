@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.types.sample import TrainingSample
 
 
@@ -86,6 +86,6 @@ def _shares(
         num_groups = max(1, sum(size > 0 for size in sizes.values()))
         return [1.0 / num_groups / max(1, sizes[sample.group_key]) for sample in samples]
     raise ConfigError(
-        f"There is no aggregation `{aggregation}`; choose one of {', '.join(AGGREGATIONS)}, or give a "
+        f"There is no aggregation `{aggregation}`; {choices_of(aggregation, AGGREGATIONS)}, or give a "
         "FixedLength."
     )

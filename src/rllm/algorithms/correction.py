@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rllm.algorithms.tokens import row_means, row_sums
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "mask")
@@ -31,10 +31,11 @@ class Correction:
     high: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES or self.level not in LEVELS:
+        if self.mode not in MODES:
+            raise ConfigError(f"There is no correction `{self.mode}`; {choices_of(self.mode, MODES)}.")
+        if self.level not in LEVELS:
             raise ConfigError(
-                f"There is no correction `{self.mode}` at level `{self.level}`; choose one of "
-                f"{', '.join(MODES)}, and one of {', '.join(LEVELS)}."
+                f"There is no level `{self.level}` of correction; {choices_of(self.level, LEVELS)}."
             )
         if not 0.0 <= self.low < self.high:
             raise ConfigError(
@@ -60,7 +61,7 @@ def importance_ratios_M(rollout_M: Tensor, old_M: Tensor, row_M: Tensor, level: 
         return row_sums(log_ratio_M, row_M)[0].exp().to(old_M.dtype)
     if level == "geometric":
         return row_means(log_ratio_M, row_M).exp()
-    raise ConfigError(f"There is no level `{level}` of correction; choose one of {', '.join(LEVELS)}.")
+    raise ConfigError(f"There is no level `{level}` of correction; {choices_of(level, LEVELS)}.")
 
 
 def correction_weights_M(
@@ -84,7 +85,7 @@ def correction_weights_M(
         return ratio_M.clamp(low, high)
     if mode == "mask":
         return torch.where(_inside(ratio_M, low, high), ratio_M, torch.zeros_like(ratio_M))
-    raise ConfigError(f"There is no correction `{mode}`; choose one of {', '.join(MODES)}.")
+    raise ConfigError(f"There is no correction `{mode}`; {choices_of(mode, MODES)}.")
 
 
 def out_of_bounds_M(rollout_M: Tensor, old_M: Tensor, row_M: Tensor, correction: Correction) -> Tensor:

@@ -38,7 +38,7 @@ from rllm.algorithms.context import AlgorithmContext
 from rllm.config.algorithm import AlgorithmConfig
 from rllm.config.callables import require_call, takes
 from rllm.config.names import object_named
-from rllm.errors import ConfigError, RewardError
+from rllm.errors import ConfigError, RewardError, choices_of
 
 Estimate = Callable[[Sequence[Attempt]], list[FloatArray] | ByToken]
 """Attempts that are compared with each other -> [K] advantages of the turns of each, or of their tokens."""
@@ -203,7 +203,7 @@ def estimator_named(name: str, context: AlgorithmContext | None = None) -> Estim
         return ESTIMATORS[name]
     if ":" not in name:
         raise ConfigError(
-            f"There is no advantage estimator `{name}`; choose one of {', '.join(ESTIMATORS)}, or write "
+            f"There is no advantage estimator `{name}`; {choices_of(name, ESTIMATORS)}, or write "
             "file.py:function for one of your own."
         )
     estimator = object_named(name, group="rllm.estimators", what="advantage estimator")

@@ -18,7 +18,7 @@ from rllm.algorithms.context import AlgorithmContext
 from rllm.algorithms.estimators import Estimator, estimator_named
 from rllm.algorithms.returns import returns_to_go
 from rllm.config.algorithm import CREDITS
-from rllm.errors import AgentError, ConfigError, RewardError
+from rllm.errors import AgentError, ConfigError, RewardError, choices_of
 from rllm.types.episode import Episode, Outcome, Step, Trajectory, TrajectoryGroup
 from rllm.types.sample import NOT_SAMPLED
 
@@ -111,7 +111,7 @@ def group_advantages(
     or tokens itself.
     """
     if credit not in CREDITS:
-        raise ConfigError(f"`algorithm.credit` is {credit!r}; choose one of {', '.join(CREDITS)}.")
+        raise ConfigError(f"`algorithm.credit` is {credit!r}; {choices_of(credit, CREDITS)}.")
     roles = dict.fromkeys(role for _, role in groups)
     rules = {role: _rule_of(estimator_of(role), credit, context) for role in roles}
     members_by_key: dict[tuple[str, ...], list[_Member]] = {}

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 
 KL_KINDS = ("k1", "k2", "k3", "abs", "mse", "k1+", "k3+", "abs+")
 STRAIGHT_THROUGH = "+"
@@ -46,7 +46,7 @@ def kl_terms(new_M: Tensor, ref_M: Tensor, kind: str) -> Tensor:
         value_M = kl_terms(new_M.detach(), ref_M, kind.removesuffix(STRAIGHT_THROUGH))
         carrier_M = 0.5 * gap_M.square()
         return value_M + (carrier_M - carrier_M.detach())
-    raise ConfigError(f"There is no KL estimate `{kind}`; choose one of {', '.join(KL_KINDS)}.")
+    raise ConfigError(f"There is no KL estimate `{kind}`; {choices_of(kind, KL_KINDS)}.")
 
 
 def kl_rewards(

@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")
 
@@ -31,7 +31,7 @@ def divergence_terms(student_M_V: Tensor, teacher_M_V: Tensor, kind: str, beta: 
     if kind == "jsd":
         mixed_M_V = torch.logaddexp(teacher_M_V + math.log(beta), student_M_V + math.log1p(-beta))
         return beta * _kl(teacher_M_V, mixed_M_V) + (1.0 - beta) * _kl(student_M_V, mixed_M_V)
-    raise ConfigError(f"There is no divergence `{kind}`; choose one of {', '.join(DIVERGENCES)}.")
+    raise ConfigError(f"There is no divergence `{kind}`; {choices_of(kind, DIVERGENCES)}.")
 
 
 def _kl(of_M_V: Tensor, from_M_V: Tensor) -> Tensor:

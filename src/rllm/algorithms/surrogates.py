@@ -34,7 +34,7 @@ from rllm.config.algorithm import OF_OWN, PAPER_BOUND, AlgorithmConfig, is_own
 from rllm.config.callables import made_from, name_of, require_call, takes
 from rllm.config.limits import unused
 from rllm.config.names import object_named
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.types.draws import draw_seed
 from rllm.types.sample import TrainingSample
 
@@ -433,7 +433,7 @@ def surrogate_named(config: AlgorithmConfig, context: AlgorithmContext | None = 
     if is_own(config.loss):
         return own_function(config.loss, context or AlgorithmContext(config=config))
     if config.loss not in SURROGATES:
-        raise ConfigError(f"There is no loss `{config.loss}`; choose one of {', '.join(SURROGATES)}.")
+        raise ConfigError(f"There is no loss `{config.loss}`; {choices_of(config.loss, SURROGATES)}.")
     surrogate = SURROGATES[config.loss](config)
     if context is not None and isinstance(surrogate, ClippedCovariance):
         return replace(surrogate, context=context)

@@ -38,7 +38,7 @@ def list_agents(as_json: bool) -> None:
     if as_json:
         print_json({"agents": rows})
         return
-    agents_table = table("name", "comes from", "what it does")
+    agents_table = table("name", "comes from", "what it does", prose=("what it does",))
     for row in rows:
         agents_table.add_row(row["name"], row["comes_from"], row["summary"])
     out().print(agents_table)

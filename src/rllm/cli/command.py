@@ -1,16 +1,27 @@
 """What every command is made of: groups that suggest the nearest name, `--json`, one way to print JSON.
 
-Imported by the front door, so it needs nothing beyond click.
+Imported by the front door, so it needs nothing heavier than click.
 """
 
 import difflib
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from rllm.errors import choices_of
+
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+_STARTED = "rllm.started"
+
+
+def elapsed_s() -> float:
+    """Seconds since the command was typed, which the shell tells as well."""
+    return time.monotonic() - click.get_current_context().meta[_STARTED]
 
 
 class Group(click.Group):
@@ -22,6 +33,14 @@ class Group(click.Group):
     def __init__(self, *args: Any, successors: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         self.successors = successors or self.successors
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        started_s = time.monotonic()
+        context = super().make_context(info_name, args, parent, **extra)
+        context.meta.setdefault(_STARTED, started_s)
+        return context
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -43,6 +62,13 @@ class Group(click.Group):
             )
             raise click.UsageError(f"There is no command `{ctx.command_path} {name}`; {hint}", ctx)
         return super().resolve_command(ctx, args)
+
+
+class WordChoice(click.Choice[str]):
+    """One of some words; a misspelt one is answered with the nearest."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        return f"{value!r} is none of them; {choices_of(value, self.choices)}."
 
 
 json_option = click.option(

@@ -6,11 +6,10 @@ RUN/config.json, metrics.jsonl, summary.json, of each ──► a table, differi
 from pathlib import Path
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from rllm.cli.command import example, json_option, print_json
-from rllm.cli.terminal import out, print_next, rate_with_interval, table
+from rllm.cli.terminal import FittingTable, out, print_next, rate_with_interval, table
 from rllm.errors import ConfigError
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
@@ -41,7 +40,7 @@ def command(runs: tuple[Path, ...], picture: Path | None, as_json: bool) -> None
         {each.run: run.config() for each, run in zip(facts_of_runs, directories, strict=True)}
     )
     if picture is not None:
-        _draw(directories, picture)
+        _draw(directories, facts_of_runs, picture)
     if as_json:
         picture_fields = {} if picture is None else {"picture": str(picture)}
         print_json(
@@ -59,7 +58,7 @@ def command(runs: tuple[Path, ...], picture: Path | None, as_json: bool) -> None
         print_next(console, [(words, "draw their curves")])
 
 
-def _comparison_table(runs: list[RunFacts]) -> Table:
+def _comparison_table(runs: list[RunFacts]) -> FittingTable:
     comparison = table("run", "", "sampled", "greedy")
     for each in runs:
         for index, name in enumerate(REPORTS):
@@ -74,10 +73,13 @@ def _comparison_table(runs: list[RunFacts]) -> Table:
     return comparison
 
 
-def _draw(directories: list[RunDirectory], picture: Path) -> None:
+def _draw(directories: list[RunDirectory], facts_of_runs: list[RunFacts], picture: Path) -> None:
     from rllm.tracking.picture import draw_comparison
 
     names = [run.name for run in directories]
     labels = names if len(set(names)) == len(names) else [str(run.path) for run in directories]
     curves = {label: read_metrics(run.metrics_path) for label, run in zip(labels, directories, strict=True)}
-    draw_comparison(curves, picture)
+    summaries = {label: run.summary() for label, run in zip(labels, directories, strict=True)}
+    tasks = dict.fromkeys(each.environment for each in facts_of_runs if each.environment)
+    title = f"Success on {', '.join(tasks)}" if tasks else "Runs compared"
+    draw_comparison(curves, picture, summaries=summaries, title=title)

@@ -368,7 +368,9 @@ def _tell(name: str, as_json: bool, following: list[tuple[list[str], str]]) -> N
     if info["description"]:
         console.print(info["description"], soft_wrap=True)
     console.print(facts([("source", info["source"]), ("category", info["category"])]))
-    split_table = table("split", "rows", "bytes", "of", "sha256", "columns", right=("rows", "bytes"))
+    split_table = table(
+        "split", "rows", "bytes", "of", "sha256", "columns", right=("rows", "bytes"), prose=("columns",)
+    )
     for split, each in info["splits"].items():
         of = str(each.get("revision") or each.get("file_sha256") or "")[:12]
         columns = ", ".join(each["columns"])

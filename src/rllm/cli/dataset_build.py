@@ -92,7 +92,13 @@ def swe(
 def _tell(manifest: dict[str, Any], directory: Path) -> None:
     console = out()
     sources_table = table(
-        "source", "tests", "bugs tried", "kept", "dropped", right=("tests", "bugs tried", "kept")
+        "source",
+        "tests",
+        "bugs tried",
+        "kept",
+        "dropped",
+        right=("tests", "bugs tried", "kept"),
+        prose=("dropped",),
     )
     for each in manifest["sources"]:
         dropped = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in each["dropped"].items())

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rllm.cli.command import example, json_option, print_json
+from rllm.cli.command import WordChoice, example, json_option, print_json
 from rllm.cli.dataset_rows import hand_on_rows, kind_option, require_place, rows_place
 from rllm.cli.published_flags import accepted_switches, refused_options
 from rllm.data.curation import RowKind
@@ -34,7 +34,7 @@ from rllm.types.draws import draw_seed
 )
 @click.option(
     "--select",
-    type=click.Choice(["correct", "best", "shortest", "all"]),
+    type=WordChoice(["correct", "best", "shortest", "all"]),
     default="correct",
     show_default=True,
     help="Which attempts at a task become sft rows.",
@@ -44,7 +44,7 @@ from rllm.types.draws import draw_seed
 @click.option("--trajectory", default="", metavar="ROLE", help="Conversations of this role alone.")
 @click.option(
     "--metric",
-    type=click.Choice(["reward", "is_correct"]),
+    type=WordChoice(["reward", "is_correct"]),
     default="reward",
     show_default=True,
     help="What avg, best and worst of the filter are of.",

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from rllm.cli.command import print_json
+from rllm.cli.command import WordChoice, print_json
 from rllm.cli.terminal import facts, out, print_next
 from rllm.data.curation import RowKind
 from rllm.data.registry import DatasetRegistry
@@ -18,7 +18,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 kind_option = click.option(
     "--as",
     "kind",
-    type=click.Choice([str(each) for each in RowKind]),
+    type=WordChoice([str(each) for each in RowKind]),
     default=str(RowKind.SFT),
     show_default=True,
     help="What the rows are for.",

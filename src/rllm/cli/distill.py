@@ -13,7 +13,7 @@ from rich.text import Text
 from rllm.build.configs import distill_config
 from rllm.build.presentation import lacks_rules
 from rllm.build.training import build_trainer
-from rllm.cli.command import example, print_json
+from rllm.cli.command import elapsed_s, example, print_json
 from rllm.cli.plan import (
     announce_run,
     conflict_with_run,
@@ -22,12 +22,12 @@ from rllm.cli.plan import (
     warn_of_missing_rules,
 )
 from rllm.cli.supervised import Flags, supervised_options
-from rllm.cli.terminal import out, print_next, rate_with_interval, table
+from rllm.cli.terminal import out, phase_list, print_next, rate_with_interval, table, took
 from rllm.config.distill import PROMPTS
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
 from rllm.store.run_directory import RunDirectory
-from rllm.tracking.console import LiveView, readable_seconds
+from rllm.tracking.console import LiveView
 from rllm.trainer.agent_trainer import TrainResult
 from rllm.trainer.extras import require_training_packages
 
@@ -89,7 +89,7 @@ def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, flags:
     require_training_packages()
     was_finished = announce_run(directory)
     try:
-        with LiveView(config.steps, title=f"rllm distill {label}") as view:
+        with LiveView(config.steps, title=f"rllm distill {label}", elapsed_s=elapsed_s()) as view:
             result = build_trainer(config, directory, None if was_finished else view).train()
     except KeyboardInterrupt as interrupt:
         words = ["rllm", "distill", tasks, "--teacher", teacher, *flags.words(), "--output", str(directory)]
@@ -118,10 +118,7 @@ def _print_result(tasks: str, config: TrainConfig, result: TrainResult) -> None:
     for name, label in names.items():
         report_table.add_row(label, *_cells(summary[name], has_rewards))
     console.print(report_table)
-    phases = ", ".join(f"{name} {readable_seconds(spent_s)}" for name, spent_s in summary["phase_s"].items())
-    console.print(
-        Text.assemble(f"Took {readable_seconds(summary['wall_s'])}", (f" ({phases})", "dim")), soft_wrap=True
-    )
+    console.print(took(summary["wall_s"], phase_list(summary["phase_s"])), soft_wrap=True)
     console.print(f"\nRun      {directory.path}", soft_wrap=True)
     console.print(f"Model    {directory.model_path}", soft_wrap=True)
     if directory.curve_path.is_file():

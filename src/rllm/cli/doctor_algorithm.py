@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from rllm.cli.command import example, json_option, print_json
+from rllm.cli.command import WordChoice, example, json_option, print_json
 from rllm.cli.terminal import out, print_next, table
 from rllm.config.algorithm import LOSSES, PAPER_BOUND, AlgorithmConfig
 from rllm.config.callables import made_from, name_of, takes
@@ -36,9 +36,7 @@ _STYLES = {"passed": "green", "failed": "bold red", "noted": "yellow"}
     ),
 )
 @click.argument("name")
-@click.option(
-    "--kind", type=click.Choice(KINDS), help="Which of the two it is, where its signature does not tell."
-)
+@click.option("--kind", type=WordChoice(KINDS), help="Which of the two, where its signature does not tell.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, name: str, kind: str | None, as_json: bool) -> None:
@@ -86,10 +84,9 @@ def command(ctx: click.Context, name: str, kind: str | None, as_json: bool) -> N
             }
         )
     else:
-        check_table = table("check", "", "")
+        check_table = table("check", "verdict", "detail", prose=("detail",))
         for each in checks:
             check_table.add_row(each.name, Text(each.verdict, style=_STYLES[each.verdict]), Text(each.detail))
-        check_table.columns[-1].no_wrap = False
         console = out()
         console.print(f"\n{name}, a{'n' if kind == 'estimator' else ''} {kind}", style="bold", soft_wrap=True)
         console.print(check_table)

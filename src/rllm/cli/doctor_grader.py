@@ -146,7 +146,7 @@ def _why_not(backend: str) -> str | None:
 
 
 def _print_findings(title: str, findings: "Sequence[Finding]") -> None:
-    finding_table = table("answer", "", "score", "reason", right=("score",))
+    finding_table = table("answer", "", "score", "reason", right=("score",), prose=("reason",))
     for each in findings:
         score = "–" if each.score is None else f"{each.score:.3g}"
         reason = each.reason.replace("\n", " ")[:SHOWN_CHARS]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from rllm.cli.command import example, json_option, print_json
+from rllm.cli.command import WordChoice, example, json_option, print_json
 from rllm.cli.terminal import err, out, print_next, table
 from rllm.errors import ConfigError, SandboxError
 
@@ -44,7 +44,7 @@ _SHOWN_CHARS = 100
 )
 @click.option(
     "--backend",
-    type=click.Choice(("bubblewrap", "unshare")),
+    type=WordChoice(("bubblewrap", "unshare")),
     default="bubblewrap",
     show_default=True,
     help="The sandbox.",
@@ -134,7 +134,7 @@ def _print_tasks(
     path: Path, findings_by_task: "dict[str, list[Finding]]", failed: dict[str, str], broken: list[str]
 ) -> None:
     console = out()
-    tasks_table = table("task", "", "what", "reason")
+    tasks_table = table("task", "", "what", "reason", prose=("reason",))
     for name, findings in findings_by_task.items():
         broken_findings = [each for each in findings if each.verdict == "broken"]
         if not broken_findings:
@@ -144,7 +144,6 @@ def _print_tasks(
             tasks_table.add_row(name, Text("broken", style=_STYLES["broken"]), each.name, Text(reason))
     for name, why in failed.items():
         tasks_table.add_row(name, Text("broken", style=_STYLES["broken"]), "cannot be made", Text(why))
-    tasks_table.columns[-1].no_wrap = False
     console.print(tasks_table)
     if broken:
         console.print(

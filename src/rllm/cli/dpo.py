@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from rllm.cli.command import example
+from rllm.cli.command import WordChoice, example
 from rllm.cli.supervised import Flags, rows_file, run_supervised, supervised_options
 from rllm.config.loader import load_as
 from rllm.config.preference import SETTINGS, DpoConfig
@@ -27,7 +27,7 @@ from rllm.trainer.dpo import AgentDPOTrainer
 @click.option(
     "--val-dataset", default="", metavar="FILE", help="What is held out.  [default: a tenth of the examples]"
 )
-@click.option("--loss", type=click.Choice(list(SETTINGS)), help="What is minimised.  [default: dpo]")
+@click.option("--loss", type=WordChoice(list(SETTINGS)), help="What is minimised.  [default: dpo]")
 @supervised_options
 def command(dataset: str, run: str, val_dataset: str, loss: str | None, flags: Flags) -> None:
     """Train a model to prefer better answers to worse ones, by DPO or a variant.

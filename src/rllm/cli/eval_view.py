@@ -102,7 +102,7 @@ def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, pa
             console.print(f"{way}: {latency}, 95 % up to {each['latency_s']['p95']:.3g} s", style="dim")
     console.print(f"\nEpisodes {directory}", soft_wrap=True)
     console.print(f"Page     {page}", soft_wrap=True)
-    print_next(console, [_following(request, directory)])
+    print_next(console, _following(request, directory))
 
 
 def show_evaluation(directory: RunDirectory, state: Text) -> None:
@@ -303,12 +303,12 @@ def _change_list(changes: list[Change]) -> str:
     return text + (f" and {len(changes) - _CHANGES_SHOWN} more" if len(changes) > _CHANGES_SHOWN else "")
 
 
-def _following(request: Asked, directory: Path) -> tuple[list[str], str]:
-    """The command to type next, and its effect."""
-    if not request.place.is_server and is_run(Path(request.place.path)):
-        return ["rllm", "runs", "show", request.place.path], "look at how it got there"
-    if request.program is None and "train" not in benchmark_named(request.benchmark).splits:
-        return ["rllm", "runs", "show", str(directory)], "look at the episodes"
+def _following(request: Asked, directory: Path) -> list[tuple[list[str], str]]:
+    """The commands to type next, and their effects: this evaluation first."""
+    look = (["rllm", "runs", "show", str(directory)], "look at the episodes")
+    is_of_run = not request.place.is_server and is_run(Path(request.place.path))
+    if is_of_run or (request.program is None and "train" not in benchmark_named(request.benchmark).splits):
+        return [look]
     name = request.program.program if request.program else request.benchmark
     flags = {"--agent": request.agent, "--evaluator": request.evaluator}
     if request.program is not None:
@@ -316,4 +316,4 @@ def _following(request: Asked, directory: Path) -> tuple[list[str], str]:
     flags["--model"] = "builtin:tiny" if request.place.is_server else request.place.path
     words = [word for flag, value in flags.items() if value for word in (flag, value)]
     purpose = "train a model that is here on it" if request.place.is_server else "train it further"
-    return ["rllm", "train", name, *words, "--fresh"], purpose
+    return [look, (["rllm", "train", name, *words, "--fresh"], purpose)]

@@ -1,7 +1,7 @@
 """`rllm model`: models on servers by names of one's own, and model directories on this machine."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -9,6 +9,10 @@ from rllm.build.models import model_directory
 from rllm.cli.command import Group, example, json_option, print_json, trust_option
 from rllm.cli.model_setup import list_models, remove, setup, show, swap, test
 from rllm.cli.terminal import facts, out, print_next
+from rllm.errors import ArchitectureError
+
+if TYPE_CHECKING:
+    from rllm.models.directory import LoadedModel
 
 
 @click.group("model", cls=Group)
@@ -59,12 +63,19 @@ def create(directory: Path, preset: str, seed: int, as_json: bool) -> None:
 @click.argument("model", metavar="DIR_OR_RUN", type=click.Path(path_type=Path))
 @trust_option
 @json_option
-def info(model: Path, trust_remote_code: bool, as_json: bool) -> None:
+@click.pass_context
+def info(ctx: click.Context, model: Path, trust_remote_code: bool, as_json: bool) -> None:
     """Say what a model is: architecture, size, vocabulary, context, end tokens, and what serves it here.
 
-    For a run it is the trained model. The weights are read, so a damaged file is found.
+    For a run it is the trained model. The weights are read, so a damaged file is found. Ends with 1 where the
+    built-in engine does not compute the architecture as transformers does, and says why.
     """
-    description = describe(model_directory(model), trust_remote_code=trust_remote_code)
+    directory = model_directory(model)
+    try:
+        description = describe(directory, trust_remote_code=trust_remote_code)
+    except ArchitectureError as error:
+        _print_refused(directory, str(error), as_json)
+        ctx.exit(1)
     if as_json:
         print_json(description)
         return
@@ -74,26 +85,53 @@ def info(model: Path, trust_remote_code: bool, as_json: bool) -> None:
 
 def describe(directory: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
     """What `info` prints. Raises ModelDirectoryError naming the missing or broken file."""
+    from rllm.models.architectures import architecture_row
     from rllm.models.decoder import Decoder
     from rllm.models.directory import load_model
     from rllm.rendering.chat import ChatRenderer
 
     model = load_model(directory, trust_remote_code=trust_remote_code)
-    config = model.config
     return {
         "model": str(directory),
-        "architecture": (config.get("architectures") or [config.get("model_type", "unknown")])[0],
+        "architecture": _architecture(model.config),
         "parameters": model.num_parameters,
-        "layers": model.num_layers,
-        "key_value_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
+        **({} if model.model.by_row else _shape(model)),
         "vocabulary": model.vocab_size,
         "reads_images": model.tokenizer.images is not None,
         "context": model.max_positions,
         "end_tokens": {str(token): model.tokenizer.token_text(token) for token in model.end_token_ids},
         "served_by": "built-in decoder" if isinstance(model.model, Decoder) else "transformers",
+        "by_row": model.model.by_row,
+        "row": architecture_row(str(model.config.get("model_type"))),
         "incremental_template": ChatRenderer(model.tokenizer).incremental,
     }
+
+
+def _shape(model: "LoadedModel") -> dict[str, int]:
+    """Sizes of the keys and values of a token."""
+    return {
+        "layers": model.num_layers,
+        "key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+    }
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    return (config.get("architectures") or [config.get("model_type", "unknown")])[0]
+
+
+def _print_refused(directory: Path, reason: str, as_json: bool) -> None:
+    from rllm.models.directory import read_config
+
+    architecture = _architecture(read_config(directory))
+    if as_json:
+        print_json(
+            {"model": str(directory), "architecture": architecture, "served_by": "", "refused": reason}
+        )
+        return
+    console = out()
+    console.print(str(directory), style="bold", soft_wrap=True)
+    console.print(facts([("architecture", architecture), ("refused", reason)]))
 
 
 def _print_description(description: dict[str, Any]) -> None:
@@ -106,10 +144,16 @@ def _print_description(description: dict[str, Any]) -> None:
             [
                 ("architecture", description["architecture"]),
                 ("parameters", f"{description['parameters']:,}"),
-                (
-                    "shape",
-                    f"{description['layers']} layers, {description['key_value_heads']} key-value heads of "
-                    f"{description['head_dim']}",
+                *(
+                    []
+                    if description["by_row"]
+                    else [
+                        (
+                            "shape",
+                            f"{description['layers']} layers, {description['key_value_heads']} key-value "
+                            f"heads of {description['head_dim']}",
+                        )
+                    ]
                 ),
                 ("vocabulary", f"{description['vocabulary']:,} tokens"),
                 ("context", f"{description['context']:,} tokens"),
@@ -119,8 +163,12 @@ def _print_description(description: dict[str, Any]) -> None:
                     "served by",
                     "the built-in decoder"
                     if description["served_by"] == "built-in decoder"
+                    else "transformers' own code, row by row with its own cache: as exact, and much slower; "
+                    f"{description['by_row']}"
+                    if description["by_row"]
                     else "transformers' own code, through the same engine: as exact, and slower",
                 ),
+                ("sampled, trained, exported", description["row"]),
                 (
                     "chat template",
                     "incremental: a conversation is one token row"

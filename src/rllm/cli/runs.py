@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rllm.cli.cluster_view import cluster_facts, print_cluster
@@ -23,6 +22,7 @@ from rllm.cli.replay import command as replay
 from rllm.cli.skill_view import print_success
 from rllm.cli.supervised_view import show_supervised
 from rllm.cli.terminal import (
+    FittingTable,
     err,
     facts,
     out,
@@ -114,7 +114,9 @@ command.add_command(replay)
 
 def _list_table(runs: list[RunFacts]) -> Any:
     run_table = table(
-        "run", "environment", "seed", "step", "before", "after", "state", right=("seed", "step")
+        *("run", "environment", "seed", "step", "before", "after", "state"),
+        right=("seed", "step"),
+        spare=("state", "environment", "step", "seed"),
     )
     for each in runs:
         run_table.add_row(
@@ -173,7 +175,7 @@ def _show_run(directory: RunDirectory, as_json: bool) -> None:
         print_next(console, following)
 
 
-def _distances(run_facts: RunFacts, labels: dict[str, str]) -> Table:
+def _distances(run_facts: RunFacts, labels: dict[str, str]) -> FittingTable:
     """Table of a student's distances from its teacher, as far as the run has got."""
     distance_table = table("", "reverse KL, nats per token")
     for name in REPORTS:
@@ -304,11 +306,12 @@ def _show_phase(directory: RunDirectory, phase: str, step: int | None, as_json: 
         "outcome",
         "ended",
         right=("id", "attempt", "reward", "turns"),
+        spare=("reward", "attempt", "outcome", "turns", "ended"),
     )
     for each in episodes_shown:
         episode_table.add_row(
             str(each["id"]),
-            each["task_id"],
+            str(each["task_id"]),
             str(each["attempt"]),
             Text(f"{each['reward']:g}", style="green" if each["success"] else ""),
             str(each["turns"]),

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rllm.cli.command import Group, example, json_option, print_json
+from rllm.cli.command import Group, WordChoice, example, json_option, print_json
 from rllm.cli.terminal import err, facts, out, print_next, table
 from rllm.errors import ConfigError, RllmError
 from rllm.sandbox import BACKENDS, ExecResult, Limits, PythonRunner, open_sandbox, require_backend
@@ -40,7 +40,7 @@ def command() -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--backend",
-    type=click.Choice(BACKENDS),
+    type=WordChoice(BACKENDS),
     default="bubblewrap",
     show_default=True,
     help="The walls. `subprocess` has none: it is UNSAFE. What is asked for and missing is an error.",
@@ -170,7 +170,7 @@ def list_backends(as_json: bool) -> None:
     if as_json:
         print_json({"backends": backends})
         return
-    rows = table("backend", "works here", "walls")
+    rows = table("backend", "works here", "walls", prose=("walls",))
     for row in backends:
         rows.add_row(row["backend"], "yes" if row["works"] == "yes" else "no", row["walls"])
     out().print(rows)

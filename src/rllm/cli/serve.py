@@ -23,7 +23,7 @@ from rllm.build.gateways import (
 )
 from rllm.build.models import model_directory
 from rllm.build.served import environment_server
-from rllm.cli.command import Group, example, json_option, trust_option
+from rllm.cli.command import Group, WordChoice, example, json_option, trust_option
 from rllm.cli.terminal import facts, out
 from rllm.errors import ConfigError
 
@@ -83,7 +83,7 @@ def _address_options(function: _Command) -> _Command:
     "--upstream", "upstreams", multiple=True, required=True, help="Base URL of a server; may be repeated."
 )
 @click.option(
-    "--dialect", type=click.Choice(DIALECTS), default="chat", show_default=True, help="What upstreams speak."
+    "--dialect", type=WordChoice(DIALECTS), default="chat", show_default=True, help="What upstreams speak."
 )
 @click.option("--api-key-env", help="Environment variable that holds the key for the upstreams.")
 @click.option(

@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.text import Text
 
 from rllm.build.models import initial_model_path
-from rllm.cli.command import json_option, print_json
+from rllm.cli.command import elapsed_s, json_option, print_json
 from rllm.cli.plan import announce_run, conflict_with_run, print_plan, unused_directory
 from rllm.cli.supervised_view import measured_on, reports_table
-from rllm.cli.terminal import out, print_next
+from rllm.cli.terminal import out, print_next, took
 from rllm.config.loader import config_dict
 from rllm.data.registry import DatasetRegistry
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker
-from rllm.tracking.console import LiveView, readable_seconds
+from rllm.tracking.console import LiveView
 from rllm.trainer.agent_trainer import TrainResult
 from rllm.trainer.supervised import SupervisedTrainer
 
@@ -133,7 +132,7 @@ def run_supervised(flags: Flags, make: MakeTrainer, label: str, words: Sequence[
         return
     was_finished = announce_run(directory)
     try:
-        with LiveView(0, title=f"rllm {kind} {label}") as view:
+        with LiveView(0, title=f"rllm {kind} {label}", elapsed_s=elapsed_s()) as view:
             result = make(directory, None if was_finished else view).train()
     except KeyboardInterrupt as interrupt:
         again = shlex.join(["rllm", kind, *words, *flags.words(), "--output", str(directory)])
@@ -149,12 +148,8 @@ def _print_result(result: TrainResult) -> None:
     console = out()
     console.print(f"\nBefore and after{measured_on(summary)}", style="bold")
     console.print(reports_table(summary))
-    console.print(
-        Text.assemble(
-            f"Took {readable_seconds(summary['wall_s'])}",
-            (f" ({summary['steps']:,} updates, {summary['trained_tokens']:,} labelled tokens)", "dim"),
-        )
-    )
+    work = f"{summary['steps']:,} updates, {summary['trained_tokens']:,} labelled tokens"
+    console.print(took(summary["wall_s"], work), soft_wrap=True)
     console.print(f"\nRun      {directory.path}", soft_wrap=True)
     console.print(f"Model    {directory.model_path}", soft_wrap=True)
     if directory.curve_path.is_file():

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from rllm.cli.command import print_json
-from rllm.cli.terminal import facts, out, table
+from rllm.cli.terminal import FittingTable, facts, out, table
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.console import readable_seconds
 from rllm.view.run_facts import RunFacts
@@ -41,7 +40,7 @@ def measured_on(summary: Mapping[str, Any]) -> str:
     return f", on {summary['measured_on']}" if "measured_on" in summary else ""
 
 
-def reports_table(reports: Mapping[str, Any]) -> Table:
+def reports_table(reports: Mapping[str, Any]) -> FittingTable:
     """What was measured before and, where the run has got so far, after."""
     names = [name for name, value in reports["before"].items() if isinstance(value, int | float)]
     losses = table(

@@ -2,14 +2,18 @@
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.padding import Padding
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding, PaddingDimensions
 from rich.table import Table
 from rich.text import Text
 
+from rllm.cli.command import elapsed_s
+from rllm.tracking.console import readable_seconds
 from rllm.tracking.screen import Screen
 
 PIPED_WIDTH = 140
@@ -33,12 +37,71 @@ def _console(*, stderr: bool) -> Screen:
     return console
 
 
-def table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """An open table; the columns named in `right` hold numbers."""
-    plain_table = Table(box=SIMPLE, header_style="dim", pad_edge=False)
-    for name in columns:
-        plain_table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
-    return plain_table
+PROSE_WIDTH = 24
+"""Width of a column of sentences, before another column gives way to it."""
+
+
+class FittingTable:
+    """An open table whose columns have priorities: where the screen is too narrow, whole columns are left
+    out, and named below it. What is shown is never cut, so a name can be typed as it stands."""
+
+    def __init__(
+        self, columns: Sequence[str], right: Collection[str], prose: Collection[str], spare: Sequence[str]
+    ) -> None:
+        self.padding: PaddingDimensions = (0, 1)
+        self._columns, self._right, self._prose = list(columns), right, prose
+        self._spare = [columns.index(name) for name in spare]
+        """Those that may go, the last one first."""
+        self._rows: list[tuple[tuple[str | Text, ...], bool]] = []
+
+    def add_row(self, *cells: str | Text, end_section: bool = False) -> None:
+        self._rows.append((cells, end_section))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        places, spare = list(range(len(self._columns))), list(self._spare)
+        while self._width(places, console, options) > options.max_width and spare:
+            places.remove(spare.pop())
+        yield self._table(places, is_folded=self._width(places, console, options) > options.max_width)
+        if more := [name for place, name in enumerate(self._columns) if place not in places and name]:
+            yield Text(f"On a wider screen: {', '.join(more)}.", style="dim")
+
+    def _width(self, places: list[int], console: Console, options: ConsoleOptions) -> int:
+        """Columns of the screen that the table takes at least, with nothing folded but sentences."""
+        plain_table = self._table(places, prose_width=PROSE_WIDTH)
+        return Measurement.get(console, options.update(max_width=10_000), plain_table).maximum
+
+    def _table(self, places: list[int], *, is_folded: bool = False, prose_width: int | None = None) -> Table:
+        plain_table = Table(box=SIMPLE, header_style="dim", pad_edge=False, padding=self.padding)
+        for place in places:
+            name = self._columns[place]
+            is_prose = name in self._prose
+            plain_table.add_column(
+                name,
+                justify="right" if name in self._right else "left",
+                no_wrap=not (is_prose or is_folded),
+                overflow="fold",
+                max_width=prose_width if is_prose else None,
+            )
+        for cells, end_section in self._rows:
+            plain_table.add_row(*(cells[place] for place in places), end_section=end_section)
+        return plain_table
+
+
+def table(
+    *columns: str,
+    right: Collection[str] = (),
+    prose: Collection[str] = (),
+    spare: Sequence[str] | None = None,
+) -> FittingTable:
+    """An open table; the columns named in `right` hold numbers, those in `prose` sentences.
+
+    `spare`: columns that may be left out, the last one first; by default all but the first one, those of
+    sentences after the others.
+    """
+    if spare is None:
+        spare = [name for name in columns[1:] if name in prose]
+        spare += [name for name in columns[1:] if name not in prose]
+    return FittingTable(columns, right, prose, spare)
 
 
 def rate(value: float | None) -> Text:
@@ -65,7 +128,7 @@ def score_with_interval(value: float | None, interval: Sequence[float] | None) -
     return text
 
 
-def success_table(reports: Mapping[str, Mapping[str, Any] | None]) -> Table:
+def success_table(reports: Mapping[str, Mapping[str, Any] | None]) -> FittingTable:
     """Label -> a report of summary.json: sampled and greedy success side by side, and the sampled score where
     chance and the optimum are known."""
     has_scores = any("score" in (report or {}) for report in reports.values())
@@ -94,6 +157,15 @@ def facts(rows: Iterable[tuple[str, str | Text]]) -> Padding:
     for name, value in rows:
         grid.add_row(name, value if isinstance(value, Text) else Text(value))
     return Padding(grid, (0, 0, 0, 2), expand=False)
+
+
+def took(work_s: float, details: str) -> Text:
+    """The time that the command took; of a run that was resumed or is only shown, all work on it."""
+    return Text.assemble(f"Took {readable_seconds(max(elapsed_s(), work_s))}", (f" ({details})", "dim"))
+
+
+def phase_list(phase_s: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {readable_seconds(spent_s)}" for name, spent_s in phase_s.items())
 
 
 def print_next(console: Screen, commands: Iterable[tuple[Sequence[str], str]]) -> None:

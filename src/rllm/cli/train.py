@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
-from rich.text import Text
 
 from rllm.build.actors import actor_named
 from rllm.build.configs import ProgramNames, program_config, training_config
@@ -21,7 +20,7 @@ from rllm.build.presentation import lacks_rules
 from rllm.build.rows import BENCHMARK
 from rllm.build.sampling import assignments_of
 from rllm.build.training import build_trainer
-from rllm.cli.command import example, json_option, print_json
+from rllm.cli.command import elapsed_s, example, json_option, print_json
 from rllm.cli.plan import (
     announce_run,
     conflict_with_run,
@@ -40,7 +39,7 @@ from rllm.cli.published_flags import (
     sampling_file_option,
 )
 from rllm.cli.skill_view import print_success
-from rllm.cli.terminal import err, out, print_next
+from rllm.cli.terminal import err, out, phase_list, print_next, took
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
 from rllm.distributed import rank_from_environment, world_size
@@ -49,7 +48,7 @@ from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_named
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run
-from rllm.tracking.console import LiveView, readable_seconds
+from rllm.tracking.console import LiveView
 from rllm.trainer.agent_trainer import AgentTrainer, TrainResult
 from rllm.trainer.extras import require_training_packages
 from rllm.view.run_facts import REPORTS, report_labels
@@ -266,7 +265,7 @@ def command(
         return
     was_finished = announce_run(directory)
     try:
-        with LiveView(config.steps, title=f"rllm train {options.label}") as view:
+        with LiveView(config.steps, title=f"rllm train {options.label}", elapsed_s=elapsed_s()) as view:
             result = _trainer(config, directory, None if was_finished else view).train()
     except KeyboardInterrupt as interrupt:
         again = shlex.join([*options.words(directory), *launched_words()])
@@ -411,10 +410,7 @@ def _print_result(options: Wanted, config: TrainConfig, result: TrainResult) -> 
     num_failures = sum(summary["after"][f"{way}_report"]["failed"] for way in ("sampled", "greedy"))
     if num_failures:
         console.print(f"{num_failures} of the last episodes failed and count as no success.", style="red")
-    phases = ", ".join(f"{name} {readable_seconds(spent_s)}" for name, spent_s in summary["phase_s"].items())
-    console.print(
-        Text.assemble(f"Took {readable_seconds(summary['wall_s'])}", (f" ({phases})", "dim")), soft_wrap=True
-    )
+    console.print(took(summary["wall_s"], phase_list(summary["phase_s"])), soft_wrap=True)
     console.print(f"\nRun      {directory.path}", soft_wrap=True)
     console.print(f"Model    {directory.model_path}", soft_wrap=True)
     if directory.curve_path.is_file():

@@ -83,7 +83,7 @@ def list_workers(folder: Path, as_json: bool) -> None:
     if as_json:
         print_json({"workers": rows})
         return
-    workers_table = table("file", "worker", "version", "purpose")
+    workers_table = table("file", "worker", "version", "purpose", prose=("purpose",))
     for row in rows:
         purpose = row.get("purpose") or row.get("error", "")
         workers_table.add_row(row["source"], row.get("id", "–"), row.get("version", "–"), purpose)

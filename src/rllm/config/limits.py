@@ -1,8 +1,6 @@
 """Limits of values: each function raises ConfigError naming the key, the value and the limit."""
 
-import difflib
-
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 
 
 def at_least(key: str, value: float, limit: float) -> None:
@@ -28,9 +26,7 @@ def share(key: str, value: float) -> None:
 
 def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        nearest = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-        raise ConfigError(f"`{key}` is {value!r}{hint}; choose one of {', '.join(choices)}.")
+        raise ConfigError(f"`{key}` is {value!r}; {choices_of(value, choices)}.")
 
 
 def unused(section: str, values: object, name: str, why: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from rllm.config.limits import at_least, finite, one_of, unused
 from rllm.config.lora import LoraConfig, require_scale_and_targets
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 
 ESTIMATORS = {
     "grpo": True,
@@ -151,8 +151,8 @@ def policy_of_role(role: str, policies: Mapping[str, PolicyConfig], roles: Mappi
     if policy_name:
         if policy_name not in names:
             raise ConfigError(
-                f"`roles.{role}.policy` is {policy_name!r}, but there is no such policy; choose one of "
-                f"{', '.join(names)}."
+                f"`roles.{role}.policy` is {policy_name!r}, but there is no such policy; "
+                f"{choices_of(policy_name, names)}."
             )
         return policy_name
     if len(names) == 1:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.data.jsonl import read_jsonl_lines
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.rendering.chat import ChatRenderer
 from rllm.rendering.conversations import ConversationTree
 from rllm.rendering.images import is_image_part
@@ -163,7 +163,7 @@ def _require_order(messages: Sequence[Message]) -> None:
     for place, message in enumerate(messages):
         if message["role"] not in ROLES:
             raise ConfigError(
-                f"message {place} has the role {message['role']!r}; choose one of {', '.join(ROLES)}."
+                f"message {place} has the role {message['role']!r}; {choices_of(message['role'], ROLES)}."
             )
     first = next((message["role"] for message in messages if message["role"] not in ROLES[:2]), None)
     if first == "assistant":

@@ -11,6 +11,10 @@ import numpy as np
 
 from rllm.data.rows import read_rows, write_rows
 from rllm.errors import ConfigError
+from rllm.types.html import html_table
+
+SHOWN_ROWS, SHOWN_CHARS = 5, 200
+"""In a notebook."""
 
 
 class Dataset(Sequence[dict[str, Any]]):
@@ -45,6 +49,12 @@ class Dataset(Sequence[dict[str, Any]]):
 
     def __repr__(self) -> str:
         return f"Dataset({self.name or 'unnamed'}, split={self.split}, {len(self)} rows)"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: its first rows, long values cut."""
+        names = self.columns
+        rows = [[str(row.get(name, ""))[:SHOWN_CHARS] for name in names] for row in self._rows[:SHOWN_ROWS]]
+        return html_table(names, rows, repr(self))
 
     @property
     def columns(self) -> list[str]:

@@ -23,6 +23,7 @@ from rllm.eval.statistics import (
     resampled_means,
     sign_flip_test,
 )
+from rllm.types.html import html_table, percent
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -67,6 +68,16 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "is_significant": self.is_significant}
+
+    def _repr_html_(self) -> str:
+        """In a notebook: both rates, their difference, and how many tasks changed."""
+        low, high = self.difference_interval
+        difference = f"{100 * self.difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points"
+        columns = ("tasks", "first", "second", "difference, 95 %", "p", "better", "worse")
+        counts = (len(self.better), len(self.worse))
+        rates = (percent(self.first), percent(self.second))
+        row = (self.tasks, *rates, difference, f"{self.p_value:.3g}", *counts)
+        return html_table(columns, [row])
 
 
 def compare(first: Sequence[Result], second: Sequence[Result]) -> Comparison:

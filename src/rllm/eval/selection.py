@@ -17,7 +17,7 @@ from typing import Any
 
 from rllm.algorithms.pass_at_k import pass_at_k
 from rllm.data.swe_rows import SWETask
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.eval.report import mean_with_interval
 from rllm.eval.results import Result
 from rllm.rendering.answers import without_thoughts
@@ -63,7 +63,7 @@ class Selection:
 def require_selector(name: str, attempts: int) -> str:
     """Raises ConfigError for a name that is none, and for a single attempt."""
     if name not in SELECTORS:
-        raise ConfigError(f"`--select` is {name!r}; choose one of {', '.join(SELECTORS)}.")
+        raise ConfigError(f"`--select` is {name!r}; {choices_of(name, SELECTORS)}.")
     if attempts < 2:
         raise ConfigError(f"`--select {name}` chooses among attempts; set --attempts to 2 or more.")
     return name

@@ -43,6 +43,7 @@ class PackedAttention:
         """Runs in the order of `bucket_order`. `paths_S`: where in the flat row the tokens of each path are;
         the last of them, so many as `lengths` says, are the run."""
         overhead = OVERHEAD_ON_CPU if device.type == "cpu" else OVERHEAD_ELSEWHERE
+        self._paths, self._device = paths_S, device
         lengths_S = np.array(lengths)
         starts_S = np.array([len(path) for path in paths_S]) - lengths_S
         ends = np.cumsum(buckets(starts_S, lengths_S, overhead)).tolist()
@@ -72,6 +73,10 @@ class PackedAttention:
             bucket.own.pad(own) if bucket.places is None else bucket.in_rows(next(laid_out))
             for bucket, own in zip(self._buckets, flat.split(self._sizes), strict=True)
         ]
+
+    def rows(self) -> list[Tensor]:
+        """Places of each path's tokens in the flat row: whole rows, which have all tokens of all others."""
+        return [torch.from_numpy(path).to(self._device) for path in self._paths]
 
     @property
     def num_products(self) -> int:

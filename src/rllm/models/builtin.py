@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rllm.errors import ConfigError, MissingExtraError
+from rllm.errors import ConfigError, MissingExtraError, choices_of
 from rllm.models.builtin_templates import CHAT_TEMPLATE, IMAGE_MARK, IMAGE_TEMPLATE
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.models.directory import write_model, write_one_file
@@ -112,7 +112,7 @@ def create_tokenizer(vocab_size: int = 604) -> Tokenizer:
 def create_model(directory: Path, preset: str | TinyModel = "tiny", seed: int = 0) -> None:
     """Write config, weights, tokenizer and chat template to `directory`, which must be absent or empty."""
     if isinstance(preset, str) and preset not in PRESETS:
-        raise ConfigError(f"`{preset}` is no built-in model; choose one of {', '.join(PRESETS)}.")
+        raise ConfigError(f"`{preset}` is no built-in model; {choices_of(preset, PRESETS)}.")
     if not 0 <= seed < 2**63:
         raise ConfigError(f"`seed` is {seed}; it must be at least 0 and below 2^63.")
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):

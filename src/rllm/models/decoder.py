@@ -303,6 +303,8 @@ class Decoder(nn.Module):
     rotation_P_2d: Tensor
     changes: Mapping[str, Change] = MappingProxyType({})
     """What an adapter adds, by the Hugging Face name of the weight."""
+    by_row: str = ""
+    """See `rllm.models.directory.CausalModel`."""
     recomputes = False
     """Whether a backward pass computes each layer again; see `recompute_layers`."""
 

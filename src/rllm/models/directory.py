@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rllm.errors import ConfigError, ModelDirectoryError
+from rllm.errors import ArchitectureError, ConfigError, ModelDirectoryError
 from rllm.models.decoder import Attend, Decoder, DecoderShape
 from rllm.models.foreign import json_object, require_no_code, require_plain_files
 from rllm.models.tokenizer import HuggingFaceTokenizer
@@ -38,6 +38,11 @@ class CausalModel(Protocol):
     def recompute_layers(self) -> None: ...
     def state_dict_hf(self) -> dict[str, Tensor]: ...
     def attention_sizes(self) -> tuple[int, int, int]: ...
+    @property
+    def by_row(self) -> str:
+        """The reason why it computes row by row and keeps states itself; else empty."""
+        ...
+
     @property
     def max_positions(self) -> int: ...
     @property
@@ -164,7 +169,7 @@ def _require_flat_positions(config: dict[str, Any], directory: Path) -> None:
     for key in ("rope_parameters", "rope_scaling"):
         rope = fields.get(key)
         if isinstance(rope, dict) and "mrope_section" in rope:
-            raise ModelDirectoryError(
+            raise ArchitectureError(
                 f"{directory}: {config.get('model_type')} places tokens of images in three dimensions "
                 f"(`{key}.mrope_section`), which the built-in engine does not; use an external engine."
             )
@@ -192,6 +197,8 @@ def _decoder(shape: DecoderShape, weights: dict[str, Tensor], directory: Path) -
 def _attention_sizes(model: CausalModel, directory: Path) -> tuple[int, int, int]:
     try:
         return model.attention_sizes()
+    except ArchitectureError as error:
+        raise ArchitectureError(f"{directory}: {error}; use an external engine.") from error
     except ModelDirectoryError as error:
         raise ModelDirectoryError(f"{directory}: {error}") from error
     except (RuntimeError, ValueError, LookupError, ArithmeticError, TypeError) as error:

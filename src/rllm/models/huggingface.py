@@ -2,10 +2,13 @@
 
 transformers lets a model's attention be replaced by name. Ours forwards to the `attend` of the call in
 progress, so the same KV cache and the same packed rows serve every architecture that follows this protocol.
-Whether one does is measured when it is loaded: an architecture that would sample from other logits than
-transformers' own forward pass is refused.
+Whether one does is measured when it is loaded. One that does not (state-space layers, linear attention, keys
+and values of another size in every layer) is computed row by row on transformers' own cache: slower, and as
+exact. That is measured as well: an architecture that would sample from other logits than transformers' own
+forward pass is refused.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,8 +25,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from rllm.errors import ConfigError, ModelDirectoryError
+from rllm.errors import ArchitectureError, ConfigError, ModelDirectoryError
 from rllm.models.attention import NONE, Wishes, attention
+from rllm.models.batching_attention import PackedAttention
 from rllm.models.decoder import ONLY_WHAT_ENTERS, Attend, Change, apply_change
 
 ATTENTION_NAME = "rllm_attend"
@@ -32,7 +36,8 @@ NOT_SERVED = ("position_bias",)
 """What some architectures ask of their attention and the built-in engine does not do; what it does is in
 `rllm.models.attention`."""
 
-NUM_PROBE_TOKENS = 16
+NUM_PROBE_TOKENS, NUM_PROBE_STEPS = 16, 3
+"""Of the row that is measured; so many of its tokens are read one by one where rows are."""
 
 _COUNTS = re.compile(r"n(um)?_.*(layers?|experts?|blocks?|heads?|groups?)|n_layer|n_head")
 
@@ -44,10 +49,7 @@ def _attention(
     unsupported = [name for name in NOT_SERVED if extra.get(name) is not None]
     if unsupported or "rllm_attend" not in extra:
         reason = f"asks for `{unsupported[0]}`" if unsupported else "keeps keywords from its attention"
-        raise ModelDirectoryError(
-            f"{type(module).__name__} {reason}, so the built-in engine cannot serve it; "
-            "use an external engine."
-        )
+        raise ArchitectureError(f"{type(module).__name__} {reason}")
     attend: Attend = extra["rllm_attend"]
     head_dim = query.shape[-1]
     scaling = extra.get("scaling")
@@ -120,6 +122,10 @@ class HuggingFaceDecoder(nn.Module):
     auto_class: ClassVar[Any] = AutoModelForCausalLM
     changes: Mapping[str, Change] = MappingProxyType({})
     """What an adapter adds, by the name of the weight; its layers stand in place of those they add to."""
+    by_row: str = ""
+    """The reason why rows are computed one by one on transformers' own cache; else empty."""
+    _has_cache = True
+    """One for each row. RecurrentGemma has one in its layers for all, so each token has its row read anew."""
 
     def __init__(
         self,
@@ -153,10 +159,7 @@ class HuggingFaceDecoder(nn.Module):
         _require_size(empty_model, weights, directory)
         architecture = type(empty_model)
         if not architecture._supports_attention_backend:
-            raise ModelDirectoryError(
-                f"{directory}: {architecture.__name__} computes attention in a way that the built-in engine "
-                "cannot take over; use an external engine."
-            )
+            self.by_row = f"{architecture.__name__} does not take attention from outside"
         with_bar = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
         try:
@@ -166,7 +169,7 @@ class HuggingFaceDecoder(nn.Module):
                 config=config,
                 state_dict=weights,
                 dtype=dtype,
-                attn_implementation=self.attention_names(config, ATTENTION_NAME),
+                attn_implementation=self.attention_names(config, "eager" if self.by_row else ATTENTION_NAME),
                 ignore_mismatched_sizes=True,  # reported below, with what is missing and unknown
                 output_loading_info=True,
             )
@@ -191,19 +194,54 @@ class HuggingFaceDecoder(nn.Module):
     def hidden(
         self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, keep_M: Tensor | None = None
     ) -> Tensor:
-        output = self.inner.base_model(
-            input_ids=tokens_N.unsqueeze(0),
-            position_ids=positions_N.unsqueeze(0),
-            use_cache=False,
-            rllm_attend=attend,
-        )
-        if not hasattr(output, "last_hidden_state"):
-            raise ModelDirectoryError(
-                f"{type(self.inner).__name__} does not give the states before its logits, so the built-in "
-                "engine cannot serve it; use an external engine."
+        if self.by_row:
+            hidden_N_D = self._hidden_by_row(tokens_N, attend)
+        else:
+            output = self._body(
+                input_ids=tokens_N.unsqueeze(0),
+                position_ids=positions_N.unsqueeze(0),
+                use_cache=False,
+                rllm_attend=attend,
             )
-        hidden_N_D = output.last_hidden_state[0]
+            hidden_N_D = output.last_hidden_state[0]
         return hidden_N_D if keep_M is None else hidden_N_D.index_select(0, keep_M)
+
+    def _hidden_by_row(self, tokens_N: Tensor, attend: Attend) -> Tensor:
+        """States of each row as a whole, its shared prefix included: there are no keys to be shared."""
+        if not isinstance(attend, PackedAttention):
+            return self.read_row(tokens_N, None, keeps=False)[0]
+        rows = attend.rows()
+        states = [self.read_row(tokens_N[row], None, keeps=False)[0] for row in rows]
+        # A prefix was computed with each of its rows; one of them gives its states, so that its gradient is
+        # counted once.
+        place_N = torch.empty_like(tokens_N)
+        place_N[torch.cat(rows)] = torch.arange(sum(map(len, rows)), device=tokens_N.device)
+        return torch.cat(states).index_select(0, place_N)
+
+    def read_row(self, tokens_N: Tensor, past: Any, *, keeps: bool = True) -> tuple[Tensor, Any]:
+        """[N, D] states of the tokens behind those that `past` stands for (None: of a row's first ones), and
+        what transformers keeps of the row then; None of an architecture that has no cache for each row.
+
+        `past` is used up. Where it is not None, N is 1: not every architecture goes on with several tokens.
+        """
+        name = self._past_name
+        extra = {} if past is None else {name: past}
+        if "use_cache" in inspect.signature(self._body.forward).parameters:
+            extra["use_cache"] = keeps and self._has_cache
+        output = self._body(input_ids=tokens_N.unsqueeze(0), **extra)
+        return output.last_hidden_state[0], getattr(output, name, None) if keeps and self._has_cache else None
+
+    @property
+    def _past_name(self) -> str:
+        """The architecture's name of its cache."""
+        names = inspect.signature(self._body.forward).parameters
+        return next((each for each in ("cache_params", "state") if each in names), "past_key_values")
+
+    @property
+    def _body(self) -> Any:
+        """The module that makes the states before the logits."""
+        base = self.inner.base_model
+        return base if base is not self.inner else getattr(self.inner, "model", base)
 
     def layers(self) -> list[nn.Module]:
         """Those of the architecture, as transformers marks them; none where it does not."""
@@ -242,12 +280,15 @@ class HuggingFaceDecoder(nn.Module):
     def logits(self, hidden_N_D: Tensor) -> Tensor:
         logits_N_V = self.inner.get_output_embeddings()(hidden_N_D)
         config = self.inner.config.get_text_config()
-        if factor := getattr(config, "logit_scale", None):  # Cohere's
-            logits_N_V = logits_N_V * factor
+        for name in ("logit_scale", "lm_head_multiplier"):  # Cohere's, Falcon-H1's
+            if factor := getattr(config, name, None):
+                logits_N_V = logits_N_V * factor
         if divisor := getattr(config, "logits_scaling", None):  # Granite's
             logits_N_V = logits_N_V / divisor
-        cap = getattr(config, "final_logit_softcapping", None)
-        return logits_N_V if cap is None else cap * torch.tanh(logits_N_V / cap)
+        for name in ("final_logit_softcapping", "logits_soft_cap"):  # Gemma's, RecurrentGemma's
+            if cap := getattr(config, name, None):
+                logits_N_V = cap * torch.tanh(logits_N_V / cap)
+        return logits_N_V
 
     @property
     def vocab_size(self) -> int:
@@ -265,9 +306,59 @@ class HuggingFaceDecoder(nn.Module):
         pass.
         """
         tokens_N = torch.arange(NUM_PROBE_TOKENS, device=next(self.inner.parameters()).device)
-        return self._measured_sizes(
-            tokens_N, lambda: self.inner(input_ids=tokens_N.unsqueeze(0), use_cache=False)
-        )
+        if not self.by_row:
+            try:
+                return self._measured_sizes(tokens_N, lambda: self._own_pass(tokens_N))
+            except ArchitectureError as error:
+                self.by_row = str(error)
+            except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+                self.by_row = f"{type(self.inner).__name__} does not take attention from outside ({error})"
+            self.inner.set_attn_implementation("eager")
+        self._measure_rows(tokens_N)
+        return 0, 1, 1
+
+    def _own_pass(self, tokens_N: Tensor) -> Any:
+        """transformers' forward pass of a row."""
+        takes_it = "use_cache" in inspect.signature(self.inner.forward).parameters
+        return self.inner(input_ids=tokens_N.unsqueeze(0), **({"use_cache": False} if takes_it else {}))
+
+    def _measure_rows(self, tokens_N: Tensor) -> None:
+        """Find out whether the architecture has a cache for each row that computes what a pass without it
+        does; else each token has its row read anew.
+
+        Raises ArchitectureError where a row does not have the logits of transformers' own forward pass.
+        """
+        num_first = len(tokens_N) - NUM_PROBE_STEPS
+        theirs_N_V = self._own_pass(tokens_N).logits[0].float()
+        first_M_V = self._own_pass(tokens_N[:num_first]).logits[0].float()
+        self._require_equal(first_M_V, theirs_N_V, "looks at later tokens, so it does not predict them")
+        states_N_D, _ = self.read_row(tokens_N, None, keeps=False)
+        self._require_equal(self.logits(states_N_D), theirs_N_V, "makes its logits in a way of its own")
+        states, past = self.read_row(tokens_N[:num_first], None)
+        parts = [states]
+        for token_1 in tokens_N[num_first:].split(1) if past is not None else ():
+            states, past = self.read_row(token_1, past)
+            parts.append(states)
+        try:
+            self._require_equal(self.logits(torch.cat(parts)), theirs_N_V, "has another cache")
+            self._has_cache = past is not None
+        except ArchitectureError:
+            self._has_cache = False
+        if not self._has_cache:
+            self.by_row += "; its cache is none of each row, or computes something else"
+
+    def _require_equal(self, ours_M_V: Tensor, theirs_N_V: Tensor, reason: str) -> None:
+        gap = float((ours_M_V.float() - theirs_N_V[: len(ours_M_V)]).abs().max())
+        limit = self._allowed_gap(theirs_N_V)
+        if not gap <= limit:
+            raise ArchitectureError(
+                f"{type(self.inner).__name__} {reason} (logits differ by {gap:.2g}, where {limit:.2g} is "
+                "allowed)"
+            )
+
+    def _allowed_gap(self, logits_N_V: Tensor) -> float:
+        is_float32 = next(self.inner.parameters()).dtype == torch.float32
+        return (1e-3 if is_float32 else 5e-2) * float(logits_N_V.abs().max())
 
     def _measured_sizes(self, tokens_N: Tensor, own_pass: Callable[[], Any]) -> tuple[int, int, int]:
         """`own_pass` is transformers' forward pass of the same row."""
@@ -277,47 +368,44 @@ class HuggingFaceDecoder(nn.Module):
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, wishes: Wishes = NONE) -> Tensor:
             if k.shape != v.shape:
-                raise ModelDirectoryError(
-                    f"{name} has keys of size {k.shape[-1]} and values of size {v.shape[-1]}; the built-in "
-                    "engine serves one size for both, so use an external engine."
-                )
+                sizes_of_both = f"{k.shape[-1]} and values of size {v.shape[-1]}"
+                raise ArchitectureError(f"{name} has keys of size {sizes_of_both}")
             if layer in sizes:
-                raise ModelDirectoryError(
-                    f"{name} attends more than once in a layer, and the built-in engine keeps the keys and "
-                    "values of one; use an external engine."
-                )
+                raise ArchitectureError(f"{name} attends more than once in a layer")
             sizes[layer] = (k.shape[1], k.shape[2])
             windows.add(wishes.window)
             q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
             distance_N_N = positions_N[:, None] - positions_N
             is_near_N_N = distance_N_N < (wishes.window or len(positions_N))
-            visible = ((distance_N_N >= 0) & is_near_N_N)[None, None]
+            visible = ((distance_N_N >= 0) & is_near_N_N & is_same_row_N_N)[None, None]
             return attention(q, k, v, visible, wishes, is_causal=False)[0].transpose(0, 1)
 
-        positions_N = torch.arange(len(tokens_N), device=tokens_N.device)
-        ours_N_V = self.logits(self.hidden(tokens_N, positions_N, attend)).float()
+        # The row twice, one behind the other: layers that carry something on from token to token, such as
+        # those with states, would tell by the second that the first stands before it.
+        length = len(tokens_N)
+        positions_N = torch.arange(length, device=tokens_N.device).repeat(2)
+        row_N = torch.arange(2 * length, device=tokens_N.device) // length
+        is_same_row_N_N = row_N[:, None] == row_N
+        ours_N_V = self.logits(self.hidden(tokens_N.repeat(2), positions_N, attend)).float()
         self.inner.set_attn_implementation(self.attention_names(self.inner.config, "eager"))
-        theirs_N_V = own_pass().logits[0].float()
+        theirs_N_V = own_pass().logits[0].float().repeat(2, 1)
         self.inner.set_attn_implementation(self.attention_names(self.inner.config, ATTENTION_NAME))
-        is_float32 = next(self.inner.parameters()).dtype == torch.float32
-        limit = (1e-3 if is_float32 else 5e-2) * float(theirs_N_V.abs().max())
+        limit = self._allowed_gap(theirs_N_V)
         error = float((ours_N_V - theirs_N_V).abs().max())
         if error <= limit and (len(set(sizes.values())) != 1 or sorted(sizes) != list(range(len(sizes)))):
             heads = ", ".join(f"{heads} of {size}" for heads, size in dict.fromkeys(sizes.values()))
-            raise ModelDirectoryError(
-                f"{name} attends in {len(sizes)} layers with keys and values of {heads or 'no'} heads; the "
-                "built-in engine serves the same in every layer, so use an external engine."
+            raise ArchitectureError(
+                f"{name} attends in {len(sizes)} layers with keys and values of {heads or 'no'} heads"
             )
         if not sizes or not error <= limit:
-            raise ModelDirectoryError(
-                f"{name} computes something that the built-in engine does not (logits differ by {error:.2g} "
-                f"where {limit:.2g} is allowed); use an external engine."
+            raise ArchitectureError(
+                f"{name} computes more than attention between plain layers (logits differ by {error:.2g}, "
+                f"where {limit:.2g} is allowed)"
             )
         window = _window_of(self.inner.config.get_text_config())
         if window and window not in windows:
-            raise ModelDirectoryError(
-                f"{name} has a sliding window of {window} that it does not hand to its attention, so the "
-                "built-in engine cannot serve it; use an external engine."
+            raise ArchitectureError(
+                f"{name} has a sliding window of {window} that it does not hand to its attention"
             )
         num_kv_heads, head_dim = sizes[0]
         return len(sizes), num_kv_heads, head_dim

@@ -8,7 +8,7 @@
 
 from collections.abc import Sequence
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.docker import DEFAULT_IMAGE, DockerSandbox
 from rllm.sandbox.docker_api import engine
@@ -22,7 +22,7 @@ BACKENDS = ("bubblewrap", "unshare", "docker", "subprocess")
 def require_backend(name: str) -> None:
     """Raises ConfigError for a name that is none, and for what this machine lacks, with how to get it."""
     if name not in BACKENDS:
-        raise ConfigError(f"Sandbox backend {name!r} does not exist; choose one of {', '.join(BACKENDS)}.")
+        raise ConfigError(f"Sandbox backend {name!r} does not exist; {choices_of(name, BACKENDS)}.")
     if name == "docker":
         engine()  # says itself what is missing
         return

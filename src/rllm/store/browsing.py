@@ -184,7 +184,7 @@ class EpisodeBrowser:
         """All episodes of a step, by task and attempt."""
         with store_errors(self.path):
             rows = self._connection.execute(
-                f"SELECT {_COLUMNS} {_FROM} WHERE phases.name = ? AND step = ? ORDER BY task_id, attempt",
+                f"SELECT {_COLUMNS} {_FROM} WHERE phases.name = ? AND step = ? ORDER BY episodes.id",
                 (phase, step),
             )
             return [_summary(row) for row in rows]

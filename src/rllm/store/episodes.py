@@ -3,12 +3,14 @@
     save_episodes("train", 7, episodes) ──► one transaction ──► episodes("train", 7) ──► the same Episodes
 
 A (phase, step) is saved whole, and saving it again replaces it: a step that a resumed run repeats is there
-once. Reading order is fixed: phases in the order they first appeared, then step, task, attempt.
+once. Reading order is fixed: phases in the order they first appeared, then step, task, attempt; task test-2
+stands before test-10.
 """
 
 import errno
 import json
 import os
+import re
 import sqlite3
 import threading
 import zlib
@@ -35,7 +37,16 @@ _EPISODE_COLUMNS = ", ".join(EpisodeRow._fields)
 _STEP_COLUMNS = ", ".join(StepRow._fields)
 _FROM = "FROM episodes JOIN phases ON phases.id = episodes.phase_id"
 _SELECT = f"SELECT episodes.id, {_EPISODE_COLUMNS} {_FROM}"
-_IN_READING_ORDER = "ORDER BY phase_id, step, task_id, attempt, episodes.id"
+_IN_READING_ORDER = "ORDER BY phase_id, step, episodes.id"
+
+
+_NUMBERS = re.compile(r"(\d+)")
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """A sort key by which test-2 stands before test-10."""
+    parts = ((part, part.lstrip("0")) for part in _NUMBERS.split(name))
+    return [(0, len(digits), digits) if part.isdecimal() else (1, 0, part) for part, digits in parts]
 
 
 class EpisodeStore:
@@ -70,7 +81,7 @@ class EpisodeStore:
             (*encode_episode(episode, own), own) for episode, own in zip(episodes, images, strict=True)
         ]
         # Rows are numbered by what they are, so that the order in which rollouts finished leaves no trace.
-        encodings.sort(key=lambda rows: (rows[0].task_id, rows[0].attempt))
+        encodings.sort(key=lambda rows: (natural(rows[0].task_id), rows[0].task_id, rows[0].attempt))
         with self._transaction() as connection:
             connection.execute("INSERT OR IGNORE INTO phases (name) VALUES (?)", (phase,))
             (phase_id,) = connection.execute("SELECT id FROM phases WHERE name = ?", (phase,)).fetchone()
@@ -100,10 +111,13 @@ class EpisodeStore:
         # A connection of its own: an iteration that is half-way neither sees nor disturbs later saves.
         with store_errors(self.path), closing(connect_store(self.path, read_only=True)) as connection:
             connection.execute("BEGIN")
-            rows = connection.execute(
-                f"{_SELECT} {where} {_IN_READING_ORDER} LIMIT ?", (*values, -1 if limit is None else limit)
-            )
-            for row_id, *columns in rows:
+            # Only ids are sorted: whole rows would be in memory.
+            ids = connection.execute(
+                f"SELECT episodes.id {_FROM} {where} {_IN_READING_ORDER} LIMIT ?",
+                (*values, -1 if limit is None else limit),
+            ).fetchall()
+            for each in ids:
+                row_id, *columns = connection.execute(f"{_SELECT} WHERE episodes.id = ?", each).fetchone()
                 yield _episode(connection, row_id, columns)
 
     def episode(self, row_id: int) -> Episode:

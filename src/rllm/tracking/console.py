@@ -54,12 +54,15 @@ class LiveView:
         plain_every: int = 10,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
+        elapsed_s: float = 0.0,
     ) -> None:
+        """`elapsed_s`: of the command, before there was anything to see."""
         self._title = title
         self._plain_every = plain_every
         self._console = console or Screen(stderr=True)
         self._clock = clock
-        self._started_s = clock()
+        self._before_s = elapsed_s
+        self._started_s = clock() - elapsed_s
         self._phase = ""
         self._step = 0
         self._total_steps = total_steps
@@ -77,7 +80,7 @@ class LiveView:
         self._rollouts = ""
 
     def __enter__(self) -> "LiveView":
-        self._started_s = self._clock()
+        self._started_s = self._clock() - self._before_s
         if self._console.is_terminal:
             # stdout is for results: Rich would otherwise send what is printed there to this console.
             self._live = Live(

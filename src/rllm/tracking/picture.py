@@ -11,6 +11,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from rllm.errors import MissingExtraError
@@ -101,15 +102,17 @@ def draw_comparison(
     curves: Mapping[str, Sequence[Mapping[str, Any]]],
     path: Path,
     *,
+    summaries: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({}),
     x_axis: XAxis = "seconds",
     title: str = "Runs compared",
 ) -> None:
-    """Several runs in one picture: batches as thin lines, held-out sampled success as points."""
+    """Several runs in one picture: batches as thin lines, held-out sampled success as points, from before
+    training on where `summaries` say what it was."""
     figure, axes = _new_figure(title, x_axis)
     for index, (name, metrics) in enumerate(curves.items()):
         color = _RUN_COLORS[index % len(_RUN_COLORS)]
         batches = [line for line in metrics if line["phase"] == "train" and "success" in line]
-        points = _heldout_points(metrics, None, "heldout_success", "success", x_axis)
+        points = _heldout_points(metrics, summaries.get(name), "heldout_success", "success", x_axis)
         axes.plot(
             [_x(line, x_axis) for line in batches],
             [line["success"] for line in batches],

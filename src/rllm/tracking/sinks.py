@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rllm.config.tracking import SINKS
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.tracking.base import Metric, Tracker
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def as_tracker(tracker: Any) -> Tracker:
 
 def _module(name: str) -> Any:
     if name not in SINKS:
-        raise ConfigError(f"There is no sink {name!r}; choose one of {', '.join(SINKS)}.")
+        raise ConfigError(f"There is no sink {name!r}; {choices_of(name, SINKS)}.")
     return importlib.import_module(f"{__package__}.{name}")
 
 

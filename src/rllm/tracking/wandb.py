@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rllm.errors import ConfigError, MissingExtraError
+from rllm.errors import ConfigError, MissingExtraError, choices_of
 from rllm.tracking.base import Metric
 from rllm.tracking.sinks import SinkRun, metric_names
 
@@ -27,7 +27,7 @@ def require_usable() -> None:
     """Raises ConfigError for an unknown mode, and where nobody is logged in."""
     mode = os.environ.get("WANDB_MODE", "online")
     if mode not in MODES:
-        raise ConfigError(f"WANDB_MODE is {mode!r}; choose one of {', '.join(MODES)}.")
+        raise ConfigError(f"WANDB_MODE is {mode!r}; {choices_of(mode, MODES)}.")
     address = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     if urlsplit(address).scheme not in ("http", "https"):
         raise ConfigError(f"WANDB_BASE_URL is {address!r}; it begins with http:// or https://.")

@@ -15,7 +15,6 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +87,7 @@ from rllm.trainer.workflows import (
     require_workflow_config,
     with_estimators,
 )
+from rllm.types.html import html_table, percent
 from rllm.types.task import Task
 from rllm.workflows.workers import OpenWorkers
 from rllm.workflows.workflow import Workflow
@@ -128,22 +128,27 @@ class TrainResult:
 
     def _repr_html_(self) -> str:
         """In a notebook: what was measured, with intervals, and the learning curve."""
-        rows = "".join(
-            f"<tr><td>{name}</td>{_cell(each, 'success')}{_cell(each, 'greedy')}</tr>"
-            for name in ("untrained", "before", "after")
-            if (each := self.summary.get(name))
-        )
+        reports = {
+            name: each for name in ("untrained", "before", "after") if (each := self.summary.get(name))
+        }
+        if any("success" in each for each in reports.values()):
+            columns = ["success, 95 %", "greedy, 95 %"]
+            cells = [
+                [percent(each.get(way), each.get(f"{way}_interval")) for way in ("success", "greedy")]
+                for each in reports.values()
+            ]
+        else:  # supervised
+            numbers = [
+                {key: value for key, value in each.items() if isinstance(value, int | float)}
+                for each in reports.values()
+            ]
+            columns = list(dict.fromkeys(key for each in numbers for key in each))
+            cells = [[f"{each[key]:.4g}" if key in each else "–" for key in columns] for each in numbers]
+        rows = [(name, *each) for name, each in zip(reports, cells, strict=True)]
         curve = self.directory / "curve.png"
         picture = b64encode(curve.read_bytes()).decode() if curve.is_file() else ""
         image = f'<img alt="learning curve" src="data:image/png;base64,{picture}">' if picture else ""
-        head = "<tr><th></th><th>success, 95 %</th><th>greedy, 95 %</th></tr>"
-        return f"<p>{escape(str(self.directory))}</p><table>{head}{rows}</table>{image}"
-
-
-def _cell(report: Mapping[str, Any], name: str) -> str:
-    value, bounds = report.get(name), report.get(f"{name}_interval")
-    interval = f" <small>[{bounds[0]:.1%}, {bounds[1]:.1%}]</small>" if bounds else ""
-    return f"<td>{'–' if value is None else f'{value:.1%}'}{interval}</td>"
+        return html_table(("", *columns), rows, str(self.directory)) + image
 
 
 class AgentTrainer:
@@ -302,7 +307,9 @@ class AgentTrainer:
         """The picture of a finished run."""
         from rllm.tracking.picture import draw_learning_curve
 
-        draw_learning_curve(read_metrics(directory.metrics_path), summary, directory.curve_path)
+        name = self.config.task.environment
+        title = f"Learning curve, {name}" if name else "Learning curve"
+        draw_learning_curve(read_metrics(directory.metrics_path), summary, directory.curve_path, title=title)
 
     def as_shown(self, tracker: Tracker) -> Tracker:
         """`tracker` as it hears of this kind of run."""

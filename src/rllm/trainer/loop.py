@@ -378,10 +378,13 @@ def summary_of(run: TrainingRun) -> dict[str, Any]:
         name: results_on(run.record.episodes(phase), run.facts)
         for name, phase in (("before", "before"), ("greedy", greedy_phase("before")), ("after", "after"))
     }
+    skill_facts = learning_facts(**num_played, facts=run.facts)
+    if not state.steps:  # nothing was reinforced that could have failed
+        skill_facts |= {"skill": {}, "kinds": []}
     return {
         **state.reports,
         "tasks": run.facts.to_dict(),
-        **learning_facts(**num_played, facts=run.facts),
+        **skill_facts,
         "wall_s": wall_s(state),
         "phase_s": state.phase_s,
         "sampled_tokens": state.sampled_tokens,

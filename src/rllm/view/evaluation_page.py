@@ -19,11 +19,10 @@ from rllm.eval.results import Result, answer_of, asked_before_answer, result_of
 from rllm.eval.statistics import wilson_interval
 from rllm.eval.words import INTERVAL_METHODS, baselines_sentence, instances_sentence
 from rllm.store.browsing import ORDERS, TASK_ORDERS, VERDICTS, EpisodeBrowser, EpisodeFilter
-from rllm.store.episodes import EpisodeStore
+from rllm.store.episodes import EpisodeStore, natural
 from rllm.store.run_directory import RunDirectory
 from rllm.types.episode import Outcome
 from rllm.types.task import EpisodeId
-from rllm.view.group_pages import natural
 from rllm.view.messages import shown_message
 from rllm.view.query import Query
 from rllm.view.run_facts import facts_of

@@ -5,14 +5,13 @@ store.sqlite ──► episodes_page   rows, filtered, sorted, a page at a time
              ──► attempts_page   what the attempts at a task wrote, and where best and worst part
 """
 
-import re
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
 from rllm.errors import ConfigError
 from rllm.store.browsing import ORDERS, EpisodeBrowser, EpisodeFilter, EpisodeSummary
-from rllm.store.episodes import EpisodeStore
+from rllm.store.episodes import EpisodeStore, natural
 from rllm.store.run_directory import RunDirectory
 from rllm.types.episode import Episode
 from rllm.view.messages import shown_message
@@ -25,12 +24,6 @@ MAX_ATTEMPTS = 16
 """Attempts that are shown side by side."""
 MAX_TURNS = 40
 """Turns of each of them."""
-_NUMBERS = re.compile(r"(\d+)")
-
-
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """A sort key by which test-2 stands before test-10."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _NUMBERS.split(name)]
 
 
 def episodes_page(sources: Sources, query: Query) -> dict[str, Any]:

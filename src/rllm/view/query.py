@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 
 
 class Query:
@@ -23,9 +23,7 @@ class Query:
     def choice(self, name: str, choices: Mapping[str, object], default: str = "") -> str:
         value = self.text(name, default)
         if value not in choices:
-            raise ConfigError(
-                f"`{name}` is {value[:80]!r}; choose one of {', '.join(filter(None, choices))}."
-            )
+            raise ConfigError(f"`{name}` is {value[:80]!r}; {choices_of(value[:80], filter(None, choices))}.")
         return value
 
     def number(self, name: str, default: int, *, low: int = 0, high: int = 2**53) -> int:

@@ -179,6 +179,8 @@ async def test_each_position_of_an_answer_is_a_draw_of_its_own(endless: LoadedMo
 class _Flat(torch.nn.Module):
     """Every token is as likely as any other."""
 
+    by_row = ""
+
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model

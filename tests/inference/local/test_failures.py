@@ -21,6 +21,8 @@ Until = Callable[..., Any]
 class _Fragile(torch.nn.Module):
     """A model whose forward pass raises when it is told to."""
 
+    by_row = ""
+
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model

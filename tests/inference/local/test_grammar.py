@@ -357,6 +357,8 @@ class _Wider(torch.nn.Module):
 
     MORE = 88
 
+    by_row = ""
+
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model

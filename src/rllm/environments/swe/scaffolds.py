@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 
 BASH, EDITOR, SEARCH, SUBMIT = "bash", "editor", "search", "submit"
 """The four tools, whatever a scaffold calls them."""
@@ -56,7 +56,7 @@ class SWECall:
 def require_scaffold(name: str) -> str:
     """Raises ConfigError for a name that is none."""
     if name not in SCAFFOLDS:
-        raise ConfigError(f"`scaffold` is {name!r}; choose one of {', '.join(SCAFFOLDS)}.")
+        raise ConfigError(f"`scaffold` is {name!r}; {choices_of(name, SCAFFOLDS)}.")
     return name
 
 

@@ -21,7 +21,9 @@ contents until their place is needed, or the engine says that nobody may see the
 import heapq
 from bisect import bisect_left
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +51,8 @@ class Slot:
     block_hashes: list[int] = field(default_factory=list[int])
     """One per full block of `ids` that was entered in the index."""
     is_free: bool = True
+    states: tuple[Any, int] | None = None
+    """Of a model that computes row by row: what transformers keeps of the row, and of how many tokens."""
     released: int = 0
     """Which of the cache's releases gave it back last; 0 when it was never used."""
 
@@ -167,6 +171,8 @@ class KVCache:
         """`num_slots`: how many may be taken at the same time. `max_tokens`: places in all, as many as
         one conversation of `max_context` takes or more; 0 for as many as all slots have at their longest."""
         self.max_context = max_context
+        self.has_keys = num_layers > 0
+        """False for a model that computes row by row: slots hold states of whole rows, and no prefixes."""
         self.num_slots = num_slots
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
@@ -343,6 +349,9 @@ class KVCache:
         run of blocks. The last prompt token is always computed, because its logits are what comes next.
         `exactly` looks beyond the last shared block where the other slot is free.
         """
+        if not self.has_keys:
+            self.truncate(slot, 0)
+            return 0
         limit = len(prompt_ids) - 1
         own = _common_prefix(slot.ids, prompt_ids, limit)
         hashes = _block_hashes(prompt_ids, limit)
@@ -404,6 +413,8 @@ class KVCache:
         for target in targets:
             self._forget_blocks(target, 0)
             target.ids = source.ids[:length]
+            is_whole = source.states is not None and source.states[1] == length
+            target.states = deepcopy(source.states) if is_whole else None
             target.block_hashes = source.block_hashes[: length // BLOCK]
             for block_hash in target.block_hashes:
                 self._slots_of_block.setdefault(block_hash, []).append(target)
@@ -415,6 +426,7 @@ class KVCache:
         if len(slot.ids) > length:
             slot.shelf.bias[slot.row, :, length : len(slot.ids)] = float("-inf")
             del slot.ids[length:]
+            slot.states = None
 
     def extend(self, slot: Slot, token: int) -> None:
         """Keep one token more, whose keys and values are behind those that are kept."""
@@ -447,6 +459,7 @@ class KVCache:
             for slot in shelf.slots:
                 slot.ids = []
                 slot.block_hashes = []
+                slot.states = None
 
     def forget_released(self) -> None:
         """Nobody goes on from what conversations that are over have left."""

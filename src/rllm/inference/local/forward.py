@@ -167,7 +167,7 @@ class DecodeRows:
         self.num_rows = len(slots)
         self.positions_B = torch.from_numpy(positions_B.copy()).to(cache.device)
         self._cache = cache
-        self._slots = list(slots)
+        self.slots = list(slots)
         self._shelves: list[Shelf] = []
         self._capacities: list[int] = []
         self._groups: list[_DecodeGroup] = []
@@ -190,13 +190,13 @@ class DecodeRows:
         if capacities != self._capacities:
             self._capacities = capacities
             positions_B = self.positions_B.cpu().numpy()
-            self._write = self._cache.places(self._slots, np.ones_like(positions_B), positions_B)
+            self._write = self._cache.places(self.slots, np.ones_like(positions_B), positions_B)
         return self._write
 
     def advance(self) -> None:
         """Every row has read its token: the next ones go one place further."""
         self.positions_B += 1
-        for _, _, rows in self._write.parts:
+        for _, _, rows in self.write.parts:
             rows += 1
         for group in self._groups:
             group.longest += 1
@@ -342,6 +342,8 @@ def _states(
     only_last: bool,
 ) -> Tensor:
     """[B + R, D] final states of each row's last token; without `only_last` [B + N, D], of all."""
+    if model.by_row:
+        return _states_by_row(model, decoding, tokens_B, prompts, only_last=only_last)
     num_decoding = decoding.num_rows if decoding else 0
     tokens = _join(tokens_B, prompts and prompts.tokens_N)
     positions = _join(decoding and decoding.positions_B, prompts and prompts.positions_N)
@@ -364,6 +366,36 @@ def _states(
     for row in prompts.rows if prompts else ():
         row.slot.ids.extend(row.new_ids)
     return states
+
+
+def _states_by_row(
+    model: Any,
+    decoding: DecodeRows | None,
+    tokens_B: Tensor | None,
+    prompts: PromptRows | None,
+    *,
+    only_last: bool,
+) -> Tensor:
+    """See `_states`; of a model that keeps the states of a row itself. A row that gets several tokens is read
+    from its first one on."""
+    rows: list[tuple[Slot, int, list[int]]] = []
+    if decoding is not None and tokens_B is not None:
+        new_tokens = zip(decoding.slots, decoding.positions_B.tolist(), tokens_B.tolist(), strict=True)
+        rows += [(slot, position, [token]) for slot, position, token in new_tokens]
+    if prompts is not None:
+        rows += [(row.slot, len(row.slot.ids), list(row.new_ids)) for row in prompts.rows]
+    parts: list[Tensor] = []
+    for slot, num_read, new_ids in rows:
+        row_cache, num_cached = slot.states or (None, 0)
+        assert len(slot.ids) == num_read, "a slot knows what was read"
+        slot.ids.extend(new_ids)
+        slot.states, ids = None, new_ids  # used up, also where the pass fails
+        if num_cached != num_read or len(new_ids) > 1:
+            row_cache, ids = None, slot.ids
+        states_N_D, row_cache = model.read_row(torch.tensor(ids, device=slot.shelf.keys.device), row_cache)
+        slot.states = None if row_cache is None else (row_cache, len(slot.ids))
+        parts.append(states_N_D[-1 if only_last else -len(new_ids) :])
+    return torch.cat(parts)
 
 
 def prefill(model: Any, cache: KVCache, rows: Sequence[PromptRow]) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, PreTrainedConfig
 
-from rllm.errors import ModelDirectoryError
+from rllm.errors import ArchitectureError, ModelDirectoryError
 from rllm.models.decoder import Attend
 from rllm.models.huggingface import HuggingFaceDecoder
 from rllm.models.vision.pillow import probe_image
@@ -94,6 +94,8 @@ class VisionLanguageDecoder(HuggingFaceDecoder):
     def attention_sizes(self) -> tuple[int, int, int]:
         """See `HuggingFaceDecoder`; measured with an image in the row as well."""
         super().attention_sizes()
+        if self.by_row:  # images are read on their way to attention that is handed in
+            raise ArchitectureError(self.by_row)
         image = probe_image()
         IMAGES.add(image)
         pixels = self.images.of_number(image.number)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from rllm.distributed import RankGroup
+from rllm.errors import ConfigError
 from rllm.models.batching import PackedBatch
 from rllm.models.lora import sharing_tensors
 from rllm.trainer.backends.sharded_weights import is_shard
@@ -31,9 +32,16 @@ def shard_model(model: Any, ranks: RankGroup) -> Any:
     be here.
 
     Shards of weights in 16 bits are their float32 masters; layers are computed in 16 bits all the same.
+    Raises ConfigError for a model that computes row by row: ranks gather a layer together, and have other
+    rows.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+    if model.by_row:
+        raise ConfigError(
+            f"`distributed.strategy` is 'shard', but rows are computed one by one ({model.by_row}); set it "
+            "to replicate."
+        )
     twin = sharing_tensors(model)
     trained = [each for each in twin.parameters() if each.requires_grad]
     frozen = {each for each in twin.parameters() if not each.requires_grad}

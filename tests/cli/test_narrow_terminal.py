@@ -1,0 +1,75 @@
+"""Screens of 80 columns and less: names that one types stay whole, and what is left out is named."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from rllm.agents.named import AGENTS
+from rllm.eval.catalogue import benchmarks
+
+Rllm = Callable[..., Result]
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_names_are_whole_on_a_narrow_screen(
+    width: int, rllm: Rllm, finished_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    listed = rllm("benchmark", "list").stdout
+    words = {line.split()[0] for line in listed.splitlines() if line.strip()}
+    assert {each.name for each in benchmarks()} <= words
+    assert "On a wider screen: " in listed
+    assert "…" not in listed
+    agents = rllm("agent", "list").stdout
+    assert all(any(line.split()[:1] == [name] for line in agents.splitlines()) for name in AGENTS)
+    runs = rllm("runs", "list", finished_run.path.parent).stdout
+    assert finished_run.path.name in runs.replace("\n", "")
+    episodes = rllm("runs", "show", finished_run.path, "--phase", "after").stdout
+    assert "test-3" in episodes
+    assert all(len(line) <= width for line in episodes.partition("Next:")[0].splitlines())
+
+
+def test_a_wide_screen_leaves_nothing_out(rllm: Rllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    listed = rllm("benchmark", "list").stdout
+    assert "On a wider screen" not in listed
+    assert all(each.licence in listed for each in benchmarks())
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        (("train", "frozenlake", "--dry-run", "--set", "algorithm.estimator=gropo"), "'grpo'"),
+        (("train", "frozenlake", "--dry-run", "--set", "algorithm.loss=ppoo"), "'ppo'"),
+        (("train", "frozenlake", "--dry-run", "--set", "optimizer.schedule=linea"), "'linear'"),
+        (("train", "frozenlake", "--dry-run", "--set", 'tracking.sinks=["wandbb"]'), "'wandb'"),
+        (("sandbox", "run", "x.py", "--backend", "bubblewrp"), "'bubblewrap'"),
+        (("serve", "gateway", "--dialect", "chatt"), "'chat'"),
+        (("model", "create", "new", "--preset", "tinny"), "'tiny'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[-2:]),
+)
+def test_a_misspelt_value_is_answered_with_the_nearest(
+    words: tuple[str, ...], nearest: str, rllm: Rllm, tmp_path: Path
+) -> None:
+    (tmp_path / "x.py").touch()
+    result = rllm(*words)
+    assert result.exit_code == 2
+    assert f"did you mean {nearest}?" in result.stderr
+
+
+def test_a_run_of_no_steps_is_not_judged(rllm: Rllm, tiny_settings: list[str]) -> None:
+    shown = rllm("train", "frozenlake", *tiny_settings, "--set", "steps=0").stdout
+    assert "Took" in shown
+    assert "Skill" not in shown
+
+
+def test_next_after_an_evaluation_is_that_evaluation(rllm: Rllm, finished_run: Any, tmp_path: Path) -> None:
+    words = ("--max-examples", "4", "--threads", "1", "--output", "measured")
+    shown = rllm("eval", "frozenlake", "--model", finished_run.path, *words).stdout
+    first = next(line for line in shown.partition("Next:")[2].splitlines() if line)
+    assert first.split()[:4] == ["rllm", "runs", "show", "measured"]
+    assert rllm("runs", "show", "measured").exit_code == 0
