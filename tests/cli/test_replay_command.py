@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import Result
 
 from rllm.tracking.jsonl import read_metrics
@@ -20,6 +21,24 @@ def test_a_finished_run_replays_to_the_same_numbers_and_parameters(finished_run:
     assert replayed["recorded_sha256"] == replayed["replayed_sha256"]
     assert (replayed["num_warm_steps"], replayed["num_train_steps"]) == (2, 1)
     assert replayed["num_compared"] > 0
+
+
+@pytest.mark.slow
+def test_a_run_that_sampled_ahead_replays_to_the_same_parameters(
+    tiny_settings: list[str], rllm: Rllm
+) -> None:
+    """The bonus for entropy is a gradient of every row."""
+    settings = ("schedule.kind=async", "schedule.max_staleness=2", "inference.lockstep=false", "steps=6")
+    changes = [word for each in (*settings, "algorithm.entropy_coef=0.05") for word in ("--set", each)]
+    trained = rllm("train", "frozenlake", *tiny_settings, *changes, "--output", "run", "--json")
+    assert trained.exit_code == 0, trained.stderr
+    lines = [each for each in read_metrics(Path("run/metrics.jsonl")) if each["phase"] == "train"]
+    assert max(line["staleness_max"] for line in lines) in (1, 2)
+    assert all(line["grad_norm"] > 0.0 for line in lines[:-1]), "at the last step the bonus has come to 0"
+    replayed = json.loads(rllm("runs", "replay", "run", "--json").stdout)
+    assert replayed["identical"] is True
+    assert replayed["recorded_sha256"] == replayed["replayed_sha256"]
+    assert replayed["num_train_steps"] == 6
 
 
 def test_a_number_that_was_recorded_otherwise_is_shown_and_ends_with_1(

@@ -13,6 +13,7 @@
     {…, "terminate_at_line": …}           SIGTERM when that line is logged, which is to end like Ctrl-C
     {…, "interrupt_at_answer": 40}        Ctrl-C when the model has answered 40 times
     {…, "terminate_at_answer": 40}        SIGTERM then
+    {…, "die_at_answer": 40}              kill -9 then
     {…, "changes": {…}}                   every other key is an argument of the game's make function
 
 Each request is served by a forked child, so that torch is imported once. An audit hook counts what is opened,
@@ -200,9 +201,9 @@ def _serve(request: dict[str, Any]) -> None:
             tracker = AtLine(partial(_signal_at, tuple(request.pop(fate)), how))
     if "fill_disk_at_line" in request:
         tracker = AtLine(partial(_fill_at, tuple(request.pop("fill_disk_at_line")), run.parent))
-    for fate, how in (("interrupt_at_answer", signal.SIGINT), ("terminate_at_answer", signal.SIGTERM)):
-        if fate in request:
-            _send_at_answer(request.pop(fate), how)
+    for way, how in (("interrupt", signal.SIGINT), ("terminate", signal.SIGTERM), ("die", signal.SIGKILL)):
+        if f"{way}_at_answer" in request:
+            _send_at_answer(request.pop(f"{way}_at_answer"), how)
     trainer = make(run, tracker=tracker, **request)
     sys.addaudithook(events)
     sqlite3.connect = events.connect

@@ -246,6 +246,8 @@ def test_a_run_that_was_killed_goes_on_with_the_tasks_that_it_would_have_played(
     run = tmp_path / "run"
     assert ask(run, changes=changes, die_at_line=["train", 4])["signal"] == 9
     assert ask(run, changes=changes, interrupt_at_line=["train", 5])["signal"] == 2
+    for num_answers in (9, 31):  # while steps are being sampled, behind a checkpoint and behind a record
+        assert ask(run, changes=changes, die_at_answer=num_answers)["signal"] == 9
     assert ask(run, changes=changes)["signal"] == 0
     episodes = _episodes(run)
     assert list(episodes) == list(range(8))
