@@ -51,6 +51,7 @@ def _as_format_1(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("DROP TABLE episode_images")
     connection.execute("DROP TABLE images")
+    connection.execute("DROP TABLE token_numbers")
     connection.execute("PRAGMA user_version = 1")
     connection.close()
 

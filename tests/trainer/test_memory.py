@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rllm.algorithms.losses import PolicyLoss
-from rllm.trainer.backends.logprobs import selected_logprobs
+from rllm.trainer.backends.logprobs import Entropy, selected_logprobs
 from rllm.trainer.backends.torch_measure import measure_rows
 from rllm.types.sample import TrainingSample
 
@@ -63,35 +63,36 @@ def _inputs(num: int, vocabulary: int, width: int, dtype: torch.dtype) -> tuple[
     return hidden_M_D, targets_M, 0.5 + torch.rand(num, generator=generator, dtype=dtype)
 
 
-@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("entropy", list(Entropy))
 @pytest.mark.parametrize("hot", [False, True])
 @pytest.mark.parametrize("chunk", [1, 7, 30])
 def test_chunks_give_log_probabilities_entropies_and_gradients_of_the_whole(
-    chunk: int, hot: bool, with_entropy: bool
+    chunk: int, hot: bool, entropy: Entropy
 ) -> None:
     found: list[list[Tensor]] = []
     for size in (chunk, 31):
         head = Head(13, 5, torch.float64)
         hidden_M_D, targets_M, temperature_M = _inputs(31, 13, 5, torch.float64)
         logprobs_M, entropy_M = selected_logprobs(
-            head, hidden_M_D, targets_M, temperature_M if hot else None, chunk=size, with_entropy=with_entropy
+            head, hidden_M_D, targets_M, temperature_M if hot else None, chunk=size, entropy=entropy
         )
         total = (logprobs_M * torch.linspace(-1, 2, 31)).sum()
         outputs = [logprobs_M]
         if entropy_M is not None:
+            assert entropy_M.requires_grad == (entropy is Entropy.WITH_GRADIENT)
             total = total + (entropy_M * torch.linspace(3, -1, 31)).sum()
             outputs.append(entropy_M)
         total.backward()
         assert hidden_M_D.grad is not None
         assert head.weight.grad is not None
-        assert (entropy_M is not None) == with_entropy
+        assert (entropy_M is not None) == (entropy is not Entropy.NONE)
         found.append([*(each.detach() for each in outputs), hidden_M_D.grad, head.weight.grad])
     for one, other in zip(*found, strict=True):
         assert (one - other).abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize("with_entropy", [False, True])
-def test_memory_grows_with_the_chunk_and_not_with_tokens_times_vocabulary(with_entropy: bool) -> None:
+@pytest.mark.parametrize("entropy", list(Entropy))
+def test_memory_grows_with_the_chunk_and_not_with_tokens_times_vocabulary(entropy: Entropy) -> None:
     vocabulary, width, chunk = 4000, 4, 16
     one_chunk = chunk * vocabulary * 4
 
@@ -100,7 +101,7 @@ def test_memory_grows_with_the_chunk_and_not_with_tokens_times_vocabulary(with_e
         hidden_M_D, targets_M, temperature_M = _inputs(num, vocabulary, width, torch.float32)
         with LiveBytes() as bytes_of:
             logprobs_M, entropy_M = selected_logprobs(
-                head, hidden_M_D, targets_M, temperature_M, chunk=size, with_entropy=with_entropy
+                head, hidden_M_D, targets_M, temperature_M, chunk=size, entropy=entropy
             )
             total = logprobs_M.sum() if entropy_M is None else logprobs_M.sum() + entropy_M.sum()
             total.backward()

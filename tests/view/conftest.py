@@ -2,6 +2,7 @@
 
 import json
 import os
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,13 @@ def write_run(
         if summary is not None:
             run.write_summary(summary)
     return path
+
+
+def note_token_numbers(run: Path, task_id: str, numbers: Sequence[Sequence[float]]) -> None:
+    """Save numbers of the tokens of attempt 0 at a task in step 0, as a trainer computes them."""
+    with EpisodeStore.open(run / "store.sqlite") as store:
+        flat = array("f", [value for each in numbers for value in each])
+        store.save_token_numbers("train", 0, [(task_id, 0, flat.tobytes())])
 
 
 def answers_in(html: str) -> dict[str, Any]:

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.view.conftest import ATTACKS, conversation, episode, write_evaluation, write_run
+from tests.view.conftest import (
+    ATTACKS,
+    conversation,
+    episode,
+    note_token_numbers,
+    write_evaluation,
+    write_run,
+)
 
 from rllm.data.registry import DatasetRegistry
 from rllm.store.run_directory import RunDirectory
@@ -232,6 +239,33 @@ def test_tokens_are_coloured_and_copies_are_made(visit: Visit) -> None:
     page.wait_for_selector("#turn-0-1")
     page.click("text=Exact prompt and ids >> nth=1")
     page.wait_for_selector("text=6 prompt ids, 2 answer ids")
+
+
+@pytest.mark.slow
+def test_tokens_are_coloured_by_what_the_trainer_computed(visit: Visit, world: ViewServer) -> None:
+    nan = float("nan")
+    numbers = [[0.5, 0.5, -2.0, nan], [1.0, 1.25, 0.5, nan], [0.125, 3.0, 1.5, nan]]
+    note_token_numbers(world.sources.run("lake-1").path, "test-3", numbers)
+    page = visit("attempts?run=lake-1&phase=train&step=0&task=test-3")
+    page.wait_for_selector("text=advantage -0.333")
+    page.click("text=attempt 0")
+    page.wait_for_selector("#coloring")
+    classes: dict[str, list[str]] = {}
+    for kind in ("advantage", "ratio", "entropy"):
+        page.select_option("#coloring", kind)
+        page.wait_for_selector(f".tokens[aria-label$='{kind if kind != 'ratio' else 'importance ratio'}']")
+        classes[kind] = [
+            each.get_attribute("class").split()[-1] for each in page.query_selector_all(".tokens .token")
+        ]
+    assert classes == {
+        "advantage": ["p2", "p2", "n8", "token"],
+        "ratio": ["p0", "p5", "n8", "token"],
+        "entropy": ["s0", "s8", "s4", "token"],
+    }
+    page.hover(".tokens .token >> nth=1")
+    reading = page.text_content(".tokens .reading >> nth=0")
+    for words in ("advantage 0.5", "ratio 1.25", "entropy 3", "log-probability -2.000", "policy version 4"):
+        assert words in reading
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.view.conftest import conversation, episode, write_run
+from tests.view.conftest import conversation, episode, note_token_numbers, write_run
 
 from rllm.errors import ConfigError
 from rllm.store.episodes import EpisodeStore
@@ -163,6 +163,21 @@ def test_an_episode_has_what_is_new_in_each_turn_and_every_number_of_its_tokens(
     prompt = ask("prompt?run=lake&id=1&turn=1")
     assert prompt["ids"] == [1, 2, 3, 10, 11, 5]
     assert prompt["messages"][-1]["content"] == "Then, after 0?"
+
+
+def test_tokens_have_what_the_trainer_computed_of_them(ask: Ask, runs: Path) -> None:
+    nan = float("nan")
+    numbers = [[0.5, nan, 0.25, 0.25], [1.0, nan, nan, nan], [0.1, nan, nan, 2.0]]
+    note_token_numbers(runs / "lake", "test-0", numbers)
+    (agent,) = ask("episode?run=lake&id=1")["trajectories"]
+    first, second = (turn["tokens"] for turn in agent["turns"])
+    assert (first["advantage"], first["ratio"], first["entropy"]) == ([0.5, None], [1.0, None], [0.1, None])
+    assert (second["advantage"], second["entropy"]) == ([0.25, 0.25], [None, 2.0])
+    assert "ratio" not in second, "nobody computed one"
+    windowed = ask("episode?run=lake&id=1&from=1")["trajectories"][0]["turns"]
+    assert windowed[0]["tokens"] == second
+    attempts = ask("attempts?run=lake&step=0&task=test-0")["attempts"]
+    assert [each["advantage"] for each in attempts] == [pytest.approx(1 / 3, abs=1e-3), None]
 
 
 def test_a_rewritten_history_begins_a_segment_with_its_reason(tmp_path: Path, home: Path) -> None:

@@ -87,8 +87,9 @@ class PolicyLoss:
             "clipped_frac": self.surrogate.clipped_M(tokens).float(),
             "kl": kl_terms(tokens.old_M, tokens.new_M, "k3"),
         }
-        if tokens.entropy_M is not None:
-            measures["entropy"] = tokens.entropy_M
+        entropy_M = tokens.measured_entropy_M if tokens.entropy_M is None else tokens.entropy_M
+        if entropy_M is not None:
+            measures["entropy"] = entropy_M
         if tokens.divergence_M is not None:
             measures["teacher_divergence"] = tokens.divergence_M
         if tokens.teacher_M is not None:

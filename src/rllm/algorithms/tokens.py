@@ -34,6 +34,8 @@ class TokenInputs:
     to."""
     entropy_M: Tensor | None = None
     """Entropy of the policy where the token was sampled; carries the gradient. Only if the loss needs it."""
+    measured_entropy_M: Tensor | None = None
+    """The same without gradient, where somebody looks at it."""
     rollout_M: Tensor | None = None
     """What the sampler said when it sampled; None where `old_M` is just that."""
     ref_M: Tensor | None = None

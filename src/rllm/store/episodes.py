@@ -12,9 +12,11 @@ import json
 import os
 import re
 import sqlite3
+import sys
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +26,13 @@ from rllm.errors import ConfigError
 from rllm.store.encoding import EpisodeRow, StepRow, decode_episode, encode_episode
 from rllm.store.files import refused_write
 from rllm.store.images import forget_unused_images, load_images, save_images
-from rllm.store.migrations import FIRST_WITH_IMAGES, migrate, require_readable, version_of
+from rllm.store.migrations import (
+    FIRST_WITH_IMAGES,
+    FIRST_WITH_TOKEN_NUMBERS,
+    migrate,
+    require_readable,
+    version_of,
+)
 from rllm.types.episode import Episode
 
 TRAIN_PHASE = "train"
@@ -37,6 +45,9 @@ _EPISODE_COLUMNS = ", ".join(EpisodeRow._fields)
 _STEP_COLUMNS = ", ".join(StepRow._fields)
 _FROM = "FROM episodes JOIN phases ON phases.id = episodes.phase_id"
 _SELECT = f"SELECT episodes.id, {_EPISODE_COLUMNS} {_FROM}"
+TOKEN_COLUMNS = ("advantage", "ratio", "entropy")
+"""What a trainer computes of a token: how it was credited, its importance ratio in the update, and the
+entropy of the policy where it was sampled, in nats."""
 _IN_READING_ORDER = "ORDER BY phase_id, step, episodes.id"
 
 
@@ -102,6 +113,41 @@ class EpisodeStore:
             save_images(connection, {row_id: each for row_id, (_, _, each) in by_id if each})
             if deletion.rowcount:
                 forget_unused_images(connection)
+
+    def save_token_numbers(self, phase: str, step: int, numbers: Iterable[tuple[str, int, bytes]]) -> None:
+        """Keep what was computed of the sampled tokens of saved episodes: (task_id, attempt, numbers).
+
+        `numbers`: float32, little-endian, for each of TOKEN_COLUMNS a value of each of the N tokens.
+        """
+        with self._transaction() as connection:
+            connection.executemany(
+                f"INSERT OR REPLACE INTO token_numbers SELECT episodes.id, ? {_FROM} "
+                "WHERE phases.name = ? AND step = ? AND task_id = ? AND attempt = ?",
+                (
+                    (zlib.compress(each, 1), phase, int(step), task_id, attempt)
+                    for task_id, attempt, each in numbers
+                ),
+            )
+
+    def token_numbers(self, row_id: int) -> dict[str, list[float]]:
+        """[N] each of TOKEN_COLUMNS for the sampled tokens of an episode, trajectory after trajectory.
+
+        NaN where nothing was computed; empty of an episode that was not learned from.
+        """
+        with self._reading() as connection:
+            if version_of(connection) < FIRST_WITH_TOKEN_NUMBERS:
+                return {}
+            row = connection.execute("SELECT numbers FROM token_numbers WHERE episode = ?", (row_id,))
+            if (stored := row.fetchone()) is None:
+                return {}
+        values = array("f", zlib.decompress(stored[0]))
+        if sys.byteorder == "big":
+            values.byteswap()
+        count = len(values) // len(TOKEN_COLUMNS)
+        return {
+            name: values[index * count : (index + 1) * count].tolist()
+            for index, name in enumerate(TOKEN_COLUMNS)
+        }
 
     def episodes(
         self, phase: str | None = None, step: int | None = None, limit: int | None = None

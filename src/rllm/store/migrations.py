@@ -52,12 +52,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID""",
         "CREATE INDEX episodes_of_images ON episode_images (sha256)",
     ),
+    (
+        """CREATE TABLE token_numbers (
+            episode INTEGER PRIMARY KEY REFERENCES episodes (id) ON DELETE CASCADE,
+            numbers BLOB NOT NULL
+        )""",
+    ),
 )
 
 LATEST = len(MIGRATIONS)
 OLDEST_READABLE = 1
 """Read as it is; what it has no table for, it has none of."""
 FIRST_WITH_IMAGES = 2
+FIRST_WITH_TOKEN_NUMBERS = 3
 
 
 def version_of(connection: sqlite3.Connection) -> int:

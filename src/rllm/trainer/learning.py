@@ -49,11 +49,10 @@ from rllm.trainer.row_scores import (
 from rllm.trainer.samples import group_shares, training_batch
 from rllm.trainer.schedules import learning_rate, linear
 from rllm.trainer.teacher import Teacher
+from rllm.trainer.token_trace import OrderKey, TokenTrace, Traceable
 from rllm.types.episode import Episode
 from rllm.types.sample import TrainingBatch, TrainingSample
 
-OrderKey = tuple[str, int, int, int]
-"""(task_id, attempt, trajectory, segment) of a row."""
 Demonstrations = Callable[[Sequence[Any], tuple[str | int, ...]], list[TrainingSample]]
 """(tasks, key of every draw) -> rows of one demonstration of each task."""
 
@@ -136,11 +135,17 @@ def require_algorithm(config: TrainConfig) -> None:
 
 
 def learn(
-    learner: Learner, episodes: Sequence[Episode], step: int, greedy: Sequence[Episode] = ()
+    learner: Learner,
+    episodes: Sequence[Episode],
+    step: int,
+    greedy: Sequence[Episode] = (),
+    *,
+    trace: TokenTrace | None = None,
 ) -> tuple[TrainingBatch, dict[str, Any]]:
     """One step of reinforcement learning: the batch that was trained on, and what there is to say of it.
 
     `greedy`: one attempt more at each task, by the likeliest tokens, where an estimator compares with it.
+    `trace` is given what was computed of each token.
     """
     config, policies = learner.config, learner.policies
     require_known_roles(episodes, config)
@@ -155,6 +160,8 @@ def learn(
         loss = learner.loss(name, step)
         ready = prepare(learner, name, backend, policies.samples_of(name, batch.samples), loss, kl_rewards)
         trained_samples += ready.samples
+        if isinstance(backend, Traceable):
+            backend.trace = trace
         ready.facts |= update(learner, name, backend, ready, loss, step)
         if config.algorithm.kl_target and "divergence" in ready.facts:
             coef, kl = learner.kl_coef(name), ready.facts["divergence"]

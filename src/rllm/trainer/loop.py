@@ -49,6 +49,7 @@ from rllm.trainer.record import RunRecord
 from rllm.trainer.reference import save_references
 from rllm.trainer.rollouts import Rollouts, sample_step, sampling_of
 from rllm.trainer.stopping import saved_when_stopped, stall_limit_s
+from rllm.trainer.token_trace import TokenTrace, numbers_of_episodes
 from rllm.types.episode import Episode
 from rllm.types.sample import TrainingSample
 
@@ -155,10 +156,13 @@ async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
             ages = versions.require_fresh(rollouts.episodes, config.schedule.steps_ahead)
             run.curriculum.observe(step, rollouts.episodes)
             run.is_whole = False
-            learn_step = partial(learn, run.learner, rollouts.episodes, step, rollouts.greedy)
+            trace = TokenTrace()
+            learn_step = partial(learn, run.learner, rollouts.episodes, step, rollouts.greedy, trace=trace)
             (batch, metrics), _ = await asyncio.gather(
                 _in_learner(run, learn_step), asyncio.to_thread(record, run.record, rollouts, step)
             )
+            numbers = numbers_of_episodes(rollouts.episodes, batch.samples, trace)
+            await asyncio.to_thread(run.record.save_token_numbers, TRAIN_PHASE, step, numbers)
             metrics |= await publish(run, batch.samples)
             versions.note()
             state.steps = step + 1

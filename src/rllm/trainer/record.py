@@ -6,8 +6,11 @@ Every rank calls the same methods at the same places; all of them wait where one
 what is not written yet.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rllm.config.schema import CheckpointConfig
 from rllm.distributed import ALONE, RankGroup
@@ -36,6 +39,14 @@ class RunRecord:
     def save_episodes(self, phase: str, step: int, episodes: Sequence[Episode]) -> None:
         if self._ranks.is_writer:
             self._store.save_episodes(phase, step, episodes)
+
+    def save_token_numbers(
+        self, phase: str, step: int, numbers: Iterable[tuple[str, int, NDArray[np.float32]]]
+    ) -> None:
+        """`numbers`: see `numbers_of_episodes`."""
+        if self._ranks.is_writer:
+            as_bytes = [(task, attempt, each.astype("<f4").tobytes()) for task, attempt, each in numbers]
+            self._store.save_token_numbers(phase, step, as_bytes)
 
     def episodes(self, phase: str) -> Iterator[Episode]:
         """Episodes of a phase that a checkpoint was saved after."""

@@ -87,7 +87,8 @@ def trajectory_rows(
     num_turns = len(trajectory.steps)
     given_K = list(advantages) if isinstance(advantages, Sequence | np.ndarray) else [advantages] * num_turns
     paid_K = [0.0] * num_turns if turn_rewards_K is None else _paid_to_samplers(trajectory, turn_rewards_K)
-    for step, advantage, reward in zip(trajectory.steps, given_K, paid_K, strict=True):
+    turns = zip(trajectory.steps, given_K, paid_K, strict=True)
+    for turn, (step, advantage, reward) in enumerate(turns):
         _require_trainable(step, task_id)
         for place in range(len(builders) - 1, -1, -1):
             if builders[place].continues_in(step.prompt_ids):
@@ -96,7 +97,7 @@ def trajectory_rows(
         else:
             builders.append(_RowBuilder())
             row_builders.append(builders[-1])
-        builders[-1].append(step, advantage, reward)
+        builders[-1].append(turn, step, advantage, reward)
     return [
         builder.row(
             (task_id, trajectory.name), (task_id, attempt, index, segment), is_paid=turn_rewards_K is not None
@@ -124,18 +125,19 @@ class _RowBuilder:
     """A row that grows by a prompt's new part and the answer to it."""
 
     def __init__(self) -> None:
-        self.turns: list[tuple[Step, FloatArray | float, float]] = []
-        """(step, its advantage, what it was paid); the prompt of each begins with all turns before it."""
+        self.turns: list[tuple[int, Step, FloatArray | float, float]] = []
+        """(number, step, its advantage, what it was paid); the prompt of each begins with all turns before
+        it."""
         self.temperature: float | None = None
 
     def continues_in(self, prompt_ids: list[int]) -> bool:
-        last = self.turns[-1][0]
+        last = self.turns[-1][1]
         start = len(last.prompt_ids)
         end = start + len(last.response_ids)
         return prompt_ids[start:end] == last.response_ids and prompt_ids[:start] == last.prompt_ids
 
-    def append(self, step: Step, advantage: FloatArray | float, reward: float) -> None:
-        self.turns.append((step, advantage, reward))
+    def append(self, turn: int, step: Step, advantage: FloatArray | float, reward: float) -> None:
+        self.turns.append((turn, step, advantage, reward))
         temperature = _temperature_of(step)
         if self.temperature is not None and temperature != self.temperature:
             raise ConfigError(
@@ -147,14 +149,14 @@ class _RowBuilder:
     def row(
         self, group_key: tuple[str, str], order_key: tuple[str, int, int, int], *, is_paid: bool
     ) -> TrainingSample:
-        last_step = self.turns[-1][0]
+        last_step = self.turns[-1][1]
         ids = last_step.prompt_ids + last_step.response_ids
         if max(ids) >= PATCH_IDS_FROM:
             keep_images(last_step.chat_completions)
         versions_T = np.full(len(ids), NOT_SAMPLED, dtype=np.int64)
         logprobs_T, advantages_T, rewards_T = np.zeros((3, len(ids)), dtype=np.float32)
         some_forced = False
-        for step, advantage, reward in self.turns:
+        for _, step, advantage, reward in self.turns:
             versions = step.policy_versions
             start = len(step.prompt_ids)
             end = start + len(versions)
@@ -182,6 +184,9 @@ class _RowBuilder:
             group_key=group_key,
             order_key=order_key,
             temperature=1.0 if self.temperature is None else self.temperature,
+            turns=tuple(
+                (turn, len(step.prompt_ids), len(step.response_ids)) for turn, step, _, _ in self.turns
+            ),
         )
 
 

@@ -46,6 +46,8 @@ class TrainingSample:
     """(task_id, attempt, trajectory, segment): sorting by it makes a batch independent of arrival order."""
     temperature: float = 1.0
     """What the logits were divided by when the tokens were sampled."""
+    turns: tuple[tuple[int, int, int], ...] = ()
+    """(step of the trajectory, place of its first sampled token, number of them) of each turn in the row."""
 
     def __post_init__(self) -> None:
         columns = {name: getattr(self, name) for name in (*_ALWAYS, *_SOMETIMES)}

@@ -6,7 +6,9 @@ Episode ──► trajectories ──► turns (a window of them) ──► new 
 A trajectory of 2,000 turns is sent a window at a time; its overview is whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from rllm.errors import ConfigError
@@ -37,7 +39,7 @@ def episode_page(sources: Sources, query: Query) -> dict[str, Any]:
         attempts = sorted(browser.page(of_task), key=lambda each: each.attempt)
         neighbours = browser.page(EpisodeFilter(ids=[row_id - 1, row_id + 1]))
     with EpisodeStore.open(run.store_path, read_only=True) as store:
-        episode = store.episode(row_id)
+        episode, numbers = store.episode(row_id), store.token_numbers(row_id)
     start, count = query.number("from", 0), query.number("count", WINDOW, low=1, high=500)
     only = query.optional_number("trajectory")
     token_text, remark = token_texts(run)
@@ -63,11 +65,30 @@ def episode_page(sources: Sources, query: Query) -> dict[str, Any]:
         "previous": next((each.id for each in neighbours if each.id < row_id), None),
         "next": next((each.id for each in neighbours if each.id > row_id), None),
         "trajectories": [
-            _trajectory(trajectory, index, token_text, start, count)
-            for index, trajectory in enumerate(episode.trajectories)
+            _trajectory(trajectory, index, TokenFacts(token_text, numbers, begins), start, count)
+            for index, (trajectory, begins) in enumerate(_with_begins(episode))
             if only is None or only == index
         ],
     }
+
+
+@dataclass(slots=True, frozen=True)
+class TokenFacts:
+    """Texts and numbers of the tokens of a trajectory, which the episode itself does not hold."""
+
+    text: TokenText
+    numbers: Mapping[str, Sequence[float]]
+    """What a trainer computed of all sampled tokens of the episode."""
+    begins: Sequence[int]
+    """Which of those is the first of each turn."""
+
+
+def _with_begins(episode: Episode) -> Iterator[tuple[Trajectory, list[int]]]:
+    first = 0
+    for trajectory in episode.trajectories:
+        ends = list(accumulate((len(step.response_ids) for step in trajectory.steps), initial=first))
+        first = ends.pop()
+        yield trajectory, ends
 
 
 def prompt_page(sources: Sources, query: Query) -> dict[str, Any]:
@@ -101,7 +122,7 @@ def _step_of(episode: Episode, query: Query) -> Step:
 
 
 def _trajectory(
-    trajectory: Trajectory, index: int, token_text: TokenText, start: int, count: int
+    trajectory: Trajectory, index: int, tokens: TokenFacts, start: int, count: int
 ) -> dict[str, Any]:
     steps = trajectory.steps
     begins = segment_beginnings(steps)
@@ -126,7 +147,7 @@ def _trajectory(
         },
         "from": start,
         "turns": [
-            _turn(steps, turn, begins.get(turn), token_text)
+            _turn(steps, turn, begins.get(turn), tokens)
             for turn in range(start, min(len(steps), start + count))
         ],
     }
@@ -137,9 +158,7 @@ def _error_of(trajectory: Trajectory) -> str:
     return f"{error.get('type')}: {error.get('message')}" if isinstance(error, dict) else ""
 
 
-def _turn(
-    steps: Sequence[Step], turn: int, segment_reason: str | None, token_text: TokenText
-) -> dict[str, Any]:
+def _turn(steps: Sequence[Step], turn: int, segment_reason: str | None, tokens: TokenFacts) -> dict[str, Any]:
     step, before = steps[turn], steps[turn - 1] if turn else None
     output = step.model_output
     answer = shown_message({"role": "assistant", "content": step.model_response})
@@ -168,15 +187,15 @@ def _turn(
         "temperature": None if output is None else output.temperature,
         "logprob_meaning": None if output is None else output.logprob_meaning,
         "num_prompt_ids": len(step.prompt_ids),
-        "tokens": _tokens(step, token_text),
+        "tokens": _columns(step, tokens, tokens.begins[turn]),
     }
 
 
-def _tokens(step: Step, token_text: TokenText) -> dict[str, list[Any]]:
+def _columns(step: Step, tokens: TokenFacts, first: int) -> dict[str, list[Any]]:
     """The sampled tokens, a list for each of their numbers; those that nobody kept are left out."""
     columns: dict[str, list[Any]] = {
         "id": list(step.response_ids),
-        "text": [token_text(token) for token in step.response_ids],
+        "text": [tokens.text(token) for token in step.response_ids],
         "logprob": [rounded(value) for value in step.logprobs],
         "version": list(step.policy_versions),
     }
@@ -185,6 +204,10 @@ def _tokens(step: Step, token_text: TokenText) -> dict[str, list[Any]]:
             step.advantage if isinstance(step.advantage, list) else [step.advantage] * len(step.response_ids)
         )
         columns["advantage"] = [rounded(value) for value in each]
+    for name, values in tokens.numbers.items():
+        of_turn = [rounded(value) for value in values[first : first + len(step.response_ids)]]
+        if any(value is not None for value in of_turn):
+            columns[name] = of_turn
     return columns
 
 

@@ -6,6 +6,7 @@ store.sqlite ──► episodes_page   rows, filtered, sorted, a page at a time
 """
 
 from collections.abc import Sequence
+from math import isnan
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -16,6 +17,7 @@ from rllm.store.run_directory import RunDirectory
 from rllm.types.episode import Episode
 from rllm.view.messages import shown_message
 from rllm.view.query import Query
+from rllm.view.run_pages import rounded
 from rllm.view.sources import Sources
 from rllm.view.text_index import search
 
@@ -113,9 +115,12 @@ def attempts_page(sources: Sources, query: Query) -> dict[str, Any]:
         raise ConfigError(f"{run.path} has no attempts at task {query.text('task')[:80]!r} there.")
     with EpisodeStore.open(store_path, read_only=True) as store:
         episodes = {row.id: store.episode(row.id) for row in rows}
+        advantages = {row.id: store.token_numbers(row.id).get("advantage", []) for row in rows}
     group = _group(rows[0].task_id, rows)
     for attempt in group["attempts"]:
         attempt["trajectories"] = _turns(episodes[attempt["id"]])
+        credited = [value for value in advantages[attempt["id"]] if not isnan(value)]
+        attempt["advantage"] = rounded(fmean(credited)) if credited else None
     with_reward = [each for each in group["attempts"] if each["reward"] is not None]
     parting: dict[str, Any] | None = None
     if len(with_reward) > 1 and group["deviation"]:

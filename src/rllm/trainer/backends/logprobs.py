@@ -10,14 +10,26 @@ product is computed twice. Tokens that fit into one chunk are computed in one go
 """
 
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+AT_ONCE = 2**20
+"""Probabilities that exist at the same time where entropies are looked at."""
 COPIES = 4
 """Of the logits in float32 that exist at the peak: themselves, log-probabilities, probabilities, gradient."""
+
+
+class Entropy(Enum):
+    """Whether the entropy of the distribution is wanted that a token was sampled from."""
+
+    NONE = 0
+    VALUE = 1
+    """To be looked at; it carries no gradient."""
+    WITH_GRADIENT = 2
 
 
 def tokens_at_once(model: Any, megabytes: float) -> int:
@@ -33,29 +45,36 @@ def selected_logprobs(
     temperature_M: Tensor | None,
     *,
     chunk: int,
-    with_entropy: bool = False,
+    entropy: Entropy = Entropy.NONE,
 ) -> tuple[Tensor, Tensor | None]:
     """[M] log-probability of each target at its temperature (None: 1), and [M] entropy there, both in nats
     and at least float32. `chunk` is how many tokens have logits at the same time."""
     if len(hidden_M_D) <= chunk:
-        return _whole(model.logits(hidden_M_D), targets_M, temperature_M, with_entropy)
+        return _whole(model.logits(hidden_M_D), targets_M, temperature_M, entropy)
     if not torch.is_grad_enabled():
-        return _forward(model, hidden_M_D, targets_M, temperature_M, chunk, with_entropy)
+        return _forward(model, hidden_M_D, targets_M, temperature_M, chunk, entropy)
     if not hidden_M_D.requires_grad:  # only the output layer is trained
         hidden_M_D = hidden_M_D.detach().requires_grad_()
-    logprobs_M, entropy_M = _Chunked.apply(hidden_M_D, model, targets_M, temperature_M, chunk, with_entropy)
+    logprobs_M, entropy_M = _Chunked.apply(hidden_M_D, model, targets_M, temperature_M, chunk, entropy)
     return logprobs_M, entropy_M
 
 
 def _whole(
-    logits_M_V: Tensor, targets_M: Tensor, temperature_M: Tensor | None, with_entropy: bool
+    logits_M_V: Tensor, targets_M: Tensor, temperature_M: Tensor | None, entropy: Entropy
 ) -> tuple[Tensor, Tensor | None]:
-    logits_M_V = _scaled(logits_M_V, temperature_M)
-    if not with_entropy:
-        return -F.cross_entropy(logits_M_V, targets_M, reduction="none"), None
-    logprobs_M_V = logits_M_V.log_softmax(dim=-1)
-    entropy_M = -(logprobs_M_V.exp() * logprobs_M_V).sum(dim=-1)
-    return logprobs_M_V.gather(1, targets_M.unsqueeze(1)).squeeze(1), entropy_M
+    logprobs_M_V = _scaled(logits_M_V, temperature_M).log_softmax(dim=-1)
+    logprobs_M = -F.nll_loss(logprobs_M_V, targets_M, reduction="none")
+    if entropy is Entropy.NONE:
+        return logprobs_M, None
+    if entropy is Entropy.VALUE:
+        return logprobs_M, _entropies(logprobs_M_V.detach())
+    return logprobs_M, -(logprobs_M_V.exp() * logprobs_M_V).sum(dim=-1)
+
+
+def _entropies(logprobs_M_V: Tensor) -> Tensor:
+    """[M], with probabilities of a few tokens at a time: no more memory than without."""
+    parts = logprobs_M_V.split(max(1, AT_ONCE // logprobs_M_V.shape[1]))
+    return torch.cat([part.exp().mul_(part).sum(dim=-1).neg_() for part in parts])
 
 
 def _scaled(logits_M_V: Tensor, temperature_M: Tensor | None) -> Tensor:
@@ -74,14 +93,14 @@ def _forward(
     targets_M: Tensor,
     temperature_M: Tensor | None,
     chunk: int,
-    with_entropy: bool,
+    entropy: Entropy,
 ) -> tuple[Tensor, Tensor | None]:
     parts = [
         _whole(
             model.logits(hidden_M_D[part]),
             targets_M[part],
             None if temperature_M is None else temperature_M[part],
-            with_entropy,
+            entropy,
         )
         for part in _chunks(len(hidden_M_D), chunk)
     ]
@@ -101,10 +120,13 @@ class _Chunked(torch.autograd.Function):
         targets_M: Tensor,
         temperature_M: Tensor | None,
         chunk: int,
-        with_entropy: bool,
+        entropy: Entropy,
     ) -> tuple[Tensor, Tensor | None]:
-        logprobs_M, entropy_M = _forward(model, hidden_M_D, targets_M, temperature_M, chunk, with_entropy)
-        ctx.save_for_backward(hidden_M_D, targets_M, temperature_M, entropy_M)
+        logprobs_M, entropy_M = _forward(model, hidden_M_D, targets_M, temperature_M, chunk, entropy)
+        if entropy is Entropy.VALUE and entropy_M is not None:
+            ctx.mark_non_differentiable(entropy_M)
+        with_gradient_M = entropy_M if entropy is Entropy.WITH_GRADIENT else None
+        ctx.save_for_backward(hidden_M_D, targets_M, temperature_M, with_gradient_M)
         ctx.model, ctx.chunk = model, chunk
         return logprobs_M, entropy_M
 

@@ -38,6 +38,7 @@ from rllm.trainer.backends.tensor_files import (
 )
 from rllm.trainer.backends.torch_optimizer import MasterWeights, Optimizers, matrices_of_layers
 from rllm.trainer.backends.torch_splitting import Part, SplitWeights, split_model
+from rllm.trainer.token_trace import TokenNumbers, TokenTrace
 from rllm.types.sample import TrainingSample
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class PackedUpdates:
         `ranks`: processes that have the same model and are given the same samples.
         """
         self.policy_version = 0
+        self.trace: TokenTrace | None = None
         self.value_head = value_head
         self.config = config
         self._share_prefixes = share_prefixes
@@ -101,6 +103,8 @@ class PackedUpdates:
         with self._ranks.inside_torch():
             trouble = self._accumulate(rows, loss, metrics, blame)
         trouble = self._join(metrics, trouble)
+        if self.trace is not None:
+            self.trace.add(samples, metrics.tokens)
         if is_empty:  # nothing was trained on: the weights stay, and so does the version
             return {"grad_norm": 0.0, "skipped_updates": 0.0, **metrics.means()}
         return {**self._step(learning_rate, blame, trouble), **metrics.means()}
@@ -133,6 +137,8 @@ class PackedUpdates:
                 if not trouble:
                     blame.add(batch, *outputs)
                 metrics.add(loss, tokens, total, only_finite=bool(trouble))
+                if self.trace is not None:
+                    metrics.tokens.append(_numbers_of(batch, tokens))
             self._ranks.beat(f"the update of policy version {self.policy_version}")
         return trouble
 
@@ -336,6 +342,7 @@ class _UpdateMetrics:
         self.sums: dict[str, float] = {}
         self.num_tokens = 0
         self.largest_gap = 0.0
+        self.tokens: list[TokenNumbers] = []
 
     @torch.no_grad()
     def add(self, loss: Loss, tokens: TokenInputs, total: Tensor, *, only_finite: bool) -> None:
@@ -358,6 +365,7 @@ class _UpdateMetrics:
     def take_sum(self, parts: Sequence["_UpdateMetrics"]) -> None:
         """Hold what all `parts` hold together."""
         self.loss = sum(each.loss for each in parts)
+        self.tokens = [part for each in parts for part in each.tokens]
         self.num_tokens = sum(each.num_tokens for each in parts)
         self.largest_gap = max(each.largest_gap for each in parts)
         names = dict.fromkeys(name for each in parts for name in each.sums)
@@ -368,6 +376,20 @@ class _UpdateMetrics:
             return {"loss": self.loss}
         means = {name: value / self.num_tokens for name, value in self.sums.items()}
         return {"loss": self.loss, **means, "logprob_gap_max": self.largest_gap}
+
+
+@torch.no_grad()
+def _numbers_of(batch: PackedBatch, tokens: TokenInputs) -> TokenNumbers:
+    entropy_M = tokens.measured_entropy_M if tokens.entropy_M is None else tokens.entropy_M
+    ratio_M = (tokens.new_M - tokens.old_M).exp()
+    return TokenNumbers(
+        row_M=batch.row_M,
+        place_M=batch.place_M,
+        ratio_M=ratio_M.float().cpu().numpy(),
+        entropy_M=torch.full_like(ratio_M, torch.nan).cpu().numpy()
+        if entropy_M is None
+        else entropy_M.float().cpu().numpy(),
+    )
 
 
 def optional_inputs(batch: PackedBatch) -> dict[str, Tensor | None]:

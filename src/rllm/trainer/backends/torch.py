@@ -17,7 +17,7 @@ from rllm.config.optimizer import OptimizerConfig
 from rllm.distributed import ALONE, RankGroup
 from rllm.models.batching import PackedBatch
 from rllm.models.lora import twin_of
-from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
+from rllm.trainer.backends.logprobs import Entropy, selected_logprobs, tokens_at_once
 from rllm.trainer.backends.packed import PackedUpdates, ValueHead, trained_tokens
 from rllm.trainer.backends.scoring import score_rows
 from rllm.trainer.backends.sharding import gather_into, is_sharded
@@ -119,7 +119,13 @@ class TorchBackend(PackedUpdates):
             if parameter.requires_grad:
                 targets[name].copy_(parameter)
 
+    def _entropy_of(self, loss: Loss) -> Entropy:
+        if loss.needs_entropy:
+            return Entropy.WITH_GRADIENT
+        return Entropy.NONE if self.trace is None else Entropy.VALUE
+
     def _inputs(self, batch: PackedBatch, loss: Loss) -> TokenInputs:
+        entropy = self._entropy_of(loss)
         hidden_U_D = batch.states(self.model)
         logprobs_U, entropy_U = selected_logprobs(
             self.model,
@@ -127,11 +133,13 @@ class TorchBackend(PackedUpdates):
             batch.targets_U,
             None if batch.plain else batch.temperature_U,
             chunk=tokens_at_once(self.model, self.config.logits_mb),
-            with_entropy=loss.needs_entropy,
+            entropy=entropy,
         )
+        entropy_M = None if entropy_U is None else batch.of_tokens(entropy_U)
         return TokenInputs(
             new_M=batch.of_tokens(logprobs_U),
-            entropy_M=None if entropy_U is None else batch.of_tokens(entropy_U),
+            entropy_M=entropy_M if entropy is Entropy.WITH_GRADIENT else None,
+            measured_entropy_M=entropy_M if entropy is Entropy.VALUE else None,
             new_values_M=None if self.value_head is None else batch.of_tokens(self.value_head(hidden_U_D)),
             **trained_tokens(batch),
         )

@@ -17,7 +17,7 @@ from rllm.algorithms.kl_distributions import divergence_terms
 from rllm.algorithms.losses import Loss, PolicyLoss, TokenInputs
 from rllm.algorithms.surrogates import WholeVocabulary
 from rllm.models.batching import PackedBatch
-from rllm.trainer.backends.logprobs import tokens_at_once
+from rllm.trainer.backends.logprobs import Entropy, tokens_at_once
 from rllm.trainer.backends.packed import trained_tokens
 from rllm.trainer.backends.torch import TorchBackend
 
@@ -35,11 +35,12 @@ class DistillingBackend(TorchBackend):
             return super()._inputs(batch, loss)
         # The teacher has logits as well.
         chunk = tokens_at_once(self.model, self.config.logits_mb / 2)
+        entropy = self._entropy_of(loss)
         asked, student_U_D = loss.surrogate, batch.states(self.model)
         with torch.no_grad():
             teacher_U_D = batch.states(self.teacher)
         parts = [
-            checkpoint(self._compared, asked, *columns, loss.needs_entropy, use_reentrant=False)
+            checkpoint(self._compared, asked, *columns, entropy is not Entropy.NONE, use_reentrant=False)
             for columns in zip(
                 *(
                     each.split(chunk)
@@ -55,7 +56,8 @@ class DistillingBackend(TorchBackend):
             new_M=new_M,
             teacher_M=teacher_M,
             divergence_M=divergence_M,
-            entropy_M=entropy_M if loss.needs_entropy else None,
+            entropy_M=entropy_M if entropy is Entropy.WITH_GRADIENT else None,
+            measured_entropy_M=entropy_M.detach() if entropy is Entropy.VALUE else None,
             **trained_tokens(batch),
         )
 

@@ -42,7 +42,7 @@ function card(run, each, part) {
     h("h2", {}, link("episode", { run, id: each.id }, `attempt ${each.attempt}`), role ? h("small", {}, ` ${role}`) : null),
     h("p", {}, h("span", { class: look }, each.reward === null ? "not paid" : `reward ${number(each.reward)}`),
       each.above_mean === null ? null : h("span", { title: "reward minus the group's mean" }, `, ${each.above_mean >= 0 ? "+" : ""}${number(each.above_mean)} to the mean`),
-      each.advantage === undefined || each.advantage === null ? null : h("span", {}, `, advantage ${number(each.advantage)}`),
+      each.advantage === undefined || each.advantage === null ? null : h("span", { title: "mean over its trained tokens" }, `, advantage ${number(each.advantage)}`),
       h("br"), h("small", {}, `${words(each.outcome ?? "unjudged")}, ${words(each.termination_reason)}, ${plural(each.num_steps, "turn")}, ${plural(each.num_sampled_tokens, "token")}, ${seconds(each.duration_s)}`)),
     each.trajectories.map((trajectory, role_) => [
       each.trajectories.length > 1 ? h("h3", {}, trajectory.name) : null,
