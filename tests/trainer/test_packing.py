@@ -159,6 +159,47 @@ def _keeps_shapes(runs: list[int], prefixes: Any, lengths: Any) -> bool:
     )
 
 
+def _num_common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    same = [a == b for a, b in zip(one, other, strict=False)]
+    return same.index(False) if False in same else len(same)
+
+
+def _laid_out(tree: PrefixTree) -> int:
+    """Keys of rows that go on from others, by the rows themselves."""
+    ids = [tuple(row.sample.token_ids_T[: row.last]) for row in tree.rows]
+    keys = 0
+    for index, path in enumerate(ids):
+        shared = max((_num_common(path, other) for other in ids[:index]), default=0)
+        keys += len(path) if 0 < shared < len(path) else 0
+    return keys
+
+
+def test_keys_that_are_laid_out_for_many_branches_are_bounded_by_the_tokens_of_a_micro_batch() -> None:
+    """Turns that see a history and not what was thought before: each branches off it."""
+    history, samples = list(range(10, 160)), list[TrainingSample]()
+    for turn, place in enumerate(range(10, 150)):
+        ids = [*history[:place], 500 + turn, 700 + turn, 900]
+        sampled_T = np.arange(len(ids)) >= place
+        samples.append(
+            TrainingSample(
+                token_ids_T=np.array(ids),
+                policy_versions_T=np.where(sampled_T, 0, NOT_SAMPLED),
+                logprobs_T=np.where(sampled_T, -1.0, 0.0).astype(np.float32),
+                advantages_T=sampled_T.astype(np.float32),
+                group_key=("task", "agent"),
+                order_key=("task", 0, 0, turn),
+            )
+        )
+    (whole,) = packed_trees(_weighted(samples), 10**9)
+    assert _laid_out(whole[0]) > 16 * 400
+    packed = packed_trees(_weighted(samples), 400)
+    assert sum(len(tree.rows) for trees in packed for tree in trees) == len(samples)
+    for trees in packed:
+        assert sum(tree.num_tokens for tree in trees) <= 400
+        assert sum(map(_laid_out, trees)) <= 16 * 400
+    assert len(packed) <= 1 + _laid_out(whole[0]) // (8 * 400), "and they are well filled"
+
+
 def _branches_of(tree: PrefixTree) -> tuple[int, list[range]]:
     return tree.branches(range(len(tree.rows)))
 

@@ -32,6 +32,10 @@ LEAST_GAIN = 4
 LEAST_SHARED = 64
 """A beginning that is less than this part of a row is computed again: to look it up in every layer would cost
 as much."""
+MOST_LAID_OUT = 16
+"""Keys that attention lays out for each token of a micro-batch: rows that go on from one trunk have a copy of
+its keys each, which takes memory, though nothing is computed for it. With as many, layers of a grouped-query
+model keep up to half as much again."""
 EQUAL_WORK = 4096
 """Places that a token looks back at for as much work as the linear layers have with it, in a model of
 middling width: what a rank's rows cost is only compared with what another's do."""
@@ -98,21 +102,29 @@ class PrefixTree:
         lasts = [row.last for row in self.rows[branch.start : branch.stop]]
         return [(start, last - start) for start, last in zip(starts, lasts, strict=True)]
 
-    def size(self, trunk: int, branch: range) -> int:
-        """Tokens of a branch behind the trunk."""
-        return sum(length for _, length in self.own_lengths(trunk, branch))
+    @property
+    def load(self) -> int:
+        """Tokens of a micro-batch that it takes: those of its pass, or more where it lays out many keys."""
+        return _load(self.own_lengths(0, range(len(self.rows))))
+
+    def branch_load(self, trunk: int, branch: range) -> int:
+        """The same of a branch behind the trunk."""
+        return _load(self.own_lengths(trunk, branch))
 
     def rows_that_fill(self, room: int) -> list[int]:
-        """Places of the rows that fill `room` best: whole branches, or some of the first one that is too
-        large; none where not even one does."""
+        """Places of the rows that fill `room` best: whole branches of the tree's trunk, of that of its
+        largest branch, or of one further down; none where not even one fits."""
+        best, most = list[int](), 0
         part = range(len(self.rows))
         while True:
             trunk, branches = self.branches(part)
-            if len(branches) == 1 or room <= trunk:
-                return []
-            if chosen := fullest([self.size(trunk, branch) for branch in branches], room - trunk):
-                return [place for index in chosen for place in branches[index]]
-            part = branches[0]
+            if len(branches) == 1 or room - trunk <= most:
+                return best
+            loads = [self.branch_load(trunk, branch) for branch in branches]
+            chosen = fullest(loads, room - trunk)
+            if (filled := sum(loads[index] for index in chosen)) > most:
+                best, most = [place for index in chosen for place in branches[index]], filled
+            part = branches[loads.index(max(loads))]
 
     def first_leaf(self) -> list[int]:
         """Places of the rows that are one path from the root."""
@@ -132,10 +144,17 @@ class PrefixTree:
         return PrefixTree([self.rows[place] for place in places], [0, *common] if places else [])
 
 
+def _load(lengths: Sequence[tuple[int, int]]) -> int:
+    """`lengths`: (tokens before those that it adds, how many it adds) of each row."""
+    num_keys = sum(start + length for start, length in lengths if start and length)
+    return max(sum(length for _, length in lengths), -(-num_keys // MOST_LAID_OUT))
+
+
 def packed_trees(
     rows: Sequence[WeightedRow], max_tokens: int, *, share_prefixes: bool = True, whole_groups: bool = False
 ) -> list[list[PrefixTree]]:
-    """Micro-batches of at most `max_tokens` tokens; rows without a trained token are in none.
+    """Micro-batches of at most `max_tokens` tokens, and MOST_LAID_OUT keys for each that are laid out; rows
+    without a trained token are in none.
 
     A tree above that, and here and there one that fills what is left, is split, its trunk computed once for
     each part, unless `whole_groups`; a row that is longer has a micro-batch of its own.
@@ -274,11 +293,11 @@ class _Left:
             first = self._best_part(max_tokens, too_large) or self._split(0, self.entries[0][2].first_leaf())
         else:
             first = self.entries.pop(0)[2]
-        trees, room = [first], max_tokens - first.num_tokens
+        trees, room = [first], max_tokens - first.load
         while places := self._fitting(room):
             for index in reversed(fullest([-self.entries[place][0] for place in places], room)):
                 trees.append(self.entries.pop(places[index])[2])
-                room -= trees[-1].num_tokens
+                room -= trees[-1].load
         if can_split and room * LITTLE_ROOM > max_tokens:
             part = self._best_part(room, len(self.entries))
             trees += [part] if part is not None else []
@@ -313,11 +332,11 @@ class _Left:
 
 
 _Entry = tuple[int, tuple[str, int, int, int], PrefixTree]
-"""(minus its tokens, its key, the tree)."""
+"""(minus its load, its key, the tree)."""
 
 
 def _entry(tree: PrefixTree) -> _Entry:
-    return -tree.num_tokens, tree.key, tree
+    return -tree.load, tree.key, tree
 
 
 def _size_and_key(entry: _Entry) -> tuple[int, tuple[str, int, int, int]]:

@@ -14,7 +14,7 @@ pass begins or where it ends, and this module looks at both. It holds for the bu
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rllm.models.packing import needs_mask
+from rllm.models.packing import MOST_LAID_OUT, needs_mask
 
 if TYPE_CHECKING:
     from rllm.models.decoder import DecoderShape
@@ -114,10 +114,12 @@ def fullest(batch: MicroBatch, group_size: int, max_tokens: int) -> MicroBatch:
     Whole groups first, then as many rows of one more as fit; a row that is longer has a pass of its own.
     """
     prefix, suffix = batch.prefix, batch.suffix
-    if batch.num_tokens <= max_tokens:
+    laid_out = -(-(prefix + suffix) // MOST_LAID_OUT) if prefix else 0
+    group_load = max(prefix + group_size * suffix, (group_size - 1) * laid_out)
+    if (batch.num_prefixes * group_load if prefix else batch.num_tokens) <= max_tokens:
         return batch
-    whole, room = divmod(max_tokens, prefix + group_size * suffix)
-    more = max(0, room - prefix) // suffix
+    whole, room = divmod(max_tokens, group_load)
+    more = max(0, room - prefix) // max(suffix, laid_out)
     rows = whole * group_size + more
     if rows <= 1:
         return MicroBatch(num_prefixes=0, prefix=0, num_rows=1, suffix=prefix + suffix, trained=batch.trained)
