@@ -6,6 +6,7 @@ docs/tutorial.md ──► ```python blocks ──┬─► one file in an empty
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -46,6 +47,21 @@ def test_the_tutorial_trains_an_agent(checkout: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "mean reward on numbers never trained on" in done.stdout
     assert (tmp_path / "runs" / "tutorial" / "summary.json").is_file()
+
+
+def test_the_notebook_is_the_page_executed(checkout: Path) -> None:
+    made = runpy.run_path(str(checkout / "site" / "notebook.py"))
+    notebook = nbformat.read(checkout / "docs" / "tutorial.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    cells = made["cells_of"]((checkout / "docs" / "tutorial.md").read_text())
+    assert [(each.cell_type, each.source) for each in notebook.cells] == cells
+    code = [each for each in notebook.cells if each.cell_type == "code"]
+    assert [source.strip() for source in blocks(checkout, "python")] == [each.source for each in code[:-1]]
+    assert [each.execution_count for each in code] == list(range(1, len(code) + 1))
+    outputs = [output for each in code for output in each.outputs]
+    assert all(output.output_type != "error" for output in outputs)
+    (shown,) = code[-1].outputs
+    assert "data:image/png;base64," in shown.data["text/html"]
 
 
 def test_the_tutorial_runs_in_a_notebook_and_its_commands_find_the_run(
