@@ -25,6 +25,7 @@ def test_names_are_whole_on_a_narrow_screen(
     assert "…" not in listed
     agents = rllm("agent", "list").stdout
     assert all(any(line.split()[:1] == [name] for line in agents.splitlines()) for name in AGENTS)
+    assert "before them stands `system_prompt`, where there is one." in " ".join(agents.split()) or width < 80
     runs = rllm("runs", "list", finished_run.path.parent).stdout
     assert finished_run.path.name in runs.replace("\n", "")
     episodes = rllm("runs", "show", finished_run.path, "--phase", "after").stdout
@@ -61,15 +62,28 @@ def test_a_misspelt_value_is_answered_with_the_nearest(
     assert f"did you mean {nearest}?" in result.stderr
 
 
+def test_a_long_command_moves_no_purpose_off_the_screen(rllm: Rllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = rllm("init", "my-agent").stdout.partition("Next:\n")[2].splitlines()
+    assert [len(line) <= 80 for line in lines] == [True, True, False]
+    assert lines[0].split() == ["cd", "my-agent", "go", "there"]
+    assert lines[2].startswith("  rllm train agent.py:solve")
+
+
 def test_a_run_of_no_steps_is_not_judged(rllm: Rllm, tiny_settings: list[str]) -> None:
     shown = rllm("train", "frozenlake", *tiny_settings, "--set", "steps=0").stdout
     assert "Took" in shown
     assert "Skill" not in shown
 
 
-def test_next_after_an_evaluation_is_that_evaluation(rllm: Rllm, finished_run: Any, tmp_path: Path) -> None:
+def test_an_evaluation_counts_its_failures_and_next_is_that_evaluation(
+    rllm: Rllm, finished_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     words = ("--max-examples", "4", "--threads", "1", "--output", "measured")
     shown = rllm("eval", "frozenlake", "--model", finished_run.path, *words).stdout
+    header = next(line for line in shown.splitlines() if "success [95 % interval]" in line)
+    assert {"attempted", "failed"} <= set(header.split())
     first = next(line for line in shown.partition("Next:")[2].splitlines() if line)
     assert first.split()[:4] == ["rllm", "runs", "show", "measured"]
     assert rllm("runs", "show", "measured").exit_code == 0

@@ -121,7 +121,7 @@ def _registered() -> list[dict[str, Any]]:
 
 def _built_in(name: str) -> dict[str, Any]:
     agent = agent_named(name)
-    return {"name": name, "comes_from": BUILT_IN, "summary": _first_line(agent)}
+    return {"name": name, "comes_from": BUILT_IN, "summary": _first_paragraph(agent)}
 
 
 def _of_packages() -> list[dict[str, Any]]:
@@ -171,6 +171,6 @@ def _arguments(agent: Any) -> dict[str, str]:
     }
 
 
-def _first_line(agent: type[BaseAgent]) -> str:
+def _first_paragraph(agent: type[BaseAgent]) -> str:
     own = agent.__doc__ or importlib.import_module(agent.__module__).__doc__ or ""
-    return own.strip().split("\n")[0]
+    return " ".join(own.strip().partition("\n\n")[0].split())

@@ -226,6 +226,11 @@ def _scores(reports: Mapping[str, Any]) -> Any:
         *_COUNTS,
         "turns",
         right=(*_COUNTS, "turns"),
+        spare=(
+            *("failed", "attempted"),
+            *(("score, of 100",) if has_scores else ()),
+            *("truncated", "scored", "turns", "without failed"),
+        ),
     )
     for name, report in reports.items():
         score_table.add_row(

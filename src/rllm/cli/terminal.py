@@ -169,9 +169,13 @@ def phase_list(phase_s: Mapping[str, float]) -> str:
 
 
 def print_next(console: Screen, commands: Iterable[tuple[Sequence[str], str]]) -> None:
-    """What to type next: (words, what it does). Lines are never folded, so that they can be copied."""
+    """What to type next: (words, what it does). Lines are never folded, so that they can be copied.
+
+    Purposes stand under each other, but for those of commands that leave no room for one.
+    """
     lines = [(shlex.join(words), purpose) for words, purpose in commands]
-    width = max(len(line) for line, _ in lines)
+    fits = [len(line) for line, purpose in lines if len(line) + len(purpose) + 4 <= console.width]
+    width = max(fits, default=0)
     console.print("\nNext:")
     for line, purpose in lines:
         text = Text.assemble("  ", (f"{line:<{width}}", "bold"), "  ", (purpose, "dim"))
