@@ -141,10 +141,11 @@ def weights(run: Path) -> bytes:
 
 class AfterFirstStep:
     """A tracker that acts in a thread of its own once the first step is on record, while the next one is
-    played."""
+    played; and then between two steps, once that is done and the third is on record."""
 
-    def __init__(self, act: Callable[[], object]) -> None:
+    def __init__(self, act: Callable[[], object], then: Callable[[], object] = lambda: None) -> None:
         self._acting = threading.Thread(target=act)
+        self._then = then
 
     def begin(self, phase: str) -> None:
         pass
@@ -155,13 +156,12 @@ class AfterFirstStep:
     def log(self, step: int, phase: str, metrics: Any) -> None:
         if phase == "train" and step == 0:
             self._acting.start()
+        if phase == "train" and step == 2:
+            self._acting.join()
+            self._then()
 
     def close(self) -> None:
         pass
-
-    def join(self) -> None:
-        """Until it has acted."""
-        self._acting.join()
 
 
 def main(run: str, address: str, fate: str = "") -> None:

@@ -61,26 +61,23 @@ def test_a_worker_that_is_killed_in_mid_episode_loses_nothing(
     assert letter_world.weights(tmp_path / "run") == letter_world.weights(calm_run)
 
 
-def test_a_node_is_lost_and_another_one_joins(nodes: Nodes, calm_run: Path, tmp_path: Path) -> None:
+def test_a_node_is_lost_and_another_one_joins(nodes: Nodes, tmp_path: Path) -> None:
+    calm = {"steps": 12, **letter_world.on_cluster(nodes.address, workers=2)}
+    letter_world.make_trainer(tmp_path / "calm", calm).train()
     added = nodes.add()
-
-    def change_nodes() -> None:
-        nodes.remove(added)
-        nodes.add()
-
-    change = letter_world.AfterFirstStep(change_nodes)
+    change = letter_world.AfterFirstStep(lambda: nodes.remove(added), then=nodes.add)
     trainer = letter_world.make_trainer(
         tmp_path / "run",
-        letter_world.on_cluster(nodes.address),  # as many workers as there is room for
+        {"steps": 12, **letter_world.on_cluster(nodes.address)},  # as many workers as there is room for
         env_args={"pause_s": 0.3},
         tracker=change,
     )
     trainer.train()
-    change.join()
     lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["phase"] == "train"]
+    assert [lines[at]["cluster.workers"] for at in (0, 2, -1)] == [3, 2, 3]
     assert lines[-1]["cluster.workers_lost"] >= 1
-    assert letter_world.sampled(tmp_path / "run") == letter_world.sampled(calm_run)
-    assert letter_world.weights(tmp_path / "run") == letter_world.weights(calm_run)
+    assert letter_world.sampled(tmp_path / "run") == letter_world.sampled(tmp_path / "calm")
+    assert letter_world.weights(tmp_path / "run") == letter_world.weights(tmp_path / "calm")
 
 
 def driver(run: Path, address: str, *fate: str) -> int:
