@@ -385,12 +385,12 @@ def compare_trees(shape: Shape, model: Path, options: argparse.Namespace) -> dic
         for is_tree in (True, False)
     ]
     spent: list[tuple[float, float]] = []
-    for _ in range(3 if options.quick else 9):
-        times = []
-        for learner in learners:
+    for turn in range(5 if options.quick else 9):
+        times = [0.0, 0.0]
+        for which in (0, 1) if turn % 2 else (1, 0):
             begin = time.process_time()
-            learner.update(samples, PolicyLoss(), 0.0)
-            times.append(time.process_time() - begin)
+            learners[which].update(samples, PolicyLoss(), 0.0)
+            times[which] = time.process_time() - begin
         spent.append((times[0], times[1]))
     tree_s, apart_s = (statistics.median(column) for column in zip(*spent[1:], strict=True))
     return {
