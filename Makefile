@@ -17,7 +17,7 @@ QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking check docs notebook bench learn algorithms swe-tasks mutate lock clean
+.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking check docs notebook pictures bench learn algorithms swe-tasks mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -37,6 +37,7 @@ help:
 	@echo 'make check     format, lint and types'
 	@echo 'make docs      the pages of docs/ and the reference as a site in build/site'
 	@echo 'make notebook  docs/tutorial.ipynb of docs/tutorial.md, executed'
+	@echo 'make pictures  those of docs/view.md, of the first two runs in runs/ (RUNS=DIR), in a real Chromium'
 	@echo 'make bench     the engine and a training step beside their peers'
 	@echo 'make learn     every training block with the reported seeds, at most three hours; TASK=NAME for one'
 	@echo 'make algorithms  each algorithm and TRL on the same imitators, at most three hours'
@@ -119,6 +120,10 @@ check: $(VENV)/.dev
 # No page fetches anything from elsewhere; a dead link or a page without a place is an error.
 notebook: $(VENV)/.dev
 	$(BIN)/python site/notebook.py
+
+RUNS ?= runs
+pictures: $(VENV)/.dev
+	$(BIN)/python site/screenshots.py $(RUNS)
 
 docs: .venv-docs/.made
 	NO_MKDOCS_2_WARNING=true .venv-docs/bin/mkdocs build --strict -f site/mkdocs.yml
