@@ -6,8 +6,11 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rllm.config.lora import LoraConfig
 from rllm.errors import ConfigError, InferenceError
@@ -17,7 +20,8 @@ from rllm.inference.vllm_process import ServerProcess, ServerSettings
 from rllm.models.builtin import create_model
 from rllm.models.directory import load_model, save_model
 from rllm.models.lora import save_adapter, with_adapter
-from rllm.types.messages import SamplingParams
+from rllm.models.tokenizer import HuggingFaceTokenizer
+from rllm.types.messages import ModelOutput, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent))
 from policy_server import PolicyServer
@@ -306,3 +310,96 @@ async def test_a_server_that_began_anew_while_nobody_asked_it_gets_the_weights_b
         assert (after.completion_ids, after.policy_versions) == (before.completion_ids, [3] * 4)
         assert after.logprobs == pytest.approx(before.logprobs, abs=1e-5)
         await fleet.close()
+
+
+class _Unreliable(VLLMClient):
+    """Answers after some turns of the event loop, unless its fate for that call is to fail or to hang; one
+    that hangs does not say what it serves either, for a while."""
+
+    fates: list[str]
+    hangs = 0
+
+    async def check(self) -> Any:
+        await asyncio.sleep(0)
+        if self.hangs:
+            self.hangs -= 1
+            raise InferenceError("no answer")
+
+    async def update_weights(self, directory: Path, policy_version: int) -> None:
+        await asyncio.sleep(0)
+        self.set_policy_version(policy_version)
+
+    async def generate_ids(
+        self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: Any = None
+    ) -> ModelOutput:
+        version, fate = self.policy_version, self.fates.pop() if self.fates else ""
+        for _ in range(len(prompt_ids)):
+            await asyncio.sleep(0)
+        if fate == "fails":
+            raise InferenceError("out of memory")
+        if fate == "hangs":
+            self.hangs = 3
+            await asyncio.Event().wait()
+        return ModelOutput(
+            text="", prompt_ids=prompt_ids, completion_ids=prompt_ids[:1], policy_versions=[version]
+        )
+
+
+_FATES = st.lists(st.sampled_from(["", "fails", "hangs"]), max_size=4)
+
+
+@given(
+    replicas=st.lists(_FATES, min_size=1, max_size=4),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=20),
+    publishes=st.lists(st.integers(0, 30), max_size=3),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_call_is_answered_once_by_weights_no_older_than_it_whatever_fails_or_hangs(
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    replicas: list[list[str]],
+    lengths: list[int],
+    publishes: list[int],
+) -> None:
+    for name in ("CHECK_EVERY_S", "PROBE_EVERY_S"):
+        monkeypatch.setattr(f"rllm.inference.fleet.{name}", 0.0)
+
+    async def play() -> None:
+        tokenizer = HuggingFaceTokenizer(models / "0")
+        clients = [_Unreliable(f"http://127.0.0.1:{each}/v1", tokenizer) for each in range(len(replicas))]
+        for client, fates in zip(clients, replicas, strict=True):
+            client.fates = list(fates)
+        fleet = Fleet(
+            clients, write_weights=lambda target: target.mkdir(), directory=tmp_path / "w", max_context=512
+        )
+        fleet.publish(1)
+
+        async def call(number: int, length: int) -> None:
+            for _ in range(number):
+                await asyncio.sleep(0)
+            for _ in range(4 * len(replicas)):  # whoever plays the rollout asks again
+                published = fleet.policy_version
+                try:
+                    output = await fleet.generate_ids([number] * length, SHORT)
+                except InferenceError:
+                    continue
+                assert output.completion_ids == [number]
+                assert published <= output.policy_versions[0] <= fleet.policy_version
+                return
+            raise AssertionError("never answered")
+
+        async def publish(version: int, turns: int) -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            fleet.publish(version)
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(
+                *(call(number, length) for number, length in enumerate(lengths)),
+                *(publish(2 + index, turns) for index, turns in enumerate(sorted(publishes))),
+            )
+        assert [(each.num_calls, each.num_tokens) for each in fleet.replicas] == [(0, 0)] * len(replicas)
+        await fleet.close()
+
+    asyncio.run(play())

@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rllm.errors import ConfigError
 from rllm.inference.vllm import VLLMClient
 from rllm.inference.vllm_process import ServerProcess, ServerSettings
 from rllm.models.builtin import create_model
@@ -63,6 +64,12 @@ async def _try_a_server(python: str, models: list[Path], logs: Path) -> None:
     prompt = list(range(5, 25))
     async with ServerProcess(settings, 0, logs / "server.log") as process:
         client = VLLMClient(process.url, models[0], processed_logprobs=True, sends_seeds=False)
+        await client.require_tokenizer()
+        other: Any = VLLMClient(process.url, models[0])
+        other.tokenizer = SimpleNamespace(encode=lambda text: [1])
+        with pytest.raises(ConfigError, match="tokenizer"):
+            await other.require_tokenizer()
+        await other.close()
         first = await client.generate_ids(prompt, SamplingParams(max_tokens=16))
         ids = prompt + first.completion_ids
         assert np.abs(np.array(first.logprobs) - _scores(models[0], ids, len(prompt))).max() < EXACT
