@@ -21,6 +21,7 @@ from transformers import (
     MixtralConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
 )
 
@@ -47,6 +48,13 @@ OTHERS = {
     "gpt2": GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, **TOKENS),
     "gpt_neox": GPTNeoXConfig(**SIZE),
     "gemma": GemmaConfig(**SIZE, num_key_value_heads=1, head_dim=12),
+    "qwen2_moe": Qwen2MoeConfig(
+        **SIZE,
+        num_key_value_heads=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=24,
+        num_experts=4,
+    ),
     "mixtral": MixtralConfig(**SIZE, num_key_value_heads=2, num_local_experts=4, sliding_window=None),
 }
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -44,6 +44,11 @@ STORED = (
 """Which layers the four matrices of a decoder's block hold."""
 
 
+OF_EXPERTS = frozenset(("gate", "gate_proj", "up_proj", "down_proj"))
+"""Names that peft takes for parts of experts which are one parameter of three dimensions, also where they are
+those of a shared expert's layers: so these have no adapter there."""
+
+
 def with_adapter(base: LoadedModel, config: LoraConfig, seed: int, *, vision: bool = False) -> LoadedModel:
     """A model that shares the weights of `base`, which never change again, and has an adapter of its own.
 
@@ -190,6 +195,8 @@ def _linear_layers(layers: Any, excluded: Sequence[str] = ()) -> dict[str, nn.Mo
     output = layers.get_output_embeddings() if hasattr(layers, "get_output_embeddings") else None
     linear: dict[str, nn.Module] = {}
     others = set[str]()
+    if any(each.ndim == 3 for name, each in layers.named_parameters() if ".experts." in f".{name}"):
+        others |= OF_EXPERTS
     for path, module in layers.named_modules():
         if path in outside:
             continue
