@@ -9,21 +9,22 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from rllm.config.schema import TrainConfig
 from rllm.errors import CanaryError, ConfigError, InferenceError
 from rllm.inference.client import ModelClient, TokenClient
-from rllm.inference.fleet import Fleet
-from rllm.inference.vllm import VLLMClient
 from rllm.inference.vllm_process import ServerProcess, ServerSettings, require_vllm, start_replicas
 from rllm.models.directory import LoadedModel, save_model
 from rllm.models.lora import save_adapter
 from rllm.trainer.canary import HALF_TOLERANCE, TOLERANCE, Canary, row_to_score
 from rllm.trainer.policies import PolicyModel, make_client
 from rllm.types.messages import SamplingParams
+
+if TYPE_CHECKING:
+    from rllm.inference.vllm import VLLMClient
 
 WEIGHTS = "served_weights"
 """Where in a run's directory replicas find what was published last; it goes when the run ends."""
@@ -56,6 +57,8 @@ async def open_client(
         finally:
             await client.close()
         return
+    from rllm.inference.fleet import Fleet  # servers need the extra `gateway`, the built-in engine does not
+
     weights = run / WEIGHTS / policy
     async with AsyncExitStack() as open_until_done:
         open_until_done.callback(_remove, weights)
@@ -102,7 +105,11 @@ async def require_same_model(config: TrainConfig, client: PolicyClient, policy: 
     one that does not compute what the trainer's model does, or says how likely its answers are at another
     temperature than they were sampled at.
     """
-    if isinstance(client, Fleet) and policy.backend is not None:
+    if config.inference.engine == "local" or policy.backend is None:
+        return
+    from rllm.inference.fleet import Fleet
+
+    if isinstance(client, Fleet):
         for replica in client.replicas:
             with _refused_by_key(config, replica.url):
                 await replica.client.require_tokenizer()
@@ -110,7 +117,7 @@ async def require_same_model(config: TrainConfig, client: PolicyClient, policy: 
                 await _require_same_model(replica.client, policy, config.rollout.temperature)
 
 
-async def _require_same_model(server: VLLMClient, policy: PolicyModel, temperature: float) -> None:
+async def _require_same_model(server: "VLLMClient", policy: PolicyModel, temperature: float) -> None:
     backend, vocab_size = policy.backend, policy.loaded.config["vocab_size"]
     assert backend is not None, "the policy is trained"
     prompt = list(range(min(ROW, vocab_size)))
@@ -155,7 +162,9 @@ def _remove(weights: Path) -> None:
         weights.parent.rmdir()
 
 
-def _client(config: TrainConfig, url: str, model: LoadedModel) -> VLLMClient:
+def _client(config: TrainConfig, url: str, model: LoadedModel) -> "VLLMClient":
+    from rllm.inference.vllm import VLLMClient
+
     return VLLMClient(
         url,
         model.tokenizer,

@@ -1,0 +1,62 @@
+"""`make demo` installs requirements/demo.txt and nothing else; the tests' environment has far more."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+ONLY_LISTED = """
+import re, sys
+from importlib.machinery import PathFinder
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+lines = Path({requirements!r}).read_text().splitlines()
+listed = {{canonical(re.split(r"[=; ]", line)[0]) for line in lines if line and line[0] not in " #"}}
+listed |= {{"torch", "rllm"}}
+hidden = {{
+    module
+    for module, packages in packages_distributions().items()
+    if not listed & {{canonical(each) for each in packages}}
+}}
+assert {{"aiohttp", "pytest", "openai"}} <= hidden
+
+class Listed(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in hidden else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Listed
+
+from rllm.cli.main import rllm
+
+small = "steps=1 warm_start.steps=1 evaluation.num_tasks=4 evaluation.every_steps=0 threads=1"
+small += " rollout.tasks_per_step=2 rollout.group_size=2"
+settings = [word for each in small.split() for word in ("--set", each)]
+Path("chats.jsonl").write_text('{{"prompt": "A", "completion": "B"}}\\n' * 20)
+for words in (
+    ["train", "frozenlake", *settings, "--output", "run"],
+    ["train", "frozenlake", *settings, "--output", "run"],
+    ["eval", "frozenlake", "--model", "run", "--num-tasks", "4"],
+    ["runs", "show", "run", "--episode", "1"],
+    ["runs", "replay", "run"],
+    ["sft", "chats.jsonl", "--set", "epochs=1", "--set", "threads=1", "--output", "imitated"],
+    ["model", "info", "run/model"],
+):
+    try:
+        rllm(words, prog_name="rllm")
+    except SystemExit as end:
+        assert not end.code, words
+"""
+
+
+def test_a_built_in_world_is_trained_measured_and_replayed_with_the_extra_train_alone(
+    checkout: Path, run_python: RunPython, tmp_path: Path
+) -> None:
+    program = ONLY_LISTED.format(requirements=str(checkout / "requirements" / "demo.txt"))
+    done = run_python("-c", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
