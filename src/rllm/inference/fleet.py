@@ -378,6 +378,7 @@ class Fleet(ModelClient):
             try:
                 await replica.client.check()
             except InferenceError:
+                replica.give_up()  # what it began before it was out of service hangs with it
                 continue
             replica.is_up = True
             log.warning("%s is in service again.", replica.url)
