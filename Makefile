@@ -13,6 +13,8 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # A worker that has nothing left takes tests from the others: measured 50 s less than by whole files. Three on two cores,
 # because many tests wait for processes of their own.
 WORKERS := -n 3 --dist worksteal
+# A test that hangs shows where, fails, and the others go on.
+AT_MOST := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
@@ -51,7 +53,7 @@ demo: $(VENV)/.demo
 	$(BIN)/rllm train frozenlake --output $(RUN)
 
 test: $(VENV)/.dev
-	$(BIN)/pytest $(WORKERS)
+	$(BIN)/pytest $(WORKERS) $(AT_MOST)
 
 test-all: $(VENV)/.dev
 	$(BIN)/pytest $(WORKERS) -m ''
