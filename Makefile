@@ -18,6 +18,9 @@ AT_MOST := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m pip $(QUIET)
 
+# A test run starts hundreds of processes; without kept bytecode each of them compiles this package for half a second.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking check docs notebook pictures bench learn algorithms swe-tasks mutate lock clean
 
@@ -56,7 +59,7 @@ test: $(VENV)/.dev
 	$(BIN)/pytest $(WORKERS) $(AT_MOST)
 
 test-all: $(VENV)/.dev
-	$(BIN)/pytest $(WORKERS) -m ''
+	$(BIN)/pytest $(WORKERS) -m '' --hypothesis-profile thorough
 
 # The client goes into .venv-tinker, the server, whose pins differ, into .venv-skyrl. The client has no call that closes
 # its connections.

@@ -22,9 +22,15 @@ os.environ.update(
 )
 
 # A test that fails once fails always: examples follow from the test itself; how long one takes is no verdict.
-settings.register_profile(
-    "house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+# `make test` draws 40 of them; `make test-all` takes the profile "thorough".
+for name, examples in (("house", 40), ("thorough", 300)):
+    settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("house")
 
 
