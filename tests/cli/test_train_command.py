@@ -126,7 +126,8 @@ def test_a_dry_run_refuses_every_name_that_a_run_would_not_find(rllm: Rllm, tmp_
     for setting, named in misspelt.items():
         words = ("train", "frozenlake", "--set", setting)
         assert refused(rllm(*words, "--dry-run"), named) == refused(rllm(*words), named), setting
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) in (["empty"], ["empty", "runs"])
+    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()} - {"__pycache__"}  # of mine.py
+    assert folders in ({"empty"}, {"empty", "runs"})
     assert (
         rllm("train", "frozenlake", "--set", "algorithm.estimator=mine.py:weigh", "--dry-run").exit_code == 0
     )
