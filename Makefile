@@ -51,9 +51,10 @@ help:
 	@echo 'make lock      resolve requirements/ anew, after a change of pyproject.toml or constraints.txt'
 	@echo 'make clean     remove .venv and what the tools left behind; runs/ stays'
 
-# Each demo is a new run. `make demo RUN=runs/demo-...` goes on with one that was stopped.
+# Each demo is a new run. `make demo RUN=runs/demo-...` goes on with one that was stopped. A model this small leaves a
+# second core idle unless a second process plays and learns half of each step.
 demo: $(VENV)/.demo
-	$(BIN)/rllm train frozenlake --output $(RUN)
+	$(BIN)/rllm train frozenlake --nproc $(if $(filter 1,$(shell getconf _NPROCESSORS_ONLN)),1,2) --output $(RUN)
 
 test: $(VENV)/.dev
 	$(BIN)/pytest $(WORKERS) $(AT_MOST)

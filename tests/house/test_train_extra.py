@@ -4,6 +4,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 ONLY_LISTED = """
@@ -31,16 +33,24 @@ class Listed(PathFinder):
         return None if name.partition(".")[0] in hidden else super().find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Listed
+"""
+"""Hides every package that the list does not name, in each process that starts."""
 
+COMMANDS = """
+from importlib.util import find_spec
+from pathlib import Path
 from rllm.cli.main import rllm
+
+assert find_spec("pytest") is None
 
 small = "steps=1 warm_start.steps=1 evaluation.num_tasks=4 evaluation.every_steps=0 threads=1"
 small += " rollout.tasks_per_step=2 rollout.group_size=2"
 settings = [word for each in small.split() for word in ("--set", each)]
-Path("chats.jsonl").write_text('{{"prompt": "A", "completion": "B"}}\\n' * 20)
+Path("chats.jsonl").write_text('{"prompt": "A", "completion": "B"}\\n' * 20)
 for words in (
     ["train", "frozenlake", *settings, "--output", "run"],
     ["train", "frozenlake", *settings, "--output", "run"],
+    ["train", "frozenlake", *settings, "--output", "two", "--nproc", "2"],
     ["eval", "frozenlake", "--model", "run", "--num-tasks", "4"],
     ["runs", "show", "run", "--episode", "1"],
     ["runs", "replay", "run"],
@@ -55,8 +65,10 @@ for words in (
 
 
 def test_a_built_in_world_is_trained_measured_and_replayed_with_the_extra_train_alone(
-    checkout: Path, run_python: RunPython, tmp_path: Path
+    checkout: Path, run_python: RunPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = ONLY_LISTED.format(requirements=str(checkout / "requirements" / "demo.txt"))
-    done = run_python("-c", program, cwd=tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = run_python("-c", COMMANDS, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
