@@ -32,6 +32,7 @@ FEW = (
 )
 ENOUGH = (
     "warm_start.steps=25",
+    "warm_start.episodes_per_step=24",
     "steps=1",
     "rollout.tasks_per_step=16",
     "evaluation.num_tasks=8",
@@ -57,7 +58,7 @@ SMALL = {
     "rllm sft": ["--set", "threads=1", "--set", "epochs=1"],
     "rllm dpo": ["--set", "threads=1", "--set", "epochs=1"],
     "rllm distill": [
-        *("--set", "threads=1", "--set", "steps=1"),
+        *("--set", "threads=1", "--set", "steps=1", "--set", "rollout.tasks_per_step=8"),
         *("--set", "evaluation.num_tasks=8", "--set", "evaluation.every_steps=0"),
     ],
 }
