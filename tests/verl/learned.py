@@ -1,6 +1,6 @@
 """Three steps on the recorded episodes of a run, by one backend, for each case; a test or torchrun starts it.
 
-learned.py RUN BACKEND OUT ──► OUT/CASE.json (metrics of each step)   OUT/CASE.safetensors (weights then)
+learned.py RUN BACKEND OUT ──► OUT/CASE.json (metrics by step), OUT/CASE-STEP.safetensors (weights)
 """
 
 import json
@@ -52,12 +52,15 @@ def main() -> None:
             [each for each in episodes if bool(each.reward) == is_paid] for is_paid in (True, False)
         )
         played = unpaid + paid[: PAID[name]] if name in PAID else episodes
-        metrics = [learn(learner, played, step)[1] for step in range(3)]
-        learner.policies.publish()
-        if os.environ.get("RANK", "0") == "0":
-            (out / f"{name}.json").write_text(json.dumps(metrics))
-            weights = models["policy"].model.state_dict_hf()
-            save_file({key: each.clone() for key, each in weights.items()}, out / f"{name}.safetensors")
+        metrics = []
+        for step in range(3):
+            metrics.append(learn(learner, played, step)[1])
+            learner.policies.publish()
+            if os.environ.get("RANK", "0") == "0":
+                weights = models["policy"].model.state_dict_hf()
+                copies = {key: each.clone() for key, each in weights.items()}
+                save_file(copies, out / f"{name}-{step}.safetensors")
+                (out / f"{name}.json").write_text(json.dumps(metrics))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from rllm.build.configs import training_config
@@ -25,7 +26,8 @@ SHORT = (
     *("rollout.group_size=4", "optimizer.name=adamw"),
 )
 CASES = ("ppo", "gspo", "kl", "entropy", "value", "small", "trainer", "odd", "alone")
-Learned = dict[str, tuple[list[dict[str, Any]], dict[str, Any]]]
+Learned = dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]
+"""Of each case: the metrics of each step, and the weights after it."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,10 @@ def learned(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
             )
             assert done.returncode == 0, done.stderr[-4000:]
             known[backend, ranks] = {
-                name: (json.loads((out / f"{name}.json").read_text()), load_file(out / f"{name}.safetensors"))
+                name: (
+                    json.loads((out / f"{name}.json").read_text()),
+                    [load_file(out / f"{name}-{step}.safetensors") for step in range(3)],
+                )
                 for name in CASES
             }
         return known[backend, ranks]
@@ -78,9 +83,13 @@ def test_three_steps_are_those_of_the_torch_backend(
 ) -> None:
     ours, our_weights = learned("local")[case]
     theirs, their_weights = learned("verl", ranks)[case]
-    assert our_weights.keys() == their_weights.keys()
-    gap = max(float((our_weights[name] - their_weights[name]).abs().max()) for name in our_weights)
-    assert gap < 1e-5
+    # AdamW divides each gradient by its own size; where that is about its epsilon, rounding decides. Three of
+    # 300,000 weights came out up to 1.7e-5 apart, both as far from the same steps in float64.
+    for ours_then, theirs_then in zip(our_weights, their_weights, strict=True):
+        assert ours_then.keys() == theirs_then.keys()
+        gaps = torch.cat([(ours_then[name] - theirs_then[name]).abs().flatten() for name in ours_then])
+        assert gaps.max() < 5e-5
+        assert (gaps >= 1e-5).sum() <= 1e-5 * gaps.numel()
     for our_step, their_step in zip(ours, theirs, strict=True):
         assert our_step.keys() == their_step.keys()
         assert their_step == pytest.approx(our_step, rel=1e-5, abs=1e-5)
