@@ -172,3 +172,35 @@ def test_a_workflow_of_workers_is_trained(folder: Path) -> None:
     runs.close()
     assert [each[:2] for each in statuses] == [("measure", "ok")]
     assert statuses[0][2] >= 32
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_workflow_and_each_runs_the_workers_of_its_episodes(folder: Path) -> None:
+    words = ("train", "flow.py:Guess", "--dataset", "rows.jsonl", "--output", "run", "--nproc", "2")
+    settings = ("steps=2", "threads=1", "rollout.tasks_per_step=4", "rollout.group_size=4")
+    ended = subprocess.run(
+        [sys.executable, "-m", "rllm", *words, *(word for each in settings for word in ("--set", each))],
+        cwd=folder,
+        capture_output=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr.decode()
+    with EpisodeStore.open(folder / "run" / "store.sqlite", read_only=True) as store:
+        episodes = [store.episode(row) for step in range(2) for row in store.row_ids("train", step)]
+    assert len(episodes) == 2 * 16
+    for episode in episodes:
+        assert episode.outcome is Outcome.SCORED
+        assert [each.name for each in episode.trajectories] == ["guess"], "the bound worker is not trained on"
+        measured, guess = episode.info["workers"]
+        assert (measured["status"], guess["status"], guess["output_schema"]) == ("ok", "ok", "enforced")
+    traces = [episode.info["workers"][0]["trace_id"] for episode in episodes]
+    assert len(set(traces)) == len(episodes), "each attempt has a run of its own"
+    num_runs: dict[str, int] = {}
+    for name in ("workers", "workers-1"):
+        with sqlite3.connect(folder / "run" / name / "runs.sqlite") as runs:
+            statuses = runs.execute("SELECT worker, status, COUNT(*) FROM runs GROUP BY 1, 2").fetchall()
+        runs.close()
+        assert [each[:2] for each in statuses] == [("measure", "ok")]
+        num_runs[name] = statuses[0][2]
+    assert min(num_runs.values()) >= 16, "each rank plays half of every step"
+    assert (folder / "calls.txt").read_text().count("\n") == sum(num_runs.values())
