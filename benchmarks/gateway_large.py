@@ -38,9 +38,7 @@ NUM_BYTES: dict[str, int] = {
 
 def serve(directory: Path) -> None:
     """The gateway's process: prints its URL as JSON when it listens."""
-    import uvloop
-
-    from rllm.cli.serve import _SWITCH_INTERVAL_S, _collect_garbage_rarely
+    from rllm.cli.serving import run_server, settle_process
     from rllm.gateway.local import LocalPolicy
     from rllm.gateway.server import Gateway
     from rllm.inference.scripted import ScriptedClient
@@ -55,13 +53,11 @@ def serve(directory: Path) -> None:
     async def run() -> None:
         gateway = Gateway(policy, directory / "ledger", token=None, max_body_bytes=policy.max_body_bytes)
         async with gateway:
-            _collect_garbage_rarely()
-            sys.setswitchinterval(_SWITCH_INTERVAL_S)
+            settle_process()
             print(json.dumps({"url": gateway.url}), flush=True)
             await asyncio.Event().wait()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run())
+    run_server(run())
 
 
 class Clients:

@@ -1,11 +1,9 @@
 """`rllm serve`: a model, a fleet, or other servers, behind the gateway until a signal; calls captured."""
 
 import asyncio
-import gc
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -24,6 +22,7 @@ from rllm.build.gateways import (
 from rllm.build.models import model_directory
 from rllm.build.served import environment_server
 from rllm.cli.command import Group, WordChoice, example, json_option, trust_option
+from rllm.cli.serving import run_server, settle_process
 from rllm.cli.terminal import facts, out
 from rllm.errors import ConfigError
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 CAPTURES = ("logprobs", "token_ids", "usage")
 DIALECTS = ("chat", "completions", "responses", "messages")
 
-_SWITCH_INTERVAL_S = 0.001
 _Command = Callable[..., None]
 
 
@@ -426,8 +424,7 @@ def _serve(
     if token == "":
         raise ConfigError("--token is empty; choose one, leave it out to have one made, or say --no-auth.")
     where = Address(token=None if no_auth else token or "", **address)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        stopped_by = runner.run(_until_stopped(open_gateway, where, as_json))
+    stopped_by = run_server(_until_stopped(open_gateway, where, as_json))
     if stopped_by is signal.SIGINT:
         raise click.Abort("Interrupted; what was in flight is recorded.")
 
@@ -448,9 +445,7 @@ async def _until_stopped(
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stop, each)
     async with open_gateway(where) as gateway, gateway:
-        _collect_garbage_rarely()
-        # Threads that work on large prompts give the interpreter back within a millisecond.
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        settle_process()
         _print_listening(gateway, where, as_json)
         by = await stop_signal
         hurry = asyncio.create_task(_stop_at_once(gateway, second_signal))
@@ -507,20 +502,3 @@ def _api_key(variable: str | None) -> str | None:
             f"--api-key-env is {variable}, which is not set; export it, or leave the option out."
         )
     return key
-
-
-def _collect_garbage_rarely() -> None:
-    """Thousands of open calls are many objects and hardly any garbage: to look through them all the time is a
-    third of the CPU of a call."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return None
-    return uvloop.new_event_loop

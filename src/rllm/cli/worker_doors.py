@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rllm.cli.command import example, print_json_line
+from rllm.cli.serving import run_server, settle_process
 from rllm.cli.terminal import facts, out
 from rllm.cli.worker_options import bound_contracts, running_options, telemetry_of
 from rllm.contracts.contract import Contract
@@ -72,13 +73,14 @@ def serve(
         ) as host:
             server = WorkerServer(host, address=address, port=port, token=None if no_auth else token or "")
             await server.start()
+            settle_process()
             try:
                 _print_listening(server.url, server.token, contracts, directory, as_json)
                 await stop.wait()
             finally:
                 await server.close()
 
-    asyncio.run(until_stopped())
+    run_server(until_stopped())
 
 
 @click.command(
