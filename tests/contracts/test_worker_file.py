@@ -117,16 +117,21 @@ BROKEN = [
     ("max_attempts: 2", "max_attempts: 1.5", "- max_attempts: 1.5", "whole number"),
     ("max_attempts: 2", "max_attempts: 2\n- max_attempts: 3", "- max_attempts: 3", "twice"),
     ("max_attempts", "max_atempts", "- max_atempts", "did you mean `max_attempts`"),
-    ("idempotency_key: run_id", "idempotency_key: key", "### Constraints", "no such property"),
-    ("idempotency_key: run_id", "idempotency_key: context", "### Constraints", "no string"),
+    ("idempotency_key: run_id", "idempotency_key: key", SAME, "no such property"),
+    ("idempotency_key: run_id", "idempotency_key: context", SAME, "no string"),
     ("status_enum: [ok, retryable_error, invalid_request, invalid_output]", "status_enum: [ok, failed]",
      "- status_enum", "failed"),
-    ('"enum": ["ok", ', '"enum": [', "### Output schema", "status_enum"),
+    ('"enum": ["ok", ', '"enum": [', SAME, "status_enum"),
+    ('"enum": ["ok", ', '"enum": [{}, ', SAME, "status_enum"),
     ("- max_attempts: 2", "max_attempts 2", "max_attempts 2", "no constraint"),
     ("## worker.md contract (derived starter)", "## contract", "---", "no contract"),
     ("## How this", "## worker.md contract\n\n## How this", "## worker.md contract\n", "two contracts"),
     ("tags: [", "rllm:\n  model: a\n  program: x.py:y\n  model: b\ntags: [", "  model: b",
      "first is in line 12"),
+    ("tags: [", "rllm:\n  model: a\n  agnet: b\ntags: [", "  agnet: b", "`rllm.agnet` is unknown"),
+    ("tags: [", "rllm:\n  model: a\n  prompt_price: -1\ntags: [", "  prompt_price", "0 or more"),
+    ("tags: [", "rllm:\n  program: a\n  workflow: b\ntags: [", "  workflow: b", "program and workflow"),
+    ("tags: [", "rllm:\n  program: a\n  prompt_price: 1\ntags: [", "  prompt_price", "needs `rllm.model`"),
     ("tags: [", "rllm: {<<: {model: a}}\ntags: [", "rllm: {<<", "`<<`"),
     ("derived_on: 2026-04-05", "derived_on: &a [x, y]\nderived_by: *a", "derived_by: *a", "`*a`"),
     ('"task": {"type": "string"}', '"task": {"type": "string"}, "task": {}', "```json",
@@ -136,12 +141,17 @@ BROKEN = [
     ('"task": {"type": "string"}', '"task": {"type": "string", "nullable": true}', SAME, "`nullable`"),
     ('"task": {"type": "string"}', '"task": {"minLength": 5, "maxLength": 3}', SAME, "`maxLength` 3"),
     ('"task": {"type": "string"}', '"task": {"type": "string", "enum": [1]}', SAME, "nothing fits"),
+    ('"task": {"type": "string"}', '"task": {"minimum": 5, "exclusiveMaximum": 5}', SAME, "no room"),
+    ('"task": {"type": "string"}', '"task": {"enum": ["abc"], "maxLength": 2}', SAME, "nothing fits"),
+    ('"task": {"type": "string"}', '"task": {"required": ["a", "b"], "maxProperties": 1}', SAME, "the 2"),
+    ('"task": {"type": "string"}', '"task": {"required": ["a"], "additionalProperties": false}', SAME,
+     "`a` is required"),
     ('"task": {"type": "string"}', '"task": false', SAME, "allowed no value"),
     ('"properties": {"run_id": {"type": "string"}, "task"', '"properties": {"run_id": true, "task"',
-     "### Constraints", "no string"),
+     "- idempotency_key", "no string"),
     ('{"type": "object", "add', '{"$schema": 3, "type": "object", "add', SAME, "`$schema` is 3"),
     ('"properties": {"run_id": {"type": "string"},\n', '"properties": {"run_id": {"type": "integer"},\n',
-     "### Output schema", "`run_id`"),
+     SAME, "`run_id`"),
     ("## How this", "## How to use\n\n## How this", "## How this", "twice"),
     ('"task": {"type": "string"}', '"task": {"pattern": "(?=a)b"}', SAME, "without lookaround"),
     ('"task": {"type": "string"}', '"task": {"patternProperties": {"[": {}}}', SAME, "ECMA"),
@@ -184,12 +194,30 @@ def test_what_is_wrong_is_named_with_its_line() -> None:
 
 
 @pytest.mark.parametrize(
+    "task",
+    [
+        '{"required": ["xa"], "patternProperties": {"^x": {}}, "additionalProperties": false}',
+        '{"required": ["a"], "properties": {"a": {}}, "additionalProperties": false, "maxProperties": 1}',
+        '{"minimum": 5, "maximum": 5, "exclusiveMinimum": 4}',
+        f'{{"enum": [1, {10**400}], "multipleOf": 0.5}}',
+    ],
+)
+def test_keywords_that_agree_are_no_contradiction(task: str) -> None:
+    text = STARTER.replace('"task": {"type": "string"}', f'"task": {task}')
+    text = text.replace(
+        '"required": ["run_id",', '"patternProperties": {"^x": {}}, "required": ["xa", "run_id",'
+    )
+    assert parse_contract(text).input_schema.properties["task"]
+
+
+@pytest.mark.parametrize(
     "status", ['{"const": "done"}', '{"type": "integer"}', '{"type": "string", "minLength": 3}']
 )
 def test_an_output_that_the_runtimes_own_part_breaks_is_refused(status: str) -> None:
     start = STARTER.index('"status": {"type"') + len('"status": ')
     text = STARTER[:start] + status + STARTER[STARTER.index("},", start) + 1 :]
-    with pytest.raises(ContractError, match=rf"^worker.md:{line_of(text, '### Output schema')}: .*`status`"):
+    line = line_of(text, '"status": ')
+    with pytest.raises(ContractError, match=rf"^worker.md:{line}: .*`status`"):
         parse_contract(text)
 
 

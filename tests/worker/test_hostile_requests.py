@@ -167,3 +167,33 @@ async def test_room_that_comes_as_a_waiter_gives_up_goes_to_the_next() -> None:
     with pytest.raises(asyncio.CancelledError):
         await first
     assert (room.num_running, room.num_waiting) == (0, 0)
+
+
+async def test_a_key_of_another_type_takes_no_name_from_anybody(tmp_path: Path) -> None:
+    """The number 1 breaks the schema, and the text "1" is somebody else's; or the other way round."""
+    keys: tuple[Any, ...] = (1, "1")
+    for kind, wrong, right in (("string", *keys), ("integer", *reversed(keys))):
+        (folder := tmp_path / kind).mkdir()
+        contract = contract_with(folder, "true", run_id=f'{{"type": "{kind}"}}')
+        async with files.runtime_of(contract, one, folder) as worker:
+            refused = await worker.run({"run_id": wrong, "task": "x"})
+            assert (refused.status, refused.code) == ("invalid_request", "schema")
+            assert (await worker.run({"run_id": right, "task": "x"})).is_ok
+
+
+async def test_corrected_outputs_need_not_repeat_what_the_runtime_fills_in(tmp_path: Path) -> None:
+    async with files.runtime(tmp_path, one) as worker:
+        assert (await worker.run({"run_id": "a", "task": "x"})).is_ok
+        assert not await worker.add_feedback("a", {"outputs": {"length": 2}})
+        run = await worker.find("a")
+        assert run is not None
+        whole = {"outputs": {"length": 2, "run_id": "a", "status": "ok"}}
+        assert worker.store.feedback(run.id) == whole
+        assert not await worker.add_feedback("a", whole)
+        for outputs, word in (
+            ({"length": "2"}, "$.length"),
+            ({"length": 2, "run_id": "b"}, "`run_id`"),
+            ({}, "'length' is a required property"),
+        ):
+            assert word in await worker.add_feedback("a", {"outputs": outputs})
+        assert worker.store.feedback(run.id) == whole

@@ -98,6 +98,13 @@ class Contract:
         """Output properties that the runtime fills: the agent gives the rest."""
         return tuple(name for name in ("run_id", "status") if name in self.output_schema.properties)
 
+    @property
+    def key_type(self) -> str:
+        """The type of the idempotency key as the input schema has it; empty where it says none."""
+        own = self.input_schema.properties.get(self.constraints.idempotency_key)
+        kind = own.get("type") if isinstance(own, Mapping) else ""
+        return kind if isinstance(kind, str) else ""
+
     def filled_run_id(self, run_id: str) -> str | int:
         """`run_id` as the outputs have it: a number where the schema wants one, as its key is then."""
         own = self.output_schema.properties.get("run_id")

@@ -19,9 +19,13 @@ _VOCABULARIES = (
     *("core", "applicator", "unevaluated", "validation"),
     *("meta-data", "format-annotation", "content"),
 )
-_BOUNDS = tuple(
-    (f"min{name}", f"max{name}") for name in ("imum", "Length", "Items", "Properties", "Contains")
+_BOUNDS = (
+    *((f"min{name}", f"max{name}", True) for name in ("imum", "Length", "Items", "Properties", "Contains")),
+    ("exclusiveMinimum", "maximum", False),
+    ("minimum", "exclusiveMaximum", False),
+    ("exclusiveMinimum", "exclusiveMaximum", False),
 )
+"""Keywords of the least and the most, and whether a value may be both."""
 _MAX_MESSAGE = 300
 _MAX_VIOLATIONS = 64
 """The nearest to the top is chosen of so many: a long list of wrong values has a million."""
@@ -67,10 +71,10 @@ class Schema:
         _require_known_keywords(self.document)
         _require_patterns(self.document)
         require_references(self.document)
-        _require_agreement(self.document)
         # Where a part names its dialect, jsonschema takes that one's own class for it.
         document = {name: value for name, value in self.document.items() if name != "$schema"}
         object.__setattr__(self, "_validator", validator(document))
+        _require_agreement(document, self._validator)
 
     def __reduce__(self) -> tuple[type["Schema"], tuple[Mapping[str, Any]]]:
         """It travels to other processes as what it was made of."""
@@ -83,11 +87,6 @@ class Schema:
     @property
     def required(self) -> list[str]:
         return list(self.document.get("required") or ())
-
-    @property
-    def is_closed(self) -> bool:
-        """No property beside the named ones is allowed."""
-        return self.document.get("additionalProperties") is False
 
     def accepts(self, name: str, value: Any) -> bool:
         """Whether the property `name` may have this value."""
@@ -131,24 +130,51 @@ def _require_known_keywords(document: Mapping[str, Any]) -> None:
                 )
 
 
-def _require_agreement(document: Mapping[str, Any]) -> None:
-    """Raises ConfigError for keywords of one part that no value can fit together."""
+def _require_agreement(document: Mapping[str, Any], validator: Any) -> None:
+    """Raises ConfigError for keywords of one part that no value can fit together. `validator`: of the
+    document."""
     for pointer, schema in subschemas(document):
         place = f"at {pointer or '/':.100}: nothing fits"
-        for least, most in _BOUNDS:
-            if least in schema and most in schema and schema[least] > schema[most]:
-                text = f"`{least}` {schema[least]} is above `{most}` {schema[most]} {place}."
+        for least, most, can_be_equal in _BOUNDS:
+            low, high = schema.get(least), schema.get(most)
+            if low is not None and high is not None and not (low < high or (can_be_equal and low == high)):
+                text = f"`{least}` {low} leaves no room below `{most}` {high} {place}."
                 raise SchemaFault(text, f"{pointer}/{least}")
-        by_type = _validator_class()({"type": schema["type"]} if "type" in schema else {})
         for keyword in ("const", "enum"):
             values = [schema[keyword]] if keyword == "const" and keyword in schema else schema.get(keyword)
-            if isinstance(values, list) and not any(map(by_type.is_valid, values)):
-                text = f"`{keyword}` holds no value of `type` {schema.get('type')!r} {place}."
+            part = validator.evolve(schema=schema)
+            if isinstance(values, list) and not any(_may_fit(part, value) for value in values):
+                text = f"`{keyword}` holds no value that the other keywords allow {place}."
                 raise SchemaFault(text, f"{pointer}/{keyword}")
-        for name in schema.get("required", ()):
-            if schema.get("properties", {}).get(name) is False:
-                text = f"`{name}` is required and allowed no value {place}."
-                raise SchemaFault(text, f"{pointer}/properties/{pointer_part(name)}")
+        _require_allowed_names(pointer, schema)
+
+
+def _may_fit(validator: Any, value: Any) -> bool:
+    try:
+        return validator.is_valid(value)
+    except (OverflowError, RecursionError):  # no check comes to an end
+        return True
+
+
+def _require_allowed_names(pointer: str, schema: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a required property that may not be there."""
+    from rllm.contracts.patterns import is_match  # brings jsonschema
+
+    properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    names = schema.get("required", ())
+    if len(names) > schema.get("maxProperties", len(names)):
+        text = f"`maxProperties` {schema['maxProperties']} is below the {len(names)} names of `required`"
+        raise SchemaFault(f"{text} at {pointer or '/':.100}: nothing fits.", f"{pointer}/maxProperties")
+    for name in names:
+        is_named = name in properties or any(is_match(pattern, name) for pattern in patterns)
+        if properties.get(name) is False:
+            place = f"{pointer}/properties/{pointer_part(name)}"
+        elif not is_named and schema.get("additionalProperties") is False:
+            place = f"{pointer}/required"
+        else:
+            continue
+        text = f"`{name:.80}` is required and allowed no value at {pointer or '/':.100}: nothing fits."
+        raise SchemaFault(text, place)
 
 
 @functools.cache

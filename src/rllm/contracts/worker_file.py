@@ -80,16 +80,18 @@ def parse_contract(text: str, *, source: str = "worker.md") -> Contract:
     parts, usage = _contract_parts(file, _headings(lines, start=end))
     input_schema = _schema(file, parts["input schema"])
     output_schema = _schema(file, parts["output schema"])
+    constraints, constraint_lines = _constraints(file, parts.get("constraints"))
     contract = Contract(
         **front,
         purpose=_purpose(file, parts["purpose"]),
         input_schema=input_schema,
         output_schema=output_schema,
-        constraints=_constraints(file, parts.get("constraints")),
+        constraints=constraints,
         usage=usage,
         source=source,
     )
-    _require_consistent(file, contract, parts)
+    _require_consistent(file, contract, constraint_lines)
+    _require_fillable(file, contract, parts["output schema"])
     return contract
 
 
@@ -103,7 +105,7 @@ def _front_matter(file: _File, lines: list[str]) -> tuple[dict[str, Any], int]:
     end = next((number for number, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
     if end is None:
         raise file.error(1, "the front matter has no second `---` to end it.")
-    values, line_of = _yaml_mapping(file, "\n".join(lines[1:end]), first_line=2)
+    values, nodes, line_of = _yaml_mapping(file, "\n".join(lines[1:end]), first_line=2)
     for key, line in line_of.items():
         if key not in _KEYS and not key.startswith(_PROVENANCE):
             raise file.error(line, f"`{key}` is unknown in the front matter{_did_you_mean(key, _KEYS)}")
@@ -128,7 +130,12 @@ def _front_matter(file: _File, lines: list[str]) -> tuple[dict[str, Any], int]:
         "name": values.get("name", ""),
         "description": values.get("description", ""),
         "tags": tuple(tags),
-        "binding": _binding(file, values.get("rllm"), line_of.get("rllm", 1)),
+        "binding": _binding(
+            file,
+            values.get("rllm"),
+            line_of.get("rllm", 1),
+            _key_lines(nodes.get("rllm"), first_line=2),
+        ),
         "provenance": {
             key: str(value)
             for key, value in values.items()
@@ -138,7 +145,8 @@ def _front_matter(file: _File, lines: list[str]) -> tuple[dict[str, Any], int]:
     return front, end + 1
 
 
-def _binding(file: _File, value: Any, line: int) -> Binding:
+def _binding(file: _File, value: Any, line: int, line_of: Mapping[str, int]) -> Binding:
+    """`line`: of `rllm` itself; `line_of`: of its keys."""
     if value is None:
         return Binding()
     names = [each.name for each in fields(Binding)]
@@ -147,21 +155,27 @@ def _binding(file: _File, value: Any, line: int) -> Binding:
             line, f"`rllm` is {value!r:.80}; write `rllm: {{program: file.py:NAME, model: NAME}}`."
         )
     for key, each in value.items():
+        own_line = line_of.get(str(key), line)
         if key not in names:
-            raise file.error(line, f"`rllm.{key}` is unknown{_did_you_mean(str(key), names)}")
+            raise file.error(own_line, f"`rllm.{key}` is unknown{_did_you_mean(str(key), names)}")
         if key in _PRICES:
-            _require_price(file, line, key, each)
+            _require_price(file, own_line, key, each)
         elif not isinstance(each, str) or not each:
-            raise file.error(line, f"`rllm.{key}` is {each!r:.80}; it is a name.")
+            raise file.error(own_line, f"`rllm.{key}` is {each!r:.80}; it is a name.")
     actors = [key for key in ("program", "agent", "workflow") if value.get(key)]
     if len(actors) > 1:
-        raise file.error(line, f"`rllm` names {' and '.join(actors)}; one of them does the work.")
-    if actors and actors[0] != "program" and not value.get("model"):
-        raise file.error(line, f"`rllm.{actors[0]}` needs `rllm.model`, the model that it asks.")
-    if value.get("base_url") and not value.get("model"):
-        raise file.error(line, "`rllm.base_url` needs `rllm.model`, the server's name for the model.")
-    if (price := next((key for key in _PRICES if value.get(key)), None)) and not value.get("model"):
-        raise file.error(line, f"`rllm.{price}` needs `rllm.model`, the model that has it.")
+        raise file.error(
+            line_of[actors[-1]], f"`rllm` names {' and '.join(actors)}; one of them does the work."
+        )
+    if not value.get("model"):
+        for key, what in (
+            ("agent", "the model that it asks"),
+            ("workflow", "the model that it asks"),
+            ("base_url", "the server's name for the model"),
+            *((price, "the model that has it") for price in _PRICES),
+        ):
+            if value.get(key):
+                raise file.error(line_of[key], f"`rllm.{key}` needs `rllm.model`, {what}.")
     return Binding(**value)
 
 
@@ -173,8 +187,11 @@ def _require_price(file: _File, line: int, key: str, value: Any) -> None:
         )
 
 
-def _yaml_mapping(file: _File, text: str, *, first_line: int) -> tuple[dict[str, Any], dict[str, int]]:
-    """A mapping with text keys, and the line of each key. Raises for keys that come twice."""
+def _yaml_mapping(
+    file: _File, text: str, *, first_line: int
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
+    """A mapping with text keys, the node of each value, the line of each key. Raises for keys that come
+    twice."""
     try:
         import yaml
     except ModuleNotFoundError as error:
@@ -195,7 +212,13 @@ def _yaml_mapping(file: _File, text: str, *, first_line: int) -> tuple[dict[str,
         raise file.error(first_line, f"this YAML cannot be read: {error}.") from error
     if not isinstance(node, yaml.MappingNode) or not isinstance(values, dict):
         raise file.error(first_line, "the front matter is no mapping; write `id: my-worker` and so on.")
-    return values, {key.value: first_line + key.start_mark.line for key, _ in node.value}
+    return values, {key.value: value for key, value in node.value}, _key_lines(node, first_line=first_line)
+
+
+def _key_lines(node: Any, *, first_line: int) -> dict[str, int]:
+    """The line of each key of a mapping; none of another node."""
+    pairs = node.value if node is not None and node.id == "mapping" else ()
+    return {str(key.value): first_line + key.start_mark.line for key, _ in pairs}
 
 
 def _require_own_keys(file: _File, node: Any, first_line: int) -> None:
@@ -314,13 +337,6 @@ def _schema(file: _File, part: _Heading) -> Schema:
         raise file.error(_line_of(text, line, fault.pointer), f"`{part.title}`: {fault}") from fault
     except ConfigError as error:
         raise file.error(line, f"`{part.title}`: {error}") from error
-    if schema.is_closed:
-        for name in schema.required:
-            if name not in schema.properties:
-                raise file.error(
-                    _line_of(text, line, "/required"),
-                    f"`{part.title}` requires `{name}` and allows no property of that name; nothing fits.",
-                )
     return schema
 
 
@@ -383,8 +399,10 @@ def _refuse_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 # ---- constraints -------------------------------------------------------------------------------------------
 
 
-def _constraints(file: _File, part: _Heading | None) -> Constraints:
+def _constraints(file: _File, part: _Heading | None) -> tuple[Constraints, dict[str, int]]:
+    """The constraints, and the line of each that is written."""
     values: dict[str, Any] = {}
+    line_of: dict[str, int] = {}
     notes: list[str] = []
     names = [each.name for each in fields(Constraints)]
     for number, line in enumerate(part.body if part else (), (part.line if part else 0) + 1):
@@ -401,8 +419,8 @@ def _constraints(file: _File, part: _Heading | None) -> Constraints:
         elif key in values:
             raise file.error(number, f"`{key}` is there twice.")
         else:
-            values[key] = _constraint(file, number, key, text)
-    return Constraints(**values, notes=tuple(notes))
+            values[key], line_of[key] = _constraint(file, number, key, text), number
+    return Constraints(**values, notes=tuple(notes)), line_of
 
 
 def _constraint(file: _File, line: int, key: str, text: str) -> Any:
@@ -437,51 +455,49 @@ def _constraint(file: _File, line: int, key: str, text: str) -> Any:
     return value
 
 
-def _require_consistent(file: _File, contract: Contract, parts: dict[str, _Heading]) -> None:
-    """Parts that cannot be true together."""
+def _require_consistent(file: _File, contract: Contract, line_of: Mapping[str, int]) -> None:
+    """Raises for constraints that cannot be true together with the schemas. `line_of`: of each that is
+    written."""
     key, schema = contract.constraints.idempotency_key, contract.input_schema
-    line = parts["constraints"].line if "constraints" in parts else 1
-    kind = "string"
+    line = line_of.get("idempotency_key", 1)
     if key and key not in schema.properties:
         raise file.error(line, f"`idempotency_key` is `{key}`, and the input schema has no such property.")
     if key and key not in schema.required:
         raise file.error(line, f"`idempotency_key` is `{key}`, which the input schema does not require.")
-    if key:
-        own = schema.properties[key]
-        kind = own.get("type", "") if isinstance(own, Mapping) else ""
-        if kind not in ("string", "integer"):
-            raise file.error(line, f"`idempotency_key` is `{key}`, whose type is no string and no integer.")
-    status = contract.output_schema.properties.get("status", {})
-    statuses = status.get("enum") if isinstance(status, dict) else None
-    if statuses is not None and set(statuses) != set(contract.constraints.status_enum):
+    if key and contract.key_type not in ("string", "integer"):
+        raise file.error(line, f"`idempotency_key` is `{key}`, whose type is no string and no integer.")
+    if missing := [each for each in RunStatus if each not in contract.constraints.status_enum]:
         raise file.error(
-            parts["output schema"].line,
+            line_of["status_enum"],
+            f"`status_enum` lacks {', '.join(missing)}, and any run may end with it; name all four.",
+        )
+
+
+def _require_fillable(file: _File, contract: Contract, part: _Heading) -> None:
+    """Raises where what the runtime fills in would break the output schema, `part`, in every run."""
+    text, fence = _only_block(file, part)
+    properties = contract.output_schema.properties
+    status = properties.get("status", {})
+    statuses = status.get("enum") if isinstance(status, Mapping) else None
+    if statuses is not None and set(map(str, statuses)) != set(contract.constraints.status_enum):
+        raise file.error(
+            _line_of(text, fence, "/properties/status/enum"),
             f"the output's `status` is one of {', '.join(map(str, statuses))}, and `status_enum` says "
             f"{', '.join(contract.constraints.status_enum)}.",
         )
-    if missing := [each for each in RunStatus if each not in contract.constraints.status_enum]:
-        raise file.error(
-            line, f"`status_enum` lacks {', '.join(missing)}, and any run may end with it; name all four."
-        )
-    _require_fillable(file, contract, parts["output schema"].line, kind if key == "run_id" else "string")
-
-
-def _require_fillable(file: _File, contract: Contract, line: int, kind: str) -> None:
-    """Raises where what the runtime fills in would break the output schema in every run.
-
-    `kind`: the type of `run_id`.
-    """
-    properties = contract.output_schema.properties
     if "status" in properties and not contract.output_schema.accepts("status", str(RunStatus.OK)):
         raise file.error(
-            line, f"the runtime fills `status` with {str(RunStatus.OK)!r}, which the output schema refuses."
+            _line_of(text, fence, "/properties/status"),
+            f"the runtime fills `status` with {str(RunStatus.OK)!r}, which the output schema refuses.",
         )
     own = properties.get("run_id", True)
     named = own.get("type", "string") if isinstance(own, Mapping) else "string" if own else "none"
+    kind = contract.key_type if contract.constraints.idempotency_key == "run_id" else "string"
     fits = {"string", kind}  # the text of a number is one as well
     if fits.isdisjoint([named] if isinstance(named, str) else named):
         raise file.error(
-            line, f"the runtime fills `run_id` with a value of type {kind}, which the output schema refuses."
+            _line_of(text, fence, "/properties/run_id"),
+            f"the runtime fills `run_id` with a value of type {kind}, which the output schema refuses.",
         )
 
 

@@ -127,7 +127,7 @@ async def _right_runs(
 def _with_own_key(contract: Contract, request: ExpectedRun, number: int) -> ExpectedRun:
     """Rows may repeat a run's name, or have none: here each row is a run."""
     name = contract.constraints.idempotency_key
-    if not name or contract.input_schema.properties[name].get("type") != "string":
+    if contract.key_type != "string":
         return request
     return replace(request, inputs={**request.inputs, name: f"row-{number}"})
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rllm.contracts.answering import is_json
+from rllm.contracts.answering import checked_outputs
 from rllm.contracts.contract import Contract, RunStatus
 from rllm.engine.program_threads import OutOfTime, ProgramRunner
 from rllm.errors import ConfigError
@@ -74,6 +74,7 @@ class WorkerRuntime:
         self.durations = Histogram()
         """Of the runs that ended, s."""
         self.cost = 0.0
+        self._key_type = int if contract.key_type == "integer" else str
         self._replies = Replies(contract)
         self._telemetry = telemetry or Telemetry()
         self._runner = ProgramRunner(stops_threads=True)
@@ -135,10 +136,10 @@ class WorkerRuntime:
     async def _respond(
         self, inputs: Any, trace_id: str, timeout_s: float | None, ends_with_caller: bool
     ) -> WorkerResponse:
-        key = self._key_of(inputs)
-        if key is None:
+        text = _json_text(inputs)
+        key = None if text is None else self._key_of(inputs)
+        if text is None or key is None:
             return self._replies.unstored(self._replies.problem_of(inputs), trace_id)
-        text = canonical_json(inputs)
         digest = digest_of(text)
         task = self._tasks.get(key)
         if task is not None and self._digests[key] != digest:
@@ -226,16 +227,20 @@ class WorkerRuntime:
     async def add_feedback(self, key: str, feedback: Mapping[str, Any]) -> str:
         """Keep what somebody thinks of a final run: `score`, `label`, corrected `outputs`.
 
+        Outputs may leave out what the runtime fills in.
+
         Empty, or why it was refused.
         """
         run = await self.find(key)
         if run is None or not run.is_final:
             return f"There is no final run with the key {key!r:.100}."
-        outputs = feedback.get("outputs")
-        if outputs is not None:
-            violation = self.contract.output_schema.first_violation(outputs)
+        if "outputs" in feedback:
+            outputs, violation = checked_outputs(
+                self.contract, feedback["outputs"], self._replies.run_id(run)
+            )
             if violation is not None:
-                return f"`outputs` breaks the output schema at {violation}"
+                return f"`outputs` is not what the run could have given. {violation.message}"
+            feedback = {**feedback, "outputs": outputs}
         await self.disk.call(lambda: self.store.add_feedback(run.id, feedback))
         return ""
 
@@ -404,12 +409,13 @@ class WorkerRuntime:
     def _key_of(self, inputs: Any) -> str | None:
         """What names the run; None where the input is too broken to have a name."""
         name = self.contract.constraints.idempotency_key
-        if not isinstance(inputs, Mapping) or not is_json(inputs):
+        if not isinstance(inputs, Mapping):
             return None
         if not name:
             return uuid.uuid4().hex
         value = inputs.get(name)
-        if isinstance(value, bool) or not isinstance(value, str | int):
+        # The number 1 is another key than the text, and at most one of them is of the schema's type.
+        if isinstance(value, bool) or not isinstance(value, self._key_type):
             return None
         key = str(value)
         return key if len(key) <= MAX_KEY_CHARACTERS and is_text(key) else None
@@ -417,6 +423,14 @@ class WorkerRuntime:
     def _forget(self, key: str) -> None:
         self._tasks.pop(key, None)
         self._digests.pop(key, None)
+
+
+def _json_text(inputs: Any) -> str | None:
+    """The canonical JSON of the inputs; None where JSON has not all of them."""
+    try:
+        return canonical_json(inputs)
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def _raw_text(value: Any) -> str:

@@ -231,8 +231,7 @@ class WorkerSteps:
 def with_key(contract: Contract, inputs: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The inputs, named where the contract wants a name and the caller gave none."""
     name = contract.constraints.idempotency_key
-    kind = contract.input_schema.properties.get(name, {}).get("type")
-    return {name: key, **inputs} if name and kind == "string" else dict(inputs)
+    return {name: key, **inputs} if contract.key_type == "string" else dict(inputs)
 
 
 def with_worker_trajectories(trajectories: list[Trajectory], steps: WorkerSteps) -> list[Trajectory]:
