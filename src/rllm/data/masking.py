@@ -10,10 +10,11 @@ from typing import Any
 from rllm.redaction import values_without_keys, without_keys
 
 _PERSONAL = {
-    "[email]": re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}"),
+    # A word without a domain is taken whole as well: one of megabytes is not searched again from each letter.
+    "[email]": re.compile(r"[A-Za-z0-9._%+-]++(?P<domain>@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,})?"),
     "[secret]": re.compile(
         r"\b(?:sk|pk|rk|ghp|gho|ghs|xox[abp])[-_][A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b|"
-        r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
+        r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
         re.DOTALL,
     ),
     "[card]": re.compile(r"\b(?:\d[ -]?){13,19}\b"),
@@ -43,8 +44,9 @@ def _encodable(text: str) -> str:
 
 
 def _mark_of(match: re.Match[str], mark: str) -> str:
-    """The mark; a number that cannot be one of a card stays."""
-    return mark if mark != "[card]" or _is_card(match[0]) else match[0]
+    """The mark; a word without a domain and a number that cannot be one of a card stay."""
+    is_secret = match["domain"] if mark == "[email]" else mark != "[card]" or _is_card(match[0])
+    return mark if is_secret else match[0]
 
 
 def _is_card(text: str) -> bool:
