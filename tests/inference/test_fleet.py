@@ -346,6 +346,54 @@ class _Unreliable(VLLMClient):
         )
 
 
+class _Restarted(_Unreliable):
+    """Loads weights and ends calls when the test says so."""
+
+    may_load: asyncio.Event
+    may_fail: asyncio.Event
+    served = 0
+
+    async def update_weights(self, directory: Path, policy_version: int) -> None:
+        await self.may_load.wait()
+        self.served = policy_version
+
+    async def generate_ids(
+        self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: Any = None
+    ) -> ModelOutput:
+        if prompt_ids == [1]:
+            await self.may_fail.wait()
+            raise InferenceError("out of memory")
+        return ModelOutput(text="", prompt_ids=prompt_ids, completion_ids=[2], policy_versions=[self.served])
+
+
+async def test_a_server_that_begins_anew_after_it_was_given_weights_while_out_of_service_gets_them_again(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rllm.inference.fleet.PROBE_EVERY_S", 0.0)
+    client = _Restarted("http://127.0.0.1:1/v1", HuggingFaceTokenizer(models / "0"))
+    client.may_load, client.may_fail = asyncio.Event(), asyncio.Event()
+    client.hangs = 20
+    fleet = Fleet([client], write_weights=lambda to: to.mkdir(), directory=tmp_path / "w", max_context=512)
+    fleet.publish(1)
+    client.may_load.set()
+    failing = asyncio.create_task(fleet.generate_ids([1], SHORT))
+    await asyncio.sleep(0.05)
+    client.may_load.clear()
+    fleet.publish(2)
+    waiting = asyncio.create_task(fleet.generate_ids([2], SHORT))
+    await asyncio.sleep(0.05)
+    client.may_fail.set()
+    await asyncio.sleep(0)
+    client.may_load.set()
+    assert (await waiting).policy_versions == [2]
+    assert fleet.num_in_service == 0
+    client.served = 0  # it begins anew, and then answers
+    failing.cancel()
+    async with asyncio.timeout(20):
+        assert (await fleet.generate_ids([2], SHORT)).policy_versions == [2]
+    await fleet.close()
+
+
 _FATES = st.lists(st.sampled_from(["", "fails", "hangs"]), max_size=4)
 
 

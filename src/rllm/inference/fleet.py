@@ -371,8 +371,7 @@ class Fleet(ModelClient):
 
     async def _probe(self, replica: Replica) -> None:
         """Until it answers again: whatever it was, it may have begun anew, with its first weights."""
-        replica.weights_number = -1
-        replica.client.forget_adapters()
+        _forget_weights(replica)
         while True:
             await asyncio.sleep(PROBE_EVERY_S)
             try:
@@ -380,6 +379,7 @@ class Fleet(ModelClient):
             except InferenceError:
                 replica.give_up()  # what it began before it was out of service hangs with it
                 continue
+            _forget_weights(replica)  # a call under way may have brought it some before it began anew
             replica.is_up = True
             log.warning("%s is in service again.", replica.url)
             await self._notify()
@@ -402,6 +402,11 @@ class FleetSession(TokenSession):
     async def respond_to_ids(self, prompt_ids: list[int], sampling: SamplingParams) -> ModelOutput:
         output, self.replica = await self._fleet.ask(prompt_ids, sampling, first_choice=self.replica)
         return output
+
+
+def _forget_weights(replica: Replica) -> None:
+    replica.weights_number = -1
+    replica.client.forget_adapters()
 
 
 async def _end(replica: Replica) -> None:
