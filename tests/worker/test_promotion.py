@@ -94,13 +94,41 @@ def test_a_run_that_failed_says_nothing_about_a_model(contract: Path, attempts: 
     refused = rllm(*words, folder / "rows.jsonl")
     assert refused.exit_code == 2
     assert "the server is gone" in refused.stderr
-    (folder / "wrong.jsonl").write_text(
-        '{"inputs": {"run_id": "a", "text": "x"}, "outputs": {"length": 1}}\n'
-    )
-    refused = rllm(*words, folder / "wrong.jsonl")
-    assert refused.exit_code == 2
-    assert "row 1" in refused.stderr
     assert contract.read_text() == before
+
+
+def test_rows_that_no_model_could_get_right_are_refused_before_any_run(contract: Path) -> None:
+    folder, rows = contract.parent, contract.parent / "odd.jsonl"
+    (folder / "program.py").write_text("def solve(task, config):\n    raise AssertionError\n")
+    for row, word in (
+        ('{"inputs": {"text": "x"}, "outputs": {"length": 1}}', "break their schema at $"),
+        ('{"inputs": {"task": 1}, "outputs": {"length": 1}}', "$.task"),
+        ('{"inputs": {"task": "x"}, "outputs": {"lenght": 1}}', "`lenght`, and outputs have"),
+        ('{"inputs": {"task": "x"}, "outputs": {"length": "one"}}', "'one', which the output schema"),
+        ('{"inputs": {"task": "x"}, "outputs": {"run_id": "a", "status": "ok"}}', "no `outputs`"),
+        ('{"inputs": {"task": "x"}, "outputs": [1]}', "no `outputs`"),
+    ):
+        rows.write_text(f'{{"inputs": {{"task": "x"}}, "outputs": {{"length": 1}}}}\n{row}\n')
+        refused = rllm("worker", "promote", contract, folder / "good", "--if-better", rows)
+        assert refused.exit_code == 2
+        message = "".join(refused.stderr.split())
+        assert "odd.jsonl:2" in message
+        assert "".join(word.split()) in message
+
+
+def test_outputs_as_they_were_served_are_outputs_to_compare_with(contract: Path) -> None:
+    """The run's name and its status are filled in anew."""
+    rows, outputs = contract.parent / "rows.jsonl", {"run_id": "served", "status": "ok", "length": 4}
+    rows.write_text(12 * (json.dumps({"inputs": {"task": "four"}, "outputs": outputs}) + "\n"))
+    assert rllm("worker", "promote", contract, contract.parent / "good", "--if-better", rows).exit_code == 0
+
+
+def test_an_evaluator_that_raises_is_named_with_its_row(contract: Path) -> None:
+    folder = contract.parent
+    (folder / "judge.py").write_text("def right(inputs, outputs):\n    return outputs['lenght'] == 4\n")
+    words = ("--if-better", folder / "rows.jsonl", "--evaluator", folder / "judge.py:right")
+    refused = rllm("worker", "promote", contract, folder / "good", *words)
+    assert (refused.exit_code, "row 1: KeyError: 'lenght'" in refused.stderr) == (2, True)
 
 
 def test_a_contract_keeps_its_line_ends_and_its_rights(contract: Path) -> None:

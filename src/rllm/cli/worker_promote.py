@@ -74,7 +74,7 @@ def command(
     before = path.read_bytes()
     new_text = with_model(before.decode(), named, source=str(path))
     judge: Any = object_named(evaluator, group=ENTRY_POINTS, what="evaluator") if evaluator else None
-    requests = read_requests(rows, is_judged=judge is not None)
+    requests = read_requests(rows, contract, is_judged=judge is not None)
     with counting("runs with either model", 2 * len(requests)) as count:
         verdict = asyncio.run(
             compare_models(contract, named, requests, judge=judge, max_parallel=parallel, on_answer=count)

@@ -53,23 +53,46 @@ class ModelComparison:
         return asdict(self)
 
 
-def read_requests(path: Path, *, is_judged: bool) -> list[ExpectedRun]:
-    """Rows of JSON. Raises ConfigError with the line of one that cannot be judged."""
-    return list(_requests(path, is_judged))
+def read_requests(path: Path, contract: Contract, *, is_judged: bool) -> list[ExpectedRun]:
+    """Rows of JSON. Raises ConfigError with the line of one that no run of this contract gets right."""
+    return list(_requests(path, contract, is_judged))
 
 
-def _requests(path: Path, is_judged: bool) -> Iterator[ExpectedRun]:
+def _requests(path: Path, contract: Contract, is_judged: bool) -> Iterator[ExpectedRun]:
     for number, row in read_jsonl_lines(path):
         if not isinstance(row.get("inputs"), dict):
             raise ConfigError(
                 f'{path}:{number} has no `inputs`; write {{"inputs": {{…}}, "outputs": {{…}}}}.'
             )
-        expected = row.get("outputs")
-        if not is_judged and (not isinstance(expected, dict) or not expected):
+        request = ExpectedRun(inputs=row["inputs"], expected=row.get("outputs"))
+        violation = contract.input_schema.first_violation(_with_own_key(contract, request, number).inputs)
+        if violation is not None:
+            raise ConfigError(f"{path}:{number} has `inputs` that break their schema at {violation}")
+        yield request if is_judged else replace(request, expected=_possible(request, contract, path, number))
+
+
+def _possible(request: ExpectedRun, contract: Contract, path: Path, number: int) -> dict[str, Any]:
+    """The expected outputs without what the runtime fills in, which is another for each run."""
+    values = request.expected if isinstance(request.expected, dict) else {}
+    expected = {name: value for name, value in values.items() if name not in contract.runtime_properties}
+    if not expected:
+        raise ConfigError(
+            f"{path}:{number} has no `outputs` to compare with; add them, or give an --evaluator."
+        )
+    schema = contract.output_schema
+    for name, value in expected.items():
+        if name not in schema.properties:
+            if schema.document.get("additionalProperties") is False and not schema.document.get(
+                "patternProperties"
+            ):
+                raise ConfigError(
+                    f"{path}:{number} expects `{name:.80}`, and outputs have {', '.join(schema.properties)}."
+                )
+        elif not schema.accepts(name, value):
             raise ConfigError(
-                f"{path}:{number} has no `outputs` to compare with; add them, or give an --evaluator."
+                f"{path}:{number} expects `{name}` to be {value!r:.100}, which the output schema refuses."
             )
-        yield ExpectedRun(inputs=row["inputs"], expected=expected)
+    return expected
 
 
 async def compare_models(
@@ -146,7 +169,11 @@ def _is_right(request: ExpectedRun, response: WorkerResponse, judge: Judge | Non
         return all(
             _is_equal(value["outputs"].get(key), each) for key, each in (request.expected or {}).items()
         )
-    verdict = judge(request.inputs, value["outputs"])
+    try:
+        verdict = judge(request.inputs, value["outputs"])
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"The evaluator failed at row {number}: {text:.500}") from error
     if not isinstance(verdict, bool | int | float) or verdict not in (0, 1):
         raise ConfigError(f"The evaluator returned {verdict!r:.100}; it says True or False.")
     return bool(verdict)
