@@ -1,8 +1,14 @@
 """docs/worker.md: its contract, program, commands and Python run, in order, and print what the page says."""
 
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,12 +24,16 @@ ELSEWHERE = (
     "curl",
     "claude",
     "echo",
+    "rllm worker init guess",
     "rllm worker serve",
     "rllm worker promote",
     "rllm dataset",
     "rllm sft",
 )
-"""Commands of the page that test_doors.py, test_promotion.py and test_export.py have, by their own means."""
+"""Lines that take a server, a client or a training run: the slow test has them."""
+ADDRESS = "http://127.0.0.1:8090"
+BESIDE = ("rllm dataset", "rllm sft")
+"""Also while a server runs."""
 
 
 def blocks(language: str) -> list[str]:
@@ -67,3 +77,69 @@ def test_the_page_names_every_constraint_and_its_default(tmp_path: Path) -> None
     assert set(rows) >= set(Constraints.__dataclass_fields__) - {"notes"}
     assert float(rows["timeout_seconds"]) == Constraints().timeout_seconds
     assert int(rows["max_attempts"]) == Constraints().max_attempts
+
+
+@contextmanager
+def served(words: list[str]) -> Iterator[tuple[str, str]]:
+    """A line of the page that serves, on a free port: its address and token."""
+    words[words.index("--port") + 1] = "0"
+    command = [sys.executable, "-m", "rllm", *words, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            listening = json.loads(process.stdout.readline())
+            yield listening["url"], listening["token"]
+        finally:
+            process.terminate()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the page's client is curl")
+def test_every_command_of_the_page_runs_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each server serves the lines below it that call it; who needs its directory comes after it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    Path("measure.worker.md").write_text(re.findall(r"^````markdown\n(.*?)^````$", PAGE, re.M | re.S)[0])
+    Path("measure.py").write_text(blocks("python")[0])
+    Path("rows.jsonl").write_text('{"run_id": "1", "text": "four"}\n')
+    Path("texts.jsonl").write_text('{"text": "four", "length": 4}\n')
+    Path("held-out.jsonl").write_text('{"inputs": {"text": "five!"}, "outputs": {"length": 5}}\n')
+    lines = [line for line in "".join(blocks("sh")).splitlines() if not line.startswith(("pip", "claude"))]
+    ended: list[tuple[str, subprocess.CompletedProcess[str]]] = []
+
+    def run(line: str, url: str = "", token: str = "") -> None:
+        done = subprocess.run(
+            ["sh", "-ec", line.replace(ADDRESS, url)],
+            env={**os.environ, "TOKEN": token},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        ended.append((line, done))
+
+    starts = [place for place, line in enumerate(lines) if line.startswith("rllm worker serve")]
+    for line in lines[: starts[0]]:
+        run(line)
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        beside, after = [
+            [
+                line
+                for line in lines[start + 1 : end]
+                if (line.startswith(BESIDE) or ADDRESS in line) is is_beside
+            ]
+            for is_beside in (True, False)
+        ]
+        with served(shlex.split(lines[start])[1:]) as server:
+            for line in beside:
+                run(line, *server)
+        for line in after:
+            run(line)
+    answers = {line: json.loads(done.stdout) for line, done in ended if line.startswith("curl")}
+    assert len(answers) == 3
+    assert all(each.get("status", "ok") == "ok" for each in answers.values())
+    for line, done in ended:
+        promotes = line.startswith("rllm worker promote")
+        assert done.returncode in ((0, 1) if promotes else (0,)), (line, done.stdout, done.stderr)
+    assert "promoted" in ended[-1][1].stdout
+    assert json.loads(Path("rows-to-learn.jsonl").read_text())["messages"][-1]["content"] == '{"length": 4}'
