@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import socket
 import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import aiohttp
+import uvloop
 
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.server import Gateway
@@ -48,6 +51,28 @@ async def test_heads_and_bodies_that_do_not_come_give_their_connection_up(serve:
         assert answer.split()[1] == status, each
         assert took_s >= TIMEOUT_S
     gateway.counts.require_conserved(gateway.num_in_flight)
+
+
+def test_half_a_head_that_comes_with_its_connection_gives_it_up_too(
+    scripted: ModuleType, tmp_path: Path
+) -> None:
+    """uvloop, on which gateways run, hands it over before the server waits for a request."""
+
+    async def answers() -> set[bytes]:
+        loop = asyncio.get_running_loop()
+        options: dict[str, Any] = {"token": None, "arrival_timeout_s": TIMEOUT_S}
+        async with Gateway(scripted.ScriptedPolicy(), tmp_path / "ledger", **options) as gateway:
+            clients = [socket.create_connection(("127.0.0.1", gateway.port)) for _ in range(20)]
+            for client in clients:  # nothing is awaited: they are accepted with what they have sent
+                client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Header: ")
+                client.setblocking(False)
+            heads = await asyncio.gather(*(loop.sock_recv(client, 12) for client in clients))
+            for client in clients:
+                client.close()
+            return set(heads)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(answers()) == {b"HTTP/1.1 408"}, "a silent connection is closed without a word"
 
 
 async def test_a_kept_connection_may_be_idle_but_its_next_head_may_not_be_slow(serve: Serve) -> None:

@@ -64,7 +64,8 @@ class _Connection(web.RequestHandler):
         super().data_received(data)
         if self._request_count != num_requests:
             self._stop_head_timer()
-        elif not self._has_begun and self._waiter is not None:
+        # uvloop hands over what came with a connection before anything waits for it.
+        elif not self._has_begun and (self._waiter is not None or num_requests == 0):
             self._has_begun = True
             self._start_head_timer(self._head_timeout_s)
 
