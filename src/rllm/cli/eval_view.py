@@ -8,16 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rllm.build.asked import Asked
-from rllm.cli.terminal import (
-    facts,
-    out,
-    print_next,
-    print_sentence,
-    rate,
-    rate_with_interval,
-    score_with_interval,
-    table,
-)
+from rllm.cli.terminal import facts, out, print_next, rate, rate_with_interval, score_with_interval, table
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.comparison import Change, Comparison
 from rllm.eval.rescoring import Rescored
@@ -49,7 +40,7 @@ def write_page(directory: Path) -> Path:
 def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, page: Path) -> None:
     console, stamp, reports = out(), report["stamp"], report["reports"]
     tasks = request.program.dataset if request.program else f"{stamp['split']} tasks"
-    print_sentence(console, f"\n{request.name}, {tasks}: {request.place.title}", style="bold")
+    console.print(f"\n{request.name}, {tasks}: {request.place.title}", style="bold", soft_wrap=True)
     if settings := stamp.get("settings"):
         is_own_agent = stamp["agent"] != benchmark_named(request.benchmark).agent
         shown = (
@@ -57,19 +48,20 @@ def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, pa
             if is_own_agent
             else _SHOWN[settings["of"]]
         )
-        print_sentence(console, shown, style="dim")
+        console.print(shown, style="dim", markup=False, soft_wrap=True)
     console.print(_scores(reports))
-    print_sentence(console, Text(f"{_instances(reports)}{_baselines(report)}"))
+    console.print(Text(f"{_instances(reports)}{_baselines(report)}"), soft_wrap=True)
     console.print(
         f"attempted = scored + truncated + failed; a failure counts as no success. {_method(reports)}",
         style="dim",
     )
     if skipped := stamp.get("skipped"):
         name, why = next(iter(skipped.items()))
-        print_sentence(
-            console,
+        console.print(
             f"{len(skipped)} tasks cannot be run here and were skipped. The first is {name}: {why}",
             style="yellow",
+            markup=False,
+            soft_wrap=True,
         )
     if any(each.get("readings") for each in reports.values()):
         console.print(_readings(reports))
@@ -90,11 +82,11 @@ def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, pa
                 if request.program and "max_tokens" not in request.sampling
                 else ""
             )
-            print_sentence(
-                console,
+            console.print(
                 f"{way}: {each['cut_off']} attempts ran into {own}max_tokens ({limit}); "
                 "--sampling max_tokens=N allows more.",
                 style="yellow",
+                soft_wrap=True,
             )
     if any(kind.startswith(_MADE_AGAIN) for each in reports.values() for kind in each["failures"]):
         console.print("The same command makes the attempts again that the infrastructure failed.")
@@ -123,7 +115,7 @@ def show_evaluation(directory: RunDirectory, state: Text) -> None:
     if summary is not None:
         console.print(_scores(summary["reports"]))
         if "baselines" in summary:  # one of an earlier version has none
-            print_sentence(console, Text(f"{_instances(summary['reports'])}{_baselines(summary)}"))
+            console.print(Text(f"{_instances(summary['reports'])}{_baselines(summary)}"), soft_wrap=True)
         if any(each.get("readings") for each in summary["reports"].values()):
             console.print(_readings(summary["reports"]))
 
@@ -153,27 +145,29 @@ def print_comparison(
     console.print(comparison_table)
     for way, each in comparisons.items():
         verdict = "differ" if each.is_significant else "cannot be told apart"
-        print_sentence(
-            console,
+        console.print(
             f"{way}: at 5 % the two {verdict} ({each.test.replace('_', ' ')} over {each.tasks} tasks, "
             f"{len(each.better)} better, {len(each.worse)} worse; interval: {each.interval_method}).",
+            soft_wrap=True,
         )
         for label, changes in (("better", each.better), ("worse", each.worse)):
             if changes:
-                print_sentence(console, f"  {label}: {_change_list(changes)}", style="dim")
+                console.print(f"  {label}: {_change_list(changes)}", style="dim", soft_wrap=True)
         if each.first_failed or each.second_failed:
-            print_sentence(
-                console,
+            console.print(
                 f"  attempts that failed, and count as no success: {each.first_failed} and "
                 f"{each.second_failed}.",
                 style="yellow",
+                soft_wrap=True,
             )
         if each.only_in_first or each.only_in_second:
             alone = f"{each.only_in_first} and {each.only_in_second}"
-            print_sentence(console, f"  left out: {alone} tasks that only one has.", style="yellow")
+            console.print(f"  left out: {alone} tasks that only one has.", style="yellow", soft_wrap=True)
     if differing:
         pairs = "; ".join(f"{name}: {one} and {other}" for name, (one, other) in differing.items())
-        print_sentence(console, f"The two differ in more than the model: {pairs}.", style="yellow")
+        console.print(
+            f"The two differ in more than the model: {pairs}.", style="yellow", markup=False, soft_wrap=True
+        )
     print_next(
         console,
         [(["rllm", "runs", "show", str(second), "--phase", next(iter(comparisons))], "look at the episodes")],
@@ -183,8 +177,8 @@ def print_comparison(
 def print_rescored(source: Path, target: Path, rescoring: Rescored) -> None:
     console = out()
     num_changes = sum(len(each) for each in rescoring.changed.values())
-    print_sentence(
-        console, f"\n{source}, judged again by {rescoring.report['stamp']['evaluator']}", style="bold"
+    console.print(
+        f"\n{source}, judged again by {rescoring.report['stamp']['evaluator']}", style="bold", soft_wrap=True
     )
     console.print(_scores(rescoring.report["reports"]))
     for way, each in rescoring.report["reports"].items():
@@ -209,17 +203,17 @@ def _print_selection(console: Console, selection: Mapping[str, Any]) -> None:
         shown.add_row(title, f"{rate(selection[name]['value'])} [{100 * low:.1f}, {100 * high:.1f}]")
     console.print(shown)
     if selection["unsettled"]:
-        print_sentence(
-            console,
+        console.print(
             f"At {selection['unsettled']} of {num_tasks} tasks the selector did not tell the best attempts "
             "apart, so the first of them was taken.",
             style="yellow",
+            soft_wrap=True,
         )
 
 
 def _print_failures(console: Console, way: str, report: Mapping[str, Any]) -> None:
     for kind, count in report["failures"].items():
-        print_sentence(console, f"{way}: {count} × {kind}", style="red")
+        console.print(f"{way}: {count} × {kind}", style="red", soft_wrap=True)
 
 
 def _scores(reports: Mapping[str, Any]) -> Any:

@@ -31,8 +31,17 @@ def message_digests(messages: Sequence[Message]) -> list[bytes]:
 
 def message_digest(before: bytes, message: Mapping[str, Any]) -> bytes:
     """[16] bytes for `message` behind messages whose digest is `before`; `b""` for a message by itself."""
-    role = str(message.get("role"))
-    fields = [role, *_content_fields(message.get("content"))]
+    return _digest(before + _frame_of(message))
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _frame_of(message: Mapping[str, Any]) -> bytes:
+    """Everything that a model would have read of it, each field behind its length."""
+    role, content = str(message.get("role")), message.get("content")
+    fields = [role, content] if isinstance(content, str) else [role, *_content_fields(content)]
     if role == "assistant":
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
@@ -42,8 +51,7 @@ def message_digest(before: bytes, message: Mapping[str, Any]) -> bytes:
     else:
         fields.append(str(message.get("name") or ""))
     parts = [field.encode("utf-8", "surrogatepass") for field in fields]
-    frame = b"".join([b"%d:%b" % (len(part), part) for part in parts])
-    return hashlib.blake2b(before + frame, digest_size=16).digest()
+    return b"".join([b"%d:%b" % (len(part), part) for part in parts])
 
 
 def canonical_json(value: Any) -> str:
@@ -51,9 +59,9 @@ def canonical_json(value: Any) -> str:
 
 
 def _content_fields(content: Any) -> list[str]:
-    """One field for text, two where something in it is none."""
-    if content is None or isinstance(content, str):
-        return [content or ""]
+    """One field for content whose parts are texts, two where something in it is none."""
+    if content is None:
+        return [""]
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
     strings = [text for text in texts if isinstance(text, str)]
     return ["".join(strings)] if len(strings) == len(texts) else ["parts", canonical_json(content)]
@@ -123,10 +131,11 @@ class ConversationIndex:
 
     def add_answer(self, before: bytes, message: Message, conversation: IndexedConversation) -> bytes:
         """Add an answer to the messages of digest `before`; gives the digest of all messages with it."""
-        digest = message_digest(before, message)
+        frame = _frame_of(message)
+        digest = _digest(before + frame)
         self._add_first(self._beginnings, digest, conversation)
         if message.get("content") or message.get("tool_calls"):
-            self._add_first(self._answers, message_digest(b"", message), conversation)
+            self._add_first(self._answers, _digest(frame), conversation)
         return digest
 
     def find(self, messages: Sequence[Message], digests: Sequence[bytes]) -> IndexedConversation | None:

@@ -31,7 +31,6 @@ from rllm.environments.swe.scaffolds import (
 from rllm.environments.swe.tools import SWETools
 from rllm.environments.world import Turns, World
 from rllm.errors import AgentError, ConfigError
-from rllm.rewards.clock import grading
 from rllm.rewards.grade import Grade, wrong
 from rllm.rewards.runner_logs import runner_of
 from rllm.rewards.swe_grading import grade_patch
@@ -149,8 +148,7 @@ class SWEEnv(BaseEnv):
         except OSError as error:
             self.grade = wrong(f"what was left cannot be kept: {error}")
         else:
-            with grading():
-                self.grade = grade_patch(self._world, patch, timeout_s=self.reward_timeout)
+            self.grade = grade_patch(self._world, patch, timeout_s=self.reward_timeout)
         return self.grade.score
 
     def keep_state(self) -> SWEState:

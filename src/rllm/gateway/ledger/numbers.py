@@ -31,10 +31,10 @@ def id_bytes(ids: Sequence[int], where: str, field: str) -> bytes:
 def planes_of(packed_ids: bytes) -> bytes:
     if not packed_ids:
         return b""
-    num_ids, planes = len(packed_ids) // ID_BYTES, [packed_ids[place::ID_BYTES] for place in range(ID_BYTES)]
-    while len(planes) > 1 and planes[-1] == bytes(num_ids):
-        planes.pop()
-    return bytes([len(planes)]) + b"".join(planes)
+    num_planes, zeros = ID_BYTES, bytes(len(packed_ids) // ID_BYTES)
+    while num_planes > 1 and packed_ids[num_planes - 1 :: ID_BYTES] == zeros:
+        num_planes -= 1
+    return bytes([num_planes]) + b"".join([packed_ids[place::ID_BYTES] for place in range(num_planes)])
 
 
 def ids_of_planes(data: bytes) -> list[int]:
@@ -53,7 +53,8 @@ def pack_logprobs(logprobs: Sequence[float], where: str) -> bytes:
         exact = struct.pack(f"<{count}d", *logprobs)
     except (struct.error, OverflowError) as error:
         raise ValueError(f"{where}: `logprobs` holds something else than numbers ({error}).") from error
-    if not all(map(math.isfinite, logprobs)):
+    # The sum tells: nothing that is added to an infinity, or to no number, makes it finite.
+    if not math.isfinite(sum(logprobs)) and not all(map(math.isfinite, logprobs)):
         place = next(place for place, value in enumerate(logprobs) if not math.isfinite(value))
         raise ValueError(
             f"{where}: `logprobs[{place}]` is {logprobs[place]}; a log-probability is a finite number. "

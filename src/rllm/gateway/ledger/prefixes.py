@@ -39,10 +39,11 @@ def digest(data: bytes) -> bytes:
 class Trail:
     """Bytes with a digest after each whole block, and after any other place on demand."""
 
-    __slots__ = ("_data", "_states", "digests")
+    __slots__ = ("_data", "_ends", "_states", "digests")
 
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self._ends: dict[int, bytes] = {}
         self._states = [hashlib.sha256()]
         digests: list[bytes] = []
         for start in range(0, len(data) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
@@ -57,6 +58,8 @@ class Trail:
 
     def common_with(self, digests: bytes, ends: Sequence[tuple[int, bytes]], *, limit: int) -> int:
         """How many of the first `limit` bytes are an earlier text's: exact at its ends, else in blocks."""
+        if not limit:
+            return 0
         num_blocks = limit // _BLOCK_BYTES
         common = num_equal_digests(self.digests[: num_blocks * _DIGEST_BYTES], digests) * _BLOCK_BYTES
         for place, theirs in ends:
@@ -65,10 +68,14 @@ class Trail:
         return common
 
     def _digest_at(self, num_bytes: int) -> bytes:
-        block = num_bytes // _BLOCK_BYTES
-        state = self._states[block].copy()
-        state.update(self._data[block * _BLOCK_BYTES : num_bytes])
-        return state.digest()[:_DIGEST_BYTES]
+        """Once a place: most calls of a session end where another one does."""
+        end = self._ends.get(num_bytes)
+        if end is None:
+            block = num_bytes // _BLOCK_BYTES
+            state = self._states[block].copy()
+            state.update(self._data[block * _BLOCK_BYTES : num_bytes])
+            end = self._ends[num_bytes] = state.digest()[:_DIGEST_BYTES]
+        return end
 
 
 def num_equal_digests(mine: bytes, theirs: bytes) -> int:

@@ -13,6 +13,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rllm.errors import MissingExtraError
@@ -45,6 +46,7 @@ _RAW = -zlib.MAX_WBITS
 _DEEPEST = 200
 
 
+_NO_PROMPT = Trail(b"")
 _of_thread = threading.local()
 
 
@@ -122,7 +124,7 @@ def encode_call(record: CallRecord, tips: Iterable[Tip]) -> EncodedCall:
         num_id_bytes=len(ids),
         messages=part_digests([*messages, response]),
         message_sizes=[len(message) for message in messages],
-        prompt=Trail(prompt),
+        prompt=Trail(prompt) if prompt else _NO_PROMPT,
         num_prompt_bytes=len(prompt),
         tools=digest(tools) if tools else b"",
         num_tools_bytes=len(tools),
@@ -205,6 +207,9 @@ _SMALL_FIELDS: tuple[tuple[str, Any], ...] = tuple(
     for each in fields(CallRecord)
     if each.name not in _IN_COLUMNS
 )
+_small_values = attrgetter(*(name for name, _ in _SMALL_FIELDS))
+_EQUAL_IS_SAME = (str, dict, list)
+"""Texts, and the containers among the defaults, which are empty: equal ones are the same JSON."""
 _RESTORE: dict[str, Callable[[Any], Any]] = {
     each.name: type(each.default)
     for each in fields(CallRecord)
@@ -215,8 +220,7 @@ _RESTORE: dict[str, Callable[[Any], Any]] = {
 def _small_fields(record: CallRecord, where: str) -> dict[str, Any]:
     """Fields that are not as they are by default."""
     small: dict[str, Any] = {}
-    for name, default in _SMALL_FIELDS:
-        value = getattr(record, name)
+    for (name, default), value in zip(_SMALL_FIELDS, _small_values(record), strict=True):
         if value is not default and not _same(value, default):
             require_json(value, where, name)
             small[name] = value
@@ -226,7 +230,9 @@ def _small_fields(record: CallRecord, where: str) -> dict[str, Any]:
 def _same(mine: Any, theirs: Any) -> bool:
     """Equality alone is not enough: 1 == True == 1.0 and 0.0 == -0.0, and JSON tells them apart."""
     kind = type(mine)
-    return kind is type(theirs) and mine == theirs and (kind is str or repr(mine) == repr(theirs))
+    if kind is not type(theirs) or mine != theirs:
+        return False
+    return kind in _EQUAL_IS_SAME or repr(mine) == repr(theirs)
 
 
 class _JsonWriter:
@@ -246,26 +252,31 @@ class _JsonWriter:
             return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
+_PLAIN = frozenset((str, int, bool, type(None)))
 _Place = tuple["_Place | None", str | int]
 
 
 def require_json(value: Any, where: str, place: str | _Place, depth: int = 0) -> None:
     """Raise ValueError for what JSON would silently change: NaN, tuples, keys that are no text."""
     kind = type(value)
-    if kind is str or kind is int or kind is bool or value is None:
+    if kind in _PLAIN:
         return
     if depth > _DEEPEST:
         raise ValueError(
             f"{where}: `{_spelling(place)[:40]}…` is nested deeper than {_DEEPEST} levels, or holds itself."
         )
+    if kind is float and math.isfinite(value):
+        return
     if isinstance(value, dict):
         for key, each in value.items():
             if not isinstance(key, str):
                 raise ValueError(f"{where}: `{_spelling(place)}` has the key {key!r}; JSON's keys are text.")
-            require_json(each, where, (_as_place(place), key), depth + 1)
+            if type(each) not in _PLAIN:
+                require_json(each, where, (_as_place(place), key), depth + 1)
     elif isinstance(value, list):
         for index, each in enumerate(value):
-            require_json(each, where, (_as_place(place), index), depth + 1)
+            if type(each) not in _PLAIN:
+                require_json(each, where, (_as_place(place), index), depth + 1)
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(

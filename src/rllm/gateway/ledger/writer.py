@@ -36,11 +36,12 @@ that comes alone does not wait."""
 _ENCODED_HERE_BYTES = 256 << 10
 """What has more bytes is encoded in a thread."""
 _SESSIONS_REMEMBERED = 20_000
-_ROWS_PER_STATEMENT = (64, 16, 4, 1)
-"""Few sizes, so that SQLite prepares each statement once."""
+_ROWS_PER_STATEMENT = 64
+"""About so many. SQLite prepares a statement of each number of rows once, and keeps those used last."""
 _INSERT = f"INSERT INTO calls (call, {', '.join(CallRow._fields)}) VALUES "
 TOTALS = (*CallStatus, "choices", "sessions")
 
+_NumberedRow = tuple[int, CallRow]
 Change = Callable[[sqlite3.Connection], Any]
 """Something to do within a transaction."""
 
@@ -199,43 +200,52 @@ class LedgerWriter:
             return
         totals: Counter[str] = Counter()
         sessions = self._find_sessions(connection, appends, totals)
-        rows = [(item, self._number(connection, item, sessions)) for item in appends]
-        connection.execute("SAVEPOINT calls")
+        together: list[tuple[_Append, list[_NumberedRow]]] = []
+        num_rows = 0
+        for item in appends:
+            together.append((item, self._number(connection, item, sessions)))
+            num_rows += len(item.calls)
+            if num_rows >= _ROWS_PER_STATEMENT or item is appends[-1]:
+                self._insert(connection, together, totals)
+                together, num_rows = [], 0
+        add_to_totals(connection, totals)
+
+    def _insert(
+        self,
+        connection: sqlite3.Connection,
+        rows: list[tuple[_Append, list[_NumberedRow]]],
+        totals: Counter[str],
+    ) -> None:
+        """All in one statement, which writes all of them or nothing."""
         try:
             _insert_calls(connection, [row for _, rows_of_item in rows for row in rows_of_item])
         except sqlite3.IntegrityError:
-            connection.execute("ROLLBACK TO calls")
             for item, rows_of_item in rows:
                 self._write_alone(connection, item, rows_of_item)
         for item, rows_of_item in rows:
             if item.error is None:
                 totals["choices"] += len(rows_of_item)
-                totals.update(
-                    row.status for _, *columns in rows_of_item if (row := CallRow(*columns)).is_first
-                )
-        add_to_totals(connection, totals)
-        connection.execute("RELEASE calls")
+                for _, row in rows_of_item:
+                    totals[row.status] += row.is_first
 
-    def _write_alone(
-        self, connection: sqlite3.Connection, item: _Append, rows: list[tuple[Any, ...]]
-    ) -> None:
+    def _write_alone(self, connection: sqlite3.Connection, item: _Append, rows: list[_NumberedRow]) -> None:
         """A second sample for a request that has one is refused, and with it its whole append."""
         connection.execute("SAVEPOINT alone")
         for call, row in zip(item.calls, rows, strict=True):
             try:
                 _insert_calls(connection, [row])
             except sqlite3.IntegrityError:
-                item.error = _second_sample(connection, call.record, CallRow(*row[1:]))
+                item.error = _second_sample(connection, call.record, row[1])
                 connection.execute("ROLLBACK TO alone")
                 break
         connection.execute("RELEASE alone")
 
     def _number(
         self, connection: sqlite3.Connection, item: _Append, sessions: dict[str, int]
-    ) -> list[tuple[Any, ...]]:
+    ) -> list[_NumberedRow]:
         if item.num_deletions != self._num_deletions:
             _without_deleted_parents(connection, item)
-        rows: list[tuple[Any, ...]] = []
+        rows: list[_NumberedRow] = []
         session_names: set[str] = set()
         for call in item.calls:
             self._last_call += 1
@@ -243,7 +253,7 @@ class LedgerWriter:
             row = call.row(
                 session=sessions[call.record.session], is_first=call.record.id not in session_names
             )
-            rows.append((self._last_call, *row))
+            rows.append((self._last_call, row))
             session_names.add(call.record.id)
         return rows
 
@@ -254,8 +264,8 @@ class LedgerWriter:
         names = {call.record.session for item in appends for call in item.calls}
         rows = {name: row for name in names if (row := self._session_rows.get(name)) is not None}
         unknown = [name for name in names if name not in rows]
-        for start in range(0, len(unknown), _ROWS_PER_STATEMENT[0]):
-            keys = {name_bytes(name): name for name in unknown[start : start + _ROWS_PER_STATEMENT[0]]}
+        for start in range(0, len(unknown), _ROWS_PER_STATEMENT):
+            keys = {name_bytes(name): name for name in unknown[start : start + _ROWS_PER_STATEMENT]}
             totals["sessions"] += connection.execute(
                 f"INSERT INTO sessions (created_at, name) VALUES {_rows(2, len(keys))} "
                 "ON CONFLICT DO NOTHING",
@@ -303,14 +313,10 @@ def _rows(num_columns: int, num_rows: int) -> str:
     return ", ".join([f"({', '.join('?' * num_columns)})"] * num_rows)
 
 
-def _insert_calls(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Many rows a statement: between two statements another thread may hold the interpreter for 5 ms."""
-    start = 0
-    for size in _ROWS_PER_STATEMENT:
-        while len(rows) - start >= size:
-            values = [value for row in rows[start : start + size] for value in row]
-            connection.execute(_INSERT + _rows(len(rows[start]), size), values)
-            start += size
+def _insert_calls(connection: sqlite3.Connection, rows: Sequence[_NumberedRow]) -> None:
+    """In one statement: between two of them another thread may hold the interpreter for 5 ms."""
+    values = [value for number, row in rows for value in (number, *row)]
+    connection.execute(_INSERT + _rows(1 + len(CallRow._fields), len(rows)), values)
 
 
 def add_to_totals(connection: sqlite3.Connection, totals: Counter[str]) -> None:

@@ -115,7 +115,10 @@ def _too_large(size: str, limit: int) -> RequestRefused:
 
 
 def _encodings(http: web.BaseRequest) -> list[str]:
-    names = [each.strip().lower() for each in http.headers.get("Content-Encoding", "").split(",")]
+    header = http.headers.get("Content-Encoding")
+    if header is None:  # as nearly always
+        return []
+    names = [each.strip().lower() for each in header.split(",")]
     encodings = [each for each in names if each not in ("", "identity")]
     unknown = [each for each in encodings if each not in _WBITS]
     if unknown or len(encodings) > 2:

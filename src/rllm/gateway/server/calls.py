@@ -89,8 +89,9 @@ class ClientCall:
         self.is_ending = False
         """The policy is through with it; from here on it is never cancelled."""
         self.cancelled_because: RequestRefused | None = None
-        self.outcome: asyncio.Future[Answer | RequestRefused] = asyncio.get_running_loop().create_future()
-        """Set once the call is on disk: the answer, or RequestRefused."""
+        self.outcome: Answer | RequestRefused | None = None
+        """Set once the call is on disk."""
+        self._waiting: list[asyncio.Future[None]] = []
         self.task: asyncio.Task[None] | None = None
         self.pieces: list[Piece] = []
         self.started_at = time.time()
@@ -100,6 +101,25 @@ class ClientCall:
     @property
     def elapsed_s(self) -> float:
         return time.perf_counter() - self._started
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Returns when there is an outcome, or after `timeout_s`. Whoever is cancelled here stops nothing."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(waiter)
+        timer = None if timeout_s is None else loop.call_later(timeout_s, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            self._waiting.remove(waiter)
+            if timer is not None:
+                timer.cancel()
+
+    def end(self, outcome: Answer | RequestRefused) -> None:
+        """Tell all who wait."""
+        self.outcome = outcome
+        for waiter in self._waiting:
+            _wake(waiter)
 
     async def emit(self, piece: Piece) -> None:
         if self.first_token_s is None:
@@ -116,6 +136,11 @@ class ClientCall:
             latency_s=self.elapsed_s,
             first_token_s=self.first_token_s,
         )
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class Calls:
@@ -162,14 +187,13 @@ class Calls:
         """
         call.num_waiters += 1
         try:
-            while sink is not None and not call.outcome.done():
-                await asyncio.wait({call.outcome}, timeout=KEEP_ALIVE_S)
-                if not call.outcome.done():
+            while call.outcome is None:
+                await call.wait(None if sink is None else KEEP_ALIVE_S)
+                if call.outcome is None and sink is not None:
                     await sink.keep_alive()
-            outcome = await asyncio.shield(call.outcome)
-            if isinstance(outcome, RequestRefused):
-                raise copy.copy(outcome)  # that of the call then holds no frame that holds the call
-            return outcome
+            if isinstance(call.outcome, RequestRefused):
+                raise copy.copy(call.outcome)  # that of the call then holds no frame that holds the call
+            return call.outcome
         except asyncio.CancelledError:
             self._leave(call)
             raise
@@ -235,13 +259,13 @@ class Calls:
         if isinstance(outcome, Answer):
             if call.num_waiters == 0:  # they left while it was written
                 self.undelivered(call.digest, call.key)
-            call.outcome.set_result(outcome)
+            call.end(outcome)
             return
         # Its frames hold the call, and the call holds it: what was asked would wait for a garbage collection.
         outcome.__traceback__ = outcome.__context__ = outcome.__cause__ = None
         if call.cancelled_because is None:
             self.retries.lost(call.digest)
-        call.outcome.set_result(outcome)
+        call.end(outcome)
 
     async def _outcome(self, call: ClientCall) -> Answer | RequestRefused:
         emit = call.emit if call.request.stream else None

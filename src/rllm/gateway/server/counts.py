@@ -49,7 +49,8 @@ class Counts:
         self, now: float, usage: dict[str, int], latency_s: float, first_token_s: float | None
     ) -> None:
         self.recorded[CallStatus.OK] += 1
-        self.tokens.update(usage)
+        for kind, num_tokens in usage.items():
+            self.tokens[kind] += num_tokens
         self.latency.add(latency_s)
         if first_token_s is not None:
             self.first_token.add(first_token_s)

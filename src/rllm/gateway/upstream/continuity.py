@@ -166,7 +166,7 @@ class Continuity:
 
     def _add_answer(self, prompt: "PlacedPrompt", ids: Sequence[int], message: Message) -> None:
         if prompt.ids and ids:
-            self._ids.add(prompt.ids + array("i", ids).tobytes(), prompt.place)
+            self._ids.add(prompt.ids + array("I", ids).tobytes(), prompt.place)
         if prompt.text:
             self._texts.add(prompt.text + _utf8(message.get("content") or ""), prompt.place)
         end = self._index.add_answer(prompt.digests[-1], message, prompt.place.conversation)
@@ -190,7 +190,7 @@ class PlacedPrompt:
 
 
 def _digest_prompt(request: CallRequest, prompt_ids: Sequence[int]) -> PlacedPrompt:
-    ids = array("i", prompt_ids).tobytes()
+    ids = array("I", prompt_ids).tobytes()
     return PlacedPrompt(
         ids=ids,
         ids_digest=_digest(ids) if ids else b"",

@@ -11,8 +11,6 @@ Nothing is retried here. Leaving `post` early, as a cancelled task does, closes 
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,9 +86,15 @@ class HttpClient:
         if session is not None:
             await session.close()
 
-    @asynccontextmanager
-    async def post(self, url: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The response, once its headers are there. Raises Unreachable, Dropped or TimeoutError."""
+    def post(self, url: str, body: bytes) -> "_Exchange":
+        """`async with` it for the response, once its headers are there.
+
+        Raises Unreachable, Dropped or TimeoutError.
+        """
+        return _Exchange(self, url, body)
+
+    async def _send(self, url: str, body: bytes) -> aiohttp.ClientResponse:
+        """Takes room, and gives it back only where there is no response."""
         data = body if len(body) <= _SENT_AT_ONCE_BYTES else io.BytesIO(body)
         self.num_waiting += 1
         try:
@@ -98,18 +102,16 @@ class HttpClient:
         finally:
             self.num_waiting -= 1
         try:
-            try:
-                response = await self.session.post(
-                    url, data=data, headers=_JSON_HEADERS, allow_redirects=False
-                )
-            except _FAILURES as error:
-                raise self._failure(error, before_answer=True) from error
-            try:
-                yield response
-            finally:
-                response.release()  # closes the connection unless the answer was read to its end
-        finally:
+            return await self.session.post(url, data=data, headers=_JSON_HEADERS, allow_redirects=False)
+        except BaseException as error:
             self._room.release()
+            if isinstance(error, _FAILURES):
+                raise self._failure(error, before_answer=True) from error
+            raise
+
+    def _end(self, response: aiohttp.ClientResponse) -> None:
+        response.release()  # closes the connection unless the answer was read to its end
+        self._room.release()
 
     async def body_of(self, response: aiohttp.ClientResponse) -> bytes:
         """The whole body. Raises TooLarge, Dropped or TimeoutError."""
@@ -168,6 +170,22 @@ class HttpClient:
             case _:
                 what = str(error) or type(error).__name__
                 return Dropped(f"the connection broke: {what}", before_answer=before_answer)
+
+
+class _Exchange:
+    """A class, since every call enters one: a generator in its place takes longer."""
+
+    __slots__ = ("_body", "_http", "_response", "_url")
+
+    def __init__(self, http: HttpClient, url: str, body: bytes) -> None:
+        self._http, self._url, self._body = http, url, body
+
+    async def __aenter__(self) -> aiohttp.ClientResponse:
+        self._response = await self._http._send(self._url, self._body)
+        return self._response
+
+    async def __aexit__(self, *error: object) -> None:
+        self._http._end(self._response)
 
 
 def most_connections() -> int:

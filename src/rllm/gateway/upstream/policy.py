@@ -11,12 +11,13 @@ asks for; a server that refuses such a field is asked again without it, and the 
 """
 
 import asyncio
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from rllm.errors import ConfigError, PartialAnswer, RequestRefused, choices_of
+from rllm.errors import ConfigError, PartialAnswer, RequestRefused
 from rllm.gateway.dialects.openai_fields import require_no_seed
 from rllm.gateway.dialects.registry import UPSTREAMS
 from rllm.gateway.upstream.call import Failed, UpstreamCall, ask
@@ -69,8 +70,8 @@ class UpstreamPolicy:
         sends_seeds: bool = True,
     ) -> None:
         if capture is not None and not capture <= CAPTURES:
-            unknown = min(capture - CAPTURES)
-            raise ConfigError(f"`capture` holds {unknown!r}; {choices_of(unknown, sorted(CAPTURES))}.")
+            unknown = ", ".join(sorted(capture - CAPTURES))
+            raise ConfigError(f"`capture` holds {unknown}; there are {', '.join(sorted(CAPTURES))}.")
         for name, value in (("timeout_s", timeout_s), ("connect_timeout_s", connect_timeout_s)):
             if not 0 < value < float("inf"):
                 raise ConfigError(f"`{name}` is {value}; it must be a number of seconds above 0.")
@@ -223,9 +224,8 @@ class UpstreamPolicy:
         upstream.succeeded()
         if server_policy_version is not None:
             known.policy_version = server_policy_version
-        why_not = self._why_no_ids(call.request, known, capture)
-        if why_not and answer.no_ids_because:
-            answer.no_ids_because = why_not
+        if answer.no_ids_because:
+            answer.no_ids_because = self._why_no_ids(call.request, known, capture) or answer.no_ids_because
         return self._finish(call, upstream, session, answer, server_policy_version, whole=True)
 
     async def _ask(
@@ -391,7 +391,11 @@ def _draws_of(session: PolicySession) -> Draws:
 
 
 def _are_tokens(ids: list[int]) -> bool:
-    return not ids or (min(ids) >= 0 and max(ids) <= _MAX_TOKEN_ID)
+    try:
+        packed = struct.pack(f"<{len(ids)}I", *ids)
+    except struct.error:
+        return False
+    return packed[3::4].isascii()  # the highest bit of each is 0
 
 
 def _extras(sampling: dict[str, Any]) -> dict[str, Any]:

@@ -194,7 +194,6 @@ class LocalSession(TokenSession):
                 "cached_tokens": request.cached_tokens,
             },
             latency_s=request.finished_at - request.submitted_at,
-            queue_s=request.began_at - request.submitted_at,
         )
 
     async def run(
