@@ -8,6 +8,7 @@ import pytest
 from click.testing import Result
 
 from rllm.agents.named import AGENTS
+from rllm.cli.command import fold
 from rllm.eval.catalogue import benchmarks
 
 Rllm = Callable[..., Result]
@@ -50,6 +51,7 @@ def test_a_wide_screen_leaves_nothing_out(rllm: Rllm, monkeypatch: pytest.Monkey
         (("sandbox", "run", "x.py", "--backend", "bubblewrp"), "'bubblewrap'"),
         (("serve", "gateway", "--dialect", "chatt"), "'chat'"),
         (("model", "create", "new", "--preset", "tinny"), "'tiny'"),
+        (("train", "frozenlake", "--dry-run", "--sampling", "temprature=1"), "'temperature'"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[-2:]),
 )
@@ -68,6 +70,57 @@ def test_a_long_command_moves_no_purpose_off_the_screen(rllm: Rllm, monkeypatch:
     assert [len(line) <= 80 for line in lines] == [True, True, False]
     assert lines[0].split() == ["cd", "my-agent", "go", "there"]
     assert lines[2].startswith("  rllm train agent.py:solve")
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_no_sentence_breaks_in_the_middle_of_a_word(
+    width: int, rllm: Rllm, finished_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = [
+        rllm("benchmark", "info", "gsm8k"),
+        rllm("runs", "list", "."),
+        rllm("runs", "show", finished_run.path),
+        rllm("runs", "show", "nowhere"),
+        rllm("train", "frozenlake", "--dry-run", "--set", "algorithm.estimator=gropo"),
+        rllm("train", "gsm8k", "--dry-run", "--set", "steps=1"),
+    ]
+    for result in shown:
+        printed = result.stdout.partition("Next:")[0].partition("Prompt:")[0] + result.stderr
+        wide = [line for line in printed.splitlines() if len(line) > width and " " in line.strip()]
+        assert wide == []
+    assert "did you mean 'grpo'?" in " ".join(shown[4].stderr.split())
+    assert "There are no runs in `.`.\n" in shown[1].stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("one two three", ["one two", "three"]),
+        ("one\ntwo three four", ["one", "two three", "four"]),
+        ("unbreakable-word then", ["unbreakable-word", "then"]),
+        ("type `a b` now", ["type `a b`", "now"]),
+        ("so `a longer command` it is", ["so `a", "longer", "command`", "it is"]),
+        ("  in, and on it goes", ["  in, and", "on it goes"]),
+        ("", [""]),
+        ("it`s", ["it`s"]),
+    ],
+)
+def test_a_sentence_is_folded_between_words(text: str, lines: list[str]) -> None:
+    assert fold(text, 10).split("\n") == lines
+    assert fold(text, None) == text
+
+
+def test_the_time_of_a_run_is_the_same_wherever_it_is_shown(rllm: Rllm, finished_run: Any) -> None:
+    words = [word for word in finished_run.words if word != "--json"]
+    again = rllm(*words, "--output", finished_run.path).stdout
+    work = again.partition("work on the run ")[2].partition(" (")[0]
+    rows = dict(
+        line.strip().split("  ", 1)
+        for line in rllm("runs", "show", finished_run.path).stdout.splitlines()
+        if line.startswith("  work ")
+    )
+    assert rows["work"].strip() == work != ""
 
 
 def test_a_run_of_no_steps_is_not_judged(rllm: Rllm, tiny_settings: list[str]) -> None:

@@ -111,7 +111,7 @@ def test_without_a_tokenizer_tokens_are_shown_by_number(
     ("words", "message"),
     [
         (("--episode", "4711"), "holds no episode 4711"),
-        (("--phase", "trian"), "has no phase `trian`; it has untrained"),
+        (("--phase", "trian"), "has no phase `trian`; did you mean 'train'?"),
         (("--step", "99"), "no episodes of step 99"),
         (("--episode", "1", "--phase", "train"), "leave --phase and --step out"),
     ],

@@ -93,3 +93,16 @@ async def test_breaking_out_gives_every_slot_back(loaded: LoadedModel, lockstep:
         # The engine is of use afterwards: nobody holds its slots, or keeps its barrier waiting.
         assert len(await _play(client, 64, num_tasks=3)) == 6
         assert client.engine.num_in_flight == 0
+
+
+async def test_what_waits_for_a_slot_says_how_long(loaded: LoadedModel) -> None:
+    client = LocalClient(loaded, num_slots=1, max_context=256, lockstep=False)
+    try:
+        episodes = await _play(client, parallel=6, num_tasks=3)
+    finally:
+        await client.close()
+    steps = [step for each in episodes.values() for role in each.trajectories for step in role.steps]
+    assert all(0.0 < step.timings["queue_s"] <= step.timings["model_s"] for step in steps)
+    outputs = [step.model_output for step in steps if step.model_output is not None]
+    longest = max(outputs, key=lambda each: each.queue_s)
+    assert longest.queue_s > longest.latency_s / 2, "five of six conversations wait for the only slot"

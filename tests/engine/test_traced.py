@@ -230,6 +230,7 @@ async def test_the_evaluator_gets_the_row_and_pays_where_nobody_did() -> None:
         return EvalOutput(1.0, True, [Signal("format", 0.5)], {"why": "equal"})
 
     (episode,) = await play(engine_for(solve, gateway, score), [{"task_id": "t", "answer": 4}])
+    assert [list(each.timings) for each in episode.trajectories[1].steps] == [["model_s", "grader_s"]]
     assert [(each.name, each.reward) for each in episode.trajectories] == [
         ("solver", 0.25),
         ("judge", 1.0),

@@ -1,5 +1,6 @@
 """Environments of one and of several answers: the published frame, and graders in it."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,3 +204,16 @@ def test_of_a_judge_that_tells_no_tests_apart_the_reason_is_shown() -> None:
     env.reset()
     (only,) = env.step("x")[0]["test_results"]
     assert only["passed"] is False
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_step_says_how_long_its_grader_took(is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Later(SingleTurnEnvironment):
+        async def step(self, action: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return super().step(action)
+
+    now_s = iter([10.0, 13.0])
+    monkeypatch.setattr("rllm.rewards.clock.time", SimpleNamespace(perf_counter=lambda: next(now_s)))
+    env = (Later if is_async else SingleTurnEnvironment)(GRADED)
+    trajectory = await run_trajectory(ConversationAgent(), env, ScriptedClient(["3 * 4"]))
+    assert trajectory.steps[0].timings["grader_s"] == 3.0

@@ -109,7 +109,7 @@ def test_the_stamp_changes_with_the_prompt_alone() -> None:
     [
         ({"colour": "red"}, "mine.toml: there is no key `colour`"),
         ({"source": {"kind": "hub"}}, "mine.toml: `source` is incomplete"),
-        ({"source": {"kind": "disk"}}, "`source.kind` is 'disk'; it must be one of hub, archive, package"),
+        ({"source": {"kind": "disk"}}, "`source.kind` is 'disk'; choose one of hub, archive, package"),
         ({"source": {"kind": "hub", "repo": "a/b", "speed": 2}}, "there is no `source.speed`"),
         ({"splits": {}}, "has no `splits`"),
         ({"splits": {"test": {"size": 3}}}, "there is no `splits.test.size`"),

@@ -42,6 +42,7 @@ def test_a_report_keeps_failures_in_the_denominator_and_says_what_leaving_them_o
     assert (report.successes, report.success, report.success_without_failed) == (1, 0.2, 1 / 3)
     assert report.mean_reward == 0.5
     assert report.mean_turns == 3.2
+    assert report.success_without_failed_interval == wilson_interval(1, 3)
     assert report.success_interval == wilson_interval(1, 5)
 
 

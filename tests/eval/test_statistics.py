@@ -1,3 +1,4 @@
+import statistics
 from itertools import combinations, product
 
 import numpy as np
@@ -10,6 +11,7 @@ from rllm.errors import ConfigError
 from rllm.eval.report import interval_of
 from rllm.eval.statistics import (
     mcnemar,
+    mean_interval,
     newcombe_interval,
     percentiles,
     resampled_means,
@@ -70,8 +72,25 @@ def test_students_quantiles_are_those_of_the_tables() -> None:
     assert student_quantile(0.05, 5_000) == pytest.approx(1.9604, abs=1e-3)
 
 
+def test_the_interval_of_a_mean_is_students_and_counts_repeated_instances_once() -> None:
+    values = [3.0, 5.0, 4.0, 9.0]
+    margin = 3.182446305 * statistics.stdev(values) / 2.0  # of 3 degrees of freedom, in any table
+    assert mean_interval(values, "abcd") == (pytest.approx(5.25 - margin), pytest.approx(5.25 + margin))
+    twice = mean_interval([*values, *values], "abcdabcd")
+    assert twice == (pytest.approx(5.25 - margin), pytest.approx(5.25 + margin)), "no more certain"
+    assert mean_interval([1.0, 2.0], "aa") is None
+    assert mean_interval([2.0, 2.0], "ab") is None
+    assert mean_interval([1.0, 2.0, 2.0, 1.0], "aabb") is None
+    assert mean_interval([], "") is None
+
+
 def test_one_instance_and_equal_scores_claim_no_certainty() -> None:
-    for scores, tasks in (([1.0, 0.0], ["a", "a"]), ([-1.0] * 4, list("abcd")), ([2.0], ["a"])):
+    for scores, tasks in (
+        ([1.0, 0.0], ["a", "a"]),
+        ([1.0, 0.0, 0.0, 1.0], list("aabb")),
+        ([-1.0] * 4, list("abcd")),
+        ([2.0], ["a"]),
+    ):
         low, high = interval_of(scores, tasks)[0]
         assert high - low > 0.5
 

@@ -77,8 +77,14 @@ import rllm.inference.local.client
 from pathlib import Path
 from rllm.models.builtin import create_model
 from rllm.models.directory import load_model
+from rllm.config.optimizer import OptimizerConfig
+from rllm.trainer.backends.torch_optimizer import Optimizers, matrices_of_layers
 create_model(Path({directory!r}))
-load_model(Path({directory!r}))
+model = load_model(Path({directory!r})).model
+weights = dict(model.named_parameters())
+for each in weights.values():
+    each.grad = each.detach().clone()
+Optimizers(weights, matrices_of_layers(model, weights), OptimizerConfig(name="muon")).step(0.01)
 """
 
 

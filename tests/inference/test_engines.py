@@ -71,7 +71,7 @@ def test_a_tokenizer_comes_in_any_form_that_users_have_it_in(model_dir: Path) ->
 @pytest.mark.parametrize(
     ("engine", "args", "why"),
     [
-        ("sglang", {}, "`engine_name` is 'sglang'; there are openai, vllm, local"),
+        ("sglang", {}, "`engine_name` is 'sglang'; choose one of openai, vllm, local"),
         ("verl", {}, "`engine_name` is 'verl'"),
         ("openai", {"base_ulr": "x"}, "`base_ulr`.*did you mean `base_url`"),
         ("openai", {"zzz": 1}, "`zzz`.*it has base_url"),

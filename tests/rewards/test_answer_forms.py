@@ -85,7 +85,9 @@ def test_the_setting_says_which_reading_is_the_score() -> None:
         assert (grade.score, grade.is_correct) == (score, bool(score))
         assert grade.metadata["readings"] == {"strict": False, "lenient": True}
     for name in ("math", "choice", "exact"):
-        with pytest.raises(ConfigError, match=re.escape("`reading` is 'loose'; there are strict, lenient.")):
+        with pytest.raises(
+            ConfigError, match=re.escape("`reading` is 'loose'; choose one of strict, lenient.")
+        ):
             grader_named(name, reading="loose")
 
 

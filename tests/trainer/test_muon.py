@@ -35,12 +35,11 @@ def test_in_bfloat16_it_is_the_one_of_torch_bit_for_bit() -> None:
     theirs = [torch.nn.Parameter(each) for each in _matrices()]
     mine = Muon(ours, weight_decay=0.1, dtype=torch.bfloat16)
     peer = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-    mine.param_groups[0]["lr"] = 0.02
     for step in range(3):
         for some in (ours, theirs):
             for weight, gradient in zip(some, _matrices(step + 1), strict=True):
                 weight.grad = gradient
-        mine.step()
+        mine.step(0.02)
         peer.step()
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one, other)

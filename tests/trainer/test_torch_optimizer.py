@@ -13,6 +13,7 @@ from rllm.algorithms.losses import PolicyLoss
 from rllm.config.loader import load_config
 from rllm.errors import ConfigError
 from rllm.trainer.backends.torch import TorchBackend
+from rllm.trainer.backends.torch_optimizer import AdamW
 from rllm.trainer.distribution import require_distributed
 from rllm.types.sample import TrainingSample
 
@@ -52,6 +53,32 @@ def test_muon_moves_matrices_of_layers_and_adamw_the_rest(
         strengths = torch.linalg.svdvals(moved)
         assert 0.6 < strengths.median() < 1.3, name
         assert strengths.max() < 1.4, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_adamw_is_the_one_of_torch_bit_for_bit(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(3)
+    shapes = [(24, 8), (8,), (5, 3)]
+    start = [torch.randn(shape, generator=draw, dtype=dtype) for shape in shapes]
+    ours, theirs = ([each.clone().requires_grad_() for each in start] for _ in range(2))
+    mine = AdamW(ours, betas=(0.9, 0.95), weight_decay=0.1)
+    peer = torch.optim.AdamW(theirs, lr=0.0, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    for step in range(4):
+        gradients: list[Tensor | None] = [torch.randn(shape, generator=draw, dtype=dtype) for shape in shapes]
+        if step == 1:
+            gradients[2] = None  # one that no row of a batch reached
+        for some in (ours, theirs):
+            for weight, gradient in zip(some, gradients, strict=True):
+                weight.grad = gradient
+        peer.param_groups[0]["lr"] = 0.01 * (step + 1)
+        mine.step(0.01 * (step + 1))
+        peer.step()
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+        assert mine.state[one].keys() == peer.state[other].keys()
+        for name, value in mine.state[one].items():
+            assert torch.equal(value, peer.state[other][name])
+            assert value.dtype is peer.state[other][name].dtype
 
 
 def test_adafactor_moves_each_matrix_by_the_means_of_its_rows_and_columns(

@@ -1,11 +1,16 @@
 """The page in a real Chromium: what each page shows, what keys and buttons do, and that text stays text."""
 
+import asyncio
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.view.conftest import (
@@ -18,10 +23,14 @@ from tests.view.conftest import (
 )
 
 from rllm.data.registry import DatasetRegistry
+from rllm.gateway.ledger import Ledger
+from rllm.gateway.wire import CallRecord
 from rllm.store.run_directory import RunDirectory
 from rllm.types.episode import Outcome
+from rllm.view.export import exported_page, requests_of
 from rllm.view.server import ViewServer
 from rllm.view.sources import Sources
+from rllm.worker.store import Run, RunStore, canonical_json, digest_of
 
 Visit = Callable[..., Any]
 
@@ -75,6 +84,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ViewServer]:
         config={"seed": 0, "task": {"environment": ATTACKS[0]}, **{text: text for text in ATTACKS}},
         lines=[{"phase": ATTACKS[0], "step": step, ATTACKS[1]: step, ATTACKS[0]: 1.0} for step in range(3)],
     )
+    write_worker_runs(root / "runs" / "sorter")
+    asyncio.run(write_sessions(root / "runs" / "calls"))
+    model = root / "runs" / "lake-0" / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"architectures": [ATTACKS[1]], "hidden_size": 64}))
     rows = [{"question": text, "answer": str(number)} for number, text in enumerate(ATTACKS[:-2] * 6)]
     DatasetRegistry.register_dataset("sums", rows, "test", description="Small sums")
     server = ViewServer(Sources([root / "runs"]), token="t" * 24)
@@ -84,6 +98,57 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ViewServer]:
     server.stop()
     thread.join()
     patch.undo()
+
+
+def write_worker_runs(directory: Path) -> None:
+    """A run for each text of an attacker, the last one failed and corrected by its reader."""
+    store = RunStore(directory)
+    for number, text in enumerate(PLAIN_ATTACKS):
+        inputs = canonical_json({"text": text})
+        run = Run(
+            worker="sorter", key=f"key-{number}", id=f"run-{number}", digest=digest_of(inputs), attempts=0
+        )
+        store.start_attempt(run, inputs, f"session-{number}")
+        response = json.dumps({"outputs": {"label": text}}).encode()
+        store.end_attempt(run, status="ok", error=None, result=json.dumps({"label": text}), response=response)
+    store.add_feedback("run-0", {"score": 0.5, "label": ATTACKS[0], "outputs": {"label": ATTACKS[0]}})
+    store.close()
+
+
+async def write_sessions(directory: Path) -> None:
+    """A session of 120 calls, each going on from the one before, and one of an attacker."""
+    with Ledger.open(directory) as ledger:
+        messages: list[dict[str, Any]] = []
+        for number in range(120):
+            messages = [*messages, {"role": "user", "content": f"question {number}"}]
+            reply = {"role": "assistant", "content": f"reply {number}"}
+            record = CallRecord(
+                id=f"call-{number}", session="program", messages=messages, response=reply, model="m"
+            )
+            await ledger.append([record])
+            messages = [*messages, reply]
+        for number, text in enumerate(PLAIN_ATTACKS):
+            record = CallRecord(
+                id=f"hostile-{number}",
+                session="hostile",
+                messages=[{"role": "user", "content": text}],
+                response={"role": "assistant", "content": text, "tool_calls": [{"function": {"name": text}}]},
+                model=text,
+            )
+            await ledger.append([record])
+
+
+PLAIN_ATTACKS = ATTACKS[:-2]
+"""Those that a database takes as text."""
+RUN_PAGES = (
+    *("runs", "run?run=lake-0", "compare?run=lake-0&run=lake-1", "step?run=lake-0", "episodes?run=lake-0"),
+    *("episode?run=lake-0&id=1", "episode?run=hostile&id=2", "evaluation?run=sums"),
+    *("evaluation?run=sums&by=attempt", "attempts?run=lake-0&task=test-3&phase=train&step=0&order=reward"),
+)
+LIBRARY_PAGES = (
+    *("datasets", "dataset?name=sums&offset=50", "models", "workers", "sessions"),
+    *("worker_run?store=sorter&id=run-0", "session?ledger=calls&id=program&offset=100"),
+)
 
 
 @pytest.fixture
@@ -149,9 +214,11 @@ def test_from_the_runs_to_a_token_of_an_episode(visit: Visit) -> None:
         ("evaluation?run=lake-0", ["success, after", "41.7 %", "test-0"]),
         ("datasets", ["sums", "Small sums", "question, answer"]),
         ("dataset?name=sums", ["1 to 50 of 60 rows", "<script>window.attacked = 1</script>"]),
-        ("models", ["No run here has made one yet"]),
-        ("workers", ["There is no runs.sqlite"]),
-        ("sessions", ["There is no ledger"]),
+        ("models", ["1 model of runs", "lake-0", "64", "<img src=x"]),
+        ("workers", ["10 runs in sorter", "key-9", "0.5"]),
+        ("worker_run?store=sorter&id=run-0", ["Corrected", "Attempt 1: ok", "<script>window.attacked"]),
+        ("sessions", ["Sessions in calls", "program", "120"]),
+        ("session?ledger=calls&id=program", ["120 calls", "Call 1", "question 0", "reply 0", "later →"]),
         ("nowhere", ["There is no page “nowhere”"]),
         ("run?run=nobody", ["There is no run 'nobody' here"]),
     ],
@@ -210,6 +277,7 @@ def test_keys_lead_through_attempts_turns_and_tasks(visit: Visit) -> None:
     page.keyboard.press("?")
     assert "the next attempt" in page.inner_text("dialog")
     page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="detached")
     page.keyboard.press("g")
     page.wait_for_selector("text=choose two runs")
     page = visit("step?run=lake-0&step=0")
@@ -311,6 +379,86 @@ def test_a_page_that_is_saved_opens_alone(visit: Visit, chromium: Any, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("place", [*RUN_PAGES, *LIBRARY_PAGES])
+def test_a_page_that_the_command_wrote_holds_all_that_it_shows(
+    chromium: Any, world: ViewServer, tmp_path: Path, place: str
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(exported_page(world.sources, place, requests_of(world.sources, place)))
+    context = chromium.new_context(offline=True)
+    page = context.new_page()
+    page.goto(file.as_uri())
+    page.wait_for_selector("h1, [role=alert]")
+    page.wait_for_timeout(200)
+    assert "This file does not hold it" not in page.inner_text("body")
+    context.close()
+
+
+@pytest.mark.slow
+def test_a_link_leads_to_its_turn(visit: Visit) -> None:
+    page = visit("episode?run=hostile&id=1&turn=9")
+    page.wait_for_function("() => document.activeElement.id === 'turn-0-9'")
+    assert page.evaluate("document.activeElement.getBoundingClientRect().top < innerHeight")
+    page.keyboard.press("ArrowUp")
+    assert page.url.endswith("turn=8")
+    page.reload()
+    page.wait_for_function("() => document.activeElement.id === 'turn-0-8'")
+
+
+@pytest.mark.slow
+def test_lists_are_filtered_and_calls_are_walked_through(visit: Visit) -> None:
+    page = visit("workers")
+    page.keyboard.press("/")
+    page.keyboard.type("key-3")
+    assert page.locator("tbody tr:visible").count() == 1
+    page.reload()
+    page.wait_for_selector("text=key-3")
+    assert page.locator("tbody tr:visible").count() == 1
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.textContent") == "key-3"
+    page = visit("session?ledger=calls&id=program")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Call 2"
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("text=question 119")
+    page = visit("step?run=lake-0&step=1")
+    page.fill("[type=search]", "test-7")
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("() => location.hash.includes('step=0')")
+    assert page.locator("tbody tr").count() == 1
+
+
+@pytest.mark.slow
+def test_what_is_copied_runs(visit: Visit, tmp_path: Path) -> None:
+    page = visit("episode?run=lake-0&id=1")
+    page.click("text=Copy pytest >> nth=1")
+    page.wait_for_function("() => document.getElementById('status').textContent.startsWith('Copy pytest')")
+    test = tmp_path / "test_copied.py"
+    test.write_text(page.evaluate("navigator.clipboard.readText()"))
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(test)]
+    ran = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert "1 passed" in ran.stdout, ran.stdout
+    test.write_text(test.read_text().replace('"Down"', '"Up"'))
+    assert subprocess.run(words, capture_output=True, cwd=tmp_path).returncode == 1
+    page.click("text=Copy curl >> nth=1")
+    page.wait_for_function("() => document.getElementById('status').textContent.startsWith('Copy curl')")
+    curl = tmp_path / "curl"
+    curl.write_text('#!/bin/sh\nfor each in "$@"; do printf "%s\\n" "$each"; done\n')
+    curl.chmod(0o755)
+    ran = subprocess.run(
+        ["/bin/sh", "-c", page.evaluate("navigator.clipboard.readText()")],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "API_KEY": "k", "BASE_URL": "http://h/v1"},
+        capture_output=True,
+        text=True,
+    )
+    address, *_, body = ran.stdout.splitlines()
+    assert address == "http://h/v1/chat/completions"
+    assert json.loads(body)["messages"][-1] == {"role": "user", "content": "Then, after 0?"}
+
+
+@pytest.mark.slow
 def test_a_live_run_grows_on_the_page(visit: Visit, world: ViewServer) -> None:
     path = world.sources.roots[0] / "live"
     line = {"phase": "train", "step": 0, "time_s": 1.0, "success": 0.125}
@@ -328,15 +476,7 @@ def test_a_live_run_grows_on_the_page(visit: Visit, world: ViewServer) -> None:
 @pytest.mark.parametrize("width", [400, 3840])
 def test_no_page_is_wider_than_the_window(visit: Visit, width: int) -> None:
     page = visit("runs", width=width)
-    for place in (
-        *("run?run=lake-0", "compare?run=lake-0&run=lake-1", "step?run=lake-0", "episodes?run=lake-0"),
-        *(
-            "episode?run=lake-0&id=1",
-            "evaluation?run=sums",
-            "attempts?run=lake-0&task=test-3&phase=train&step=0",
-        ),
-        *("runs", "episode?run=hostile&id=2"),
-    ):
+    for place in (*RUN_PAGES, *LIBRARY_PAGES, "session?ledger=calls&id=hostile"):
         page.evaluate("place => { location.hash = `#/${place}` }", place)
         page.wait_for_function(
             "place => !document.querySelector('#content').hasAttribute('aria-busy')", arg=place
@@ -362,18 +502,14 @@ def test_colours_follow_the_system_and_the_button(visit: Visit) -> None:
 @pytest.mark.slow
 def test_everything_that_can_be_used_has_a_name(visit: Visit) -> None:
     page = visit("runs")
-    for place in (
-        "runs",
-        "run?run=lake-0",
-        "episode?run=lake-0&id=1",
-        "evaluation?run=sums",
-        "episodes?run=lake-0",
-    ):
+    for place in (*RUN_PAGES, *LIBRARY_PAGES):
         page.evaluate("place => { location.hash = `#/${place}` }", place)
         page.wait_for_timeout(400)
         nameless = page.evaluate(
-            "[...document.querySelectorAll('button, a, input, select, [role=img], figure, table')]"
+            "[...document.querySelectorAll('button, a, input, select, textarea, img, article, section, "
+            "[role=img], [role=region], figure, table')]"
             ".filter(each => !each.getAttribute('aria-label') && !each.textContent.trim() && !each.title"
+            " && !each.alt"
             " && !each.labels?.length).map(each => each.outerHTML.slice(0, 200))"
         )
         assert nameless == [], place
@@ -381,7 +517,13 @@ def test_everything_that_can_be_used_has_a_name(visit: Visit) -> None:
 
 HOSTILE = [
     *("runs", "run?run=hostile", "episodes?run=hostile", "step?run=hostile&phase=after"),
-    *("evaluation?run=hostile", "evaluation?run=hostile&by=attempt", "dataset?name=sums"),
+    *("evaluation?run=hostile", "evaluation?run=hostile&by=attempt", "dataset?name=sums", "models"),
+    *("workers", "worker_run?store=sorter&id=run-0", "session?ledger=calls&id=hostile"),
+    *(
+        "compare?run=hostile&run=lake-0",
+        "datasets",
+        f"attempts?run=hostile&phase=after&step=0&task={quote(ATTACKS[0])}",
+    ),
     *(f"episode?run=hostile&id={number + 1}" for number in range(len(ATTACKS))),
 ]
 

@@ -50,7 +50,12 @@ def test_tasks_stand_in_the_order_of_their_numbers_with_an_interval_beside_each_
         "first_id": 0,
         "success": 0.5,
         "success_interval": wilson_interval(1, 2),
+        "reward_interval": None,
     }
+    (paid_twice,) = answer(Sources([evals]), "evaluation?run=a&limit=1&offset=1")["rows"]
+    low, high = paid_twice["reward_interval"]
+    margin = 12.706204736 * 0.5  # Student's with one degree of freedom, times the error of two rewards
+    assert (low, high) == (pytest.approx(0.5 - margin), pytest.approx(0.5 + margin))
 
 
 def test_attempts_say_how_they_went_and_why(evals: Path) -> None:

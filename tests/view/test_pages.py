@@ -165,6 +165,38 @@ def test_an_episode_has_what_is_new_in_each_turn_and_every_number_of_its_tokens(
     assert prompt["messages"][-1]["content"] == "Then, after 0?"
 
 
+def test_the_times_of_a_turn_add_up(tmp_path: Path, home: Path) -> None:
+    trajectory = conversation(["Left", "Down"])
+    trajectory.steps[0].timings = {"model_s": 2.0, "env_s": 1.0, "queue_s": 1.5, "grader_s": 0.25}
+    trajectory.steps[1].timings = {"model_s": 1.0, "grader_s": 3.0}
+    write_run(tmp_path / "r", {("train", 0): [episode("t", 0, trajectory)]})
+    (shown,) = answer(Sources([tmp_path / "r"]), "episode?run=r&id=1")["trajectories"]
+    assert {name: shown["overview"][name] for name in ("queue_s", "model_s", "env_s", "grader_s")} == {
+        "queue_s": [1.5, None],
+        "model_s": [0.5, 1.0],
+        "env_s": [0.75, None],
+        "grader_s": [0.25, 3.0],
+    }
+    assert list(shown["turns"][0]["timings"]) == ["queue_s", "model_s", "env_s", "grader_s"]
+
+
+def test_a_state_is_shown_as_text_or_as_a_picture(tmp_path: Path, home: Path) -> None:
+    picture = "data:image/png;base64," + "QUJD" * 20
+    trajectory = conversation(["a", "b", "c"])
+    part = {"type": "image_url", "image_url": {"url": picture}}
+    observations = ["two rows", [part, {"type": "text", "text": "look"}], picture]
+    for step, observation in zip(trajectory.steps, observations, strict=True):
+        step.observation, step.info = observation, {"board": picture, "moves": 3}
+    write_run(tmp_path / "r", {("train", 0): [episode("t", 0, trajectory)]})
+    (shown,) = answer(Sources([tmp_path / "r"]), "episode?run=r&id=1")["trajectories"]
+    assert [each["observation"] for each in shown["turns"]] == [
+        {"role": "observation", "text": "two rows"},
+        {"role": "observation", "text": "look", "images": [picture]},
+        {"role": "observation", "text": "", "images": [picture]},
+    ]
+    assert [(each["pictures"], each["info"]) for each in shown["turns"]] == [([picture], '{"moves": 3}')] * 3
+
+
 def test_tokens_have_what_the_trainer_computed_of_them(ask: Ask, runs: Path) -> None:
     nan = float("nan")
     numbers = [[0.5, nan, 0.25, 0.25], [1.0, nan, nan, nan], [0.1, nan, nan, 2.0]]

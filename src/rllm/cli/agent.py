@@ -13,7 +13,7 @@ from rllm.agents.named import AGENTS, agent_named
 from rllm.agents.registered import place_of, register_agent, registered_agents, unregister_agent
 from rllm.build.actors import is_place
 from rllm.cli.command import Group, example, json_option, print_json
-from rllm.cli.terminal import facts, out, print_next, table
+from rllm.cli.terminal import facts, out, print_next, print_sentence, table
 from rllm.config.names import object_named
 from rllm.errors import ConfigError
 from rllm.workflows.workflow import Workflow
@@ -75,7 +75,7 @@ def info(name: str, as_json: bool) -> None:
             ]
         )
     )
-    console.print(f"\n{row['description']}", soft_wrap=True)
+    print_sentence(console, f"\n{row['description']}")
 
 
 @command.command("register", epilog=example("rllm agent register mine my_agent.py:solve"))
@@ -96,7 +96,7 @@ def register(name: str, place: str, as_json: bool) -> None:
     if as_json:
         print_json({"name": name, "place": kept})
         return
-    out().print(f"`{name}` is {kept}.", soft_wrap=True)
+    print_sentence(out(), f"`{name}` is {kept}.")
     print_next(out(), [(["rllm", "agent", "info", name], "what it takes")])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from rllm.cli.command import Group, example, json_option, print_json
-from rllm.cli.terminal import facts, out, print_next, table
+from rllm.cli.terminal import facts, out, print_next, print_sentence, table
 from rllm.data.registry import DatasetRegistry
 from rllm.eval.catalogue import Benchmark, benchmark_named, benchmarks
 from rllm.eval.tasks import instance_counts
@@ -70,11 +70,11 @@ def info(name: str, as_json: bool) -> None:
         return
     console = out()
     console.print(f"\n{benchmark.name}", style="bold")
-    console.print(f"{benchmark.description}\n", soft_wrap=True)
+    print_sentence(console, f"{benchmark.description}\n")
     console.print(facts(_lines(benchmark, local_splits, instances)))
     if instances is not None and instances["few"]:
         tasks = f"{instances['reported']} {instances['split']} tasks"
-        console.print(f"\nOf {tasks} {instances_sentence(instances)}", style="yellow", soft_wrap=True)
+        print_sentence(console, f"\nOf {tasks} {instances_sentence(instances)}", style="yellow")
     if benchmark.prompt:
         console.print("\nPrompt:", style="dim")
         console.print(benchmark.prompt, soft_wrap=True)

@@ -6,7 +6,7 @@ import click
 from rich.text import Text
 
 from rllm.cli.command import Group, example, json_option, print_json
-from rllm.cli.terminal import facts, out, table
+from rllm.cli.terminal import facts, out, print_sentence, table
 from rllm.config.cluster import ClusterConfig
 from rllm.errors import ClusterError
 from rllm.trainer.cluster import ClusterReport, cluster_named
@@ -87,9 +87,9 @@ def _print(report: ClusterReport, as_json: bool) -> None:
             f"{report.broadcast_mb_per_s:,.0f} MB/s over all."
         )
     for problem in report.problems:
-        console.print(Text(problem, style="red"), soft_wrap=True)
+        print_sentence(console, Text(problem, style="red"))
     for remark in report.remarks:
-        console.print(Text(remark, style="dim"), soft_wrap=True)
+        print_sentence(console, Text(remark, style="dim"))
 
 
 def _number(value: float | None) -> str:

@@ -5,6 +5,9 @@ Imported by the front door, so it needs nothing heavier than click.
 
 import difflib
 import json
+import os
+import re
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -86,6 +89,44 @@ trust_option = click.option(
 def example(*lines: str) -> str:
     """An epilog that shows what to type, line by line as it is."""
     return "\n".join(["\b", "Example:", *(f"  {line}" for line in lines)])
+
+
+_PLAIN_WORD = re.compile(r"\S+")
+_WORD = re.compile(r"(?:[^\s`]|`[^`\n]*`|`)+")
+
+
+def fold(text: str, width: int | None) -> str:
+    """`text` with line ends in place of spaces, so that no line of a sentence is wider than `width`.
+
+    A word that is longer stays whole, and so does what stands between two `: it may be a command to copy.
+    None, of what is no terminal, folds nothing.
+    """
+    if width is None:
+        return text
+    words = [match.span() for match in _WORD.finditer(text)]
+    characters, line_begin, before = list(text), 0, 0
+    while words:
+        begin, end = words.pop(0)
+        parts = [match.span() for match in _PLAIN_WORD.finditer(text, begin, end)]
+        if end - begin > width and len(parts) > 1:
+            words[:0] = parts
+            continue
+        if "\n" in text[before:begin]:
+            line_begin = text.rindex("\n", before, begin) + 1
+        if end - line_begin > width and before > line_begin:
+            characters[begin - 1], line_begin = "\n", begin
+        before = end
+    return "".join(characters)
+
+
+def stderr_width() -> int | None:
+    """Columns of the terminal that stderr is, or that COLUMNS says; None where nobody looks at one."""
+    if os.environ.get("COLUMNS", "").isdecimal():
+        return int(os.environ["COLUMNS"]) or None
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or None
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def print_json(value: Any) -> None:

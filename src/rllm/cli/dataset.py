@@ -12,7 +12,7 @@ from rllm.cli import dataset_build, dataset_eval, dataset_runs
 from rllm.cli.agent import agent_found
 from rllm.cli.command import Group, example, json_option, print_json
 from rllm.cli.published_flags import accepted_switches
-from rllm.cli.terminal import err, facts, out, print_next, table
+from rllm.cli.terminal import err, facts, out, print_next, print_sentence, table
 from rllm.data.dataset import Dataset
 from rllm.data.registry import DatasetRegistry, require_dataset
 from rllm.data.rows import format_of, plain, write_rows
@@ -366,7 +366,7 @@ def _tell(name: str, as_json: bool, following: list[tuple[list[str], str]]) -> N
     console = out()
     console.print(f"\n{name}", style="bold")
     if info["description"]:
-        console.print(info["description"], soft_wrap=True)
+        print_sentence(console, info["description"])
     console.print(facts([("source", info["source"]), ("category", info["category"])]))
     split_table = table(
         "split", "rows", "bytes", "of", "sha256", "columns", right=("rows", "bytes"), prose=("columns",)

@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from rllm.cli.command import Group, example, json_option, print_json
-from rllm.cli.terminal import err, out, print_next, table
+from rllm.cli.terminal import err, out, print_next, print_sentence, table
 from rllm.data.swe_factory import BenchLimits, Progress, Settings, build
 
 
@@ -111,10 +111,10 @@ def _tell(manifest: dict[str, Any], directory: Path) -> None:
         )
     console.print(sources_table)
     splits = ", ".join(f"{name} {count}" for name, count in manifest["splits"].items())
-    console.print(f"{manifest['tasks']} tasks in {directory}: {splits}.", soft_wrap=True)
+    print_sentence(console, f"{manifest['tasks']} tasks in {directory}: {splits}.")
     for each in manifest["sources"]:
         for file, reason in each["not_importable"].items():
-            console.print(Text(f"{each['name']}: {file} does not import ({reason})"), soft_wrap=True)
+            print_sentence(console, Text(f"{each['name']}: {file} does not import ({reason})"))
     if manifest["tasks"]:
         print_next(
             console,
@@ -139,7 +139,7 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
         line = f"{progress.source}: {progress.doing}"
         if line not in last:
             last.append(line)
-            console.print(Text(line), soft_wrap=True)
+            print_sentence(console, Text(line))
 
     yield tell
 

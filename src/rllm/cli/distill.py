@@ -22,7 +22,7 @@ from rllm.cli.plan import (
     warn_of_missing_rules,
 )
 from rllm.cli.supervised import Flags, supervised_options
-from rllm.cli.terminal import out, phase_list, print_next, rate_with_interval, table, took
+from rllm.cli.terminal import out, phase_list, print_next, print_sentence, rate_with_interval, table, took
 from rllm.config.distill import PROMPTS
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
@@ -118,7 +118,7 @@ def _print_result(tasks: str, config: TrainConfig, result: TrainResult) -> None:
     for name, label in names.items():
         report_table.add_row(label, *_cells(summary[name], has_rewards))
     console.print(report_table)
-    console.print(took(summary["wall_s"], phase_list(summary["phase_s"])), soft_wrap=True)
+    print_sentence(console, took(summary["wall_s"], phase_list(summary["phase_s"])))
     console.print(f"\nRun      {directory.path}", soft_wrap=True)
     console.print(f"Model    {directory.model_path}", soft_wrap=True)
     if directory.curve_path.is_file():

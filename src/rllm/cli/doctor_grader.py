@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rllm.cli.command import example, json_option, print_json
 from rllm.cli.grade import load_grader, options_of, options_option, read_task, read_text
-from rllm.cli.terminal import out, print_next, table
+from rllm.cli.terminal import out, print_next, print_sentence, table
 from rllm.errors import ConfigError, RllmError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _examine_tests(as_json: bool) -> int:
     for backend, group in findings.items():
         _print_findings(f"{TASK_DIRECTORY} on {backend} as {user}", group)
     for name, why in not_run.items():
-        out().print(f"not run: {name}: {why}", style="yellow", markup=False, soft_wrap=True)
+        print_sentence(out(), f"not run: {name}: {why}", style="yellow")
     return int(not is_sound)
 
 

@@ -36,7 +36,7 @@ from rllm.cli.published_flags import (
     refused_options,
     sampling_file_option,
 )
-from rllm.cli.terminal import err
+from rllm.cli.terminal import err, print_sentence
 from rllm.engine.event_loop import run
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_named
@@ -282,7 +282,7 @@ def _run(
                 remark = (
                     f"goes on: {missing} are missing" if missing else "is finished; --fresh makes another"
                 )
-                err().print(f"{directory} has {num_done} attempts and {remark}.", style="dim", soft_wrap=True)
+                print_sentence(err(), f"{directory} has {num_done} attempts and {remark}.", style="dim")
 
         try:
             return run(

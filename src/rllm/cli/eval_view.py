@@ -8,7 +8,16 @@ from rich.console import Console
 from rich.text import Text
 
 from rllm.build.asked import Asked
-from rllm.cli.terminal import facts, out, print_next, rate, rate_with_interval, score_with_interval, table
+from rllm.cli.terminal import (
+    facts,
+    out,
+    print_next,
+    print_sentence,
+    rate,
+    rate_with_interval,
+    score_with_interval,
+    table,
+)
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.comparison import Change, Comparison
 from rllm.eval.rescoring import Rescored
@@ -40,7 +49,7 @@ def write_page(directory: Path) -> Path:
 def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, page: Path) -> None:
     console, stamp, reports = out(), report["stamp"], report["reports"]
     tasks = request.program.dataset if request.program else f"{stamp['split']} tasks"
-    console.print(f"\n{request.name}, {tasks}: {request.place.title}", style="bold", soft_wrap=True)
+    print_sentence(console, f"\n{request.name}, {tasks}: {request.place.title}", style="bold")
     if settings := stamp.get("settings"):
         is_own_agent = stamp["agent"] != benchmark_named(request.benchmark).agent
         shown = (
@@ -48,20 +57,19 @@ def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, pa
             if is_own_agent
             else _SHOWN[settings["of"]]
         )
-        console.print(shown, style="dim", markup=False, soft_wrap=True)
+        print_sentence(console, shown, style="dim")
     console.print(_scores(reports))
-    console.print(Text(f"{_instances(reports)}{_baselines(report)}"), soft_wrap=True)
+    print_sentence(console, Text(f"{_instances(reports)}{_baselines(report)}"))
     console.print(
         f"attempted = scored + truncated + failed; a failure counts as no success. {_method(reports)}",
         style="dim",
     )
     if skipped := stamp.get("skipped"):
         name, why = next(iter(skipped.items()))
-        console.print(
+        print_sentence(
+            console,
             f"{len(skipped)} tasks cannot be run here and were skipped. The first is {name}: {why}",
             style="yellow",
-            markup=False,
-            soft_wrap=True,
         )
     if any(each.get("readings") for each in reports.values()):
         console.print(_readings(reports))
@@ -82,11 +90,11 @@ def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, pa
                 if request.program and "max_tokens" not in request.sampling
                 else ""
             )
-            console.print(
+            print_sentence(
+                console,
                 f"{way}: {each['cut_off']} attempts ran into {own}max_tokens ({limit}); "
                 "--sampling max_tokens=N allows more.",
                 style="yellow",
-                soft_wrap=True,
             )
     if any(kind.startswith(_MADE_AGAIN) for each in reports.values() for kind in each["failures"]):
         console.print("The same command makes the attempts again that the infrastructure failed.")
@@ -115,7 +123,7 @@ def show_evaluation(directory: RunDirectory, state: Text) -> None:
     if summary is not None:
         console.print(_scores(summary["reports"]))
         if "baselines" in summary:  # one of an earlier version has none
-            console.print(Text(f"{_instances(summary['reports'])}{_baselines(summary)}"), soft_wrap=True)
+            print_sentence(console, Text(f"{_instances(summary['reports'])}{_baselines(summary)}"))
         if any(each.get("readings") for each in summary["reports"].values()):
             console.print(_readings(summary["reports"]))
 
@@ -145,29 +153,27 @@ def print_comparison(
     console.print(comparison_table)
     for way, each in comparisons.items():
         verdict = "differ" if each.is_significant else "cannot be told apart"
-        console.print(
+        print_sentence(
+            console,
             f"{way}: at 5 % the two {verdict} ({each.test.replace('_', ' ')} over {each.tasks} tasks, "
             f"{len(each.better)} better, {len(each.worse)} worse; interval: {each.interval_method}).",
-            soft_wrap=True,
         )
         for label, changes in (("better", each.better), ("worse", each.worse)):
             if changes:
-                console.print(f"  {label}: {_change_list(changes)}", style="dim", soft_wrap=True)
+                print_sentence(console, f"  {label}: {_change_list(changes)}", style="dim")
         if each.first_failed or each.second_failed:
-            console.print(
+            print_sentence(
+                console,
                 f"  attempts that failed, and count as no success: {each.first_failed} and "
                 f"{each.second_failed}.",
                 style="yellow",
-                soft_wrap=True,
             )
         if each.only_in_first or each.only_in_second:
             alone = f"{each.only_in_first} and {each.only_in_second}"
-            console.print(f"  left out: {alone} tasks that only one has.", style="yellow", soft_wrap=True)
+            print_sentence(console, f"  left out: {alone} tasks that only one has.", style="yellow")
     if differing:
         pairs = "; ".join(f"{name}: {one} and {other}" for name, (one, other) in differing.items())
-        console.print(
-            f"The two differ in more than the model: {pairs}.", style="yellow", markup=False, soft_wrap=True
-        )
+        print_sentence(console, f"The two differ in more than the model: {pairs}.", style="yellow")
     print_next(
         console,
         [(["rllm", "runs", "show", str(second), "--phase", next(iter(comparisons))], "look at the episodes")],
@@ -177,8 +183,8 @@ def print_comparison(
 def print_rescored(source: Path, target: Path, rescoring: Rescored) -> None:
     console = out()
     num_changes = sum(len(each) for each in rescoring.changed.values())
-    console.print(
-        f"\n{source}, judged again by {rescoring.report['stamp']['evaluator']}", style="bold", soft_wrap=True
+    print_sentence(
+        console, f"\n{source}, judged again by {rescoring.report['stamp']['evaluator']}", style="bold"
     )
     console.print(_scores(rescoring.report["reports"]))
     for way, each in rescoring.report["reports"].items():
@@ -203,17 +209,17 @@ def _print_selection(console: Console, selection: Mapping[str, Any]) -> None:
         shown.add_row(title, f"{rate(selection[name]['value'])} [{100 * low:.1f}, {100 * high:.1f}]")
     console.print(shown)
     if selection["unsettled"]:
-        console.print(
+        print_sentence(
+            console,
             f"At {selection['unsettled']} of {num_tasks} tasks the selector did not tell the best attempts "
             "apart, so the first of them was taken.",
             style="yellow",
-            soft_wrap=True,
         )
 
 
 def _print_failures(console: Console, way: str, report: Mapping[str, Any]) -> None:
     for kind, count in report["failures"].items():
-        console.print(f"{way}: {count} × {kind}", style="red", soft_wrap=True)
+        print_sentence(console, f"{way}: {count} × {kind}", style="red")
 
 
 def _scores(reports: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ import click
 
 from rllm.cli.command import example, json_option, print_json
 from rllm.cli.published_flags import INIT_REFUSED, refused_options
-from rllm.cli.terminal import out, print_next
+from rllm.cli.terminal import out, print_next, print_sentence
 from rllm.errors import ConfigError
 from rllm.store.files import StorageErrors
 
@@ -59,7 +59,7 @@ def command(directory: Path, as_json: bool) -> None:
     if as_json:
         print_json({"project": str(directory), "files": list(FILES), "train": list(TRAIN)})
         return
-    out().print(f"{directory} has {', '.join(FILES)}.", soft_wrap=True)
+    print_sentence(out(), f"{directory} has {', '.join(FILES)}.")
     print_next(
         out(),
         [

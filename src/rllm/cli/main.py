@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 
-from rllm.cli.command import CONTEXT, Group, example
+from rllm.cli.command import CONTEXT, Group, example, fold, stderr_width
 from rllm.cli.installed import extra_of, rllm_version
 from rllm.cli.machine_errors import sentence_of, shortage_behind
 from rllm.cli.published_commands import COMMANDS as REFUSED_COMMANDS
@@ -124,8 +124,9 @@ def _print_error(kind: str, message: str, as_json: bool, hint: str = "") -> None
     if as_json:
         click.echo(json.dumps({"error": {"type": kind, "message": message}}), err=True)
     else:
-        mark = "" if kind == INTERRUPTION else f"{click.style('error:', fg='red', bold=True)} "
-        click.echo(f"{mark}{escaped(message)}{hint}", err=True)
+        mark = "" if kind == INTERRUPTION else "error:"
+        text = fold(f"{mark} {escaped(message)}".lstrip(), stderr_width()).removeprefix(mark)
+        click.echo(f"{click.style(mark, fg='red', bold=True) if mark else ''}{text}{hint}", err=True)
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -163,7 +164,8 @@ class _Remark(logging.Formatter):
     """What libraries and rooms log, exceptions of others among it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return escaped(without_keys(super().format(record)))
+        text = escaped(without_keys(super().format(record)))
+        return text if record.exc_info else fold(text, stderr_width())
 
 
 def _print_unforeseen(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

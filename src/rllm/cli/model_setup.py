@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rllm.cli.command import example, json_option, print_json
 from rllm.cli.model_wizard import Wizard, require_address, require_no_key
-from rllm.cli.terminal import err, facts, out, print_next, table
+from rllm.cli.terminal import err, facts, out, print_next, print_sentence, table
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.connection_check import Trial, try_model, wait_for_server
 from rllm.inference.model_settings import (
@@ -121,7 +121,7 @@ def setup(
     if as_json:
         print_json({**_facts(entry, settings), "test": asdict(trial) if trial else None})
         return
-    out().print(f"`{name}` is kept in {settings_path()}.", soft_wrap=True)
+    print_sentence(out(), f"`{name}` is kept in {settings_path()}.")
     if trial:
         _print_trial(trial)
     print_next(
@@ -160,8 +160,8 @@ def list_models(as_json: bool) -> None:
     else:
         console.print("No model is set up yet.")
     for each in ready:
-        console.print(
-            f"{each['key_variable']} is set: --model {each['provider']}:MODEL works at once.", soft_wrap=True
+        print_sentence(
+            console, f"{each['key_variable']} is set: --model {each['provider']}:MODEL works at once."
         )
     print_next(
         console,

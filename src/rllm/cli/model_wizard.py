@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from rllm.cli.terminal import err
+from rllm.cli.terminal import err, print_sentence
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.connection_check import served_models
 from rllm.inference.model_settings import ENVIRONMENT, KEYRING, ModelEntry, ModelSettings, keyring_key
@@ -65,9 +65,7 @@ class Wizard:
             try:
                 provider_named(reply)
             except ConfigError as error:
-                err().print(
-                    str(error) if not reply.isdecimal() else f"It is 1 to {len(names)}.", soft_wrap=True
-                )
+                print_sentence(err(), str(error) if not reply.isdecimal() else f"It is 1 to {len(names)}.")
                 continue
             return reply
 
@@ -108,11 +106,11 @@ class Wizard:
             return "", None
         if not provider.needs_key and not click.confirm("Does it need a key?", default=False, err=True):
             return "", None
-        err().print(
+        print_sentence(
+            err(),
             f"{variable_name} is not set, so the key goes to the system's keyring, and to no file."
             if variable_name
             else "The key goes to the system's keyring, and to no file.",
-            soft_wrap=True,
         )
         return KEYRING, self._secret()
 
@@ -134,7 +132,7 @@ class Wizard:
         except InferenceError as error:
             if not self.asks:
                 raise
-            err().print(str(error), soft_wrap=True)
+            print_sentence(err(), str(error))
             names = []
         if not self.asks:
             if len(names) == 1:
@@ -144,7 +142,7 @@ class Wizard:
             wants = "" if place.api_key else " If it wants a key, give --key-variable or --keyring."
             raise ConfigError(f"Give --model; {place.base_url} does not say what it serves.{wants}")
         if names:
-            err().print(f"It serves {_name_list(names)}.", soft_wrap=True)
+            print_sentence(err(), f"It serves {_name_list(names)}.")
         default = names[0] if len(names) == 1 else ""
         return self._reply("Model", default, lambda name: require_no_key("That", name))
 
@@ -160,14 +158,14 @@ class Wizard:
             try:
                 require(reply)
             except ConfigError as error:
-                err().print(str(error), soft_wrap=True)
+                print_sentence(err(), str(error))
                 continue
             return reply
 
     def keeps_anyway(self, error: Exception) -> bool:
         if not self.asks:
             return False
-        err().print(f"It does not answer: {error}", soft_wrap=True)
+        print_sentence(err(), f"It does not answer: {error}")
         return click.confirm("Keep it anyway?", default=False, err=True)
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from rllm.cli.command import print_json
-from rllm.cli.terminal import err, out
+from rllm.cli.terminal import err, out, print_sentence
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
 from rllm.store.run_directory import RunDirectory, is_run
@@ -54,18 +54,17 @@ def announce_run(directory: Path) -> bool:
             f"was left in the middle by process {pid}, which was killed, crashed, or ran code that ends its "
             "process, such as `os._exit`; it goes on from its last checkpoint"
         )
-    err().print(f"{directory} {remark}.", style="dim", soft_wrap=True)
+    print_sentence(err(), f"{directory} {remark}.", style="dim")
     return is_finished
 
 
 def warn_of_missing_rules(benchmark: str, who: str, config: TrainConfig) -> None:
     """Say that `who` reads prompts that are written for models made here."""
-    err().print(
+    print_sentence(
+        err(),
         f"{who} was not trained on `{benchmark}` here, and reads what training shows: no rules, and answers "
         f"of up to {config.rollout.max_tokens_per_turn} tokens. --with-rules shows what `rllm eval` would.",
         style="yellow",
-        markup=False,
-        soft_wrap=True,
     )
 
 
@@ -115,9 +114,9 @@ def print_plan(
     console.print(tree)
     console.print("Bold values differ from the defaults. Nothing was written.", style="dim")
     if memory is not None and (warning := memory.warning()):
-        console.print(Text(warning, style="yellow"), soft_wrap=True)
+        print_sentence(console, Text(warning, style="yellow"))
     if conflict:
-        console.print(Text(f"It needs a directory of its own: {conflict}", style="yellow"), soft_wrap=True)
+        print_sentence(console, Text(f"It needs a directory of its own: {conflict}", style="yellow"))
 
 
 def _add_memory(tree: Tree, memory: "MemoryPlan") -> None:

@@ -27,11 +27,12 @@ from rllm.cli.terminal import (
     facts,
     out,
     print_next,
+    print_sentence,
     rate,
     table,
 )
 from rllm.config.distill import PROMPTS
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run, runs_under
 from rllm.tracking.console import readable_seconds, sparkline
@@ -70,10 +71,10 @@ def list_runs(root: Path, as_json: bool) -> None:
         console.print(_list_table(runs))
         print_next(console, [(["rllm", "runs", "show", runs[0].run], "look at the newest")])
     elif not unreadable:
-        console.print(f"There are no runs in {root}.")
+        print_sentence(console, f"There are no runs in `{root}`.")
         print_next(console, [(["rllm", "train", "frozenlake"], "make one")])
     for each in unreadable:
-        err().print(each["error"], style="red", soft_wrap=True)
+        print_sentence(err(), each["error"], style="red")
 
 
 @command.command(
@@ -218,7 +219,7 @@ def _highlights(
         ("seed", str(run_facts.seed)),
     ]
     if summary is not None:
-        rows.append(("took", readable_seconds(summary["wall_s"])))
+        rows.append(("work", readable_seconds(summary["wall_s"])))
     return rows
 
 
@@ -274,7 +275,9 @@ def _show_phase(directory: RunDirectory, phase: str, step: int | None, as_json: 
         phases = store.phases()
         if phase not in phases:
             raise ConfigError(
-                f"{directory.path} has no phase `{phase}`; it has {', '.join(phases) or 'none yet'}."
+                f"{directory.path} has no phase `{phase}`; {choices_of(phase, phases)}."
+                if phases
+                else f"{directory.path} has saved no episodes yet; wait for its first step."
             )
         ids = store.row_ids(phase, step)
         if not ids:
@@ -346,7 +349,7 @@ def _show_episode(directory: RunDirectory, row_id: int, as_json: bool) -> None:
     )
     out().print(episode_view(episode, token_text, where))
     if remark:
-        err().print(remark, style="yellow", soft_wrap=True)
+        print_sentence(err(), remark, style="yellow")
 
 
 def _place_of(store: EpisodeStore, row_id: int, num_steps: int) -> tuple[str, int | None]:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rllm.cli.command import Group, WordChoice, example, json_option, print_json
-from rllm.cli.terminal import err, facts, out, print_next, table
+from rllm.cli.terminal import err, facts, out, print_next, print_sentence, table
 from rllm.errors import ConfigError, RllmError
 from rllm.sandbox import BACKENDS, ExecResult, Limits, PythonRunner, open_sandbox, require_backend
 from rllm.sandbox.docker import reap_containers
@@ -176,7 +176,7 @@ def list_backends(as_json: bool) -> None:
     out().print(rows)
     for row in backends:
         if row["works"] != "yes":
-            out().print(f"{row['backend']}: {row['works']}", soft_wrap=True)
+            print_sentence(out(), f"{row['backend']}: {row['works']}")
     print_next(out(), [(["rllm", "sandbox", "run", "FILE"], "run a program")])
 
 

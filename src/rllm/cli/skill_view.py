@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from rllm.cli.terminal import success_table, table
+from rllm.cli.terminal import print_sentence, success_table, table
 from rllm.eval.skill import Measure, SkillVerdict
 from rllm.eval.task_facts import MIN_DISTINCT
 from rllm.eval.words import baselines_sentence, compared_sentence, instances_sentence
@@ -53,13 +53,13 @@ def print_success(
 def print_skill(console: Console, summary: Mapping[str, Any], start: str) -> None:
     """What was gained over what needs no skill. `start`: what the model before reinforcement is called."""
     if baselines := summary["baselines"]:
-        console.print(Text(baselines_sentence(baselines)), soft_wrap=True)
+        print_sentence(console, Text(baselines_sentence(baselines)))
     if skill := summary["skill"]:
-        console.print(_skill(skill, start), soft_wrap=True)
+        print_sentence(console, _skill(skill, start))
     if line := compared_sentence(summary["tasks"]):
-        console.print(Text(line, style="dim"), soft_wrap=True)
+        print_sentence(console, Text(line, style="dim"))
     for line in warnings(summary, start):
-        console.print(Text(line, style="yellow"), soft_wrap=True)
+        print_sentence(console, Text(line, style="yellow"))
     if len(summary["kinds"]) > 1:
         console.print(_kinds(summary, start))
 

@@ -17,7 +17,7 @@ from rllm.build.models import initial_model_path
 from rllm.cli.command import elapsed_s, json_option, print_json
 from rllm.cli.plan import announce_run, conflict_with_run, print_plan, unused_directory
 from rllm.cli.supervised_view import measured_on, reports_table
-from rllm.cli.terminal import out, print_next, took
+from rllm.cli.terminal import out, print_next, print_sentence, took
 from rllm.config.loader import config_dict
 from rllm.data.registry import DatasetRegistry
 from rllm.store.run_directory import RunDirectory
@@ -149,7 +149,7 @@ def _print_result(result: TrainResult) -> None:
     console.print(f"\nBefore and after{measured_on(summary)}", style="bold")
     console.print(reports_table(summary))
     work = f"{summary['steps']:,} updates, {summary['trained_tokens']:,} labelled tokens"
-    console.print(took(summary["wall_s"], work), soft_wrap=True)
+    print_sentence(console, took(summary["wall_s"], work))
     console.print(f"\nRun      {directory.path}", soft_wrap=True)
     console.print(f"Model    {directory.model_path}", soft_wrap=True)
     if directory.curve_path.is_file():

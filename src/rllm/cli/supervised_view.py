@@ -29,7 +29,7 @@ def show_supervised(directory: RunDirectory, run_facts: RunFacts, state: Text, a
         ("seed", str(run_facts.seed)),
     ]
     if summary is not None:
-        rows.append(("took", readable_seconds(summary["wall_s"])))
+        rows.append(("work", readable_seconds(summary["wall_s"])))
     console.print(facts(rows))
     if run_facts.reports:
         console.print(f"\nBefore and after{measured_on(summary or {})}", style="bold")

@@ -12,7 +12,7 @@ from rich.padding import Padding, PaddingDimensions
 from rich.table import Table
 from rich.text import Text
 
-from rllm.cli.command import elapsed_s
+from rllm.cli.command import elapsed_s, fold
 from rllm.tracking.console import readable_seconds
 from rllm.tracking.screen import Screen
 
@@ -35,6 +35,14 @@ def _console(*, stderr: bool) -> Screen:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED_WIDTH
     return console
+
+
+def print_sentence(console: Console, sentence: str | Text, style: str = "") -> None:
+    """Print prose, folded between words on a terminal; in a file a sentence is one line."""
+    text = sentence if isinstance(sentence, Text) else Text(sentence, style=style)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        text.plain = fold(text.plain, console.width)
+    console.print(text, soft_wrap=True)
 
 
 PROSE_WIDTH = 24
@@ -160,8 +168,12 @@ def facts(rows: Iterable[tuple[str, str | Text]]) -> Padding:
 
 
 def took(work_s: float, details: str) -> Text:
-    """The time that the command took; of a run that was resumed or is only shown, all work on it."""
-    return Text.assemble(f"Took {readable_seconds(max(elapsed_s(), work_s))}", (f" ({details})", "dim"))
+    """The time since the command was typed, and that of all work on the run, which `runs show` has as well:
+    a resumed run was worked on before, and starting a process is no work on it."""
+    return Text.assemble(
+        f"Took {readable_seconds(elapsed_s())}; work on the run {readable_seconds(work_s)}",
+        (f" ({details})", "dim"),
+    )
 
 
 def phase_list(phase_s: Mapping[str, float]) -> str:

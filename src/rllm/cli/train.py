@@ -39,12 +39,12 @@ from rllm.cli.published_flags import (
     sampling_file_option,
 )
 from rllm.cli.skill_view import print_success
-from rllm.cli.terminal import err, out, phase_list, print_next, took
+from rllm.cli.terminal import err, out, phase_list, print_next, print_sentence, took
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
 from rllm.distributed import rank_from_environment, world_size
 from rllm.distributed.launch import launch, launched_words, require_processes
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.eval.catalogue import benchmark_named
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run
@@ -220,12 +220,12 @@ def command(
     config = options.config()
     warns = (nproc == 1 or dry_run) and not rank_from_environment()  # of several processes, rank 0 alone
     if warns and options.settings_are_missing:
-        err().print(
+        print_sentence(
+            err(),
             f"`{benchmark}` is for measuring: it has no training settings of its own, because none are known "
             "with which the built-in model learns it. The defaults are used where --config and --set say "
             "nothing; name `steps`, `warm_start.steps` and `optimizer.learning_rate`.",
             style="dim",
-            soft_wrap=True,
         )
     if warns and options.program is None and not with_rules and lacks_rules(config, benchmark):
         warn_of_missing_rules(benchmark, "The model", config)
@@ -286,7 +286,7 @@ def _as_assignments(flags: Mapping[str, str | int | None], sampling: tuple[str, 
     for name, value in assignments_of(sampling).items():
         if name not in KEY_OF_SAMPLING:
             raise ConfigError(
-                f"`--sampling {name}` means nothing while training; there are {', '.join(KEY_OF_SAMPLING)}."
+                f"`--sampling {name}` means nothing while training; {choices_of(name, KEY_OF_SAMPLING)}."
             )
         assignments.append(f"{KEY_OF_SAMPLING[name]}={value}")
     return assignments
@@ -410,7 +410,7 @@ def _print_result(options: Wanted, config: TrainConfig, result: TrainResult) -> 
     num_failures = sum(summary["after"][f"{way}_report"]["failed"] for way in ("sampled", "greedy"))
     if num_failures:
         console.print(f"{num_failures} of the last episodes failed and count as no success.", style="red")
-    console.print(took(summary["wall_s"], phase_list(summary["phase_s"])), soft_wrap=True)
+    print_sentence(console, took(summary["wall_s"], phase_list(summary["phase_s"])))
     console.print(f"\nRun      {directory.path}", soft_wrap=True)
     console.print(f"Model    {directory.model_path}", soft_wrap=True)
     if directory.curve_path.is_file():

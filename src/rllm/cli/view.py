@@ -9,7 +9,7 @@ import click
 
 from rllm.cli.command import example, json_option, print_json, print_json_line
 from rllm.cli.published_flags import accepted_switches
-from rllm.cli.terminal import out
+from rllm.cli.terminal import out, print_sentence
 from rllm.store.files import StorageErrors
 from rllm.view.export import default_address, exported_page, requests_of
 from rllm.view.sources import Sources
@@ -70,9 +70,7 @@ def command(
         if as_json:
             print_json({"file": str(export_path), "page": address, "bytes": len(page.encode())})
         else:
-            out().print(
-                f"{export_path} holds the page {address}.", highlight=False, markup=False, soft_wrap=True
-            )
+            print_sentence(out(), f"{export_path} holds the page {address}.")
         return
     if address:
         raise click.UsageError("--page says which page --export writes; give --export FILE.html as well.")

@@ -11,7 +11,7 @@ import click
 
 from rllm.cli.command import Group, example, json_option, print_json, print_json_line
 from rllm.cli.rows import json_lines
-from rllm.cli.terminal import err, facts, out, print_next, table
+from rllm.cli.terminal import err, facts, out, print_next, print_sentence, table
 from rllm.cli.worker_doors import mcp, serve, stdio
 from rllm.cli.worker_graph import command as graph
 from rllm.cli.worker_init import command as init
@@ -103,7 +103,7 @@ def show(path: Path, as_json: bool) -> None:
         return
     console, limits, binding = out(), contract.constraints, contract.binding
     console.print(f"{contract.id} {contract.version}", style="bold")
-    console.print(contract.purpose, soft_wrap=True)
+    print_sentence(console, contract.purpose)
     console.print(
         facts(
             [

@@ -18,7 +18,7 @@ from rllm.data.downloads import download
 from rllm.data.hub import CONVERTED, hub_files
 from rllm.data.rows import format_of, rows_in
 from rllm.data.unpacking import Archive, gunzip
-from rllm.errors import ConfigError, MissingExtraError
+from rllm.errors import ConfigError, MissingExtraError, choices_of
 
 SUBSET = "subset"
 
@@ -112,7 +112,7 @@ def source_of(table: Mapping[str, Any], where: str) -> Source:
     """A `[source]` table. Raises ConfigError, beginning with `where`, for what it does not know."""
     kind = table.get("kind")
     if kind not in KINDS:
-        raise ConfigError(f"{where}: `source.kind` is {kind!r}; it must be one of {', '.join(KINDS)}.")
+        raise ConfigError(f"{where}: `source.kind` is {kind!r}; {choices_of(kind, KINDS)}.")
     names = {each.name for each in fields(KINDS[kind])}
     settings = {name: value for name, value in table.items() if name != "kind"}
     if "config" in settings:

@@ -285,7 +285,10 @@ class _Rollout:
                 await self.turnstile.wait_to_pass()
             action = self.action_for(output, messages, tools)
             result: StepResult = await self.in_world("environment.step", self.world.step(action))
-            self.trajectory.steps[-1].timings["env_s"] = self.env_s
+            timings = self.trajectory.steps[-1].timings
+            timings["env_s"] = self.env_s
+            if result.grader_s:
+                timings["grader_s"] = result.grader_s
             self.tell(result.observation, result.reward, result.done, result.info)
             self.vitals.counts.turns += 1
             if result.done and (grade := _grade_in(result.info)):

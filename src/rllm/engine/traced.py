@@ -373,7 +373,9 @@ class _Attempt:
             return failed
         _settle(episode, outcome)
         try:
+            began_s = time.perf_counter()
             self._pay(episode, await self._judge(episode, runner))
+            _note_grading(episode, time.perf_counter() - began_s)
         except (*CONTRACT_ERRORS, InferenceError, OSError, OutOfTime) as judge_failed:
             # An OSError is what the judge's own server caused; TimeoutError is one.
             return self._failed_episode(captured, Outcome.INFRASTRUCTURE_FAILURE, judge_failed, EVALUATOR)
@@ -443,6 +445,13 @@ class _Attempt:
             if record.no_ids_because:
                 return ConfigError(f"Call {record.id} cannot be trained on: {record.no_ids_because}")
         return None
+
+
+def _note_grading(episode: Episode, grader_s: float) -> None:
+    """The time of an evaluator, with the last answer that it has read."""
+    steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
+    if steps:
+        steps[-1].timings["grader_s"] = grader_s
 
 
 def _without_answers(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rllm.engine.error_text import error_text
 from rllm.environments.base import BaseEnv, StepResult, call_reset, unpack_reset, unpack_step
 from rllm.environments.checks import require_finite
 from rllm.errors import AgentError
+from rllm.rewards.clock import GradingClock
 
 MakeEnv = Callable[[], BaseEnv] | BaseEnv
 
@@ -52,14 +53,18 @@ class EnvironmentWorker:
         assert self._env is not None, "reset came first"
         try:
             if self._steps_in_loop:
-                return _unpack_step(self._env, await self._in_loop(self._env.step(action)))
+                return await self._awaited_step(self._env, self._env.step(action))
             result = await self._pool.call(self._move, action, timeout_s=self._step_timeout_s)
-            if isinstance(result, StepResult):
-                return result
-            return _unpack_step(self._env, await self._in_loop(result))
+            return result if isinstance(result, StepResult) else await self._awaited_step(self._env, result)
         except Exception as error:
             _note(error, type(self._env), "step")
             raise
+
+    async def _awaited_step(self, env: BaseEnv, awaitable: Any) -> StepResult:
+        with GradingClock() as clock:
+            result = _unpack_step(env, await self._in_loop(awaitable))
+        result.grader_s = clock.seconds
+        return result
 
     async def close(self, patience_s: float | None = None) -> Exception | None:
         """Close the environment; what it raises is returned, because a result had already been reached.
@@ -126,8 +131,13 @@ class EnvironmentWorker:
 
     def _move(self, action: Any) -> Any:
         assert self._env is not None, "reset came first"
-        result: Any = self._env.step(action)
-        return result if inspect.isawaitable(result) else _unpack_step(self._env, result)
+        with GradingClock() as clock:
+            result: Any = self._env.step(action)
+        if inspect.isawaitable(result):
+            return result
+        step = _unpack_step(self._env, result)
+        step.grader_s = clock.seconds
+        return step
 
 
 def made_of(env_class: type[BaseEnv], info: dict[str, Any]) -> BaseEnv:

@@ -86,6 +86,8 @@ class StepResult:
     truncated: bool
     """It is over only because a limit cut it off; never True when it came to its own end in the same step."""
     info: dict[str, Any]
+    grader_s: float = 0.0
+    """Seconds of the step that its graders took, where `rllm.rewards.clock` was told."""
 
 
 def moved(

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from rllm.errors import ConfigError, RewardError, RllmError
+from rllm.rewards.clock import grading
 from rllm.rewards.evaluator import finite_number
 
 RewardFn = Callable[[dict[str, Any], Any], Any]
@@ -53,7 +54,7 @@ def judge_of(task: Mapping[str, Any], reward_fn: RewardFn | None = None) -> Judg
     Raises ConfigError for a grader that there is not, or options that it does not have.
     """
     if reward_fn is not None:
-        return lambda answer: _verdict_of(reward_fn(dict(task), answer))
+        return _timed(lambda answer: _verdict_of(reward_fn(dict(task), answer)))
     name = task.get("grader")
     if not name:
         return None
@@ -69,7 +70,15 @@ def judge_of(task: Mapping[str, Any], reward_fn: RewardFn | None = None) -> Judg
     prepare(grader, fields)
     if isinstance(question := task.get("question"), str):
         fields = {"question": question, **fields}
-    return lambda answer: _verdict_of(_grade(grader, answer, fields))
+    return _timed(lambda answer: _verdict_of(_grade(grader, answer, fields)))
+
+
+def _timed(judge: Judge) -> Judge:
+    def judge_on_the_clock(answer: str) -> Verdict:
+        with grading():
+            return judge(answer)
+
+    return judge_on_the_clock
 
 
 def _grade(grader: Any, answer: str, fields: Mapping[str, Any]) -> Any:

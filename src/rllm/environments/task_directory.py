@@ -31,6 +31,7 @@ from rllm.data.task_images import PATH
 from rllm.environments.base import BaseEnv, Moved, moved
 from rllm.environments.world import World
 from rllm.errors import AgentError, ConfigError, SandboxError
+from rllm.rewards.clock import grading
 from rllm.rewards.task_tests import RESULTS, TaskReward, task_reward
 from rllm.sandbox.archive import pack_links_and_all
 from rllm.sandbox.backends import open_sandbox
@@ -146,7 +147,8 @@ class TaskDirectoryEnv(BaseEnv):
         is_done, is_late = not blocks, self._turns >= self.max_turns or self._left_s <= 0
         if not (is_done or is_late):
             return output, 0.0, False, {}
-        verdict = self.verify()
+        with grading():
+            verdict = self.verify()
         self._results.append(verdict)
         self._collect(self._sandbox)
         if len(self._results) < len(self._steps) and not _is_below(verdict, self._step.min_rewards):

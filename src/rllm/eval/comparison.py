@@ -17,6 +17,7 @@ from rllm.eval.report import by_task
 from rllm.eval.results import Result
 from rllm.eval.statistics import (
     equal_differences_interval,
+    have_equal_means,
     mcnemar,
     newcombe_interval,
     percentiles,
@@ -143,7 +144,7 @@ def _difference_interval(
     differences: Sequence[float], instances: Sequence[str]
 ) -> tuple[tuple[float, float], str]:
     distinct = len(set(instances))
-    if len(set(differences)) > 1 and distinct > 1:
+    if not have_equal_means(differences, instances):
         draws_R = resampled_means(np.asarray(differences)[:, None], instances)[:, 0]
         return percentiles(draws_R, distinct), "bootstrap"
     return equal_differences_interval(statistics.fmean(differences), distinct), "wilson"

@@ -18,6 +18,8 @@ from rllm.eval.results import Result
 from rllm.eval.statistics import (
     effective_size,
     equal_differences_interval,
+    have_equal_means,
+    mean_interval,
     percentiles,
     resampled_means,
     wilson_interval,
@@ -45,9 +47,13 @@ class EvaluationReport:
     """How it was made: `wilson` where each instance was attempted once, else `bootstrap` over instances."""
     success_without_failed: float | None
     """None when everything failed."""
+    success_without_failed_interval: tuple[float, float] | None
+    """95 % interval of it, made as that of `success`."""
     mean_reward: float | None
     """Over the episodes that did not fail."""
     mean_turns: float
+    mean_turns_interval: tuple[float, float] | None
+    """95 % interval of `mean_turns`; None where it does not vary."""
     distinct: int
     """Instances among the tasks: those that ask the same are one."""
     effective_size: float
@@ -87,7 +93,8 @@ def report_of(results: Sequence[Result]) -> EvaluationReport:
     num_truncated = sum(result.outcome is Outcome.TRUNCATED for result in results)
     successes = sum(result.is_correct for result in results)
     num_attempted, valid = len(results), num_scored + num_truncated
-    rewards = [result.reward for result in results if not result.has_failed]
+    without_failed = [result for result in results if not result.has_failed]
+    rewards = [result.reward for result in without_failed]
     interval, method = _success_interval(results)
     return EvaluationReport(
         attempted=num_attempted,
@@ -99,8 +106,16 @@ def report_of(results: Sequence[Result]) -> EvaluationReport:
         success_interval=interval,
         interval_method=method,
         success_without_failed=successes / valid if valid else None,
+        success_without_failed_interval=(
+            interval if len(without_failed) == num_attempted else _success_interval(without_failed)[0]
+        )
+        if valid
+        else None,
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         mean_turns=sum(result.turns for result in results) / num_attempted if num_attempted else 0.0,
+        mean_turns_interval=mean_interval(
+            [float(result.turns) for result in results], [_instance(result) for result in results]
+        ),
         distinct=len({_instance(result) for result in results}),
         effective_size=effective_size([_instance(result) for result in results]),
     )
@@ -206,10 +221,10 @@ def mean_with_interval(values: Sequence[float], instances: Sequence[str]) -> dic
 def interval_of(values: Sequence[float], instances: Sequence[str]) -> tuple[tuple[float, float], str]:
     """95 % interval of the mean of one score per task, and how it was made.
 
-    Resampling equal scores, or one instance, would claim certainty, so of those it is Wilson's.
+    Resampling one instance, or several with equal means, would claim certainty, so of those it is Wilson's.
     """
     distinct, mean = len(set(instances)), sum(values) / len(values)
-    if distinct == 1 or len(set(values)) == 1:
+    if have_equal_means(values, instances):
         if 0.0 <= mean <= 1.0:
             return wilson_interval(mean * distinct, distinct), "wilson"
         return equal_differences_interval(mean, distinct), "wilson"

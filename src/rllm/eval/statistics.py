@@ -61,6 +61,38 @@ def resampled_means(
     return np.concatenate(means)
 
 
+def have_equal_means(values_N: Sequence[float], instances_N: Sequence[Hashable]) -> bool:
+    """Whether the means of all instances are one number, as that of a single one is: nothing says then how
+    much they vary."""
+    mean, largest = math.fsum(values_N) / max(1, len(values_N)), max(map(abs, values_N), default=0.0)
+    residuals = _residuals(values_N, instances_N, mean)
+    return len(residuals) < 2 or all(abs(each) <= 1e-12 * largest * len(values_N) for each in residuals)
+
+
+def mean_interval(values_N: Sequence[float], instances_N: Sequence[Hashable]) -> tuple[float, float] | None:
+    """95 % interval of a mean of numbers of any size, instances being independent and what is of one not:
+    Student's, with the variance of Liang and Zeger (1986), C / (C - 1) Σ_c (Σ_{i in c} (x_i - mean))² / N².
+
+    None where instances have equal means.
+    """
+    if have_equal_means(values_N, instances_N):
+        return None
+    mean = math.fsum(values_N) / len(values_N)
+    residuals_C = _residuals(values_N, instances_N, mean)
+    freedom = len(residuals_C) - 1
+    square = math.fsum(each * each for each in residuals_C) * len(residuals_C) / freedom
+    margin = student_quantile(0.05, freedom) * math.sqrt(square) / len(values_N)
+    return mean - margin, mean + margin
+
+
+def _residuals(values_N: Sequence[float], instances_N: Sequence[Hashable], mean: float) -> list[float]:
+    """[C] sums of what the values of each instance are above `mean`."""
+    sums: dict[Hashable, float] = dict.fromkeys(instances_N, 0.0)
+    for value, instance in zip(values_N, instances_N, strict=True):
+        sums[instance] += value - mean
+    return list(sums.values())
+
+
 def percentiles(draws_R: np.ndarray, distinct: int, *, comparisons: int = 1) -> tuple[float, float]:
     """95 % interval of what was resampled out of `distinct` instances, two at least.
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rllm.errors import ConfigError, MissingExtraError
+from rllm.errors import ConfigError, MissingExtraError, choices_of
 from rllm.inference.client import ModelClient
 from rllm.rendering.tokens import TextTokenizer
 
@@ -59,8 +59,8 @@ def make_client(
         )
     if engine_name not in _ARGS:
         raise ConfigError(
-            f"`engine_name` is {engine_name!r}; there are {', '.join(_ARGS)}. Any other engine is given as "
-            "`rollout_engine`."
+            f"`engine_name` is {engine_name!r}; {choices_of(engine_name, _ARGS)}. Any other engine is "
+            "given as `rollout_engine`."
         )
     arguments = dict(args or {})
     for name in arguments:

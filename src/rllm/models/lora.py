@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rllm.config.lora import LoraConfig
-from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
+from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError, choices_of
 from rllm.models.decoder import Decoder
 from rllm.models.directory import LoadedModel
 from rllm.store.files import write_directory_atomic
@@ -217,7 +217,7 @@ def _targets(config: LoraConfig, linear: Mapping[str, nn.Module], base: LoadedMo
     if unknown := [name for name in config.targets if name not in linear]:
         raise ConfigError(
             f"`lora.targets` has {unknown[0]!r}, but {base.directory} has no linear layer of that name; "
-            f"choose from {', '.join(sorted(linear))}."
+            f"{choices_of(unknown[0], sorted(linear))}."
         )
     return config.targets or sorted(linear)
 

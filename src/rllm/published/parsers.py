@@ -7,7 +7,7 @@ import json
 from abc import ABC
 from typing import ClassVar
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.rendering.formats import DeepSeekFencedFormat, HermesFormat, TagFormat
 from rllm.types.messages import ToolCall
 
@@ -64,5 +64,5 @@ _PARSERS: dict[str, type[ToolParser]] = {"qwen": QwenToolParser, "r1": R1ToolPar
 def get_tool_parser(parser_name: str) -> type[ToolParser]:
     """The class of a parser. Raises ConfigError for a name that there is not."""
     if parser_name not in _PARSERS:
-        raise ConfigError(f"There is no tool parser `{parser_name}`; there are {', '.join(_PARSERS)}.")
+        raise ConfigError(f"There is no tool parser `{parser_name}`; {choices_of(parser_name, _PARSERS)}.")
     return _PARSERS[parser_name]

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rllm.errors import ConfigError, RewardError
+from rllm.errors import ConfigError, RewardError, choices_of
 from rllm.rewards.code_answers import NoProgram, program_of
 from rllm.rewards.code_asserts import AssertExam, AssertRun, CallCheck
 from rllm.rewards.code_exams import Examiner
@@ -75,10 +75,8 @@ class CodeGrader:
 
     def __post_init__(self) -> None:
         for option, allowed_values in (("score", SCORES), ("weak", WEAK)):
-            if getattr(self, option) not in allowed_values:
-                raise ConfigError(
-                    f"`{option}` is {getattr(self, option)!r}; it must be one of {', '.join(allowed_values)}."
-                )
+            if (value := getattr(self, option)) not in allowed_values:
+                raise ConfigError(f"`{option}` is {value!r}; {choices_of(value, allowed_values)}.")
         limits = Limits(
             wall_s=2.0 * self.timeout_s, cpu_s=self.timeout_s, memory_mb=self.memory_mb, output_kb=8192
         )

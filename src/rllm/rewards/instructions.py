@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rllm.errors import ConfigError, RewardError
+from rllm.errors import ConfigError, RewardError, choices_of
 from rllm.rewards import instruction_kinds as kinds
 from rllm.rewards.extraction import final_text
 from rllm.rewards.grade import Grade, require_answer, wrong
@@ -99,7 +99,7 @@ class InstructionGrader:
 
     def __post_init__(self) -> None:
         if self.score not in SCORES:
-            raise ConfigError(f"`score` is {self.score!r}; it must be one of {', '.join(SCORES)}.")
+            raise ConfigError(f"`score` is {self.score!r}; {choices_of(self.score, SCORES)}.")
 
     def grade(self, answer: str, task: Mapping[str, Any]) -> Grade:
         """Raises RewardError for a task with instructions that are not known."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.rewards.extraction import (
     Mark,
     NoAnswer,
@@ -452,7 +452,7 @@ def _last_words(text: str, is_answer: Callable[[str], bool]) -> Stated | None:
 def require_reading(reading: str) -> Reading:
     """Raises ConfigError for a reading that there is not."""
     if reading not in set(Reading):
-        raise ConfigError(f"`reading` is {reading!r}; there are {', '.join(Reading)}.")
+        raise ConfigError(f"`reading` is {reading!r}; {choices_of(reading, Reading)}.")
     return Reading(reading)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.rewards.extraction import Mark, NoAnswer, Reading, marked_answer
 from rllm.rewards.grade import Grade, gold_texts, require_answer, wrong
 from rllm.rewards.readings import AnswerForm, as_read, require_reading, stated_answer, unread
@@ -226,7 +226,7 @@ class RougeGrader(TextGrader):
         self, *, kind: str = "rougeL", correct_from: float = 1.0, thinks_first: bool = False
     ) -> None:
         if kind not in ROUGE_KINDS:
-            raise ConfigError(f"`kind` is {kind!r}; there are {', '.join(ROUGE_KINDS)}.")
+            raise ConfigError(f"`kind` is {kind!r}; {choices_of(kind, ROUGE_KINDS)}.")
 
         def score(answer: str, gold: str) -> float:
             return rouge(answer, gold, kind)

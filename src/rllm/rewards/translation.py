@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rllm.errors import ConfigError, MissingExtraError
+from rllm.errors import ConfigError, MissingExtraError, choices_of
 from rllm.rewards.extraction import NoAnswer, marked_answer
 from rllm.rewards.grade import Grade, gold_texts, require_answer, wrong
 from rllm.rewards.text import MAX_TEXT_CHARS
@@ -31,7 +31,7 @@ class TranslationGrader:
         self, *, metric: str = "chrf", correct_from: float = 0.5, thinks_first: bool = False
     ) -> None:
         if metric not in METRICS:
-            raise ConfigError(f"`metric` is {metric!r}; there are {', '.join(METRICS)}.")
+            raise ConfigError(f"`metric` is {metric!r}; {choices_of(metric, METRICS)}.")
         if not 0.0 < correct_from <= 1.0:
             raise ConfigError(f"`correct_from` is {correct_from}; it must be above 0 and at most 1.")
         self.metric = metric

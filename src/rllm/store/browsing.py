@@ -78,6 +78,10 @@ class TaskSummary(NamedTuple):
     """Those whose outcome is neither `scored` nor `truncated`."""
     mean_reward: float | None
     """Over the attempts that were paid."""
+    num_paid: int
+    """The number of those."""
+    mean_squared_reward: float | None
+    """Over the same."""
     first_id: int
 
 
@@ -203,7 +207,8 @@ class EpisodeBrowser:
         where, values = which.condition()
         with store_errors(self.path):
             rows = self._connection.execute(
-                f"SELECT task_id, count(*), sum(is_correct), sum({_FAILED}), avg(reward), min(episodes.id) "
+                f"SELECT task_id, count(*), sum(is_correct), sum({_FAILED}), avg(reward), "
+                "count(reward), avg(reward * reward), min(episodes.id) "
                 f"{_FROM} {where} GROUP BY task_id ORDER BY {TASK_ORDERS[order]} "
                 f"{'DESC' if descending else 'ASC'}, min(episodes.id) LIMIT ? OFFSET ?",
                 (*values, limit, offset),

@@ -265,6 +265,8 @@ def _output_fields(output: ModelOutput, step: Step) -> dict[str, Any]:
         fields["tool_calls"] = [asdict(call) for call in output.tool_calls]
     if output.unparsed_markup:
         fields["unparsed_markup"] = True
+    if output.queue_s:
+        fields["queue_s"] = output.queue_s
     return fields
 
 

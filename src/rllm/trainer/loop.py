@@ -176,6 +176,7 @@ async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
             **ahead.metrics,
             **(ages | _idle_shares(run, ahead, busy_s, elapsed_s) if config.schedule.steps_ahead else {}),
             **(run.cluster.metrics() if run.cluster is not None else {}),
+            "grading_s": rollouts.grading_share() * ahead.metrics["rollout_s"],
             "total_steps": config.steps,
             "tokens_per_s": batch.token_counts["sampled"]
             / (elapsed_s if config.schedule.steps_ahead else ahead.metrics["rollout_s"]),

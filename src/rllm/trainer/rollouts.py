@@ -8,7 +8,7 @@
 Which tasks come next is the curriculum's to say; what it knows is part of the run's state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from rllm.trainer.learning import Learner
 from rllm.trainer.outcomes import require_one_that_did_not_fail
 from rllm.trainer.schedules import temperature
 from rllm.trainer.trainable import fail_untrainable
-from rllm.types.episode import Episode
+from rllm.types.episode import Episode, Step
 from rllm.types.messages import SamplingParams
 from rllm.types.task import Task, task_id_of
 
@@ -36,11 +36,23 @@ class Rollouts:
     """One attempt at each task by the likeliest tokens: compared with, never trained on."""
     rounds: int = 0
 
-    def metrics(self) -> dict[str, int]:
-        """`unparsed_tool_markup`: turns whose tool calls could not be read."""
-        steps = (
+    def grading_share(self) -> float:
+        """The part of the episodes' seconds that graders took."""
+        grading_s = all_s = 0.0
+        for step in self._steps():
+            timings = step.timings
+            grading_s += timings.get("grader_s", 0.0)
+            all_s += timings.get("model_s", 0.0) + timings.get("env_s", timings.get("grader_s", 0.0))
+        return grading_s / all_s if all_s else 0.0
+
+    def _steps(self) -> Iterator[Step]:
+        return (
             step for each in self.episodes for trajectory in each.trajectories for step in trajectory.steps
         )
+
+    def metrics(self) -> dict[str, int]:
+        """`unparsed_tool_markup`: turns whose tool calls could not be read."""
+        steps = self._steps()
         return {
             "tasks": len(self.tasks),
             "rounds": self.rounds,

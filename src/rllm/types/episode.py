@@ -115,7 +115,8 @@ class Step:
     """The oldest version among `policy_versions`."""
     usage: dict[str, int] = field(default_factory=dict[str, int])
     timings: dict[str, float] = field(default_factory=dict[str, float])
-    """Seconds: `model_s`, `env_s`."""
+    """Seconds: `model_s`, that the answer took, of it `queue_s` before the built-in engine began it; `env_s`,
+    that the environment took, of it `grader_s` in its graders. An evaluator's `grader_s` stands alone."""
     info: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -145,6 +146,8 @@ class Step:
     def record_output(self, output: ModelOutput) -> None:
         """Take over tokens, log-probabilities and versions of the model call that this step is made of."""
         self.model_output = output
+        if output.queue_s:
+            self.timings["queue_s"] = output.queue_s
         self.prompt_ids = output.prompt_ids
         self.response_ids = output.completion_ids
         self.logprobs = output.logprobs

@@ -129,6 +129,8 @@ class ModelOutput:
     usage: dict[str, int] = field(default_factory=dict[str, int])
     """`prompt_tokens`, `completion_tokens`, `cached_tokens`."""
     latency_s: float = 0.0
+    queue_s: float = 0.0
+    """The part of `latency_s` before the engine began to read the prompt; 0 where nobody tells."""
 
     @property
     def weight_version(self) -> int | None:

@@ -20,7 +20,7 @@ from rllm.view.run_facts import facts_of
 from rllm.view.run_pages import series_of
 from rllm.view.sources import Sources
 
-MAX_RUNS = 16
+MAX_RUNS = 64
 PHASES = ("after", "sampled", "greedy", "after.greedy", "before")
 """Phases in which two runs may have attempted the same tasks, the one that says most first."""
 

@@ -12,12 +12,13 @@ from itertools import accumulate
 from typing import Any
 
 from rllm.errors import ConfigError
+from rllm.rendering.images import is_image_part
 from rllm.store.browsing import EpisodeBrowser, EpisodeFilter
 from rllm.store.episodes import EpisodeStore
 from rllm.types.episode import Action, Episode, Step, Trajectory
 from rllm.types.messages import Message
 from rllm.types.prefix import Prefix
-from rllm.view.messages import shown_message, shown_value
+from rllm.view.messages import is_picture, shown_message, shown_value
 from rllm.view.query import Query
 from rllm.view.run_pages import rounded
 from rllm.view.sources import Sources
@@ -125,6 +126,7 @@ def _trajectory(
     trajectory: Trajectory, index: int, tokens: TokenFacts, start: int, count: int
 ) -> dict[str, Any]:
     steps = trajectory.steps
+    spans = [spans_of(step.timings) for step in steps]
     begins = segment_beginnings(steps)
     return {
         "index": index,
@@ -141,8 +143,9 @@ def _trajectory(
             "reward": [rounded(step.reward) for step in steps],
             "tokens": [len(step.response_ids) for step in steps],
             **{
-                name: [rounded(step.timings.get(name)) for step in steps]
-                for name in dict.fromkeys(name for step in steps for name in step.timings)
+                name: [rounded(each.get(name)) for each in spans]
+                for name in (*_SPANS, *dict.fromkeys(name for each in spans for name in each))
+                if any(name in each for each in spans)
             },
         },
         "from": start,
@@ -151,6 +154,20 @@ def _trajectory(
             for turn in range(start, min(len(steps), start + count))
         ],
     }
+
+
+_SPANS = ("queue_s", "model_s", "env_s", "grader_s")
+"""Spans of a turn, in the order in which they follow each other."""
+
+
+def spans_of(timings: Mapping[str, float]) -> dict[str, float]:
+    """Seconds that add up: what was waited for a place in the engine is no part of the model's, and what a
+    grader took no part of its environment's."""
+    spans = dict(timings)
+    for whole, part in (("model_s", "queue_s"), ("env_s", "grader_s")):
+        if whole in spans and part in spans:
+            spans[whole] = max(0.0, spans[whole] - spans[part])
+    return {name: spans[name] for name in (*_SPANS, *spans) if name in spans}
 
 
 def _error_of(trajectory: Trajectory) -> str:
@@ -169,19 +186,21 @@ def _turn(steps: Sequence[Step], turn: int, segment_reason: str | None, tokens: 
             {"name": call.name, "arguments": shown_value(call.arguments), "id": call.id}
             for call in output.tool_calls
         ]
+    info = {name: value for name, value in step.info.items() if not is_picture(value)}
     action = step.action.action if isinstance(step.action, Action) else step.action
     return {
         "turn": turn,
         "segment": segment_reason,
         "messages": [shown_message(message) for message in new_messages(step, before)],
-        "observation": "" if step.observation is None else shown_value(step.observation),
+        "observation": None if step.observation is None else _shown_observation(step.observation),
+        "pictures": [each for each in step.info.values() if is_picture(each)],
         "answer": {name: value for name, value in answer.items() if value},
         "action": "" if action is None else shown_value(action),
         "reward": step.reward,
         "done": step.done,
         "mc_return": rounded(step.mc_return),
-        "info": shown_value(step.info) if step.info else "",
-        "timings": {name: rounded(value) for name, value in step.timings.items()},
+        "info": shown_value(info) if info else "",
+        "timings": {name: rounded(value) for name, value in spans_of(step.timings).items()},
         "usage": step.usage,
         "finish_reason": None if output is None else output.finish_reason,
         "temperature": None if output is None else output.temperature,
@@ -189,6 +208,16 @@ def _turn(steps: Sequence[Step], turn: int, segment_reason: str | None, tokens: 
         "num_prompt_ids": len(step.prompt_ids),
         "tokens": _columns(step, tokens, tokens.begins[turn]),
     }
+
+
+def _shown_observation(observation: Any) -> dict[str, Any]:
+    """The state that an environment showed: text, a picture, or parts of both."""
+    parts = observation if isinstance(observation, list) else [observation]
+    if any(is_image_part(part) for part in parts):
+        return shown_message({"role": "observation", "content": parts})
+    if is_picture(observation):
+        return {"role": "observation", "text": "", "images": [observation]}
+    return {"role": "observation", "text": shown_value(observation)}
 
 
 def _columns(step: Step, tokens: TokenFacts, first: int) -> dict[str, list[Any]]:

@@ -7,6 +7,7 @@ other runs   ──► where the same task was attempted
 A run of `rllm eval` has a part for each way of sampling; measured phases of a training run are shown alike.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from rllm.errors import ConfigError
 from rllm.eval.plan import KIND
 from rllm.eval.report import report_of
 from rllm.eval.results import Result, answer_of, asked_before_answer, result_of
-from rllm.eval.statistics import wilson_interval
+from rllm.eval.statistics import student_quantile, wilson_interval
 from rllm.eval.words import INTERVAL_METHODS, baselines_sentence, instances_sentence
 from rllm.store.browsing import ORDERS, TASK_ORDERS, VERDICTS, EpisodeBrowser, EpisodeFilter
 from rllm.store.episodes import EpisodeStore, natural
@@ -164,8 +165,16 @@ def _other_evaluations(sources: Sources, mine: str, config: Mapping[str, Any]) -
 
 
 def _task_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A task with the intervals of its means; attempts at it are independent of each other."""
+    num_paid, square, reward_interval = row.pop("num_paid"), row.pop("mean_squared_reward"), None
+    if num_paid > 1:
+        variance = max(0.0, square - row["mean_reward"] ** 2) / (num_paid - 1)
+        margin = student_quantile(0.05, num_paid - 1) * math.sqrt(variance)
+        if margin:
+            reward_interval = (row["mean_reward"] - margin, row["mean_reward"] + margin)
     return {
         **row,
+        "reward_interval": reward_interval,
         "success": row["successes"] / row["attempts"],
         "success_interval": wilson_interval(row["successes"], row["attempts"]),
     }

@@ -16,7 +16,7 @@ from functools import cache, partial
 from html import escape
 from urllib.parse import parse_qsl, urlencode
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.eval.plan import KIND
 from rllm.store.browsing import VERDICTS
 from rllm.view.pages import answer
@@ -27,6 +27,25 @@ MAX_REQUESTS = 400
 MAX_CHARS = 40_000_000
 """Of all answers together."""
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";$', re.MULTILINE)
+_SHOWN = ("run", "phase", "step")
+_PARAMETERS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "runs": ((), {}),
+    "compare": (("run",), {}),
+    "episodes": (
+        (*_SHOWN, "task", "outcome", "correct", "q", "order", "descending", "offset"),
+        {"limit": "100"},
+    ),
+    "step": ((*_SHOWN, "order"), {"phase": "train"}),
+    "attempts": ((*_SHOWN, "task"), {"phase": "train"}),
+    "datasets": ((), {}),
+    "dataset": (("name", "split", "q", "offset"), {"limit": "50"}),
+    "models": ((), {}),
+    "workers": ((), {}),
+    "worker_run": (("store", "id"), {}),
+    "sessions": (("ledger", "after"), {}),
+    "session": (("ledger", "id", "offset"), {}),
+}
+"""Page -> which parameters of its address it asks with, and what it asks for where they say nothing."""
 _EXPORT = re.compile(r"^export (async function|function|const) (\w+)", re.MULTILINE)
 
 
@@ -78,7 +97,8 @@ def default_address(sources: Sources) -> str:
 
 
 def requests_of(sources: Sources, address: str) -> list[str]:
-    """What the page at `address` asks for when it is opened, in the words of its script."""
+    """The requests of the page at `address` when it is opened, in the words of its script. Raises ConfigError
+    where there is no such page."""
     name, _, query = address.removeprefix("#").removeprefix("/").partition("?")
     values = parse_qsl(query)
     if name == "run":
@@ -91,20 +111,20 @@ def requests_of(sources: Sources, address: str) -> list[str]:
         ]
     if name == "evaluation":
         return _evaluation_requests(sources, values)
-    if name == "attempts":
-        return [
-            _request(name, values),
-            _request("elsewhere", [each for each in values if each[0] in ("run", "task")]),
-        ]
-    if name == "episodes":
-        return [_request(name, [*values, ("limit", "100")])]
-    if name == "step":
-        return [_request("groups", [("phase", "train"), *values] if "phase" not in dict(values) else values)]
     if name == "episode":
         turn = int(dict(values).get("turn") or 0) // 50 * 50
         own = [each for each in values if each[0] in ("run", "id")]
         return [_request(name, [*own, *([("from", str(turn))] if turn else [])])]
-    return [_request(name, values if name != "runs" else [])]
+    if name not in _PARAMETERS:
+        pages = sorted({*_PARAMETERS, "run", "evaluation", "episode"})
+        raise ConfigError(f"There is no page {name[:80]!r}; {choices_of(name[:80], pages)}.")
+    names, defaults = _PARAMETERS[name]
+    own = [(key, value) for key, value in values if key in names and value]
+    own += [(key, value) for key, value in defaults.items() if key not in dict(own)]
+    requests = [_request("groups" if name == "step" else name, own)]
+    if name == "attempts":
+        requests.append(_request("elsewhere", [each for each in own if each[0] in ("run", "task")]))
+    return requests
 
 
 def _evaluation_requests(sources: Sources, values: list[tuple[str, str]]) -> list[str]:

@@ -39,6 +39,11 @@ def shown_value(value: Any) -> str:
     return _limited(text)
 
 
+def is_picture(value: Any) -> bool:
+    """Whether a value is a picture as text: a data URL."""
+    return isinstance(value, str) and value.startswith("data:image/")
+
+
 def _text_of(part: Any) -> str:
     if part is None or _picture_of(part):
         return ""

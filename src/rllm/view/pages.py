@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.view.comparison_page import comparison_page
 from rllm.view.episode_page import episode_page, prompt_page
 from rllm.view.evaluation_page import answer_page, elsewhere_page, evaluation_page
@@ -55,5 +55,5 @@ def answer(sources: Sources, request: str) -> dict[str, Any]:
     name, _, parameters = request.partition("?")
     page = PAGES.get(name)
     if page is None:
-        raise ConfigError(f"There is no page {name[:80]!r}; there are {', '.join(PAGES)}.")
+        raise ConfigError(f"There is no page {name[:80]!r}; {choices_of(name[:80], PAGES)}.")
     return page(sources, Query(parse_qs(parameters, keep_blank_values=True, max_num_fields=100)))

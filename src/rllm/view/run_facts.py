@@ -50,6 +50,8 @@ class RunFacts:
     steps: int
     """Finished steps of reinforcement learning."""
     total_steps: int
+    work_s: float | None
+    """Seconds of work on the run, by whichever processes: those of its phases, as its summary counts them."""
     reports: dict[str, dict[str, Any]]
     """`untrained`, `before`, `after`, as far as measured: `success`, `greedy`; intervals once finished.
     Beside a teacher `reverse_kl`; of a run that learns from rows `loss`, and what else it measures."""
@@ -102,6 +104,7 @@ def facts_of(run: RunDirectory) -> RunFacts:
         phase_steps=last["step"] + 1,
         steps=sum(line["phase"] == "train" for line in metrics),
         total_steps=config.get("steps", max((line.get("total_steps", 0) for line in metrics), default=0)),
+        work_s=(summary or {}).get("wall_s", last.get("run_s", last.get("time_s"))),
         reports={
             name: {key: reports[name][key] for key in measures if key in reports[name]}
             for name in REPORTS

@@ -51,7 +51,6 @@ def _row(run: RunDirectory) -> dict[str, Any]:
         "spark": [rounded(value) for value in spread(curve, NUM_SPARKS)],
         "spark_of": name,
         "started_at": started_at,
-        "worked_s": lines[-1].get("time_s") if lines else None,
         "lost_pid": run.lost_writer_pid,
     }
 

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from rllm.data.swe_repository import PLACE as REPOSITORY
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.types.call_budget import CallBudget, budget_problem
 
 PREFIX = "harness:"
@@ -159,7 +159,7 @@ def _value(where: str, key: str, value: Any) -> Any:
         if isinstance(value, dict):
             if unknown := [name for name in value if name not in names]:
                 raise ConfigError(
-                    f"{where}: `budget.{unknown[0]}` limits nothing; there are {', '.join(names)}."
+                    f"{where}: `budget.{unknown[0]}` limits nothing; {choices_of(unknown[0], names)}."
                 )
             if (problem := budget_problem(CallBudget(**value)))[0]:
                 raise ConfigError(f"{where}: `budget.{problem[0]}` {problem[1]}.")

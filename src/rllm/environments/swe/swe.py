@@ -31,6 +31,7 @@ from rllm.environments.swe.scaffolds import (
 from rllm.environments.swe.tools import SWETools
 from rllm.environments.world import Turns, World
 from rllm.errors import AgentError, ConfigError
+from rllm.rewards.clock import grading
 from rllm.rewards.grade import Grade, wrong
 from rllm.rewards.runner_logs import runner_of
 from rllm.rewards.swe_grading import grade_patch
@@ -148,7 +149,8 @@ class SWEEnv(BaseEnv):
         except OSError as error:
             self.grade = wrong(f"what was left cannot be kept: {error}")
         else:
-            self.grade = grade_patch(self._world, patch, timeout_s=self.reward_timeout)
+            with grading():
+                self.grade = grade_patch(self._world, patch, timeout_s=self.reward_timeout)
         return self.grade.score
 
     def keep_state(self) -> SWEState:

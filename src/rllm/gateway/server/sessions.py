@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
-from rllm.errors import RequestRefused
+from rllm.errors import RequestRefused, choices_of
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.server.budgets import SessionBudget
 from rllm.gateway.wire import CallRecord
@@ -208,7 +208,7 @@ def require_sampling(sampling: dict[str, Any]) -> None:
         is_valid = _SAMPLING.get(name)
         if is_valid is None:
             raise RequestRefused(
-                f"`sampling.{name}` cannot be set for a session; there are {', '.join(_SAMPLING)}.",
+                f"`sampling.{name}` cannot be set for a session; {choices_of(name, _SAMPLING)}.",
                 param=f"sampling.{name}",
             )
         if isinstance(value, bool) or not isinstance(value, int | float) or not is_valid(value):
@@ -224,7 +224,7 @@ def budget_of(fields: dict[str, Any]) -> CallBudget:
     for name in fields:
         if name not in names:
             raise RequestRefused(
-                f"`budget.{name[:80]}` limits nothing; there are {', '.join(names)}.", param="budget"
+                f"`budget.{name[:80]}` limits nothing; {choices_of(name[:80], names)}.", param="budget"
             )
     return CallBudget(**fields)
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from rllm.errors import ConfigError, PartialAnswer, RequestRefused
+from rllm.errors import ConfigError, PartialAnswer, RequestRefused, choices_of
 from rllm.gateway.dialects.openai_fields import require_no_seed
 from rllm.gateway.dialects.registry import UPSTREAMS
 from rllm.gateway.upstream.call import Failed, UpstreamCall, ask
@@ -70,8 +70,8 @@ class UpstreamPolicy:
         sends_seeds: bool = True,
     ) -> None:
         if capture is not None and not capture <= CAPTURES:
-            unknown = ", ".join(sorted(capture - CAPTURES))
-            raise ConfigError(f"`capture` holds {unknown}; there are {', '.join(sorted(CAPTURES))}.")
+            unknown = min(capture - CAPTURES)
+            raise ConfigError(f"`capture` holds {unknown!r}; {choices_of(unknown, sorted(CAPTURES))}.")
         for name, value in (("timeout_s", timeout_s), ("connect_timeout_s", connect_timeout_s)):
             if not 0 < value < float("inf"):
                 raise ConfigError(f"`{name}` is {value}; it must be a number of seconds above 0.")

@@ -194,6 +194,7 @@ class LocalSession(TokenSession):
                 "cached_tokens": request.cached_tokens,
             },
             latency_s=request.finished_at - request.submitted_at,
+            queue_s=request.began_at - request.submitted_at,
         )
 
     async def run(

@@ -429,6 +429,7 @@ class LocalEngine:
                 has_room = False
                 later_requests.append(entry)
                 continue
+            request.began_at = request.began_at or time.perf_counter()
             new_requests.append(request)
             budget -= max(1, len(request.context_ids) - len(request.slot.ids))
         for entry in later_requests:

@@ -62,6 +62,8 @@ class Request:
     error: BaseException | None = None
     cached_tokens: int = 0
     submitted_at: float = 0.0
+    began_at: float = 0.0
+    """When its prompt was first read."""
     finished_at: float = 0.0
 
     @property

@@ -12,7 +12,7 @@ from rllm.config.lora import LoraConfig
 from rllm.config.policies import PolicyConfig
 from rllm.config.schema import TrainConfig
 from rllm.distributed import world_size
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.trainer.backends.base import refuse_unsupported
 
 LOSSES = ("ppo", "cispo", "importance_sampling", "policy_gradient")
@@ -81,7 +81,7 @@ def _require_one_adapter(config: TrainConfig) -> None:
 
 def _require_algorithm(algorithm: AlgorithmConfig) -> None:
     if algorithm.loss not in LOSSES:
-        raise _refused("algorithm.loss", algorithm.loss, f"choose one of {', '.join(LOSSES)}")
+        raise _refused("algorithm.loss", algorithm.loss, choices_of(algorithm.loss, LOSSES))
     default = AlgorithmConfig()
     for each in fields(algorithm):
         value = getattr(algorithm, each.name)

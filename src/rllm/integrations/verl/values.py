@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rllm.errors import choices_of
+
 Reader = Callable[[Any], Any]
 
 
@@ -60,7 +62,7 @@ def one_of(names: Mapping[str, str]) -> Reader:
 
     def read(value: Any) -> str:
         if not isinstance(value, str) or value not in names:
-            raise ValueError(f"choose one of {', '.join(names)}")
+            raise ValueError(choices_of(value, names))
         return names[value]
 
     return read

@@ -7,7 +7,7 @@ time of float32 was measured. So the precision is measured once where a run begi
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from typing import Protocol
 
@@ -51,7 +51,7 @@ class InOnePlace(Spread):
         return whole
 
 
-class Muon(torch.optim.Optimizer):
+class Muon:
     """Jordan 2024, with Nesterov momentum; steps are scaled to the length of AdamW's (Liu et al. 2025,
     arXiv:2502.16982, "match RMS"). In bfloat16 it is torch.optim.Muon bit for bit, its state included."""
 
@@ -65,26 +65,26 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         """`dtype`: of the Newton-Schulz iterations alone; momentum has the gradient's. `spread`: of matrices
         whose rows are on several ranks; each makes the whole direction and takes its rows of it."""
-        super().__init__(matrices, {"lr": 0.0, "weight_decay": weight_decay})
+        self.weights = list(matrices)
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self._weight_decay = weight_decay
         self._dtype = dtype
         self._spread = spread or InOnePlace()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        assert closure is None, "the gradients are there"
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._move(weight, weight.grad, group["lr"], group["weight_decay"])
+    def step(self, learning_rate: float) -> None:
+        for weight in self.weights:
+            if weight.grad is not None:
+                self._move(weight, weight.grad, learning_rate)
 
-    def _move(self, weight: Tensor, gradient: Tensor, learning_rate: float, weight_decay: float) -> None:
-        state = self.state[weight]
+    def _move(self, weight: Tensor, gradient: Tensor, learning_rate: float) -> None:
+        state = self.state.setdefault(weight, {})
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         momentum = state["momentum_buffer"].lerp_(gradient, 1 - MOMENTUM)
         whole = self._spread.whole(weight, gradient.lerp(momentum, MOMENTUM))
         direction = orthogonalized(whole, self._dtype)
-        weight.mul_(1 - learning_rate * weight_decay)
+        weight.mul_(1 - learning_rate * self._weight_decay)
         rows = self._spread.rows(weight, direction)
         weight.add_(rows, alpha=-learning_rate * 0.2 * max(direction.shape) ** 0.5)
 

@@ -14,7 +14,8 @@ parameter is the master rounded. Moments are in float32 too: 16 bytes a paramete
 sampler shares.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ from rllm.distributed import RankGroup
 from rllm.trainer.backends.torch_muon import Muon, Spread, muon_dtype
 
 HALF = (torch.bfloat16, torch.float16)
+ADAM_EPS = 1e-8
+"""Torch's own."""
 
 
 class MasterWeights:
@@ -122,6 +125,79 @@ def _gather_gradients(parameter: nn.Parameter, master: Tensor) -> RemovableHandl
     return parameter.register_post_accumulate_grad_hook(gather)
 
 
+class MovingPart(Protocol):
+    """What moves some of the weights, and what it remembers of each between two steps."""
+
+    weights: list[Tensor]
+
+    @property
+    def state(self) -> MutableMapping[Tensor, dict[str, Tensor]]: ...
+
+    def step(self, learning_rate: float) -> None: ...
+
+
+class AdamW:
+    """torch.optim.AdamW (fused) bit for bit, its state included, by the same kernel. Torch's own optimizers
+    import its compiler as soon as one is made, which takes as much CPU as importing torch."""
+
+    def __init__(self, weights: Iterable[Tensor], *, betas: tuple[float, float], weight_decay: float) -> None:
+        self.weights = list(weights)
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self._betas = betas
+        self._weight_decay = weight_decay
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        columns_of: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], ...]] = {}
+        for weight in self.weights:
+            if weight.grad is None:
+                continue
+            state = self.state.setdefault(weight, {})
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+            columns = columns_of.setdefault((weight.device, weight.dtype), ([], [], [], [], []))
+            row = (weight, weight.grad, state["exp_avg"], state["exp_avg_sq"], state["step"])
+            for column, tensor in zip(columns, row, strict=True):
+                column.append(tensor)
+        for weights, gradients, means, squares, steps in columns_of.values():
+            torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
+            torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
+                weights,
+                gradients,
+                means,
+                squares,
+                [],
+                steps,
+                lr=learning_rate,
+                beta1=self._betas[0],
+                beta2=self._betas[1],
+                weight_decay=self._weight_decay,
+                eps=ADAM_EPS,
+                amsgrad=False,
+                maximize=False,
+            )
+
+
+class Adafactor:
+    """torch.optim.Adafactor."""
+
+    def __init__(self, weights: Iterable[Tensor], *, weight_decay: float) -> None:
+        self.weights = list(weights)
+        self._optimizer = torch.optim.Adafactor(
+            self.weights, lr=0.0, weight_decay=weight_decay, foreach=False
+        )
+
+    @property
+    def state(self) -> MutableMapping[Tensor, dict[str, Tensor]]:
+        return self._optimizer.state
+
+    def step(self, learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+
+
 class Optimizers:
     """One or two optimizers that step together."""
 
@@ -138,22 +214,13 @@ class Optimizers:
         of_muon = matrices if config.name == "muon" else frozenset[str]()
         with_muon = [each for key, each in weights.items() if key in of_muon]
         with_adamw = [each for key, each in weights.items() if key not in of_muon]
-        self._parts: list[torch.optim.Optimizer] = []
+        self._parts: list[MovingPart] = []
         if config.name == "adafactor":
-            self._parts.append(
-                torch.optim.Adafactor(with_adamw, lr=0.0, weight_decay=config.weight_decay, foreach=False)
-            )
+            self._parts.append(Adafactor(with_adamw, weight_decay=config.weight_decay))
             with_adamw = []
         if with_adamw:
-            self._parts.append(
-                torch.optim.AdamW(
-                    with_adamw,
-                    lr=0.0,
-                    betas=(config.beta1, config.beta2),
-                    weight_decay=config.weight_decay,
-                    fused=True,
-                )
-            )
+            betas = (config.beta1, config.beta2)
+            self._parts.append(AdamW(with_adamw, betas=betas, weight_decay=config.weight_decay))
         if with_muon:
             self._parts.append(
                 Muon(
@@ -166,9 +233,7 @@ class Optimizers:
 
     def step(self, learning_rate: float) -> None:
         for part in self._parts:
-            for group in part.param_groups:
-                group["lr"] = learning_rate
-            part.step()
+            part.step(learning_rate)
         # A fused step is a write that torch does not count, and by its count the engine notices that weights
         # changed without a publish.
         increment_version(tuple(self._weights.values()))
@@ -189,7 +254,7 @@ class Optimizers:
             name, _, key = full_key.rpartition(".")
             state_of.setdefault(name, {})[key] = value
         for part in self._parts:
-            owned = {id(each) for group in part.param_groups for each in group["params"]}
+            owned = {id(each) for each in part.weights}
             for name, weight in self._weights.items():
                 if id(weight) in owned:
                     part.state[weight] = {

@@ -54,6 +54,15 @@ export function address(path, parameters) {
   return `#/${path}${text ? `?${text}` : ""}`;
 }
 
+/** Focus the next (`by` 1) or the previous (-1) of what fits `selector`, and give it back. */
+export function moveFocus(selector, by) {
+  const all = [...document.querySelectorAll(selector)], place = all.indexOf(document.activeElement?.closest(selector));
+  const next = all[Math.max(0, Math.min(all.length - 1, place + by))];
+  next?.focus({ preventScroll: true });
+  next?.scrollIntoView({ block: "start" });
+  return next;
+}
+
 /** A table with a head; `columns` are [label, attributes]. */
 export function table(caption, columns, rows) {
   return h(

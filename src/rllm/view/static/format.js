@@ -8,6 +8,11 @@ export function interval(bounds) {
   return bounds ? `[${(100 * bounds[0]).toFixed(1)}, ${(100 * bounds[1]).toFixed(1)}]` : "";
 }
 
+/** Of a mean that is no share. */
+export function bounds(pair) {
+  return pair ? `[${number(pair[0])}, ${number(pair[1])}]` : "";
+}
+
 export function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);

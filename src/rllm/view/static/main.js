@@ -43,6 +43,7 @@ async function show() {
     document.title = `${made.title} · rLLM`;
     replace(content, made.content);
     content.dataset.page = name;
+    made.shown?.();
     if (made.refresh && !kept) timer = setTimeout(refresh, REFRESH_MS);
   } catch (error) {
     if (location.hash !== here) return;

@@ -11,7 +11,7 @@ export async function comparisonPage(parameters) {
   const runs = parameters.getAll("run");
   const page = await ask("compare", { run: runs });
   const figures = METRICS.map(([title, name]) => {
-    const series = page.runs.map((run, color) => ({ label: run.key, color, x: run.series.step ?? [], y: run.series[name] ?? [] })).filter((each) => each.y.some((value) => typeof value === "number"));
+    const series = page.runs.map((run, color) => ({ label: run.key, color, dashed: color >= 8, x: run.series.step ?? [], y: run.series[name] ?? [] })).filter((each) => each.y.some((value) => typeof value === "number"));
     return series.length ? curves(title, series, name.includes("success") ? { low: 0, high: 1, format: (value) => percent(value, 0) } : {}) : null;
   });
   return {

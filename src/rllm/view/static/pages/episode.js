@@ -1,5 +1,5 @@
 // One episode: conversation, tokens with their numbers, timing, and copies of it for elsewhere.
-import { address, append, copyButton, details, facts, h, link, replace, svg } from "../dom.js";
+import { address, append, copyButton, details, facts, h, link, moveFocus, replace, svg } from "../dom.js";
 import { ask } from "../api.js";
 import { number, plural, seconds, words } from "../format.js";
 import { attemptMark } from "./step.js";
@@ -14,7 +14,12 @@ export async function episodePage(parameters) {
   const coloring = parameters.get("color") ?? "logprob";
   const from = Math.floor(Number(parameters.get("turn") ?? 0) / WINDOW) * WINDOW;
   const page = await ask("episode", { run, id, from: from || "" });
-  const go = (changes) => { location.hash = address("episode", { run, id, color: coloring === "logprob" ? "" : coloring, ...changes }); };
+  const here = { run, id, color: coloring === "logprob" ? "" : coloring };
+  const go = (changes) => { location.hash = address("episode", { ...here, ...changes }); };
+  const toTurn = (by) => {
+    const turn = moveFocus(".turn", by);
+    if (turn) history.replaceState(null, "", address("episode", { ...here, agent: turn.dataset.agent, turn: turn.dataset.turn }));
+  };
   const place = page.attempts.findIndex((each) => each.id === id);
   const toAttempt = (by) => { const other = page.attempts[place + by]; if (other) go({ id: other.id }); };
   const hasTokens = page.trajectories.some((trajectory) => trajectory.turns.some((turn) => turn.tokens.id.length));
@@ -42,20 +47,18 @@ export async function episodePage(parameters) {
   ];
   return {
     title: `${page.task_id}, attempt ${page.attempt}`, content,
+    shown: () => {
+      if (parameters.get("turn") === null && parameters.get("agent") === null) return;
+      const turn = document.getElementById(`turn-${parameters.get("agent") || 0}-${parameters.get("turn") || 0}`);
+      turn?.focus({ preventScroll: true });
+      turn?.scrollIntoView({ block: "start" });
+    },
     keys: {
       ArrowDown: ["the next turn", () => toTurn(1)], ArrowUp: ["the turn before", () => toTurn(-1)],
       ArrowLeft: ["the attempt before", () => toAttempt(-1)], ArrowRight: ["the next attempt", () => toAttempt(1)],
       n: ["the next episode", () => { if (page.next !== null) go({ id: page.next }); }], p: ["the episode before", () => { if (page.previous !== null) go({ id: page.previous }); }],
     },
   };
-}
-
-function toTurn(by) {
-  const turns = [...document.querySelectorAll(".turn")];
-  const place = turns.indexOf(document.activeElement.closest?.(".turn") ?? null);
-  const next = turns[Math.max(0, Math.min(turns.length - 1, place + by))];
-  next?.focus({ preventScroll: true });
-  next?.scrollIntoView({ block: "start" });
 }
 
 function trajectoryView(run, page, trajectory, coloring) {
@@ -114,13 +117,14 @@ function turnView(run, page, trajectory, turn, coloring) {
   const name = `turn-${trajectory.index}-${turn.turn}`;
   const prompt = h("div", {});
   const full = () => ask("prompt", { run, id: page.id, trajectory: trajectory.index || "", turn: turn.turn || "" });
-  return h("article", { class: "turn", id: name, tabindex: "-1", "aria-label": `Turn ${turn.turn + 1}` },
+  return h("article", { class: "turn", id: name, "data-agent": trajectory.index || "", "data-turn": turn.turn, tabindex: "-1", "aria-label": `Turn ${turn.turn + 1}` },
     turn.segment && turn.turn > 0 ? h("p", { class: "segment" }, `A new segment: ${turn.segment}`) : null,
     h("h3", {}, `Turn ${turn.turn + 1}`, " ", h("small", {}, [
       turn.reward ? `reward ${number(turn.reward)}` : "", turn.finish_reason && turn.finish_reason !== "stop" ? words(turn.finish_reason) : "",
       ...Object.entries(turn.timings).map(([key, value]) => `${timeName(key)} ${seconds(value)}`), `${turn.num_prompt_ids.toLocaleString("en")} + ${turn.tokens.id.length} tokens`,
     ].filter(Boolean).join(" · "))),
-    turn.messages.map(messageView), turn.messages.length === 0 && turn.observation ? messageView({ role: "observation", text: turn.observation }) : null,
+    turn.messages.map(messageView), turn.messages.length === 0 && turn.observation ? messageView(turn.observation) : null,
+    turn.pictures.length ? messageView({ role: "observation", name: "state", images: turn.pictures }) : null,
     messageView({ ...turn.answer, role: "assistant" }),
     turn.tokens.id.length ? tokenRow(turn.tokens, coloring) : null,
     turn.action ? h("div", { class: "action" }, h("span", { class: "role" }, "action"), h("pre", {}, turn.action)) : null,
@@ -129,7 +133,7 @@ function turnView(run, page, trajectory, turn, coloring) {
       h("button", { type: "button", onclick: async () => { replace(prompt, promptView(await full())); } }, "Exact prompt and ids"),
       copyButton("Copy messages", async () => asMessages(await full())), copyButton("Copy curl", async () => asCurl(await full())),
       copyButton("Copy pytest", async () => asPytest(await full(), page, trajectory, turn)),
-      copyButton("Copy link", async () => `${location.origin}${location.pathname}${address("episode", { run, id: page.id, turn: turn.turn || "" })}`)), prompt);
+      copyButton("Copy link", async () => `${location.origin}${location.pathname}${address("episode", { run, id: page.id, agent: trajectory.index || "", turn: turn.turn })}`)), prompt);
 }
 
 function promptView(full) {

@@ -72,7 +72,7 @@ export function snippet(text) {
 /** Up and down through the links of a table's rows. */
 export function rowKeys(holder) {
   const move = (by) => {
-    const links = [...holder.querySelectorAll("tbody tr")].map((row) => row.querySelector("a")).filter(Boolean);
+    const links = [...holder.querySelectorAll("tbody tr")].filter((row) => !row.hidden).map((row) => row.querySelector("a")).filter(Boolean);
     const place = links.indexOf(document.activeElement);
     links[Math.max(0, Math.min(links.length - 1, place + by))]?.focus();
   };

@@ -1,7 +1,7 @@
 // An evaluation: its scores with their intervals, then its tasks or its attempts with what the grader said.
 import { address, details, facts, h, link, rateBar, replace, table } from "../dom.js";
 import { ask } from "../api.js";
-import { interval, number, percent, plural, seconds, words } from "../format.js";
+import { bounds, interval, number, percent, plural, seconds, words } from "../format.js";
 import { rowKeys, snippet } from "./episodes.js";
 
 const LIMIT = 50;
@@ -73,8 +73,8 @@ function scores(run, page) {
   return [
     h("div", { class: "score" }, h("strong", {}, percent(each.success)), h("span", {}, `success, ${words(page.phase)}, 95 % ${interval(each.success_interval)}`), rateBar(each.success, each.success_interval)),
     facts([["attempted", number(each.attempted)], ["scored", number(each.scored)], ["truncated", number(each.truncated)], ["failed", number(each.failed)],
-      ["without failures", percent(each.success_without_failed)], ["score, chance 0, optimum 100", each.score === undefined ? null : `${number(each.score)} ${interval(each.score_interval.map((bound) => bound / 100))}`],
-      ["turns, mean", number(each.mean_turns)], ["ran into max_tokens", each.cut_off ? number(each.cut_off) : null],
+      ["without failures", each.failed ? `${percent(each.success_without_failed)} ${interval(each.success_without_failed_interval)}` : null], ["score, chance 0, optimum 100", each.score === undefined ? null : `${number(each.score)} ${bounds(each.score_interval)}`],
+      ["turns, mean", `${number(each.mean_turns)} ${bounds(each.mean_turns_interval)}`], ["ran into max_tokens", each.cut_off ? number(each.cut_off) : null],
       ["tokens read", each.tokens ? number(each.tokens.prompt) : null], ["tokens written", each.tokens ? number(each.tokens.completion) : null], ["cost", each.cost ? number(each.cost) : null]]),
     h("p", {}, h("small", {}, `${page.instances} ${page.baselines} A failure counts as no success. Interval: ${page.interval}.`,
       each.of_first ? ` Of the first ${number(each.of_first)} attempts.` : "")),
@@ -90,7 +90,7 @@ function breakdown(page) {
     each.categories ? table("By category", [["category", {}], ["success, 95 %", {}], ["attempted", { class: "n" }]], Object.entries(each.categories).map(([name, category]) =>
       h("tr", {}, h("td", {}, name), h("td", {}, rate(category.success, category.success_interval)), h("td", { class: "n" }, number(category.attempted))))) : null,
     ks.length ? table("Several attempts", [["k", {}], ...shares.map((name) => [SHARES[name], {}])], ks.map((k) => h("tr", {}, h("td", {}, `k = ${k}`),
-      shares.map((name) => h("td", {}, each[name][k] ? [number(each[name][k].value), " ", h("small", {}, `[${each[name][k].interval.map((bound) => number(bound)).join(", ")}]`)] : "–"))))) : null,
+      shares.map((name) => h("td", {}, each[name][k] ? [number(each[name][k].value), " ", h("small", {}, bounds(each[name][k].interval))] : "–"))))) : null,
     Object.keys(each.failures ?? {}).length ? table("Failures", [["cause", {}], ["attempts", { class: "n" }]], Object.entries(each.failures).map(([name, count]) =>
       h("tr", {}, h("td", {}, name), h("td", { class: "n" }, count)))) : null),
     Object.keys(page.stamp).length ? details("To repeat it", false, h("pre", {}, JSON.stringify(page.stamp, null, 2))) : null,
@@ -102,7 +102,7 @@ function taskTable(run, page, beside) {
     page.rows.map((each) => h("tr", {},
       h("td", {}, link("evaluation", { run, phase: page.phase, by: "attempt", task: each.task_id }, each.task_id)),
       h("td", {}, rate(each.success, each.success_interval)), h("td", { class: "n" }, each.attempts), h("td", { class: `n ${each.failed ? "failed" : ""}` }, each.failed),
-      h("td", { class: "n" }, each.attempts > 1 || each.mean_reward !== null ? number(each.mean_reward) : "not paid"),
+      h("td", { class: "n" }, each.mean_reward === null ? "not paid" : [number(each.mean_reward), h("small", {}, ` ${bounds(each.reward_interval)}`)]),
       beside ? h("td", { class: each.beside && each.beside.success !== each.success ? "changed" : "" }, each.beside ? [link("evaluation", { run: beside, phase: each.beside.phase, by: "attempt", task: each.task_id }, percent(each.beside.success, 0)),
         h("small", {}, ` ${interval(each.beside.success_interval)}`)] : "not attempted") : null)));
 }

@@ -1,5 +1,5 @@
 // Data sets, models, runs of workers, sessions of gateways.
-import { address, details, facts, h, link, table } from "../dom.js";
+import { address, details, facts, h, link, moveFocus, table } from "../dom.js";
 import { ask } from "../api.js";
 import { date, interval, number, percent, plural, seconds, words } from "../format.js";
 import { messageView } from "./episode.js";
@@ -7,14 +7,23 @@ import { rowKeys } from "./episodes.js";
 
 const n = { class: "n" };
 
-function listing(title, what, body) {
-  const holder = h("div", {}, body);
-  return { title, content: [h("h1", {}, title), h("p", { class: "dim" }, what), holder], keys: rowKeys(holder) };
+/** Tables with a filter over their rows, which is kept in the address. */
+function listing(name, parameters, title, what, body) {
+  const holder = h("div", {}, body), rows = [...holder.querySelectorAll("tbody tr")];
+  const others = Object.fromEntries([...parameters].filter(([key]) => key !== "filter"));
+  const draw = () => {
+    const terms = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    rows.forEach((row) => { row.hidden = !terms.every((term) => row.textContent.toLowerCase().includes(term)); });
+  };
+  const field = h("input", { type: "search", placeholder: "filter", "aria-label": `Filter ${title.toLowerCase()}`, value: parameters.get("filter") ?? "",
+    oninput: () => { history.replaceState(null, "", address(name, { ...others, filter: field.value })); draw(); } });
+  draw();
+  return { title, content: [h("h1", {}, title), h("p", { class: "dim" }, what), rows.length ? h("p", { class: "tools" }, field) : null, holder], keys: rowKeys(holder) };
 }
 
-export async function datasetsPage() {
+export async function datasetsPage(parameters) {
   const { datasets } = await ask("datasets");
-  return listing("Data sets", "Registered on this machine: rllm dataset register NAME FILE, or rllm dataset pull NAME.",
+  return listing("datasets", parameters, "Data sets", "Registered on this machine: rllm dataset register NAME FILE, or rllm dataset pull NAME.",
     datasets.length ? table(plural(datasets.length, "data set"), [["name", {}], ["split", {}], ["rows", n], ["columns", {}], ["about", {}], ["registered", {}]],
       datasets.flatMap((each) => Object.entries(each.splits).map(([split, facts_]) => h("tr", {},
         h("td", {}, link("dataset", { name: each.name, split }, each.name)), h("td", {}, split), h("td", n, number(facts_.rows)), h("td", {}, facts_.columns.join(", ")),
@@ -46,9 +55,9 @@ function cell(text) {
   return text === undefined ? "" : text.length > 300 ? details(`${text.slice(0, 120)} …`, false, h("pre", {}, text)) : text;
 }
 
-export async function modelsPage() {
+export async function modelsPage(parameters) {
   const page = await ask("models");
-  return listing("Models", "Those that runs here have made, and those on servers that have a name: rllm model setup.", [
+  return listing("models", parameters, "Models", "Those that runs here have made, and those on servers that have a name: rllm model setup.", [
     page.trained.length ? table(`${plural(page.trained.length, "model")} of runs`, [["run", {}], ["files", {}], ["architecture", {}], ["layers", n], ["width", n], ["size", n], ["success of the run", n], ["made", {}]],
       page.trained.map((each) => h("tr", {}, h("td", {}, link("run", { run: each.run }, each.run)), h("td", {}, each.name), h("td", {}, each.shape.architectures?.[0] ?? each.shape.peft_type ?? each.shape.model_type ?? ""),
         h("td", n, number(each.shape.num_hidden_layers)), h("td", n, number(each.shape.hidden_size ?? each.shape.r)), h("td", n, `${number(each.bytes / 1e6)} MB`), h("td", n, success(each.reports.after)), h("td", { class: "when" }, date(each.made_at))))) : h("p", {}, "No run here has made one yet."),
@@ -61,9 +70,9 @@ function success(report) {
   return report?.[kind] === undefined ? "–" : [percent(report[kind]), h("small", {}, ` ${interval(report[`${kind}_interval`])}`)];
 }
 
-export async function workersPage() {
+export async function workersPage(parameters) {
   const { stores } = await ask("workers");
-  return listing("Workers", "Runs of rllm worker, the newest first.", stores.length ? stores.map((store) => table(`${plural(store.runs.length, "run")} in ${store.key}`,
+  return listing("workers", parameters, "Workers", "Runs of rllm worker, the newest first.", stores.length ? stores.map((store) => table(`${plural(store.runs.length, "run")} in ${store.key}`,
     [["run", {}], ["worker", {}], ["status", {}], ["attempts", n], ["asked", {}], ["answered", {}], ["score", n], ["begun", {}], ["took", n]],
     store.runs.map((run) => h("tr", {}, h("td", {}, link("worker_run", { store: store.key, id: run.run_id }, run.key)), h("td", {}, run.worker_id), h("td", {}, words(run.status ?? "not final")), h("td", n, run.attempts),
       h("td", {}, run.inputs), h("td", {}, run.response), h("td", n, number(run.feedback.score)), h("td", { class: "when" }, date(run.created_at)), h("td", n, run.ended_at ? seconds(run.ended_at - run.created_at) : "–"))))) : h("p", {}, "There is no runs.sqlite of workers in these directories; name its directory: rllm view DIR."));
@@ -79,12 +88,13 @@ export async function workerRunPage(parameters) {
       page.feedback.outputs ? [h("h2", {}, "Corrected"), h("pre", {}, JSON.stringify(page.feedback.outputs, null, 2))] : null,
       h("h2", {}, "Attempts"), page.attempts_made.map((each) => details(`Attempt ${each.number}: ${words(each.status ?? "cut off")}${each.ended_at ? `, ${seconds(each.ended_at - each.started_at)}` : ""}`, false,
         facts([["session", each.session], ["begun", date(each.started_at)]]), each.error ? h("pre", { class: "problem" }, each.error) : null, each.result ? h("pre", {}, each.result) : null))],
+    keys: { ArrowDown: ["the next attempt", () => moveFocus("#content summary", 1)], ArrowUp: ["the attempt before", () => moveFocus("#content summary", -1)] },
   };
 }
 
 export async function sessionsPage(parameters) {
   const ledger = parameters.get("ledger") ?? "", { ledgers } = await ask("sessions", { ledger, after: parameters.get("after") });
-  return listing("Gateway sessions", "Calls that programs made through a gateway, by session.", ledgers.length ? ledgers.map((each) => [
+  return listing("sessions", parameters, "Gateway sessions", "Calls that programs made through a gateway, by session.", ledgers.length ? ledgers.map((each) => [
     facts([["ledger", each.key], ["calls", number(each.counts.recorded)], ["sessions", number(each.counts.sessions)], ["MB", number(each.counts.bytes / 1e6)]]),
     table(`Sessions in ${each.key}`, [["session", {}], ["calls", n], ["begun", {}], ["made with", {}]], each.sessions.map((session) => h("tr", {},
       h("td", {}, link("session", { ledger: each.key, id: session.id }, session.id)), h("td", n, number(session.choices)), h("td", { class: "when" }, date(session.created_at)), h("td", {}, session.data === "{}" ? "" : session.data)))),
@@ -103,5 +113,7 @@ export async function sessionPage(parameters) {
         call.no_ids_because ? h("p", { class: "hint" }, `No ids: ${call.no_ids_because}`) : null, call.error ? h("p", { class: "problem" }, call.error) : null,
         call.prompt ? messageView({ role: "prompt", text: call.prompt }) : null, call.messages.map(messageView), call.response ? messageView(call.response) : null)),
       h("p", { class: "tools" }, offset ? link("session", { ledger, id }, "← first calls") : null, next < page.total ? link("session", { ledger, id, offset: next }, "later →") : null)],
+    keys: { ArrowDown: ["the next call", () => moveFocus(".turn", 1)], ArrowUp: ["the call before", () => moveFocus(".turn", -1)],
+      ArrowLeft: ["the first calls", () => { if (offset) location.hash = address("session", { ledger, id }); }], ArrowRight: ["later calls", () => { if (next < page.total) location.hash = address("session", { ledger, id, offset: next }); }] },
   };
 }

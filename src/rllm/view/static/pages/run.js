@@ -33,7 +33,7 @@ export async function runPage(parameters) {
   const head = h("div", {}), alarms = h("div", {}), figures = h("div", {}), spreads = h("div", { "aria-live": "off" });
 
   function drawHead() {
-    const { facts: about, summary } = page;
+    const { facts: about } = page;
     replace(head,
       h("h1", {}, about.name, " ", h("span", { class: `state ${about.state}` }, about.state)),
       h("p", { class: "tools" }, link("episodes", { run }, "Episodes"), link("step", { run, phase: lastPhase(page) }, "Steps and groups"),
@@ -42,9 +42,8 @@ export async function runPage(parameters) {
         ["task", about.environment || about.kind], ["seed", about.seed],
         ["steps", about.total_steps ? `${about.steps} of ${about.total_steps}` : null],
         ["now", about.state === "finished" ? null : `${words(about.phase)} step ${about.phase_steps}`],
-        ["process", about.pid], ["worked", seconds(lastTime(series))],
+        ["process", about.pid], ["work", about.work_s === null ? null : seconds(about.work_s)],
         ...["untrained", "before", "after"].filter((name) => about.reports[name]).map((name) => [name, report(about.reports[name])]),
-        ["took", summary?.wall_s ? seconds(summary.wall_s) : null],
       ]),
       page.lost_pid && about.state !== "finished" ? h("p", { class: "problem" },
         `Its process ${page.lost_pid} ended without finishing. The same command with the same --output goes on where it stopped.`) : null);
@@ -130,10 +129,6 @@ function noteView(run, page) {
 function lastPhase(page) {
   const names = (page.phases ?? []).map((phase) => phase.name);
   return names.includes("train") ? "train" : names.at(-1) ?? "train";
-}
-
-function lastTime(series) {
-  return Math.max(0, ...Object.values(series).map((phase) => phase.time_s?.at(-1) ?? 0));
 }
 
 function report(each) {

@@ -8,7 +8,7 @@ const success = (run, name) => run.reports[name]?.success ?? run.reports[name]?.
 const COLUMNS = [
   ["run", (run) => run.key], ["state", (run) => run.state], ["task", (run) => run.environment],
   ["curve", (run) => run.spark.at(-1) ?? -1], ["before", (run) => success(run, "before") ?? -1],
-  ["after", (run) => success(run, "after") ?? -1], ["steps", (run) => run.steps], ["worked", (run) => run.worked_s ?? 0],
+  ["after", (run) => success(run, "after") ?? -1], ["steps", (run) => run.steps], ["work", (run) => run.work_s ?? 0],
   ["seed", (run) => run.seed], ["started", (run) => run.started_at ?? 0],
 ];
 
@@ -46,7 +46,7 @@ export async function runsPage(parameters) {
       h("td", {}, sparkline(run.spark, run.spark_of)),
       rate(run, "before"), rate(run, "after"),
       h("td", { class: "n" }, run.total_steps ? `${run.steps}/${run.total_steps}` : "–"),
-      h("td", { class: "n" }, seconds(run.worked_s)), h("td", { class: "n" }, run.seed), h("td", { class: "when" }, date(run.started_at)));
+      h("td", { class: "n" }, seconds(run.work_s)), h("td", { class: "n" }, run.seed), h("td", { class: "when" }, date(run.started_at)));
   }
   function drawCompare() {
     replace(compare, chosen.size > 1 ? link("compare", { run: [...chosen] }, `Compare ${plural(chosen.size, "run")}`)

@@ -5,13 +5,14 @@ import { number, percent, plural, words } from "../format.js";
 import { rowKeys } from "./episodes.js";
 
 export async function stepPage(parameters) {
-  const run = parameters.get("run"), phase = parameters.get("phase") ?? "train", order = parameters.get("order") ?? "";
+  const run = parameters.get("run"), phase = parameters.get("phase") ?? "train", order = parameters.get("order") ?? "", filter = () => field.value;
   const page = await ask("groups", { run, phase, step: parameters.get("step"), order });
   const place = page.steps.indexOf(page.step);
-  const to = (index) => { if (page.steps[index] !== undefined) location.hash = address("step", { run, phase, step: page.steps[index], order }); };
+  const to = (index) => { if (page.steps[index] !== undefined) location.hash = address("step", { run, phase, step: page.steps[index], order, filter: filter() }); };
   const tied = page.groups.filter((group) => group.tied).length, several = page.groups.filter((group) => group.attempts.length > 1).length;
   const body = h("div", { class: "groups" });
-  const field = h("input", { type: "search", placeholder: "filter tasks", "aria-label": "Filter tasks", oninput: () => draw() });
+  const field = h("input", { type: "search", placeholder: "filter tasks", "aria-label": "Filter tasks", value: parameters.get("filter") ?? "",
+    oninput: () => { history.replaceState(null, "", address("step", { run, phase, step: page.step, order, filter: filter() })); draw(); } });
   function draw() {
     const text = field.value.toLowerCase();
     replace(body, h("table", {},
@@ -34,7 +35,7 @@ export async function stepPage(parameters) {
         h("label", {}, "step ", h("select", { onchange: (event) => to(Number(event.target.value)) },
           page.steps.map((step, index) => h("option", { value: index, selected: index === place }, step)))),
         h("button", { type: "button", disabled: place >= page.steps.length - 1, onclick: () => to(place + 1) }, "step after →"),
-        h("label", {}, "sort by ", h("select", { onchange: (event) => { location.hash = address("step", { run, phase, step: page.step, order: event.target.value }); } },
+        h("label", {}, "sort by ", h("select", { onchange: (event) => { location.hash = address("step", { run, phase, step: page.step, order: event.target.value, filter: filter() }); } },
           [["", "task"], ["surprise", "surprise"]].map(([value, text]) => h("option", { value, selected: value === order }, text)))),
         field),
       h("p", {}, `${plural(page.groups.length, "task")}`, several ? `; ${tied} of ${several} groups tie and give no signal` : "",
