@@ -47,9 +47,20 @@ class Counter(BaseAgent):
 
 
 class Small(Counter):
+    '''Say yes.'''
+
     def update_from_model(self, response, **kwargs):
         super().update_from_model(response)
         return Action({"result": {"answer": "yes"}})
+
+
+class Yes(Workflow):
+    '''Say yes.'''
+
+    async def run(self, task, uid, **kwargs):
+        messages = [{"role": "user", "content": task["question"]}]
+        await self.rollout_engine.get_model_response(messages, max_tokens=2)
+        return Episode(artifacts={"output": {"result": {"answer": "yes"}}})
 
 
 class Chain(Workflow):
@@ -133,6 +144,18 @@ def test_the_published_starter_runs_as_it_stands_with_a_small_agent_behind_it(fo
     assert (answer["run_id"], answer["status"], answer["observability"]["attempt"]) == ("1", "ok", 1)
     assert answer["outputs"] == {"run_id": "1", "status": "ok", "result": {"answer": "yes"}}
     assert answer["observability"]["model_calls"] == 1
+
+
+@pytest.mark.parametrize(("kind", "name"), [("agent", "Small"), ("workflow", "Yes")])
+def test_a_contract_that_init_makes_of_an_agent_or_a_workflow_runs_as_it_is(
+    folder: Path, kind: str, name: str
+) -> None:
+    path = folder / "made.worker.md"
+    words = (f"--{kind}", folder / f"actors.py:{name}", "--model", "builtin:tiny", "--out", path)
+    assert rllm("worker", "init", "made", *words).exit_code == 0
+    assert read_contract(path).purpose == "Say yes."
+    answer = Worker.load(path, directory=folder / "runs").run({"run_id": "1", "task": "yes?", "context": {}})
+    assert (answer.outputs or {})["result"] == {"answer": "yes"}
 
 
 def test_the_model_of_a_served_workflow_plays_its_workers_by_their_schemas(folder: Path) -> None:

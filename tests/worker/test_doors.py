@@ -18,6 +18,7 @@ from yarl import URL
 
 from rllm.cli.main import rllm as front_door
 from rllm.contracts import Binding, read_contract
+from rllm.data import DatasetRegistry
 from rllm.worker import Worker
 from rllm.worker.host import WorkerHost
 from rllm.worker.http import WorkerServer
@@ -164,6 +165,21 @@ def test_init_writes_a_contract_that_is_one(tmp_path: Path, monkeypatch: pytest.
     listed = json.loads(rllm("worker", "list", "--json").stdout)["workers"]
     assert {row["id"] for row in listed} == {"plain", "of-rows"}
     assert rllm("worker", "validate", "plain.worker.md", "of-rows.worker.md").exit_code == 0
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    DatasetRegistry.register_dataset("texts", [{"text": "a", "status": "done"}], "train")
+    assert rllm("worker", "init", "of-name", "--rows", "texts").exit_code == 0
+    assert set(read_contract(Path("of-name.worker.md")).input_schema.properties) == {
+        "run_id",
+        "text",
+        "status",
+    }
+    for options, word in (
+        (("--rows", "txets"), "no data set `txets`"),
+        (("--rows", "none.jsonl"), "none.jsonl"),
+        (("--rows", "texts", "--output", "status"), "rename it"),
+    ):
+        refused = rllm("worker", "init", "other", *options)
+        assert (refused.exit_code, word in " ".join(refused.stderr.split())) == (2, True)
 
 
 TYPED_PROGRAM = """

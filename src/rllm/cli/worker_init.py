@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints, is_typeddict
@@ -78,8 +78,8 @@ _BOUND = "Replace the purpose, and look whether the schemas are those of your re
 @click.argument("worker_id", metavar="ID")
 @click.option(
     "--rows",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="JSON lines whose columns become the input, with the types of the first 100 rows.",
+    metavar="FILE|NAME",
+    help="A file or a data set whose columns become the input, with the types of the first 100 rows.",
 )
 @click.option(
     "--output", "outputs", multiple=True, metavar="COLUMN", help="A column that is an output instead."
@@ -91,7 +91,7 @@ _BOUND = "Replace the purpose, and look whether the schemas are those of your re
 @json_option
 def command(
     worker_id: str,
-    rows: Path | None,
+    rows: str | None,
     outputs: tuple[str, ...],
     path: Path | None,
     as_json: bool,
@@ -113,6 +113,8 @@ def command(
     for name in outputs:
         if name not in columns:
             raise ConfigError(f"{rows} has no column `{name}`; it has {', '.join(columns)}.")
+        if name == "status":
+            raise ConfigError(f"{rows} has a column `status`, which says how a run ended here; rename it.")
     if outputs:
         result = {name: columns.pop(name) for name in outputs}
     text = _STARTER.format(
@@ -189,21 +191,31 @@ def _object_schema(properties: dict[str, Any], mandatory: Collection[str] | None
     return json.dumps(schema, indent=2, ensure_ascii=False)
 
 
-def _columns(path: Path) -> tuple[dict[str, Any], list[str]]:
+def _rows_of(source: str) -> Iterable[Any]:
+    """The rows, one after another: nobody waits for a long file of which a hundred are looked at."""
+    path = Path(source)
+    if source == "-" or (path.is_file() and path.suffix not in (".csv", ".parquet")):
+        return json_lines(path)
+    from rllm.build.rows import rows_of
+
+    return rows_of(source, "")
+
+
+def _columns(source: str) -> tuple[dict[str, Any], list[str]]:
     """A property for every column, and those that each row has; the types are those of the first rows."""
     types: dict[str, set[str]] = {}
     in_all: list[str] = []
     num_rows = 0
-    for num_rows, row in enumerate(json_lines(path), 1):
+    for num_rows, row in enumerate(_rows_of(source), 1):
         if not isinstance(row, dict):
-            raise ConfigError(f"{path}:{num_rows} is no object; a row has columns.")
+            raise ConfigError(f"{source}:{num_rows} is no object; a row has columns.")
         in_all = [name for name in in_all if name in row] if types else list(row)
         for name, value in row.items():
             types.setdefault(name, set()).add(_json_type(value))
         if num_rows == 100:
             break
     if not types:
-        raise ConfigError(f"{path} has no rows with columns.")
+        raise ConfigError(f"{source} has no rows with columns.")
     properties = {
         name: {"type": next(iter(kinds)) if len(kinds) == 1 else sorted(kinds)}
         for name, kinds in types.items()
