@@ -9,12 +9,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+import worker_files as files
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.cli.main import rllm as front_door
-from rllm.contracts import parse_contract
+from rllm.contracts import parse_contract, read_contract
 from rllm.data.row_filter import RowFilter
 from rllm.errors import ConfigError
 from rllm.worker.export import OUTCOMES, RUN_FIELDS
@@ -217,6 +218,21 @@ async def test_what_was_served_is_what_is_learned_from(
     again = rllm("dataset", "from-runs", served, "--out", rows_path)
     assert again.exit_code == 2
     assert "is there already" in again.stderr
+
+
+async def test_tasks_of_what_was_served_are_trained_on_by_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    async with WorkerHost([read_contract(files.write_worker(tmp_path))], tmp_path / "served") as host:
+        for number in range(20):
+            assert (await host.workers["measure"].run({"run_id": f"{number}", "task": "x" * number})).is_ok
+    kept = rllm("dataset", "from-runs", "served", "--as", "tasks", "--out", "lengths", "--json")
+    assert json.loads(kept.stdout)["rows"] == 20
+    plan = rllm("train", "lengths", "--dry-run", "--json")
+    assert plan.exit_code == 0, plan.stderr
+    assert json.loads(plan.stdout)["config"]["task"]["environment"] == "lengths"
 
 
 async def test_runs_are_read_while_a_server_writes_them(
