@@ -1,6 +1,7 @@
 """The page of an evaluation, and pages as files."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -50,12 +51,20 @@ def test_tasks_stand_in_the_order_of_their_numbers_with_an_interval_beside_each_
         "first_id": 0,
         "success": 0.5,
         "success_interval": wilson_interval(1, 2),
-        "reward_interval": None,
+        "reward_interval": wilson_interval(1, 1),
     }
     (paid_twice,) = answer(Sources([evals]), "evaluation?run=a&limit=1&offset=1")["rows"]
-    low, high = paid_twice["reward_interval"]
-    margin = 12.706204736 * 0.5  # Student's with one degree of freedom, times the error of two rewards
-    assert (low, high) == (pytest.approx(0.5 - margin), pytest.approx(0.5 + margin))
+    assert paid_twice["reward_interval"] == wilson_interval(1, 2)
+
+
+def test_rewards_of_any_size_have_students_interval(tmp_path: Path, home: Path) -> None:
+    episodes = [episode("t", attempt, conversation(["x"], reward=float(attempt))) for attempt in (3, 4, 8)]
+    episodes += [episode("u", attempt, conversation(["x"], reward=5.0)) for attempt in range(2)]
+    write_run(tmp_path / "r", {("after", 0): episodes})
+    first, second = answer(Sources([tmp_path / "r"]), "evaluation?run=r")["rows"]
+    margin = 4.30265273 * math.sqrt(7.0 / 3.0)  # of two degrees of freedom; the variance of 3, 4, 8 is 7
+    assert first["reward_interval"] == pytest.approx((5.0 - margin, 5.0 + margin))
+    assert second["reward_interval"] is None, "equal rewards say nothing of how much they vary"
 
 
 def test_attempts_say_how_they_went_and_why(evals: Path) -> None:

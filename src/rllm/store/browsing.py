@@ -81,7 +81,9 @@ class TaskSummary(NamedTuple):
     num_paid: int
     """The number of those."""
     mean_squared_reward: float | None
-    """Over the same."""
+    """Over the same, as are the next two."""
+    least_reward: float | None
+    greatest_reward: float | None
     first_id: int
 
 
@@ -208,7 +210,7 @@ class EpisodeBrowser:
         with store_errors(self.path):
             rows = self._connection.execute(
                 f"SELECT task_id, count(*), sum(is_correct), sum({_FAILED}), avg(reward), "
-                "count(reward), avg(reward * reward), min(episodes.id) "
+                "count(reward), avg(reward * reward), min(reward), max(reward), min(episodes.id) "
                 f"{_FROM} {where} GROUP BY task_id ORDER BY {TASK_ORDERS[order]} "
                 f"{'DESC' if descending else 'ASC'}, min(episodes.id) LIMIT ? OFFSET ?",
                 (*values, limit, offset),

@@ -166,12 +166,15 @@ def _other_evaluations(sources: Sources, mine: str, config: Mapping[str, Any]) -
 
 def _task_row(row: dict[str, Any]) -> dict[str, Any]:
     """A task with the intervals of its means; attempts at it are independent of each other."""
-    num_paid, square, reward_interval = row.pop("num_paid"), row.pop("mean_squared_reward"), None
-    if num_paid > 1:
-        variance = max(0.0, square - row["mean_reward"] ** 2) / (num_paid - 1)
+    names = ("num_paid", "mean_squared_reward", "least_reward", "greatest_reward")
+    num_paid, square, least, greatest = (row.pop(name) for name in names)
+    mean, reward_interval = row["mean_reward"], None
+    if num_paid and 0.0 <= least <= greatest <= 1.0:
+        reward_interval = wilson_interval(num_paid * mean, num_paid)
+    elif num_paid > 1 and least < greatest:
+        variance = max(0.0, square - mean**2) / (num_paid - 1)
         margin = student_quantile(0.05, num_paid - 1) * math.sqrt(variance)
-        if margin:
-            reward_interval = (row["mean_reward"] - margin, row["mean_reward"] + margin)
+        reward_interval = (mean - margin, mean + margin)
     return {
         **row,
         "reward_interval": reward_interval,

@@ -10,7 +10,7 @@ export function interval(bounds) {
 
 /** Of a mean that is no share. */
 export function bounds(pair) {
-  return pair ? `[${number(pair[0])}, ${number(pair[1])}]` : "";
+  return pair ? `[${number(pair[0], 2)}, ${number(pair[1], 2)}]` : "";
 }
 
 export function number(value, digits = 3) {

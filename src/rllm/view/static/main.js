@@ -94,7 +94,7 @@ function setTheme(theme) {
 }
 
 function showKeys() {
-  const general = { "/": "search or filter", "?": "these keys", "g": "all runs" };
+  const general = { "/": "search or filter; Enter leaves the field, Escape empties it", "?": "these keys", "g": "all runs" };
   const rows = Object.entries({ ...general, ...Object.fromEntries(Object.entries(shown?.keys ?? {}).map(([key, [label]]) => [key, label])) });
   const dialog = h("dialog", { "aria-label": "Keys", onclose: () => dialog.remove() }, h("h2", {}, "Keys"),
     h("dl", {}, rows.map(([key, label]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, label)))),
@@ -106,7 +106,8 @@ function showKeys() {
 function onKey(event) {
   const typing = event.target.closest?.("input, textarea, select, dialog");
   if (event.ctrlKey || event.metaKey || event.altKey || typing) {
-    if (event.key === "Escape" && typing && !typing.closest("dialog")) typing.blur();
+    const leaves = event.key === "Escape" || (event.key === "Enter" && typing?.matches("[type=search]"));
+    if (leaves && typing && !typing.closest("dialog")) typing.blur();
     return;
   }
   if (event.key === "/") {
