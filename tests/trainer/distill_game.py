@@ -21,6 +21,7 @@ def make_trainer(run: Path, changes: Mapping[str, Any] | None = None, **more: An
             "config": merged(settings, changes or {}),
             "train_dataset": TASKS,
             "val_dataset": TASKS[:4],
+            "validation_dataset": TASKS[4:6],
             "teacher": teacher,
             "agent_class": LetterAgent,
             "env_class": LetterEnv,
