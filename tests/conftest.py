@@ -21,6 +21,8 @@ os.environ.update(
     MPLBACKEND="Agg",
 )
 
+os.environ.pop("COLUMNS", None)  # pytest-xdist gives its workers 80, to which sentences would be folded
+
 # A test that fails once fails always: examples follow from the test itself; how long one takes is no verdict.
 # `make test` draws 40 of them; `make test-all` takes the profile "thorough".
 for name, examples in (("house", 40), ("thorough", 300)):

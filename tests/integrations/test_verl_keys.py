@@ -151,7 +151,7 @@ def test_keys_that_mean_something_together(assignments: tuple[str, ...], expecte
         ("actor_rollout_ref.actor.entropy_coeff=0.01", "`algorithm.entropy_coef`"),
         ("actor_rollout_ref.actor.ppo_epochs=2", "only 1 is honoured"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=60", "does not divide `data.train_batch_size`, 128"),
-        ("actor_rollout_ref.actor.loss_agg_mode=token-sum", "choose one of token-mean"),
+        ("actor_rollout_ref.actor.loss_agg_mode=token-sum", "did you mean 'token-mean'?"),
         ("actor_rollout_ref.actor.loss_scale_factor=100", "`seq-mean-token-sum-norm` alone"),
         ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1", "say the steps"),
         ("data.truncation=left", "never cut"),
