@@ -133,6 +133,18 @@ def test_a_dry_run_refuses_every_name_that_a_run_would_not_find(rllm: Rllm, tmp_
     )
 
 
+def test_one_rank_alone_tries_the_directory_so_that_no_rank_removes_what_another_made(
+    rllm: Rllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    words = ("train", "frozenlake", "--dry-run", "--output", "/dev/null/run")
+    monkeypatch.setenv("RANK", "0")
+    assert "/dev/null/run cannot be made" in rllm(*words).stderr
+    monkeypatch.setenv("RANK", "1")
+    assert rllm(*words).exit_code == 0
+
+
 def test_a_world_without_training_settings_says_what_to_name(rllm: Rllm) -> None:
     said = rllm("train", "tic-tac-toe", "--dry-run")
     assert said.exit_code == 0

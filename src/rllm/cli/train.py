@@ -238,7 +238,8 @@ def command(
         raise ConfigError("--fresh would be another directory on each rank; name one with --output.")
     if fresh:
         directory = unused_directory(directory)
-    require_place(directory)
+    if not rank_from_environment():  # it makes and removes the directory, so ranks would remove each other's
+        require_place(directory)
     num_ranks = max(nproc, world_size())
     if num_ranks > 1 or dry_run:
         _trainer(config, directory).require_ranks_can(num_ranks)
