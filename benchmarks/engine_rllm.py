@@ -24,7 +24,7 @@ from engine_probe import ANSWER, SYSTEM, TURNS, LoopLag, Measured, observation
 
 from rllm.agents.conversation import ConversationAgent
 from rllm.engine.agent_execution import AgentExecutionEngine
-from rllm.environments.base import BaseEnv, StepResult, reset_env, unpack_step
+from rllm.environments.base import BaseEnv, StepResult, call_reset, unpack_reset, unpack_step
 from rllm.types.episode import Outcome, Trajectory
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams
 
@@ -179,7 +179,7 @@ async def run_bare(client: Any, episodes: int, at_once: int) -> None:
 
 async def bare_trajectory(client: Any, number: int) -> Trajectory:
     agent, env = ConversationAgent(), Corridor()
-    first, info = reset_env(env, number)
+    first, info = unpack_reset(env, call_reset(env, number))
     result = StepResult(observation=first, reward=0.0, done=False, truncated=False, info=info)
     async with client.session((str(number), 0)) as session:
         while not result.done:

@@ -25,7 +25,7 @@ import logging
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from rllm.inference.local.cache import KVCache
+from rllm.inference.local.cache import KVCache, Slot
 from rllm.inference.local.client import LocalClient
 from rllm.inference.local.forward import DecodeRows, PromptRow, forward, prefill
 from rllm.models.builtin import create_model
@@ -163,9 +163,7 @@ def bare_step(loaded: LoadedModel, work: Work, num_steps: int) -> Spent:
     cache = new_cache(loaded, work.concurrency)
     tokens = torch.full((len(lengths),), 5)
     with torch.inference_mode():
-        for slot, length in zip(cache.slots, lengths, strict=True):
-            prefill(loaded.model, cache, [PromptRow(slot, [5] * length)])
-        rows = DecodeRows(cache, np.arange(len(lengths)), np.array(lengths))
+        rows = decoding_rows(loaded, cache, lengths, num_steps)
         forward(loaded.model, cache, rows, tokens, None)
         with measured() as spent:
             for _ in range(num_steps):
@@ -178,8 +176,9 @@ def bare_prefill(loaded: LoadedModel, work: Work) -> Spent:
     """One pass over the first prompts, as many as run at once."""
     cache = new_cache(loaded, work.concurrency)
     with torch.inference_mode():
-        rows = [PromptRow(slot, ids) for slot, ids in zip(cache.slots, work.prompts, strict=False)]
-        cache.reserve(LONGEST)
+        prompts = work.prompts[: work.concurrency]
+        slots = slots_for(cache, [len(ids) for ids in prompts])
+        rows = [PromptRow(slot, ids) for slot, ids in zip(slots, prompts, strict=True)]
         with measured() as spent:
             prefill(loaded.model, cache, rows)
     return spent
@@ -240,11 +239,12 @@ def mixed(loaded: LoadedModel, repeats: int) -> list[dict[str, Any]]:
 def read_s(loaded: LoadedModel, lengths: list[int]) -> float:
     """The second time, so that the cache's memory is there."""
     cache = new_cache(loaded, len(lengths), max(lengths))
+    slots = slots_for(cache, lengths)
     with torch.inference_mode():
         for _ in range(2):
-            for slot in cache.slots:
+            for slot in slots:
                 cache.truncate(slot, 0)
-            rows = [PromptRow(slot, [5] * length) for slot, length in zip(cache.slots, lengths, strict=True)]
+            rows = [PromptRow(slot, [5] * length) for slot, length in zip(slots, lengths, strict=True)]
             with measured() as spent:
                 prefill(loaded.model, cache, rows)
     return spent.cpu
@@ -254,9 +254,7 @@ def decode_s(loaded: LoadedModel, lengths: list[int], num_steps: int = 20) -> fl
     cache = new_cache(loaded, len(lengths), max(lengths) + num_steps + 1)
     tokens = torch.full((len(lengths),), 5)
     with torch.inference_mode():
-        for slot, length in zip(cache.slots, lengths, strict=True):
-            prefill(loaded.model, cache, [PromptRow(slot, [5] * length)])
-        rows = DecodeRows(cache, np.arange(len(lengths)), np.array(lengths))
+        rows = decoding_rows(loaded, cache, lengths, num_steps)
         forward(loaded.model, cache, rows, tokens, None)
         with measured() as spent:
             for _ in range(num_steps):
@@ -354,6 +352,25 @@ def new_cache(loaded: LoadedModel, num_slots: int, max_context: int = 4 * LONGES
         device=torch.device("cpu"),
         dtype=torch.float32,
     )
+
+
+def slots_for(cache: KVCache, lengths: Sequence[int]) -> list[Slot]:
+    """A slot with room for each length, in their order."""
+    slots: list[Slot] = []
+    for length in lengths:
+        slot = cache.allocate(length)
+        assert slot is not None, "the cache was made for them"
+        slots.append(slot)
+    return slots
+
+
+def decoding_rows(loaded: LoadedModel, cache: KVCache, lengths: Sequence[int], num_steps: int) -> DecodeRows:
+    """Rows that have read so many tokens, with room for as many steps and one before them."""
+    slots = slots_for(cache, [length + num_steps + 1 for length in lengths])
+    for slot, length in zip(slots, lengths, strict=True):
+        prefill(loaded.model, cache, [PromptRow(slot, [5] * length)])
+    slots.sort(key=lambda slot: slot.index)
+    return DecodeRows(cache, slots, np.array([len(slot.ids) for slot in slots]))
 
 
 def show(rows: list[dict[str, Any]], model: str, threads: int) -> None:

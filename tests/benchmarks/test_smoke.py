@@ -3,6 +3,8 @@
 What takes minutes or another environment is asked for its help, which imports all that it works with.
 """
 
+import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from rllm.environments.web.chromium import find_chromium
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, MissingExtraError
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SMALL: dict[str, list[str]] = {
@@ -54,6 +56,21 @@ def test_a_training_step_is_measured_on_prompts_of_the_length_that_is_asked_for(
     figures = json.loads(_run("train_step.py", *SMALL["train_step.py"]))
     assert [row["prompt"] for row in figures["rows"]] == [32, 192]
     assert all(row["rllm_cpu_s"] > 0.0 for row in figures["rows"])
+
+
+def test_every_name_that_a_script_imports_of_this_package_is_there() -> None:
+    """Runs of all scripts take minutes and are slow tests; what they import is looked at every time."""
+    missing: list[str] = []
+    for path in sorted((*BENCHMARKS.glob("*.py"), *(BENCHMARKS.parent / "examples").rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rllm":
+                try:
+                    module = importlib.import_module(str(node.module))
+                except MissingExtraError:
+                    continue
+                names = [each.name for each in node.names if not hasattr(module, each.name)]
+                missing += [f"{path.name}:{node.lineno} {node.module}.{name}" for name in names]
+    assert missing == []
 
 
 @pytest.mark.slow
