@@ -6,25 +6,45 @@
     python benchmarks/algorithm_curves.py [--study single-turn] [--only RLOO GSPO] [--hours 3] [--json]
     python benchmarks/algorithm_curves.py --quick        three variants, one seed, three steps
 
-Nothing is tuned for a variant but what its paper asks for (`algorithm_variants.py`). A run that was stopped
-goes on and a finished one is not repeated, as long as configuration and source are the same. The exit status
-is 2 where time ran out: the same command goes on then.
+Nothing is tuned for a variant but what its paper asks for (`algorithm_variants.py`). Figures are written
+after every run, and a run whose figures are there is not repeated: the same command goes on, days later as
+well, as long as the configuration is the same and the imitator of a seed comes to the same. Two processes may
+share the work, told apart by --study or --only. Seconds are CPU seconds of one thread, so other work on the
+machine does not count. The exit status is 2 where time ran out.
 """
 
 import argparse
+import fcntl
 import hashlib
 import json
+import resource
+import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from algorithm_tables import OURS, RESULTS, TRL, text_of
+from algorithm_tables import RESULTS, text_of
 from algorithm_trl import train_with_trl
-from algorithm_variants import DEFAULT, SEEDS, STUDIES, VARIANTS, Study, Variant, common, variants_of
+from algorithm_variants import (
+    DEFAULT,
+    IMITATION,
+    OURS,
+    SEEDS,
+    STUDIES,
+    TRL,
+    VARIANTS,
+    Study,
+    Variant,
+    common,
+    kept_runs,
+    study_settings,
+    variants_of,
+)
 from learning import NO_TIME, ROOT, commit, source_version
 
 from rllm.build.configs import training_config
@@ -36,6 +56,27 @@ from rllm.tracking.console import LiveView
 from rllm.tracking.jsonl import read_metrics
 
 QUICK = ("warm_start.steps=5", "evaluation.num_tasks=16")
+QUICK_STEPS = 3
+
+
+class CpuView(LiveView):
+    """Shows a run, and adds up what each of its phases costs this process."""
+
+    def __init__(self, total_steps: int, title: str) -> None:
+        super().__init__(total_steps, title=title)
+        self.cpu_s: dict[str, float] = {}
+        self._last_s = cpu_seconds()
+
+    def begin(self, phase: str) -> None:
+        now_s = cpu_seconds()
+        self.cpu_s[self._phase] = self.cpu_s.get(self._phase, 0.0) + now_s - self._last_s
+        self._last_s = now_s
+        super().begin(phase)
+
+
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -58,7 +99,7 @@ class Place:
 
     @property
     def imitation(self) -> Path:
-        return self.path("imitation", self.imitator)
+        return self.path(IMITATION, self.imitator)
 
     def config(self, *assignments: str) -> TrainConfig:
         words = (f"threads={self.threads}", *self.study.assignments, *self.shorter, *assignments)
@@ -76,98 +117,148 @@ class Place:
         word = "".join(each if each.isalnum() else "-" for each in name)
         return self.root / self.study.task / f"{word}-{digest}-{self.source}-{self.seed}"
 
+    def title(self, name: str) -> str:
+        return f"{name}, {self.study.task}, seed {self.seed}"
+
     def imitated(self) -> dict[str, Any]:
-        return trained(self.imitator, self.imitation, f"imitation, {self.study.task}, seed {self.seed}")
+        summary, _ = trained(self.imitator, self.imitation, self.title(IMITATION))
+        return {**success(summary), "baselines": summary["baselines"]}
 
     def learned(self, name: str, variant: Variant) -> dict[str, Any]:
-        """The figures of one run."""
+        """The figures of one run, which begins anew where it was stopped: its seconds are whole."""
         config = self.learner(variant)
         output = self.path(name, config)
-        summary = trained(config, output, f"{name}, {self.study.task}, seed {self.seed}")
+        shutil.rmtree(output, ignore_errors=True)
+        summary, cpu_s = trained(config, output, self.title(name))
         lines = [each for each in read_metrics(output / "metrics.jsonl") if each["phase"] == "train"]
-        return {
-            **figures(summary),
-            "seconds": round(summary["phase_s"]["train"], 1),
-            "curve": [round(each["success"], 4) for each in lines],
-        }
+        curve = [round(each["success"], 4) for each in lines]
+        return {**success(summary), "cpu_s": round(cpu_s["train"], 1), "curve": curve}
 
     def learned_by_trl(self, variant: Variant) -> dict[str, Any]:
         """The same budget of the same tasks, by TRL; its model is measured as ours are."""
         config = self.learner(variant)
         output = self.path(TRL, config)
-        if not (output / "spent.json").exists():
-            costs = train_with_trl(config, output)
-            write_atomic(output / "spent.json", json.dumps(costs))
+        shutil.rmtree(output, ignore_errors=True)
+        costs = train_with_trl(config, output)
         measuring = self.config(f"model.path={output}", *common(0))
-        summary = trained(measuring, self.path(f"{TRL} measured", measuring), f"{TRL}, seed {self.seed}")
-        costs = json.loads((output / "spent.json").read_text())
-        return {**figures(summary), "seconds": round(costs["wall"], 1), "curve": costs["curve"]}
+        summary, _ = trained(measuring, output / "measured", self.title(f"{TRL}, measured"))
+        return {**success(summary), "cpu_s": round(costs["cpu"], 1), "curve": costs["curve"]}
 
 
-def trained(config: TrainConfig, output: Path, title: str) -> dict[str, Any]:
-    """The summary of a run, which goes on where it was stopped."""
-    with LiveView(config.steps, title=title) as view:
-        return build_trainer(config, output, view).train().summary
+def trained(config: TrainConfig, output: Path, title: str) -> tuple[dict[str, Any], dict[str, float]]:
+    """The summary of a run, and its CPU seconds by phase."""
+    view = CpuView(config.steps, title)
+    with view:
+        return build_trainer(config, output, view).train().summary, view.cpu_s
 
 
-def figures(summary: dict[str, Any]) -> dict[str, Any]:
+def success(summary: dict[str, Any]) -> dict[str, Any]:
     """Shares of validation tasks."""
-    after = summary["after"]
-    return {"sampled": after["success"], "greedy": after["greedy"], "baselines": summary["baselines"]}
+    return {"sampled": summary["after"]["success"], "greedy": summary["after"]["greedy"]}
 
 
-def jobs(variants: dict[str, Variant], seeds: tuple[int, ...], *, trl: bool) -> list[tuple[str, int]]:
-    """(variant, seed), seed by seed, so that what was stopped can be compared."""
-    runs = [
-        (name, seed)
-        for place, seed in enumerate(seeds)
-        for name, variant in variants.items()
-        if place < variant.seeds
-    ]
-    if trl and OURS in variants:
-        runs += [(TRL, seed) for seed in seeds[: variants[OURS].seeds]]
-    return runs
+def jobs(labels: Sequence[str], names: Sequence[str], *, trl: bool) -> Iterator[tuple[str, str, int]]:
+    """(study, variant, seed): the main ones seed by seed, then TRL, then the others, so that what was stopped
+    can be compared."""
+    most = len(SEEDS)
+    for is_main in (True, False):
+        for place, seed in enumerate(SEEDS):
+            for label in labels:
+                for name, variant in variants_of(label).items():
+                    if name in names and place < variant.seeds and (variant.seeds == most) is is_main:
+                        yield label, name, seed
+        if trl and is_main and OURS in names:
+            for label in labels:
+                yield from ((label, TRL, seed) for seed in SEEDS if OURS in variants_of(label))
 
 
-def study_of(label: str, options: argparse.Namespace, deadline: float) -> tuple[dict[str, Any], bool]:
-    """The figures of one study, and whether all its runs are there."""
-    study, variants = STUDIES[label], variants_of(label)
-    names = (DEFAULT, *(options.only or (("RLOO", OURS) if options.quick else variants)))
-    variants = {name: each for name, each in variants.items() if name in names}
-    runs: dict[str, dict[str, Any]] = {name: {} for name in ("imitation", *variants)}
-    steps, is_whole = 3 if options.quick else study.steps, True
-    for name, seed in jobs(variants, SEEDS[:1] if options.quick else SEEDS, trl=not options.alone):
-        if is_whole := time.monotonic() < deadline:
-            place = Place(
-                root=options.root,
-                study=study,
-                seed=seed,
-                threads=options.threads,
-                steps=steps,
-                source=source_version(),
-                shorter=QUICK if options.quick else (),
+class Campaign:
+    """The figures, and what is missing of them."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.source = options, source_version()
+        self.results: Path = options.root / "algorithms.json" if options.quick else RESULTS
+        before = load_studies(self.results)
+        if options.anew:
+            kept = {label: each for label, each in before.items() if label not in options.study}
+            write_atomic(self.results, json.dumps({"studies": kept}, indent=1) + "\n")
+            before = kept
+        self.studies: dict[str, dict[str, Any]] = {}
+        for label in options.study:
+            steps = QUICK_STEPS if options.quick else STUDIES[label].steps
+            settings = study_settings(label, steps, QUICK if options.quick else ())
+            runs = kept_runs(label, before.get(label), settings)
+            task = STUDIES[label].task
+            self.studies[label] = {"task": task, "steps": steps, "settings": settings, "runs": runs}
+
+    def missing(self) -> list[tuple[str, str, int]]:
+        options = self.options
+        only = options.only or (("RLOO", OURS) if options.quick else VARIANTS)
+        return [
+            (label, name, seed)
+            for label, name, seed in jobs(options.study, [DEFAULT, *only], trl=not options.alone)
+            if str(seed) not in self.studies[label]["runs"].get(name, {})
+            and (seed == SEEDS[0] or not options.quick)
+        ]
+
+    def run(self) -> bool:
+        """Whether everything is there; False where time ran out."""
+        deadline, missing = time.monotonic() + 3600.0 * self.options.hours, self.missing()
+        for number, (label, name, seed) in enumerate(missing, start=1):
+            if time.monotonic() > deadline:
+                return False
+            print(f"[{number}/{len(missing)}] {label}: {name}, seed {seed}", file=sys.stderr, flush=True)
+            self.run_one(label, name, seed)
+            self.write()
+        return True
+
+    def run_one(self, label: str, name: str, seed: int) -> None:
+        place = Place(
+            root=self.options.root,
+            study=STUDIES[label],
+            seed=seed,
+            threads=self.options.threads,
+            steps=self.studies[label]["steps"],
+            source=self.source,
+            shorter=QUICK if self.options.quick else (),
+        )
+        self.note_imitator(label, seed, place.imitated())
+        variant = VARIANTS[OURS if name == TRL else name]
+        figures = place.learned_by_trl(variant) if name == TRL else place.learned(name, variant)
+        origin = {"commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+        run = {**figures, "change": list(variant.assignments), **origin}
+        self.studies[label]["runs"].setdefault(name, {})[str(seed)] = run
+
+    def note_imitator(self, label: str, seed: int, figures: dict[str, Any]) -> None:
+        """Runs are paired by their imitator, so it has to be the one that those on record began with."""
+        before = self.studies[label]["runs"].setdefault(IMITATION, {}).setdefault(str(seed), figures)
+        if (before["sampled"], before["greedy"]) != (figures["sampled"], figures["greedy"]):
+            raise SystemExit(
+                f"The imitator of {label}, seed {seed}, has {figures['sampled']:.1%} sampled and "
+                f"{figures['greedy']:.1%} greedy, and {before['sampled']:.1%} and {before['greedy']:.1%} in "
+                f"{self.results}: another machine or source made it, so new runs cannot be paired with those "
+                "on record. `--anew` measures all of them again."
             )
-            runs["imitation"][str(seed)] = figures(place.imitated())
-            by_trl = name == TRL
-            run = place.learned_by_trl(variants[OURS]) if by_trl else place.learned(name, variants[name])
-            runs.setdefault(name, {})[str(seed)] = run
-    return {"task": study.task, "steps": steps, "runs": runs}, is_whole
+
+    def write(self) -> None:
+        """What is there now, beside what other processes have written since."""
+        self.results.parent.mkdir(parents=True, exist_ok=True)
+        self.options.root.mkdir(parents=True, exist_ok=True)
+        with (self.options.root / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            studies = load_studies(self.results)
+            for label, mine in self.studies.items():
+                theirs = kept_runs(label, studies.get(label), mine["settings"])
+                runs = {
+                    name: theirs.get(name, {}) | mine["runs"].get(name, {}) for name in theirs | mine["runs"]
+                }
+                studies[label] = {**mine, "runs": runs}
+            content = {label: studies[label] for label in STUDIES if studies.get(label, {}).get("runs")}
+            write_atomic(self.results, json.dumps({"studies": content}, indent=1) + "\n")
 
 
-def compare(options: argparse.Namespace) -> int:
-    deadline = time.monotonic() + 3600.0 * options.hours
-    studies = {label: study_of(label, options, deadline) for label in options.study}
-    report = {
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": commit(),
-        "studies": {label: study for label, (study, _) in studies.items()},
-    }
-    results = options.root / "algorithms.json" if options.quick or options.only else RESULTS
-    results.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(results, json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report) if options.json else text_of(report))
-    print(f"Figures: {results}", file=sys.stderr)
-    return 0 if all(is_whole for _, is_whole in studies.values()) else NO_TIME
+def load_studies(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())["studies"] if path.exists() else {}
 
 
 def main() -> int:
@@ -177,6 +268,7 @@ def main() -> int:
     parser.add_argument("--study", nargs="+", choices=STUDIES, default=list(STUDIES))
     parser.add_argument("--only", nargs="+", choices=VARIANTS, metavar="VARIANT", help="and the default")
     parser.add_argument("--alone", action="store_true", help="without TRL")
+    parser.add_argument("--anew", action="store_true", help="forget the figures that are on record")
     parser.add_argument("--hours", type=float, default=3.0, help="begin no run after that")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--root", type=Path, default=ROOT / "runs" / "algorithms")
@@ -188,6 +280,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         options.root = Path(scratch)
         return compare(options)
+
+
+def compare(options: argparse.Namespace) -> int:
+    campaign = Campaign(options)
+    is_whole = campaign.run()
+    report = {"studies": load_studies(campaign.results)}
+    print(json.dumps(report) if options.json else text_of(report))
+    print(f"Figures: {campaign.results}", file=sys.stderr)
+    return 0 if is_whole else NO_TIME
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """Costs of a fleet of model servers: a routed call, a push of weights, a server that ends.
 
-    python benchmarks/fleet.py [--sizes 1m,20m] [--calls 2000] [--quick] [--json]
+    python benchmarks/fleet.py [--sizes 1m,20m] [--calls 2000] [--server-python PYTHON] [--quick] [--json]
 
 Routing is CPU of this process for choosing a replica and remembering what it read, with nothing behind it
 that samples. Pushes and failover go over HTTP to two servers on the built-in engine that speak vLLM's
 protocol (`tests/inference/policy_server.py`), in threads of this process: that they read the weights is in
 the figure. A failover is timed from the end of a server to the first answer of a conversation that it had.
+
+With --server-python, the Python of an environment that has vLLM, two replicas of one thread each start, and
+128 conversations of 64 tokens are sampled by one of them and by both, in turn.
 """
 
 import argparse
@@ -15,14 +18,17 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from rllm.inference.answer_parts import AnswerParts
 from rllm.inference.fleet import Fleet
 from rllm.inference.vllm import VLLMClient
+from rllm.inference.vllm_process import ServerSettings, start_replicas
 from rllm.models.builtin import create_model
 from rllm.models.directory import load_model, save_model
 from rllm.types.messages import ModelOutput, SamplingParams
@@ -31,16 +37,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "infer
 from policy_server import PolicyServer
 
 PROMPTS = (100, 1_000, 10_000)
+CONVERSATIONS, TOKENS = 128, 64
 SHORT = SamplingParams(max_tokens=8)
 
 
 class AtOnce(VLLMClient):
     """Answers with one token, and asks nobody."""
 
-    async def generate_ids(
-        self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: Any = None
-    ) -> ModelOutput:
-        return ModelOutput(text="", prompt_ids=prompt_ids, completion_ids=[5])
+    async def go_on(self, answer: AnswerParts) -> ModelOutput:
+        return ModelOutput(text="", prompt_ids=answer.prompt_ids, completion_ids=[5])
 
 
 async def routing(model: Path, num_calls: int) -> list[dict[str, float]]:
@@ -100,10 +105,42 @@ async def pushes_and_failover(preset: str, directory: Path, repeats: int) -> dic
     }
 
 
+async def throughput(python: str, directory: Path, repeats: int) -> dict[str, float]:
+    """Tokens a second through one replica of vLLM and through two; medians, in turn."""
+    create_model(directory / "tied", "small", 0)
+    model = load_model(directory / "tied")
+    save_model(model, directory / "model", with_output_layer=True)
+    settings = ServerSettings(
+        python=python,
+        model=directory / "model",
+        max_context=256,
+        max_requests=128,
+        max_prefill_tokens=2_048,
+        dtype="float32",
+    )
+    sampling = SamplingParams(max_tokens=TOKENS)
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    async with AsyncExitStack() as open_until_done:
+        processes = await start_replicas(settings, 2, directory / "logs", open_until_done)
+        for _ in range(repeats):
+            for count, of_count in rates.items():
+                clients = [VLLMClient(each.url, model.tokenizer, sends_seeds=False) for each in processes]
+                fleet = Fleet(clients[:count], max_context=256)
+                prompts = [[5 + number % 100, *range(5, 69)] for number in range(CONVERSATIONS)]
+                begin = time.perf_counter()
+                answers = await asyncio.gather(*(fleet.generate_ids(each, sampling) for each in prompts))
+                num_tokens = sum(len(each.completion_ids) for each in answers)
+                of_count.append(num_tokens / (time.perf_counter() - begin))
+                await fleet.close()
+    one, two = (statistics.median(each) for each in rates.values())
+    return {"one_replica": one, "two_replicas": two, "times": two / one}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--sizes", default="1m,20m", help="built-in models that are pushed")
     parser.add_argument("--calls", type=int, default=2_000)
+    parser.add_argument("--server-python", default="", help="of an environment that has vLLM")
     parser.add_argument("--quick", action="store_true", help="the smallest model, few calls")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -115,8 +152,12 @@ def main() -> None:
             asyncio.run(pushes_and_failover(preset, Path(scratch) / preset, 2 if options.quick else 5))
             for preset in sizes
         ]
+        sampled = None
+        if options.server_python:
+            (Path(scratch) / "vllm").mkdir()
+            sampled = asyncio.run(throughput(options.server_python, Path(scratch) / "vllm", 3))
     if options.json:
-        print(json.dumps({"routing": routed, "servers": served}, indent=2))
+        print(json.dumps({"routing": routed, "servers": served, "tokens_per_s": sampled}, indent=2))
         return
     table = Table("tokens of the prompt", "CPU µs of routing a call")
     for row in routed:
@@ -126,6 +167,11 @@ def main() -> None:
     for row in served:
         table.add_row(row["model"], f"{row['mb']:.0f}", f"{row['push_s']:.2f}", f"{row['failover_s']:.2f}")
     Console().print(table)
+    if sampled is not None:
+        Console().print(
+            f"vLLM, {CONVERSATIONS} conversations: {sampled['one_replica']:,.0f} tokens/s by one replica, "
+            f"{sampled['two_replicas']:,.0f} by two ({sampled['times']:.2f} times)"
+        )
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@
                                                           └─► LocalClient           many conversations at once
 
     python benchmarks/gpu.py [--rows 64] [--row-tokens 1024] [--micro-batch-tokens 16384]
-        [--gradient-checkpointing] [--conversations 256] [--prompt 256] [--new 256] [--json]
+        [--gradient-checkpointing] [--conversations 256] [--prompt 256] [--new 256] [--dry] [--json]
 
 The peak is that of a square product of 8192 in bfloat16, measured here. A trained token counts 6
 floating-point operations per parameter of a matrix, a sampled one 2, and both what their attention takes;
 recomputed layers and logits count once, so they lower the share. Without a GPU it says so and ends with exit
-code 2.
+code 2. `--dry` runs the code of each case on the processor, with a small model, and lists what is not
+measured.
 """
 
 import argparse
@@ -53,6 +54,26 @@ QWEN3_600M = DecoderShape(
     out_bias=False,
     qk_norm=True,
 )
+SMALL = replace(
+    QWEN3_600M,
+    vocab_size=2_048,
+    hidden_size=64,
+    intermediate_size=192,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+)
+DRY = {
+    "rows": 2,
+    "row_tokens": 32,
+    "micro_batch_tokens": 64,
+    "conversations": 2,
+    "prompt": 8,
+    "new": 8,
+    "square": 128,
+}
+"""Options of a dry run: the work of a processor in a few seconds."""
+CASES = ("matmul peak", "training", "sampling")
 SQUARE = 8192
 WARMUP, REPEATS = 2, 5
 
@@ -216,7 +237,17 @@ def measure(machine: Machine, shape: DecoderShape, options: argparse.Namespace) 
     return record
 
 
+def dry_run(options: argparse.Namespace) -> dict[str, Any]:
+    """The same code on the processor. Its figures say nothing about a GPU, so the record has none."""
+    measure(Machine(device=torch.device("cpu")), SMALL, argparse.Namespace(**(vars(options) | DRY)))
+    return {"device": "cpu", "cases": {case: {"cpu": "ran", "cuda": "not measured"} for case in CASES}}
+
+
 def show(record: dict[str, Any]) -> None:
+    if "cases" in record:
+        for case, states in record["cases"].items():
+            print(f"{case:12} ran on the processor; CUDA: {states['cuda']}")
+        return
     print(
         f"{record['device']}: {record['parameters'] / 1e6:.0f} M parameters in bfloat16; matmul peak "
         f"{record['matmul_peak_tflops']:.0f} TFLOP/s"
@@ -240,16 +271,22 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=256, help="sampled at the same time")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=256, help="tokens of an answer")
+    parser.add_argument("--dry", action="store_true", help="run each case's code on the processor")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     options.square = SQUARE
-    if not torch.cuda.is_available():
+    if not (options.dry or torch.cuda.is_available()):
         print(
-            "benchmarks/gpu.py needs a GPU, and torch sees none here; on a CPU run benchmarks/trainer.py.",
+            "benchmarks/gpu.py needs a GPU, and torch sees none here; --dry runs its code on the processor, "
+            "which benchmarks/trainer.py measures.",
             file=sys.stderr,
         )
         sys.exit(2)
-    record = measure(Machine(device=torch.device("cuda")), QWEN3_600M, options)
+    record = (
+        dry_run(options)
+        if options.dry
+        else measure(Machine(device=torch.device("cuda")), QWEN3_600M, options)
+    )
     if options.json:
         print(json.dumps(record, indent=2))
     else:

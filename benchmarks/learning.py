@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -122,14 +123,15 @@ class Campaign:
         """
         place = self.place(block, seed)
         place.mkdir(parents=True, exist_ok=True)
-        run = block.runs(place)[0]
+        run, spent_path = block.runs(place)[0], place / "spent_cpu_s.json"
+        spent_s: float = json.loads(spent_path.read_text()) if spent_path.exists() else 0.0
         start_s = report_s = time.monotonic()
         with (place / "output.txt").open("ab") as log:
             process = subprocess.Popen(
                 block.words(seed, place, self.split), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
             )
             try:
-                while (peak_mib := _peak_mib(process)) is None:
+                while (usage := _usage(process)) is None:
                     time.sleep(POLL_S)
                     if time.monotonic() - start_s > left_s:
                         return False
@@ -139,11 +141,13 @@ class Campaign:
             finally:
                 if process.returncode is None:
                     process.terminate()  # it saves a checkpoint
-                    process.wait()
+                    stopped = _ended(process)
+                    write_atomic(spent_path, json.dumps(spent_s + stopped.ru_utime + stopped.ru_stime))
         about: dict[str, Any] = {
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
             "commit": commit(),
-            "peak_mib": peak_mib,
+            "peak_mib": round(usage.ru_maxrss / 2**10, 1),
+            "cpu_s": round(spent_s + usage.ru_utime + usage.ru_stime, 1),
             "wall_s": round(time.monotonic() - start_s, 1),
         }
         if process.returncode != 0:
@@ -168,11 +172,12 @@ class Campaign:
             else:
                 whole.append(run)
                 mine = run_figures(run, world, earlier)
-                figures.append({"seed": seed, **mine, "peak_mib": about["peak_mib"]})
+                figures.append({"seed": seed, **mine, "peak_mib": about["peak_mib"], "cpu_s": about["cpu_s"]})
         latest = max((_about(self.place(block, seed)) for seed in finished), key=lambda each: each["date"])
         entry: dict[str, Any] = {
             "category": block.category,
             "settings": block.settings,
+            "nproc": block.nproc,
             "source": self.source,
             "date": latest["date"],
             "rllm": rllm.__version__,
@@ -186,13 +191,19 @@ class Campaign:
         return entry
 
 
-def _peak_mib(process: subprocess.Popen[bytes]) -> float | None:
-    """Of a process that has ended; None while it runs."""
-    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+def _usage(process: subprocess.Popen[bytes], how: int = os.WNOHANG) -> resource.struct_rusage | None:
+    """Of a process that has ended, and of those that it has waited for; None while it runs."""
+    pid, status, usage = os.wait4(process.pid, how)
     if pid == 0:
         return None
     process.returncode = os.waitstatus_to_exitcode(status)  # its own `wait` would find nobody
-    return round(usage.ru_maxrss / 2**10, 1)
+    return usage
+
+
+def _ended(process: subprocess.Popen[bytes]) -> resource.struct_rusage:
+    usage = _usage(process, 0)
+    assert usage is not None
+    return usage
 
 
 def _about(place: Path) -> dict[str, Any]:

@@ -25,7 +25,12 @@ def shipped_settings(name: str, files: Sequence[str] = ()) -> dict[str, Any]:
     """What a block ships with, whatever the seed: dotted key -> value; of an example, hashes of its files."""
     if files:
         return {each: hashlib.sha256((ROOT / each).read_bytes()).hexdigest()[:12] for each in files}
-    settings = _flat(config_dict(training_config(name)))
+    return settings_of_task(name)
+
+
+def settings_of_task(name: str, assignments: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Of a task by its name, with some of them changed."""
+    settings = _flat(config_dict(training_config(name, None, assignments)))
     del settings["seed"]
     return json.loads(json.dumps(settings))  # as the results hold them: tuples are lists
 
@@ -60,6 +65,7 @@ class Block:
     run: str = ""
     before: str = ""
     files: tuple[str, ...] = ()
+    nproc: int = 1
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -67,8 +73,9 @@ class Block:
 
     @property
     def config(self) -> str:
-        """Hash of the settings: the name of a directory of runs."""
-        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:12]
+        """Hash of the settings and of the number of processes: the name of a directory of runs."""
+        whole = json.dumps([self.settings, self.nproc], sort_keys=True)
+        return hashlib.sha256(whole.encode()).hexdigest()[:12]
 
     def words(self, seed: int, place: Path, split: str) -> list[str]:
         """The process that trains it."""
@@ -80,7 +87,8 @@ class Block:
             ]
         held_out = ["--set", f"evaluation.split={split}"] if split != "test" else []
         start = [sys.executable, "-m", "rllm", "train", self.name, "--seed", str(seed)]
-        return [*start, "--output", str(output), *held_out, "--json"]
+        processes = ["--nproc", str(self.nproc)] if self.nproc > 1 else []
+        return [*start, "--output", str(output), *processes, *held_out, "--json"]
 
     def runs(self, place: Path) -> tuple[Path, list[Path]]:
         """The run that is reported, and those before it."""
@@ -94,7 +102,7 @@ def blocks() -> dict[str, Block]:
     names = [each.name for each in benchmarks() if "steps" in each.train and "/" not in each.name]
     by_name: dict[str, Block] = {}
     for name in sorted({*names, *table}):
-        extra = {
+        extra: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in table.get(name, {}).items()
         }

@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from algorithm_tables import NO_STUDIES, draw_curves, text_of
 from algorithm_tables import RESULTS as ALGORITHMS
-from algorithm_tables import draw_curves, text_of
 from learning_blocks import ROOT, blocks, has_changed
-from learning_floors import missed, missed_together
+from learning_floors import missed, missed_together, seconds_of
 
 from rllm.store.files import write_atomic
 
@@ -36,7 +36,6 @@ MARK = re.compile(r"<!-- learning:begin (\w+) ?([\w./-]*) -->(.*?)<!-- learning:
 NOT_MEASURED = "not measured with this version"
 COLORS = ("#1f6fb4", "#d1622b", "#3a923a")
 COLUMNS = 4
-NO_STUDIES: dict[str, Any] = {"studies": {}}
 
 
 def documents() -> list[Path]:
@@ -117,7 +116,7 @@ class Pages:
             _with_interval(task["score"]),
             _with_interval(task["skill"]),
             f"{task['distinct']} of {task['tasks']}",
-            _range([each["wall_s"] for each in runs]),
+            _range([seconds_of(each) for each in runs]),
             verdict + (", **stale**: its configuration has changed since" if name in self.stale else ""),
         ]
         return f"| {name} | {' | '.join(cells)} |"
@@ -137,7 +136,7 @@ class Pages:
                 continue
             names = ("start", "start_greedy", "trained", "trained_greedy", "score", "skill")
             cells = [_with_interval(run[each]) for each in names]
-            lines.append(f"| {run['seed']} | {' | '.join(cells)} | {run['wall_s']:.0f} |")
+            lines.append(f"| {run['seed']} | {' | '.join(cells)} | {seconds_of(run):.0f} |")
         return "\n".join([*lines, "", self._footnote([name])])
 
     def _footnote(self, names: Sequence[str]) -> str:

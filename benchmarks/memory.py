@@ -1,13 +1,14 @@
 """Memory of an update as `rllm train NAME --dry-run` predicts it, beside what the process then takes.
 
-    a process for each setting: load, baseline ─► two updates ─► ru_maxrss − baseline ──┐
-    memory_plan of the same configuration ─────────────────────────────────────────────┴─► error
+    processes of each setting: load, baseline ─► two updates ─► ru_maxrss − baseline ──┐
+    memory_plan of the same configuration ────────────────────────────────────────────┴─► error
 
     python benchmarks/memory.py [--settings NAME …] [--json]
 
 Rows are as long as the plan takes them to be, so that the most that a run can need is what is measured.
 What Python and its libraries take is there before the baseline. glibc gives freed memory back late, so
 processes are measured with one arena and with mmap for what is above 1 MiB, which it gives back at once.
+Of several ranks the one that takes most is measured.
 """
 
 import argparse
@@ -46,7 +47,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "20m, layers again": {"model.path": "builtin:20m", "optimizer.gradient_checkpointing": True},
     "20m, lora": {"model.path": "builtin:20m", "lora.rank": 16},
     "100m, one pass": {"model.path": "builtin:100m", "rollout.tasks_per_step": 1},
+    "20m, 2 copies": {"model.path": "builtin:20m"},
+    "20m, 2 shards": {"model.path": "builtin:20m", "distributed.strategy": "shard"},
+    "20m, lora, 2 shards": {"model.path": "builtin:20m", "lora.rank": 16, "distributed.strategy": "shard"},
+    "20m, layers on 2": {"model.path": "builtin:20m", "distributed.tensor_parallel": 2},
+    "100m, 2 copies": {"model.path": "builtin:100m", "rollout.tasks_per_step": 2},
+    "100m, 2 shards": {
+        "model.path": "builtin:100m",
+        "rollout.tasks_per_step": 2,
+        "distributed.strategy": "shard",
+    },
 }
+NUM_RANKS = {name: 2 for name in SETTINGS if name.endswith(("copies", "shards", "on 2"))}
+"""Of the settings that have more than one."""
 MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": "0"}
 BOUND = 0.10
 """Of the error, where more than 100 MB are measured: below, what libraries take with them is seen."""
@@ -84,6 +97,7 @@ def config_of(name: str) -> Any:
 def measure(name: str) -> dict[str, float]:
     """In a process of its own: bytes of two updates above what it had before."""
     from rllm.algorithms.losses import policy_loss
+    from rllm.distributed import open_ranks
     from rllm.models.devices import use_threads
     from rllm.trainer.learning import context_of
     from rllm.trainer.policies import create_initial_models, load_initial_models, make_policies
@@ -91,16 +105,17 @@ def measure(name: str) -> dict[str, float]:
     use_threads(1)
     config = config_of(name)
     warm_up(config)
-    with tempfile.TemporaryDirectory() as place:
+    with open_ranks(config.distributed) as ranks, tempfile.TemporaryDirectory() as place:
         create_initial_models(config, Path(place))
         models = load_initial_models(config, Path(place))
-        policies = make_policies(config, models)
+        policies = make_policies(config, models, ranks=ranks)
         ((_, backend),) = policies.trainable()
         loss, rows = policy_loss(config.algorithm, context_of(config, 0)), samples(config)
+        ranks.wait()
         before = resident_bytes()
         for _ in range(2):
             backend.update(rows, loss, 1e-5)
-    return {"measured": peak_bytes() - before}
+        return {"measured": max(ranks.gather(peak_bytes() - before))}
 
 
 def warm_up(config: Any) -> None:
@@ -123,20 +138,28 @@ def peak_bytes() -> int:
 
 
 def compare(name: str) -> dict[str, Any]:
+    from rllm.distributed.launch import free_port
     from rllm.trainer.memory_plan import memory_plan
 
-    done = subprocess.run(
-        [sys.executable, __file__, "--measure", name],
-        env={**os.environ, **MALLOC},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    plan = memory_plan(config_of(name))
+    num_ranks = NUM_RANKS.get(name, 1)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(num_ranks)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--measure", name],
+            env={**os.environ, **MALLOC, **place, "RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_ranks)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(num_ranks)
+    ]
+    printed = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit("A rank failed; its error is above.")
+    plan = memory_plan(config_of(name), num_ranks=num_ranks, num_local_ranks=num_ranks)
     assert plan is not None, "the built-in models have a plan"
     there = plan.parts.weights + plan.parts.cache
     predicted = plan.moments["update"] - there
-    measured = json.loads(done.stdout)["measured"]
+    measured = json.loads(printed[0])["measured"]
     return {
         **{part: value for part, value in plan.parts.as_dict().items() if value},
         "activations": plan.activations,

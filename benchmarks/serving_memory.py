@@ -8,7 +8,8 @@ request ends.
 A round has every kind of request: short and long chats, streams, streams that are left, answers after a
 schema that nobody asked for before, prompts of 200,000 characters, which are refused. Memory is that of
 /proc/PID/smaps_rollup without what is shared. Growth is the slope of a line through the second half of the
-rounds; above `BOUND_KIB_A_REQUEST` the run fails. So it does when a request has no answer within
+rounds, of which there are as many as `LEAST_REQUESTS` needs, however slow the machine; above
+`BOUND_KIB_A_REQUEST` the run fails. So it does when a request has no answer within
 `STUCK_AFTER_S`, or when the server, asked at the end, still has calls in flight or queued.
 """
 
@@ -31,6 +32,8 @@ from rllm.models.builtin import create_model
 
 BOUND_KIB_A_REQUEST = 4.0
 """Of growth once caches are full: what a gateway remembers of each session, and what it logs."""
+LEAST_REQUESTS = 2_400
+"""Before a verdict: in the first thousand or so caches fill, by 17 KiB a request, however long that takes."""
 REQUESTS_OF_A_KIND, AT_ONCE = 12, 4
 STUCK_AFTER_S = 120.0
 """A request of this size takes seconds on a core that is shared by ten."""
@@ -140,13 +143,15 @@ def schema(number: int) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": wanted}}
 
 
-async def soak(server: Server, kinds: list[str], seconds: float, least_rounds: int) -> list[tuple[int, int]]:
-    """(requests so far, KiB) after each round."""
+async def soak(
+    server: Server, kinds: list[str], seconds: float, least_requests: int
+) -> list[tuple[int, int]]:
+    """(requests so far, KiB) after each round, for so long and for so many requests at least."""
     points: list[tuple[int, int]] = []
     num_requests, end = 0, time.monotonic() + seconds
     async with aiohttp.ClientSession(server.url) as client:
         caller = Caller(client)
-        while time.monotonic() < end or len(points) < least_rounds:
+        while time.monotonic() < end or num_requests < least_requests:
             num_requests += await caller.round(kinds)
             points.append((num_requests, server.memory_kib()))
             print(f"{num_requests:>8,} requests {points[-1][1] / 1024:>8.0f} MiB", file=sys.stderr)
@@ -193,7 +198,9 @@ def main() -> None:
         server = Server(Path(scratch))
         try:
             seconds = 0.0 if options.quick else 60 * options.minutes
-            points = asyncio.run(soak(server, options.kinds, seconds, 2))
+            round_size = REQUESTS_OF_A_KIND * len(options.kinds)
+            least_requests = 2 * round_size if options.quick else LEAST_REQUESTS
+            points = asyncio.run(soak(server, options.kinds, seconds, least_requests))
         finally:
             server.close()
     summary = summary_of(points)

@@ -96,6 +96,8 @@ class Mutant:
         tree = ast.parse((CHECKOUT / self.path).read_text())
         around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and self._is_in(node)]
         inner = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
+        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):  # a default: of who runs the function
+            return inner.body[0].lineno, inner.end_lineno or self.line, False, {inner.name}
         functions = [node for node in around if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         in_body = any(self._is_in(part) for function in functions for part in function.body)
         has_block = bool(getattr(inner, "body", None))  # the head of an if or a loop: its own line alone
@@ -355,8 +357,15 @@ def uses_in(path: str) -> dict[str, set[int]]:
     return uses
 
 
+@cache
+def text_of_test(test: str) -> str:
+    """The file that holds it."""
+    return (CHECKOUT / test.partition("::")[0]).read_text()
+
+
 def tests_of(mutant: Mutant, known: dict[str, Any]) -> tuple[list[str], float]:
-    """The quickest tests that run the mutant's statement, one of each function first, and their seconds.
+    """The quickest tests that run the mutant's statement, and their seconds: those of files that import its
+    module first, and one of each function before a second case of it.
 
     What runs at import is tried with the tests that read, anywhere in the room, the name that it gives
     something; with those that run anything of its module where there is none.
@@ -379,7 +388,7 @@ def tests_of(mutant: Mutant, known: dict[str, Any]) -> tuple[list[str], float]:
     ] = {}  # of a case among those of its function: each function is tried before a second case
     for test in sorted(candidates, key=lambda each: (seconds[each], each)):
         function = test.partition("[")[0]
-        ranks[test] = cases[function]
+        ranks[test] = cases[function] + 1000 * (mutant.module not in text_of_test(test))
         cases[function] += 1
     chosen, total = list[str](), 0.0
     for test in sorted(candidates, key=lambda each: (ranks[each], seconds[each], each)):

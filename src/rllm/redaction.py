@@ -22,7 +22,7 @@ MARK = "[key]"
 MIN_KEY_CHARS = 8
 """Shorter ones are placeholders, such as `EMPTY`, and words of any text."""
 _MIN_PIECE_CHARS = 12
-"""Of a longer key, so much in a row is not quoted either: servers cut off what they quote."""
+"""The length of a piece of a longer key that is not quoted either: servers cut off what they quote."""
 _OF_A_KEY = re.compile(
     r"(.*[_-])?(KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|AUTHORIZATION|COOKIE)", re.IGNORECASE
 )
@@ -34,7 +34,7 @@ class _Key:
     """One key, and how it is recognised."""
 
     forms: tuple[str, ...]
-    """How it may be written, the key itself first."""
+    """The ways in which it may be written, the key itself first."""
     hints: tuple[str, ...]
     """One of them is in every piece that is long enough to be taken out, and in every form."""
     hint_bytes: tuple[bytes, ...]
@@ -116,8 +116,8 @@ def _without(text: str, keys: Iterable[_Key]) -> str:
 
 
 def escaped(text: str) -> str:
-    """What a model, a program or a server said, with every character that could steer a terminal written out:
-    controls, C1 among them, and what turns the direction of writing around."""
+    """The text of a model, a program or a server with every character that could steer a terminal written
+    out: controls, C1 among them, and those that change the direction of writing."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(map(_steerless, text))
@@ -130,7 +130,7 @@ def _steerless(character: str) -> str:
 
 
 def _variables() -> list[str]:
-    """What the environment holds of that kind."""
+    """The values of the environment that are keys."""
     return [
         value for name, value in os.environ.items() if len(value) >= _MIN_VARIABLE_CHARS and holds_key(name)
     ]

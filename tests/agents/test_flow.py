@@ -94,7 +94,7 @@ def generator(task: Task, config: AgentConfig) -> Any:
         (3, r"3 \(a int\) is no program"),
         (alone, r"alone cannot be called with \(task, config\)"),
         (generator, "generator is a generator"),
-        (NeedsSandbox, "NeedsSandbox needs a sandbox"),
+        (NeedsSandbox, "NeedsSandbox wants to be given a sandbox"),
         (NeedsArguments, "NeedsArguments cannot be made without arguments"),
     ],
 )

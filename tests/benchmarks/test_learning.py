@@ -152,6 +152,8 @@ def test_one_seed_is_enough_to_miss_a_floor(scripts: dict[str, ModuleType], name
     figure = value if name == "wall_s" else {"value": value, "interval": [0.0, 100.0]}
     task["runs"][1] = {**task["runs"][1], name: figure}
     assert not with_floors(scripts, task)["floors"][name]["met"]
+    busy = {**task["runs"][0], "wall_s": 3_000.0, "cpu_s": 210.0}
+    assert with_floors(scripts, entry(runs=[busy] * 3))["floors"]["wall_s"]["value"] == 210.0
     failed = entry(runs=[*entry()["runs"][:2], {"seed": 52, "failed": "no memory"}])
     assert scripts["learning_floors"].missed(with_floors(scripts, failed)) == ["2 of 3 runs finished"]
 
@@ -292,9 +294,14 @@ def test_a_run_that_has_no_time_left_is_stopped_and_goes_on_in_its_place(
     assert not campaign.run_all()
     campaign.limit_s = 600.0
     go_on.touch()
+    (spent,) = tmp_path.rglob("spent_cpu_s.json")
+    assert json.loads(spent.read_text()) > 0.0
+    spent.write_text("100.0")
     assert campaign.run_all()
     (starts,) = tmp_path.rglob("starts")
     assert set(starts.read_text().splitlines()) == {"1"}
+    (about,) = tmp_path.rglob("about.json")
+    assert json.loads(about.read_text())["cpu_s"] > 100.0, "the part that was stopped counts"
 
 
 def test_a_run_that_fails_is_kept_with_its_last_words(scripts: dict[str, ModuleType], tmp_path: Path) -> None:

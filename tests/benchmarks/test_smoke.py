@@ -24,6 +24,7 @@ SMALL: dict[str, list[str]] = {
     "engine.py": ["--quick", "--at-once", "8", "--json"],
     "eval.py": ["--examples", "20", "--turns", "1", "--json"],
     "fleet.py": ["--quick", "--json"],
+    "gpu.py": ["--dry", "--json"],
     "graders.py": ["--quick", "--json"],
     "inference.py": ["--quick", "--sizes", "1", "--json"],
     "serving_memory.py": ["--quick", "--json"],

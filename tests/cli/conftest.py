@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,11 +61,12 @@ def rllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Resul
 
 
 @pytest.fixture(scope="session")
-def start_rllm() -> Callable[..., subprocess.Popen[str]]:
-    """Starts `rllm WORD…` in a process of its own."""
+def start_rllm() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `rllm WORD…` in a process of its own; what failing tests left running is killed at the end."""
+    started: list[subprocess.Popen[str]] = []
 
     def start(*words: str | Path, cwd: Path) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "rllm.cli.main", *map(str, words)],
             cwd=cwd,
             env=os.environ | {"PYTHONPATH": str(SOURCES)},
@@ -76,8 +77,16 @@ def start_rllm() -> Callable[..., subprocess.Popen[str]]:
             # A shell that starts the tests in the background makes them, and all they start, deaf to Ctrl-C.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
+        started.append(process)
+        return process
 
-    return start
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 @pytest.fixture(scope="session")

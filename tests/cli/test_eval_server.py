@@ -277,10 +277,10 @@ import rllm
 
 @rllm.rollout
 def solve(task, config):
-    client = openai.OpenAI(base_url=config.base_url, api_key="-")
-    said = client.chat.completions.create(
-        model=config.model, messages=[{"role": "user", "content": task.instruction}], max_tokens=50
-    )
+    with openai.OpenAI(base_url=config.base_url, api_key="-") as client:
+        said = client.chat.completions.create(
+            model=config.model, messages=[{"role": "user", "content": task.instruction}], max_tokens=50
+        )
     assert said.choices[0].message.content
 """
 

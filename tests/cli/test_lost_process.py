@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rllm.cli.plan import announce_run
+from rllm.cli.plan import announce_run, interruption
 from rllm.store.run_directory import RunDirectory
 
 WRITER = """
@@ -51,6 +51,17 @@ def test_a_run_that_was_closed_lost_nobody(tmp_path: Path, capsys: pytest.Captur
         held.write_summary({})
         assert held.lost_writer_pid is None, "it is being written"
     assert announce_run(run.path) is True
+
+
+def test_who_is_interrupted_hears_whether_there_is_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    run, words = tmp_path / "run", ["rllm", "sft", "my rows.jsonl"]
+    nothing_yet = "Interrupted. There is no checkpoint yet. Begin again with: rllm sft 'my rows.jsonl'"
+    assert str(interruption(run, words)) == nothing_yet
+    written(run, "closed")
+    assert str(interruption(run, words)) == nothing_yet
+    (run / "checkpoints" / "step-000001").mkdir(parents=True)
+    going_on = "Interrupted. Go on from the last checkpoint with: rllm sft 'my rows.jsonl'"
+    assert str(interruption(run, words)) == going_on
 
 
 def test_a_crash_of_the_interpreter_names_the_code_that_crashed_it(tmp_path: Path) -> None:

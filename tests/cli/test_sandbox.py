@@ -63,12 +63,24 @@ def test_a_terminal_is_not_steered(rllm: Rllm, tmp_path: Path) -> None:
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
 
 
-def test_the_unsafe_one_must_be_named_and_says_what_it_is(rllm: Rllm, tmp_path: Path) -> None:
-    program = _program(tmp_path, "print(1)")
-    ended = rllm("sandbox", "run", program, "--backend", "subprocess")
-    assert ended.exit_code == 0
-    assert "UNSAFE" in ended.stderr
+def test_the_unsafe_one_must_be_named_and_says_what_it_is_and_root_must_allow_it(
+    rllm: Rllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = _program(tmp_path, "open('ran', 'w'); print(1)")
+    named = ("sandbox", "run", program, "--backend", "subprocess")
     assert "UNSAFE" in rllm("sandbox", "run", "--help").stdout
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    refused = rllm(*named)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "no walls, and you are root" in refused.stderr
+    assert "--allow-root" in refused.stderr
+    for user, words in ((0, ("--allow-root",)), (0, ("--allow-root", "--json")), (1000, ())):
+        monkeypatch.setattr("os.geteuid", lambda user=user: user)
+        ended = rllm(*named, *words)
+        assert ended.exit_code == 0
+        assert "UNSAFE" in ended.stderr
+    walled = rllm("sandbox", "run", program, "--backend", "unshare", "--allow-root")
+    assert walled.exit_code == 2
 
 
 def test_a_missing_backend_is_an_error_with_its_mend_and_never_another_backend(

@@ -12,8 +12,10 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ import pytest
 from click.testing import Result
 
 from rllm.gateway.ledger import Ledger
+from rllm.models.builtin import create_model
 from rllm.models.tokenizer import HuggingFaceTokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
@@ -52,8 +55,6 @@ def stopped(process: "subprocess.Popen[str]", by: signal.Signals) -> tuple[int, 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rllm.models.builtin import create_model
-
     path = tmp_path_factory.mktemp("models") / "tiny"
     create_model(path, "tiny", 0)
     return path
@@ -143,10 +144,11 @@ def test_a_fleet_answers_under_one_address_also_when_a_server_ends(
             for number in range(3):  # the longest beginning leads back to where it was read
                 reply = client.chat.completions.create(model="my", messages=long, max_tokens=8)
                 long += [reply.choices[0].message, {"role": "user", "content": f"and {number}?"}]
-            assert sorted((first.num_answered, second.num_answered)) == [0, 3]
-            (first if first.num_answered else second).stop()
+            # Each has scored a text at the start.
+            assert sorted((first.num_answered, second.num_answered)) == [1, 4]
+            (first if first.num_answered > 1 else second).stop()
             client.chat.completions.create(model="my", messages=long, max_tokens=8)
-            assert {first.num_answered, second.num_answered} == {1, 3}
+            assert {first.num_answered, second.num_answered} == {2, 4}
         assert stopped(process, signal.SIGTERM)[0] == 0
     with Ledger.open(tmp_path / "ledger") as ledger:
         traces = ledger.traces("mine")
@@ -154,6 +156,100 @@ def test_a_fleet_answers_under_one_address_also_when_a_server_ends(
     for before, after in itertools.pairwise(traces):
         ids = before.prompt_ids + before.completion_ids
         assert after.prompt_ids[: len(ids)] == ids
+
+
+def test_servers_join_and_leave_a_fleet_that_is_served(tiny: Path, start_rllm: Start, tmp_path: Path) -> None:
+    """One that is removed in mid-answer finishes it; another model, or who cannot be reached, stays out."""
+    create_model(tmp_path / "other", "tiny", 7)
+    with (
+        PolicyServer(tiny) as first,
+        PolicyServer(tiny) as second,
+        PolicyServer(tmp_path / "other") as other,
+        PolicyServer(tiny, max_context=64) as short,
+    ):
+        words = (
+            "serve",
+            "fleet",
+            tiny,
+            "--server",
+            first.url,
+            "--processed-logprobs",
+            "--port",
+            "0",
+            "--json",
+        )
+        process = start_rllm(*words, cwd=tmp_path)
+        said = listening(process)
+
+        def asked(method: str, path: str, **body: Any) -> tuple[int, Any]:
+            request = urllib.request.Request(
+                said["url"] + path,
+                method=method,
+                data=json.dumps(body).encode() if body else None,
+                headers={"Authorization": f"Bearer {said['token']}"},
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=60) as reply:
+                    return reply.status, json.load(reply)
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, json.load(error)
+
+        for url, message in (
+            (other.url, "they serve different weights"),
+            (short.url, "has a context of 64 tokens"),
+            ("http://127.0.0.1:9/v1", "cannot be reached"),
+            (first.url, "is there already"),
+            ("not a url", "is no base URL"),
+        ):
+            status, reply = asked("POST", "/admin/workers", url=url)
+            assert (status, message in reply["error"]["message"]) == (400, True), reply
+        assert asked("POST", "/admin/workers", url=second.url, weight=2.0)[0] == 400
+        ((only),) = asked("GET", "/admin/workers")[1]["workers"]
+        assert only["url"] == first.url
+        assert asked("DELETE", f"/admin/workers/{only['worker_id']}")[0] == 409
+
+        status, joined = asked("POST", "/admin/workers", url=second.url)
+        assert (status, joined["url"], joined["healthy"]) == (200, second.url, True)
+        with openai.OpenAI(base_url=said["url"] + "/sessions/mine/v1", api_key=said["token"]) as client:
+            for number in range(4):
+                asking: Any = [{"role": "user", "content": f"{number} " * 30}]
+                client.chat.completions.create(model="m", messages=asking, max_tokens=8)
+            assert min(first.num_answered, second.num_answered) > 1, "each has scored a text once"
+            with ThreadPoolExecutor(4) as threads:
+                answers = [
+                    threads.submit(
+                        client.chat.completions.create,
+                        model="m",
+                        messages=[{"role": "user", "content": f"{number}!"}],
+                        max_tokens=200,
+                    )
+                    for number in range(4)
+                ]
+                assert asked("DELETE", f"/admin/workers/{only['worker_id']}") == (
+                    200,
+                    {"worker_id": only["worker_id"], "removed": True},
+                )
+                num_answered = first.num_answered
+                assert [each.result().choices[0].finish_reason for each in answers]
+            client.chat.completions.create(model="m", messages=asking, max_tokens=8)
+            assert first.num_answered == num_answered
+        assert [each["url"] for each in asked("GET", "/admin/workers")[1]["workers"]] == [second.url]
+        first.stop()
+        assert asked("POST", "/admin/reload")[0] == 200
+        assert asked("POST", "/admin/weight_version", weight_version=3)[0] == 409
+        assert stopped(process, signal.SIGTERM)[0] == 0
+
+
+def test_servers_of_two_models_are_no_fleet(rllm: Rllm, tiny: Path, tmp_path: Path) -> None:
+    create_model(tmp_path / "other", "tiny", 7)
+    with PolicyServer(tiny) as first, PolicyServer(tmp_path / "other") as second:
+        servers = ("--server", first.url, "--server", second.url)
+        result = rllm(
+            "serve", "fleet", str(tiny), *servers, "--port", "0", "--ledger", str(tmp_path / "calls")
+        )
+    assert result.exit_code == 1
+    assert "they serve different weights" in re.sub(r"\s+", " ", result.stderr)
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def scenarios(number: int, url: str) -> dict[str, list[tuple[bool, tuple[str, ..
         "grade": [
             (True, ("exact", "--task", "task.json", "--answer", "answer.txt")),
         ],
-        "sandbox run": [(True, ("loud.py", "--backend", "subprocess"))],
+        "sandbox run": [(True, ("loud.py", "--backend", "subprocess", "--allow-root"))],
         "sandbox list": [(False, ())],
         "sandbox reap": [(False, ())],
         "serve environment": [(False, (FOREIGN,))],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rllm.data.parquet import parquet_bytes
-from rllm.data.sources import ArchiveSource, HubSource, Join, PackageSource, Split, pull, source_of
+from rllm.data.sources import ArchiveSource, Documents, HubSource, Join, PackageSource, Split, pull, source_of
 from rllm.errors import ConfigError, MissingExtraError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -29,6 +29,14 @@ def rows_file(rows: list[dict[str, Any]]) -> bytes:
     return parquet_bytes(rows, "rows")
 
 
+def zipped(texts: dict[str, str]) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, text in texts.items():
+            archive.writestr(name, text)
+    return data.getvalue()
+
+
 REPOS = {
     "org/one": {
         "default/test/0000.parquet": rows_file(ROWS[:4]),
@@ -43,6 +51,15 @@ REPOS = {
     "org/lines": {
         "questions.json": b'{"id": 1, "question": "a?"}\n{"id": 2, "question": "b?"}\n',
         "answers/questions.json": b'{"id": 2, "truth": "B"}\n{"id": 1, "truth": "A"}\n',
+    },
+    "org/reports": {
+        "rows.csv": b"question,kind,set,files\nq1,law,s1,a.txt;b.txt\nq2,law,s1,b.txt\n",
+        "short.csv": b"question,kind,set,files\nq3,law,s1,a.txt;c.txt\n",
+        "none.csv": b"question,kind,set,files\nq4,law,s1,\n",
+        "flat.csv": b"question,files\nq5,a.txt\n",
+        "texts.zip": zipped(
+            {"t/law/s1/a.txt": "first", "t/law/s1/b.txt": "zwei – 2", "t/law/s2/a.txt": "other"}
+        ),
     },
     "org/gated": {"default/test/0000.parquet": rows_file(ROWS)},
 }
@@ -80,6 +97,34 @@ def test_files_of_two_kinds_are_joined_by_their_key(hub: Any) -> None:
     )
     rows = pull(source, Split(files=("questions.json",)), endpoint=hub.endpoint).rows
     assert [(row["question"], row["truth"]) for row in rows] == [("a?", "A"), ("b?", "B")]
+
+
+REPORTS = HubSource(
+    repo="org/reports",
+    revision="main",
+    documents=Documents(archive="texts.zip", names="files", folder="t/{kind}/{set}"),
+)
+
+
+def test_rows_come_with_the_documents_that_they_name_in_their_order(hub: Any) -> None:
+    rows = pull(REPORTS, Split(files=("rows.csv",)), endpoint=hub.endpoint).rows
+    assert [[each["paragraph_text"] for each in row["context"]] for row in rows] == [
+        ["first", "zwei – 2"],
+        ["zwei – 2"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("short.csv", "row 0 names t/law/s1/c.txt, which texts.zip does not hold"),
+        ("none.csv", "row 0 names no document"),
+        ("flat.csv", "row 0 has no `kind`"),
+    ],
+)
+def test_a_row_without_its_documents_is_refused(hub: Any, file: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pull(REPORTS, Split(files=(file,)), endpoint=hub.endpoint)
 
 
 def test_a_file_that_is_not_what_the_hub_says_is_thrown_away(hub: Any) -> None:

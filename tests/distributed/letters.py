@@ -2,8 +2,8 @@
 
 python letters.py RUN CHANGES [FATE RANK PURPOSE]     CHANGES: JSON, on top of the game's settings
 FATE   what becomes of RANK as it is to play the episodes of PURPOSE, such as train/1:
-       die (kill -9), hang, fail (an error); RANK may be `all`. With PURPOSE update/N it dies inside the
-       update of policy version N.
+       die (kill -9), hang, fail (an error); RANK may be `all`. With PURPOSE update/N it does so inside the
+       update of policy version N, with step/N as the optimizer moves the weights.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from rllm.trainer.backends.torch import TorchBackend
 from rllm.trainer.replay import replay
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
-import letter_game
+import letter_game  # pyright: ignore[reportMissingImports]
 
 TRAINED: dict[str, Any] = {
     "steps": 3,
@@ -48,8 +49,9 @@ def replay_again(run: str) -> None:
 def end_badly(fate: str, rank: str, purpose: str) -> None:
     if rank not in ("all", os.environ["RANK"]):
         return
-    if purpose.startswith("update/"):
-        die_in_update(int(purpose.removeprefix("update/")))
+    place, _, number = purpose.partition("/")
+    if place in ("update", "step"):
+        end_badly_in_update(fate, "_inputs" if place == "update" else "_step", int(number))
         return
     engine: Any = SplitEngine if os.environ["WORLD_SIZE"] != "1" else AgentExecutionEngine
     played = engine.run
@@ -67,16 +69,18 @@ def end_badly(fate: str, rank: str, purpose: str) -> None:
     engine.run = run
 
 
-def die_in_update(policy_version: int) -> None:
+def end_badly_in_update(fate: str, where: str, policy_version: int) -> None:
     learner: Any = TorchBackend
-    inputs = learner._inputs
+    method = getattr(learner, where)
 
     def of_batch(self: Any, *arguments: Any) -> Any:
         if self.policy_version == policy_version:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return inputs(self, *arguments)
+            if fate == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(1_000)
+        return method(self, *arguments)
 
-    learner._inputs = of_batch
+    setattr(learner, where, of_batch)
 
 
 def main(run: str, changes: str = "{}", *fate: str) -> None:

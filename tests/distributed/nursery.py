@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import allocated
 import letters
 import moved
 import recorded
@@ -25,6 +26,7 @@ from rllm.errors import RllmError
 from rllm.trainer import loop
 
 PROGRAMS: dict[str, Any] = {
+    "allocated": allocated.main,
     "letters": letters.main,
     "replayed": letters.replay_again,
     "moved": moved.main,

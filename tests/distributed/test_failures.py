@@ -75,11 +75,12 @@ def test_a_rank_that_is_killed_ends_the_other_within_half_a_minute(
     assert re.search(r"it was last at the (episodes of train/|update of policy version )\d", other["errors"])
 
 
+@pytest.mark.parametrize("where", ["update/6", "step/6"])
 def test_a_rank_that_is_killed_inside_a_sharded_update_is_named_and_the_run_goes_on(
-    letters: Letters, tmp_path: Path
+    letters: Letters, tmp_path: Path, where: str
 ) -> None:
-    sharded = {"distributed": {"strategy": "shard"}}
-    other, killed = letters(tmp_path / "run", 2, "die", 1, "update/6", **sharded)
+    sharded: dict[str, Any] = {"distributed": {"strategy": "shard"}, "optimizer": {"name": "muon"}}
+    other, killed = letters(tmp_path / "run", 2, "die", 1, where, **sharded)
     assert (killed["code"], other["code"]) == (-9, 1)
     assert other["ended_s"] - killed["ended_s"] < 30.0
     assert "Rank 1 ended" in other["errors"]
@@ -104,8 +105,32 @@ def test_a_rank_that_hangs_is_named_and_ends_the_run(letters: Letters, tmp_path:
     assert "Rank 1 hangs: for 100 s (`distributed.timeout_s`)" in errors, errors
 
 
-def test_the_command_says_which_rank_was_killed(tmp_path: Path) -> None:
-    words = ["train", "frozenlake", "--nproc", "2", "--output", str(tmp_path / "run"), "--set", "threads=1"]
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("distributed", [{"strategy": "shard"}, {"tensor_parallel": 2}])
+def test_a_rank_that_hangs_inside_an_update_whose_layers_wait_for_each_other_is_named(
+    letters: Letters, tmp_path: Path, rank: int, distributed: dict[str, Any]
+) -> None:
+    changes = {"distributed": {**distributed, "timeout_s": 100.0}}
+    ended = letters(tmp_path / "run", 2, "hang", rank, "update/6", **changes)
+    assert codes(ended) == [1, 1]
+    errors = "".join(each["errors"] for each in ended)
+    assert f"Rank {rank} hangs: for 100 s (`distributed.timeout_s`)" in errors, errors
+    assert f"Rank {1 - rank} hangs" not in errors, errors
+
+
+SMALL = (
+    "threads=1 steps=2 warm_start.steps=2 warm_start.episodes_per_step=8 evaluation.num_tasks=8 "
+    "evaluation.every_steps=0 rollout.tasks_per_step=2 rollout.group_size=4 checkpoint.every_steps=1"
+)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_the_command_says_which_rank_was_killed_and_goes_on_where_it_may(
+    tmp_path: Path, restarts: int
+) -> None:
+    words = ["train", "frozenlake", "--nproc", "2", "--output", str(tmp_path / "run")]
+    for assignment in (*SMALL.split(), f"distributed.restarts={restarts}"):
+        words += ["--set", assignment]
     command = subprocess.Popen(
         [sys.executable, "-m", "rllm", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -116,9 +141,10 @@ def test_the_command_says_which_rank_was_killed(tmp_path: Path) -> None:
             time.sleep(0.2)
         children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
         subprocess.run(["kill", "-9", children[1]], check=True)
-        _, errors = command.communicate(timeout=40)
+        _, errors = command.communicate(timeout=1_000 if restarts else 40)
     finally:
         command.kill()
-    assert command.returncode == 1
+    assert command.returncode == (0 if restarts else 1), errors
+    assert ("All 2 ranks start again" in errors) == (restarts == 1)
     assert "Rank 1 was killed by SIGKILL; all ranks have ended." in errors
     assert "goes on from the last checkpoint" in errors

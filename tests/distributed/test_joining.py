@@ -1,6 +1,8 @@
 """A process is a rank of a run only where its environment says so in whole, and all of the others come."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,8 +78,66 @@ def test_a_rank_starts_no_ranks(environment: Environment) -> None:
 
 
 def test_what_all_ranks_refuse_is_said_once(
-    environment: Environment, capfd: pytest.CaptureFixture[str]
+    environment: Environment, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     environment()
-    assert launch(["no-such-command"], 2) == 2
+    assert launch(["no-such-command"], 2, tmp_path) == 2
     assert capfd.readouterr().err.count("There is no command") == 1
+    assert not list(tmp_path.iterdir()), "there is no run to keep what was printed"
+
+
+def test_all_ranks_start_again_where_one_was_killed_and_as_often_as_they_may(
+    environment: Environment,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    environment()
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n[ $RANK = 1 ] || exit 0\necho >> $STARTS\n[ $(wc -l < $STARTS) -gt 2 ] || kill -9 $$\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    for restarts, code in ((0, 1), (1, 1), (2, 0)):
+        starts = tmp_path / f"starts-{restarts}"
+        monkeypatch.setenv("STARTS", str(starts))
+        assert launch(["train"], 2, tmp_path / "run", restarts=restarts) == code
+        assert starts.read_text().count("\n") == restarts + 1
+        assert capfd.readouterr().err.count("All 2 ranks start again") == restarts
+
+
+def test_restarts_are_refused_where_nobody_would_start_anything(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RLLM_NPROC", raising=False)
+    for variables, why in (
+        ({}, "there is one process, which nobody starts again"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "give --max-restarts to torchrun"),
+    ):
+        environment(**variables)
+        with pytest.raises(ConfigError, match=why), open_ranks(DistributedConfig(restarts=1)):
+            pass
+
+
+def test_what_other_ranks_print_stays_in_the_run_without_keys(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment()
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "print(os.environ['RANK'], os.environ['SOME_API_KEY'], 'ö', file=sys.stderr)\n"
+        "print('the end', end='', file=sys.stderr)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("SOME_API_KEY", "sk-0123456789abcdef")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text("{}")
+    for times in (1, 2):
+        assert launch(["--version"], 3, run) == 0
+        for rank in (1, 2):
+            text = (run / f"rank-{rank}.log").read_text()
+            assert text.count(f"{rank} ") == text.count("ö") == text.count("the end") == times
+            assert "0123456789abcdef" not in text
+    assert not (run / "rank-0.log").exists(), "rank 0 has the terminal"

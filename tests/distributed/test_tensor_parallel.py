@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    ApertusConfig,
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    Starcoder2Config,
+)
 
 from rllm.config.loader import load_config
 from rllm.distributed import ALONE
@@ -27,7 +36,7 @@ FEW = ("ppo", "critic", "muon")
 def made(smallest_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[type[Any]], Path]:
     """A model whose heads share keys and values, of a family with norms of heads, or with biases."""
 
-    def make(family: type[PreTrainedConfig]) -> Path:
+    def make(family: type[Any]) -> Path:
         directory = tmp_path_factory.mktemp("models") / family.model_type
         config = family(
             vocab_size=400,
@@ -38,6 +47,7 @@ def made(smallest_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
             head_dim=4,
             intermediate_size=32,
             tie_word_embeddings=family is Qwen3Config,
+            pad_token_id=0,
         )
         torch.manual_seed(5)
         with torch.no_grad():
@@ -84,6 +94,69 @@ def test_any_number_of_layers_shared_by_two_update_as_one_does_for_twenty_steps(
     words = [model, tmp_path / "updates", 20, TOGETHER, ",".join(kinds)]
     require_all_well(ranks("recorded", words, num_ranks))
     require_same(alone, torch.load(tmp_path / "updates", weights_only=False))
+
+
+def test_layers_of_transformers_are_split_by_the_plan_that_it_has_of_them(
+    ranks: Ranks,
+    recorded: ModuleType,
+    require_all_well: Require,
+    require_same: Require,
+    made: Callable[[type[Any]], Path],
+    tmp_path: Path,
+) -> None:
+    """Of GPT-NeoX one matrix has queries, keys and values, and biases come behind a sum."""
+    model, kinds = made(GPTNeoXConfig), ("ppo", "muon")
+    alone = {kind: recorded.trained(kind, model, ALONE, 1) for kind in kinds}
+    require_all_well(ranks("recorded", [model, tmp_path / "updates", 1, TOGETHER, ",".join(kinds)], 2))
+    require_same(alone, torch.load(tmp_path / "updates", weights_only=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "num_ranks"), [(GPTNeoXConfig, 2), (Starcoder2Config, 4), (Gemma3TextConfig, 2)]
+)
+def test_layers_of_transformers_on_two_ranks_update_as_one_does_for_twenty_steps(
+    ranks: Ranks,
+    recorded: ModuleType,
+    require_all_well: Require,
+    require_same: Require,
+    made: Callable[[type[Any]], Path],
+    tmp_path: Path,
+    family: type[Any],
+    num_ranks: int,
+) -> None:
+    """Gemma 3 has norms of heads, whose gradients are summed, and computes norms in float32 whatever its
+    weights are."""
+    in_float32 = family is Gemma3TextConfig
+    kinds = (recorded.IN_FLOAT32,) if in_float32 else ("ppo", "critic", "muon", "recomputed in chunks")
+    model = made(family)
+    alone = {kind: recorded.trained(kind, model, ALONE, 20) for kind in kinds}
+    words = [model, tmp_path / "updates", 20, TOGETHER, ",".join(kinds)]
+    require_all_well(ranks("recorded", words, num_ranks))
+    require_same(alone, torch.load(tmp_path / "updates", weights_only=False))
+
+
+def test_a_plan_that_leaves_out_a_weight_of_some_columns_is_found_before_any_update(
+    ranks: Ranks, made: Callable[[type[Any]], Path], tmp_path: Path
+) -> None:
+    """Apertus has an activation with two weights of its own, of which its plan says nothing."""
+    ended = ranks("recorded", [made(ApertusConfig), tmp_path / "updates", 1, TOGETHER, "ppo"], 2)
+    assert {each["code"] for each in ended} == {2}
+    assert "act_fn.alpha_p is off by 1 of its norm" in ended[0]["errors"]
+
+
+@pytest.mark.parametrize(
+    ("family", "assignments", "why"),
+    [
+        (Phi3Config, [], "plan of phi3 has modules of the kind colwise_gather_output"),
+        (GPTNeoXConfig, ["lora.rank=2"], "an adapter is not split among processes"),
+    ],
+)
+def test_a_plan_that_cannot_be_followed_is_refused_before_any_work(
+    made: Callable[[type[Any]], Path], family: type[Any], assignments: list[str], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        _require(["distributed.tensor_parallel=2", f"model.path={made(family)}", *assignments], 2)
 
 
 @pytest.mark.slow

@@ -161,6 +161,22 @@ def settled() -> Callable[[Callable[[], bool]], Any]:
 
 
 @pytest.fixture
+async def advance(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Moves the clock of the test's loop on by seconds; programs and environments have loops and threads of
+    their own."""
+    loop = asyncio.get_running_loop()
+    real_time_s, added_s = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: real_time_s() + added_s)
+
+    def add(seconds: float) -> None:
+        nonlocal added_s
+        added_s += seconds
+        loop.call_soon(lambda: None)  # what is due now is not waited for
+
+    return add
+
+
+@pytest.fixture
 def release() -> Iterator[threading.Event]:
     """Lets go, at the end of the test, of every thread that still hangs."""
     event = threading.Event()

@@ -223,3 +223,72 @@ async def test_nothing_is_left_running(settled: Callable[..., Any]) -> None:
         await play(engine_of(does))
     assert len(asyncio.all_tasks()) == before
     await settled(lambda: threading.active_count() <= threads)
+
+
+async def contained(
+    coroutine: Any, *, in_s: float = 20.0, on_start: Callable[[Any], None] = lambda stop: None
+) -> containment.ContainedEnd:
+    return await containment.contain(coroutine, asyncio.get_running_loop().time() + in_s, on_start)
+
+
+async def test_the_end_of_a_coroutine_is_its_own_or_that_of_its_time() -> None:
+    events: list[str] = []
+    tasks: list[asyncio.Task[Any] | None] = []
+
+    async def returns() -> str:
+        return "value"
+
+    async def leaves() -> None:
+        sys.exit(3)
+
+    async def waits(num_swallowed: int = 0) -> str:
+        tasks.append(asyncio.current_task())
+        for _ in range(num_swallowed + 1):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                events.append("told")
+        return "late"
+
+    end = await contained(returns())
+    assert (end.value, end.error, end.timed_out, end.abandoned) == ("value", None, False, False)
+    end = await contained(leaves())
+    assert (end.value, type(end.error), end.timed_out) == (None, SystemExit, False)
+    for num_swallowed in (0, 1):
+        events.clear()
+        end = await contained(waits(num_swallowed), in_s=0.01)
+        assert (end.value, end.timed_out, end.abandoned) == (None, True, False)
+        assert events == ["told"] * (num_swallowed + 1)
+    end = await contained(waits(100), in_s=0.01)
+    assert (end.timed_out, end.abandoned) == (True, True)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert all(task is not None and task.done() for task in tasks), "what is left behind waits for nothing"
+
+
+async def test_whoever_stops_a_coroutine_or_waits_for_it_and_is_cancelled_ends_it() -> None:
+    events: list[str] = []
+
+    stops: list[Callable[[], None]] = []
+
+    async def waits() -> None:
+        events.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            events.append("told")
+
+    stopped = asyncio.ensure_future(contained(waits(), on_start=stops.append))
+    while events != ["begun"]:
+        await asyncio.sleep(0)
+    for _ in range(2):
+        stops[0]()
+    end = await stopped
+    assert (end.timed_out, end.abandoned, events) == (True, False, ["begun", "told"])
+    waiting = asyncio.ensure_future(contained(waits()))
+    while events[-1] != "begun":
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert waiting.cancelled()
+    assert events == ["begun", "told"] * 2

@@ -1,9 +1,13 @@
 import asyncio
+import os
+import signal
 import threading
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from rllm import run
+from rllm.engine.event_loop import on_sigterm
 
 
 async def _thread_of_the_loop() -> str:
@@ -52,3 +56,88 @@ async def test_ctrl_c_cancels_what_runs_in_the_thread(monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         run(saves_when_cancelled())
     assert events == ["interrupted", "saved"]
+
+
+def test_sigterm_does_something_else_meanwhile_and_only_in_the_main_thread() -> None:
+    received, before = list[int](), signal.getsignal(signal.SIGTERM)
+    with on_sigterm(lambda number, _: received.append(number)):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+
+        def elsewhere() -> None:
+            with on_sigterm(lambda *_: None):
+                received.append(0)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert received == [signal.SIGTERM, 0]
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM, 0, signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_handler_that_was_not_pythons_becomes_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    for before, after in ((None, signal.SIG_DFL), (signal.SIG_IGN, signal.SIG_IGN)):
+        handlers: list[object] = []
+        monkeypatch.setattr(signal, "signal", lambda _, act, was=before: (handlers.append(act), was)[1])  # noqa: B023
+        with on_sigterm(print):
+            pass
+        assert handlers == [print, after]
+
+
+def test_sigterm_ends_a_coroutine_as_ctrl_c_would_and_a_second_one_at_once() -> None:
+    events: list[str] = []
+
+    async def ends_itself() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            events.append("told to end")
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        run(ends_itself())
+    assert events == ["told to end"]
+
+    async def hears_twice() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        events.append("went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(hears_twice())
+    assert events == ["told to end"]
+
+
+def test_a_coroutine_that_cancels_itself_is_no_signal() -> None:
+    async def gives_up() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        run(gives_up())
+
+
+async def test_a_loop_of_its_own_leaves_no_generator_thread_or_loop_open() -> None:
+    closed: list[str] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def numbers() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+        finally:
+            closed.append("generator")
+
+    kept = numbers()
+
+    async def leaves_everything_open() -> str:
+        loops.append(asyncio.get_running_loop())
+        assert await anext(kept) == 1
+        assert asyncio.get_event_loop() is loops[0]
+        return (await asyncio.to_thread(threading.current_thread)).name
+
+    name = run(leaves_everything_open())
+    assert closed == ["generator"]
+    assert loops[0].is_closed()
+    assert name not in {each.name for each in threading.enumerate()}

@@ -17,6 +17,7 @@ from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.engine.attempts import EpisodeEngine
 from rllm.engine.split import SplitEngine, WriterEngine
 from rllm.environments.base import BaseEnv
+from rllm.errors import ConfigError
 from rllm.inference.scripted import ScriptedClient
 from rllm.types.episode import Outcome
 
@@ -75,3 +76,21 @@ def test_all_ranks_get_every_episode_once(
     assert counts.by_outcome[Outcome.SCORED] == counts.submitted == 10
     assert [theirs.by_outcome for _, theirs in others] == [counts.by_outcome, counts.by_outcome]
     assert len(world.made) == 10
+
+
+async def test_a_rank_alone_attempts_each_task_once_and_refuses_what_is_no_task(
+    agent_class: type[BaseAgent], env_class: type[BaseEnv]
+) -> None:
+    ranks = ThreadRanks(0, 1, threading.Barrier(1), [None])
+    for kind in (SplitEngine, WriterEngine):
+        engine = kind(
+            AgentExecutionEngine(agent_class, env_class, rollout_engine=ScriptedClient(lambda _: "on")), ranks
+        )
+        assert sorted([each.task_id async for each in engine.run(TASKS)]) == [
+            each["task_id"] for each in TASKS
+        ]
+        for tasks in ("ab", [1]):
+            with pytest.raises(ConfigError):
+                _ = [each async for each in engine.run(tasks)]  # type: ignore[arg-type]
+        assert engine.counts.submitted == len(TASKS)
+        assert list(engine.live()) == []

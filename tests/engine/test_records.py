@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.engine.agent_execution import AgentExecutionEngine
+from rllm.engine.records import MAX_ABS_REWARD, Records
 from rllm.environments.base import BaseEnv
 from rllm.store.encoding import decode_episode, encode_episode
 from rllm.store.episodes import EpisodeStore
@@ -247,3 +248,39 @@ async def test_odd_but_whole_values_are_kept_as_they_are(tmp_path: Path) -> None
     assert {name: info[name] for name in (*odd, "keys")} == odd | {"keys": {1: "a"}}
     assert kept[BAD].termination_reason is TerminationReason.ENV_DONE
     assert math.isfinite(kept[BAD].reward)
+
+
+def is_kept(*trajectories: Trajectory, records: Records | None = None) -> bool:
+    episode = Episode(id="t:0", outcome=Outcome.SCORED, trajectories=list(trajectories))
+    kept, error = (records or Records("agent", stored=True)).keep(episode, None)
+    assert (kept is episode, kept.outcome is Outcome.SCORED) == (error is None, error is None)
+    return error is None
+
+
+def test_rewards_are_kept_up_to_what_32_bits_can_square() -> None:
+    for reward, is_fit in ((MAX_ABS_REWARD, True), (-MAX_ABS_REWARD, True), (1.01e18, False), (-1e19, False)):
+        assert is_kept(Trajectory(reward=reward)) is is_fit, reward
+        assert is_kept(Trajectory(reward=0.5, steps=[Step(reward=0.0), Step(reward=reward)])) is is_fit, (
+            reward
+        )
+    assert is_kept(Trajectory(reward=None, steps=[Step(reward=1.0)]))
+    assert MAX_ABS_REWARD == 1e18
+
+
+def test_no_two_trajectories_of_a_run_have_one_uid() -> None:
+    records = Records("agent", stored=False)
+    assert is_kept(Trajectory(uid="a"), Trajectory(uid="b"), records=records)
+    assert not is_kept(Trajectory(uid="c"), Trajectory(uid="c"), records=records)
+    assert not is_kept(Trajectory(uid="d"), Trajectory(uid="a"), records=records)
+    assert not is_kept(Trajectory(uid="b"), records=records)
+    assert is_kept(Trajectory(uid="c"), records=records), "of the two that were refused, none is on record"
+
+
+def test_what_cannot_be_kept_of_a_dict_is_left_out_key_by_key_up_to_a_hundred() -> None:
+    for size, num_kept in ((99, 99), (100, 0)):
+        info: dict[str, Any] = {str(number): number for number in range(size)} | {"bad": object()}
+        episode = Episode(outcome=Outcome.SCORED, trajectories=[Trajectory(info=info, steps=[Step()])])
+        kept, error = Records("agent", stored=True).keep(episode, None)
+        assert error is not None
+        assert kept.trajectories[0].info.keys() - {"error"} == {str(number) for number in range(num_kept)}
+        assert (kept.trajectories[0].reward, len(kept.trajectories[0].steps)) == (None, 1)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.engine.attempt_state import LiveRollout
 from rllm.engine.attempts import EpisodeCounts
-from rllm.engine.supervision import LoopWatchdog, ProgressWatchdog
+from rllm.engine.supervision import LoopWatchdog, ProgressWatchdog, _in_callback
 from rllm.errors import ConfigError, StallError
 from rllm.inference.scripted import ScriptedAnswer, ScriptedClient
 from rllm.types.episode import Outcome
@@ -62,8 +63,8 @@ async def test_code_that_blocks_the_loop_is_named_once_by_file_and_line() -> Non
         known.set()
 
     with LoopWatchdog(limit_s=0.1, on_blocked=note):
-        for _ in range(2):
-            known.wait(20.0)  # blocks the loop until it has been seen
+        for event, limit_s in ((known, 20.0), (threading.Event(), 0.3)):
+            event.wait(limit_s)  # blocks the loop: until that has been noticed, and for long again
             await asyncio.sleep(0.05)
     ((place, limit_s),) = told
     assert limit_s == 0.1
@@ -307,3 +308,25 @@ async def test_an_engine_that_moves_is_let_play_for_longer_than_the_limit() -> N
 async def _later_reads(clock: Clock, num_reads: int) -> None:
     while clock.num_reads < num_reads:
         await asyncio.sleep(0.001)
+
+
+async def test_a_watchdog_ends_with_what_it_watches(settled: Callable[[Callable[[], bool]], Any]) -> None:
+    watchdog = LoopWatchdog(limit_s=0.02)
+    with watchdog as entered:
+        assert entered is watchdog
+        (thread,) = [each for each in threading.enumerate() if each.name == "rllm-loop-watchdog"]
+        assert thread.daemon
+    await settled(lambda: not thread.is_alive())
+
+
+def test_what_the_loop_runs_are_the_frames_below_its_own() -> None:
+    def frames(*names: str) -> Any:
+        return [SimpleNamespace(f_code=SimpleNamespace(co_name=name)) for name in names]
+
+    for names, inner in (
+        (("main", "run_until_complete", "run_forever", "_run_once", "_run", "mine"), ["_run", "mine"]),
+        (("main", "run_forever", "_run_once", "select"), []),
+        (("main", "mine"), ["main", "mine"]),
+        ((), []),
+    ):
+        assert [each.f_code.co_name for each in _in_callback(frames(*names))] == inner, names

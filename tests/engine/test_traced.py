@@ -75,7 +75,7 @@ async def test_each_attempt_gets_its_own_task_session_seed_and_the_sampling_of_t
     assert episodes[0].task == {"task_id": "a", "instruction": "P", "uid": "a", "problem": "P", "answer": 4}
     assert episodes[2].task == {"task_id": "b", "instruction": "Q", "level": 2}
     config = seen[0][1]
-    assert config.sampling_params == {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "max_tokens": 9}
+    assert config.sampling_params == {"temperature": 0.7, "top_p": 1.0, "max_tokens": 9}
     assert (config.model, config.is_validation) == ("m", False)
     assert config.base_url.endswith(f"/sessions/{config.session_uid}/v1")
     seeds = {session.seed for session in gateway.sessions.values()}

@@ -1,5 +1,7 @@
 import itertools
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from rllm.engine.captured import BrokenOffCall, Captured, join
 from rllm.errors import AgentError
 from rllm.gateway.wire import CallRecord, CallStatus
+from rllm.types.call_budget import _EXHAUSTED, CallBudget
 from rllm.types.episode import Episode, Step, Trajectory
 from rllm.types.messages import ModelOutput
 from rllm.types.sample import NOT_SAMPLED
@@ -244,3 +247,147 @@ def test_arguments_that_json_cannot_hold_do_not_end_a_run(written: str) -> None:
     assert step.model_output is not None
     assert step.model_output.tool_calls[0].arguments == {}
     assert step.chat_completions[-1]["tool_calls"][0]["function"]["arguments"] == written
+
+
+def claimed_by(step: Step, *records: CallRecord) -> str:
+    """The call that it is; empty where that is refused."""
+    try:
+        episode, _ = join_records(Trajectory(steps=[step]), *records)
+    except AgentError:
+        return ""
+    return episode.trajectories[0].steps[0].info["completion_id"]
+
+
+def test_everything_that_a_step_says_of_its_call_has_to_fit() -> None:
+    asked, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "yes"}
+    one, other = call("c0", completion_ids=[7]), call("c1", completion_ids=[8])
+    for says, name in (
+        ({"response_ids": [7]}, "c0"),
+        ({"response_ids": [8]}, "c1"),
+        ({"response_ids": [9]}, ""),
+        ({"response_ids": [8], "model_response": "yes"}, "c1"),
+        ({"response_ids": [8], "model_response": "no"}, ""),
+        ({"response_ids": [7], "chat_completions": [asked]}, "c0"),
+        ({"response_ids": [7], "chat_completions": [asked, answer]}, "c0"),
+        ({"response_ids": [7], "chat_completions": [asked, {**answer, "content": "no"}]}, ""),
+        ({"response_ids": [7], "chat_completions": [asked, {**answer, "content": ["part"]}]}, "c0"),
+        ({"response_ids": [7], "chat_completions": [{"role": "system", "content": "q"}]}, ""),
+        ({"response_ids": [7], "chat_completions": [asked, asked]}, ""),
+        ({"response_ids": [7], "model_output": ModelOutput(text="yes")}, "c0"),
+        ({"response_ids": [7], "model_output": ModelOutput(text="no")}, ""),
+        ({"model_response": "yes"}, ""),
+        ({"info": {"completion_id": "c1"}}, "c1"),
+        ({"model_output": ModelOutput(completion_id="c1")}, "c1"),
+        ({"info": {"completion_id": "c9"}, "response_ids": [7]}, ""),
+    ):
+        step = Step(**says)
+        assert claimed_by(step, one, other) == name, says
+
+
+def test_calls_that_differ_in_anything_but_the_ids_of_tool_calls_are_not_equal() -> None:
+    def tool(name: str, arguments: str, number: str) -> dict[str, Any]:
+        function = {"name": name, "arguments": arguments}
+        return {"response": {"content": "yes", "tool_calls": [{"id": number, "function": function}]}}
+
+    for fields, is_equal in (
+        ({}, True),
+        (tool("go", "{}", "t9"), True),
+        (tool("stop", "{}", "t1"), False),
+        (tool("go", '{"a": 1}', "t1"), False),
+        ({"messages": [{"role": "user", "content": "other"}]}, False),
+        ({"prompt": "x"}, False),
+        ({"prompt": [1, 2]}, False),
+        ({"prompt_ids": [1]}, False),
+        ({"completion_ids": [1]}, False),
+    ):
+        records = (call("c0", **tool("go", "{}", "t1")), call("c1", **tool("go", "{}", "t2") | fields))
+        assert (claimed_by(Step(model_response="yes"), *records) == "c0") is is_equal, fields
+
+
+def test_what_a_program_said_of_its_step_stays_and_what_was_captured_is_added() -> None:
+    record = call(
+        "c0", latency_s=0.5, mixed_versions=True, unparsed_markup=True, no_ids_because="none", choice=0,
+        response={"content": "yes", "reasoning_content": "hm"}, stop_sequence="!",
+    )  # fmt: skip
+    step = Step(id="c0", model_response="mine", thought="own", info={"note": 1}, timings={"env_s": 2.0})
+    episode, _ = join_records(Trajectory(steps=[step]), record)
+    (own,) = episode.trajectories[0].steps
+    assert (own.model_response, own.thought, own.timings) == ("mine", "own", {"env_s": 2.0, "model_s": 0.5})
+    assert own.info == {
+        "note": 1,
+        "completion_id": "c0",
+        "mixed_versions": True,
+        "unparsed_markup": True,
+        "no_ids_because": "none",
+    }
+    assert own.chat_completions == [*record.messages, record.response]
+    assert own.model_output is not None
+    assert (own.model_output.stop_sequence, own.model_output.reasoning) == ("!", "hm")
+    plain, _ = join_records(None, call("c1", choice=3))
+    assert plain.trajectories[0].steps[0].info == {"completion_id": "c1", "choice": 3}
+    assert step.info == {"note": 1}, "what the program returned is not changed"
+
+
+def test_calls_are_counted_by_how_they_ended() -> None:
+    failed = CallRecord(id="e", session="s", status=CallStatus.ERROR, error={"status": 500})
+    later = CallRecord(id="f", session="s", status=CallStatus.ERROR, error={"status": 400})
+    captured = Captured([call("a"), call("b"), call("c", status=CallStatus.PARTIAL), failed, later])
+    assert captured.counts() == {"calls": 2.0, "partial_calls": 1.0, "failed_calls": 2.0}
+    assert captured.last_error == {"status": 400}
+    assert Captured([call("a")]).last_error is None
+
+
+def test_a_budget_has_ended_where_a_call_was_refused_or_cut_off_by_its_last_token() -> None:
+    cut = call("b", finish_reason="length", usage={"completion_tokens": 4})
+    spent = [call("a", usage={"completion_tokens": 3}), cut]
+    for budget, records, limit in (
+        (CallBudget(tokens=7), spent, "tokens"),
+        (CallBudget(tokens=8), spent, ""),
+        (CallBudget(tokens=6), spent, "tokens"),
+        (CallBudget(), spent, ""),
+        (CallBudget(tokens=7), spent[::-1], ""),
+        (CallBudget(tokens=4), [cut, replace(cut, choice=1)], "tokens"),
+        (CallBudget(tokens=5), [cut, replace(cut, choice=1)], ""),
+        (CallBudget(tokens=1), [call("a")], ""),
+        (CallBudget(tokens=1), [replace(cut, usage={"completion_tokens": 1})], "tokens"),
+        (CallBudget(tokens=1), [replace(cut, usage={})], ""),
+        (CallBudget(tokens=1), [], ""),
+    ):
+        assert Captured(records).budget_end(budget)[0] == limit, (budget, records)
+    refused = CallRecord(id="r", session="s", error={"code": f"turns{_EXHAUSTED}", "message": "no more"})
+    assert Captured([call("a"), refused]).budget_end(CallBudget()) == ("turns", "no more")
+
+
+def test_a_failure_that_a_later_try_made_good_is_none() -> None:
+    failed = CallRecord(id="e", session="s", status=CallStatus.ERROR, error={"status": 500}, prompt="one")
+    for other, is_good in (
+        (call("a", messages=[], prompt="one"), True),
+        (call("a", messages=[], prompt="two"), False),
+        (call("a", messages=[{"role": "user", "content": "q"}], prompt="one"), False),
+        (call("a", messages=[], prompt="one", status=CallStatus.PARTIAL), False),
+    ):
+        assert (Captured([failed, other]).infrastructure_error() is None) is is_good
+    for status, is_ours in (
+        (499, False),
+        (500, True),
+        (407, False),
+        (409, False),
+        (430, False),
+        (None, False),
+    ):
+        error = {"status": status}
+        failed = CallRecord(id="e", session="s", status=CallStatus.ERROR, error=error)
+        assert Captured([failed]).infrastructure_error() == (error if is_ours else None), status
+        assert Captured([replace(failed, status=CallStatus.OK)]).infrastructure_error() is None
+
+
+def test_so_many_calls_are_named_that_one_can_read_them() -> None:
+    for number, shown in (
+        (8, "c6, c7."),
+        (9, "c6, c7 and 1 more."),
+        (20, "c7 and 12 more."),
+        (0, "left: none."),
+    ):
+        records = [call(f"c{place}", said=str(place)) for place in range(number)]
+        with pytest.raises(AgentError, match=re.escape(shown)):
+            join_records(Trajectory(steps=[Step(model_response="other")]), *records)

@@ -273,7 +273,7 @@ async def test_every_token_of_a_conversation_with_cut_outputs_is_trained_on_once
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"backend": "kubernetes"}, "containers are not used yet"),
+        ({"backend": "kubernetes"}, "docker takes a row's image"),
         ({"delete_image": True}, "`delete_image` is true"),
         ({"scaffold": "openhands"}, "choose one of r2egym, sweagent, bash"),
         ({"max_steps": 0}, "`max_steps` is 0"),
@@ -289,5 +289,12 @@ def test_what_cannot_be_played_is_refused(
         SWEEnv(**({"entry": task} | arguments))
     with pytest.raises(ConfigError, match="calls none of the runners"):
         SWEEnv(entry=task | {"test_command": ["tox"]})
+    with pytest.raises(
+        ConfigError, match=r"calc__calc-1: `memory_mb` is 900,000; this machine has [\d,]+ MiB"
+    ):
+        SWEEnv(entry=task, memory_mb=900_000, backend=usable_backend()).reset()
+    smith = task | {"form": "swe-smith", "image": "jyangballin/swesmith.x86_64.calc"}
+    with pytest.raises(ConfigError, match="calc__calc-1: images of swe-smith rows have no bug"):
+        SWEEnv(entry=smith, backend="docker").reset()
     with pytest.raises(ConfigError, match="does not know `other`"):
         SWEEnv.from_dict({"entry": task, "other": 1})

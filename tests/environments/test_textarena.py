@@ -100,7 +100,7 @@ def test_a_mine_ends_the_game() -> None:
 
 def test_a_reward_that_is_text_is_no_win() -> None:
     game = TextArenaGame({"title": "ThreeCardMonte", "seed": 1})
-    game._done, game._paid = True, "Bad action."
+    game._done, game._final_reward = True, "Bad action."
     assert game.is_lost
 
 

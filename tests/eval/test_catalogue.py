@@ -16,7 +16,7 @@ from rllm.eval.catalogue import (
     benchmark_of,
     benchmarks,
 )
-from rllm.rewards.graders import GRADERS
+from rllm.rewards.graders import GRADERS, grader_named
 
 NAMED_IN_PLAN = {
     name
@@ -55,8 +55,16 @@ def test_every_benchmark_of_the_catalogue_is_whole() -> None:
             assert benchmark.transform in TRANSFORMS, name
             assert "{{" in benchmark.prompt, name
             assert not benchmark.fields.keys() & benchmark.options.keys(), name
+            assert benchmark.published_reading != "likelihood" or benchmark.evaluator == "choice", name
         else:
             assert benchmark.evaluator == ENVIRONMENT, name
+
+
+def test_a_published_reading_is_one_that_the_grader_has() -> None:
+    read = {each.evaluator for each in benchmarks() if each.published_reading}
+    assert read == {"choice", "exact", "f1", "math", "search"}
+    for name in read:
+        grader_named(name, reading="lenient").close()
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "frozenlake", "reasoning-gym/chain_sum"])
@@ -114,6 +122,7 @@ def test_the_stamp_changes_with_the_prompt_alone() -> None:
         ({"splits": {}}, "has no `splits`"),
         ({"splits": {"test": {"size": 3}}}, "there is no `splits.test.size`"),
         ({"prompt": ""}, "no `prompt`"),
+        ({"published_reading": "loose"}, "`published_reading` is 'loose'; choose one of strict, lenient"),
     ],
 )
 def test_a_broken_file_is_refused_by_its_name(change: dict[str, object], message: str) -> None:

@@ -96,10 +96,10 @@ class Example:
 
     @property
     def requirements(self) -> list[str]:
-        """What its README installs beside rLLM."""
-        readme = self.file.with_name("README.md").read_text()
-        (wanted,) = re.findall(r"^pip install -e \S+(.*)$", readme, re.MULTILINE)
-        return re.findall(r"'([^']+)'", wanted)
+        """The packages that the index of examples installs beside rLLM."""
+        index = (CHECKOUT / "examples" / "README.md").read_text()
+        (packages,) = re.findall(rf"^\| \[{self.name}\]\(\S+\) \| `([^`]+)`", index, re.MULTILINE)
+        return re.findall(r"'([^']+)'", packages)
 
     def python(self) -> str:
         """An interpreter that has the framework; the test is skipped where there is none."""

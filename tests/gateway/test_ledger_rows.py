@@ -76,6 +76,18 @@ records = st.builds(
 )
 
 
+class Large(int):
+    pass
+
+
+class Half(float):
+    pass
+
+
+class Word(str):
+    __slots__ = ()
+
+
 def as_text(record: CallRecord) -> str:
     """Tells 1 from 1.0 and True, and 0.0 from -0.0."""
     return repr(asdict(record))
@@ -108,12 +120,15 @@ LATER_FIELDS = {"stop_sequence": None, "unparsed_markup": False, "mixed_versions
 """What records did not have when the first ledgers were written, and what they are read as."""
 
 
+@pytest.mark.parametrize("is_list", [False, True])
 @pytest.mark.parametrize("innermost", ["text", 1.5, {}])
-def test_json_is_read_back_as_deep_as_the_limit_and_refused_one_level_deeper(innermost: Any) -> None:
+def test_json_is_read_back_as_deep_as_the_limit_and_refused_one_level_deeper(
+    innermost: Any, is_list: bool
+) -> None:
     def nested(levels: int) -> dict[str, Any]:
         value: Any = innermost
-        for _ in range(levels):
-            value = {"a": value}
+        for level in range(levels, 0, -1):
+            value = [value] if is_list and level > 1 else {"a": value}
         return value
 
     # Text and the like are no level of their own.
@@ -214,14 +229,12 @@ def test_a_system_prompt_is_kept_by_whole_blocks_when_the_rest_differs() -> None
     assert [row.num_ids_kept for row in rows] == [0, 1920, 1920]
 
 
-@pytest.mark.parametrize(
-    "largest", [0, 255, 256, 65535, 65536, 2**24 - 1, 2**24, 2**32 - 1, 2**32, 2**62 + 5]
-)
-def test_ids_take_as_few_bytes_as_the_largest_needs(largest: int) -> None:
-    record = CallRecord(id="c", session="lake", prompt_ids=[0, largest] * 500)
-    (read,), (row,) = stored_and_read([record])
-    assert read.prompt_ids == record.prompt_ids
-    assert len(row.tokens) < 1000 * max(1, (largest.bit_length() + 7) // 8) + 30
+def test_ids_take_as_few_bytes_as_the_largest_needs() -> None:
+    for largest in (0, 255, 256, 65535, 65536, 2**24 - 1, 2**24, 2**32 - 1, 2**32, 2**62 + 5):
+        record = CallRecord(id="c", session="lake", prompt_ids=[0, largest] * 500)
+        (read,), (row,) = stored_and_read([record])
+        assert read.prompt_ids == record.prompt_ids
+        assert len(row.tokens) < 1000 * max(1, (largest.bit_length() + 7) // 8) + 30
 
 
 def test_log_probabilities_that_float32_holds_take_four_bytes_and_others_eight() -> None:
@@ -236,6 +249,93 @@ def test_text_is_compressed_where_that_pays() -> None:
     (read,), (row,) = stored_and_read([prose])
     assert read == prose
     assert len(row.payload) < 1000
+    for half, kind in (("", b"O"), ("\ud83e", b"J")):
+        beyond = CallRecord(id="c", session="lake", response={"content": "ice " * 900 + half})
+        (read,), (row,) = stored_and_read([beyond])
+        assert read == beyond
+        assert row.payload[:1] == kind
+
+
+def test_json_is_compressed_from_2048_bytes_up() -> None:
+    def row_with(num_letters: int) -> CallRow:
+        record = CallRecord(id="c", session="lake", response={"content": "a" * num_letters})
+        (read,), (row,) = stored_and_read([record])
+        assert read == record
+        return row
+
+    letters = 2048 - (len(row_with(1).payload) - 2)
+    assert len(row_with(letters - 1).payload) == 1 + 2047
+    assert row_with(letters - 1).payload[:1] == b"o"
+    assert row_with(letters).payload[:1] == b"O"
+
+
+def test_policy_versions_take_as_few_bytes_as_the_largest_needs_and_equal_ones_none() -> None:
+    for largest, num_bytes in ((127, 1), (128, 2), (2**15, 4), (2**31, 8), (-129, 2)):
+        empty = len(stored_and_read([CallRecord(id="c", session="lake")])[1][0].tokens)
+        for versions, size in (
+            ([0, largest] * 500, 1 + 1000 * num_bytes),
+            ([largest] * 1000, 1 + 8 + 4),
+            ([largest], 1 + 8 + 4),
+        ):
+            record = CallRecord(id="c", session="lake", policy_versions=versions)
+            (read,), (row,) = stored_and_read([record])
+            assert read == record
+            assert len(row.tokens) - empty == size
+
+
+def test_log_probabilities_whose_sum_is_beyond_all_numbers_are_numbers() -> None:
+    record = CallRecord(id="c", session="lake", logprobs=[-1e308, -1e308])
+    (read,), _ = stored_and_read([record])
+    assert read == record
+
+
+def test_a_choice_has_64_bits() -> None:
+    for choice in (-(2**63), 2**63 - 1):
+        (read,), _ = stored_and_read([CallRecord(id="c", session="lake", choice=choice)])
+        assert read.choice == choice
+        beyond = CallRecord(id="c", session="lake", choice=choice + (1 if choice > 0 else -1))
+        with pytest.raises(ValueError, match=r"`choice`.*64 bits"):
+            stored_and_read([beyond])
+
+
+def test_what_is_equal_to_a_default_and_not_the_same_is_kept() -> None:
+    for fields in (
+        {"stream": 0},
+        {"stream": True},
+        {"segment": 0.0},
+        {"conversation": False},
+        {"latency_s": -0.0},
+        {"latency_s": 0},
+        {"usage": {"a": 1.0}},
+        {"sampling": {"n": Large(7), "p": Half(0.5), "stop": Word("x")}},
+    ):
+        record = CallRecord(id="c", session="lake", **fields)
+        (read,), _ = stored_and_read([record])
+        assert json.dumps(read.to_dict()) == json.dumps(record.to_dict()), fields
+
+
+def test_what_is_as_it_is_by_default_takes_no_space() -> None:
+    _, (row,) = stored_and_read([CallRecord(id="c", session="lake", usage={}, sampling={}, model="")])
+    assert json.loads(row.payload[1:]) == {"messages": [], "response": {}}
+
+
+def test_a_number_of_a_kind_of_its_own_that_json_cannot_hold_is_refused() -> None:
+    for value in (Half("nan"), Half("inf")):
+        with pytest.raises(ValueError, match=r"sampling\['p'\].*JSON cannot hold"):
+            stored_and_read([CallRecord(id="c", session="lake", sampling={"p": value})])
+
+
+def test_tools_are_the_earlier_calls_only_where_they_are_equal() -> None:
+    one, two = [{"name": "one"}], [{"name": "two"}]
+    said = [{"role": "user", "content": "a" * 100}]
+    calls = [
+        CallRecord(id=f"c{number}", session="lake", messages=said, tools=tools)
+        for number, tools in enumerate((one, one, two, [], one))
+    ]
+    read, rows = stored_and_read(calls)
+    assert read == calls
+    assert [b"tools_kept" in row.payload for row in rows] == [False, True, False, False, True]
+    assert [row.parent is None for row in rows] == [True, False, False, False, False]
 
 
 def test_the_sessions_that_were_active_last_are_remembered() -> None:
@@ -248,8 +348,6 @@ def test_the_sessions_that_were_active_last_are_remembered() -> None:
     assert tips.of("s999")
     assert tips.of("busy")
     assert not tips.of("s1")
-    tips.clear()
-    assert tips.num_bytes == 0
 
 
 def test_many_conversations_of_one_session_are_told_apart_and_the_oldest_is_forgotten() -> None:

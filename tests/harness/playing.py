@@ -26,6 +26,17 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
+def keystrokes(text: str, *, done: bool = False) -> str:
+    """An answer as Terminus-2 reads it."""
+    commands = [{"keystrokes": f"{text}\n", "duration": 2.0}] if text else []
+    return json.dumps({"analysis": "", "plan": "", "commands": commands, "task_complete": done})
+
+
+def turns_in(prompt: str) -> int:
+    """Answers of the model that a prompt holds; the last word of it is who speaks next."""
+    return prompt.count("\nassistant:") - 1
+
+
 def mends(tool: str, key: str, *, last: str, **more: str) -> Callable[[Sequence[Message]], str]:
     """A model that looks, mends and says `last`; it counts the results that it has seen. `more`: what else
     its tool has to be given."""

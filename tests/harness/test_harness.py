@@ -10,6 +10,7 @@ import pytest
 from playing import mends, played, played_all
 
 from rllm.agents.harness import door
+from rllm.agents.harness.installing import installed
 from rllm.agents.harness.spec import harness_named, shipped_names
 from rllm.build.actors import actor_named
 from rllm.errors import AgentError, ConfigError, RequestRefused
@@ -132,6 +133,27 @@ async def test_what_ends_before_its_first_call_ends_the_run_with_its_cause(
     assert cause.lower() in str(failure.value).lower()
 
 
+COUNTS_TOKENS = """
+import json, sys, urllib.request
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Go on."}]}).encode()
+urllib.request.urlopen(urllib.request.Request(sys.argv[1] + "/messages/count_tokens", body)).read()
+sys.exit("no such setting")
+"""
+
+
+async def test_what_was_never_answered_is_no_failure_of_the_policy(task: Task, tmp_path: Path) -> None:
+    """Its first prompt is too long, or it fails after it has counted the tokens of one."""
+
+    def refuse(messages: Any) -> str:
+        raise RequestRefused("The prompt has 40,000 tokens; the context holds 2,048.", status=400)
+
+    for program, cause in ((ASKS_ONCE, "All its calls were refused"), (COUNTS_TOKENS, "Nothing was asked")):
+        (tmp_path / "asks.py").write_text(program)
+        text = 'copy = ["asks.py"]\ncommand = ["python3", "{harness}/asks.py", "{base_url}", "{task}"]'
+        with pytest.raises(AgentError, match=cause):
+            await played(harness_file(tmp_path, text), task, refuse, tmp_path)
+
+
 async def test_what_ends_before_its_first_call_is_no_failure_of_the_policy(
     task: Task, tmp_path: Path
 ) -> None:
@@ -193,11 +215,11 @@ async def test_a_harness_that_waits_is_stopped_and_what_it_left_is_judged(task: 
         ASKS_ONCE + "print('Press a key', flush=True)\nimport time\ntime.sleep(60)\n"
     )
     text = (
-        'copy = ["waits.py"]\ncommand = ["python3", "{harness}/waits.py", "{base_url}", "{task}"]\nwall_s = 2'
+        'copy = ["waits.py"]\ncommand = ["python3", "{harness}/waits.py", "{base_url}", "{task}"]\nwall_s = 5'
     )
     episode = await played(harness_file(tmp_path, text), task, lambda messages: "words", tmp_path)
     assert (episode.outcome, episode.termination_reason) == (Outcome.TRUNCATED, TerminationReason.TIMEOUT)
-    assert episode.info["cause"] == "my_agent had not ended after 2 s. Its last output: Press a key"
+    assert episode.info["cause"] == "my_agent had not ended after 5 s. Its last output: Press a key"
     assert episode.info["evaluation"]["reason"] == "the patch is empty"
 
 
@@ -259,6 +281,8 @@ async def test_a_harness_that_goes_on_asking_is_stopped(
         ('command = "a {task}"', "must be a list of texts"),
         ('command = ["{task}"]\nwall_s = -1', "must be a number above 0"),
         ('command = ["{task}"]\ncopy = ["../x"]', "must be a file beside"),
+        ('command = ["{task}"]\npip = ["a==1"]\npython = "3"', "must be a release such as 3.12"),
+        ('command = ["{task}"]\npython = "3.12"', "there are none"),
         ('command = ["{task}"]\nprompt = "Work."', "has no {issue}"),
         ('command = ["{task}"]\npip = ["--index-url x"]', "give names with versions"),
         ('command = ["{task}"]\n[files]\n"a" = "b"', "must be an absolute path"),
@@ -269,6 +293,17 @@ def test_a_file_that_makes_no_sense_is_refused(text: str, message: str, tmp_path
     with pytest.raises(ConfigError, match=r"my_agent\.toml") as refusal:
         harness_named(harness_file(tmp_path, text))
     assert message in str(refusal.value)
+
+
+def test_a_python_that_is_not_here_is_refused_with_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    text = 'command = ["{harness}/bin/x", "{task}"]\npip = ["iniconfig==2.0.0"]\npython = "3.99"'
+    spec = harness_named(harness_file(tmp_path, text))
+    with pytest.raises(ConfigError, match=r"needs Python 3\.99.*pyenv install 3\.99"):
+        installed(spec)
+    assert not (tmp_path / "home").exists(), "nothing half-made stays"
 
 
 def test_the_page_names_what_ships() -> None:

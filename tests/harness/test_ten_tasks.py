@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playing import call, played_all
+from playing import call, keystrokes, played_all, turns_in
 from swe_projects import row
 from test_harness import block
 from test_real_harnesses import LAST_CALLS
@@ -18,7 +18,12 @@ from rllm.types.messages import Message
 from rllm.types.task import Task
 
 NUM_TASKS = 10
-HARNESSES = {"my_agent": ("bash", "command", "Done.", {}), **LAST_CALLS}
+TERMINAL = "terminus-2"
+HARNESSES = {
+    "my_agent": ("bash", "command", "Done.", {}),
+    **LAST_CALLS,
+    TERMINAL: ("", "", keystrokes("", done=True), {}),
+}
 
 
 def ten_tasks(folder: Path, backend: str) -> list[Task]:
@@ -57,9 +62,14 @@ async def test_ten_tasks_are_solved_and_all_tokens_add_up(
         (function,) = set(re.findall(r"`(shift_\d+)\(", text))
         mend = f"sed -i '/def {function}(/,+1 s/a - /a + /' calc/__init__.py"
         commands = ["cat calc/__init__.py", mend]
-        num_results = text.count("\ntool:")
-        is_at_work = num_results < len(commands)
-        answers.append(call(tool, **{key: commands[num_results]}, **more) if is_at_work else last)
+        is_terminal = name == TERMINAL
+        num_results = turns_in(text) if is_terminal else text.count("\ntool:")
+        if num_results >= len(commands):
+            answers.append(last)
+        elif is_terminal:
+            answers.append(keystrokes(commands[num_results]))
+        else:
+            answers.append(call(tool, **{key: commands[num_results]}, **more))
         return answers[-1]
 
     if name == "my_agent":

@@ -32,10 +32,12 @@ def test_the_recipes_are_resolved_to_workers_and_leases(
 ) -> None:
     monkeypatch.setattr("rllm.integrations.ray.kind.require_installed", lambda: None)
     recipes = re.findall(r"^rllm train .*--dry-run$", page, re.MULTILINE)
-    plans = [
-        json.loads(CliRunner().invoke(front_door, [*shlex.split(line)[1:], "--json"]).stdout)["derived"]
+    printed = [
+        json.loads(CliRunner().invoke(front_door, [*shlex.split(line)[1:], "--json"]).stdout)
         for line in recipes
     ]
+    assert all(each["memory"]["sampler"] > each["memory"]["cache"] == 0 for each in printed)
+    plans = [each["derived"] for each in printed]
     assert [each["cores_of_workers"] for each in plans] == [12, 0, 64]
     tasks = training_config("frozenlake").rollout.tasks_per_step
     assert {each["tasks_per_lease"] * each["leases_per_step"] for each in plans} == {tasks}

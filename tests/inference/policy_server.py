@@ -2,15 +2,17 @@
 
     with PolicyServer(model_directory) as server: …server.url…
 
-It answers /v1/models, /version, /health, /v1/completions (token ids, log-probabilities, those of the prompt),
-and the calls that bring new weights. `stop` ends it with all its connections, `start` begins it anew, on the
-same port, with the weights that it had first. tests/vllm holds a real server to the same.
+It answers /v1/models, /version, /health, /v1/completions (whole and streamed: token ids, log-probabilities,
+those of the prompt), and the calls that bring new weights. `stop` ends it with all its connections, `start`
+begins it anew, on the same port, with the weights that it had first. `transcript.py` holds it and a real one
+to the same answers.
 """
 
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,10 +22,17 @@ from safetensors.torch import load_file
 
 from rllm.config.lora import LoraConfig
 from rllm.errors import RllmError
+from rllm.inference.client import TokenPiece
 from rllm.inference.local.client import LocalClient
 from rllm.models.directory import LoadedModel, load_model
 from rllm.models.lora import load_adapter, with_adapter
-from rllm.types.messages import FinishReason, SamplingParams
+from rllm.types.messages import FinishReason, ModelOutput, SamplingParams, TopLogprobs
+
+_OF_ENGINE = {
+    **dict.fromkeys(("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache"), "vllm"),
+    **dict.fromkeys(("/pause_generation", "/continue_generation", "/update_weights_from_disk"), "sglang"),
+    "/generate": "sglang",
+}
 
 
 class PolicyServer:
@@ -37,9 +46,12 @@ class PolicyServer:
         ignores_weights: bool = False,
         is_raw: bool = False,
         tells_version: bool = False,
+        engine: str = "vllm",
     ) -> None:
         """`tells_version`: each answer names the version that the server was told, as SGLang does. `is_raw`:
-        log-probabilities of answers are those at temperature 1, whatever they are sampled at."""
+        log-probabilities of answers are those at temperature 1, whatever they are sampled at. `engine`: whose
+        calls it knows, `vllm` or `sglang`."""
+        self.engine = engine
         self.is_raw = is_raw
         self.tells_version = tells_version
         self.directory = directory
@@ -56,6 +68,9 @@ class PolicyServer:
         self.versions: list[str] = []
         """That it was told it has, in order."""
         self.on_answer: Callable[[], None] = lambda: None
+        self.on_piece: Callable[[], None] = lambda: None
+        self.paths: list[str] = []
+        """That it was asked, in order, with their queries."""
         self.edit: Callable[[str, Any], Any] = lambda path, reply: reply
         """Its reply to a path, of what it would say; None for one that it does not know."""
         self._model: LoadedModel | None = None
@@ -101,6 +116,8 @@ class PolicyServer:
 
     async def _start(self) -> None:
         self._version = "default"
+        self._num_under_way, self._is_paused = 0, False
+        self._changed = asyncio.Condition()
         self._model = load_model(self.directory)
         self._client = LocalClient(self._model, num_slots=32, max_context=self.max_context)
         self._runner = web.ServerRunner(
@@ -124,8 +141,11 @@ class PolicyServer:
             await each.close()
         self._runner, self._client, self._adapters = None, None, {}
 
-    async def _answer(self, http: web.BaseRequest) -> web.Response:
+    async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
+        self.paths.append(http.path_qs)
         response = await self._respond(http)
+        if not isinstance(response, web.Response):
+            return response
         reply = self.edit(http.path, json.loads(response.text or "{}"))
         if reply is None:
             response = web.json_response({"detail": "Not Found"}, status=404)
@@ -135,15 +155,37 @@ class PolicyServer:
             await asyncio.sleep(0.01)
         return response
 
-    async def _respond(self, http: web.BaseRequest) -> web.Response:
+    async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
         match http.path:
             case "/v1/models":
-                data = {"id": "policy", "max_model_len": self.max_context, "owned_by": "vllm"}
+                data = {"id": "policy", "max_model_len": self.max_context, "owned_by": self.engine}
                 return web.json_response({"data": [data]})
             case "/version":
                 return web.json_response({"version": "0.32.0"})
-            case "/health" | "/pause" | "/resume":
+            case "/health":
                 return web.json_response({})
+            case path if path in _OF_ENGINE and _OF_ENGINE[path] != self.engine:
+                return web.json_response({"detail": "Not Found"}, status=404)
+            case "/pause_generation":
+                self._is_paused = True
+                return web.json_response({"status": "ok"})
+            case "/continue_generation":
+                await self._resume()
+                return web.json_response({"status": "ok"})
+            case "/update_weights_from_disk":
+                named = await http.json()
+                self._reload(Path(named["model_path"]))
+                self._version = named["weight_version"]
+                self.versions.append(self._version)
+                return web.json_response({"success": True, "message": "", "num_paused_requests": 0})
+            case "/generate":
+                return await self._score(await http.json())
+            case "/pause":
+                await self._pause(waits=http.query["mode"] == "wait")
+                return web.json_response({"status": "paused"})
+            case "/resume":
+                await self._resume()
+                return web.json_response({"status": "resumed"})
             case "/tokenize":
                 assert self._model is not None
                 ids = self._model.tokenizer.encode((await http.json())["prompt"])
@@ -174,7 +216,13 @@ class PolicyServer:
                 self.fails_next -= 1
                 return web.json_response({"error": {"message": "out of memory"}}, status=500)
             case "/v1/completions":
-                return await self._complete(await http.json())
+                body = await http.json()
+                if body["model"] not in ("policy", *self._adapters):
+                    return _refusal(404, f"The model `{body['model']}` does not exist.")
+                if len(body["prompt"]) >= self.max_context:
+                    return _refusal(400, f"This model's maximum context length is {self.max_context} tokens.")
+                async with self._under_way():
+                    return await (self._stream(http, body) if body.get("stream") else self._complete(body))
             case _:
                 return web.json_response({"error": {"message": http.path}}, status=404)
 
@@ -201,43 +249,153 @@ class PolicyServer:
         self.versions.append(lora_name.split("-")[1])
         self._adapters[lora_name] = LocalClient(model, num_slots=32, max_context=self.max_context)
 
-    async def _complete(self, body: dict[str, Any]) -> web.Response:
+    async def _pause(self, *, waits: bool) -> None:
+        self._is_paused = True
+        async with self._changed:
+            await self._changed.wait_for(lambda: not (waits and self._num_under_way))
+
+    async def _resume(self) -> None:
+        async with self._changed:
+            self._is_paused = False
+            self._changed.notify_all()
+
+    async def _score(self, body: dict[str, Any]) -> web.Response:
+        """As SGLang: (log-probability, id, text) of each id that was sent."""
         assert self._client is not None
-        client = self._adapters.get(body["model"], self._client)
+        assert body["return_logprob"]
+        assert body["logprob_start_len"] == 0
+        ids = body["input_ids"]
+        scores = await self._client.score(ids, 1)
+        rows = [[logprob, token, None] for logprob, token in zip([None, *scores], ids, strict=True)]
+        return web.json_response({"text": "", "meta_info": {"input_token_logprobs": rows}})
+
+    @asynccontextmanager
+    async def _under_way(self) -> AsyncIterator[None]:
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._is_paused)
+        self._num_under_way += 1
+        try:
+            yield
+        finally:
+            self._num_under_way -= 1
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _complete(self, body: dict[str, Any]) -> web.Response:
+        client = self._client_of(body)
         prompt = body["prompt"]
-        choice: dict[str, Any] = {"index": 0, "stop_reason": None, "prompt_token_ids": prompt}
+        choice: dict[str, Any] = {"index": 0, "prompt_token_ids": prompt}
         if "prompt_logprobs" in body:
             scores = await client.score(prompt, 1)
             named = [{str(token): {"logprob": each}} for token, each in zip(prompt[1:], scores, strict=True)]
             choice["prompt_logprobs"] = [None, *named]
-        sampling = SamplingParams(
-            temperature=body["temperature"], max_tokens=body["max_tokens"], seed=body.get("seed", 0)
-        )
         try:
-            output = await client.generate_ids(prompt, sampling)
+            output = await client.generate_ids(prompt, _sampling_of(body))
         except RllmError as error:
             return web.json_response({"error": {"message": str(error)}}, status=500)
         logprobs = output.logprobs
         if self.is_raw:
             logprobs = await client.score(prompt + output.completion_ids, len(prompt))
-        choice |= {
-            "text": output.text,
-            "finish_reason": "stop" if output.finish_reason is FinishReason.STOP else "length",
-            "token_ids": output.completion_ids,
-            "logprobs": {
-                "tokens": [f"token_id:{token}" for token in output.completion_ids],
-                "token_logprobs": logprobs,
-                "top_logprobs": [
-                    {f"token_id:{token}": each}
-                    for token, each in zip(output.completion_ids, logprobs, strict=True)
-                ],
-            },
-        }
+        choice |= {"text": output.text, **_end_of(output, body), **_tokens(output.completion_ids, logprobs)}
+        if output.top_logprobs:
+            choice["logprobs"]["top_logprobs"] = [_named(each) for each in output.top_logprobs]
+        await self._count_answer()
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(output.completion_ids)}
+        reply = {"id": f"cmpl-{self.num_answered}", "choices": [choice], "usage": usage, **self._told()}
+        return web.json_response(reply)
+
+    async def _stream(self, http: web.BaseRequest, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(http)
+        pieces = asyncio.Queue[TokenPiece | None]()
+        client, prompt = self._client_of(body), body["prompt"]
+        answer = asyncio.create_task(
+            client.generate_ids(prompt, _sampling_of(body), on_piece=pieces.put_nowait)
+        )
+        answer.add_done_callback(lambda _: pieces.put_nowait(None))
+        try:
+            told: dict[str, Any] = {"prompt_token_ids": prompt}
+            held: TokenPiece | None = None
+            while (piece := await pieces.get()) is not None:
+                if held is not None:
+                    await self._send(response, {"text": held.text, **told, **_tokens_of(held)})
+                    told = {}
+                held = piece
+                self.on_piece()
+            output = answer.result()
+            last = held or TokenPiece()
+            await self._send(
+                response, {"text": last.text, **told, **_tokens_of(last), **_end_of(output, body)}
+            )
+            await response.write(b"data: [DONE]\n\n")
+        finally:
+            answer.cancel()
+        await self._count_answer()
+        return response
+
+    async def _send(self, response: web.StreamResponse, choice: dict[str, Any]) -> None:
+        chunk = {"id": "cmpl", "choices": [{"index": 0, "finish_reason": None, **choice}], **self._told()}
+        await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+
+    def _client_of(self, body: dict[str, Any]) -> LocalClient:
+        assert self._client is not None
+        return self._adapters.get(body["model"], self._client)
+
+    async def _count_answer(self) -> None:
         self.num_answered += 1
         self.on_answer()
         if self.dies_after is not None and self.num_answered >= self.dies_after:
             self.dies_after = None
             self._loop.create_task(self._stop())
             await asyncio.sleep(1)
-        told = {"weight_version": self._version} if self.tells_version else {}
-        return web.json_response({"id": f"cmpl-{self.num_answered}", "choices": [choice], **told})
+
+    def _told(self) -> dict[str, Any]:
+        if self.engine == "sglang":
+            return {"metadata": {"weight_version": self._version}}
+        return {"weight_version": self._version} if self.tells_version else {}
+
+
+def _refusal(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)
+
+
+def _sampling_of(body: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(
+        temperature=body["temperature"],
+        top_p=body["top_p"],
+        top_k=max(0, body["top_k"]),
+        max_tokens=body["max_tokens"],
+        seed=body.get("seed", 0),
+        stop=tuple(body["stop"]),
+        stop_token_ids=tuple(body["stop_token_ids"]),
+        top_logprobs=body["logprobs"],
+    )
+
+
+def _end_of(output: ModelOutput, body: dict[str, Any]) -> dict[str, Any]:
+    is_stop = output.finish_reason is FinishReason.STOP
+    last = output.completion_ids[-1]
+    stop_id = last if last in body["stop_token_ids"] else None
+    return {"finish_reason": "stop" if is_stop else "length", "stop_reason": output.stop_sequence or stop_id}
+
+
+def _tokens_of(piece: TokenPiece) -> dict[str, Any]:
+    tokens = _tokens(piece.token_ids, piece.logprobs)
+    if piece.top_logprobs:
+        tokens["logprobs"]["top_logprobs"] = [_named(each) for each in piece.top_logprobs]
+    return tokens
+
+
+def _tokens(ids: list[int], logprobs: list[float]) -> dict[str, Any]:
+    return {
+        "token_ids": ids,
+        "logprobs": {
+            "tokens": [f"token_id:{token}" for token in ids],
+            "token_logprobs": logprobs,
+            "top_logprobs": [_named([each]) for each in zip(ids, logprobs, strict=True)],
+        },
+    }
+
+
+def _named(top: TopLogprobs) -> dict[str, float]:
+    return {f"token_id:{token}": logprob for token, logprob in top}

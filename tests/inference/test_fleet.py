@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from rllm.config.lora import LoraConfig
 from rllm.errors import ConfigError, InferenceError
+from rllm.inference.answer_parts import AnswerParts
 from rllm.inference.fleet import Fleet
 from rllm.inference.vllm import VLLMClient
 from rllm.inference.vllm_process import ServerProcess, ServerSettings
@@ -139,7 +141,7 @@ async def test_a_replica_that_hangs_loses_its_calls_to_others_and_comes_back(
 ) -> None:
     monkeypatch.setattr("rllm.inference.fleet.CHECK_EVERY_S", 0.02)
     monkeypatch.setattr("rllm.inference.fleet.PROBE_EVERY_S", 0.02)
-    monkeypatch.setattr("rllm.inference.vllm._ANSWERS_WITHIN_S", 0.3)
+    monkeypatch.setattr("rllm.inference.vllm._ANSWERS_WITHIN_S", 1.0)
     async with _fleet(servers[:2], models, tmp_path / "weights") as fleet:
         fleet.publish(1)
         sessions = [fleet.session(("task", order)) for order in range(2)]
@@ -330,9 +332,8 @@ class _Unreliable(VLLMClient):
         await asyncio.sleep(0)
         self.set_policy_version(policy_version)
 
-    async def generate_ids(
-        self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: Any = None
-    ) -> ModelOutput:
+    async def go_on(self, answer: AnswerParts) -> ModelOutput:
+        prompt_ids = answer.prompt_ids
         version, fate = self.policy_version, self.fates.pop() if self.fates else ""
         for _ in range(len(prompt_ids)):
             await asyncio.sleep(0)
@@ -351,16 +352,18 @@ class _Restarted(_Unreliable):
 
     may_load: asyncio.Event
     may_fail: asyncio.Event
+    begun: Counter[str]
     served = 0
 
     async def update_weights(self, directory: Path, policy_version: int) -> None:
+        self.begun[f"load {policy_version}"] += 1
         await self.may_load.wait()
         self.served = policy_version
 
-    async def generate_ids(
-        self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: Any = None
-    ) -> ModelOutput:
+    async def go_on(self, answer: AnswerParts) -> ModelOutput:
+        prompt_ids = answer.prompt_ids
         if prompt_ids == [1]:
+            self.begun["call"] += 1
             await self.may_fail.wait()
             raise InferenceError("out of memory")
         return ModelOutput(text="", prompt_ids=prompt_ids, completion_ids=[2], policy_versions=[self.served])
@@ -371,17 +374,21 @@ async def test_a_server_that_begins_anew_after_it_was_given_weights_while_out_of
 ) -> None:
     monkeypatch.setattr("rllm.inference.fleet.PROBE_EVERY_S", 0.0)
     client = _Restarted("http://127.0.0.1:1/v1", HuggingFaceTokenizer(models / "0"))
-    client.may_load, client.may_fail = asyncio.Event(), asyncio.Event()
+    client.may_load, client.may_fail, client.begun = asyncio.Event(), asyncio.Event(), Counter()
     client.hangs = 20
     fleet = Fleet([client], write_weights=lambda to: to.mkdir(), directory=tmp_path / "w", max_context=512)
     fleet.publish(1)
     client.may_load.set()
     failing = asyncio.create_task(fleet.generate_ids([1], SHORT))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(20):
+        while not client.begun["call"]:
+            await asyncio.sleep(0.001)
     client.may_load.clear()
     fleet.publish(2)
     waiting = asyncio.create_task(fleet.generate_ids([2], SHORT))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(20):
+        while not client.begun["load 2"]:
+            await asyncio.sleep(0.001)
     client.may_fail.set()
     await asyncio.sleep(0)
     client.may_load.set()

@@ -155,6 +155,11 @@ async def test_a_stream_that_breaks_off_is_an_error(server: Any, client: VLLMCli
             await client.generate_ids(PROMPT, SamplingParams(), on_piece=lambda piece: None)
 
 
+async def test_another_way_to_meet_new_weights_is_refused(client: VLLMClient) -> None:
+    with pytest.raises(ConfigError, match=r"'later'.*finish, recompute, keep"):
+        VLLMClient(client.base_url, client.tokenizer, at_publish="later")
+
+
 async def test_a_prompt_without_room_is_refused_before_it_is_sent(server: Any, client: VLLMClient) -> None:
     with pytest.raises(ContextLengthError, match="4096"):
         await client.generate_ids([1] * 4096, SamplingParams())

@@ -1,6 +1,7 @@
 """Every import of published programs resolves, or is refused by its name with what takes its place."""
 
 import importlib
+import re
 import subprocess
 import sys
 import warnings
@@ -8,18 +9,26 @@ from pathlib import Path
 
 import pytest
 
+from rllm.config.loader import config_dict
+from rllm.config.schema import TrainConfig
 from rllm.data.registry import DatasetRegistry
 from rllm.errors import ConfigError
 from rllm.published import table
 
-ROWS = [
-    (module, name)
-    for module, _, names in (
-        line.partition(": ") for line in (Path(__file__).parent / "imports.txt").read_text().splitlines()
-    )
-    for name in names.split()
-]
+
+def rows_of(file: str) -> list[tuple[str, str]]:
+    lines = (Path(__file__).parent / file).read_text().splitlines()
+    return [
+        (module, name)
+        for module, _, names in (line.partition(": ") for line in lines)
+        for name in names.split()
+    ]
+
+
+ROWS = rows_of("imports.txt")
 """Module and name of every import that was counted in published programs."""
+INVENTORY = rows_of("inventory.txt")
+"""Of what published rLLM has beside them, whoever uses it."""
 
 
 def imported(module: str, name: str) -> object:
@@ -29,11 +38,11 @@ def imported(module: str, name: str) -> object:
         return getattr(importlib.import_module(module), name)
 
 
-@pytest.mark.parametrize(("module", "name"), ROWS)
+@pytest.mark.parametrize(("module", "name"), [*ROWS, *INVENTORY])
 def test_a_published_import_resolves_or_names_its_successor(module: str, name: str) -> None:
     try:
         assert imported(module, name) is not None
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         place, _, successor = str(error).partition(" has no counterpart here: ")
         assert "published rLLM" in place
         assert len(successor) > 20
@@ -47,7 +56,53 @@ def test_no_more_rows_are_refused_than_these() -> None:
         if name in table.REFUSED_NAMES.get(module, {})
         or any(module == each or module.startswith(f"{each}.") for each in table.REFUSED_MODULES)
     ]
-    assert len(without_counterpart) <= 54
+    assert len(without_counterpart) <= 52
+
+
+REFUSALS = {
+    *table.REFUSED_MODULES.values(),
+    *(each for names in table.REFUSED_NAMES.values() for each in names.values()),
+}
+
+
+@pytest.mark.parametrize("reason", sorted(REFUSALS))
+def test_a_successor_is_there(reason: str) -> None:
+    """Names of this package, keys of the configuration and pages, as a refusal writes them."""
+    for name in re.findall(r"rllm(?:\.\w+)+", reason):
+        module, _, attribute = name.rpartition(".")
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            getattr(importlib.import_module(module), attribute)
+    for page in re.findall(r"docs/\w+\.md", reason):
+        assert (Path(__file__).parents[2] / page).is_file()
+    for section, key in re.findall(r"`(\w+)\.(\w+)`", reason):
+        if section not in ("os", "config", "rllm"):
+            assert key in config_dict(TrainConfig())[section], f"{section}.{key}"
+
+
+def test_a_name_that_is_refused_is_not_there_for_hasattr() -> None:
+    """`from module import name` says why, and programs that ask before go another way."""
+    for module, name in (
+        ("rllm.agents", "Agent"),
+        ("rllm.trainer.sft", "SFTSpec"),
+        ("rllm.tools", "ToolRegistry"),
+    ):
+        assert not hasattr(importlib.import_module(module), name)
+        with pytest.raises(
+            ModuleNotFoundError, match=rf"`{module}\.{name}` of published rLLM has no counterpart"
+        ):
+            exec(f"from {module} import {name}", {})
+    with pytest.raises(ModuleNotFoundError, match=r"`rllm\.sdk\.chat` of published rLLM"):
+        exec("from rllm.sdk import chat", {})
+
+
+def test_all_names_of_a_published_module_come_at_once() -> None:
+    names: dict[str, object] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        exec("from rllm.sdk import *", names)
+    assert {"session", "get_chat_client", "trajectory"} <= names.keys()
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,9 @@ def change(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     ("key", "value", "message"),
     [
         ("training.eps", 1e-6, "`training.eps` is 1e-06, and only 1e-08 is honoured"),
-        ("rllm.async_training.enable", True, "`rllm.async_training.enable` is True"),
+        ("rllm.async_training.enable", "maybe", "`rllm.async_training.enable` is 'maybe'"),
+        ("rllm.async_training.mini_batch_size", 4, "`rllm.async_training.enable` is not true"),
+        ("rllm.async_training.trigger_parameter_sync_step", 2, "and only 1 is honoured"),
         ("rllm.algorithm.adv_estimator", "echo", "`rllm.algorithm.adv_estimator` is 'echo'"),
         ("training.learning_rat", 1.0, "Did you mean `training.learning_rate`?"),
         ("rllm.data.train_batch_size", 4, "`data.train_batch_size`, 2 and `rllm.data.train_batch_size`, 4"),
@@ -113,6 +115,24 @@ def test_published_keys_become_ours() -> None:
     assert ours["inference"]["max_context"] == 200
 
 
+def test_published_asynchronous_training_samples_while_it_learns() -> None:
+    from rllm.integrations.tinker.keys import translated
+
+    tree = configuration(async_training={"enable": True, "mini_batch_size": 4, "staleness_threshold": 0.5})
+    ours = translated(tree, 8)
+    assert ours["schedule"] == {"kind": "async", "max_staleness": 1}
+    assert (ours["rollout"]["tasks_per_step"], ours["inference"]["lockstep"]) == (4, False)
+
+
+def test_every_published_estimator_has_a_key_of_ours() -> None:
+    from rllm.integrations.tinker.keys import translated
+    from rllm.published.estimators import PublishedEstimator
+
+    for each in PublishedEstimator:
+        ours = translated(configuration(algorithm={"adv_estimator": str(each)}), 8)
+        assert ours["algorithm"]["estimator"] == each
+
+
 def test_a_composed_tree_is_taken_whole() -> None:
     hydra = pytest.importorskip("hydra")
     from rllm.integrations.tinker.keys import translated
@@ -122,3 +142,70 @@ def test_a_composed_tree_is_taken_whole() -> None:
     ours = translated(tree, 64)
     assert ours["rollout"]["group_size"] == 4
     assert ours["steps"] == 20
+
+
+TREES = [
+    ("unified", ["rllm/backend=tinker", "training.group_size=4"], "training"),
+    ("unified", ["rllm/backend=verl"], "actor_rollout_ref"),
+    ("agent_ppo_trainer", [], "actor_rollout_ref"),
+    ("tinker_rl_trainer", [], "sampling"),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "section"), TREES)
+def test_every_published_tree_composes(
+    name: str, words: list[str], section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those for verl begin with its own files, which stand in for the installed package here."""
+    hydra = pytest.importorskip("hydra")
+    files = tmp_path / "verl" / "trainer" / "config"
+    (files / "actor").mkdir(parents=True)
+    (tmp_path / "verl" / "__init__.py").touch()
+    (files / "actor" / "plain.yaml").write_text("actor_rollout_ref: {actor: {lr: 1.0}}\n")
+    (files / "ppo_trainer.yaml").write_text(
+        "defaults:\n- actor@_global_: plain\ndata: {train_batch_size: 8}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with hydra.initialize_config_module("rllm.trainer.config", version_base=None):
+        assert section in hydra.compose(name, words)
+
+
+def test_the_directory_of_trees_has_those_of_an_installed_verl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib
+    import importlib.resources
+
+    files = tmp_path / "verl" / "trainer" / "config"
+    files.mkdir(parents=True)
+    (tmp_path / "verl" / "__init__.py").touch()
+    (files / "ppo_trainer.yaml").write_text("data: {}\n")
+    trees: Any = importlib.resources.files(importlib.import_module("rllm.trainer.config"))
+    for name in ("unified", "agent_ppo_trainer", "tinker_rl_trainer", "rllm/backend/verl"):
+        assert trees.joinpath(f"{name}.yaml").is_file()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trees = importlib.resources.files(importlib.import_module("rllm.trainer.config"))
+    assert trees.joinpath("ppo_trainer.yaml") == files / "ppo_trainer.yaml"
+    assert {"unified.yaml", "ppo_trainer.yaml"} <= {each.name for each in trees.iterdir()}
+
+
+def test_the_tree_of_tinkers_own_trainer_is_translated() -> None:
+    import yaml
+
+    from rllm.integrations.tinker.keys import translated
+    from rllm.published import config_files
+
+    text = (Path(config_files.__file__).parent / "config" / "tinker_rl_trainer.yaml").read_text()
+    ours = translated({key: value for key, value in yaml.safe_load(text).items() if key != "hydra"}, 64)
+    assert ours["rollout"]["group_size"] == 16
+    assert ours["algorithm"]["estimator"] == "dr_grpo"
+    assert ours["steps"] == 20
+
+
+def test_a_tree_for_verl_is_one_without_a_word_of_it() -> None:
+    from rllm.trainer.backends.named import published_backend
+
+    section = {"rllm": {"agent": {"max_steps": 3}}}
+    assert published_backend({**section, "actor_rollout_ref": {}}) == "verl"
+    assert published_backend(section) == "tinker"
+    assert published_backend({"rllm": {"backend": "tinker"}, "actor_rollout_ref": {}}) == "tinker"

@@ -225,7 +225,7 @@ def test_what_is_remembered_of_long_texts_is_bounded(toy: Toy, monkeypatch: pyte
         for _ in range(2):
             said = tokenizer.encode(tokenizer.apply_template([long], add_generation_prompt=True))
             assert renderer.render([long]) == said
-        known = renderer._long._known.values()
+        known = renderer._long._entries.values()
         assert renderer._long.num_characters == sum(size for size, _ in known) <= 50_000
     assert 1 < len(renderer._long) < 40
     with monkeypatch.context() as patch:  # the latest are those that are remembered

@@ -255,7 +255,7 @@ def test_a_model_that_thinks_may_do_so_before_it_calls(added: str) -> None:
     assert _follows(grammar, call, added)
     assert _follows(grammar, f"<think>\nOslo?\n\nYes.\n</think>\n\n{call}", added)
     assert not _follows(grammar, f"<think>\nOslo?\n</think>\n\nNo.\n{call}", added)
-    must = Thinking(token_ids=may.token_ids, opened=True)
+    must = Thinking(token_ids=may.token_ids, is_open=True)
     grammar = HermesFormat(token_ids=ids, thinking=must).grammar(TOOLS, required=True)
     assert _follows(grammar, f"Oslo?\n</think>\n\n{call}", added)
     assert not _follows(grammar, call, added)
@@ -264,7 +264,7 @@ def test_a_model_that_thinks_may_do_so_before_it_calls(added: str) -> None:
 
 
 def test_reasoning_that_the_prompt_opened_may_be_closed_by_ordinary_text() -> None:
-    grammar = HermesFormat(thinking=Thinking(opened=True)).grammar(TOOLS, required=True)
+    grammar = HermesFormat(thinking=Thinking(is_open=True)).grammar(TOOLS, required=True)
     assert _follows(grammar, f"Oslo?\n</think>\n\n{_write(HermesFormat, OSLO)}")
     assert not _follows(grammar, _write(HermesFormat, OSLO))
 

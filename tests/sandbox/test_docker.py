@@ -4,6 +4,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from rllm.errors import ConfigError, RllmError, SandboxError
 from rllm.sandbox import Limits, Root, Sandbox, Status, open_sandbox
 from rllm.sandbox.docker_api import engine
+from rllm.sandbox.types import MOST
 
-LIMITS = Limits(wall_s=0.5, cpu_s=4, memory_mb=128, output_kb=2, disk_mb=8, processes=16)
+LIMITS = Limits(wall_s=20, cpu_s=4, memory_mb=128, output_kb=2, disk_mb=8, processes=16)
 
 
 @pytest.fixture
@@ -52,6 +54,13 @@ def test_a_command_is_not_root_and_its_streams_are_told_apart(box: Sandbox, fake
     assert "ulimit -d 131072;" in asked["Cmd"][2]
 
 
+def test_a_disk_of_any_size_can_be_written_and_read(fake: Any) -> None:
+    fake.on("exec cat --", stdout=b"text")
+    with open_sandbox("docker", limits=replace(LIMITS, disk_mb=MOST), root=Root(folders=("/app",))) as large:
+        large.write("/app/file", "text")
+        assert large.read("/app/file") == b"text"
+
+
 def test_every_program_is_followed_by_the_end_of_what_it_left(box: Sandbox, fake: Any) -> None:
     box.exec("sleep 9 &")
     assert fake.commands()[-1] == ["/bin/sh", "-c", "kill -9 -1"]
@@ -72,7 +81,7 @@ def test_ends_have_their_words(
     box: Sandbox, fake: Any, answer: dict[str, Any], status: Status, code: int | None
 ) -> None:
     fake.on("program", **answer)
-    ended = box.exec(["program"])
+    ended = box.exec(["program"], limits=replace(LIMITS, wall_s=0.5) if answer.get("hangs") else None)
     assert (ended.status, ended.exit_code) == (status, code)
     assert ended.truncated == (status is Status.OUTPUT_LIMIT)
 

@@ -99,6 +99,23 @@ def test_images_go_with_the_last_episode_that_shows_them(tmp_path: Path) -> None
         assert _rows(path, "images") == 1
         store.rollback_to(0)
         assert _rows(path, "images") == 0
+        store.save_episodes("before", 0, [_episode("a", _url(PICTURE))])
+        store.forget("before")
+        assert _rows(path, "images") == 0
+
+
+def test_a_store_with_images_from_before_token_numbers_is_read_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    episode = _episode("a", _url(PICTURE))
+    with EpisodeStore.open(path) as store:
+        store.save_episodes("train", 1, [episode])
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE token_numbers")
+    connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with EpisodeStore.open(path, read_only=True) as reader:
+        assert list(reader.episodes()) == [episode]
+        assert reader.token_numbers(1) == {}
 
 
 def test_a_store_from_before_images_is_read_as_it_is_and_converted_by_its_writer(

@@ -3,6 +3,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from rllm.errors import AgentError, ConfigError, StorageError
 from rllm.store.encoding import decode_episode, encode_episode
-from rllm.store.episodes import EpisodeStore
+from rllm.store.episodes import EpisodeStore, connect_store
 from rllm.store.migrations import LATEST
 from rllm.types.episode import Action, Episode, Outcome, Step, TerminationReason, Trajectory
 from rllm.types.messages import FinishReason, LogprobMeaning, ModelOutput, ToolCall
@@ -318,6 +319,10 @@ def test_rolling_back_forgets_later_training_steps_only(
     assert (store.count("before"), store.count("train")) == (3, 1)
     store.forget("before")
     assert (store.count(), store.phases()) == (1, ["train"])
+    for read_only in (True, False):
+        with closing(connect_store(store.path, read_only=read_only)) as connection:
+            assert connection.execute("PRAGMA busy_timeout").fetchone() == (30_000,)
+            assert connection.execute("PRAGMA foreign_keys").fetchone() == (1,)
     with sqlite3.connect(store.path) as connection:
         assert connection.execute("SELECT count(*) FROM steps").fetchone() == (3,)
     connection.close()
@@ -353,6 +358,9 @@ def test_values_of_the_run_are_kept(store: EpisodeStore) -> None:
     store.set_value("sampler", {"epoch": 2})
     assert store.value("sampler") == {"epoch": 2}
     assert store.value("absent", 5) == 5
+    with pytest.raises(ValueError, match="JSON"):
+        store.set_value("sampler", float("inf"))
+    assert store.value("sampler") == {"epoch": 2}
 
 
 def test_an_iteration_shows_the_store_as_it_was_when_it_began(

@@ -1,17 +1,21 @@
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rllm.errors import CheckpointError, ConfigError, StorageError
 from rllm.store.files import (
     StorageErrors,
+    remove_directory_atomic,
     remove_leftovers,
     require_free_space,
     verify_manifest,
@@ -197,3 +201,129 @@ def test_too_little_space_is_refused_before_work_starts(tmp_path: Path) -> None:
         ConfigError, match=r"has [\d.]+ (k|M|G|T)B free; a checkpoint needs 1000\.0 TB.*--output"
     ):
         require_free_space(tmp_path / "not" / "yet", 10**15, "a checkpoint")
+
+
+class Disk:
+    """What is on the disk itself, in the order in which it came there, and each name that was given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[tuple[str, str]] = []
+        self._fsync, self._renames = os.fsync, {name: getattr(os, name) for name in ("replace", "rename")}
+        monkeypatch.setattr(os, "fsync", self._sync)
+        for name, rename in self._renames.items():
+            monkeypatch.setattr(os, name, self._named(rename))
+
+    def _sync(self, descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        size = "" if path.is_dir() else f" {path.stat().st_size}"
+        self.events.append(("on disk", _plain(path) + size))
+        self._fsync(descriptor)
+
+    def _named(self, rename: Callable[..., None]) -> Callable[..., None]:
+        def named(source: Path, target: Path) -> None:
+            rename(source, target)
+            self.events.append(("named", _plain(target)))
+
+        return named
+
+
+def _plain(path: Path) -> str:
+    """The last two parts, without what makes the name of a half-written one its own."""
+    return re.sub(r"\.([^/]+)\.(tmp|old)-\d+", r"\1.\2", "/".join(path.parts[-2:]))
+
+
+def test_a_file_has_its_name_when_its_bytes_are_on_the_disk_and_then_the_name_is_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, folder = Disk(monkeypatch), tmp_path / "run"
+    folder.mkdir()
+    num_open = len(os.listdir("/proc/self/fd"))
+    write_atomic(folder / "a.txt", "four")
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert disk.events == [
+        ("on disk", "run/a.txt.tmp 4"),
+        ("named", "run/a.txt"),
+        ("on disk", _plain(folder)),
+    ]
+
+
+def test_a_directory_has_its_name_when_everything_in_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, folder = Disk(monkeypatch), tmp_path / "run"
+    write_directory_atomic(folder / "new", _fill)
+    filled, (name, *after) = disk.events[:4], disk.events[-2:]
+    assert filled == [
+        ("on disk", "nested/state.json 2"),
+        ("on disk", "new.tmp/weights.bin 2560"),
+        ("on disk", "new.tmp/nested"),
+        ("on disk", "run/new.tmp"),
+    ]
+    assert disk.events[4][1].startswith("new.tmp/manifest.json.tmp")
+    assert (name, after) == (("named", "run/new"), [("on disk", _plain(folder))])
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    for mode in (0o640, 0o600):
+        (tmp_path / "a.txt").touch()
+        (tmp_path / "a.txt").chmod(mode)
+        write_atomic(tmp_path / "a.txt", "new")
+        assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == mode
+
+
+def test_what_an_earlier_process_of_the_same_number_left_is_not_part_of_a_directory(tmp_path: Path) -> None:
+    leftover = tmp_path / "deep" / f".step-1.tmp-{threading.get_native_id()}"
+    leftover.mkdir(parents=True)
+    (leftover / "half").touch()
+    write_directory_atomic(tmp_path / "deep" / "step-1", _fill)
+    assert sorted(each.name for each in (tmp_path / "deep" / "step-1").iterdir()) == [
+        "manifest.json",
+        "nested",
+        "weights.bin",
+    ]
+
+
+def test_a_directory_that_is_removed_is_never_there_by_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        write_directory_atomic(tmp_path / name, _fill)
+    remove_directory_atomic(tmp_path / "a")
+    assert [each.name for each in tmp_path.iterdir()] == ["b"]
+    monkeypatch.setattr(shutil, "rmtree", _full_disk)
+    with pytest.raises(StorageError, match="b could not be written"):
+        remove_directory_atomic(tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    monkeypatch.undo()
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replaced_directory_that_was_set_aside_is_removed_or_put_back(tmp_path: Path) -> None:
+    for name in ("whole", "lost"):
+        write_directory_atomic(tmp_path / name, _fill)
+        shutil.copytree(tmp_path / name, tmp_path / f".{name}.old-4711")
+    shutil.rmtree(tmp_path / "lost")
+    (tmp_path / ".link.tmp-1").symlink_to(tmp_path / "whole")
+    remove_leftovers(tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["lost", "whole"]
+    verify_manifest(tmp_path / "whole")
+    verify_manifest(tmp_path / "lost")
+
+
+def test_as_much_space_as_is_needed_is_enough_and_sizes_have_the_unit_people_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for free_bytes, text in (
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.0 kB"),
+        (25_600, "25.6 kB"),
+        (10**6, "1.0 MB"),
+        (2_500_000_000, "2.5 GB"),
+        (10**12, "1.0 TB"),
+    ):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free_bytes: SimpleNamespace(free=free))
+        require_free_space(tmp_path, free_bytes, "a checkpoint")
+        with pytest.raises(ConfigError, match=f"has {text} free; .*Free 1 bytes there"):
+            require_free_space(tmp_path, free_bytes + 1, "a checkpoint")

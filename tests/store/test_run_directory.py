@@ -3,16 +3,19 @@ import fcntl
 import os
 import signal
 import stat
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rllm.errors import ConfigError, RunInUseError, StorageError
+from rllm.store import run_directory
 from rllm.store.run_directory import RunDirectory, runs_under
 
 HOLD = (
@@ -286,3 +289,120 @@ def test_a_run_of_somebody_else_is_closed_in_a_sentence_and_hides_no_other(share
             RunDirectory.read(shared / "zzz")
         with pytest.raises(StorageError, match="Permission denied"):
             RunDirectory.create_or_open(shared / "closed")
+
+
+def _num_open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_new_run_and_its_lock_are_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with RunDirectory.create_or_open(tmp_path / "runs" / "a") as run:
+            assert [stat.S_IMODE(path.stat().st_mode) for path in (run.path, run.lock_path)] == [0o700, 0o600]
+    finally:
+        os.umask(before)
+
+
+def test_a_run_is_closed_twice_and_every_file_of_it_is_let_go(tmp_path: Path) -> None:
+    before = _num_open_files()
+    run = RunDirectory.create_or_open(tmp_path / "run")
+    assert run.writer_pid == os.getpid()
+    with pytest.raises(RunInUseError):
+        RunDirectory.create_or_open(tmp_path / "run")
+    assert _num_open_files() == before + 1
+    run.close()
+    run.close()
+    assert (run.writer_pid, run.lost_writer_pid) == (None, None)
+    assert _num_open_files() == before
+
+
+def test_the_number_of_a_lost_writer_is_forgotten_by_the_next(tmp_path: Path) -> None:
+    RunDirectory.create_or_open(tmp_path / "run").close()
+    (tmp_path / "run" / "lock").write_text("98765432109876543210\n")  # as kill -9 leaves it
+    with RunDirectory.create_or_open(tmp_path / "run") as run:
+        assert (run.writer_pid, run.lost_writer_pid) == (os.getpid(), None)
+        run.write_config({})
+    (tmp_path / "run" / "lock").write_text("7\n")
+    reader = RunDirectory.read(tmp_path / "run")
+    assert (reader.writer_pid, reader.lost_writer_pid) == (None, 7)
+    (tmp_path / "run" / "lock").unlink()
+    assert (reader.writer_pid, reader.lost_writer_pid) == (None, None)
+
+
+def test_a_fork_closes_no_file_that_has_the_number_of_a_lock_let_go(tmp_path: Path) -> None:
+    RunDirectory.create_or_open(tmp_path / "run").close()
+    with RunDirectory.create_or_open(tmp_path / "run") as run, (tmp_path / "other").open("w") as other:
+        held = run._lock_descriptor
+        assert held is not None
+        run.close()
+        os.dup2(other.fileno(), held)
+        assert _in_a_fork(lambda: os.fstat(held))
+        os.close(held)
+        with RunDirectory.create_or_open(tmp_path / "run") as again:
+            held = again._lock_descriptor
+            assert held is not None
+            assert not _in_a_fork(lambda: os.fstat(held)), "a writer's lock is not inherited"
+
+
+def _in_a_fork(look: Callable[[], object]) -> bool:
+    """Whether it does not raise in a child of this process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which this child does not wait for
+        child = os.fork()
+    if child == 0:
+        try:
+            look()
+        except BaseException:  # noqa: BLE001  the child ends here
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_two_writers_that_wait_for_a_reader_do_not_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one of them waits, it holds nothing that another would be refused by."""
+    RunDirectory.create_or_open(tmp_path / "run").close()
+    lock, reader = tmp_path / "run" / "lock", open(tmp_path / "run" / "lock")  # noqa: SIM115
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    slept: list[float] = []
+
+    def sleep(duration_s: float) -> None:
+        slept.append(duration_s)
+        reader.close()
+        with lock.open() as another:
+            fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    monkeypatch.setattr(run_directory, "time", SimpleNamespace(sleep=sleep))  # of this file alone
+    RunDirectory.create_or_open(tmp_path / "run").close()
+    assert slept == [0.001]
+
+
+def test_a_model_is_no_run_and_none_is_written_into_it(tmp_path: Path) -> None:
+    model = tmp_path / "llama"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    for door in (RunDirectory.read, RunDirectory.create_or_open):
+        with pytest.raises(ConfigError, match=r"is a model directory|files of something else"):
+            door(model)
+    assert runs_under(tmp_path) == []
+    assert [each.name for each in model.iterdir()] == ["config.json"]
+
+
+def test_a_reader_that_fails_takes_nothing_away(tmp_path: Path) -> None:
+    with RunDirectory.create_or_open(tmp_path / "run") as run:
+        run.write_config({})
+    reader = RunDirectory.read(tmp_path / "run")
+    reader.config_path.unlink()
+    with pytest.raises(ZeroDivisionError), reader:
+        raise ZeroDivisionError
+    assert reader.lock_path.exists()
+
+
+def test_what_is_no_number_is_not_written_into_a_run(tmp_path: Path) -> None:
+    with RunDirectory.create_or_open(tmp_path / "run") as run:
+        run.write_summary({"success": 0.5})
+        with pytest.raises(ValueError, match="JSON"):
+            run.write_summary({"success": float("nan")})
+        assert run.summary() == {"success": 0.5}

@@ -65,7 +65,7 @@ def test_a_traceback_shows_the_models_lines_and_no_others(python: Made) -> None:
     ],
 )
 def test_a_program_that_is_stopped_says_why(python: Made, code: str, status: str, words: str) -> None:
-    tool = python(limits=Limits(wall_s=1.0, memory_mb=64, output_kb=64))
+    tool = python(limits=Limits(wall_s=1.0 if status == "timeout" else 20.0, memory_mb=64, output_kb=64))
     output = tool(code=code)
     assert words in str(output.error)
     assert output.metadata["status"] == status
@@ -91,7 +91,7 @@ def test_in_a_session_definitions_values_files_and_random_numbers_stay(python: M
 def test_in_a_session_what_came_before_an_exception_stays_and_a_program_that_was_stopped_does_not(
     python: Made,
 ) -> None:
-    tool = python(session=True, limits=Limits(wall_s=1.0))
+    tool = python(session=True, limits=Limits(wall_s=3.0))
     tool(code="x = 1\nraise ValueError('no')")
     tool(code="x = 2\nwhile True: pass")
     tool(code="x = 3\nimport os; os._exit(0)")

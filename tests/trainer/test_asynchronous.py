@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rllm.config.loader import load_config
+from rllm.config.loader import config_dict, load_config
 from rllm.errors import ConfigError
 from rllm.inference.local.client import LocalClient
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
+from rllm.trainer import learning
 from rllm.trainer.ahead import StepsAhead
 from rllm.trainer.replay import replay
 from rllm.types.episode import Episode, Outcome
@@ -25,8 +26,12 @@ from rllm.types.episode import Episode, Outcome
 CONTINUOUS: dict[str, Any] = {"inference": {"lockstep": False}}
 
 
-def _async(max_staleness: int) -> dict[str, Any]:
-    return {**CONTINUOUS, "schedule": {"kind": "async", "max_staleness": max_staleness}}
+MASKED = {"old_logprobs": "trainer", "correction": "mask"}
+
+
+def _async(max_staleness: int, correction: str = "auto") -> dict[str, Any]:
+    schedule = {"kind": "async", "max_staleness": max_staleness, "correction": correction}
+    return {**CONTINUOUS, "schedule": schedule}
 
 
 def _parameters(run: Path) -> str:
@@ -106,6 +111,49 @@ def test_a_publish_that_waits_holds_up_no_conversation(
     assert len(loops) == 3
 
 
+def test_a_learner_that_stands_still_is_waited_for_while_worlds_go_on_and_no_step_begins_before_its_time(
+    letters: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    max_staleness, at_step = 2, 3
+    begun: list[int] = []
+    turns: list[str] = []
+    meanwhile: list[tuple[list[int], int]] = []
+    sample, learn = StepsAhead._timed, learning.update
+
+    class Counted(letters.LetterEnv):
+        def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+            turns.append(self.letter)
+            return super().step(action)
+
+        @staticmethod
+        def from_dict(info: dict[str, Any]) -> "Counted":
+            return Counted(info["letter"])
+
+    async def noted_sample(ahead: StepsAhead, step: int) -> Any:
+        begun.append(step)
+        return await sample(ahead, step)
+
+    def stand_still(*values: Any) -> Any:
+        if values[-1] == at_step and not meanwhile:
+            num_before, num_now = len(turns), -1
+            while num_now != len(turns):  # until the worlds have nothing to do for a while
+                num_now = len(turns)
+                time.sleep(1.0)
+            meanwhile.append((sorted(begun), num_now - num_before))
+        return learn(*values)
+
+    monkeypatch.setattr(StepsAhead, "_timed", noted_sample)
+    monkeypatch.setattr(learning, "update", stand_still)
+    changes = {"steps": 8, **_async(max_staleness)}
+    letters.make_trainer(tmp_path / "run", changes, env_class=Counted).train()
+    ((steps, num_turns),) = meanwhile
+    assert steps == list(range(at_step + max_staleness + 1))
+    assert num_turns > 0, "the newest step was played while the learner stood still"
+    lines = [each for each in read_metrics(tmp_path / "run" / "metrics.jsonl") if each["phase"] == "train"]
+    assert (lines[at_step + 1]["steps_waiting"], lines[at_step + 1]["waited_s"] > 0.5) == (1.0, True)
+    assert max(age for step in _ages(tmp_path / "run").values() for age in step) <= max_staleness
+
+
 def test_the_steps_play_the_tasks_that_a_synchronous_run_plays(letters: ModuleType, tmp_path: Path) -> None:
     letters.make_trainer(tmp_path / "sync", {"steps": 6}).train()
     letters.make_trainer(tmp_path / "async", {"steps": 6, **_async(2)}).train()
@@ -123,8 +171,13 @@ def test_the_steps_play_the_tasks_that_a_synchronous_run_plays(letters: ModuleTy
         ({"schedule": {"kind": "async", "max_staleness": -1}}, "schedule.max_staleness"),
         ({"schedule": {"kind": "sometimes"}}, "schedule.kind"),
         ({"schedule": {"kind": "async"}}, "inference.lockstep"),
-        ({**_async(1), "algorithm": {"loss": "policy_gradient"}}, "policy_gradient"),
-        ({**_async(1), "algorithm": {"old_logprobs": "trainer"}}, "algorithm.correction"),
+        ({**_async(1, "loss"), "algorithm": {"loss": "policy_gradient"}}, "policy_gradient"),
+        ({**_async(1, "loss"), "algorithm": {"old_logprobs": "trainer"}}, "algorithm.correction"),
+        ({"schedule": {"correction": "token"}}, r"schedule\.correction.*schedule\.kind"),
+        (_async(1, "group"), "schedule.correction"),
+        (_async(0, "token"), r"schedule\.correction.*max_staleness"),
+        ({**_async(1, "token"), "algorithm": MASKED}, r"schedule\.correction.*'mask'"),
+        ({**_async(1, "sequence"), "algorithm": {**MASKED, "correction": "truncate"}}, "correction_level"),
         ({**_async(1), "cluster": {"kind": "ray"}}, "cluster.kind"),
         ({**_async(1), "backend": "verl"}, "backend"),
     ],
@@ -132,6 +185,30 @@ def test_the_steps_play_the_tasks_that_a_synchronous_run_plays(letters: ModuleTy
 def test_what_cannot_learn_from_older_weights_is_refused_by_name(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         load_config(changes)
+
+
+@pytest.mark.parametrize(
+    ("max_staleness", "algorithm", "correction", "comes_to"),
+    [
+        (0, {}, "auto", ("sampler", "none", "token")),
+        (1, {}, "auto", ("sampler", "none", "token")),
+        (2, {}, "auto", ("trainer", "truncate", "token")),
+        (2, {"loss": "gspo"}, "auto", ("sampler", "none", "token")),
+        (2, {}, "loss", ("sampler", "none", "token")),
+        (1, {}, "sequence", ("trainer", "truncate", "sequence")),
+        (1, {"old_logprobs": "trainer"}, "auto", ("trainer", "truncate", "token")),
+        (1, {"loss": "policy_gradient"}, "auto", ("trainer", "truncate", "token")),
+        (4, MASKED, "auto", ("trainer", "mask", "token")),
+    ],
+)
+def test_the_schedule_chooses_what_makes_up_for_age_and_a_stored_choice_stays(
+    max_staleness: int, algorithm: dict[str, Any], correction: str, comes_to: tuple[str, ...]
+) -> None:
+    config = load_config({**_async(max_staleness, correction), "algorithm": algorithm})
+    again = load_config(config_dict(config))
+    for each in (config.algorithm, again.algorithm):
+        assert (each.old_logprobs, each.correction, each.correction_level) == comes_to
+    assert config_dict(again) == config_dict(config)
 
 
 def _slow(letters: ModuleType) -> dict[str, Any]:

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
 from policy_server import PolicyServer
 
 STEPS = 4
+SERVED = {"engine": "vllm", "lockstep": False, "servers": ["http://127.0.0.1:1/v1"]}
 Edit = Callable[[str, Any], Any]
 
 
@@ -61,9 +62,12 @@ def _tokens(run: Path) -> list[Any]:
     )
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_two_servers_sample_what_the_built_in_engine_samples(
-    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path
+    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path, engine: str
 ) -> None:
+    for each in servers:
+        each.engine = engine
     letters.make_trainer(tmp_path / "servers", _on(servers)).train()
     local = {"inference": {"lockstep": False}, "algorithm": {"old_logprobs": "trainer"}}
     letters.make_trainer(tmp_path / "local", local).train()
@@ -115,14 +119,16 @@ def test_an_adapter_goes_to_the_servers_by_itself(letters: ModuleType, tmp_path:
     assert servers[0].versions == ["0", *map(str, versions)]
 
 
+@pytest.mark.parametrize("at_publish", ["recompute", "keep", "finish"])
 def test_an_asynchronous_run_on_servers_keeps_its_bound(
-    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path
+    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path, at_publish: str
 ) -> None:
     schedule = {"schedule": {"kind": "async", "max_staleness": 2}, "steps": 8}
     changes = _on(servers, **schedule) | {"algorithm": {}}
+    changes["inference"]["at_publish"] = at_publish
     letters.make_trainer(tmp_path / "run", changes).train()
     assert max(line["staleness_max"] for line in _lines(tmp_path / "run")) in (1, 2)
-    assert all("sampler_idle" not in line for line in _lines(tmp_path / "run")), "nobody has measured it"
+    assert all(0.0 <= line["sampler_idle"] < 1.0 for line in _lines(tmp_path / "run"))
     assert replay(letters.make_trainer(tmp_path / "run", changes)).is_identical
 
 
@@ -149,6 +155,16 @@ def test_a_run_goes_on_with_servers_at_other_addresses(
         local = {"inference": {"lockstep": False}, "algorithm": {"old_logprobs": "trainer"}}
         with pytest.raises(ConfigError, match=r"inference\.engine: 'vllm' there, 'local' here"):
             letters.make_trainer(tmp_path / "run", local).train()
+
+
+def test_an_adapter_is_refused_where_a_server_of_sglang_would_get_it(
+    letters: ModuleType, foreign_weights: Path, tmp_path: Path
+) -> None:
+    with (
+        PolicyServer(foreign_weights, engine="sglang") as server,
+        pytest.raises(ConfigError, match=r"inference\.servers.*SGLang.*lora\.rank"),
+    ):
+        letters.make_trainer(tmp_path / "run", _on([server], lora={"rank": 2})).train()
 
 
 def test_a_server_that_does_not_take_the_weights_ends_the_run_before_its_first_episode(
@@ -249,6 +265,17 @@ def test_a_server_of_another_model_or_none_is_refused_by_the_key_that_names_it(
         ({"inference": {"server_python": "python"}}, "inference.server_python"),
         ({"inference": {"servers": ["http://127.0.0.1:1/v1"]}}, "inference.servers"),
         ({"inference": {"server_seeds": False}}, "inference.server_seeds"),
+        ({"inference": {"at_publish": "keep"}}, "inference.at_publish"),
+        ({"inference": {**SERVED, "at_publish": "finish"}}, r"inference\.at_publish.*schedule\.kind"),
+        ({"inference": {**SERVED, "at_publish": "soon"}}, r"inference\.at_publish"),
+        (
+            {
+                "inference": {**SERVED, "at_publish": "keep"},
+                "schedule": {"kind": "async"},
+                "lora": {"rank": 2},
+            },
+            r"inference\.at_publish.*adapter",
+        ),
         ({"inference": {"engine": "sglang"}}, "inference.engine"),
         ({"inference": {"engine": "vllm", "lockstep": False}}, "inference.replicas"),
         ({"inference": {"engine": "vllm", "lockstep": False, "replicas": 1}}, "inference.server_python"),
@@ -258,7 +285,6 @@ def test_a_server_of_another_model_or_none_is_refused_by_the_key_that_names_it(
     ],
 )
 def test_what_servers_cannot_do_is_refused_by_name(changes: dict[str, Any], key: str) -> None:
-    servers = {"engine": "vllm", "lockstep": False, "servers": ["http://127.0.0.1:1/v1"]}
-    whole = changes if "inference" in changes else {"inference": servers, **changes}
+    whole = changes if "inference" in changes else {"inference": SERVED, **changes}
     with pytest.raises(ConfigError, match=key):
         load_config(whole)

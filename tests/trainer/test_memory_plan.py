@@ -222,6 +222,19 @@ def test_ranks_that_share_a_copy_have_their_part_of_what_is_trained() -> None:
     assert plan_of(shared).parts == alone
 
 
+def test_on_a_cluster_the_workers_have_the_cache_and_the_trainer_has_not() -> None:
+    alone = plan_of(config_of(inference__max_context=2048, rollout__max_tokens_per_turn=2000))
+    changes = {"inference__max_context": 2048, "rollout__max_tokens_per_turn": 2000, "cluster__kind": "ray"}
+    spread = plan_of(config_of(**changes))
+    assert alone.sampler == spread.parts.cache == 0
+    assert spread.parts.total == alone.parts.total - alone.parts.cache
+    assert "rollout" not in spread.moments
+    without_learning = alone.parts.gradients + alone.parts.optimizer + alone.parts.checkpoint
+    assert spread.sampler == alone.moments["rollout"] - without_learning
+    with_adapter = plan_of(config_of(**changes, lora__rank=8))
+    assert with_adapter.sampler - spread.sampler == with_adapter.parts.gradients
+
+
 def test_what_cannot_fit_is_refused_with_value_limit_and_mend(tmp_path: Path) -> None:
     create_model(tmp_path / "model", TinyModel(hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8))
     path = tmp_path / "model" / "config.json"

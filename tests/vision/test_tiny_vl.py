@@ -12,11 +12,13 @@ from click.testing import CliRunner
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from rllm.cli.main import rllm as front_door
-from rllm.environments.lake_pictures import LakeLook
+from rllm.environments.lake_pictures import LakeLook, LakePictureEnv
 from rllm.environments.picture_questions import KINDS, drawn_question, question_tasks
 from rllm.environments.pictures import SIDE
 from rllm.environments.worlds import world_named
-from rllm.models.builtin import PATCH_SIDE, create_model
+from rllm.errors import ConfigError
+from rllm.eval.catalogue import benchmark_named
+from rllm.models.builtin import PATCH_SIDE, create_model, create_tokenizer
 from rllm.models.directory import load_model
 
 Make = Callable[..., Any]
@@ -99,3 +101,76 @@ def test_every_kind_of_picture_question_has_each_of_its_answers_and_none_without
         counts = [sum(question.answer == each for question in questions) for each in answers]
         assert max(counts) <= 0.7 * len(questions), f"{kind}: one answer is right too often"
         assert len({question.url for question in questions}) == len(questions)
+
+
+@pytest.mark.parametrize("name", ["frozenlake-pixels", "geometry-pixels"])
+def test_the_blocks_that_learn_from_pictures_start(name: str) -> None:
+    """A dry run comes as far as the model: that it reads images is known before it is made."""
+    printed = CliRunner().invoke(front_door, ["train", name, "--dry-run"])
+    assert printed.exit_code == 0, printed.output
+    assert "builtin:tiny-vl" in printed.output
+
+
+def _lake_demonstration(**arguments: Any) -> tuple[dict[str, Any], list[tuple[Any, str]]]:
+    world = world_named("frozenlake-pixels")
+    (task,) = world.tasks("validation", 1, size=4)
+    expert: Any = world.demonstrate
+    return task, expert(task, noise=0.0, rng=np.random.default_rng(2), **arguments)
+
+
+def test_an_expert_that_reads_writes_every_cell_of_the_picture_before_its_move() -> None:
+    task, turns = _lake_demonstration(reads=True)
+    env = LakePictureEnv.from_dict(task)
+    observation, _ = env.reset(seed=0)
+    reward = 0.0
+    for shown, answer in turns:
+        assert shown == observation
+        cells, _, move = answer.partition(" ")
+        row, column = env.position
+        assert [cells[4 * place : 4 * place + 4].replace("P", "F") for place in range(4)] == [
+            each.replace("S", "F") for each in env.desc
+        ]
+        assert cells.index("P") == 4 * row + column
+        assert move in ("Left", "Down", "Right", "Up")
+        observation, reward = env.step(answer)[:2]
+    assert reward == 1.0
+
+
+def test_what_the_reading_expert_writes_fits_into_an_answer_of_the_block() -> None:
+    _, turns = _lake_demonstration(reads=True)
+    limit = benchmark_named("frozenlake-pixels").train["rollout"]["max_tokens_per_turn"]
+    tokenizer = create_tokenizer()
+    assert max(len(tokenizer.encode(answer).ids) + 1 for _, answer in turns) <= limit
+
+
+def test_a_demonstration_shows_as_many_turns_as_are_asked_for() -> None:
+    _, turns = _lake_demonstration()
+    assert _lake_demonstration(turns=2)[1] == turns[:2]
+    assert _lake_demonstration(turns=99)[1] == turns
+
+
+@pytest.mark.parametrize(("name", "value"), [("reads", 1), ("turns", 0), ("turns", True), ("turns", "two")])
+def test_what_the_lake_expert_cannot_do_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"`{name}` is {value!r}"):
+        _lake_demonstration(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_move"),
+    [
+        ("Right", True),
+        ("right", True),
+        ("PFFFFHFHFFFHHFFG Right", True),
+        ("The hole is below.\n\nRight", True),
+        ("Right or Left? <answer>Right</answer>", True),
+        ("I go Right because the hole is below", False),
+        ("Right, Left, Down", True),
+        ("<think>Right", False),
+        ("", False),
+        ("   ", False),
+    ],
+)
+def test_the_last_word_of_an_answer_is_the_move(answer: str, is_move: bool) -> None:
+    env = LakePictureEnv(["SFF", "FFF", "FFG"])
+    env.reset(seed=0)
+    assert env.step(answer)[3]["valid"] is is_move

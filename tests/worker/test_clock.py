@@ -61,7 +61,8 @@ def test_a_run_ends_with_its_ten_minutes_and_not_before(tmp_path: Path) -> None:
 
 
 def test_attempts_share_the_ten_minutes(tmp_path: Path) -> None:
-    """Of three that break the schema, the third would begin after the end."""
+    """Of three that break the schema, the third would begin after the end. The second ends after it too:
+    whether its answer or the end of its time is heard first is the machine's choice."""
 
     async def test() -> None:
         moved, began = clock(), list[str]()
@@ -73,7 +74,8 @@ def test_attempts_share_the_ten_minutes(tmp_path: Path) -> None:
 
         async with runtime(tmp_path, five_minutes, timeout_s=600, attempts=3) as worker:
             response = await worker.run(REQUEST)
-        assert (response.status, len(began)) == (RunStatus.INVALID_OUTPUT, 2)
+        assert len(began) == 2
+        assert response.status in (RunStatus.INVALID_OUTPUT, RunStatus.RETRYABLE_ERROR)
         assert response.to_dict()["observability"]["attempt"] == 2
 
     on_moved_clock(test())

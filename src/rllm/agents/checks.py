@@ -108,7 +108,7 @@ def _answer_problems(agent: BaseAgent, answer: str, *, num_steps: int) -> list[s
 
 
 def _kept_problems(first_step: Step, first_length: int) -> list[str]:
-    """What a later turn must not do to the first step."""
+    """Problems of a later turn that changed the first step, which it must not."""
     problems: list[str] = []
     if len(first_step.chat_completions) != first_length:
         problems.append(

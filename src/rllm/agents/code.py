@@ -12,7 +12,7 @@ from rllm.agents.prompts_named import prompt_named
 from rllm.types.messages import Message
 
 MAX_SHOWN_CHARS = 300
-"""Of each input, output and error."""
+"""The length of each input, output and error."""
 PASSED = (
     "Congratulations, all tests passed. Go over your program once more: if it is right, answer with the same "
     "program again."

@@ -13,9 +13,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any, SupportsIndex, overload
 
-from rllm.agents.registered import place_of
+from rllm.agents.named import published_agent_successor
 from rllm.config.callables import is_async, made_from, name_of, reduced, require_call
 from rllm.config.names import object_named
+from rllm.data.named_places import AGENT_PLACES
 from rllm.errors import AgentError, ConfigError
 from rllm.types.call_budget import CallBudget
 from rllm.types.episode import Episode, Trajectory
@@ -44,7 +45,7 @@ class AgentFlow:
         self.timeout_s = timeout_s
         """Seconds that one run may take, where nobody else says."""
         self.budget = budget or CallBudget()
-        """Of the model calls of one run."""
+        """The budget of the model calls of one run."""
         self.prepare = prepare
         """Called in a thread before the first task, to set up what all of them share; it may take long."""
         self.is_async = is_async(function)
@@ -69,14 +70,21 @@ class AgentFlow:
 @overload
 def rollout(function: Callable[..., Any]) -> AgentFlow: ...
 @overload
-def rollout(*, name: str = "") -> Callable[[Callable[..., Any]], AgentFlow]: ...
+def rollout(*, name: str = "", register: str = "") -> Callable[[Callable[..., Any]], AgentFlow]: ...
 def rollout(
-    function: Callable[..., Any] | None = None, *, name: str = ""
+    function: Callable[..., Any] | None = None, *, name: str = "", register: str = ""
 ) -> AgentFlow | Callable[[Callable[..., Any]], AgentFlow]:
-    """Make an agent of a function, sync or async. `name` is the role of its trajectories."""
-    if function is None:
-        return lambda function: AgentFlow(function, name)
-    return AgentFlow(function, name)
+    """Make an agent of a function, sync or async. `name` is the role of its trajectories.
+
+    `register`: keeps the place of the function under that name, as `rllm agent register` does.
+    """
+
+    def decorate(function: Callable[..., Any]) -> AgentFlow:
+        if register:
+            AGENT_PLACES.register_function(register, function)
+        return AgentFlow(function, name)
+
+    return decorate if function is None else decorate(function)
 
 
 def as_flow(program: Any) -> AgentFlow:
@@ -88,7 +96,10 @@ def as_flow(program: Any) -> AgentFlow:
     if inspect.isclass(program):
         program = made_from(program)
     if getattr(program, "needs_env", False):
-        raise ConfigError(f"{name_of(program)} needs a sandbox (`needs_env`), and there is none yet.")
+        raise ConfigError(
+            f"{name_of(program)} wants to be given a sandbox (`needs_env`), which programs are not: what "
+            "works in one is a command-line agent, `harness:FILE.toml` (docs/harnesses.md)."
+        )
     entry = next((entry for each in ("arun", "run") if callable(entry := getattr(program, each, None))), None)
     if entry is None and not callable(program):
         raise ConfigError(
@@ -105,7 +116,18 @@ def as_flow(program: Any) -> AgentFlow:
 
 def load_flow(name: str) -> AgentFlow:
     """The program of a name: a registered one, an entry point, `package.module:name` or `file.py:name`."""
-    return as_flow(object_named(place_of(name), group=ENTRY_POINTS, what="program"))
+    return as_flow(agent_object(name, "program"))
+
+
+def agent_object(name: str, what: str) -> Any:
+    """The object of a name, a registered one, an entry point or a place; `what` is it called in errors."""
+    try:
+        return object_named(AGENT_PLACES.place_of(name), group=ENTRY_POINTS, what=what)
+    except ConfigError as error:
+        successor = published_agent_successor(name)
+        if not successor:
+            raise
+        raise ConfigError(f"There is no {what} `{name}`; {successor}") from error
 
 
 def require_result(flow: AgentFlow, value: Any) -> Episode | Trajectory | None:

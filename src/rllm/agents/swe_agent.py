@@ -33,7 +33,7 @@ FORMS = {
     "bash": "Write the call as one command in one block, and nothing after it:\n\n```bash\nCOMMAND\n```\n\n"
     "A block with the single word `submit` ends the work.",
 }
-"""How a call is written, where it is text."""
+"""The description of a call's form, where it is text."""
 KEPT_OUTPUTS = 2
 """The newest outputs are never cut."""
 _CUT = "[An output of {count:,} characters was here.]"

@@ -118,7 +118,7 @@ class MCPToolAgent(ToolAgent):
 
 
 def _calls_of(output: ModelOutput) -> list[dict[str, Any]]:
-    """What is to be done, in OpenAI's form: the calls, those that could not be read, or `finish`."""
+    """The actions of an answer in OpenAI's form: its calls, those that could not be read, or `finish`."""
     calls = call_messages(output.tool_calls)
     if output.unparsed_markup:
         calls.append(_call("call_unread", UNREADABLE, output.text))

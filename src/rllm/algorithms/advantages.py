@@ -28,7 +28,7 @@ class Attempt:
     """One trajectory as an estimator sees it."""
 
     reward: float
-    """Of the whole trajectory."""
+    """The reward of the whole trajectory."""
     num_tokens: int
     """Tokens that are trained on: those that the policy chose, in all turns."""
     turn_rewards_K: FloatArray
@@ -57,7 +57,7 @@ class ByToken:
     """Advantages of single tokens, as an estimator may return them."""
 
     advantages: Sequence[FloatArray]
-    """Of each attempt [num_tokens]: its trained tokens in the order of its turns."""
+    """The advantages of each attempt [num_tokens]: its trained tokens in the order of its turns."""
 
 
 def grpo_advantages(rewards_G: FloatArray, *, eps: float = 1e-6) -> FloatArray:

@@ -50,7 +50,7 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "group_mean")
 
 
 def aggregation_named(name: str, constant: float) -> Aggregation:
-    """What `algorithm.aggregation` and `algorithm.aggregation_constant` say."""
+    """The aggregation that `algorithm.aggregation` and `algorithm.aggregation_constant` name."""
     return FixedLength(num_tokens=constant) if name == "constant" else name
 
 
@@ -69,7 +69,7 @@ def token_weights(samples: Sequence[TrainingSample], aggregation: Aggregation) -
 def _shares(
     samples: Sequence[TrainingSample], counts: Sequence[int], aggregation: Aggregation
 ) -> list[float]:
-    """What each token of each row counts."""
+    """The weight of each token of each row."""
     num_rows = max(1, sum(count > 0 for count in counts))
     if isinstance(aggregation, FixedLength):
         return [1.0 / num_rows / aggregation.num_tokens] * len(counts)

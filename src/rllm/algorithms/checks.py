@@ -35,7 +35,7 @@ class Check:
     name: str
     verdict: CheckVerdict
     detail: str
-    """What was seen and, where a law is broken, how to mend it."""
+    """The finding and, where a law is broken, how to mend it."""
 
 
 def pass_check(name: str, detail: str) -> Check:
@@ -95,7 +95,7 @@ def check_estimator(estimate: Estimate) -> list[Check]:
 
 
 def _estimator_contract(estimate: Estimate, rewards_G: FloatArray) -> str:
-    """What is wrong with what it returns for one group; empty where nothing is."""
+    """The fault of what it returns for one group; empty where there is none."""
     copy = rewards_G.copy()
     requirement = f"return one number an attempt, an array of shape [{len(rewards_G)}]"
     try:

@@ -1,4 +1,4 @@
-"""What an algorithm may know of the run, beside the rewards or tokens that it computes with."""
+"""The facts of the run that an algorithm may read, beside the rewards or tokens that it computes with."""
 
 from dataclasses import dataclass, field
 
@@ -14,9 +14,9 @@ class AlgorithmContext:
     step: int = 0
     """Step of reinforcement learning, from 0."""
     total_steps: int = 1
-    """How many there will be."""
+    """The number of steps of the run."""
     seed: int = 0
-    """Of the run: whoever draws, draws from `draw_seed(seed, step, …)`."""
+    """The seed of the run: whoever draws, draws from `draw_seed(seed, step, …)`."""
 
     @property
     def clip_low(self) -> float | None:

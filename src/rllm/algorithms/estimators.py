@@ -249,7 +249,7 @@ def sees_attempts(function: Callable[..., Any]) -> bool:
 
 
 def _require_advantages(name: str, result: Any, attempts: Sequence[Attempt]) -> list[FloatArray] | ByToken:
-    """What a user's function returned, in one of its three forms. Raises ConfigError for any other."""
+    """The result of a user's function, in one of its three forms. Raises ConfigError for any other."""
     by_token = isinstance(result, ByToken)
     sizes = [each.num_tokens if by_token else each.num_turns for each in attempts]
     advantages: Any = result.advantages if isinstance(result, ByToken) else result

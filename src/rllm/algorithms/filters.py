@@ -51,8 +51,8 @@ def is_reward(value: object) -> TypeGuard[float]:
 
 
 def overlong_cost(num_tokens: int, limit: int, buffer: int, penalty: float) -> float:
-    """What an answer of `num_tokens` tokens costs: 0 up to `limit - buffer`, then in a line up to `penalty`
-    at `limit`.
+    """The cost of an answer of `num_tokens` tokens: 0 up to `limit - buffer`, then linear up to `penalty` at
+    `limit`.
 
     Yu et al. 2025 (arXiv:2503.14476), section 3.4, equation 13 (soft overlong punishment), there with a
     penalty of 1. Beyond `limit` there are no answers here; the cost would stay at `penalty`.

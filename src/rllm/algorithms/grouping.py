@@ -187,7 +187,7 @@ def num_forced(step: Step) -> int:
 
 
 def state_of(step: Step) -> str:
-    """What the agent saw before a turn, as a key: equal for equal states.
+    """The agent's observation before a turn, as a key: equal for equal states.
 
     It is what the environment showed; for a program, of which no environment is known, the last message
     before the answer.
@@ -213,7 +213,7 @@ def _with_text_keys(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """What JSON has no form for: arrays as lists, anything else as it shows itself."""
+    """A JSON form of a value that has none: arrays become lists, anything else its repr."""
     if isinstance(value, np.ndarray):
         return cast("NDArray[Any]", value).tolist()  # its repr leaves out the middle
     return repr(value)
@@ -228,7 +228,7 @@ class _Member:
 
 
 def _attempt(trajectory: Trajectory, outcome_and_rewards: tuple[float, FloatArray], gamma: float) -> Attempt:
-    """What is known of a trajectory by itself."""
+    """The facts of a trajectory that need no other trajectory."""
     reward, turn_rewards_K = outcome_and_rewards
     num_tokens_K = tuple(map(_num_trained, trajectory.steps))
     return Attempt(
@@ -244,7 +244,7 @@ def _attempt(trajectory: Trajectory, outcome_and_rewards: tuple[float, FloatArra
 def _outcome_and_rewards(
     group: TrajectoryGroup, trajectory: Trajectory, rewards: Mapping[str, float]
 ) -> tuple[float, FloatArray]:
-    """What a trajectory, and each of its turns, was paid, if these are finite numbers."""
+    """The reward of a trajectory and of each of its turns, where these are finite numbers."""
     where = f"Trajectory {trajectory.uid} of task {group.task_id} (role {group.role})"
     reward: object = rewards.get(trajectory.uid, trajectory.reward)
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):

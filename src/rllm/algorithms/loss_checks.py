@@ -22,10 +22,10 @@ from rllm.types.sample import NOT_SAMPLED, TrainingSample
 Terms = Callable[[TokenInputs], Tensor]
 
 SLOPE_TOLERANCE = 1e-6
-"""Of a gradient against finite differences, relative to its largest entry."""
+"""Tolerance between a gradient and finite differences, relative to its largest entry."""
 SLOPE_STEP = 1e-5
 GRADIENT_COLUMNS = ("new_M", "entropy_M", "new_values_M")
-"""What the weights that are updated have a part in."""
+"""The columns that depend on the weights that are updated."""
 SOMETIMES_THERE = {
     "entropy_M": "`algorithm.entropy_coef`",
     "rollout_M": '`algorithm.old_logprobs = "trainer"`',
@@ -185,7 +185,7 @@ def _terms_and_slopes(terms: Terms, tokens: TokenInputs) -> tuple[Tensor, dict[s
 
 
 def _contract(terms: Terms, tokens: TokenInputs) -> tuple[str, list[str]]:
-    """What is wrong with the loss itself, if anything, and which columns it reads."""
+    """The fault of the loss itself, if it has one, and the columns that it reads."""
     names = {each.name for each in fields(TokenInputs)}
     reads: set[str] = set()
 

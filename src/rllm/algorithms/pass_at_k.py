@@ -1,4 +1,4 @@
-"""How likely one of k answers is right, from n answers of which c are."""
+"""The probability that one of k answers is right, estimated from n answers of which c are."""
 
 from rllm.errors import ConfigError
 

@@ -110,8 +110,8 @@ class Sides:
     num_rejected_P: Tensor
 
     def margin_P(self, *, average: bool) -> Tensor:
-        """How much more likely than the reference finds it the policy finds the chosen answer, compared with
-        the rejected one; `average`: by token means."""
+        """The policy's log-ratio of the chosen to the rejected answer, less the reference's; `average`: by
+        token means."""
         chosen_P, rejected_P = self.chosen_P - self.ref_chosen_P, self.rejected_P - self.ref_rejected_P
         if average:
             return chosen_P / self.num_chosen_P - rejected_P / self.num_rejected_P
@@ -273,8 +273,8 @@ class KTOLoss:
         return (weight_R * kto(log_ratio_R, sign_R, beta=self.beta, kl=self.kl))[answer_M]
 
     def measures(self, tokens: TokenInputs) -> dict[str, Tensor]:
-        """Of the answer of each token: `margin`, how far its reward is on the right side of the reference
-        point β `kl`; `accuracy`, whether it is (0.5 on the point itself). `kl` as in `PairLoss`."""
+        """Measures of the answer of each token: `margin`, how far its reward is on the right side of the
+        reference point β `kl`; `accuracy`, whether it is (0.5 on the point itself). `kl` as in `PairLoss`."""
         log_ratio_R, sign_R, answer_M = self._answers(tokens)
         margin_R = self.beta * sign_R * (log_ratio_R - self.kl)
         return {"margin": margin_R[answer_M], "accuracy": _wins(margin_R)[answer_M], "kl": _kl(tokens)}

@@ -1,4 +1,5 @@
-"""What a policy loss minimises, token by token, in place of minus the expected reward.
+"""Surrogates: the quantities that a policy loss minimises, token by token, in place of minus the expected
+reward.
 
 With r = exp(new - old) and A the advantage of the token:
 
@@ -326,7 +327,7 @@ class PenalisedCovariance(_OfTokens):
 
 
 OF_COVARIANCE = (ClippedCovariance, PenalisedCovariance)
-"""What looks at the whole update before it is split."""
+"""Surrogates that look at the whole update before it is split."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -425,8 +426,8 @@ SURROGATES: dict[str, Callable[[AlgorithmConfig], Surrogate]] = {
 
 
 def surrogate_named(config: AlgorithmConfig, context: AlgorithmContext | None = None) -> Surrogate:
-    """What `algorithm.loss` names, with its keys; `file.py:function` or `package.module:function` is the
-    user's, which may look at the context.
+    """The surrogate that `algorithm.loss` names, with its keys; `file.py:function` or
+    `package.module:function` is the user's, which may look at the context.
 
     Raises ConfigError where there is none.
     """

@@ -1,4 +1,4 @@
-"""What a loss is given and what it gives back: one term for each trained token of a micro-batch.
+"""The input and the output of a loss: one term for each trained token of a micro-batch.
 
 samples ──► backend: forward pass ──► TokenInputs [M] ──► Loss.terms [M] ──► Σ weight · term ──► backward
 """
@@ -26,7 +26,7 @@ class TokenInputs:
     """Under the weights before the first update of the step."""
     advantages_M: Tensor
     weights_M: Tensor
-    """What the term of each token is multiplied by; see `token_weights`."""
+    """The factor of each token's term; see `token_weights`."""
     row_M: Tensor
     """Which of the R rows each token belongs to, in ascending order."""
     group_R: Tensor
@@ -37,12 +37,12 @@ class TokenInputs:
     measured_entropy_M: Tensor | None = None
     """The same without gradient, where somebody looks at it."""
     rollout_M: Tensor | None = None
-    """What the sampler said when it sampled; None where `old_M` is just that."""
+    """The sampler's log-probability at the time of sampling; None where `old_M` is just that."""
     ref_M: Tensor | None = None
     """Under the reference policy, or the teacher."""
     divergence_M: Tensor | None = None
-    """Of the teacher's distribution and the student's where the token was sampled; carries the gradient.
-    Only for `WholeVocabulary`."""
+    """The divergence between the teacher's distribution and the student's where the token was sampled;
+    carries the gradient. Only for `WholeVocabulary`."""
     teacher_M: Tensor | None = None
     """The teacher's log-probability of the token; with `divergence_M`."""
     new_values_M: Tensor | None = None

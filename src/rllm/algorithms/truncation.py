@@ -1,4 +1,4 @@
-"""What becomes of trajectories that a limit cut off: kept, paid otherwise, or left out. A pure function.
+"""The treatment of trajectories that a limit cut off: kept, paid otherwise, or left out. A pure function.
 
 Its reward says what had been earned until then, so how much it says about the policy depends on the limit:
 out of turns is often a failure of its own, out of time often none. `rollout.truncation` decides, limit by
@@ -24,7 +24,7 @@ _LIMIT_OF = {
 
 @dataclass(kw_only=True, slots=True)
 class Treated:
-    """What is not as the episodes themselves say."""
+    """The differences between the episodes as recorded and as trained on."""
 
     masked: set[str] = field(default_factory=set[str])
     """Uids of trajectories that are neither compared nor learned from."""

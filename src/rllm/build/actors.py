@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm.agents.base import BaseAgent
-from rllm.agents.flow import ENTRY_POINTS, AgentFlow, as_flow
+from rllm.agents.flow import AgentFlow, agent_object, as_flow
 from rllm.agents.harness.program import Harness
 from rllm.agents.harness.spec import PREFIX, harness_named
 from rllm.agents.named import AGENTS, agent_named
-from rllm.agents.registered import place_of
-from rllm.config.names import object_named
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_names
 from rllm.integrations.task_program import TaskProgram
@@ -27,7 +25,7 @@ from rllm.workflows.workflow import Workflow
 MOST_AT_ONCE = 4 * (os.cpu_count() or 1)
 """Harnesses that run at a time: each is a program with hundreds of megabytes."""
 SETTING_UP_S = 300.0
-"""Of an episode's time, for what comes before and after the harness: its world and its patch."""
+"""The part of an episode's time before and after the harness: for its world and its patch."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -35,14 +33,14 @@ class Actor:
     """Exactly one of the three is there."""
 
     name: str
-    """Of the class or program itself, without where it is."""
+    """The name of the class or program itself, without its module."""
     agent: type[BaseAgent] | None = None
     flow: AgentFlow | None = None
     workflow: type[Workflow] | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What its hash is of beside its source: of a harness, all that its file says; of a program of
+        """The values that its hash covers beside its source: for a harness all of its file, for a program of
         another library its version and source."""
         owner = getattr(self.flow.function, "__self__", None) if self.flow is not None else None
         if isinstance(owner, TaskProgram):
@@ -51,7 +49,7 @@ class Actor:
 
     @property
     def source(self) -> object:
-        """What its hash is of."""
+        """The object whose source is hashed."""
         return self.flow.function if self.flow is not None else self.agent or self.workflow
 
 
@@ -64,7 +62,7 @@ def actor_named(name: str) -> Actor:
     if is_task_program(name):
         raise ConfigError(f"`{name}` brings its own tasks: name it instead of a benchmark, without --agent.")
     try:
-        return _actor(object_named(place_of(name), group=ENTRY_POINTS, what="agent"))
+        return _actor(agent_object(name, "agent"))
     except ConfigError:
         if is_place(name):
             raise
@@ -94,7 +92,7 @@ def program_named(name: str) -> Actor:
     if is_task_program(name):
         flow = task_program(name).flow
         return Actor(name=flow.name, flow=flow)
-    actor = _actor(object_named(place_of(name), group=ENTRY_POINTS, what="program"))
+    actor = _actor(agent_object(name, "program"))
     if actor.agent is not None:
         raise ConfigError(
             f"`{name}` is an agent, which acts in a world: name a benchmark, and it with --agent {name}."

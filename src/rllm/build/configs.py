@@ -26,7 +26,8 @@ MAX_EVAL_TOKENS = 1024
 """Most tokens of an answer to a question, or of a turn of a model that was not trained on its world, unless
 `--sampling` says otherwise."""
 MAX_EVAL_TURNS = 200
-"""Of such a model, where its world allows more: no context holds conversations much longer."""
+"""The number of turns of such a model, where its world allows more: no context holds conversations much
+longer."""
 MAX_EVAL_CONTEXT = 4096
 """Tokens of a conversation with such a model, where it is here."""
 

@@ -51,7 +51,7 @@ class Prepared:
     open_engine: "Callable[[], Any]"
     """An async context manager that gives the EpisodeEngine."""
     world: World | None = None
-    """What the tasks are of; None for a program's own."""
+    """The world of the tasks; None for a program's own."""
     request: Asked
     """The request."""
     world_pays: bool = False
@@ -264,7 +264,8 @@ def _require_judge_of_world(spec: Benchmark, judge: ChosenJudge, actor: Actor) -
 
 
 def _evaluator_of_world(spec: Benchmark) -> Evaluator | None:
-    """What pays programs that work on the tasks of a world; None where it pays its players alone."""
+    """The evaluator of programs that work on the tasks of a world; None where the world pays its players
+    alone."""
     judge = benchmark_world(spec).evaluator
     return None if judge is None else as_evaluator(judge)
 

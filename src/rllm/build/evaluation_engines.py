@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 _SERVER_PARALLEL = 64
 """Episodes at the same time, unless somebody says."""
 _GRADING_S = 600.0
-"""Of one answer: graders have limits of their own, and a judge is asked again where it makes no sense."""
+"""The time for one answer: graders have limits of their own, and a judge is asked again where its verdict
+makes no sense."""
 
 
 @asynccontextmanager

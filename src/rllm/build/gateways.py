@@ -136,7 +136,7 @@ class FleetSettings:
     servers: Sequence[str] = ()
     replicas: int = 0
     server_python: str = ""
-    """Of an environment that has vLLM."""
+    """The Python of an environment that has vLLM."""
     device: str = "cpu"
     dtype: str = "float32"
     num_slots: int = 64
@@ -165,7 +165,7 @@ async def fleet_gateway(
     one with another tokenizer.
     """
     try:
-        from rllm.gateway.local import LocalPolicy
+        from rllm.gateway.local.fleet import FleetPolicy
         from rllm.gateway.server import Gateway, listening_socket
         from rllm.gateway.server.auth import require_guarded
         from rllm.gateway.upstream.pool import base_url
@@ -181,27 +181,39 @@ async def fleet_gateway(
         listening = listening_socket(address.host, address.port)
         open_until_done.callback(listening.close)
         processes = await _start_replicas(settings, directory, address.ledger / "servers", open_until_done)
-        urls = [each.url for each in processes] or [base_url(each) for each in settings.servers]
-        clients = [
-            VLLMClient(
-                url,
+        started = {each.url: each for each in processes}
+
+        async def connect(url: str) -> VLLMClient:
+            client = VLLMClient(
+                base_url(url),
                 tokenizer,
                 api_key=settings.api_key,
                 processed_logprobs=bool(processes) or settings.processed_logprobs,
                 sends_seeds=settings.sends_seeds,
                 connect_timeout_s=settings.connect_timeout_s,
             )
-            for url in urls
-        ]
-        for client in clients:
-            open_until_done.push_async_callback(client.close)
-            await client.require_tokenizer()
+            try:
+                await client.require_tokenizer()
+            except BaseException:
+                await client.close()
+                raise
+            return client
+
+        async def end(url: str) -> None:
+            if url in started:
+                await started.pop(url).__aexit__()
+
+        clients: list[VLLMClient] = []
+        for url in list(started) or settings.servers:
+            clients.append(await connect(url))
+            open_until_done.push_async_callback(clients[-1].close)
         contexts = [each.max_context for each in clients]
         fleet = Fleet(
             clients, max_context=min(contexts + [settings.max_context] * (settings.max_context > 0))
         )
         open_until_done.push_async_callback(fleet.close)
-        policy = LocalPolicy(fleet, name or model.resolve().name, sends_seeds=settings.sends_seeds)
+        label = name or model.resolve().name
+        policy = FleetPolicy(fleet, label, connect=connect, end=end, sends_seeds=settings.sends_seeds)
         max_body_bytes = min(max_body_mib << 20, policy.max_body_bytes)
         yield _gateway(Gateway, policy, address, listening, max_body_bytes)
 

@@ -86,7 +86,7 @@ def split_judging(arguments: Mapping[str, Any]) -> tuple[dict[str, str], dict[st
 
 
 def judge_while_training(benchmark: str, judging: Mapping[str, str]) -> Evaluator | None:
-    """Who pays for answers instead of the tasks' own graders; None where those do, or a world.
+    """The evaluator that pays for answers instead of the tasks' own graders; None where those do, or a world.
 
     Raises ConfigError for a judge that would be ignored, and for questions that want a judge's model.
     """

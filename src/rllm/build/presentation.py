@@ -25,7 +25,7 @@ from rllm.models.builtin_templates import CHAT_TEMPLATE
 from rllm.store.run_directory import RunDirectory, is_run
 
 _HOLDER_DEPTH = 2
-"""How far above a model directory its run may be: RUN/model, RUN/models/NAME."""
+"""The number of levels above a model directory at which its run may be: RUN/model, RUN/models/NAME."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

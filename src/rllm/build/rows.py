@@ -22,7 +22,7 @@ from rllm.integrations.task_programs import is_task_program, task_program
 from rllm.types.task import Task
 
 BENCHMARK = "benchmark:"
-"""What a data set's name begins with that is a benchmark's tasks."""
+"""The prefix of a data set's name that stands for a benchmark's tasks."""
 HELD_OUT = ("test", "validation")
 MOST_DRAWN = 10_000
 """Tasks that a program trains on, of a world that draws as many as one likes."""
@@ -43,13 +43,14 @@ def mixture_of(dataset: str) -> dict[str, float]:
 
 
 def held_out_rows(dataset: str, most: int) -> list[Task]:
-    """What is measured on: of names with splits, `test` or else `validation`; `most` of what has no end."""
+    """The tasks that are measured on: of names with splits, `test` or else `validation`; `most` of an endless
+    one."""
     return _named_rows(dataset, _held_out_split(dataset), most)
 
 
 def validation_rows(dataset: str, most: int, *, start: int) -> list[Task] | None:
-    """What is evaluated on while training, of names whose `test` is measured on; None where there is none.
-    Of a world that draws tasks, `most` from number `start` on."""
+    """The tasks that are evaluated on while training, of names whose `test` is measured on; None where there
+    are none. Of a world that draws tasks, `most` from number `start` on."""
     if _held_out_split(dataset) != "test":
         return None
     if dataset.startswith(BENCHMARK):

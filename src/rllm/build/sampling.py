@@ -15,7 +15,8 @@ _READ: dict[str, Any] = {
     "max_tokens": int,
     "stop": lambda text: tuple(part for part in text.split("|") if part),
 }
-"""What can be set, and how its text is read; several texts of `stop` have | between them."""
+"""The sampling parameters that can be set, each with the reader of its text; several texts of `stop` have |
+between them."""
 
 
 def sampling_of(assignments: Mapping[str, str], base: SamplingParams = SamplingParams()) -> SamplingParams:

@@ -30,7 +30,7 @@ from rllm.types.messages import Message, SamplingParams
 
 _CHOICES = "choices"
 _MAX_TOKENS = 1024
-"""Of the answer of a model that chooses."""
+"""Maximum tokens of the answer of a model that chooses."""
 
 
 def require_selectable(request: Asked, spec: Benchmark | None) -> None:

@@ -1,4 +1,4 @@
-"""What says that a score came from the same code: hashes of source."""
+"""Evidence that a score came from the same code: hashes of source."""
 
 import inspect
 from collections.abc import Mapping

@@ -116,8 +116,8 @@ def _program_trainer(
 
 
 def _evaluator_of(dataset: str) -> Evaluator:
-    """What pays a program where nobody was named: its library, the benchmark's world, or each task's own
-    grader."""
+    """The evaluator of a program where none was named: its library's, the benchmark's world, or each task's
+    own grader."""
     if is_task_program(dataset):
         return PAYS_ITSELF
     if mixture := mixture_of(dataset):

@@ -10,11 +10,11 @@ import click
 from rllm.agents.base import BaseAgent
 from rllm.agents.flow import ENTRY_POINTS, AgentFlow
 from rllm.agents.named import AGENTS, agent_named
-from rllm.agents.registered import place_of, register_agent, registered_agents, unregister_agent
 from rllm.build.actors import is_place
 from rllm.cli.command import Group, example, json_option, print_json
 from rllm.cli.terminal import facts, out, print_next, print_sentence, table
 from rllm.config.names import object_named
+from rllm.data.named_places import AGENT_PLACES
 from rllm.errors import ConfigError
 from rllm.workflows.workflow import Workflow
 
@@ -92,7 +92,7 @@ def register(name: str, place: str, as_json: bool) -> None:
     if not is_place(place):
         raise ConfigError(f"`{place}` says no place; write file.py:NAME or package.module:NAME.")
     _description(place, agent_found(place))
-    kept = register_agent(name, place)
+    kept = AGENT_PLACES.register(name, place)
     if as_json:
         print_json({"name": name, "place": kept})
         return
@@ -105,7 +105,7 @@ def register(name: str, place: str, as_json: bool) -> None:
 @json_option
 def unregister(name: str, as_json: bool) -> None:
     """Forget a registered NAME; the file stays."""
-    unregister_agent(name)
+    AGENT_PLACES.unregister(name)
     if as_json:
         print_json({"unregistered": name})
         return
@@ -115,7 +115,7 @@ def unregister(name: str, as_json: bool) -> None:
 def _registered() -> list[dict[str, Any]]:
     return [
         {"name": name, "comes_from": "registered", "summary": place}
-        for name, place in sorted(registered_agents().items())
+        for name, place in sorted(AGENT_PLACES.all().items())
     ]
 
 
@@ -135,7 +135,7 @@ def _of_packages() -> list[dict[str, Any]]:
 
 def agent_found(name: str) -> Any:
     """Raises ConfigError with the nearest name among all that there are."""
-    name = place_of(name)
+    name = AGENT_PLACES.place_of(name)
     installed_names = {each.name for each in metadata.entry_points(group=ENTRY_POINTS)}
     if ":" not in name and not name.endswith(".py") and name not in installed_names:
         return agent_named(name)

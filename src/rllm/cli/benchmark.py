@@ -1,4 +1,4 @@
-"""`rllm benchmark`: what there is to measure and to train on."""
+"""`rllm benchmark`: list the benchmarks and tasks to measure and to train on."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from rllm.eval.words import instances_sentence
 
 @click.group("benchmark", cls=Group)
 def command() -> None:
-    """What there is to measure and to train on."""
+    """List the benchmarks and tasks to measure and to train on."""
 
 
 @command.command(

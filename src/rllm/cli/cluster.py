@@ -23,7 +23,7 @@ ADDRESS = click.option(
 
 @click.group("cluster", cls=Group)
 def command() -> None:
-    """What nodes a Ray cluster has, and whether they fit together."""
+    """Show the nodes of a Ray cluster, and whether they fit together."""
 
 
 @command.command("status", epilog=example("rllm cluster status --address 10.0.0.1:6379 --json"))

@@ -1,4 +1,4 @@
-"""What the workers of a run on a cluster did, from its metrics: how fast each sampled, how long it waited."""
+"""The work of a run's cluster workers, from its metrics: how fast each sampled, how long it waited."""
 
 import re
 from collections import defaultdict
@@ -30,7 +30,7 @@ class WorkerFacts:
 
 @dataclass(kw_only=True, slots=True)
 class ClusterFacts:
-    """Of all training steps of a run."""
+    """Sums over all training steps of a run."""
 
     workers: dict[str, WorkerFacts] = field(default_factory=dict[str, WorkerFacts])
     slowest: str = ""
@@ -42,7 +42,7 @@ class ClusterFacts:
 
 
 def cluster_facts(lines: Iterable[Mapping[str, Any]]) -> ClusterFacts | None:
-    """Of `lines` of metrics.jsonl; None where no episode was played on a cluster."""
+    """The facts in `lines` of metrics.jsonl; None where no episode was played on a cluster."""
     values: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list[float]))
     lost: int | None = None
     for line in lines:

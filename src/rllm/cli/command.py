@@ -1,4 +1,4 @@
-"""What every command is made of: groups that suggest the nearest name, `--json`, one way to print JSON.
+"""The parts of every command: groups that suggest the nearest name, `--json`, one way to print JSON.
 
 Imported by the front door, so it needs nothing heavier than click.
 """

@@ -358,7 +358,7 @@ def _not_here(benchmark: Benchmark) -> dict[str, Any]:
 
 
 def _tell(name: str, as_json: bool, following: list[tuple[list[str], str]]) -> None:
-    """What is kept under a name."""
+    """Print the rows that are kept under a name."""
     info = DatasetRegistry.get_dataset_info(name) or {}
     if as_json:
         print_json({"name": name, **info})

@@ -3,7 +3,6 @@
 words ──► distill_config ──► build_trainer ──► train, seen through LiveView ──► reverse KL before and after
 """
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from rllm.cli.command import elapsed_s, example, print_json
 from rllm.cli.plan import (
     announce_run,
     conflict_with_run,
+    interruption,
     print_plan,
     unused_directory,
     warn_of_missing_rules,
@@ -56,7 +56,7 @@ from rllm.trainer.extras import require_training_packages
 )
 @supervised_options
 def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, flags: Flags) -> None:
-    """Make a student like its teacher, on what the student itself says.
+    """Make a student like its teacher, on the student's own answers.
 
     The student answers; the teacher says, token by token, how likely it finds the answer; what it finds more
     likely than the student becomes more likely. That brings down the reverse divergence KL(student, teacher).
@@ -95,8 +95,7 @@ def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, flags:
         words = ["rllm", "distill", tasks, "--teacher", teacher, *flags.words(), "--output", str(directory)]
         words += ["--val-dataset", val_dataset] if val_dataset else []
         words += ["--with-rules"] if with_rules else []
-        again = shlex.join(words)
-        raise click.Abort(f"Interrupted. Go on from the last checkpoint with: {again}") from interrupt
+        raise interruption(directory, words) from interrupt
     if flags.as_json:
         print_json({**result.summary, "run": str(directory)})
     else:

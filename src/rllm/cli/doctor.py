@@ -42,7 +42,7 @@ class DoctorFinding:
     name: str
     status: DoctorStatus
     detail: str
-    """What is there and, where it is not well, what to do."""
+    """The finding and, where something is wrong, the mend."""
     is_for_training: bool = True
     """False for what only the gateway needs."""
 

@@ -53,7 +53,7 @@ from rllm.worker.step_host import open_workers
 
 ROOT = Path("evals")
 LINE_EVERY_S = 10.0
-"""How often progress is told where there is no terminal."""
+"""The interval of progress lines where there is no terminal."""
 
 
 @click.command(

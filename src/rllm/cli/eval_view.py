@@ -73,8 +73,8 @@ def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, pa
         )
     if any(each.get("readings") for each in reports.values()):
         console.print(_readings(reports))
-        if reading := _published_reading(request):
-            console.print(f"Published figures of {request.name} are of the {reading} reading.", style="dim")
+        if sentence := _published_reading(request):
+            print_sentence(console, sentence, style="dim")
     for way, each in reports.items():
         if "pass_at_k" in each:
             console.print(_by_k(way, each))
@@ -276,7 +276,13 @@ def _readings(reports: Mapping[str, Any]) -> Any:
 
 
 def _published_reading(request: Asked) -> str:
-    return "" if request.program else benchmark_named(request.benchmark).published_reading
+    reading = "" if request.program else benchmark_named(request.benchmark).published_reading
+    if reading == "likelihood":
+        return (
+            f"Most published figures of {request.name} compare how likely a model finds each choice and read "
+            "no text, so neither column is beside them."
+        )
+    return f"Published figures of {request.name} are of the {reading} reading." if reading else ""
 
 
 def _method(reports: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from rllm.rewards.graders import grader_named, option_names
 ENTRY_POINTS = "rllm.graders"
 STDIN = "-"
 SHOWN_CHARS = 2_000
-"""Of what was taken for the answer."""
+"""The length of the extracted answer."""
 
 options_option = click.option(
     "--option",

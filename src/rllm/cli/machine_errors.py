@@ -59,7 +59,7 @@ def sentence_of(error: BaseException) -> str | None:
 
 
 def shortage_behind(error: BaseException) -> str | None:
-    """What to print instead of an error of ours whose cause is a lack of memory or threads."""
+    """The sentence to print instead of an error of ours that a lack of memory or threads caused."""
     cause = error.__cause__
     while cause is not None and _sentence_for(cause) not in (_NO_MEMORY, _NO_THREAD):
         cause = cause.__cause__

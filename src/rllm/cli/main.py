@@ -32,15 +32,15 @@ from rllm.redaction import escaped, without_keys
 
 FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
 INTERRUPTION = "Interrupted"
-"""What takes the place of an error's class when the user stopped the work."""
+"""The word in place of an error's class when the user stopped the work."""
 
 COMMANDS = {
     "train": ("rllm.cli.train", "Train an agent on a benchmark, or go on with a run that was stopped."),
     "sft": ("rllm.cli.sft", "Fine-tune a model on conversations, or on what a stored run did well."),
     "dpo": ("rllm.cli.dpo", "Train a model to prefer better answers to worse ones, by DPO or a variant."),
-    "distill": ("rllm.cli.distill", "Make a student like its teacher, on what the student itself says."),
+    "distill": ("rllm.cli.distill", "Make a student like its teacher, on the student's own answers."),
     "eval": ("rllm.cli.eval", "Measure a model on a benchmark's held-out tasks."),
-    "benchmark": ("rllm.cli.benchmark", "What there is to measure and to train on."),
+    "benchmark": ("rllm.cli.benchmark", "List the benchmarks and tasks to measure and to train on."),
     "dataset": ("rllm.cli.dataset", "Rows that are kept here: pull, register, inspect, export, build."),
     "grade": ("rllm.cli.grade", "Grade one answer, and say why."),
     "sandbox": ("rllm.cli.sandbox", "Run programs that nobody vouches for, behind walls."),
@@ -51,7 +51,7 @@ COMMANDS = {
     "model": ("rllm.cli.model", "Set up models on servers, create tiny ones here, and say what one holds."),
     "agent": ("rllm.cli.agent", "List agents, say what one of them takes, and give your own names."),
     "init": ("rllm.cli.init", "Write a small project of your own that trains at once."),
-    "cluster": ("rllm.cli.cluster", "What nodes a Ray cluster has, and whether they fit together."),
+    "cluster": ("rllm.cli.cluster", "Show the nodes of a Ray cluster, and whether they fit together."),
     "doctor": ("rllm.cli.doctor", "Check that this machine is ready to train."),
 }
 """Name -> where the command is, and its one line of help: said here too, so that help imports no command."""
@@ -161,7 +161,7 @@ def rllm() -> None:
 
 
 class _Remark(logging.Formatter):
-    """What libraries and rooms log, exceptions of others among it."""
+    """A log line of a library or a room, exceptions of libraries among them."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = escaped(without_keys(super().format(record)))

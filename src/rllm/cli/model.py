@@ -84,7 +84,7 @@ def info(ctx: click.Context, model: Path, trust_remote_code: bool, as_json: bool
 
 
 def describe(directory: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
-    """What `info` prints. Raises ModelDirectoryError naming the missing or broken file."""
+    """The facts that `info` prints. Raises ModelDirectoryError naming the missing or broken file."""
     from rllm.models.architectures import architecture_row
     from rllm.models.decoder import Decoder
     from rllm.models.directory import load_model

@@ -1,4 +1,4 @@
-"""What `rllm model setup` asks: who serves a model, where, with which key, and what it is called.
+"""The questions of `rllm model setup`: who serves a model, where, with which key, and its name.
 
 flags that were left open ──► Wizard: a question, again until the answer will do ──► an answer
                                 └ what looks like a key is taken nowhere but where a key is asked for
@@ -126,7 +126,7 @@ class Wizard:
         return secret.strip()
 
     def model(self, place: ModelPlace) -> str:
-        """What the one model of a server is called, or what somebody says."""
+        """The name of a server's only model, or the one that the user types."""
         try:
             names = asyncio.run(served_models(place))
         except InferenceError as error:
@@ -151,7 +151,7 @@ class Wizard:
         return self._reply("What shall it be called here?", default, _require_name) if self.asks else provider
 
     def _reply(self, question: str, default: str, require: Callable[[str], None]) -> str:
-        """What is said to a question that is asked until the answer will do."""
+        """The answer to a question, which is repeated until the answer is valid."""
         prompt = f"{question} [{escaped(default)}]" if default else question
         while True:
             reply: str = click.prompt(prompt, default=default or None, show_default=False, err=True).strip()

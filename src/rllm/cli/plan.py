@@ -1,10 +1,13 @@
-"""What `--dry-run` prints, and where `--fresh` puts a new run: the same for every command that trains."""
+"""The output of `--dry-run`, and the place of a new run under `--fresh`: the same for every command that
+trains."""
 
 import itertools
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 from rich.text import Text
 from rich.tree import Tree
 
@@ -56,6 +59,13 @@ def announce_run(directory: Path) -> bool:
         )
     print_sentence(err(), f"{directory} {remark}.", style="dim")
     return is_finished
+
+
+def interruption(directory: Path, words: Sequence[str]) -> click.Abort:
+    """The end of a run that somebody stopped, with the command that goes on with it."""
+    has_checkpoint = is_run(directory) and any(RunDirectory.read(directory).checkpoints_path.glob("step-*"))
+    how = "Go on from the last checkpoint" if has_checkpoint else "There is no checkpoint yet. Begin again"
+    return click.Abort(f"Interrupted. {how} with: {shlex.join(words)}")
 
 
 def warn_of_missing_rules(benchmark: str, who: str, config: TrainConfig) -> None:
@@ -130,6 +140,8 @@ def _add_memory(tree: Tree, memory: "MemoryPlan") -> None:
     branch.add(Text(f"largest pass = {batch.num_tokens:,} tokens, {batch.num_trained:,} of them trained"))
     for moment, value in memory.moments.items():
         branch.add(Text(f"most at one time, {moment} = {readable(value)}"))
+    if memory.sampler:
+        branch.add(Text(f"each rollout worker, or model server = {readable(memory.sampler)}"))
 
 
 def _add_branches(tree: Tree, values: dict[str, Any], defaults: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What `rllm train` and `rllm eval` know about programs: which words mean one."""
+"""The rules of `rllm train` and `rllm eval` about programs: which words mean one."""
 
 
 def is_program(name: str, *options: str) -> bool:

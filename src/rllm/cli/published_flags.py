@@ -170,8 +170,12 @@ SFT_REFUSED = {
     "--project": _RECORD,
     "--experiment": _RECORD,
 }
+_TEMPLATES = "there is one project; docs/frameworks.md shows programs of each framework"
+_DIRECTORY = "name the directory itself: `rllm init DIR`"
 INIT_REFUSED = {
     "--evaluator": "every project is made with one, evaluator.py",
-    "--output-dir": "name the directory itself: `rllm init DIR`",
-    "--template": "there is one project; docs/frameworks.md shows programs of each framework",
+    "--output-dir": _DIRECTORY,
+    "-o": _DIRECTORY,
+    "--template": _TEMPLATES,
+    "-t": _TEMPLATES,
 }

@@ -64,7 +64,7 @@ def command(ctx: click.Context, run: Path, nproc: int, as_json: bool) -> None:
     trainer = build_trainer(config, run)
     if nproc > 1:
         trainer.require_ranks_can(nproc)
-        sys.exit(launch(["runs", "replay", str(run), *(["--json"] if as_json else [])], nproc))
+        sys.exit(launch(["runs", "replay", str(run), *(["--json"] if as_json else [])], nproc, run))
     with _progress() as progress:
         bar = progress.add_task(f"replaying {run}", total=config.warm_start.steps + config.steps)
 

@@ -1,6 +1,7 @@
 """`rllm sandbox`: run one Python program behind walls, say which walls this machine has, clear up."""
 
 import contextlib
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,9 @@ def command() -> None:
     help="A package installed here that the program may import, with what it requires. Repeatable.",
 )
 @click.option("--image", help="Docker image; it must have python3.")
+@click.option(
+    "--allow-root", is_flag=True, help="Let `subprocess` run it as root, on a machine that may be lost."
+)
 @json_option
 def run(
     file: Path,
@@ -100,6 +104,7 @@ def run(
     stdin_file: Path | None,
     packages: tuple[str, ...],
     image: str | None,
+    allow_root: bool,
     as_json: bool,
     **limits: Any,
 ) -> None:
@@ -115,8 +120,16 @@ def run(
     stdin = _text_of(stdin_file) if stdin_file else ""
     if image is not None and backend != "docker":
         raise ConfigError(f"`--image` is for docker; `{backend}` shows this machine's own system, read-only.")
-    if backend == "subprocess" and not as_json:
+    if backend == "subprocess":
+        if os.geteuid() == 0 and not allow_root:
+            raise ConfigError(
+                "The backend `subprocess` has no walls, and you are root: the program could do anything to "
+                "this machine. Use bubblewrap or unshare, run as another user, or add --allow-root on a "
+                "machine that may be lost."
+            )
         err().print("UNSAFE: `subprocess` has no walls; the program can do whatever you can.", style="yellow")
+    elif allow_root:
+        raise ConfigError(f"`--allow-root` is for subprocess; `{backend}` has walls and needs no leave.")
     if backend != "docker":
         with PythonRunner(backend, run_limits, workers=1, packages=packages) as runner:
             result = runner.run(source, stdin=stdin)

@@ -1,4 +1,4 @@
-"""What a run's summary says of its tasks and of what was learned, in words; `train` and `runs show` print it.
+"""A run's summary in words: its tasks and what was learned; `train` and `runs show` print it.
 
 summary ──► print_success: what it is of, a table, baselines, skill, warnings, kinds
 """
@@ -27,7 +27,7 @@ _SENTENCES = {
 
 
 def heading(tasks: Mapping[str, Any]) -> str:
-    """What the numbers are of. `tasks`: that part of a summary."""
+    """The heading of the numbers. `tasks`: that part of a summary."""
     distinct = f"{tasks['distinct']} distinct"
     if round(tasks["effective_size"]) < tasks["distinct"]:
         distinct += f", effective size {tasks['effective_size']:.0f}"
@@ -51,7 +51,7 @@ def print_success(
 
 
 def print_skill(console: Console, summary: Mapping[str, Any], start: str) -> None:
-    """What was gained over what needs no skill. `start`: what the model before reinforcement is called."""
+    """Print the gain over what needs no skill. `start`: the name of the model before reinforcement."""
     if baselines := summary["baselines"]:
         print_sentence(console, Text(baselines_sentence(baselines)))
     if skill := summary["skill"]:
@@ -65,7 +65,7 @@ def print_skill(console: Console, summary: Mapping[str, Any], start: str) -> Non
 
 
 def warnings(summary: Mapping[str, Any], start: str) -> list[str]:
-    """What a reader would otherwise overlook."""
+    """Facts that a reader would otherwise overlook."""
     tasks, lines = summary["tasks"], list[str]()
     if tasks["trained_on"] == tasks["reported"]:
         lines.append(

@@ -1,11 +1,10 @@
-"""What the commands have in common that train on rows: `rllm sft`, `rllm dpo`, `rllm distill`.
+"""The common part of the commands that train on rows: `rllm sft`, `rllm dpo`, `rllm distill`.
 
 @supervised_options            the options that all of them have ──► Flags
 run_supervised(flags, make)    plan, or train with a live view; before and after; what to type next
 """
 
 import functools
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import click
 
 from rllm.build.models import initial_model_path
 from rllm.cli.command import elapsed_s, json_option, print_json
-from rllm.cli.plan import announce_run, conflict_with_run, print_plan, unused_directory
+from rllm.cli.plan import announce_run, conflict_with_run, interruption, print_plan, unused_directory
 from rllm.cli.supervised_view import measured_on, reports_table
 from rllm.cli.terminal import out, print_next, print_sentence, took
 from rllm.config.loader import config_dict
@@ -32,7 +31,7 @@ MakeTrainer = Callable[[Path, Tracker | None], SupervisedTrainer[Any]]
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Flags:
-    """What the user typed of the options that all these commands have."""
+    """The options that all these commands have, as the user typed them."""
 
     model: str
     output: Path | None
@@ -135,8 +134,8 @@ def run_supervised(flags: Flags, make: MakeTrainer, label: str, words: Sequence[
         with LiveView(0, title=f"rllm {kind} {label}", elapsed_s=elapsed_s()) as view:
             result = make(directory, None if was_finished else view).train()
     except KeyboardInterrupt as interrupt:
-        again = shlex.join(["rllm", kind, *words, *flags.words(), "--output", str(directory)])
-        raise click.Abort(f"Interrupted. Go on from the last checkpoint with: {again}") from interrupt
+        again = ["rllm", kind, *words, *flags.words(), "--output", str(directory)]
+        raise interruption(directory, again) from interrupt
     if flags.as_json:
         print_json({**result.summary, "run": str(directory)})
     else:

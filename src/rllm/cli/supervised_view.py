@@ -13,7 +13,7 @@ from rllm.view.run_facts import RunFacts
 
 
 def show_supervised(directory: RunDirectory, run_facts: RunFacts, state: Text, as_json: bool) -> None:
-    """What `rllm runs show` prints of such a run."""
+    """Print such a run for `rllm runs show`."""
     config, summary = directory.config(), directory.summary()
     if as_json:
         print_json({**run_facts.to_dict(), "summary": summary, "config": config})
@@ -41,7 +41,7 @@ def measured_on(summary: Mapping[str, Any]) -> str:
 
 
 def reports_table(reports: Mapping[str, Any]) -> FittingTable:
-    """What was measured before and, where the run has got so far, after."""
+    """A table of the measurements before and, where the run has got so far, after."""
     names = [name for name, value in reports["before"].items() if isinstance(value, int | float)]
     losses = table(
         "", *(name.replace("_", " ") for name in names), right=[each.replace("_", " ") for each in names]

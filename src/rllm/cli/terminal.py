@@ -181,7 +181,8 @@ def phase_list(phase_s: Mapping[str, float]) -> str:
 
 
 def print_next(console: Screen, commands: Iterable[tuple[Sequence[str], str]]) -> None:
-    """What to type next: (words, what it does). Lines are never folded, so that they can be copied.
+    """Print the commands to type next: (words, their effect). Lines are never folded, so that they can be
+    copied.
 
     Purposes stand under each other, but for those of commands that leave no room for one.
     """

@@ -4,7 +4,6 @@ words ──► Wanted.config ──► build_trainer ──► train, seen thro
 """
 
 import re
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from rllm.cli.command import elapsed_s, example, json_option, print_json
 from rllm.cli.plan import (
     announce_run,
     conflict_with_run,
+    interruption,
     print_plan,
     require_place,
     unused_directory,
@@ -260,7 +260,8 @@ def command(
         return
     require_training_packages()
     if nproc > 1:
-        sys.exit(launch(options.rank_words(directory, as_json=as_json), nproc))
+        words, restarts = options.rank_words(directory, as_json=as_json), config.distributed.restarts
+        sys.exit(launch(words, nproc, directory, restarts=restarts))
     if rank_from_environment():  # rank 0 shows what all of them do
         _trainer(config, directory).train()
         return
@@ -269,8 +270,8 @@ def command(
         with LiveView(config.steps, title=f"rllm train {options.label}", elapsed_s=elapsed_s()) as view:
             result = _trainer(config, directory, None if was_finished else view).train()
     except KeyboardInterrupt as interrupt:
-        again = shlex.join([*options.words(directory), *launched_words()])
-        raise click.Abort(f"Interrupted. Go on from the last checkpoint with: {again}") from interrupt
+        words = [*options.words(directory), *launched_words()]
+        raise interruption(directory, words) from interrupt
     if as_json:
         print_json({**result.summary, "run": str(directory)})
     else:
@@ -295,7 +296,7 @@ def _as_assignments(flags: Mapping[str, str | int | None], sampling: tuple[str, 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Wanted:
-    """What the user typed."""
+    """The options as the user typed them."""
 
     name: str
     dataset: str
@@ -312,7 +313,8 @@ class Wanted:
 
     @property
     def program(self) -> ProgramNames | None:
-        """What is trained instead of an agent in a world: named itself, or as the benchmark's --agent."""
+        """The program that is trained instead of an agent in a world: named itself, or as the benchmark's
+        --agent."""
         if is_program(self.name, self.dataset, self.val_dataset):
             if self.agent:
                 raise ConfigError(f"`{self.name}` is what acts; leave --agent {self.agent} out.")
@@ -390,7 +392,7 @@ class Wanted:
         return [*self.words(directory)[1:], *(["--json"] if as_json else [])]
 
     def flags(self, *more: str) -> list[str]:
-        """What was typed of the flags that `rllm eval` has too, and of `more`."""
+        """The typed flags that `rllm eval` has too, and those of `more`."""
         words: list[str] = []
         for name in ("agent", "evaluator", "judge_model", "dataset", *more):
             if value := getattr(self, name):

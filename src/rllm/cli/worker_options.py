@@ -32,7 +32,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[object], None]]:
 
 
 def binding_options(function: _Command) -> _Command:
-    """Who does the work: `program`, `agent`, `workflow`, `model`."""
+    """Options that name the worker's actor: `program`, `agent`, `workflow`, `model`."""
     return _with_options(
         function,
         click.option("--program", default="", help="Who does the work: file.py:NAME."),
@@ -73,7 +73,7 @@ def _with_options(function: _Command, *options: Callable[[_Command], _Command]) 
 
 
 def telemetry_of(otel: bool) -> "Telemetry | None":
-    """What `--otel` asks for. Raises MissingExtraError without its packages."""
+    """The telemetry that `--otel` asks for. Raises MissingExtraError without its packages."""
     if not otel:
         return None
     from rllm.worker.otel import OpenTelemetry

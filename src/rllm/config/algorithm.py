@@ -42,11 +42,11 @@ class AlgorithmConfig:
     """Advantage estimator; see docs/algorithms.md. `gae` needs a critic, `remax` samples one greedy attempt
     more at each task. `file.py:function` names one of your own, from the rewards of a group to advantages."""
     credit: str = "trajectory"
-    """What the turns of a trajectory share: `trajectory` gives all of them its advantage, `discounted` the
-    earlier ones less of it (times `gamma` for each turn to the end), `turn` compares each turn by what was
-    paid from there on."""
+    """The share of each turn in its trajectory's advantage: `trajectory` gives all turns the same,
+    `discounted` gives earlier ones less (times `gamma` for each turn to the end), `turn` compares each turn
+    by the rewards from there on."""
     ties: str = "count"
-    """What becomes of a group whose attempts were all given advantage 0: it counts in the means of the loss
+    """The treatment of a group whose attempts all have advantage 0: it counts in the means of the loss
     (`count`, as in GRPO's paper), or is left out as if it had not been sampled (`drop`, as DAPO's dynamic
     sampling does)."""
     gamma: float = 1.0
@@ -58,7 +58,7 @@ class AlgorithmConfig:
     gigpo_omega: float = 1.0
     """ω of `gigpo`: what the comparison of turns in the same state counts beside that of whole attempts."""
     gigpo_norm: str = "std"
-    """What `gigpo` divides by: `std`, the standard deviation of what is compared, or `none`."""
+    """The divisor of `gigpo`: `std`, the standard deviation of the compared returns, or `none`."""
     loss: str = "ppo"
     """Policy loss; see docs/algorithms.md. `file.py:function` names one of your own, from `TokenInputs` to
     [M] terms."""
@@ -78,7 +78,7 @@ class AlgorithmConfig:
     cov_high: float = 5.0
     """Bounds of the covariance among which `clip_cov` draws them."""
     cov_kl_coef: float = 1.0
-    """What `kl_cov` weighs their divergence from the policy before the step with."""
+    """The coefficient that `kl_cov` gives to their divergence from the policy before the step."""
     aggregation: str = "token_mean"
     """`token_mean` over all trained tokens of an update, `sequence_mean` of each sequence's token mean,
     `sequence_sum` of each sequence's token sum, `group_mean` of each group's token mean, or `constant`: token
@@ -91,8 +91,8 @@ class AlgorithmConfig:
     """Weight of the divergence from the reference, the policy as it is when reinforcement begins: after the
     warm start, where there is one. 0 has no reference."""
     kl_kind: str = "k3"
-    """How it is estimated from the sampled tokens (`k1`, `k2`, `k3`, `abs`, `mse`); with `+`, in the loss,
-    the gradient is that of `k2`."""
+    """The estimator of the divergence from the sampled tokens (`k1`, `k2`, `k3`, `abs`, `mse`); with `+`, in
+    the loss, the gradient is that of `k2`."""
     kl_in: str = "loss"
     """`loss` adds it to the loss, `reward` subtracts it from what each token is paid."""
     kl_target: float = 0.0
@@ -101,8 +101,8 @@ class AlgorithmConfig:
     kl_horizon: int = 10
     """Steps in which an adaptive `kl_coef` moves by a fifth, at most."""
     correction: str = "none"
-    """What is done where sampler and trainer disagree about the sampled tokens: `truncate` weighs them by how
-    much, within bounds, `mask` leaves out those beyond the bounds."""
+    """The correction where sampler and trainer disagree about the sampled tokens: `truncate` multiplies each
+    token by its importance ratio, within bounds; `mask` leaves out tokens beyond the bounds."""
     correction_level: str = "token"
     """Whose ratio counts: of each `token`, of the `sequence` (product), or its `geometric` mean."""
     correction_low: float = 0.0
@@ -111,7 +111,7 @@ class AlgorithmConfig:
     updates_per_step: int = 2
     """Optimizer updates on each rollout batch; each sees its own share of the groups."""
     old_logprobs: str = "sampler"
-    """Who says how likely the sampled tokens were: `sampler`, when it sampled them, or `trainer`, in one more
+    """The source of the old log-probabilities: `sampler`, at the time of sampling, or `trainer`, in one more
     forward pass before the first update. The two agree within rounding; where batches depend on timing, as
     without lockstep, only the trainer's are the same to the last bit whenever the same tokens are."""
 

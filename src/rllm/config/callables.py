@@ -1,10 +1,14 @@
 """Functions that users write: what they are and how they can be called, found out before any work begins."""
 
+import functools
 import inspect
 import sys
-from typing import Any, SupportsIndex
+from collections.abc import Callable
+from typing import Any, SupportsIndex, TypeVar
 
 from rllm.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def is_async(function: Any) -> bool:
@@ -19,8 +23,8 @@ def name_of(something: Any) -> str:
 
 
 def reduced(wrapper: Any, function: Any, protocol: SupportsIndex) -> Any:
-    """How an object that a decorator made of `function` is pickled: by its name, as the function itself would
-    be; by its contents where its module has no such name, or is a program's own `__main__`."""
+    """The pickled form of an object that a decorator made of `function`: its name, as for the function
+    itself; its contents where its module has no such name, or is a program's own `__main__`."""
     name, module = getattr(function, "__qualname__", ""), sys.modules.get(getattr(function, "__module__", ""))
     is_named = module is not None and module.__name__ != "__main__" and getattr(module, name, None) is wrapper
     return name if is_named else object.__reduce_ex__(wrapper, protocol)
@@ -61,3 +65,25 @@ def require_call(function: Any, name: str, arguments: tuple[str, ...], what: str
         ) from error
     except ValueError:  # a builtin without a signature
         return
+
+
+def without_arguments(**successors: str) -> Callable[[type[T]], type[T]]:
+    """Class decorator: keywords that published programs give and this class has not, each with its successor.
+
+    The class then raises ConfigError for them, in place of Python's TypeError.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        original_init = cls.__init__
+
+        @functools.wraps(original_init)
+        def init(self: T, *args: Any, **kwargs: Any) -> None:
+            for name, successor in successors.items():
+                if name in kwargs:
+                    raise ConfigError(f"{cls.__name__} does not take `{name}`: {successor}.")
+            original_init(self, *args, **kwargs)
+
+        cls.__init__ = init
+        return cls
+
+    return decorate

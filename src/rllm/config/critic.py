@@ -13,10 +13,10 @@ class CriticConfig:
     reinforcement learning begins, and an optimizer of its own. `shared`: one more output of the policy's own
     model, updated together with it."""
     learning_rate: float = 0.0
-    """Of a separate critic, constant; 0 takes the policy's at each step."""
+    """The learning rate of a separate critic, constant; 0 takes the policy's at each step."""
     clip: float = 0.2
-    """How far values may move from those before the step until their loss stops pulling (PPO2); 0 does not
-    clip."""
+    """The distance from the values before the step beyond which the value loss has no gradient (PPO2); 0 does
+    not clip."""
     coef: float = 0.5
     """Weight of the value loss beside the policy's, on a shared trunk."""
     warmup_steps: int = 0

@@ -21,20 +21,20 @@ class DistillConfig:
     teacher_model: str = ""
     """The name that a server knows it by; empty takes the first that it serves."""
     gamma: float = 0.0
-    """How far a token is held responsible for those behind it in its trajectory: 0 pays each for itself
-    alone, 1 pays it all that follows, which is the exact gradient and varies far more."""
+    """The discount by which a token is held responsible for those behind it in its trajectory: 0 pays each
+    for itself alone, 1 pays it all that follows, which is the exact gradient and varies far more."""
     baseline: str = "mean"
     """`mean`: what tokens are credited with is compared with the mean over all tokens of the step; the
     gradient is the same on average, and varies less while the student is far from its teacher. `none`: with
     nothing."""
     clip: float = 0.0
-    """What a token is paid, log π_teacher - log π_student, is kept within ± this many nats, so that one token
-    that the teacher finds impossible does not outweigh all others; 0 keeps it as it is."""
+    """The bound of a token's pay, log π_teacher - log π_student, in nats, so that one token that the teacher
+    finds impossible does not outweigh all others; 0 sets no bound."""
 
     divergence: str = "sampled"
-    """What the student learns from a token of its own: `sampled` pays it log π_teacher - log π_student of
-    that token; `forward_kl`, `reverse_kl` and `jsd` bring the two distributions over the whole vocabulary
-    together there (GKD), which varies far less and takes a teacher in a directory."""
+    """The loss of a sampled token: `sampled` pays it log π_teacher - log π_student of that token;
+    `forward_kl`, `reverse_kl` and `jsd` bring the two distributions over the whole vocabulary together there
+    (GKD), which varies far less and takes a teacher in a directory."""
     jsd_beta: float = 0.5
     """β of `jsd`: towards 0 it is like the forward, towards 1 like the reverse divergence."""
 

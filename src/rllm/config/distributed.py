@@ -11,7 +11,7 @@ SHARD = "shard"
 @dataclass(kw_only=True, slots=True)
 class DistributedConfig:
     strategy: str = "replicate"
-    """What each of several processes holds of the weights that are trained, their gradients and the
+    """The part that each of several processes holds of the trained weights, their gradients and the
     optimizer's state: `replicate`, all of it; `shard`, a part of each layer (FSDP2)."""
     shard_size: int = 0
     """Processes that share one copy under `shard`; those beyond hold further copies. 0: all processes."""
@@ -21,6 +21,9 @@ class DistributedConfig:
     timeout_s: float = 600.0
     """Seconds that one process may work on one thing, such as a turn of an episode or a micro-batch, without
     a sign of life before all of them end."""
+    restarts: int = 0
+    """Times that `--nproc` starts all processes again, from the last checkpoint, after one of them was
+    killed, hung or failed."""
 
     def validate(self) -> None:
         one_of("distributed.strategy", self.strategy, ("replicate", SHARD))
@@ -37,11 +40,17 @@ class DistributedConfig:
                 f"{SHARD!r}; nobody has joined the two yet: leave one of them out."
             )
         positive("distributed.timeout_s", self.timeout_s)
+        at_least("distributed.restarts", self.restarts, 0)
 
     def require_ranks(self, num_ranks: int) -> None:
         """Raises ConfigError for a number of processes that the keys do not fit."""
         self.ranks_of_a_copy(num_ranks)
         self.ranks_of_a_layer(num_ranks)
+        if self.restarts and num_ranks == 1:
+            raise ConfigError(
+                f"`distributed.restarts` is {self.restarts}, and there is one process, which nobody starts "
+                "again: start several with --nproc, or leave the key out."
+            )
 
     def ranks_of_a_layer(self, num_ranks: int) -> int:
         """Those of `num_ranks` processes that compute every layer together.

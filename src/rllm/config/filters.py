@@ -21,7 +21,7 @@ class FiltersConfig:
     """The last so many tokens of `rollout.max_tokens_per_turn` cost the more the further an answer goes into
     them (DAPO's soft overlong punishment); 0 costs nothing."""
     overlong_penalty: float = 1.0
-    """What an answer costs that fills the whole buffer."""
+    """The cost of an answer that fills the whole buffer."""
 
     @property
     def rejects(self) -> bool:

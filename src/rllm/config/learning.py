@@ -1,4 +1,4 @@
-"""What `[algorithm]`, `[critic]`, `[filters]` and `[rollout]` must agree about."""
+"""Agreements between the keys of `[algorithm]`, `[critic]`, `[filters]` and `[rollout]`."""
 
 from collections.abc import Mapping
 

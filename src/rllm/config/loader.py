@@ -63,6 +63,8 @@ def load_as(
         _merge(tree, parse_assignment(assignment))
     config = kind()
     _fill(config, tree, "")
+    if isinstance(config, TrainConfig):
+        config.settle()
     config.validate()
     return config
 

@@ -8,7 +8,8 @@ from rllm.errors import ConfigError
 
 @dataclass(kw_only=True, slots=True)
 class LoraConfig:
-    """What is added to each chosen linear layer: alpha / rank · B·A·x (Hu et al. 2021, arXiv:2106.09685)."""
+    """The adapter of each chosen linear layer, which adds alpha / rank · B·A·x (Hu et al. 2021,
+    arXiv:2106.09685)."""
 
     rank: int = 0
     """Rows of A and columns of B; 0 trains the weights themselves."""

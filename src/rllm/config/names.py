@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl
 from rllm.errors import ConfigError
 
 USER_MODULE = "rllm_user_"
-"""What the name of a module that was made from a user's file begins with."""
+"""The prefix of the name of a module that was made from a user's file."""
 
 
 def object_named(name: str, *, group: str, what: str) -> Any:

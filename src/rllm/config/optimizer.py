@@ -18,16 +18,16 @@ class OptimizerConfig:
     what is faster on the machine where it begins, and keeps."""
     learning_rate: float = 1e-3
     schedule: str = "linear"
-    """How the rate goes from its peak, behind the warm-up, to its end at the last step: `linear`, `cosine`,
-    or `constant`, which stays at the peak."""
+    """The course of the learning rate from its peak, after the warm-up, to its end at the last step:
+    `linear`, `cosine`, or `constant`, which stays at the peak."""
     warmup_steps: int = 0
     """Steps in which the rate rises linearly to its peak."""
     final_lr_fraction: float = 0.1
     """The fraction of its peak that the rate has at the last step, `constant` excepted."""
     beta1: float = 0.9
-    """Of AdamW's mean of gradients."""
+    """The decay of AdamW's mean of gradients."""
     beta2: float = 0.95
-    """Of AdamW's mean of squared gradients."""
+    """The decay of AdamW's mean of squared gradients."""
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""

@@ -69,11 +69,11 @@ class RoleConfig:
     temperature: float = 0.0
     """Its sampling temperature in training; 0 takes `rollout.temperature`."""
     max_tokens: int = 0
-    """Of one answer; 0 takes `rollout.max_tokens_per_turn`."""
+    """Maximum tokens per answer; 0 takes `rollout.max_tokens_per_turn`."""
     reward_weight: float = 1.0
-    """What its advantages are multiplied by: how much it counts beside other roles of the same policy. It is
-    applied behind the estimator, which would divide it out again. 0: nothing is learned from it; its rows
-    are left out, of the means of the loss as well, as those of a frozen policy are."""
+    """The factor of its advantages: its weight beside other roles of the same policy. It is applied after the
+    estimator, which would divide it out again. With 0 nothing is learned from it: its rows are left out, also
+    of the means of the loss, as those of a frozen policy are."""
     history: str = "keep"
     """`keep`: the next prompt of a conversation goes on behind the ids of all that it has said, thoughts
     included, as long as the model's chat template keeps them; a segment begins where it does not. `strip`:
@@ -167,7 +167,7 @@ def policy_of_role(role: str, policies: Mapping[str, PolicyConfig], roles: Mappi
 
 @dataclass(kw_only=True, slots=True)
 class TruncationConfig:
-    """What becomes of a trajectory that a limit cut off, by the limit.
+    """The treatment of a trajectory that a limit cut off, by the limit.
 
     `keep`: paid as it was until then, compared and learned from. `zero`: paid 0 instead. `penalise`: paid
     `penalty` less. `mask`: neither compared nor learned from.

@@ -23,7 +23,8 @@ USUAL_BETA = dict.fromkeys(SETTINGS, 0.1) | {"simpo": 2.0}
 @dataclass(kw_only=True, slots=True)
 class PreferenceConfig:
     loss: str = "dpo"
-    """Of pairs: `dpo`, `robust_dpo`, `ipo`, `hinge`, `simpo`, `orpo`. Of answers with a label: `kto`."""
+    """The loss. For pairs: `dpo`, `robust_dpo`, `ipo`, `hinge`, `simpo`, `orpo`. For answers with a label:
+    `kto`."""
     beta: float = 0.0
     """Strength of the pull to the reference policy (DPO, IPO's τ, KTO), scale of the reward (SimPO), weight
     of the odds ratio (ORPO's λ); 0 takes the usual 0.1, or 2 for SimPO."""
@@ -85,7 +86,7 @@ class PreferenceDataConfig(ChatDataConfig):
     max_per_task: int = 0
     """At most so many pairs (`kto`: answers) of one task of `run`, the first ones; 0 takes all."""
     max_length_policy: str = "refuse"
-    """What becomes of examples with a longer row: `refuse` ends the run before it begins, `drop` leaves them
+    """The treatment of examples with a longer row: `refuse` ends the run before it begins, `drop` leaves them
     out, counted and shown. None is cut: an answer without its end is another answer."""
 
     def validate(self) -> None:

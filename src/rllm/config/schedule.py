@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 SYNC, ASYNC = "sync", "async"
 WITHOUT_RATIO = ("policy_gradient",)
 """Losses that do not compare what they update with what sampled: nothing in them makes up for age."""
+AUTO, OF_LOSS, CORRECTIONS = "auto", "loss", ("auto", "loss", "token", "sequence")
+OLD = 2
+"""Publishes from which `ppo`'s ratio alone learns less from the same episodes: most of what a row would teach
+lies beyond its bounds by then."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -21,20 +25,50 @@ class ScheduleConfig:
     """`sync`: a step's episodes are sampled, then learned from. `async`: up to `max_staleness` further steps
     are being sampled while one is learned from; conversations go on across new weights."""
     max_staleness: int = 1
-    """Of `async`: publishes of new weights, at most, between the version that sampled the oldest token of a
-    row and the step that trains on it. A step's first attempt begins no earlier, and nothing is thrown away
-    for being slow. 0 samples and learns in turn, with the same bits as `sync`."""
+    """Maximum age of a sampled token, for `async`: the number of publishes between the version that sampled
+    the oldest token of a row and the step that trains on it. A step's first attempt begins no earlier, and
+    nothing is thrown away for being slow. 0 samples and learns in turn, with the same bits as `sync`."""
+    correction: str = AUTO
+    """Correction for age, for `async`. `loss`: the loss's own ratio, new policy by sampler, and the keys of
+    `algorithm`. `token` and `sequence`: decoupled PPO, which is `algorithm.old_logprobs = "trainer"` and
+    weights truncated by token or sequence. `auto`: `token` for `ppo` from a `max_staleness` of 2 on, and for
+    rows that nothing else would make up for; else `loss`."""
 
     def validate(self) -> None:
         one_of("schedule.kind", self.kind, (SYNC, ASYNC))
         at_least("schedule.max_staleness", self.max_staleness, 0)
         if self.kind == SYNC:
             unused("schedule", self, "max_staleness", "nothing is ever stale; set `schedule.kind` to async")
+        if not self.steps_ahead:
+            why = "nothing is ever stale; set `schedule.kind` to async and `schedule.max_staleness` above 0"
+            unused("schedule", self, "correction", why)
+        one_of("schedule.correction", self.correction, CORRECTIONS)
 
     @property
     def steps_ahead(self) -> int:
         """Steps that may be sampled beside the one that is learned from."""
         return self.max_staleness if self.kind == ASYNC else 0
+
+
+def choose_correction(schedule: ScheduleConfig, algorithm: "AlgorithmConfig") -> None:
+    """Set the keys of `algorithm` that `schedule.correction` means, and what `auto` came to."""
+    if not schedule.steps_ahead:
+        return
+    if schedule.correction == AUTO:
+        is_old = algorithm.loss == "ppo" and schedule.max_staleness >= OLD
+        has_nothing = algorithm.loss in WITHOUT_RATIO or algorithm.old_logprobs == "trainer"
+        is_chosen = algorithm.correction == "none" and (is_old or has_nothing)
+        schedule.correction = "token" if is_chosen else OF_LOSS
+    if schedule.correction in ("token", "sequence"):
+        if algorithm.correction == "none":
+            algorithm.old_logprobs, algorithm.correction = "trainer", "truncate"
+            algorithm.correction_level = schedule.correction
+        elif algorithm.correction_level != schedule.correction or algorithm.correction != "truncate":
+            raise ConfigError(
+                f"`schedule.correction` is {schedule.correction!r}, `algorithm.correction` "
+                f"{algorithm.correction!r} and `algorithm.correction_level` {algorithm.correction_level!r}; "
+                "leave one of the two sections out."
+            )
 
 
 def validate_schedule(

@@ -38,7 +38,7 @@ from rllm.config.policies import (
     validate_adapters,
     validate_policies,
 )
-from rllm.config.schedule import ScheduleConfig, validate_schedule
+from rllm.config.schedule import ScheduleConfig, choose_correction, validate_schedule
 from rllm.config.tracking import TrackingConfig
 from rllm.errors import ConfigError
 from rllm.types.call_budget import CallBudget, budget_problem
@@ -55,9 +55,9 @@ class ModelConfig:
     device: str = "cpu"
     """A torch device: `cpu`, `cuda`, `cuda:1`."""
     dtype: str = "float32"
-    """What weights, activations and the sampler's cache are in: `float32` or `bfloat16`. The optimizer keeps
-    float32 copies of bfloat16 weights. For accelerators: CPUs without such instructions are ten times
-    slower."""
+    """The data type of weights, activations and the sampler's cache: `float32` or `bfloat16`. The optimizer
+    keeps float32 copies of bfloat16 weights. bfloat16 is for accelerators: CPUs without such instructions are
+    ten times slower."""
     trust_remote_code: bool = False
     """Run Python that the model's directory brings along, where transformers has none for the model. Read it
     first: it may do all that you may."""
@@ -79,8 +79,8 @@ class TaskConfig:
 
     environment: str = "frozenlake"
     environment_args: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the environment's tasks are made with, such as `size` of a lake. A task that says one of these
-    itself keeps its own value."""
+    """Arguments that the environment's tasks are made with, such as `size` of a lake. A task that sets one of
+    them itself keeps its own value."""
     train_args: dict[str, Any] = field(default_factory=dict[str, Any])
     """The same for training tasks alone, on top of `environment_args`; a list is gone through in turn, task
     by task."""
@@ -89,14 +89,14 @@ class TaskConfig:
     program: str = ""
     """A program to train instead: `package.module:name`, `file.py:name`, or the name of an entry point."""
     evaluator: str = ""
-    """What judges the program, named in the same ways."""
+    """The evaluator of the program, named in the same ways."""
     dataset: str = ""
     """The program's training tasks: a file of rows, a registered data set, `benchmark:NAME`, or several with
     their weights (`a.jsonl=3,b=1`)."""
     val_dataset: str = ""
     """The same for the tasks that are held out; the training tasks where empty."""
     num_train_tasks: int = 100_000
-    """How many training tasks there are; steps walk through them in order and begin again at the end."""
+    """Number of training tasks; steps walk through them in order and begin again at the end."""
 
     def validate(self) -> None:
         at_least("task.num_train_tasks", self.num_train_tasks, 1)
@@ -127,16 +127,21 @@ class InferenceConfig:
     """Sampler of the run: `local`, the built-in engine, or `vllm`, servers that are given the weights after
     each update."""
     replicas: int = 0
-    """Of `vllm`: servers that the run starts on this machine, restarts and ends, each with `num_slots`
+    """Number of vLLM servers that the run starts on this machine, restarts and ends, each with `num_slots`
     requests at a time."""
     server_python: str = ""
-    """Of `replicas`: the Python of an environment that has vLLM."""
+    """The Python of an environment that has vLLM, for `replicas`."""
     servers: list[str] = field(default_factory=list[str])
-    """Of `vllm`, instead of `replicas`: addresses of servers that run already, such as
-    `http://10.0.0.7:8000/v1`. They have to see the run's directory, and to serve the model untied."""
+    """Addresses of vLLM servers that run already, instead of `replicas`, such as `http://10.0.0.7:8000/v1`.
+    They have to see the run's directory, and to serve the model untied."""
     server_seeds: bool = True
-    """Of `vllm`: send each request its seed. vLLM 0.32 on a CPU ends with the first one it is sent: set it to
-    false there, and draws are the servers' own."""
+    """Send each request to vLLM with its seed. vLLM 0.32 on a CPU ends with the first seed that it gets: set
+    this to false there, and draws are the servers' own."""
+    at_publish: str = "recompute"
+    """Way in which answers under way at a vLLM server meet new weights. `recompute`: they go on by the new
+    ones, which read their context anew, as the built-in engine does it. `keep`: they go on with the keys and
+    values of the old ones, and so does whoever begins alike. `finish`: they end by the weights of their
+    beginning, and the server waits for them."""
 
     def validate(self) -> None:
         at_least("inference.num_slots", self.num_slots, 1)
@@ -151,9 +156,10 @@ class InferenceConfig:
         one_of("inference.engine", self.engine, ("local", "vllm"))
         at_least("inference.replicas", self.replicas, 0)
         if self.engine == "local":
-            for name in ("replicas", "server_python", "servers", "server_seeds"):
+            for name in ("replicas", "server_python", "servers", "server_seeds", "at_publish"):
                 unused("inference", self, name, "the built-in engine samples; set `inference.engine` to vllm")
             return
+        one_of("inference.at_publish", self.at_publish, ("recompute", "keep", "finish"))
         unused("inference", self, "cache_tokens", "servers have their own; set `inference.engine` to local")
         if bool(self.replicas) == bool(self.servers):
             raise ConfigError(
@@ -174,7 +180,7 @@ class RolloutConfig:
     """Attempts at each task."""
     max_turns: int = 8
     max_tokens_per_turn: int = 4
-    """Of one answer. 0, for programs alone, leaves it to what the program asks for."""
+    """Maximum tokens per answer. 0 keeps the limit that the program sends (programs only)."""
     temperature: float = 1.0
     """Sampling temperature of the first step. The trainer divides by the same, so it stays on-policy."""
     final_temperature: float = 0.0
@@ -201,7 +207,7 @@ class RolloutConfig:
     `episode_timeout_s`, and 600 at least."""
     truncation: TruncationConfig = field(default_factory=TruncationConfig)
     budget: CallBudget = field(default_factory=CallBudget)
-    """Of each episode of a program: how much it may ask of its model."""
+    """The budget of each episode of a program for its model calls."""
 
     def validate(self) -> None:
         self.truncation.validate()
@@ -243,7 +249,7 @@ class WarmStartConfig:
     noise: float = 0.3
     """Share of the expert's moves that are replaced by random ones."""
     expert_args: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What else the expert of a world by name is told, such as how far it sees on a lake."""
+    """Further arguments of a world's expert, such as how far it sees on a lake."""
 
     def validate(self) -> None:
         at_least("warm_start.steps", self.steps, 0)
@@ -311,9 +317,9 @@ class TrainConfig:
     """Threads of torch; 0 takes one per core that the process may use. The last bits of a run depend on
     it."""
     backend: str = LOCAL
-    """What computes updates: `local` (torch, in the process of the sampler), `verl` (its FSDP2 worker, see
-    docs/verl.md), `tinker` (a service that samples as well, see docs/tinker.md), or `package.module:NAME` of
-    your own."""
+    """The backend that computes updates: `local` (torch, in the process of the sampler), `verl` (its FSDP2
+    worker, see docs/verl.md), `tinker` (a service that samples as well, see docs/tinker.md), or
+    `package.module:NAME` of your own."""
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
@@ -335,7 +341,11 @@ class TrainConfig:
     policies: dict[str, PolicyConfig] = field(default_factory=dict[str, PolicyConfig])
     """The models of a run that has several, by name."""
     roles: dict[str, RoleConfig] = field(default_factory=dict[str, RoleConfig])
-    """How the roles of a workflow play and learn, by the name of their trajectories."""
+    """The settings of a workflow's roles, by the name of their trajectories."""
+
+    def settle(self) -> None:
+        """Replace what one key leaves to others by what it comes to."""
+        choose_correction(self.schedule, self.algorithm)
 
     def validate(self) -> None:
         """Raises ConfigError for the first value, or combination of values, that cannot be honoured."""
@@ -432,6 +442,15 @@ class TrainConfig:
         if elsewhere := self._elsewhere():
             raise ConfigError(
                 f"{where}, and {elsewhere}, which has samplers of its own; leave one of them out."
+            )
+        if not self.schedule.steps_ahead:
+            why = "no answer is under way when the weights change; set `schedule.kind` to async"
+            unused("inference", self.inference, "at_publish", why)
+        with_adapter = [name for name in self.named_policies if self.adapter_of(name).rank]
+        if self.inference.at_publish == "keep" and with_adapter:
+            raise ConfigError(
+                '`inference.at_publish` is "keep", and an adapter is trained: servers keep what each adapter '
+                'has read apart, so the next one reads everything anew. Set it to "recompute" or "finish".'
             )
         if len(self.named_policies) > 1 and self.inference.servers:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the runs have in common that learn from rows instead of rewards: SFT, preferences, distillation.
+"""The common keys of runs that learn from rows instead of rewards: SFT, preferences, distillation.
 
 SupervisedConfig ──► EpochsConfig ──► SftConfig
  model, optimizer,    passes over      where the rows
@@ -77,7 +77,7 @@ class EpochsConfig(SupervisedConfig):
     """A run that goes through a dataset."""
 
     epochs: int = 1
-    """How often each example is trained on; every pass is shuffled anew."""
+    """Number of passes over the examples; every pass is shuffled anew."""
     max_steps: int = 0
     """End after so many updates, if the epochs take more; 0 has no limit."""
     batch_size: int = 32
@@ -113,7 +113,7 @@ class ChatDataConfig:
     max_length: int = 0
     """Tokens of one row; 0 takes what the model can read."""
     max_length_policy: str = "refuse"
-    """What becomes of examples with longer rows: `refuse` ends the run before it begins, `drop` leaves them
+    """The treatment of examples with longer rows: `refuse` ends the run before it begins, `drop` leaves them
     out, `truncate` keeps the first `max_length` tokens of each row. The last two are counted and shown."""
 
     def validate(self) -> None:

@@ -14,7 +14,7 @@ MAX_ATTEMPTS = 100
 
 
 class RunStatus(StrEnum):
-    """How a run of a worker ended. Each means one thing."""
+    """The end of a worker's run. Each value means one thing."""
 
     OK = "ok"
     INVALID_REQUEST = "invalid_request"
@@ -43,8 +43,8 @@ class Constraints:
 
 @dataclass(kw_only=True, frozen=True, slots=True)
 class Binding:
-    """Who does the work: at most one of program, agent and workflow. All may be empty: then they are named
-    when the worker is run, and in a workflow the policy does the work."""
+    """The actor behind a contract: at most one of program, agent and workflow. All may be empty: then they
+    are named when the worker is run, and in a workflow the policy does the work."""
 
     program: str = ""
     """`file.py:NAME`, `package.module:NAME` or an entry point; relative to the contract's file. Without one
@@ -54,13 +54,14 @@ class Binding:
     workflow: str = ""
     """A class, named alike: its workers without a model of their own are played by `model`."""
     model: str = ""
-    """What `--model` takes: a run, a directory, `builtin:tiny`, `PROVIDER:MODEL`, a name that was set up."""
+    """A model as `--model` takes it: a run, a directory, `builtin:tiny`, `PROVIDER:MODEL`, a name that was
+    set up."""
     base_url: str = ""
-    """Of a server that knows `model`."""
+    """The address of a server that knows `model`."""
     prompt_price: float = 0.0
-    """Of a million tokens that `model` reads, in any one currency; 0 for a model without prices."""
+    """The price of a million tokens that `model` reads, in any one currency; 0 for a model without prices."""
     completion_price: float = 0.0
-    """Of a million tokens that it writes."""
+    """The price of a million tokens that it writes."""
 
     @property
     def is_bound(self) -> bool:

@@ -117,7 +117,7 @@ def _messages_of(row: Mapping[str, Any]) -> list[Message]:
 
 
 def _prompt_messages(prompt: Any) -> list[Message]:
-    """What is asked; answers in it are read, and not learned."""
+    """The messages that ask; answers among them are read, and not learned."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     messages = [dict(message) for message in _message_list(prompt, "prompt")]

@@ -37,7 +37,7 @@ class PastConversation:
     is_corrected: bool = False
     """Somebody wrote the answer instead."""
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What it was made of, for people."""
+    """The origin of the rows, for people."""
 
     @property
     def prompt(self) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ class Dataset(Sequence[dict[str, Any]]):
     ) -> None:
         self.name = name
         self.split = split
-        """What part of the data set it is; `Dataset.train_test` cuts one in two."""
+        """The part of the data set; `Dataset.train_test` cuts one in two."""
         self._path = path
         self._rows = [_require_row(row, number, name) for number, row in enumerate(data)]
 

@@ -90,7 +90,7 @@ def download(
 
 
 def unpack(got: Download) -> Path:
-    """What an archive holds, as a directory beside it; the one folder in it, where that is all.
+    """Unpack an archive into a directory beside it. Returns that, or the one folder in it, where it is all.
 
     Nothing is written outside of the directory, and links that lead out of it are refused.
     """

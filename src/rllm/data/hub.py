@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 CONVERTED = "refs/convert/parquet"
 MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
-"""What a model directory has beside its weights; weights as pickles and the like are never read."""
+"""The files of a model directory beside its weights; weights as pickles and the like are never read."""
 _MODEL_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 _OWN_FOLDERS = ("runs", "evals", "models", "examples")
 """Beginnings of paths that people mistype, which are never taken for an organisation."""
@@ -206,7 +206,7 @@ def _huggingface_hub() -> Any:
 
 
 def _unreachable(hub: Any) -> tuple[type[BaseException], ...]:
-    """What huggingface_hub raises when there is nobody at the other end, or an answer makes no sense."""
+    """The exceptions of huggingface_hub for a host that does not answer, or not sensibly."""
     errors = hub.errors
     return (
         errors.OfflineModeIsEnabled,

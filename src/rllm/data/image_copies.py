@@ -89,7 +89,8 @@ class FileCopy:
 
 
 def copy_of(instruction: DockerLine, context: Path, ignores: Callable[[Path], bool]) -> FileCopy:
-    """What an instruction copies. Raises ConfigError for what is not there, or cannot be done."""
+    """The copy that an instruction asks for. Raises ConfigError for a missing source, or what cannot be
+    done."""
     _require_doable(instruction, _FLAGS)
     *sources, target = instruction.words
     return FileCopy(

@@ -8,7 +8,7 @@ from rllm.errors import ConfigError, MissingExtraError
 
 _ROW_BYTES = 64
 _VALUE_BYTES = 8
-"""What a row and a value take at the least, also where the file says a million times that they are null."""
+"""The least memory of a row and of a value, also where the file says a million times that they are null."""
 _BATCH_ROWS = 1024
 
 
@@ -32,7 +32,8 @@ def _columns(arrow: Any, parquet: Any, data: bytes) -> list[Any]:
 
 
 def _take_declared(metadata: Any, allowance: Allowance) -> None:
-    """What the pages unpack to, before they are: it is held while a batch is read."""
+    """Claim the memory that the pages unpack to, before they are unpacked: it is held while a batch is
+    read."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     allowance.require(max((group.total_byte_size for group in groups), default=0))
 

@@ -119,7 +119,7 @@ def _messages(value: Any, name: str) -> list[Message]:
 
 
 def _common(chosen: Sequence[Message], rejected: Sequence[Message]) -> list[Message]:
-    """What two whole conversations begin with, up to the last question in it."""
+    """The common beginning of two whole conversations, up to the last question in it."""
     num_shared = 0
     for one, other in zip(chosen, rejected, strict=False):
         if one != other:
@@ -157,13 +157,13 @@ class Played:
     where: str
     """Its episode, for people."""
     task: str
-    """What was asked, whatever the visit."""
+    """The question, whatever the visit."""
     trajectory: Trajectory
     success: bool
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """What the attempt began with."""
+        """The ids that the attempt began with."""
         return tuple(self.trajectory.steps[0].prompt_ids)
 
     @property
@@ -174,7 +174,7 @@ class Played:
 
 @dataclass(kw_only=True, slots=True)
 class RunCounts:
-    """What became of a run's trajectories.
+    """The numbers of a run's trajectories by what became of them.
 
     trajectories = other_role + failed + timed_out + unscored + repeated + contradictory
                  + successes + failures
@@ -183,7 +183,8 @@ class RunCounts:
     trajectories: int = 0
     other_role: int = 0
     failed: int = 0
-    """Of episodes that infrastructure or the agent failed, or that were cancelled: never a worse answer."""
+    """The number of episodes that infrastructure or the agent failed, or that were cancelled: never a worse
+    answer."""
     timed_out: int = 0
     """Cut off by the clock, which says nothing about the answer."""
     unscored: int = 0

@@ -32,7 +32,7 @@ class Row:
     are columns themselves."""
 
     def value(self, name: str) -> Any:
-        """What the field holds; None is nothing."""
+        """The value of the field; None is nothing."""
         content = self.optional(name)
         if content is None:
             raise self.error(
@@ -105,10 +105,10 @@ class Row:
 
 @dataclass(kw_only=True, slots=True)
 class Question:
-    """What a transform makes of a row."""
+    """A question, made of a row by a transform."""
 
     shown: dict[str, Any]
-    """What the prompt may show, by name; lists are shown as lettered lines."""
+    """The values that the prompt may show, by name; lists are shown as lettered lines."""
     grading: dict[str, Any]
     """The fields that the grader reads."""
     oracle: str | None = None

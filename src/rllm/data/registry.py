@@ -110,8 +110,7 @@ class DatasetRegistry:
 
     @classmethod
     def get_dataset_info(cls, name: str) -> dict[str, Any] | None:
-        """What the registry says of it: description, category, source, and of each split rows, bytes,
-        sha256."""
+        """The registry's entry: description, category, source, and of each split rows, bytes, sha256."""
         return _entry(name) or None
 
     @classmethod

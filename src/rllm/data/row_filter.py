@@ -15,7 +15,7 @@ from rllm.errors import ConfigError
 EXAMPLE = """status == "ok" and score >= 0.5"""
 MAX_CHARACTERS = 2000
 MAX_DEPTH = 50
-"""Of a filter's parts within parts."""
+"""The depth of a filter's parts within parts."""
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,

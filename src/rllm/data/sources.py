@@ -28,9 +28,9 @@ class Split:
     """One part of a data set, as it is published."""
 
     rows: int | None = None
-    """How many; None where nobody says, or there are as many as one likes."""
+    """The number of rows; None where nobody says, or there are as many as one likes."""
     published: str = ""
-    """What its publishers call it."""
+    """The name that its publishers use."""
     files: tuple[str, ...] = ()
     """Patterns of its files, for repositories that are not laid out as the hub converts them;
     `data.zip!a/*.jsonl` are members of an archive."""
@@ -46,6 +46,17 @@ class Join:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
+class Documents:
+    """Texts in an archive of the same repository, that a row names; they become its column `context`."""
+
+    archive: str
+    names: str
+    """The column with their names, between semicolons."""
+    folder: str
+    """Where a row's texts lie in the archive, with {columns} of it."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
 class HubSource:
     """A data set on the Hugging Face hub."""
 
@@ -58,6 +69,7 @@ class HubSource:
     explode: str = ""
     """A column that holds several questions: each becomes a row, beside the other columns."""
     join: Join | None = None
+    documents: Documents | None = None
 
     @property
     def address(self) -> str:
@@ -70,7 +82,7 @@ class ArchiveSource:
 
     url: str
     sha256: str = ""
-    """What the file must be; where it is not known, what the first download was."""
+    """The hash that the file must have; where it is not known, that of the first download."""
     lines: tuple[str, ...] = ()
     """For parallel texts: names of the columns, one for each file of a split, whose lines belong together."""
     explode: str = ""
@@ -125,6 +137,8 @@ def source_of(table: Mapping[str, Any], where: str) -> Source:
     arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     make: Any = KINDS[kind]
     try:
+        if "documents" in arguments:
+            arguments["documents"] = Documents(**settings["documents"])
         return make(**arguments)
     except TypeError as error:
         raise ConfigError(f"{where}: `source` is incomplete: {error}.") from error
@@ -156,14 +170,21 @@ def _from_hub(
 ) -> Pulled:
     patterns = list(split.files) or [f"{each}/{split.published}/*.parquet" for each in source.configs]
     join_files = list(source.join.files) if source.join else []
+    archives = [source.documents.archive] if source.documents else []
     files = list(dict.fromkeys(each.partition("!")[0] for each in patterns))
     repository_files = hub_files(
-        source.repo, [*files, *join_files], revision=revision, endpoint=endpoint, on_file=on_progress
+        source.repo,
+        [*files, *join_files, *archives],
+        revision=revision,
+        endpoint=endpoint,
+        on_file=on_progress,
     )
     rows: list[dict[str, Any]] = []
     more: list[dict[str, Any]] = []
     for file in repository_files.files:
         name = f"{source.repo}/{file.name}"
+        if file.name in archives:
+            continue
         if any(fnmatch.fnmatch(file.name, each) for each in join_files):
             more += list(_rows_of_file(file.path, name, ()))
             continue
@@ -175,6 +196,9 @@ def _from_hub(
         rows += [{SUBSET: subset, **row} if subset else row for row in own]
     if source.join:
         rows = _join(rows, more, source.join.on, source.repo)
+    if source.documents:
+        archive = next(each.path for each in repository_files.files if each.name in archives)
+        rows = _with_documents(rows, Archive(archive), source.documents, source.repo)
     rows = _explode(rows, source.explode, source.repo) if source.explode else rows
     return Pulled(rows=rows, facts={"address": source.address, "revision": repository_files.commit})
 
@@ -259,6 +283,36 @@ def _explode(rows: list[dict[str, Any]], column: str, where: str) -> list[dict[s
             raise ConfigError(f"{where}: row {number} has no list in `{column}`.")
         rest = {name: value for name, value in row.items() if name != column}
         rows_out += [{**rest, **entry} for entry in entries]
+    return rows_out
+
+
+def _with_documents(
+    rows: list[dict[str, Any]], archive: Archive, documents: Documents, where: str
+) -> list[dict[str, Any]]:
+    """Rows with the texts that they name, each read once."""
+    there = set(archive.names())
+    texts: dict[str, str] = {}
+    rows_out: list[dict[str, Any]] = []
+    for number, row in enumerate(rows):
+        try:
+            folder = documents.folder.format_map(row)
+        except KeyError as error:
+            raise ConfigError(f"{where}: row {number} has no `{error.args[0]}`.") from error
+        names = [each.strip() for each in str(row.get(documents.names) or "").split(";") if each.strip()]
+        paths = [f"{folder}/{name}" for name in names]
+        missing = [each for each in paths if each not in there]
+        if missing or not paths:
+            raise ConfigError(
+                f"{where}: row {number} names {missing[0] if missing else 'no document'}"
+                f"{f', which {documents.archive} does not hold' if missing else ''}."
+            )
+        for path in paths:
+            if path not in texts:
+                texts[path] = archive.read(path).decode("utf-8")
+        context = [
+            {"title": name, "paragraph_text": texts[path]} for name, path in zip(names, paths, strict=True)
+        ]
+        rows_out.append({**row, "context": context})
     return rows_out
 
 

@@ -36,11 +36,11 @@ from rllm.store.made_once import made_once
 
 VENV = "/opt/venv"
 _FORM = 2
-"""Of what is in a directory of the cache; another number makes all of them anew."""
+"""The form of a directory in the cache; another number makes all of them anew."""
 _PROGRAMS = "/opt/python/bin"
 """Where `python` is without a virtual environment."""
 TEST_PACKAGES = ("pytest",)
-"""What every task's tests are run with."""
+"""The packages that every task's tests are run with."""
 _TOOLS = ("pip", "setuptools", "wheel")
 _WHEELS = "/opt/wheels"
 _STEERING = re.compile(
@@ -50,7 +50,7 @@ _STEERING = re.compile(
 _LIMITS = Limits(wall_s=1800, cpu_s=1800, memory_mb=4096, disk_mb=4096, output_kb=65_536, processes=512)
 _DOWNLOAD_S = 1800.0
 _ESCAPED, _BACKSLASHED = re.compile(r"([*?\[!# \\])"), r"\\\1"
-"""What stands for itself in a pattern of git's."""
+"""The characters that stand for themselves in a pattern of git's, escaped."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[^\]]*\])?(?:\s*[<>=!~;@].*)?")
 
 
@@ -59,9 +59,9 @@ class Environment:
     """Parts of a world beside the repository."""
 
     path: Path
-    """Of the cache: `layer` has what the worlds' roots have above the repository."""
+    """The path in the cache: `layer` holds the part of the worlds' roots above the repository."""
     packages: tuple[str, ...] = ()
-    """Of this machine, where there is no virtual environment."""
+    """The packages of this machine, where there is no virtual environment."""
     image_programs: str = ""
     """The folder of its `python` where a container image has all of it."""
 
@@ -71,7 +71,7 @@ class Environment:
 
     @property
     def layer(self) -> Path:
-        """Of the worlds' roots, above the repository's."""
+        """A layer of the worlds' roots, above the repository's."""
         return (self.path / "layer").absolute()
 
     @property
@@ -94,7 +94,7 @@ class _Installation:
     """Steps, and what of a repository they read."""
 
     name: str
-    """Of whose they are, in errors."""
+    """The name of the task or project, in errors."""
     steps: tuple[str, ...]
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """Path -> content of those that steer what the steps make."""
@@ -109,7 +109,7 @@ class _Installation:
 
 
 def python_version() -> str:
-    """Of the Python that runs in sandboxes here, as in `3.11`."""
+    """The version of the Python that runs in sandboxes here, such as `3.11`."""
     return interpreter().version.rpartition(".")[0]
 
 

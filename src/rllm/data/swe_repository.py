@@ -32,7 +32,7 @@ PLACE = "/testbed"
 """Where the repository lies in every world."""
 GIT_TIMEOUT_S = 1800.0
 _FORM = 2
-"""Of what is in a directory of the cache; another number makes all of them anew."""
+"""The form of a directory in the cache; another number makes all of them anew."""
 _FACTS = "facts.json"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _CONFIG = (
@@ -47,11 +47,12 @@ _CONFIG = (
     ("gc", "auto", "0"),
     ("advice", "detachedHead", "false"),
 )
-_AUTHOR = {
+AUTHOR = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
     for what, value in (("NAME", "rllm"), ("EMAIL", "rllm@localhost"), ("DATE", "2000-01-01T00:00:00Z"))
 }
+"""Variables that make a commit of equal content equal everywhere."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -59,7 +60,7 @@ class Repository:
     """The part of a task's source that goes into worlds."""
 
     path: Path
-    """Of the cache."""
+    """The path in the cache."""
     hidden: dict[str, str]
     """Hidden tests, path -> content: those of the row, and what was taken out of the tree."""
     gold: str
@@ -140,7 +141,7 @@ def _named(instance_id: str) -> str:
 
 def _require_source(task: SWETask) -> None:
     if not task.source:
-        place = f" Its container image ({task.image}) is not used yet." if task.image else ""
+        place = f" Or set `backend` to docker for its image, {task.image}." if task.image else ""
         raise ConfigError(
             f"{task.instance_id} has no `source`; give the path of a clone, bundle, archive or directory, or "
             f"the URL of a git repository.{place}"
@@ -164,7 +165,7 @@ def _key(task: SWETask) -> str:
 
 
 def _content_hash(source: Path) -> str:
-    """Of the content of a file or a directory, read again when a file's time or size has changed."""
+    """A hash of the content of a file or a directory, read again when a file's time or size has changed."""
     files = [source] if source.is_file() else sorted(_files_below(source))
     about = [(str(path), path.lstat()) for path in files]
     states = tuple((name, each.st_mode, each.st_size, each.st_mtime_ns, each.st_ino) for name, each in about)
@@ -303,7 +304,7 @@ def _break(task: SWETask, tree: Path, work: Path) -> str:
         return ""
     git("init", "-q", cwd=tree, env=scratch, task=task.instance_id)
     git("add", "-A", "-f", ".", cwd=tree, env=scratch, task=task.instance_id)
-    git("commit", "-q", "--allow-empty", "-m", "base", cwd=tree, env={**scratch, **_AUTHOR})
+    git("commit", "-q", "--allow-empty", "-m", "base", cwd=tree, env={**scratch, **AUTHOR})
     gold = task.patch
     if task.bug_patch:
         _apply(task, "bug_patch", task.bug_patch, tree, scratch)
@@ -356,7 +357,7 @@ def _commit(tree: Path) -> None:
     for name, value in (("checkStat", "minimal"), ("trustctime", "false")):  # of owners, worlds differ
         git("config", f"core.{name}", value, cwd=tree)
     git("add", "-A", "-f", ".", cwd=tree)
-    git("commit", "-q", "--allow-empty", "-m", "base", cwd=tree, env=_AUTHOR)
+    git("commit", "-q", "--allow-empty", "-m", "base", cwd=tree, env=AUTHOR)
     git("repack", "-adq", cwd=tree)
     for name in ("hooks", "logs", "branches", "description"):
         path = tree / ".git" / name

@@ -29,13 +29,13 @@ from rllm.data.rows import FORMATS, read_rows
 from rllm.errors import ConfigError
 
 ROWS_FILE = "rows.jsonl"
-"""Of a directory of tasks, the file with one row a task; relative paths in it are relative to it."""
+"""The file of a directory of tasks with one row a task; relative paths in it are relative to it."""
 SPLITS = ("train", "validation", "test")
 """Folders of a directory that the task factory wrote."""
 EVAL_TYPES = ("pass_and_fail", "fail_only")
 DEFAULT_TEST_COMMAND = ("python", "-m", "pytest")
 ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
-"""How the names of sdists and other archives of one tree end."""
+"""The endings of the names of sdists and other archives of one tree."""
 BUNDLE = ".bundle"
 _COMMIT = re.compile(r"[0-9a-fA-F]{4,64}")
 _URLS = ("https://", "http://", "git://", "ssh://", "file://", "git@")

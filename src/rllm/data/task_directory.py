@@ -29,6 +29,7 @@ from rllm.data.terminal_bench import (
     terminal_bench_settings,
 )
 from rllm.errors import ConfigError
+from rllm.sandbox.types import machine_memory_mb
 
 INSTRUCTION, SETTINGS = "instruction.md", "task.toml"
 _CANARY = re.compile(
@@ -38,7 +39,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 NETWORK_MODES = ("public", "no-network", "allowlist")
 STRATEGIES = ("mean", "final")
 MOST_DISK_MB = 16_384
-"""Of what a task may ask for: files lie in memory until they are gone."""
+"""The disk space that a task may ask for: files lie in memory until they are gone."""
 
 REFUSED = {
     "environment": ("gpu_types", "tpu", "skills_dir", "allowed_hosts"),
@@ -60,24 +61,24 @@ class HealthCheck:
     """In which it may fail, tried every `start_interval_s`."""
     start_interval_s: float = 5.0
     retries: int = 3
-    """How often it may fail after that, and be tried again."""
+    """The number of failures that are tried again after that."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class TaskDirectory:
-    """What a task directory says."""
+    """The declarations of a task directory."""
 
     path: Path
     name: str
     instruction: str
     dockerfile: Path | None = None
     variables: dict[str, str] = field(default_factory=dict[str, str])
-    """Of all phases, beside the image's."""
+    """The environment variables of all phases, beside the image's."""
     workdir: str = ""
     """In place of the image's."""
     build_timeout_s: float = 600.0
     agent_timeout_s: float | None = None
-    """Of all commands of an attempt together."""
+    """The time of all commands of an attempt together."""
     agent_user: str = ""
     """Name or id, in place of the image's."""
     verifier_timeout_s: float = 600.0
@@ -105,13 +106,13 @@ class TaskDirectory:
     solution: Path
     """The script of the oracle's, which may be absent."""
     steps: tuple["TaskDirectory", ...] = ()
-    """Of a task of several: what each asks, checks and begins with, in the same machine."""
+    """The steps of a task of several: what each asks, checks and begins with, in the same machine."""
     strategy: str = "mean"
-    """How the rewards of several steps become one: their mean, or that of the last."""
+    """The combination of the rewards of several steps: their mean, or that of the last."""
     step_files: Path | None = None
-    """Of a step: a directory whose files come into the working directory before it; `setup.sh` is run."""
+    """A step's directory whose files come into the working directory before it; `setup.sh` is run."""
     min_rewards: dict[str, float] = field(default_factory=dict[str, float])
-    """Of a step: rewards below which the steps after it are not asked for."""
+    """The rewards of a step below which the steps after it are not asked for."""
 
     def image(self, *, builds: bool = True) -> Image:
         """The image of its Dockerfile, from the cache or made now. Raises ConfigError that names the line."""
@@ -365,7 +366,7 @@ def _require_machine(where: Path, world: Mapping[str, Any]) -> None:
     cpus = world.get("cpus") or 0
     if isinstance(cpus, bool) or not isinstance(cpus, int | float) or cpus > (os.cpu_count() or 1):
         raise ConfigError(f"{where}: `environment.cpus` is {cpus!r}; this machine has {os.cpu_count()}.")
-    here_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    here_mb = machine_memory_mb()
     memory_mb = _size_mb(world, "memory", where.parent) or 0
     if memory_mb > here_mb:
         raise ConfigError(

@@ -45,7 +45,7 @@ from rllm.store.made_once import made_once, remove_tree
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NO_EFFECT = ("LABEL", "MAINTAINER", "EXPOSE", "VOLUME", "STOPSIGNAL", "HEALTHCHECK", "CMD", "ENTRYPOINT")
-"""Of images as they are started; a task's commands start by themselves."""
+"""The instructions about images as they are started; a task's commands start by themselves."""
 
 
 def image_of(
@@ -86,7 +86,7 @@ class _File:
     needs_system: bool = False
     """Whether any of them is built by running something."""
     arguments: dict[str, str] = field(default_factory=dict[str, str])
-    """Of before the first FROM."""
+    """The arguments before the first FROM."""
     stages: "dict[str, _Stage]" = field(default_factory=dict[str, "_Stage"])
     """By name in small letters, and by number."""
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 from rllm.errors import ConfigError
 
 MAX_BYTES = 4 << 30
-"""Of all that comes out of one file: it is held in memory."""
+"""The size of all content of one file: it is held in memory."""
 MAX_RATIO = 200
 """JSON lines of one form shrink to a fiftieth; bombs, to a thousandth and less."""
 MIN_BYTES = 64 << 20

@@ -4,7 +4,9 @@
     the others' beats      ──► alive stands still?     the process has ended ──► all end, within 30 s
                            └─► progress stands still while it works, for timeout_s? it hangs ──► all end
 
-A rank that waits for the others makes no progress and is no cause: the one they wait for is. The rank that
+A rank that waits for the others makes no progress and is no cause: the one they wait for is. Where torch
+itself lets ranks wait for each other, in every layer of a sharded model, it is found by counting: all begin
+the same collectives in the same order, so who has begun more than another waits for that one. The rank that
 fails by an error says which before it ends, so that the others can repeat it.
 """
 
@@ -13,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -27,7 +29,7 @@ FAILED = 1
 
 
 class Store(Protocol):
-    """What torch.distributed keeps for all ranks."""
+    """The key-value store that torch.distributed keeps for all ranks."""
 
     def set(self, key: str, value: str, /) -> Any: ...
 
@@ -46,8 +48,10 @@ class Beat:
     """Counts while its work goes on."""
     is_waiting: bool = False
     """Whether it waits for other ranks."""
+    num_collectives: int = 0
+    """Those that it has begun, of the kind that all ranks begin in the same order."""
     place: str = "its start"
-    """What it worked at last."""
+    """The place where it worked last."""
 
 
 @dataclass(slots=True)
@@ -56,21 +60,76 @@ class _Peer:
     alive_since_s: float
     """When `alive` last changed."""
     moved_s: float
-    """When `progress` last changed."""
+    """When `progress` last changed, or the rank last waited for one that was not waiting itself."""
+
+
+class RankWatch:
+    """The verdict of one rank on the beats of all."""
+
+    def __init__(self, size: int, timeout_s: float, now_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._peers = {number: _Peer(Beat(), now_s, now_s) for number in range(size)}
+
+    def look(self, beats: Mapping[int, Beat], now_s: float) -> None:
+        """Take note of the beat of every rank."""
+        fewest = min(each.num_collectives for each in beats.values())
+        waiting = {number: each.is_waiting or each.num_collectives > fewest for number, each in beats.items()}
+        somebody_works = not all(waiting.values())
+        for number, beat in beats.items():
+            peer = self._peers[number]
+            if beat.alive != peer.beat.alive:
+                peer.alive_since_s = now_s
+            if beat.progress != peer.beat.progress or (waiting[number] and somebody_works):
+                peer.moved_s = now_s
+            peer.beat = beat
+
+    def trouble(self, now_s: float) -> str:
+        """The reason to end the run; empty while all is well."""
+        for number, peer in self._peers.items():
+            if now_s - peer.alive_since_s > DEAD_AFTER_S:
+                return (
+                    f"Rank {number} has given no sign of life for {DEAD_AFTER_S:.0f} s (it was last at "
+                    f"{peer.beat.place}); {GO_ON}"
+                )
+        stuck = [number for number, peer in self._peers.items() if now_s - peer.moved_s > self._timeout_s]
+        limit = f"for {self._timeout_s:.0f} s (`distributed.timeout_s`)"
+        if len(stuck) == len(self._peers) and all(peer.beat.is_waiting for peer in self._peers.values()):
+            return (
+                f"All ranks wait for each other: {limit} none of them has made progress "
+                f"({', '.join(f'rank {number} at {self.place(number)}' for number in stuck)}); {GO_ON}"
+            )
+        if stuck:
+            first = min(stuck, key=lambda number: self._peers[number].beat.num_collectives)
+            return (
+                f"Rank {first} hangs: {limit} it has made no progress at {self.place(first)}. Raise the "
+                f"limit if that may take longer; {GO_ON}"
+            )
+        return ""
+
+    def most_silent(self, but: int, now_s: float) -> int:
+        """The rank, other than `but`, that has been alive least recently."""
+        others = [number for number in self._peers if number != but]
+        return max(others, key=lambda number: now_s - self._peers[number].alive_since_s)
+
+    def place(self, rank: int) -> str:
+        return self._peers[rank].beat.place
 
 
 class Heartbeat:
     """A thread that tells the others how this rank is, and watches how they are."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
-        self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout_s: float, num_collectives: Callable[[], int]
+    ) -> None:
+        """`num_collectives`: see `Beat`; called by the thread."""
+        self._store, self._rank, self._size = store, rank, size
+        self._num_collectives = num_collectives
         self._mine = Beat()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._wake = threading.Event()
         """Something new is to be sent at once."""
-        now = time.monotonic()
-        self._peers = {other: _Peer(Beat(), now, now) for other in range(size)}
+        self._watch = RankWatch(size, timeout_s, time.monotonic())
         self._thread = threading.Thread(target=self._run, name="rllm-heartbeat", daemon=True)
         self._parent_pid = os.getppid()
         self._store_is_gone = False
@@ -129,13 +188,11 @@ class Heartbeat:
             if cause := self._posted_cause():
                 return cause
             time.sleep(0.1)
-        now = time.monotonic()
-        others = [other for other in self._peers if other != self._rank]
-        silent = max(others, key=lambda other: now - self._peers[other].alive_since_s)
+        silent = self._watch.most_silent(self._rank, time.monotonic())
         ended = 0 if self._store_is_gone and self._rank != 0 else silent
         return (
             f"Rank {ended} ended without a word, as a killed process does (it was last at "
-            f"{self._peers[ended].beat.place}); {GO_ON}"
+            f"{self._watch.place(ended)}); {GO_ON}"
         )
 
     def _posted_cause(self) -> str:
@@ -163,44 +220,25 @@ class Heartbeat:
                 self._store_is_gone = True
                 self._stopped.wait(BROKEN_AFTER_S + 1.0)  # a collective that broke says it better
                 if not self._stopped.is_set():
-                    self._end(f"Rank 0 ended (it was last at {self._peers[0].beat.place}); {GO_ON}")
+                    self._end(f"Rank 0 ended (it was last at {self._watch.place(0)}); {GO_ON}")
                 return
             if os.getppid() != self._parent_pid:
                 self._end("The process that started this rank is gone, so it ends as well.")
-            if trouble := self._trouble():
+            if trouble := self._watch.trouble(time.monotonic()):
                 self._end(trouble)
 
     def _send(self) -> None:
         with self._lock:
             self._mine.alive += 1
+            self._mine.num_collectives = self._num_collectives()
             text = json.dumps(asdict(self._mine))
         self._store.set(f"beat/{self._rank}", text)
 
     def _look(self) -> None:
-        now = time.monotonic()
-        for other, peer in self._peers.items():
-            beat = Beat(**json.loads(self._store.get(f"beat/{other}")))
-            if beat.alive != peer.beat.alive:
-                peer.alive_since_s = now
-            if beat.progress != peer.beat.progress or beat.is_waiting:
-                peer.moved_s = now
-            peer.beat = beat
-
-    def _trouble(self) -> str:
-        """The reason to end the run; empty while all is well."""
-        now = time.monotonic()
-        for other, peer in self._peers.items():
-            if now - peer.alive_since_s > DEAD_AFTER_S:
-                return (
-                    f"Rank {other} has given no sign of life for {DEAD_AFTER_S:.0f} s (it was last at "
-                    f"{peer.beat.place}); {GO_ON}"
-                )
-            if now - peer.moved_s > self._timeout_s:
-                return (
-                    f"Rank {other} hangs: for {self._timeout_s:.0f} s (`distributed.timeout_s`) it has made "
-                    f"no progress at {peer.beat.place}. Raise the limit if that may take longer; {GO_ON}"
-                )
-        return ""
+        beats = {
+            number: Beat(**json.loads(self._store.get(f"beat/{number}"))) for number in range(self._size)
+        }
+        self._watch.look(beats, time.monotonic())
 
     def _end(self, message: str) -> None:
         """End this process at once: its threads wait for ranks that will not come."""

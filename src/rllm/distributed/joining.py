@@ -10,10 +10,11 @@ from contextlib import contextmanager
 
 from rllm.config.distributed import DistributedConfig
 from rllm.distributed.group import ALONE, RankGroup
+from rllm.distributed.launch import launched_words
 from rllm.errors import ConfigError
 
 SET_BY_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun and `rllm train --nproc N` tell each rank in its environment."""
+"""The variables that torchrun and `rllm train --nproc N` set in each rank's environment."""
 
 
 def world_size() -> int:
@@ -33,6 +34,12 @@ def open_ranks(config: DistributedConfig) -> Iterator[RankGroup]:
     An error in the block reaches the other ranks with its cause. Raises ConfigError for an environment that
     is set by halves, and for a number of ranks that cannot share what `config` wants them to.
     """
+    config.require_ranks(world_size())
+    if config.restarts and not launched_words():
+        raise ConfigError(
+            f"`distributed.restarts` is {config.restarts}, and torchrun has started this process: leave "
+            "it out, and give --max-restarts to torchrun, which alone can start it again."
+        )
     shard_size = config.ranks_of_a_copy(world_size())
     tensor_size = config.ranks_of_a_layer(world_size())
     if world_size() == 1:

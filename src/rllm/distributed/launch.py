@@ -1,8 +1,10 @@
 """Start the ranks of a run on this machine, and end all of them when one ends.
 
     launch(words, 2) ──┬──► python -m rllm WORDS   RANK=0   the terminal is its
-                       └──► python -m rllm WORDS   RANK=1   what it prints is shown where it alone failed
-    Ctrl-C goes to all of them; SIGTERM is passed on. The first that fails says how the command ends.
+                       └──► python -m rllm WORDS   RANK=1   what it prints is in RUN/rank-1.log, and shown
+                                                            where it alone failed
+    Ctrl-C goes to all of them; SIGTERM is passed on. The first that fails says how the command ends, or all
+    of them start again and go on from the last checkpoint.
 
 torchrun does the same on several machines.
 """
@@ -17,10 +19,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from rllm.errors import ConfigError
+from rllm.redaction import without_keys
+from rllm.store.run_directory import is_run
 
 POLL_S = 0.1
 GRACE_S = 12.0
@@ -37,7 +42,25 @@ class _Rank:
     number: int
     process: subprocess.Popen[bytes]
     output: IO[bytes] | None
-    """What ranks other than 0 print."""
+    """The output of ranks other than 0."""
+    num_logged: int = 0
+    """Bytes of it that are in the log of the run."""
+
+    def log(self, directory: Path, *, is_over: bool = False) -> None:
+        """Append the lines printed since to the rank's log in its run, without keys. Nothing where there is
+        no run: rank 0 has not made it yet, or refuses to."""
+        if (
+            self.output is None
+            or self.output.seek(0, os.SEEK_END) == self.num_logged
+            or not is_run(directory)
+        ):
+            return
+        self.output.seek(self.num_logged)
+        printed = self.output.read()
+        lines = printed if is_over else printed[: printed.rfind(b"\n") + 1]  # a key may be cut in half
+        with (directory / f"rank-{self.number}.log").open("ab") as log:
+            log.write(without_keys(lines.decode(errors="replace")).encode())
+        self.num_logged += len(lines)
 
     def tail(self) -> str:
         """The last that it printed."""
@@ -60,13 +83,30 @@ def require_processes(num_ranks: int) -> None:
 
 
 def launched_words() -> list[str]:
-    """What the command that started this rank has to say to start as many again."""
+    """The command line that starts as many ranks again as the command of this rank did."""
     return ["--nproc", os.environ[BY_NPROC]] if os.environ.get(BY_NPROC) else []
 
 
-def launch(words: Sequence[str], num_ranks: int) -> int:
+def launch(words: Sequence[str], num_ranks: int, directory: Path, *, restarts: int = 0) -> int:
     """Run `rllm WORDS` on so many ranks of this machine; returns the exit code of the first that failed, and
-    0 where none did."""
+    0 where none did. `directory` is the run that they write.
+
+    So many times all of them start again where one was killed, hung or failed.
+    """
+    while True:
+        code = _launch_once(words, num_ranks, directory)
+        if not restarts or code in (0, REFUSED, INTERRUPTED):
+            return code
+        restarts -= 1
+        print(
+            f"All {num_ranks} ranks start again and go on from the last checkpoint (`distributed.restarts`: "
+            f"{restarts} left).",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _launch_once(words: Sequence[str], num_ranks: int, directory: Path) -> int:
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     place |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), BY_NPROC: str(num_ranks)}
     ranks: list[_Rank] = []
@@ -81,18 +121,19 @@ def launch(words: Sequence[str], num_ranks: int) -> int:
                     stderr=output,
                 )
                 ranks.append(_Rank(number=number, process=process, output=output))
-            return _wait(ranks)
+            return _wait(ranks, directory)
         finally:
             for rank in ranks:
                 if rank.process.poll() is None:
                     rank.process.kill()
                 rank.process.wait()
+                rank.log(directory, is_over=True)
                 if rank.output is not None:
                     rank.output.close()
 
 
-def _wait(ranks: Sequence[_Rank]) -> int:
-    first = _first_failure(ranks)
+def _wait(ranks: Sequence[_Rank], directory: Path) -> int:
+    first = _first_failure(ranks, directory)
     if first is None:
         return 0
     _end_others(ranks)
@@ -103,10 +144,12 @@ def _wait(ranks: Sequence[_Rank]) -> int:
     return INTERRUPTED if _is_interruption(code) else code if code > 0 else 1
 
 
-def _first_failure(ranks: Sequence[_Rank]) -> _Rank | None:
+def _first_failure(ranks: Sequence[_Rank], directory: Path) -> _Rank | None:
     """The first rank that ends with an error; None when all have ended well."""
     while True:
         try:
+            for rank in ranks:
+                rank.log(directory)
             codes = [rank.process.poll() for rank in ranks]
             failed = [rank for rank, code in zip(ranks, codes, strict=True) if code]
             if failed:
@@ -137,7 +180,8 @@ def _is_interruption(code: int) -> bool:
 
 
 def _report(rank: _Rank, others: Sequence[_Rank]) -> None:
-    """How a rank ended that had no terminal, or no time for a word: then what another one knows of it."""
+    """Print the end of a rank that had no terminal, or no time for a word: then what another one knows of
+    it."""
     code = rank.process.returncode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     print(f"Rank {rank.number} {how}; all ranks have ended.", file=sys.stderr)

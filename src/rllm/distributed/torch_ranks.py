@@ -47,6 +47,7 @@ class TorchRanks(RankGroup):
         rank: int,
         size: int,
         heartbeat: Heartbeat,
+        groups_in_step: list[Any],
         *,
         num_local: int = 1,
         shard_size: int = 1,
@@ -54,7 +55,7 @@ class TorchRanks(RankGroup):
     ) -> None:
         self.rank, self.size, self.num_local = rank, size, num_local
         self.shard_size, self.tensor_size = shard_size, tensor_size
-        self._heartbeat = heartbeat
+        self._heartbeat, self._groups_in_step = heartbeat, groups_in_step
         self._meshes: dict[str, DeviceMesh] = {}
         self._neighbours: tuple[RankGroup, RankGroup] | None = None
 
@@ -69,6 +70,9 @@ class TorchRanks(RankGroup):
     def sum_in_place(self, tensors: Sequence[Tensor]) -> None:
         def add() -> None:
             for bucket in _buckets(tensors):
+                if len(bucket) == 1 and bucket[0].is_contiguous():
+                    dist.all_reduce(bucket[0], group=self.process_group)
+                    continue
                 flat = torch.cat([each.reshape(-1) for each in bucket])
                 dist.all_reduce(flat, group=self.process_group)
                 parts = flat.split([each.numel() for each in bucket])
@@ -107,6 +111,7 @@ class TorchRanks(RankGroup):
             copies = self.size // self.shard_size
             mesh = init_device_mesh(device_type, (copies, self.shard_size), mesh_dim_names=MESH_DIMENSIONS)
             self._meshes[device_type] = mesh if copies > 1 else mesh["shards"]
+            self._groups_in_step.extend(self._meshes[device_type].get_all_groups())
         return self._meshes[device_type]
 
     def for_another_thread(self) -> RankGroup:
@@ -142,14 +147,14 @@ class TorchRanks(RankGroup):
 
 
 class _SomeRanks(TorchRanks):
-    """Of all ranks those that this one does something with."""
+    """A subset of all ranks, which this one exchanges values with."""
 
     @classmethod
     def of(cls, ranks: TorchRanks, groups: Sequence[Sequence[int]]) -> "_SomeRanks":
         """The one of `groups` that this rank is in; every rank is in one."""
         made = [(dist.new_group(list(members), backend="gloo", timeout=NEVER), members) for members in groups]
         group, members = next(each for each in made if ranks.rank in each[1])
-        mine = cls(members.index(ranks.rank), len(members), ranks._heartbeat)
+        mine = cls(members.index(ranks.rank), len(members), ranks._heartbeat, ranks._groups_in_step)
         mine.process_group = group
         return mine
 
@@ -159,13 +164,23 @@ class _OtherThread(TorchRanks):
 
     def __init__(self, ranks: TorchRanks) -> None:
         super().__init__(
-            ranks.rank, ranks.size, ranks._heartbeat, num_local=ranks.num_local, shard_size=ranks.shard_size
+            ranks.rank,
+            ranks.size,
+            ranks._heartbeat,
+            ranks._groups_in_step,
+            num_local=ranks.num_local,
+            shard_size=ranks.shard_size,
         )
         self.process_group = dist.new_group(backend="gloo", timeout=NEVER)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         yield
+
+
+def _num_collectives(groups: Sequence[Any]) -> int:
+    """Those that this rank has begun in all of them."""
+    return sum(each._get_sequence_number_for_group() for each in groups)
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -182,7 +197,8 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 _numbers = itertools.count()
-"""Of the groups of this process: a program may train several times, and each has keys of its own."""
+"""The numbers of the groups of this process: a program may train several times, and each has keys of its
+own."""
 
 
 @cache
@@ -217,13 +233,17 @@ def joined_ranks(
     """
     ours, beats, rank, size = _meet(next(_numbers))
     dist.init_process_group("gloo", store=ours, rank=rank, world_size=size, timeout=NEVER)
-    with Heartbeat(beats, rank, size, config.timeout_s) as heartbeat:
+    groups_in_step: list[Any] = [dist.group.WORLD]  # and those of a mesh: all ranks are in step there
+    with Heartbeat(
+        beats, rank, size, config.timeout_s, lambda: _num_collectives(groups_in_step)
+    ) as heartbeat:
         dist.barrier()  # every rank has its first beat in the store
         heartbeat.watch()
         ranks = TorchRanks(
             rank,
             size,
             heartbeat,
+            groups_in_step,
             num_local=num_local,
             shard_size=shard_size,
             tensor_size=tensor_size,

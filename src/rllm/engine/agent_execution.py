@@ -157,7 +157,7 @@ class AgentExecutionEngine:
         self._blocking_places: set[str] = set()
 
     def live(self) -> list[LiveRollout]:
-        """What is being played right now, the oldest first."""
+        """The rollouts that are under way, the oldest first."""
         return live_of(list(self.rollouts.values()))
 
     async def run(
@@ -181,7 +181,7 @@ class AgentExecutionEngine:
         pending = attempts_at(tasks, group_size, many, skip)
         run = _Run(self, pending, purpose, sampling or self.sampling, group_size if many > 1.0 else 0)
         try:
-            with LoopWatchdog(told=self._blocking_places):
+            with LoopWatchdog(known_places=self._blocking_places):
                 async with aclosing(
                     play_all(pending, run.work, self._places, self.counts, run.quota)
                 ) as episodes:
@@ -225,7 +225,7 @@ class AgentExecutionEngine:
 
 
 class _Run:
-    """What the workers of one `run` share."""
+    """The shared state of the workers of one `run`."""
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ class _Run:
                     del self.engine.rollouts[self.purpose, identity]
                 self.engine.counts.call_retries += vitals.call_retries
                 episode = _episode(identity, task, trajectory, tries)
-                episode, failure = self.records.kept(episode, vitals.failure)
+                episode, failure = self.records.keep(episode, vitals.failure)
                 self.engine.failures.settle(episode, failure, self.num_attempts)
                 results.put_nowait(episode)
         finally:
@@ -324,8 +324,7 @@ class _Run:
         )
 
     async def _wait(self, vitals: Vitals, tries: int) -> None:
-        patience = self.engine.limits.patience
-        wait_s = min(patience.longest_wait_s, patience.first_wait_s * 2.0 ** (tries - 1))
+        wait_s = self.engine.limits.patience.doubled_wait_s(tries - 1)
         vitals.waits_for = f"another try in {wait_s:.1f} s"
         await asyncio.sleep(wait_s)
 

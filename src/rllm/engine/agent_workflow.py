@@ -159,7 +159,7 @@ class AgentWorkflowEngine:
         self._blocking_places: set[str] = set()
 
     def live(self) -> list[LiveRollout]:
-        """What is being played right now, the oldest first."""
+        """The attempts that are under way, the oldest first."""
         for attempt in list(self.rollouts.values()):
             attempt.vitals.waits_for = attempt.rollout_engine.waits_for or "workflow"
         return live_of(attempt.vitals for attempt in list(self.rollouts.values()))
@@ -231,7 +231,7 @@ class AgentWorkflowEngine:
 
 
 class _Run:
-    """What the workers of one `run` share."""
+    """The shared state of the workers of one `run`."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class _Run:
     async def episodes(self) -> AsyncGenerator[Episode, None]:
         engine = self.engine
         try:
-            with LoopWatchdog(told=engine._blocking_places):
+            with LoopWatchdog(known_places=engine._blocking_places):
                 async with aclosing(
                     play_all(self.pending, self._work, engine._places, engine.counts, self.quota)
                 ) as episodes:
@@ -314,7 +314,7 @@ class _Run:
             finally:
                 rollouts.pop((self.purpose, identity), None)
             episode.info["tries"] = tries
-            episode, error = self.records.kept(episode, error)
+            episode, error = self.records.keep(episode, error)
             if self.raise_on_error and error is not None and episode.outcome in UNPAID:
                 if not isinstance(error, Exception):  # sys.exit() would end the program
                     error = contract_error_of(error, attempt.name)
@@ -336,8 +336,7 @@ class _Run:
         return tries < self.engine.retry_limit and vitals.stopped is None and not self._late()
 
     def _wait_s(self, tries: int) -> float:
-        patience = self.engine.settings.patience
-        return min(patience.longest_wait_s, patience.first_wait_s * 2.0 ** (tries - 1))
+        return self.engine.settings.patience.doubled_wait_s(tries - 1)
 
 
 def _client(client: Any) -> Client:

@@ -1,4 +1,4 @@
-"""What every rollout is doing right now, written by itself as it goes.
+"""The state of every rollout, which it writes itself as it goes on.
 
     rollout ──► Vitals: turn, what it waits for ──► live_of ──► LiveRollout: progress view, watchdogs
 
@@ -35,16 +35,16 @@ class Vitals:
 
     episode: EpisodeId
     counts: EpisodeCounts = field(default_factory=EpisodeCounts)
-    """Of the engine; every turn that is made is counted there."""
+    """The counts of the engine; every turn that is made is counted there."""
     started_at: float = field(default_factory=time.monotonic)
     turn: int = 0
     waits_for: str = "its turn"
     call_retries: int = 0
     """Model calls that were asked again."""
     failure: BaseException | None = None
-    """What made its latest try fail."""
+    """The reason that its latest try failed."""
     stopped: Outcome | None = None
-    """What it counts as when it was told to stop."""
+    """The outcome that it counts as when it was told to stop."""
     interrupt: Callable[[], None] | None = None
     """Ends it wherever it waits; set while it is played."""
 
@@ -57,7 +57,7 @@ class Vitals:
 
 
 def live_of(rollouts: Iterable[Vitals]) -> list[LiveRollout]:
-    """How they are, the oldest first."""
+    """The states of the rollouts, the oldest first."""
     now = time.monotonic()
     live_values = [
         LiveRollout(

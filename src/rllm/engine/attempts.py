@@ -1,4 +1,5 @@
-"""What every engine does: attempts wait in a queue, workers play them, each is handed out as it finishes.
+"""The common part of all engines: attempts wait in a queue, workers play them, each is handed out as it
+finishes.
 
 tasks × group_size ──► pending ──► num_workers × work ──► finished ──► Episode
                                      └ submitted = scored + truncated + failed + cancelled + in flight, always

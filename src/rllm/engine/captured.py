@@ -1,4 +1,4 @@
-"""What a program returned, joined with the calls that were captured while it ran.
+"""The result of a program, joined with the calls that were captured while it ran.
 
     None                       ──► one trajectory, one Step per call, in the order of capture
     Trajectory, Episode        ──► each Step gets the tokens of its call:
@@ -73,7 +73,7 @@ class Captured:
         return "", ""
 
     def infrastructure_error(self) -> dict[str, Any] | None:
-        """What the engine or server did wrong and a later try of the same call did not make good."""
+        """The fault of the engine or server that no later try of the same call made good."""
         answers = self.answered
         for record in reversed(self.records):
             if _is_infrastructure(record) and not any(_same_request(record, other) for other in answers):
@@ -107,7 +107,7 @@ def join(result: Episode | Trajectory | None, captured: Captured, role: str) -> 
     steps = [(trajectory, step) for trajectory in episode.trajectories for step in trajectory.steps]
     steps_without_id = [each for each in steps if not claims.by_id(*each)]
     claims.by_content(steps_without_id)
-    return episode, [record.id for record in answers if _key(record) not in claims.claimed]
+    return episode, [record.id for record in answers if _key(record) not in claims.step_of_call]
 
 
 def step_of(record: CallRecord) -> Step:
@@ -121,12 +121,12 @@ class _Claims:
     """Which Step is which call."""
 
     def __init__(self, captured: Captured, role: str) -> None:
-        self.claimed: dict[tuple[str, int], tuple[Trajectory, Step]] = {}
-        self._answered = captured.answered
+        self.step_of_call: dict[tuple[str, int], tuple[Trajectory, Step]] = {}
+        self._answers = captured.answered
         self._choices: dict[str, dict[int, CallRecord]] = {}
-        for record in self._answered:
+        for record in self._answers:
             self._choices.setdefault(record.id, {})[record.choice] = record
-        self._broken = {record.id for record in captured.records} - self._choices.keys()
+        self._broken_ids = {record.id for record in captured.records} - self._choices.keys()
         self._role = role
 
     def by_id(self, trajectory: Trajectory, step: Step) -> bool:
@@ -135,7 +135,7 @@ class _Claims:
         call_id = completion_id or step.id
         choices = self._choices.get(call_id, {})
         if not choices:
-            if call_id in self._broken:
+            if call_id in self._broken_ids:
                 raise BrokenOffCall(f"The answer of call {call_id} broke off.")
             if completion_id:
                 raise AgentError(
@@ -159,13 +159,13 @@ class _Claims:
         fitting = [record for record in choices.values() if _fits(step, record)]
         if len({_identity(record) for record in fitting}) != 1:
             return None
-        return next((each for each in fitting if _key(each) not in self.claimed), fitting[0]).choice
+        return next((each for each in fitting if _key(each) not in self.step_of_call), fitting[0]).choice
 
     def by_content(self, steps_without_id: Sequence[tuple[Trajectory, Step]]) -> None:
         """Fill steps by what they say, wherever that leaves one call only, or equal ones."""
         pairs, left = match_by_content(
             steps_without_id,
-            [record for record in self._answered if _key(record) not in self.claimed],
+            [record for record in self._answers if _key(record) not in self.step_of_call],
             answer_of=lambda each: _answer_of(each[1]) or None,
             answers_of=lambda record: (_text_of(record),),
             fits=lambda each, record: _fits(each[1], record),
@@ -174,7 +174,7 @@ class _Claims:
         for (trajectory, step), record in pairs:
             self._claim(trajectory, step, record)
         for (trajectory, step), fitting in left:
-            for record in self._answered if not fitting else ():
+            for record in self._answers if not fitting else ():
                 if _fits(step, record):
                     self._claim(trajectory, step, record)  # raises: another step is this call
             raise AgentError(
@@ -185,12 +185,12 @@ class _Claims:
 
     def _claim(self, trajectory: Trajectory, step: Step, record: CallRecord) -> None:
         key = _key(record)
-        if key in self.claimed:
+        if key in self.step_of_call:
             raise AgentError(
-                f"{self._where(trajectory, step)} and {self._where(*self.claimed[key])} are the same call "
-                f"{record.id}; a call belongs to one step, or its tokens would be trained on twice."
+                f"{self._where(trajectory, step)} and {self._where(*self.step_of_call[key])} are the same "
+                f"call {record.id}; a call belongs to one step, or its tokens would be trained on twice."
             )
-        self.claimed[key] = trajectory, step
+        self.step_of_call[key] = trajectory, step
         _fill(step, record)
 
     def _where(self, trajectory: Trajectory, step: Step) -> str:
@@ -198,7 +198,9 @@ class _Claims:
         return f"Step {place} of trajectory {trajectory.name!r} of {self._role}"
 
     def _available(self) -> str:
-        ids = list(dict.fromkeys(record.id for record in self._answered if _key(record) not in self.claimed))
+        ids = list(
+            dict.fromkeys(record.id for record in self._answers if _key(record) not in self.step_of_call)
+        )
         more = f" and {len(ids) - _MOST_IDS_SHOWN} more" if len(ids) > _MOST_IDS_SHOWN else ""
         return f"Calls that are left: {', '.join(ids[:_MOST_IDS_SHOWN]) or 'none'}{more}."
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 GRACE_S = 1.0
-"""How long a coroutine may take to end when it is told to."""
+"""The time that a coroutine has to end when it is told to."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What can be known about a user's classes before the first rollout, and what is checked of what they return.
+"""Checks of a user's classes before the first rollout, and of the values that they return.
 
 agent_class, env_class, arguments ──► signatures and properties ──► nothing, or an AgentError with the mend
 Episode of a workflow or program  ──► types of what it holds    ──┘
@@ -72,13 +72,20 @@ def require_trajectory(trajectory: Trajectory, where: str) -> None:
     """Raises AgentError for one of a user's that holds something else than steps."""
     _require_is(trajectory, Trajectory, where)
     for name, kind in _OF_TRAJECTORIES:
-        _require_is(getattr(trajectory, name), kind, f"{where}, its `{name}`,")
+        if not isinstance(value := getattr(trajectory, name), kind):
+            _require_is(value, kind, f"{where}, its `{name}`,")
     for number, step in enumerate(trajectory.steps):
-        _require_is(step, Step, f"{where}, step {number}")
-        if step.model_output is not None:
+        if not isinstance(step, Step):  # pyright: ignore[reportUnnecessaryIsInstance]
+            _require_is(step, Step, f"{where}, step {number}")
+        output = step.model_output
+        # The text of an error takes longer than the checks, and every turn of a run comes through here twice.
+        if output is not None and not (
+            isinstance(output, ModelOutput)  # pyright: ignore[reportUnnecessaryIsInstance]
+            and isinstance(output.finish_reason, FinishReason)  # pyright: ignore[reportUnnecessaryIsInstance]
+        ):
             label = f"{where}, step {number}, its `model_output`"
-            _require_is(step.model_output, ModelOutput, label)
-            _require_is(step.model_output.finish_reason, FinishReason, f"{label}, its `finish_reason`")
+            _require_is(output, ModelOutput, label)
+            _require_is(output.finish_reason, FinishReason, f"{label}, its `finish_reason`")
 
 
 _OF_TRAJECTORIES = (

@@ -28,7 +28,7 @@ T = TypeVar("T")
 SLICE = 128
 """Results that are handed over between two looks at what else the loop has to do."""
 TICK_S = 0.01
-"""How often the threads are looked after, and how exactly time limits are kept."""
+"""The interval at which threads are checked, and the precision of time limits."""
 SLOW_S = 0.005
 """Jobs that take longer than this on average block, so each gets a thread at once."""
 
@@ -36,7 +36,7 @@ SLOW_S = 0.005
 @dataclass(slots=True, eq=False)
 class _Job:
     context: Context
-    """Of whoever calls: what one environment sets in it is not seen by the next."""
+    """The context of the caller: the next environment does not see what this one sets in it."""
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     future: "asyncio.Future[Any]"
@@ -71,7 +71,7 @@ class EnvironmentPool:
         self._done: deque[tuple[_Job, Any, BaseException | None]] = deque()
         self._wake_up_sent = False
         self._mean_s = 0.0
-        """How long jobs take, the newest counting most."""
+        """The mean duration of jobs, the newest counting most."""
         self._num_out = 0
         """Calls that have been made and not settled."""
         self._timer: asyncio.TimerHandle | None = None

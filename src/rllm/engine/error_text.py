@@ -1,4 +1,4 @@
-"""What messages say of user code: the line at which a thread or a task is, the text of an error."""
+"""The words of messages about user code: the line at which a thread or a task is, the text of an error."""
 
 import asyncio
 import sys
@@ -13,7 +13,7 @@ from rllm.redaction import without_keys
 
 def frames_of_thread(thread_id: int | None) -> list[FrameType]:
     """From the outermost to the innermost; none when the thread has ended."""
-    frame = sys._current_frames().get(thread_id or 0)
+    frame = None if thread_id is None else sys._current_frames().get(thread_id)
     frames: list[FrameType] = []
     while frame is not None:
         frames.append(frame)
@@ -40,7 +40,7 @@ def frames_text(frames: Sequence[FrameType]) -> str:
 
 
 MAX_SHOWN_CHARS = 4000
-"""Of one message: an exception may hold a whole page, and every episode that meets it would."""
+"""The length of one message: an exception may hold a whole page, and every episode that meets it would."""
 _MAX_KEY_CHARS = 1000
 
 

@@ -47,8 +47,8 @@ def on_sigterm(act: Callable[[int, FrameType | None], object]) -> Iterator[None]
 
 
 async def _cancelled_by_sigterm(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """What asyncio does about SIGINT, done about SIGTERM: also where a shell's background job ignores the
-    former."""
+    """Cancel the coroutine at SIGTERM, as asyncio does at SIGINT; a shell's background job may ignore the
+    latter."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
     is_terminated = False

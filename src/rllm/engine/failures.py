@@ -1,4 +1,4 @@
-"""What a failed episode is on record as, and how many failures end a run.
+"""The record of a failed episode, and the number of failures that ends a run.
 
     exception ──► error_record ──► info["error"]: type, message, place, traceback
         │
@@ -56,7 +56,7 @@ def contract_error_of(error: BaseException, source: str) -> BaseException:
 
 
 def error_record(error: BaseException, place: str) -> dict[str, Any]:
-    """What `info["error"]` holds: type, message, place and traceback, none longer than people read."""
+    """The content of `info["error"]`: type, message, place and traceback, none longer than people read."""
     frames = traceback.format_exception(error)[-_MAX_FRAMES:]
     return {
         "type": type(error).__name__,
@@ -93,7 +93,7 @@ class FailureBudget:
         """The causes of the latest attempts; "" for one that did not fail."""
         self._window = WINDOW
         self._num_failed = 0
-        self._warned: set[str] = set()
+        self._warned_kinds: set[str] = set()
 
     def settle(self, episode: Episode, error: BaseException | None, num_attempts: int) -> None:
         """Count an episode that has ended. Raises what ends the run.
@@ -131,8 +131,8 @@ class FailureBudget:
     def _warn(self, failure: BaseException, where: str) -> None:
         """Once for every kind of failure: the rest are counted."""
         kind = f"{type(failure).__name__} {error_text(failure)[:40]}"
-        if kind not in self._warned and len(self._warned) < WINDOW:
-            self._warned.add(kind)
+        if kind not in self._warned_kinds and len(self._warned_kinds) < WINDOW:
+            self._warned_kinds.add(kind)
             log.warning("%s and is left out: %s", where, _cause(failure))
 
     def _require_within_budget(self, failure: BaseException) -> None:
@@ -152,7 +152,7 @@ def _cause(failure: BaseException) -> str:
 
 
 def _first_failure(failure: BaseException, where: str) -> BaseException:
-    """What strict mode raises: the failure itself, where it is one of ours."""
+    """The exception that strict mode raises: the failure itself, where it is one of ours."""
     if not isinstance(failure, RllmError):
         agent_error = AgentError(f"{where}: {_cause(failure)}")
         agent_error.__cause__ = failure

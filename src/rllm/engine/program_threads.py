@@ -19,6 +19,7 @@ import gc
 import logging
 import re
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
@@ -168,8 +169,14 @@ class _StoppableCall:
                 self._thread_id = threading.get_ident()
             end = call()
             with self._lock:
+                is_stopped = self._thread_id is None
                 self._thread_id = None
-            _raise_in_thread(threading.get_ident(), None)  # what was to come comes no more
+            # What was to come may not have come yet: it is sent again, and awaited. Were it taken back, the
+            # interpreter would wait for it on, and traced threads of Python 3.11 stand still then.
+            if is_stopped:
+                _raise_in_thread(threading.get_ident())
+            while is_stopped:
+                time.sleep(0.0)
         except ProgramStopped:
             pass  # after its end, or just before its beginning
         return end
@@ -177,15 +184,13 @@ class _StoppableCall:
     def stop(self) -> None:
         with self._lock:
             if self._thread_id is not None:
-                _raise_in_thread(self._thread_id, ProgramStopped)
+                _raise_in_thread(self._thread_id)
                 self._thread_id = None
 
 
-def _raise_in_thread(thread_id: int, error: type[BaseException] | None) -> None:
-    """At the next line of Python that the thread runs; None takes back what it has not come to."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread_id), None if error is None else ctypes.py_object(error)
-    )
+def _raise_in_thread(thread_id: int) -> None:
+    """At the next line of Python that the thread runs."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(ProgramStopped))
 
 
 def _call_to_end(function: Callable[..., Any], arguments: tuple[Any, ...]) -> ProgramEnd:

@@ -1,4 +1,5 @@
-"""What an episode must be to be kept and learned from; one that is not that fails alone, as soon as it ends.
+"""The conditions of an episode that is kept and learned from; one that breaks them fails alone, as soon as it
+ends.
 
 episode ──► types, sizes, uids, what the store can hold? ──► yes: as it is
                                                          └─► no: failed, with what of it can be kept
@@ -23,7 +24,7 @@ Part = TypeVar("Part", Episode, Trajectory, Step)
 MAX_ABS_REWARD = 1e18
 """Its square is still a number in 32 bits, so what is made of rewards is one as well."""
 _MAX_KEYS_TRIED = 100
-"""Of a dict that cannot be kept whole, so many keys are tried one by one."""
+"""The number of keys that are tried one by one of a dict that cannot be kept whole."""
 
 
 class Records:
@@ -35,7 +36,7 @@ class Records:
         self._stored = stored
         self._uids: set[str] = set()
 
-    def kept(self, episode: Episode, error: BaseException | None) -> tuple[Episode, BaseException | None]:
+    def keep(self, episode: Episode, error: BaseException | None) -> tuple[Episode, BaseException | None]:
         """The episode and what made it fail; where it cannot be kept, one that can."""
         if episode.outcome is Outcome.CANCELLED:
             return episode, error

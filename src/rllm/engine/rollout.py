@@ -49,7 +49,7 @@ from rllm.types.task import EpisodeId
 T = TypeVar("T")
 
 HURRY_S = 5.0
-"""How long a rollout that is cancelled waits for its environment to close; it closes later all the same."""
+"""The time that a cancelled rollout waits for its environment to close; it closes later all the same."""
 
 ENVIRONMENT, MODEL, AGENT = "environment", "model", "agent"
 """Where a rollout failed: `info["error"]["place"]`."""
@@ -59,7 +59,7 @@ ENVIRONMENT, MODEL, AGENT = "environment", "model", "agent"
 class RolloutLimits:
     max_turns: int = 5
     step_timeout_s: float = 60.0
-    """Of one environment call."""
+    """The time limit of one environment call."""
     episode_timeout_s: float | None = 600.0
     """None: as long as its turns take, each of which is limited."""
     budget: TokenBudget = field(default_factory=TokenBudget)
@@ -69,7 +69,7 @@ class RolloutLimits:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RolloutKey:
-    """What every random draw of one rollout is derived from."""
+    """The key that every random draw of one rollout is derived from."""
 
     seed: int = 0
     purpose: str = ""
@@ -85,7 +85,7 @@ GRADE = "grade"
 _GRADE_FIELDS = ("is_correct", "extracted", "reason")
 
 PAID = (Outcome.SCORED, Outcome.TRUNCATED)
-"""What ends like this has a reward."""
+"""The ends of an episode that have a reward."""
 
 _SAMPLING_NAMES = tuple(each.name for each in fields(SamplingParams))
 
@@ -327,7 +327,7 @@ class _Rollout:
     def question(
         self, messages: list[Message], sampling: SamplingParams, tools: Tools
     ) -> Callable[[], Awaitable[ModelOutput]]:
-        """What is asked, as often as it takes."""
+        """A function that asks the model; it may be called several times."""
         if not tools:
             return lambda: self.session.respond(messages, sampling)
         if not takes_tools(type(self.session)):
@@ -398,7 +398,7 @@ class _Rollout:
         return self.in_agent(lambda: self.agent.tool_schemas)
 
     def action_for(self, output: ModelOutput, messages: list[Message], tools: Tools) -> Any:
-        """What the agent does about an answer, which becomes one step of its trajectory."""
+        """The agent's response to an answer, which becomes one step of its trajectory."""
         self.record_use(output, messages)
         num_before = len(self.trajectory.steps)
         try:

@@ -1,4 +1,4 @@
-"""What the arguments of an engine come to: a client, limits, sampling; or a ConfigError that says why not.
+"""The arguments of an engine, resolved: a client, limits, sampling; or a ConfigError with the reason.
 
 Published programs pass these arguments under their published names; each is honoured here or refused.
 """

@@ -51,7 +51,7 @@ class SplitEngine:
         return total
 
     def live(self) -> Sequence[Any]:
-        """What this rank plays."""
+        """The attempts that this rank has under way."""
         return self._engine.live()
 
     async def run(
@@ -70,7 +70,7 @@ class SplitEngine:
         own_episodes: list[EncodedEpisode] = []
         if mine := self._ranks.share(tasks_with_ids):
             run = self._engine.run(mine, group_size=group_size, purpose=purpose, sampling=sampling, skip=skip)
-            own_episodes = await _played(run, self._engine, self._ranks, purpose)
+            own_episodes = await _play_share(run, self._engine, self._ranks, purpose)
         all_parts = await asyncio.to_thread(self._ranks.gather, (own_episodes, self._engine.counts))
         self._of_others = [counts for rank, (_, counts) in enumerate(all_parts) if rank != self._ranks.rank]
         for part, _ in all_parts:
@@ -85,14 +85,14 @@ class WriterEngine:
         """`engine` is None on the other ranks."""
         self._engine, self._ranks = engine, ranks
         self._counts = EpisodeCounts()
-        """Of rank 0, as of the end of its last `run`."""
+        """The counts of rank 0, as of the end of its last `run`."""
 
     @property
     def counts(self) -> EpisodeCounts:
         return self._counts if self._engine is None else self._engine.counts
 
     def live(self) -> Sequence[Any]:
-        """What this rank plays."""
+        """The attempts that this rank has under way."""
         return [] if self._engine is None else self._engine.live()
 
     async def run(
@@ -111,19 +111,19 @@ class WriterEngine:
             run = self._engine.run(
                 tasks, group_size=group_size, purpose=purpose, sampling=sampling, skip=skip
             )
-            episodes = await _played(run, self._engine, self._ranks, purpose)
+            episodes = await _play_share(run, self._engine, self._ranks, purpose)
         (episodes, self._counts), *_ = await asyncio.to_thread(self._ranks.gather, (episodes, self.counts))
         for row, steps in episodes:
             yield decode_episode(EpisodeRow(*row), (StepRow(*step) for step in steps))
 
 
-async def _played(
+async def _play_share(
     run: AsyncGenerator[Episode, None], engine: EpisodeEngine, ranks: RankGroup, purpose: str
 ) -> list[EncodedEpisode]:
     """All episodes of `run`; meanwhile the other ranks hear of every turn."""
     async with _beating(engine, ranks, f"the episodes of {purpose}"), aclosing(run) as running:
-        encoded = [encode_episode(each) async for each in running]
-    return [(tuple(row), list(map(tuple, steps))) for row, steps in encoded]
+        rows = [encode_episode(each) async for each in running]
+    return [(tuple(row), list(map(tuple, steps))) for row, steps in rows]
 
 
 @asynccontextmanager

@@ -53,16 +53,16 @@ class LoopWatchdog:
         *,
         limit_s: float = 1.0,
         on_blocked: Callable[[str, float], None] | None = None,
-        told: set[str] | None = None,
+        known_places: set[str] | None = None,
     ) -> None:
-        """`on_blocked` is told the place and the limit, in the watchdog's thread; None logs a warning. `told`
-        are the places that were warned of already, and is added to.
+        """`on_blocked` gets the place and the limit, in the watchdog's thread; None logs a warning.
+        `known_places` are the places that were warned of already; new ones are added to it.
         """
         if not limit_s > 0.0:
             raise ConfigError(f"`limit_s` of LoopWatchdog is {limit_s}; it must be above 0.")
         self.limit_s = limit_s
         self._on_blocked = on_blocked or _warn
-        self._told = set[str]() if told is None else told
+        self._known_places = set[str]() if known_places is None else known_places
 
     def __enter__(self) -> "LoopWatchdog":
         self._loop = asyncio.get_running_loop()
@@ -92,8 +92,8 @@ class LoopWatchdog:
             # Calls that have been running all the while. None: many short ones, one after the other.
             same = [frame for frame, later in zip(before, after, strict=False) if frame is later]
             place = frames_text(same)
-            if place and place not in self._told:
-                self._told.add(place)
+            if place and place not in self._known_places:
+                self._known_places.add(place)
                 self._on_blocked(place, self.limit_s)
             del before, after, same  # frames keep everything in them alive
             while not answer.wait(self.limit_s) and not self._over.is_set():
@@ -155,7 +155,7 @@ class ProgressWatchdog:
         self._check_every_s = check_every_s or min(1.0, limit_s / 10)
         self._grace_s = grace_s
         self._over = threading.Event()
-        self._told = threading.Lock()
+        self._report_once = threading.Lock()
         """Taken by whoever calls `on_stall`: the loop, or the thread if the loop does not react."""
         self._error: StallError | None = None
         self._cancelled = False
@@ -204,13 +204,13 @@ class ProgressWatchdog:
             reaction.set()
             if self._over.is_set():
                 return
-            if self._told.acquire(blocking=False):
+            if self._report_once.acquire(blocking=False):
                 self._save(error)
             self._cancelled = True
             self._task.cancel()
 
         self._loop.call_soon_threadsafe(end)
-        if reaction.wait(self._grace_s) or not self._told.acquire(blocking=False):
+        if reaction.wait(self._grace_s) or not self._report_once.acquire(blocking=False):
             return
         # The loop itself is what hangs. Python code in it is interrupted, and then `end` has its turn; a call
         # into C cannot be.

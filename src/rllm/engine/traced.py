@@ -51,7 +51,7 @@ PROGRAM, EVALUATOR = "program", "evaluator"
 INFRASTRUCTURE_ERRORS = (BrowserError, InferenceError, SandboxError)
 """Services of a program that failed: tried again, and never the policy's failure."""
 TRAINING = "train"
-"""What the purpose of a run begins with whose episodes are trained on."""
+"""The prefix of the purpose of a run whose episodes are trained on."""
 
 
 class TracedSession(Protocol):
@@ -136,7 +136,7 @@ class TracedEngine:
         self.failures = FailureBudget(max_failed_fraction)
         self.stored = stored
         self.rollouts: dict[tuple[str, EpisodeId], Vitals] = {}
-        """Of the programs that run, by the purpose of their run."""
+        """The programs that run, by the purpose of their run."""
         self._places = ParallelLimit(self.num_parallel)
         self._runner = ProgramRunner()
         self._number = 0
@@ -148,7 +148,7 @@ class TracedEngine:
         return self._runner.num_abandoned
 
     def live(self) -> list[LiveRollout]:
-        """What is being played right now, the oldest first."""
+        """The attempts that are under way, the oldest first."""
         return live_of(list(self.rollouts.values()))
 
     async def run(
@@ -233,7 +233,7 @@ class TracedEngine:
             finally:
                 del self.rollouts[purpose, identity]
             episode.info["tries"] = tries
-            episode, failure = records.kept(episode, vitals.failure)
+            episode, failure = records.keep(episode, vitals.failure)
             self.failures.settle(episode, failure, num_attempts)
             results.put_nowait(episode)
 
@@ -286,7 +286,8 @@ class _Attempt:
                 "timeout_s": engine.episode_timeout_s,
             },
             is_validation=bool(purpose) and not purpose.startswith(TRAINING),
-            sampling_params=dict(sampling),
+            # `top_k` is set for the session and no keyword of OpenAI's client, which programs pass these to.
+            sampling_params={name: value for name, value in sampling.items() if name != "top_k"},
         )
 
     async def play(self, runner: ProgramRunner) -> Episode:
@@ -455,13 +456,14 @@ def _note_grading(episode: Episode, grader_s: float) -> None:
 
 
 def _without_answers(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What a program may see of a task that names its grader: not what the grader compares with."""
+    """The part that a program may see of a task that names its grader: without what the grader compares
+    with."""
     hidden_fields = ("grader_args", "grading", "oracle") if "grader" in metadata else ()
     return {name: value for name, value in metadata.items() if name not in hidden_fields}
 
 
 def _outcome_of(episode: Episode, cut_off: TerminationReason | None) -> Outcome:
-    """What an episode that did not fail counts as; its program may have set the reason itself."""
+    """The outcome of an episode that did not fail; its program may have set the reason itself."""
     if cut_off is not None:
         episode.termination_reason = cut_off
     elif episode.termination_reason is TerminationReason.UNKNOWN:

@@ -22,12 +22,12 @@ class Turnstile:
         self._most = most
         self._room = most
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._armed = False
+        self._is_scheduled = False
 
     async def wait_to_pass(self) -> None:
         """Returns at once while there is room in this iteration, otherwise in a later one."""
-        if not self._armed:
-            self._armed = True
+        if not self._is_scheduled:
+            self._is_scheduled = True
             self._loop.call_soon(self._next)
         if self._room and not self._waiting:
             self._room -= 1
@@ -44,6 +44,6 @@ class Turnstile:
             if not turn.done():  # cancelled, where somebody no longer waits
                 turn.set_result(None)
                 self._room -= 1
-        self._armed = bool(self._waiting)
-        if self._armed:
+        self._is_scheduled = bool(self._waiting)
+        if self._is_scheduled:
             self._loop.call_soon(self._next)

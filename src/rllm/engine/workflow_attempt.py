@@ -46,12 +46,12 @@ AnyTask = Task | Mapping[str, Any]
 WORKFLOW = "workflow"
 """Where an attempt failed: `info["error"]["place"]`; else at the model."""
 UNPAID = (Outcome.POLICY_FAILURE, Outcome.INFRASTRUCTURE_FAILURE, Outcome.CANCELLED)
-"""What ends like this has no reward."""
+"""The ends of an episode that have no reward."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class WorkflowSettings:
-    """What all attempts of an engine have in common."""
+    """The settings that all attempts of an engine share."""
 
     workflow_cls: type[Workflow]
     workflow_args: dict[str, Any]
@@ -59,7 +59,7 @@ class WorkflowSettings:
     """By policy; the first is the one of roles that name none."""
     roles: dict[str, RoleSettings] = field(default_factory=dict[str, RoleSettings])
     budget: TokenBudget = field(default_factory=TokenBudget)
-    """Of each conversation."""
+    """The budget of each conversation."""
     seed: int = 0
     patience: CallPatience = field(default_factory=CallPatience)
     """With the model, and before another try of an attempt."""
@@ -70,7 +70,7 @@ class WorkflowSettings:
     workers: WorkerRunner | None = None
     """Runs the workers of the workflow that have a model or program of their own."""
     contracts: Mapping[str, Contract] | None = None
-    """Of those workers and the others; None reads those that the class names."""
+    """The contracts of those workers and the others; None reads those that the class names."""
 
     def __post_init__(self) -> None:
         for name in ("step_timeout_s", "episode_timeout_s"):
@@ -301,7 +301,7 @@ class WorkflowAttempt:
         return self._settle_episode(episode, end)
 
     def _of_calls(self) -> Episode:
-        """What was sampled, where the workflow's own episode cannot be read: one trajectory a role."""
+        """The sampled calls of a workflow whose own episode cannot be read: one trajectory a role."""
         by_role: dict[str, Trajectory] = {}
         for call in self.rollout_engine.calls:
             role = call.role or Trajectory().name
@@ -406,7 +406,7 @@ def _failed_end(error: BaseException, place: str = WORKFLOW) -> _End:
 
 
 def _ended_by(error: BaseException) -> _End:
-    """What an exception makes of an attempt."""
+    """The end of an attempt that an exception stands for."""
     if (contract_error := broken_contract(error)) is not None:
         return _failed_end(contract_error)
     causes = leaves_of(error)

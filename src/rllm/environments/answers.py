@@ -1,4 +1,4 @@
-"""What a world of single questions says of itself: one right answer a task is all that is needed.
+"""The description of a world of single questions: one right answer a task is all that is needed.
 
 tasks, their right answers ──► "random": the answer of another task, drawn evenly
                            ──► "always 7": the answer that is right most often

@@ -1,4 +1,4 @@
-"""What an environment is, and the one place that reads what it returned.
+"""The interface of an environment, and the one place that reads what it returned.
 
     task ──► from_dict ──► reset(seed) ──► (observation, info)
                             step(action) ──► 4- or 5-tuple ──► unpack_step ──► StepResult
@@ -76,7 +76,7 @@ class BaseEnv(ABC):
 
 @dataclass(kw_only=True, slots=True)
 class StepResult:
-    """What one step of an environment came to, checked."""
+    """The result of one step of an environment, checked."""
 
     observation: Any
     reward: float
@@ -98,13 +98,14 @@ def moved(
     terminated: bool = False,
     truncated: bool = False,
 ) -> Moved:
-    """What `step` returns. `terminated`: the episode came to its end; `truncated`: a limit cut it off."""
+    """The return value of `step`. `terminated`: the episode came to its end; `truncated`: a limit cut it
+    off."""
     cut_off = {CUT_OFF: True} if truncated and not terminated else {}
     return observation, reward, terminated or truncated, {**info, **cut_off}
 
 
 def call_reset(env: BaseEnv, seed: int | None) -> Any:
-    """What `env.reset` returns, as it is: an awaitable of it where `reset` is async."""
+    """The return value of `env.reset`; an awaitable of it where `reset` is async."""
     return env.reset(seed=seed) if _reset_takes_seed(type(env)) else env.reset()
 
 

@@ -39,9 +39,9 @@ SERVERS: dict[str, dict[str, Any]] = {
 }
 """Where the calculator runs."""
 MISTAKES = ("no_tool", "wrong_tool", "wrong_call", "wrong_copy", "gives_up", "hedges")
-"""What an expert does who is not awake: guesses, calls the next tool in the list, calls with a number
-that was not asked, misreads the result, says that it does not know whatever the result is, says "maybe"
-before the result."""
+"""The mistakes of an inattentive expert: guesses, calls the next tool in the list, calls with a number that
+was not asked, misreads the result, says that it does not know whatever the result is, says "maybe" before the
+result."""
 _KINDS = {"+": "sums", "-": "differences", "*": "products"}
 _FIRST_CALL = "call_0"
 """Id of an answer's first call, as inference clients number them."""
@@ -50,7 +50,7 @@ _MAX_DRAWS = 10_000
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class CalculatorProblem:
-    """What is asked."""
+    """A sum or difference to compute."""
 
     first: int
     sign: str

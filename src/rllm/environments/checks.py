@@ -85,12 +85,12 @@ def _opening(
 
 
 def _run_if_async(result: Any, loop: asyncio.Runner) -> Any:
-    """What an async method comes to; what a plain one returned."""
+    """The value of an async method's awaitable, or of a plain method."""
     return loop.run(result) if inspect.iscoroutine(result) else result
 
 
 def lost_in_json(value: Any) -> str | None:
-    """What goes wrong when `value` is stored as JSON and read again; None when it comes back equal."""
+    """The damage of storing `value` as JSON and reading it again; None when it comes back equal."""
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:

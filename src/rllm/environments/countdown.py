@@ -36,12 +36,12 @@ from rllm.types.episode import Action
 
 FOREIGN_SIGN = "foreign_sign"
 HABITS = ("", FOREIGN_SIGN)
-"""What an expert falls into: any expression of the numbers, or the right one with a sign that its problem is
+"""The habits of an expert: any expression of the numbers, or the right one with a sign that its problem is
 not drawn with, which says nothing of the right sign."""
 _DRAWING_KEYS = ("num_numbers", "max_number", "max_target", "operators")
-"""What problems are drawn with: a problem that is drawn is not changed by it."""
+"""The parameters that problems are drawn with: a problem that is drawn is not changed by them."""
 _NAMING_KEYS = ("task_id", "uid", "index")
-"""What data sets call a row; it says nothing about the problem."""
+"""The names that data sets give to a row; they say nothing about the problem."""
 
 
 class CountdownEnv(BaseEnv):
@@ -107,7 +107,7 @@ def demonstration(task: Mapping[str, Any], *, noise: float, rng: np.random.Gener
 
 
 def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """What any expression of the numbers comes to, and the one best that never looks at the target.
+    """Scores of any expression of the numbers, and of the best one that never looks at the target.
 
     The latter writes the numbers from the largest to the smallest and the same signs between them always.
     """

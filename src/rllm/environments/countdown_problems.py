@@ -22,12 +22,12 @@ NUM_NUMBERS = range(2, 5)
 ENV_KEYS = ("numbers", "target")
 KINDS = {"+": "sums", "-": "differences", "*": "products", "/": "quotients"}
 _HOLDS = {"+": 1, "-": 1, "*": 2, "/": 2}
-"""How tightly a sign binds."""
+"""The precedence of each sign."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class CountdownProblem:
-    """What is asked."""
+    """Numbers and a target to reach."""
 
     numbers: tuple[int, ...]
     """In the order they are shown in."""
@@ -145,7 +145,7 @@ def random_answer(problem: CountdownProblem, rng: Random, operators: str = OPERA
 
 
 def luck(problem: CountdownProblem, operators: str) -> float:
-    """How likely `random_answer` is right: all ways to join the numbers are as likely."""
+    """The probability that `random_answer` is right: all ways to join the numbers are equally likely."""
     num_right, num_all = _num_right(tuple(sorted(map(float, problem.numbers))), problem.target, operators)
     return num_right / num_all
 

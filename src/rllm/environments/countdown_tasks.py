@@ -36,7 +36,8 @@ _MAX_DRAWS = 10_000
 _STRETCH = 512
 """Tasks in a row that repeat none among them."""
 _BEGINNINGS = (8, 64, _STRETCH)
-"""How many tasks of a stretch are drawn at once, and kept: somebody may want a few, or one after another."""
+"""The number of tasks of a stretch that are drawn at once, and kept: somebody may want a few, or one after
+another."""
 _MAX_REPEATS = 20
 """Draws in a row that give a problem again; after so many, problems with that sign begin anew."""
 
@@ -83,7 +84,7 @@ def countdown_tasks(
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _Drawing:
-    """What problems are drawn with."""
+    """The parameters that problems are drawn with."""
 
     split: str
     num_numbers: int

@@ -35,7 +35,7 @@ class Customer:
     wish: str
     """Key of OPENINGS."""
     facts: Mapping[str, str]
-    """What it knows, by key of FACTS."""
+    """The facts that it knows, by key of FACTS."""
     patience: int = 5
     """Messages that it answers."""
 
@@ -48,7 +48,7 @@ class Customer:
         return self.patience < 0
 
     def answer(self, message: str) -> str:
-        """What it says to a message; goodbye when it is tired of them."""
+        """The customer's reply to a message; goodbye when it is tired of them."""
         self.patience -= 1
         if self.has_left:
             return LEAVES

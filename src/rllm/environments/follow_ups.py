@@ -72,14 +72,15 @@ def conversation_verdict(task: Mapping[str, Any], answers: Sequence[str]) -> Ver
 
 
 def turn_verdict(task: Mapping[str, Any], turn: int, answer: str) -> Verdict:
-    """What the answer to question number `turn`, from 0, is worth."""
+    """The verdict on the answer to question number `turn`, from 0."""
     judge = judge_of({**task, "grading": require_turns(task)[turn]})
     assert judge is not None, "the task names its grader"
     return judge(answer)
 
 
 def require_turns(task: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What the answers are graded by. Raises ConfigError where there are not as many as questions."""
+    """The references that the answers are graded by. Raises ConfigError where they are not as many as the
+    questions."""
     grading = task.get("grading")
     turns = grading.get(TURNS) if isinstance(grading, Mapping) else None
     num_turns = 1 + len(task.get(FOLLOW_UPS) or ())

@@ -20,7 +20,7 @@ from rllm.errors import AgentError, ConfigError
 from rllm.types.episode import Action
 
 PLAYER, DROWNED, ARRIVED = "P", "X", "W"
-"""How the player's cell is shown on the ice, in a hole and on the goal."""
+"""The marks of the player's cell on the ice, in a hole and on the goal."""
 _MAX_REPEATS = 500
 """Lakes in a row that were drawn before, after which a held-out split counts as exhausted."""
 _POLICIES: dict[str, tuple[float, ...] | None] = {
@@ -35,13 +35,13 @@ _POLICIES: dict[str, tuple[float, ...] | None] = {
 """Chance of each move, wherever the player is; None looks at the map."""
 _MOVE_OF_WORD = {word.lower(): move for move, word in enumerate(MOVES)}
 _ENV_KEYS = ("size", "p", "seed", "split", "is_slippery", "desc", "max_steps", "random_start")
-_NAMING_KEYS = ("task_id", "uid", "index")
-"""What data sets call a row; it says nothing about the environment."""
+_NAMING_KEYS = ("task_id", "uid", "index", "idx", "data_source")
+"""The names that data sets give to a row; they say nothing about the environment."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Lake:
-    """What all episodes on one map share."""
+    """The facts that all episodes on one map share."""
 
     rows: tuple[str, ...]
     text: str
@@ -119,6 +119,15 @@ class FrozenLakeEnv(BaseEnv):
             self._rng.random()  # Gymnasium draws the start cell here: so one seed slips the same in both
         return self._observation(), {}
 
+    @property
+    def grid(self) -> str:
+        """The lake and the player as text."""
+        lake, state = self._lake, self._state
+        cell = lake.cells[state]
+        symbol = DROWNED if cell == "H" else ARRIVED if cell == "G" else PLAYER
+        place = state + state // lake.num_columns  # each row above ends with a newline
+        return f"{lake.text[:place]}{symbol}{lake.text[place + 1 :]}"
+
     def step(self, action: Any) -> Moved:
         if self._over:
             raise AgentError("FrozenLakeEnv.step: there is no episode to act in; call reset first.")
@@ -154,12 +163,8 @@ class FrozenLakeEnv(BaseEnv):
         return outcomes[0][1]  # rounding left the sum below the draw: Gymnasium takes the first, so do we
 
     def _observation(self) -> Any:
-        """The picture of the lake and the player, as text."""
-        lake, state = self._lake, self._state
-        cell = lake.cells[state]
-        symbol = DROWNED if cell == "H" else ARRIVED if cell == "G" else PLAYER
-        place = state + state // lake.num_columns  # each row above ends with a newline
-        return f"{lake.text[:place]}{symbol}{lake.text[place + 1 :]}"
+        """The picture of the lake and the player, as an agent reads it."""
+        return self.grid
 
 
 def env_arguments(info: dict[str, Any]) -> dict[str, Any]:
@@ -249,14 +254,17 @@ def demonstration(
     strolls: bool = False,
     hasty: bool = False,
     sight: int | None = None,
+    turns: int | None = None,
     env_class: type[FrozenLakeEnv] = FrozenLakeEnv,
+    answer: Callable[[FrozenLakeEnv, str], str] = lambda env, move: move,
 ) -> list[tuple[Any, str]]:
-    """One episode of the expert in `env_class` as (observation, move) pairs.
+    """One episode of the expert in `env_class` as (observation, answer) pairs; `answer` writes a move down.
 
     With probability `noise` a move is drawn from all four instead, or, if it `strolls`, from those to a
     neighbouring cell without a hole, or, if it is `hasty`, from those that were best if slippery ice were
     firm; shown as if it were meant: who imitates the result has something left to learn from rewards. A
-    short-sighted expert knows the way from at most `sight` moves away and errs further off.
+    short-sighted expert knows the way from at most `sight` moves away and errs further off. `turns`: at most
+    so many pairs, the first ones.
     """
     if not 0.0 <= noise <= 1.0:
         raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
@@ -265,6 +273,8 @@ def demonstration(
             raise ConfigError(f"`{name}` is {value!r}; choose true or false.")
     if sight is not None and (not isinstance(sight, int) or isinstance(sight, bool) or sight < 0):
         raise ConfigError(f"`sight` is {sight!r}; it is a number of moves, so choose an integer from 0 up.")
+    if turns is not None and (not isinstance(turns, int) or isinstance(turns, bool) or turns < 1):
+        raise ConfigError(f"`turns` is {turns!r}; it is a number of moves, so choose an integer from 1 up.")
     env = env_class.from_dict(task)
     if hasty and (strolls or not env.is_slippery):
         raise ConfigError(
@@ -273,9 +283,9 @@ def demonstration(
         )
     observation, _ = env.reset(seed=int(rng.integers(2**31)))
     to_go = distances("".join(env.desc), outcomes_of(len(env.desc), len(env.desc[0]), False))
-    turns: list[tuple[Any, str]] = []
+    pairs: list[tuple[Any, str]] = []
     done = False
-    while not done:
+    while not done and len(pairs) != turns:
         row, column = env.position
         sees = sight is None or to_go[row * len(env.desc[0]) + column] <= sight
         if not sees or rng.random() < noise:
@@ -289,9 +299,9 @@ def demonstration(
             move = mistakes[rng.integers(len(mistakes))]
         else:
             move = expert_move(env.desc, env.position, rng, is_slippery=env.is_slippery)
-        turns.append((observation, move))
+        pairs.append((observation, answer(env, move)))
         observation, _, done, _ = env.step(move)
-    return turns
+    return pairs
 
 
 def _moves_over_ice(rows: Sequence[str], position: tuple[int, int]) -> list[str]:
@@ -366,7 +376,7 @@ WORLD = World(
     env_class=FrozenLakeEnv,
     tasks=lake_tasks,
     demonstrate=demonstration,
-    expert_args=("strolls", "hasty", "sight"),
+    expert_args=("strolls", "hasty", "sight", "turns"),
     identity=identity,
     identity_draws=True,
     kind=kind,

@@ -1,4 +1,4 @@
-"""What an answer is worth to an environment: a grader by name, or a reward function of one's own.
+"""The worth of an answer to an environment: a grader by name, or a reward function of one's own.
 
     task + answer ──► grader (rllm.rewards)                 ──┐
                   └──► reward_fn(task, answer), published   ──┴─► Verdict: reward, is_correct, info
@@ -25,7 +25,7 @@ RewardFn = Callable[[dict[str, Any], Any], Any]
 """(task, answer) -> a number, a Grade, or anything with `reward`."""
 
 GRADER_KEYS = ("grader", "grader_args", "grading")
-"""What a task says about its judge: name, options, and the fields that the grader reads."""
+"""The keys by which a task describes its judge: name, options, and the fields that the grader reads."""
 
 
 class GraderFailure(RllmError):
@@ -37,24 +37,24 @@ class GraderFailure(RllmError):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Verdict:
-    """What one answer was worth."""
+    """The worth of one answer."""
 
     reward: float
     is_correct: bool
     info: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Why, for people: `reason`, `extracted`, and what the judge added."""
+    """The explanation for people: `reason`, `extracted`, and the judge's additions."""
 
 
 Judge = Callable[[str], Verdict]
 
 
 def judge_of(task: Mapping[str, Any], reward_fn: RewardFn | None = None) -> Judge | None:
-    """Who judges answers to a task; None where nobody does.
+    """The judge of answers to a task; None where there is none.
 
     Raises ConfigError for a grader that there is not, or options that it does not have.
     """
     if reward_fn is not None:
-        return _timed(lambda answer: _verdict_of(reward_fn(dict(task), answer)))
+        return _with_time(lambda answer: _verdict_of(reward_fn(dict(task), answer)))
     name = task.get("grader")
     if not name:
         return None
@@ -70,10 +70,10 @@ def judge_of(task: Mapping[str, Any], reward_fn: RewardFn | None = None) -> Judg
     prepare(grader, fields)
     if isinstance(question := task.get("question"), str):
         fields = {"question": question, **fields}
-    return _timed(lambda answer: _verdict_of(_grade(grader, answer, fields)))
+    return _with_time(lambda answer: _verdict_of(_grade(grader, answer, fields)))
 
 
-def _timed(judge: Judge) -> Judge:
+def _with_time(judge: Judge) -> Judge:
     def judge_on_the_clock(answer: str) -> Verdict:
         with grading():
             return judge(answer)

@@ -6,16 +6,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
+from rllm.environments import frozenlake
 from rllm.environments.base import Moved
 from rllm.environments.frozenlake import (
     FrozenLakeEnv,
     baselines,
-    demonstration,
     env_arguments,
     identity,
     kind,
@@ -24,6 +23,7 @@ from rllm.environments.frozenlake import (
 from rllm.environments.lake_maps import SPLITS
 from rllm.environments.pictures import SHAPES, SIDE, Canvas, Colour, colour_between, showing
 from rllm.environments.world import World
+from rllm.errors import ConfigError
 from rllm.rewards.extraction import Marked, marked_answer
 from rllm.types.episode import Action
 
@@ -100,20 +100,39 @@ class LakePictureEnv(FrozenLakeEnv):
         return LakePictureEnv(**env_arguments(info))
 
     def step(self, action: Any) -> Moved:
-        """See `FrozenLakeEnv.step`. The move is the whole answer, or the last <answer>…</answer> in it."""
+        """See `FrozenLakeEnv.step`. The move is the last word of the answer, or of its last
+        <answer>…</answer>."""
         answer = action.action if isinstance(action, Action) else action
         mark = marked_answer(answer.strip()) if isinstance(answer, str) else None
-        return super().step(mark.text if isinstance(mark, Marked) else answer)
+        return super().step(mark.text.split()[-1] if isinstance(mark, Marked) else answer)
 
     def _observation(self) -> Any:
         return showing(self._look.picture(self.desc, self.position))
 
 
+def demonstration(task: dict[str, Any], *, reads: bool = False, **arguments: Any) -> list[tuple[Any, str]]:
+    """One episode of the expert; see `frozenlake.demonstration`.
+
+    One that `reads` writes down the cells before each move, row by row: "PFFFFHFHFFFHHFFG Right". So a
+    picture has a label for each of its cells, and the move follows from words.
+    """
+    if not isinstance(reads, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"`reads` is {reads!r}; choose true or false.")
+    if reads:
+        arguments["answer"] = _cells_and_move
+    return frozenlake.demonstration(task, env_class=LakePictureEnv, **arguments)
+
+
+def _cells_and_move(env: FrozenLakeEnv, move: str) -> str:
+    cells = env.grid.replace("\n", "")
+    return f"{cells} {move}"
+
+
 WORLD = World(
     env_class=LakePictureEnv,
     tasks=lake_tasks,
-    demonstrate=partial(demonstration, env_class=LakePictureEnv),
-    expert_args=("strolls", "hasty", "sight"),
+    demonstrate=demonstration,
+    expert_args=("strolls", "hasty", "sight", "turns", "reads"),
     identity=identity,
     identity_draws=True,
     kind=kind,

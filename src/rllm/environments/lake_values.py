@@ -1,4 +1,4 @@
-"""What is known of a lake whose map lies open: ways, best moves, and what a policy comes to on it.
+"""Values of a lake whose map lies open: ways, best moves, and the value of a policy on it.
 
     (rows, columns) ──► outcomes_of ──► distances        moves to the goal on firm ice
                                    ├──► best_moves       what the expert does

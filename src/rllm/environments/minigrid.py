@@ -71,10 +71,10 @@ class GridLevel(Game):
         self._env = _make(self._level)
         self._view = self._env.reset(seed=instance["seed"])[0]
         self._bot: Any = None
-        self._planned: int | None = None
-        """What the bot would do now; None before it was asked."""
+        self._planned_move: int | None = None
+        """The bot's next move; None before it was asked."""
         self._planned_at = -1
-        self._won = self._lost = False
+        self._is_won = self._is_lost = False
 
     @staticmethod
     def draw(rng: Random, *, level: str = "BabyAI-GoToRedBall", show_map: bool = True) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class GridLevel(Game):
 
     @classmethod
     def turns_for(cls, arguments: Mapping[str, Any]) -> int:
-        """What the level itself allows."""
+        """The number of turns that the level itself allows."""
         return _own_turns(arguments["level"])
 
     @classmethod
@@ -120,26 +120,26 @@ class GridLevel(Game):
 
     def play(self, move: str) -> str:
         action = MOVES.index(one_of(move, MOVES))
-        if action != self._planned or self._planned_at != self._env.step_count:
+        if action != self._planned_move or self._planned_at != self._env.step_count:
             self._bot = None
         self._view, reward, terminated, truncated, _ = self._env.step(action)
-        self._won = bool(terminated and float(reward) > 0.0)
-        self._lost = not self._won and bool(terminated or truncated)
+        self._is_won = bool(terminated and float(reward) > 0.0)
+        self._is_lost = not self._is_won and bool(terminated or truncated)
         return ""
 
     @property
     def is_won(self) -> bool:
-        return self._won
+        return self._is_won
 
     @property
     def is_lost(self) -> bool:
-        return self._lost
+        return self._is_lost
 
     def moves(self) -> list[str]:
         return list(MOVES[:-1])
 
     def expert_move(self) -> str:
-        """What the bot does, or the search."""
+        """The move of the bot, or of the search."""
         if self._level.startswith("BabyAI-"):
             return MOVES[self._bot_action()]
         way = _way_to_goal(self._env)
@@ -150,17 +150,17 @@ class GridLevel(Game):
 
         From some positions none can, and in some it would plan for ever: then it turns once and gives up.
         """
-        if self._planned_at == self._env.step_count and self._planned is not None:
-            return self._planned
+        if self._planned_at == self._env.step_count and self._planned_move is not None:
+            return self._planned_move
         try:
             if self._bot is None:
-                self._bot, self._planned = _bot_class()(self._env), None
+                self._bot, self._planned_move = _bot_class()(self._env), None
             self._bot.num_searches = 0
-            self._planned = int(self._bot.replan(self._planned))
+            self._planned_move = int(self._bot.replan(self._planned_move))
         except (AssertionError, AttributeError, IndexError):
-            self._planned, self.expert_gave_up = 0, True
+            self._planned_move, self.expert_gave_up = 0, True
         self._planned_at = self._env.step_count
-        return self._planned
+        return self._planned_move
 
 
 class GridLevelEnv(GameEnv):
@@ -202,7 +202,7 @@ def _drawing(image: Any) -> list[str]:
 
 
 def _things(image: Any) -> list[str]:
-    """What is in view, the nearest first: "red ball 2 ahead, 1 left"."""
+    """The objects in view, the nearest first: "red ball 2 ahead, 1 left"."""
     from minigrid.core.constants import IDX_TO_COLOR
 
     things: list[tuple[int, str]] = []
@@ -294,7 +294,7 @@ def _own_turns(level: str) -> int:
 
 @lru_cache(maxsize=512)
 def _register(level: str) -> Any:
-    """What makes the newest version of a level. Raises ConfigError with the nearest name."""
+    """A maker of the newest version of a level. Raises ConfigError with the nearest name."""
     try:
         import gymnasium  # heavy: only who plays waits for it
         from gymnasium.envs.registration import load_env_creator
@@ -319,4 +319,4 @@ def _register(level: str) -> Any:
 
 
 def _say_nothing(*words: Any) -> None:
-    """What MiniGrid prints while it tries layouts is of no use to anybody."""
+    """Drop the lines that MiniGrid prints while it tries layouts; nobody needs them."""

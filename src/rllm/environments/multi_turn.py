@@ -61,10 +61,10 @@ class MultiTurnEnvironment(BaseEnv):
 
     @abstractmethod
     def get_reward_and_next_obs(self, task: dict[str, Any], action: Any) -> tuple[float, Any]:
-        """What an answer earns, and what is shown next."""
+        """The reward of an answer, and the next observation."""
 
     def first_observation(self) -> Any:
-        """What is shown first: the whole task, as agents of published programs expect it."""
+        """The first observation: the whole task, as agents of published programs expect it."""
         return self.task
 
     def is_over(self) -> bool:
@@ -72,7 +72,7 @@ class MultiTurnEnvironment(BaseEnv):
         return self.current_turn >= self.max_turns
 
     def info(self) -> dict[str, Any]:
-        """What goes with a step: the task."""
+        """The info of a step: the task."""
         return self.task
 
 
@@ -117,7 +117,7 @@ class SelfCorrectionEnvironment(MultiTurnEnvironment):
         return reward, self.feedback(self.verdict)
 
     def feedback(self, verdict: Verdict) -> Any:
-        """What is said to an answer that is not the last."""
+        """The environment's response to an answer that is not the last."""
         return LOOK_AGAIN if self.tells_verdict else CHECK
 
     def is_over(self) -> bool:
@@ -146,7 +146,7 @@ def split_task(info: Mapping[str, Any], own: tuple[str, ...]) -> tuple[dict[str,
 
 
 def shown_question(task: Mapping[str, Any]) -> Any:
-    """What an agent is shown of a task that is graded: its messages or its question, never its answer."""
+    """The part of a graded task that an agent sees: its messages or its question, never its answer."""
     if not any(name in task for name in GRADER_KEYS):
         return dict(task)
     for name in ("messages", "question", "prompt"):

@@ -30,9 +30,9 @@ SPLITS = ("train", "validation", "test")
 _OPTIONS = ("action", "observation")
 _KEYS = ("url", "seed", "reset", "schema", "task_id", *_OPTIONS)
 _ANSWERING_S = 10.0
-"""Of a server that is asked for its schema, before anything else is done."""
+"""The time for a server to answer with its schema, before anything else is done."""
 _MESSAGE_S = 600.0
-"""Of one message; the engine's own limit of a step is shorter."""
+"""The time of one message; the engine's own limit of a step is shorter."""
 _FULL_WAIT_S = 0.2
 """Between two tries at a server whose sessions are all busy."""
 _FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*?)\n\s*```\s*", re.DOTALL)

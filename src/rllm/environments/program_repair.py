@@ -37,7 +37,7 @@ TESTS = (0, *(x for x in TRIED_ON if x != 0))
 """The first test that fails is shown, so the one that tells the hidden part comes first."""
 MAX_TURNS = 2
 MISTAKES = ("same_again", "one_test")
-"""What an expert does at the second try who is not awake: sends the program that failed once more, or one
+"""The mistakes of an inattentive expert at the second try: sends the program that failed once more, or one
 that passes the test that was shown and has nothing left of the recipe."""
 
 
@@ -92,7 +92,7 @@ def demonstration(
 
 
 def failed_test(guess: Recipe, recipe: Recipe) -> dict[str, Any]:
-    """What CodeEnv shows of a guess that fails at 0."""
+    """CodeEnv's report of a guess that fails at 0."""
     return {
         "input": "f(0)",
         "expected": str(recipe.value(0)),

@@ -49,10 +49,10 @@ _NUM_RANGES = 2**32 // (_SIZE * len(SPLITS)) - 2
 """Numbers stay below 2**32: NumPy's global generator takes no larger seed."""
 _MAX_DRAWS = 200
 _MIXTURE = ("basic_arithmetic", "chain_sum", "number_sequence", "spell_backward")
-"""What `composite` is made of unless told otherwise."""
+"""The default parts of `composite`."""
 _NAMING_KEYS = ("task_id", "uid")
 _ENV_KEYS = ("dataset", "split", "index", "shaping", "show_format")
-"""What a task has beside its name and the data set's own configuration."""
+"""The keys of a task beside its name and the data set's own configuration."""
 _FORMAT = "End with your answer as <answer>…</answer>, or write nothing but the answer."
 _GENERATING = threading.Lock()
 
@@ -198,7 +198,7 @@ def _identity(task: Mapping[str, Any]) -> str:
 
 
 def identity_of(dataset: str, entry: Entry) -> str:
-    """What a question asks: two that are one instance, or one question at two places, have the same."""
+    """The identity of a question: equal for equal instances, and for one question at two places."""
     traits = TRAITS.get(dataset)
     return str(entry["question"]) if traits is None else json.dumps(traits.identity(entry))
 
@@ -231,7 +231,7 @@ def _habits(dataset: str) -> tuple[str, ...]:
 
 
 def _out_of_habit(task: Mapping[str, Any], habit: str) -> str:
-    """What a data set's own habit answers, or a word of the question without the signs around it."""
+    """The answer by a data set's own habit, or a word of the question without the signs around it."""
     entry = _entry_of(task)
     if habit in HABITS:
         return str(entry["question"]).split()[HABITS[habit]].strip(".,:;?!\"'")
@@ -350,7 +350,7 @@ def _registration(dataset: str) -> tuple[Any, Any]:
 
 
 def _config_keys(dataset: str) -> tuple[str, ...]:
-    """What the data set's own configuration has."""
+    """The keys of the data set's own configuration."""
     _, config_class = _registration(dataset)
     return tuple(each.name for each in dataclasses.fields(config_class) if each.name not in ("seed", "size"))
 

@@ -72,7 +72,7 @@ _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>[\s.]*\Z", re.DOTALL)
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Score:
-    """What an answer is worth."""
+    """The worth of an answer."""
 
     is_right: bool
     partial: float
@@ -81,7 +81,7 @@ class Score:
 
 
 def answer_in(text: str) -> str | None:
-    """What a model answers: the last <answer>…</answer> if nothing follows, the whole text where there is no
+    """The answer of a model: the last <answer>…</answer> if nothing follows, the whole text where there is no
     tag.
 
     None for thoughts, or a tag, that do not end.
@@ -184,7 +184,7 @@ def _pool() -> WorkerPool:
 
 
 def integral_points(name: str, metadata: str, answer: str) -> float:
-    """What the scorer of an integration data set gives; runs in the worker."""
+    """The score that the scorer of an integration data set gives; runs in the worker."""
     from reasoning_gym.factory import create_dataset  # heavy: in a process of its own
 
     entry = {"answer": "", "metadata": json.loads(metadata)}

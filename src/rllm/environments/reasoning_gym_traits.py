@@ -1,4 +1,4 @@
-"""What single data sets of reasoning-gym have beside a question and an answer.
+"""Traits of single data sets of reasoning-gym beside a question and an answer.
 
 question and its metadata ──► identity: what is asked, up to what changes nothing
                           ──► kind: 90 degrees, 180 degrees
@@ -48,7 +48,7 @@ def _as_rows(matrix: Sequence[Sequence[int]]) -> str:
 
 
 def _upside_down(entry: Entry) -> str:
-    """What is asked for and half a turn more."""
+    """The question itself, turned by half a turn more."""
     return _as_rows(_rotations(entry)[(entry["metadata"]["num_rotations"] + 2) % 4])
 
 

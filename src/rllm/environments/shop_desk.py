@@ -89,7 +89,7 @@ class ShopDeskEnvironment(ToolEnvironment):
         return self.task["question"], info
 
     def _judge_answer(self, answer: str) -> Moved:
-        """What has no <answer> in it is said to the customer, where there is one."""
+        """Judge an answer; one without <answer> goes to the customer, where there is one."""
         if self.customer is None or "<answer>" in answer:
             return super()._judge_answer(answer)
         info = {"response": answer, "metadata": {}}

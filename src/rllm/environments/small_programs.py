@@ -31,16 +31,16 @@ TRIED_ON = range(-4, 14)
 recipe is a line with a slope, two of which differ on one of two points; with one it has a period of at most
 9, and sequences with periods p and q that agree on p + q numbers in a row are one (Fine and Wilf 1965)."""
 MISTAKES = ("plus_only", "wrong_sign", "wrong_number", "wrong_order")
-"""What an expert does who is not quite awake; `plus_only` adds every number, whatever the word."""
+"""The mistakes of an inattentive expert; `plus_only` adds every number, whatever the word."""
 _MAX_DRAWS = 2_000
 """Draws in a row that give no new function before a split counts as used up."""
 _NUM_FUNCTIONS = {"train": 3072, "validation": 1024, "test": 1024}
-"""How many functions a split goes through, if there are as many, before it begins again."""
+"""The number of functions that a split goes through, if there are as many, before it begins again."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Recipe:
-    """What is asked: one after the other, from x."""
+    """The operations that are asked for, one after the other, from x."""
 
     parts: tuple[tuple[str, int], ...]
     """(word, number) each."""
@@ -61,7 +61,7 @@ class Recipe:
         return x
 
     def tests(self, tried_on: Iterable[int]) -> list[dict[str, Any]]:
-        """What the code grader runs."""
+        """The tests that the code grader runs."""
         return [{"args": [x], "expected": self.value(x)} for x in tried_on]
 
     @property
@@ -131,7 +131,8 @@ def split_of(recipe: Recipe) -> str:
 
 
 def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """What programs come to that copy the numbers and do not read the words, and the best one program."""
+    """Scores of programs that copy the numbers and do not read the words, and of the best constant
+    program."""
     recipes = [recipe_of(task) for task in tasks]
     functions = [recipe.function for recipe in recipes]
     most = max(functions, key=Counter(functions).__getitem__, default=())
@@ -185,7 +186,7 @@ def _draw_recipes(split: str, lengths: tuple[int, ...]) -> list[Recipe]:
 
 
 def distinct_recipes(split: str, draw: Callable[[np.random.Generator], Recipe]) -> list[Recipe]:
-    """What `draw` makes of random numbers that are the split's own, each function once."""
+    """Recipes that `draw` makes of random numbers of the split's own, each function once."""
     rng = np.random.Generator(np.random.Philox(key=[SPLITS.index(split), 0]))
     recipes: list[Recipe] = []
     functions: set[tuple[int, ...]] = set()

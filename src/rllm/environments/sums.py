@@ -25,7 +25,7 @@ OPERATORS = "+-*"
 _KINDS = {"+": "plus", "-": "minus", "*": "times"}
 WRONG_SIGN = "wrong_sign"
 _OTHER_SIGN = str.maketrans("+-*", "-++")
-"""What an expert reads out of habit."""
+"""The signs that an expert reads out of habit."""
 _MAX_TERMS = 8
 _MAX_DRAWS = 10_000
 

@@ -41,9 +41,9 @@ from rllm.sandbox.verifier import Examination, snapshot_of
 from rllm.types.episode import Action
 
 MAX_OUTPUT_CHARS = 8_000
-"""Of one command, shown to the model."""
+"""The length of the output of one command, as the model sees it."""
 MAX_ARTIFACT_BYTES = 64 << 10
-"""Of a file that is collected."""
+"""The size of a file that is collected."""
 _BLOCK = re.compile(r"```(?:sh|bash|shell)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _HOW = (
     "Work on the machine by writing one ```sh block an answer; you are shown what it prints. When you "
@@ -128,7 +128,7 @@ class TaskDirectoryEnv(BaseEnv):
             raise
 
     def _bring_step(self, sandbox: Sandbox, step: TaskDirectory) -> None:
-        """What a step begins with. Raises SandboxError where its `setup.sh` fails."""
+        """Prepare a step. Raises SandboxError where its `setup.sh` fails."""
         if step.step_files is None:
             return
         sandbox.upload(step.step_files, self.image.workdir)
@@ -191,7 +191,8 @@ class TaskDirectoryEnv(BaseEnv):
             self._artifacts[name] = text
 
     def verify(self) -> TaskReward:
-        """What the tests pay for what is there. No rewards where the agent is why there are none.
+        """The reward that the tests pay for the present files. No rewards where the agent is the reason that
+        there are none.
 
         Raises RewardError for tests that leave no reward whatever they are run on.
         """
@@ -330,7 +331,7 @@ class TaskDirectoryEnv(BaseEnv):
         self._play_solution(self._sandbox, self._step)
 
     def _solve(self) -> Snapshot | None:
-        """What the task's own solution of this step, and of those before it, leaves; None without one."""
+        """The files after the task's own solution of this step and of those before it; None without one."""
         steps = self._steps[: len(self._results) + 1]
         if not all(each.solution.is_file() for each in steps):
             return None

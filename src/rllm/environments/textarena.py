@@ -101,7 +101,7 @@ class TextArenaGame(Game):
         self._random_state = Random(instance["seed"]).getstate()
         self._seen: list[str] = []
         self._done = False
-        self._paid: Any = 0.0
+        self._final_reward: Any = 0.0
         with self._own_randomness():
             self._env = _make(self._name)
             self._env.reset(num_players=1, seed=instance["seed"])
@@ -150,9 +150,9 @@ class TextArenaGame(Game):
                 return complaint
             raise InvalidMove(complaint)
         if self._done:
-            self._paid = self._env.close()[0][0]
+            self._final_reward = self._env.close()[0][0]
             self._board = "\n".join([*news, str(self._env.state.game_info[0].get("reason") or "")]).strip()
-            if isinstance(self._paid, str):
+            if isinstance(self._final_reward, str):
                 return "That was no valid action."
         elif news:
             self._board = "\n".join(news)
@@ -161,14 +161,14 @@ class TextArenaGame(Game):
     @property
     def is_won(self) -> bool:
         """Rewards that are text are complaints."""
-        return self._done and not isinstance(self._paid, str) and float(self._paid) >= 1.0
+        return self._done and not isinstance(self._final_reward, str) and float(self._final_reward) >= 1.0
 
     @property
     def is_lost(self) -> bool:
         return self._done and not self.is_won
 
     def moves(self) -> list[str]:
-        """What the expert would do, or nothing sensible: which moves there are, TextArena does not say."""
+        """The expert's moves, or nothing sensible: TextArena does not say which moves there are."""
         return [self.expert_move()]
 
     def expert_move(self) -> str:
@@ -176,7 +176,7 @@ class TextArenaGame(Game):
         return EXPERTS[self._name](self._env)
 
     def _news(self) -> list[str]:
-        """What the game has said since it was last asked, without the player's own words."""
+        """The game's messages since the last call, without the player's own words."""
         _, messages = self._env.get_observation()
         return [str(message) for speaker, message, _ in messages if speaker == -1]
 
@@ -238,4 +238,4 @@ def _can_be_ordered(board: list[list[int | None]]) -> bool:
 
 
 def _say_nothing(*words: Any) -> None:
-    """What the games print is of no use to those who play them."""
+    """Drop the lines that the games print; players have no use for them."""

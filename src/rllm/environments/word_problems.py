@@ -39,7 +39,7 @@ _MAX_DRAWS = 1_000
 
 @dataclass(kw_only=True, slots=True)
 class Draw:
-    """What a story draws its details from."""
+    """The random source of a story's details."""
 
     rng: np.random.Generator
     max_number: int
@@ -65,7 +65,7 @@ class Story:
 
     text: str
     steps: tuple[str, ...]
-    """How it is worked out, one line a step."""
+    """The working, one line a step."""
     answer: int
 
 

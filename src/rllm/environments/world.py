@@ -1,4 +1,4 @@
-"""What a world by name consists of: an environment, its tasks, and who knows how to play it."""
+"""The parts of a world by name: an environment, its tasks, and an expert."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -56,12 +56,12 @@ class World:
     """(split, **task arguments) -> name and reason of each task that cannot be played here, so that `tasks`
     leaves it out; None where all can."""
     expert_args: tuple[str, ...] = ()
-    """What its expert can be told."""
+    """The arguments that its expert takes."""
     expert_waits: bool = False
     """Whether its expert waits for another process, such as a browser: then several demonstrate at once."""
     identity: Callable[[Mapping[str, Any]], str] = task_content
-    """What a task asks, up to what changes nothing (a board's symmetry, the order of numbers): two tasks with
-    one identity are one instance, and splits share none."""
+    """The question of a task, up to what changes nothing (a board's symmetry, the order of numbers): two
+    tasks with one identity are one instance, and splits share none."""
     identity_draws: bool = False
     """Whether `identity` has to draw the instance first, because a task holds only its number."""
     kind: Callable[[Mapping[str, Any]], str] = _one_kind
@@ -70,7 +70,7 @@ class World:
     """(task, episode) -> what a program is paid that works on the task by itself instead of playing in the
     environment; None where nobody could tell."""
     baselines: Baselines | None = None
-    """What policies without skill, and the best one, come to on given tasks; None where nobody knows."""
+    """The scores of policies without skill, and of the best one, on given tasks; None where nobody knows."""
 
     def expert(self, arguments: Mapping[str, Any]) -> Expert | None:
         """The expert, told `arguments`; None where nobody knows how.

@@ -63,7 +63,7 @@ FAMILIES = {
 
 
 OPENENV = "openenv:"
-"""How names of OpenEnv servers begin."""
+"""The prefix of names of OpenEnv servers."""
 
 
 def world_named(name: str) -> World:

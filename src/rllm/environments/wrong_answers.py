@@ -1,4 +1,4 @@
-"""How an expert of questions strays: the answer keeps its form and says another number."""
+"""Errors of an expert of questions: the answer keeps its form and says another number."""
 
 import re
 

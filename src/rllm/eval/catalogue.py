@@ -29,7 +29,7 @@ from rllm.data.swe_rows import holds_swe_rows, swe_splits
 from rllm.data.task_directory import is_task_collection, what_is_missing
 from rllm.environments.openenv import sessions_of
 from rllm.environments.worlds import OPENENV
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, choices_of
 from rllm.eval.published_benchmarks import successor
 
 ENVIRONMENT = "environment"
@@ -40,9 +40,9 @@ FOLLOW_UPS = "follow-ups"
 """That of questions which are followed by others, whatever the answer."""
 QUESTIONS = (SINGLE_TURN, FOLLOW_UPS)
 BROWSERGYM = "browsergym/"
-"""How ids of BrowserGym begin."""
+"""The prefix of ids of BrowserGym."""
 HARBOR = "harbor:"
-"""How names of Harbor's registry begin."""
+"""The prefix of names of Harbor's registry."""
 TASK_DIRECTORY, SWE, LIVE_WEB = "task-directory", "swe", "live-web"
 """The environments of tasks that are directories, and of rows in a file."""
 QUESTION_TRAINING: dict[str, Any] = {
@@ -50,7 +50,7 @@ QUESTION_TRAINING: dict[str, Any] = {
     "inference": {"max_context": 2048},
     "warm_start": {"steps": 0, "noise": 0.0},
 }
-"""What a benchmark of questions is trained with unless its file says otherwise."""
+"""The training settings of a benchmark of questions unless its file says otherwise."""
 TASK_TRAINING: dict[str, Any] = {
     "rollout": {"max_turns": 20, "max_tokens_per_turn": 1024},
     "inference": {"max_context": 2048},
@@ -73,7 +73,9 @@ WEB_TRAINING: dict[str, Any] = {
 }
 """The same for tasks on live websites."""
 TRAINING_ONLY = ("environment_args", "agent_args", "num_train_tasks")
-"""What `train.task` of a benchmark may set."""
+"""The keys that `train.task` of a benchmark may set."""
+PUBLISHED_READINGS = ("strict", "lenient", "likelihood")
+"""The values that `published_reading` of a benchmark may have."""
 _UNSET: dict[str, Any] = {}
 
 
@@ -85,10 +87,10 @@ class Benchmark:
     description: str
     category: str
     licence: str
-    """Of the data, as its publishers name it; `unknown` where they do not."""
+    """The licence of the data, as its publishers name it; `unknown` where they do not."""
     citation: str
     agent: str
-    """Who acts, if nobody else is named."""
+    """The agent, if no other is named."""
     evaluator: str
     """Name of the grader; `environment` where the world itself judges."""
     splits: dict[str, Split]
@@ -100,20 +102,22 @@ class Benchmark:
     source: Source | None = None
     """Where its rows are published; None for a world that makes its tasks."""
     transform: str = ""
-    """What makes questions of the rows."""
+    """The transform that makes questions of the rows."""
     fields: dict[str, str] = field(default_factory=dict[str, str])
     """Name in the transform -> column of the row."""
     options: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What else the transform is told."""
+    """Further arguments of the transform."""
     prompt: str = ""
-    """What the model is asked, with {{names}} that the transform fills in."""
+    """The prompt for the model, with {{names}} that the transform fills in."""
     system: str = ""
     """A system message before it."""
     instructions: str = ""
-    """What a world does not explain itself, as a system message to models that were not trained on it:
-    rules and the form of an answer, with {{names}} of `task`."""
+    """The explanation that a world lacks, as a system message to models that were not trained on it: rules
+    and the form of an answer, with {{names}} of `task`."""
     published_reading: str = ""
-    """The reading of answers (`strict`, `lenient`) of published figures, where its grader has both."""
+    """The reading of answers that published figures are of: `strict` or `lenient`; `likelihood` where most
+    are of models that wrote nothing, whose likelihoods of the choices were compared; empty where they differ
+    or are of another measure."""
     evaluator_args: dict[str, Any] = field(default_factory=dict[str, Any])
     task: dict[str, Any] = field(default_factory=dict[str, Any])
     """Arguments that its tasks are made with."""
@@ -295,6 +299,11 @@ def benchmark_of(table: Mapping[str, Any], where: str) -> Benchmark:
         raise ConfigError(f"{where} is incomplete: {error}.") from error
     if not benchmark.splits:
         raise ConfigError(f"{where} has no `splits`; name at least one.")
+    reading = benchmark.published_reading
+    if reading and reading not in PUBLISHED_READINGS:
+        raise ConfigError(
+            f"{where}: `published_reading` is {reading!r}; {choices_of(reading, PUBLISHED_READINGS)}."
+        )
     for key in benchmark.train.get("task", _UNSET).keys() - TRAINING_ONLY:
         raise ConfigError(
             f"{where}: there is no key `train.task.{key}`; there are {', '.join(TRAINING_ONLY)}."

@@ -43,5 +43,5 @@ def report_on(episodes: Sequence[Episode], facts: TaskFacts = NO_FACTS) -> Evalu
 
 
 def results_on(episodes: Iterable[Episode], facts: TaskFacts = NO_FACTS) -> list[Result]:
-    """What counts of finished episodes, with what is known of their tasks."""
+    """Results of finished episodes, with the facts of their tasks."""
     return facts.described([result_of(episode) for episode in episodes])

@@ -34,9 +34,9 @@ MAX_CONSECUTIVE_INFRA_FAILURES = 100
 _PROMPTS_HASHED = 64
 """Tasks whose first prompts, as they were really sent, enter the stamp."""
 _STATE = "evaluation"
-"""What is kept beside the episodes: the number of the next batch, and the hashes of prompts."""
+"""The state beside the episodes: the number of the next batch, and the hashes of prompts."""
 _INSTANCES = "instances"
-"""What the tasks are instances of, by id, as their world said."""
+"""The instances of the tasks, by id, as their world said."""
 
 
 class Evaluation:

@@ -30,7 +30,7 @@ ATTEMPT_FIELDS = (
     "extracted", "reason", "task",
 )  # fmt: skip
 TASK_FIELDS = ("n", "n_correct", "solved", "avg", "best", "worst")
-"""Of all attempts at a task: how many, how many right, whether any; rewards."""
+"""The fields of all attempts at a task: how many, how many right, whether any; rewards."""
 _AT_K = re.compile(r"\b(pass|avg|best)@(\d{1,4})\b")
 
 
@@ -40,7 +40,7 @@ class AttemptChoice(StrEnum):
     CORRECT = "correct"
     BEST = "best"
     SHORTEST = "shortest"
-    """Of those that are right, by tokens written."""
+    """The shortest of the right attempts, by tokens written."""
     ALL = "all"
 
 
@@ -56,7 +56,7 @@ class Curation:
     """0 sets no limit."""
     min_reward: float | None = None
     metric: str = "reward"
-    """What `avg`, `best`, `worst` and their like are of: `reward` or `is_correct`."""
+    """The measure that `avg`, `best`, `worst` and their like are of: `reward` or `is_correct`."""
     trajectory: str = ""
     """The role whose conversations are taken; empty takes all."""
 

@@ -1,4 +1,4 @@
-"""Who judges an evaluation's answers when it is not the world itself, whoever plays.
+"""The judge of an evaluation's answers, when it is not the world itself, whoever plays.
 
     its own grader ──┐                   ┌─► reward_fn     of an environment of questions
     --evaluator    ──┼──► Evaluator ─────┼─► evaluator     of a program
@@ -19,7 +19,7 @@ from rllm.environments.follow_ups import FOLLOW_UPS, conversation_verdict
 from rllm.environments.judging import GraderFailure, RewardFn, judge_of, prepare
 from rllm.errors import ConfigError, InferenceError
 from rllm.rewards.evaluator import Evaluator
-from rllm.rewards.evaluators import GraderEvaluator, grading_fields
+from rllm.rewards.evaluators import GraderEvaluator, grading_fields, with_own_names
 from rllm.rewards.extraction import last_assistant_text
 from rllm.store.encoding import require_storable
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
@@ -56,7 +56,7 @@ def task_evaluator() -> Evaluator:
 
 
 def _answers(episode: Episode) -> list[str]:
-    """What was said turn by turn, by whoever spoke last."""
+    """The answers turn by turn, of whoever spoke last."""
     return [step.model_response for step in episode.trajectories[-1].steps] if episode.trajectories else []
 
 
@@ -72,7 +72,7 @@ def judged(evaluator: Evaluator, episode: Episode) -> EvalOutput:
 
 
 def as_reward_fn(evaluator: Evaluator) -> RewardFn:
-    """What pays an environment of questions. Raises GraderFailure where the judge raised."""
+    """The reward function of an environment of questions. Raises GraderFailure where the judge raised."""
 
     def pay(task: dict[str, Any], answer: Any) -> EvalOutput:
         step = Step(
@@ -212,7 +212,7 @@ def require_gradable(evaluator: Evaluator, tasks: Sequence[Mapping[str, Any]], d
     if not isinstance(owner, GraderEvaluator):
         return
     for number, task in enumerate(tasks):
-        fields = grading_fields(task)
+        fields = with_own_names(grading_fields(task), owner.name)
         for field_name in owner.grader.task_fields:
             if all(fields.get(name) is None for name in field_name.split("|")):
                 raise ConfigError(

@@ -1,4 +1,4 @@
-"""What an evaluation is to do, said completely before it begins, so that it can be repeated and gone on with.
+"""The plan of an evaluation, complete before it begins, so that it can be repeated and resumed.
 
 plan ──► config.json ──► the same plan again goes on; another one is refused, with what differs
 """
@@ -26,33 +26,33 @@ class EvaluationPlan:
     """Everything that a score depends on."""
 
     name: str
-    """Of the benchmark or program."""
+    """The name of the benchmark or program."""
     model: str
     """A directory, or the name that a server knows it by."""
     agent: str
     evaluator: str
-    """What judges; `environment` where the world itself pays."""
+    """The evaluator; `environment` where the world itself pays."""
     ways: dict[str, SamplingParams | None]
-    """How the model is sampled, by name; None leaves that to the program."""
+    """The ways of sampling from the model, by name; None leaves that to the program."""
     split: str = ""
     num_tasks: int = 0
     attempts: int = 1
     seed: int = 0
     base_url: str = ""
-    """Of the server; empty for the built-in engine."""
+    """The address of the server; empty for the built-in engine."""
     dataset_hash: str = ""
     model_hash: str = ""
-    """Of the weights; empty for a server, which does not tell."""
+    """The hash of the weights; empty for a server, which does not tell."""
     agent_hash: str = ""
-    """Of the agent's class and arguments, or the program's source."""
+    """The hash of the agent's class and arguments, or of the program's source."""
     evaluator_hash: str = ""
     judge_model: str = ""
-    """What an LLM judge asks."""
+    """The model of an LLM judge."""
     max_turns: int = 0
     """0 where a program decides."""
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Of a world: `of` whom they are, `training` or the `benchmark` itself, which explains its rules, and
-    what its environment and its agent were made with."""
+    """The settings of a world: `of` names their origin, `training` or the `benchmark` itself, which explains
+    its rules; and the arguments of its environment and its agent."""
     source: dict[str, str] = field(default_factory=dict[str, str])
     """Where the rows were published, and which state of them they are: commit or checksum."""
     skipped: dict[str, str] = field(default_factory=dict[str, str])

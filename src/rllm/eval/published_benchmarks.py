@@ -2,7 +2,11 @@
 
 from rllm.data.published_names import name_key
 
-_PICTURES = "its questions are pictures that nothing here reads; mathvista, mathvision, mmmu, geo3k, ai2d are"
+_PICTURES = (
+    "its rows and the grader of its answers are not in the catalogue; of benchmarks with pictures mmmu, "
+    "mmmu-pro, mathvista, mathvision, geo3k, ai2d and countbenchqa are, and ten that are drawn here "
+    "(docs/vision.md)"
+)
 _SOFTWARE = (
     "its tasks are container images of their own; write the rows of those that you have as a file, and name "
     "that: `rllm eval rows.jsonl` (docs/swe.md)"
@@ -17,21 +21,19 @@ _SITES = {
     "assistantbench": "the open web",
 }
 """Benchmark -> the servers that its tasks are played on, which nothing here starts."""
-_RULES = "register its rows: `rllm dataset register NAME ORG/NAME --question … --answer … --evaluator "
 
 ABSENT = {
     **dict.fromkeys(
         (
-            *("mmmu_pro", "dynamath", "zerobench", "zerobench_sub", "vlmsareblind", "babyvision", "ocrbench"),
-            *("charxiv", "cc_ocr", "countbenchqa", "erqa", "omnidocbench", "docvqa", "refcoco", "refspatial"),
+            *("dynamath", "zerobench", "zerobench_sub", "vlmsareblind", "babyvision", "ocrbench"),
+            *("charxiv", "cc_ocr", "erqa", "omnidocbench", "docvqa", "refcoco", "refspatial"),
             *("lingoqa", "sunrgbd"),
         ),
         _PICTURES,
     ),
     **dict.fromkeys(("rllm_swesmith", "swesmith", "r2egym", "r2egym_lite", "deepswe"), _SOFTWARE),
     **dict.fromkeys(("skillsbench", "skillsbench_no_skills", "claw_eval", "migrationbench"), _HARNESS),
-    **dict.fromkeys(("hle_search", "seal0", "widesearch"), _SEARCH),
-    **dict.fromkeys(("mmlu_prox", "include", "global_piqa"), f"{_RULES}choice`"),
+    **dict.fromkeys(("hle_search", "widesearch"), _SEARCH),
     **{
         name: f"it is played on {servers}; where they are, an installed BrowserGym plays "
         f"`browsergym/{name}.TASK` (docs/web.md)"
@@ -43,8 +45,6 @@ ABSENT = {
         "--agent web` (docs/web.md)",
     ),
     "gdpval": "its answers are office documents, which a judge of its own opens; " + _OWN_TASKS,
-    "aa_lcr": f"{_RULES}equality`",
-    "multichallenge": f"{_RULES}judge`",
 }
 """Published name -> what takes its place."""
 

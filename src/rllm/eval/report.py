@@ -44,7 +44,8 @@ class EvaluationReport:
     success_interval: tuple[float, float]
     """95 % interval of `success`."""
     interval_method: str
-    """How it was made: `wilson` where each instance was attempted once, else `bootstrap` over instances."""
+    """The method of the interval: `wilson` where each instance was attempted once, else `bootstrap` over
+    instances."""
     success_without_failed: float | None
     """None when everything failed."""
     success_without_failed_interval: tuple[float, float] | None
@@ -57,7 +58,8 @@ class EvaluationReport:
     distinct: int
     """Instances among the tasks: those that ask the same are one."""
     effective_size: float
-    """How many distinct instances say as much, by Kish: (Σ n)² / Σ n² over attempts at each."""
+    """The number of distinct instances that would say as much, by Kish: (Σ n)² / Σ n² over attempts at
+    each."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,7 +86,7 @@ class Prices:
 
 NO_PRICES = Prices()
 _REASON_CHARS = 160
-"""Of what failed, that failures are counted by."""
+"""The length of a reason that failures are counted by."""
 
 
 def report_of(results: Sequence[Result]) -> EvaluationReport:

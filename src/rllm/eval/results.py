@@ -34,7 +34,7 @@ class Result:
     is_correct: bool
     reward: float
     roles: int = 1
-    """How many were paid, each in its own way; `reward` is their sum."""
+    """The number of paid roles, each paid in its own way; `reward` is their sum."""
     turns: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -42,9 +42,9 @@ class Result:
     """Seconds that the model was waited for, all turns together."""
     category: str = ""
     extracted: str | None = None
-    """What the grader took for the answer; None where none was found, or nobody extracts one."""
+    """The answer that the grader extracted; None where there was none, or nobody extracts one."""
     reason: str = ""
-    """What the grader said, or what failed."""
+    """The grader's reason, or the failure."""
     is_cut_off: bool = False
     """Whether an answer ran into `max_tokens`."""
     is_unjudged: bool = False
@@ -52,14 +52,14 @@ class Result:
     readings: Mapping[str, bool] = field(default_factory=dict[str, bool])
     """Whether it is right under each reading; empty where its grader has none."""
     instance: str = ""
-    """What the task asks, up to what changes nothing: tasks with one instance are not independent."""
+    """The task's instance, up to what changes nothing: tasks with one instance are not independent."""
     asked: str = ""
     """Hash of what was asked, where two evaluations are to be compared: equal ids may be other tasks."""
 
     @property
     def worth(self) -> float:
-        """What the attempt came to: its reward, and of several roles, whose pay does not add up, whether it
-        succeeded."""
+        """The worth of the attempt: its reward, and of several roles, whose pay does not add up, its
+        success."""
         return self.reward if self.roles == 1 else float(self.is_correct)
 
     @property

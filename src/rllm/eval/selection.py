@@ -32,7 +32,7 @@ SELECTORS = ("tests", "majority", "model")
 PATCH = "patch"
 """Key of a last step's info that holds what the agent changed."""
 MAX_PATCH_CHARS = 12_000
-"""Of one patch, as the model that chooses reads it."""
+"""The length of one patch, as the model that chooses reads it."""
 _HUNK = re.compile(r"^@@ -\S+ \+\S+ @@.*$", re.MULTILINE)
 _LIMITS = Limits(wall_s=300.0, cpu_s=300.0, memory_mb=2048, disk_mb=1024, output_kb=4096, processes=256)
 
@@ -55,7 +55,7 @@ class Selection:
 
     attempt: int
     reason: str
-    """Why: how many votes, how many tests pass, or what the model said."""
+    """The reason: number of votes, number of tests that pass, or the model's words."""
     is_settled: bool = True
     """False where the selector did not tell the candidates apart, so that the first of them was taken."""
 

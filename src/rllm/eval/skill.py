@@ -1,4 +1,4 @@
-"""What training was worth: how near the best the result is, and how far above what needs no skill.
+"""The worth of training: how near the best the result is, and how far above what needs no skill.
 
 results, baselines            ──► score_of  ──► 100 (return - random) / (optimum - random)
 results before and after, …   ──► skill_of  ──► trained minus the greatest of baselines and greedy start
@@ -161,7 +161,7 @@ def by_kind(before: Values, after: Values, facts: TaskFacts) -> list[dict[str, A
 def learning_facts(
     *, before: Sequence[Result], greedy: Sequence[Result], after: Sequence[Result], facts: TaskFacts
 ) -> dict[str, Any]:
-    """What a run's summary says of its skill: `baselines`, `skill` and `kinds`, as plain JSON.
+    """The facts of a run's summary about its skill: `baselines`, `skill` and `kinds`, as plain JSON.
 
     `before` and `after` are sampled; `greedy` is what the model could do before, at its likeliest.
     """

@@ -21,7 +21,7 @@ class TaskFacts:
     """By task id, in the order of the tasks."""
 
     instances: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What a task asks, up to what changes nothing."""
+    """The instance of each task, up to what changes nothing."""
     kinds: Mapping[str, str] = field(default_factory=dict[str, str])
     """Empty texts where a world has one kind only."""
     baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, dict[str, float]])
@@ -31,7 +31,7 @@ class TaskFacts:
     num_train: int = 0
     """Training tasks that the run draws, as far as that is known before it; 0 where nobody trains."""
     num_compared: int = 0
-    """How many of those were compared with the reported ones, the first that come."""
+    """The number of those that were compared with the reported ones, the first that come."""
 
     @property
     def title(self) -> str:

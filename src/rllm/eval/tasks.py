@@ -46,8 +46,8 @@ _SEED_STRIDE = 10_000_000
 """Tasks of a world that one seed has for itself."""
 HELD_OUT_EVERY = 20
 HELD_OUT = {"validation": 19, "test": 9}
-"""Of published training rows every twentieth is held out for each split that is not published: the place of
-the first of them."""
+"""The place of the first held-out row for each split that is not published: of published training rows every
+twentieth is held out."""
 
 Progress = Callable[[str], None]
 
@@ -86,8 +86,8 @@ def benchmark_tasks(
 
 
 def instance_counts(benchmark: Benchmark) -> dict[str, Any] | None:
-    """Of how many instances the tasks of a world are that it is measured on; None of rows, which are counted,
-    and of a world whose package is not installed."""
+    """The number of instances that a world's measured tasks have; None for rows, which are counted, and for a
+    world whose package is not installed."""
     if benchmark.asks_questions or benchmark.environment in (TASK_DIRECTORY, SWE, LIVE_WEB):
         return None
     try:
@@ -147,8 +147,8 @@ def pull_benchmark(
 
 
 def source_facts(benchmark: Benchmark, split: str) -> dict[str, str]:
-    """What the rows of a split are of, as it was written down when they were pulled or registered: address,
-    commit or checksum of the file, and checksum of the rows. Nothing of worlds."""
+    """The source of a split's rows, as it was written down when they were pulled or registered: address,
+    commit or checksum of the file, and checksum of the rows. Empty for worlds."""
     info = DatasetRegistry.get_dataset_info(benchmark.name) or {}
     if isinstance(benchmark.source, PackageSource):
         return {name: str(value) for name, value in pull(benchmark.source, Split()).facts.items()}
@@ -184,7 +184,7 @@ def task_of_row(benchmark: Benchmark, split: str, number: int, row: Mapping[str,
 
 
 def dataset_hash(tasks: list[dict[str, Any]]) -> str:
-    """What says that two evaluations asked the same: of ids and questions, in order."""
+    """A hash that is equal for evaluations of the same tasks: of ids and questions, in order."""
     digest = hashlib.sha256()
     for task in tasks:
         question = task.get("question", task.get("messages", sorted(task.items(), key=lambda each: each[0])))
@@ -219,7 +219,7 @@ def benchmark_world(benchmark: Benchmark) -> World:
 
 
 def world_name(benchmark: Benchmark) -> str:
-    """What a configuration calls its world: `world_of` finds it again."""
+    """The name of its world in a configuration: `world_of` finds it again."""
     return benchmark.name if benchmark.asks_questions else benchmark.environment
 
 
@@ -299,7 +299,7 @@ def _require_split(benchmark: Benchmark, split: str) -> None:
 
 
 def _registering(benchmark: Benchmark, split: str) -> str:
-    """How a split that is missing is added, to a data set that is the user's own."""
+    """The command that adds a missing split to a data set of the user's own."""
     if benchmark.name in benchmark_names() or not DatasetRegistry.dataset_exists(benchmark.name):
         return ""
     return f" Register its rows: rllm dataset register {benchmark.name} FILE --split {split}"

@@ -1,4 +1,4 @@
-"""How many files this process may have open: each request that is under way is one or two of them."""
+"""The limit of open files of this process: each request that is under way is one or two of them."""
 
 import resource
 

@@ -28,7 +28,7 @@ class OffLoop:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def close(self) -> None:
-        """What is under way ends by itself; nobody waits for it."""
+        """Begin nothing more. The work under way ends by itself; nobody waits for it."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What passes through the gateway, whatever protocol a client speaks.
+"""The values that pass through the gateway, whatever protocol a client speaks.
 
     bytes ──dialect.parse──► CallRequest ──Policy.answer──► Answer ──dialect.reply──► bytes
                                               │ Piece, Piece, …  ──dialect.stream──► server-sent events
@@ -70,7 +70,8 @@ class CallRequest:
     top_k: int | None = None
     max_tokens: int | None = None
     tokens_left: int | None = None
-    """Of the session's budget, for all choices together: no answer is longer, whatever else is asked."""
+    """The rest of the session's budget, for all choices together: no answer is longer, whatever else is
+    asked."""
     stop: list[str] = field(default_factory=list[str])
     seed: int | None = None
     n: int = 1
@@ -88,7 +89,7 @@ class CallRequest:
     previous_response_id: str = ""
     """Responses only: the answer that the conversation goes on from; the server puts it before `messages`."""
     num_bytes: int = 0
-    """Of the body as sent; 0 where there was none. What is large is worked on off the event loop."""
+    """The size of the body as sent; 0 where there was none. A large one is worked on off the event loop."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -123,7 +124,7 @@ class ToolCallPiece:
 
 @dataclass(kw_only=True, slots=True)
 class Piece:
-    """What arrived since the last piece of a streamed answer."""
+    """The part of a streamed answer that arrived since the last piece."""
 
     choice: int = 0
     text: str = ""
@@ -141,7 +142,7 @@ class Choice:
 
     index: int = 0
     text: str = ""
-    """What the model wrote without reasoning and tool calls."""
+    """The text that the model wrote without reasoning and tool calls."""
     reasoning: str = ""
     tool_calls: list[WireToolCall] = field(default_factory=list[WireToolCall])
     finish_reason: FinishReason = FinishReason.STOP
@@ -156,7 +157,7 @@ class Choice:
     temperature: float | None = None
     """None where it was left to the server, which does not tell."""
     seed: int | None = None
-    """Of its draws, where the policy knows it."""
+    """The seed of its draws, where the policy knows it."""
     policy_versions: list[int] = field(default_factory=list[int])
     mixed_versions: bool = False
     """New weights were published while it was sampled: some tokens may be of those, whatever
@@ -167,7 +168,7 @@ class Choice:
     """Which of a session's interleaved conversations this call goes on with."""
     segment: int = 0
     segment_reason: str = ""
-    """Why this segment began; see `rllm.rendering.chat.SegmentReason`."""
+    """The reason that this segment began; see `rllm.rendering.chat.SegmentReason`."""
 
     def message(self) -> Message:
         """The assistant message that a chat client gets, and echoes in its next request."""
@@ -199,7 +200,7 @@ class Answer:
     raw: dict[str, Any] | None = None
     """The upstream's own reply in the client's dialect, without what only the gateway had asked for."""
     no_ids_because: str = ""
-    """Why there are no token ids, and what to set so that there are; empty when they are there."""
+    """The reason that there are no token ids, and the setting that brings them; empty when they are there."""
     upstream: str = ""
     first_token_s: float | None = None
 
@@ -245,8 +246,8 @@ class CallRecord:
     prompt: str | list[int] | None = None
     tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     sampling: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What was asked for, by the client or for its session, and the seed where the policy chose it. What is
-    not here was left to the server."""
+    """The sampling parameters of the client or of its session, and the seed where the policy chose it.
+    Parameters that are not here were left to the server."""
     response: Message = field(default_factory=dict[str, Any])
     """The assistant message, tool calls merged; reasoning under `reasoning_content`."""
     finish_reason: str = ""
@@ -266,11 +267,11 @@ class CallRecord:
     `policy_versions` says."""
     no_ids_because: str = ""
     response_fields: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Of calls of /v1/responses: what a Response repeats of its request, for when it is retrieved.
-    `instructions` is true where the first message is those."""
+    """The fields of a /v1/responses call that its Response repeats, for when it is retrieved. `instructions`
+    is true where the first message is those."""
     token_logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """What a client that asked for log-probabilities was shown of each token: `token_id`, `text`, `logprob`
-    and `top`, the alternatives as [token id, text, log-probability]. Empty where nobody asked."""
+    """The log-probabilities that a client asked for, for each token: `token_id`, `text`, `logprob` and `top`,
+    the alternatives as [token id, text, log-probability]. Empty where nobody asked."""
     usage: dict[str, int] = field(default_factory=dict[str, int])
     conversation: int = 0
     segment: int = 0
@@ -328,7 +329,7 @@ class Policy(Protocol):
 
 
 class PolicySession(Protocol):
-    """What a policy may know of the session that a call belongs to."""
+    """The facts of a call's session that a policy may use."""
 
     id: str
     seed: int

@@ -30,7 +30,7 @@ _RULES = ("system", "developer")
 
 @dataclass(slots=True)
 class BranchConversation:
-    """What one agent and the model have said, forks of it included."""
+    """The messages between one agent and the model, forks included."""
 
     tree: ConversationTree | None = None
     """Its ids, where the client is given ids."""
@@ -39,7 +39,7 @@ class BranchConversation:
     first_prompt_tokens: int = -1
     """-1 until it is known."""
     known_tokens: int = 0
-    """Of the latest prompt and its answer."""
+    """Tokens of the latest prompt and its answer."""
 
 
 @dataclass(slots=True)
@@ -49,9 +49,9 @@ class BranchRequest:
     policy: str
     branch: Branch
     digest: str
-    """Of messages and tools."""
+    """A digest of messages and tools."""
     times_before: int
-    """How often this branch had asked the very same."""
+    """The number of times that this branch had asked the very same."""
     links: list[bytes] = field(repr=False)
 
     def seed(self, *key: str | int) -> int:
@@ -73,7 +73,7 @@ class Branches:
     def ask(
         self, policy: str, role: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> BranchRequest:
-        """What the running task is about to ask. Call it before anything is awaited."""
+        """Register the request that the running task is about to make. Call it before anything is awaited."""
         links = _links(messages)
         digest = hashlib.blake2b(links[-1], digest_size=16)
         digest.update(f"{policy}\0{role}".encode())

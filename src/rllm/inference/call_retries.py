@@ -17,19 +17,19 @@ from rllm.inference.call_timer import call_timer
 from rllm.types.messages import FinishReason, ModelOutput
 
 RETRIED = (InferenceError, OSError)
-"""What may pass when it is asked again; TimeoutError is an OSError."""
+"""The errors that may pass when the call is repeated; TimeoutError is an OSError."""
 
 _NOT_WHOLE = (FinishReason.CANCELLED, FinishReason.ERROR)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class CallPatience:
-    """How often, and how long, a model is asked for one answer."""
+    """The number of times, and the seconds, that a model is asked for one answer."""
 
     retries: int = 3
     """Times that it is asked again; 0 asks once."""
     call_timeout_s: float = 600.0
-    """Of one try."""
+    """The time of one try."""
     first_wait_s: float = 0.5
     """Before the first retry; it doubles with each."""
     longest_wait_s: float = 60.0
@@ -54,7 +54,11 @@ class CallPatience:
         wished_s = getattr(error, "retry_after_s", None) or 0.0
         if wished_s > self.longest_wait_s:
             return None
-        return max(wished_s, min(self.longest_wait_s, self.first_wait_s * 2.0**retry) * (1.0 + spread) / 2.0)
+        return max(wished_s, self.doubled_wait_s(retry) * (1.0 + spread) / 2.0)
+
+    def doubled_wait_s(self, retry: int) -> float:
+        """The longest wait before the retry of this number, counted from 0."""
+        return min(self.longest_wait_s, self.first_wait_s * 2.0**retry)
 
 
 async def answer_of(

@@ -21,7 +21,7 @@ class TimedCall:
     task: "asyncio.Task[Any] | None"
     ends_at: float
     cancelling: int
-    """Of the task, when the call began."""
+    """The task's cancellation count when the call began."""
     ran_out: bool = False
 
 

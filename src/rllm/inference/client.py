@@ -1,4 +1,4 @@
-"""What every model client offers: sessions that answer messages, with token ids and log-probabilities.
+"""The interface of every model client: sessions that answer messages, with token ids and log-probabilities.
 
     async with client.session("lake-3", order=("lake-3", 0)) as session:
         output = await session.respond(messages, sampling)
@@ -118,7 +118,7 @@ def takes_tools(session_class: type[Any]) -> bool:
 
 @dataclass(kw_only=True, slots=True)
 class TokenPiece:
-    """What a model wrote since the last piece: whole characters of text, and the tokens behind them."""
+    """The text that a model wrote since the last piece, in whole characters, and the tokens behind it."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list[int])

@@ -21,7 +21,7 @@ _POLL_S = 0.1
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Trial:
-    """What came of it."""
+    """The result of the check."""
 
     latency_s: float
     reply: str
@@ -98,7 +98,7 @@ def _is_here(host: str) -> bool:
 
 
 async def served_models(place: ModelPlace) -> list[str]:
-    """What the server says that it serves; empty where it does not tell. Raises InferenceError."""
+    """The models that the server lists; empty where it lists none. Raises InferenceError."""
     from rllm.inference.openai_http import ServerHttp
 
     if place.protocol is not Protocol.OPENAI:

@@ -6,23 +6,26 @@
     publish ──► weights on disk, once ──► each replica: pause, load, forget what was read, version, resume
     out of service ──► asked every second ──► it answers again: the newest weights first, then calls
 
-Each token carries the version of the weights that its replica had. No call is lost to a replica that ends: it
-is asked again elsewhere, unless parts of its answer were handed out already.
+Each token carries the version of the weights that its replica had. No call is lost to a replica that ends:
+its answer goes on elsewhere, behind what has arrived of it.
 """
 
 import asyncio
 import logging
 import shutil
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from rllm.errors import CanaryError, ConfigError, InferenceError
-from rllm.inference.client import ModelClient, TokenPiece
+from rllm.inference.answer_parts import OnPiece
+from rllm.inference.client import ModelClient
 from rllm.inference.prefix_routes import PrefixRoutes
 from rllm.inference.token_session import TokenSession
 from rllm.inference.vllm import VLLMClient
@@ -30,7 +33,6 @@ from rllm.types.messages import ModelOutput, SamplingParams
 
 log = logging.getLogger(__name__)
 
-OnPiece = Callable[[TokenPiece], None]
 PROBE_EVERY_S = 1.0
 """Between two questions to a replica that is out of service."""
 CHECK_EVERY_S = 10.0
@@ -49,9 +51,12 @@ class Replica:
         self.client = client
         self.num_starts = num_starts
         self.num_tokens = 0
-        """Of prompts and answers that it is at work on, at most."""
+        """The tokens of prompts and answers that it is at work on, at most."""
+        self.last_call = 0
+        """The number of the fleet's call that it was last given."""
         self._calls = set[asyncio.Timeout]()
         """That it is at work on."""
+        self._busy_s, self._busy_since_s = 0.0, 0.0
         self.weights_number = -1
         """Which publish of the fleet it has."""
         self.start_with_weights = 0
@@ -73,6 +78,8 @@ class Replica:
         """While it is at work on a call. Raises InferenceError once it is given up."""
         limit = asyncio.timeout(None)
         self.num_tokens += num_tokens
+        if not self._calls:
+            self._busy_since_s = time.perf_counter()
         self._calls.add(limit)
         try:
             async with limit:
@@ -86,6 +93,13 @@ class Replica:
         finally:
             self._calls.discard(limit)
             self.num_tokens -= num_tokens
+            if not self._calls:
+                self._busy_s += time.perf_counter() - self._busy_since_s
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which it had a call."""
+        return self._busy_s + (time.perf_counter() - self._busy_since_s if self._calls else 0.0)
 
     @property
     def num_calls(self) -> int:
@@ -145,6 +159,7 @@ class Fleet(ModelClient):
         self._changing = threading.Lock()
         """Held while weights are changed, or read to be written: a replica may come back at any moment."""
         self._service = asyncio.Condition()
+        self._num_calls = 0
         self.num_moved = 0
         """Calls that were asked again elsewhere, because their replica failed."""
 
@@ -155,6 +170,11 @@ class Fleet(ModelClient):
     @property
     def max_context(self) -> int:
         return self._max_context
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which a replica had a call, as their mean."""
+        return sum(each.busy_s for each in self.replicas) / len(self.replicas)
 
     @property
     def num_in_service(self) -> int:
@@ -193,30 +213,25 @@ class Fleet(ModelClient):
     ) -> tuple[ModelOutput, Replica]:
         """The answer, and who gave it: `first_choice`, or who has read the prompt's beginning, if it is in
         service and not much busier than others. Raises InferenceError when no replica could."""
-        has_told = False
-
-        def tell(piece: TokenPiece) -> None:
-            nonlocal has_told
-            has_told = True
-            assert on_piece is not None
-            on_piece(piece)
-
+        begin = partial(self.replicas[0].client.begin, prompt_ids, sampling, on_piece)
+        answer = begin()
         num_failures, num_tokens = 0, len(prompt_ids) + sampling.max_tokens
         while True:
             replica = await self._in_service(first_choice or self._routes.find(prompt_ids), num_tokens)
+            replica.last_call = self._num_calls = self._num_calls + 1
             try:
                 async with replica.busy(num_tokens):
                     await self.bring_up_to_date(replica)
-                    output = await replica.client.generate_ids(
-                        prompt_ids, sampling, on_piece=None if on_piece is None else tell
-                    )
+                    output = await replica.client.go_on(answer)
                 self._routes.note(prompt_ids + output.completion_ids, replica)
                 return output, replica
             except InferenceError as error:
                 self._out_of_service(replica, error)
                 num_failures += 1
-                if has_told or num_failures > len(self.replicas):
+                if num_failures > len(self.replicas) or (answer.is_spoiled and on_piece is not None):
                     raise
+                if answer.is_spoiled:
+                    answer = begin()
                 self.num_moved += 1
             finally:
                 if replica.is_leaving:
@@ -266,13 +281,20 @@ class Fleet(ModelClient):
 
     async def remove(self, url: str) -> None:
         """Send a replica no more calls, and wait until it has answered those it has."""
-        replica = next((each for each in self.replicas if each.url == url.rstrip("/")), None)
-        if replica is None or len(self.replicas) == 1:
-            there = ", ".join(each.url for each in self.replicas)
-            raise ConfigError(f"{url} cannot be removed from a fleet of {there}; one has to stay.")
+        staying = {each.url: each for each in self.replicas if not each.is_leaving}
+        replica = staying.get(url.rstrip("/"))
+        if replica is None or len(staying) == 1:
+            raise ConfigError(
+                f"{url} cannot be removed from a fleet of {', '.join(staying)}; one has to stay."
+            )
         replica.is_leaving = True
-        async with self._service:
-            await self._service.wait_for(lambda: replica.num_calls == 0)
+        try:
+            async with self._service:
+                await self._service.wait_for(lambda: replica.num_calls == 0)
+        except asyncio.CancelledError:
+            replica.is_leaving = False
+            await self._notify()
+            raise
         self.replicas.remove(replica)
         self._routes.forget(replica)
         await _end(replica)
@@ -301,7 +323,8 @@ class Fleet(ModelClient):
                         f"{self._patience_s:g} s."
                     ) from error
         ready = free()
-        least = min(ready, key=lambda each: each.num_tokens)
+        # Where all are idle the longest idle one is next, so that calls one at a time are shared out, too.
+        least = min(ready, key=lambda each: (each.num_tokens, each.last_call))
         if first_choice in ready and first_choice.num_tokens <= 2 * least.num_tokens + num_tokens:
             return first_choice
         return least
@@ -361,13 +384,20 @@ class Fleet(ModelClient):
         """As long as it is of the fleet: the calls of one that hangs go to others."""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            if not replica.is_up:
-                continue
-            try:
-                await replica.client.check()
-            except InferenceError as error:
-                self._out_of_service(replica, error)
-                replica.give_up()
+            await self._check(replica)
+
+    async def check(self) -> None:
+        """Ask every replica in service now whether it still answers."""
+        await asyncio.gather(*map(self._check, self.replicas))
+
+    async def _check(self, replica: Replica) -> None:
+        if not replica.is_up:
+            return
+        try:
+            await replica.client.check()
+        except InferenceError as error:
+            self._out_of_service(replica, error)
+            replica.give_up()
 
     async def _probe(self, replica: Replica) -> None:
         """Until it answers again: whatever it was, it may have begun anew, with its first weights."""

@@ -28,11 +28,11 @@ class ModelEntry:
     """One model on a server."""
 
     name: str
-    """What it is called here."""
+    """The local name."""
     provider: str
     """One of `rllm.inference.providers.PROVIDERS`."""
     model: str
-    """What the provider calls it."""
+    """The provider's name of it."""
     base_url: str = ""
     """Empty takes the provider's."""
     key: str = ""

@@ -48,7 +48,7 @@ come back."""
 
 @dataclass(kw_only=True, slots=True)
 class _Server:
-    """What a server says of itself."""
+    """The facts that a server gives about itself."""
 
     model: str
     engine: str = ""
@@ -90,7 +90,7 @@ class OpenAIClient:
         self.base_url = base_url.rstrip("/")
         self.model = model
         self.policy_version = 0
-        """Of the weights that answer, for servers that do not tell it themselves."""
+        """The version of the weights that answer, for servers that do not tell it themselves."""
         self.renderer = None if tokenizer is None else ChatRenderer(tokenizer)
         self._return_token_ids = return_token_ids
         self._processed_logprobs = processed_logprobs
@@ -152,7 +152,7 @@ class OpenAIClient:
         session: str = "",
         num_prompt_tokens: int = -1,
     ) -> ModelOutput:
-        """What `OpenAISession.respond` gives; `num_prompt_tokens` where it is known, else -1."""
+        """The output of `OpenAISession.respond`; `num_prompt_tokens` where it is known, else -1."""
         server = await self._server()
         body = self._body(server, messages, sampling, tools)
         if num_prompt_tokens >= 0 and server.max_context:

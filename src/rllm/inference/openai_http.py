@@ -41,7 +41,7 @@ MAX_REPLY_BYTES = 256 << 20
 """A whole answer: 100,000 tokens with log-probabilities take 20 MB of JSON."""
 _MAX_ERROR_BYTES = 1 << 20
 _MAX_ERROR_CHARS = 2_000
-"""Of what a server says about an error; some repeat the whole request."""
+"""The length of a server's words about an error; some repeat the whole request."""
 _SENT_AT_ONCE_BYTES = 1 << 20
 _TRY_LATER = frozenset({408, 409, 425, 429})
 
@@ -209,7 +209,7 @@ def _cause(error: Exception) -> str:
 
 
 class AskedOnce(Generic[Found]):
-    """What is found out with the first call: calls that come meanwhile wait for the same, and a failure is
+    """A fact that the first call finds out: calls that come meanwhile wait for the same, and a failure is
     forgotten, so that the next call asks again."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, Found]]) -> None:
@@ -249,7 +249,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class WhichConnection:
-    """What a call learns of the connection that it goes over."""
+    """The connection that a call goes over."""
 
     was_kept = False
 
@@ -271,7 +271,7 @@ def error_text(reply: Any) -> str:
 
 
 def json_or_none(body: bytes) -> Any:
-    """What a server says, but for the keys that it was sent."""
+    """The server's JSON, without the keys that it was sent."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:

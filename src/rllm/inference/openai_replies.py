@@ -1,4 +1,4 @@
-"""What servers answer in OpenAI's chat protocol: a reply ──► ModelOutput; a refusal ──► what it is about."""
+"""The replies of servers in OpenAI's chat protocol: a reply ──► ModelOutput; a refusal ──► its subject."""
 
 import json
 import re

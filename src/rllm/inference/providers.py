@@ -117,7 +117,7 @@ class ModelPlace:
     """The place of a model: files here, or a name on a server."""
 
     path: str = ""
-    """Of a run or a model directory, or `builtin:NAME`; empty for a model on a server."""
+    """The path of a run or a model directory, or `builtin:NAME`; empty for a model on a server."""
     name: str = ""
     """As the server calls it."""
     base_url: str = ""
@@ -151,8 +151,8 @@ class ModelPlace:
 def resolve_model(
     name: str, *, base_url: str = "", api_key: str | None = None, settings: ModelSettings | None = None
 ) -> ModelPlace:
-    """What `--model NAME` means, and no name: the default of `settings`, which are those of RLLM_HOME unless
-    they are given.
+    """The model that `--model NAME` means; for no name the default of `settings`, which are those of
+    RLLM_HOME unless they are given.
 
     With `base_url` it is that server's name for a model, and the key is `api_key` or OPENAI_API_KEY. Raises
     ConfigError for a name that means nothing, or two things, and for a key that is not there.

@@ -7,7 +7,7 @@ Of one event loop at a time: a call from another one goes by its own.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 
@@ -34,12 +34,14 @@ class Gate:
                     self._changed.notify_all()
 
     @asynccontextmanager
-    async def closed(self) -> AsyncIterator[None]:
-        """Alone. Raises RuntimeError when somebody else is."""
+    async def closed(self, hurry: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
+        """Alone, once those inside are out; `hurry` may make them go. Raises RuntimeError when somebody else
+        is."""
         if self._is_closed:
             raise RuntimeError("The gate is closed already; two publishes at once have no order.")
         self._is_closed = True
         try:
+            hurry()
             async with self._changed:
                 await self._changed.wait_for(lambda: self._num_inside == 0)
             yield

@@ -1,4 +1,4 @@
-"""What a model wrote, as an agent acts on it: text, reasoning and tool calls.
+"""A model's answer in the form that an agent acts on: text, reasoning and tool calls.
 
     text ──tool format of the model──► ModelOutput.content, .reasoning, .tool_calls
                                            └──► the assistant messages in which it may be said again

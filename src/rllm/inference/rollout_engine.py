@@ -40,7 +40,7 @@ _GRACE_S = 1.0
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RoleSettings:
-    """What is particular to one role of a workflow; None leaves it to the run."""
+    """The settings of one role of a workflow; None leaves a value to the run."""
 
     policy: str = ""
     """Which client answers; "" is the first."""
@@ -58,7 +58,7 @@ class RecordedCall:
     role: str
     policy: str
     messages: list[Message]
-    """What was asked."""
+    """The messages of the request."""
     output: ModelOutput
 
 
@@ -90,7 +90,7 @@ class RolloutEngine:
         self.num_retries = 0
         """Calls that were asked again."""
         self.waits_for = ""
-        """What the latest call waits for; "" when none is under way."""
+        """The reason that the latest call waits; "" when none is under way."""
         self._on_answer = on_answer
         self._sessions: list[ModelSession] = []
         self._branches = Branches()
@@ -364,7 +364,7 @@ def _room_in_context(client: TokenClient, prompt_tokens: int) -> int:
 
 
 def _tokens_of(output: ModelOutput) -> tuple[int, int]:
-    """Of prompt and answer; as the server counted them, where it returned no ids."""
+    """The numbers of prompt and answer tokens; as the server counted them, where it returned no ids."""
     usage = output.usage
     return (
         len(output.prompt_ids) or usage.get("prompt_tokens", 0),

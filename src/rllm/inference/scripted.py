@@ -168,7 +168,7 @@ class ScriptedClient(ModelClient):
             self.in_flight -= 1
 
     def answer_to(self, messages: Sequence[Message], turn: int) -> ScriptedAnswer:
-        """What the script says in this turn. Raises what the script wants raised."""
+        """The script's answer in this turn. Raises the exception that the script holds there."""
         if callable(self.script):
             answer = self.script(messages)
         elif turn < len(self.script):
@@ -187,7 +187,7 @@ class ScriptedClient(ModelClient):
 
 @dataclass(kw_only=True, slots=True)
 class _Said:
-    """What is left of a scripted answer under the request's limits, whole and in pieces."""
+    """The part of a scripted answer that the request's limits leave, whole and in pieces."""
 
     ids: list[int]
     logprobs: list[float]

@@ -19,7 +19,7 @@ class EventSplitter:
     def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
         self._parts: list[bytes] = []
-        """What came since the last whole event, as it came: joined once, not at every part."""
+        """The parts since the last whole event, as they came: joined once, not at every part."""
         self._num_bytes = 0
         self._last = b""
         """The last byte: an empty line may be cut in two."""

@@ -4,49 +4,46 @@
                    every sampling field is sent, so nothing is left to the server's generation_config.json
 
 Needs a server that returns token ids when asked for `return_token_ids`: vLLM from 0.10.2 on, SGLang in
-versions that know the field. Log-probabilities of vLLM are those of the model itself, unless it was started
-with `--logprobs-mode processed_logprobs`; those of SGLang are of logits divided by the temperature.
+versions that know the field (nobody has run this on SGLang). Log-probabilities of vLLM are those of the model
+itself, unless it was started with `--logprobs-mode processed_logprobs`; those of SGLang are of logits divided
+by the temperature.
 
 With a grammar, the server does not tell which tokens it left no choice about: all of them count as sampled.
 """
 
-import re
+import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 from rllm.errors import ConfigError, ContextLengthError, InferenceError
-from rllm.inference.client import ModelClient, TokenPiece
+from rllm.inference.answer_parts import AnswerPart, AnswerParts, OnPiece, version_of
+from rllm.inference.client import ModelClient
 from rllm.inference.local.text import StopTexts, TextStream
-from rllm.inference.openai_http import AskedOnce, error_text
+from rllm.inference.openai_http import AskedOnce
 from rllm.inference.publish_gate import Gate
 from rllm.inference.token_session import TokenSession
 from rllm.inference.vllm_http import VLLMHttp, VLLMServerFacts
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer
-from rllm.types.messages import FinishReason, ModelOutput, SamplingParams, TopLogprobs
+from rllm.types.draws import draw_seed
+from rllm.types.messages import FinishReason, ModelOutput, SamplingParams
 
-OnPiece = Callable[[TokenPiece], None]
-
-NO_IDS = (
-    "The server at {url} returned no {what}. vLLM from 0.10.2 on returns them for `return_token_ids: true` "
-    "and `logprobs`, which this client sends; update the server, or serve the model with one that does."
-)
 PROBE_TEXT = "The answer is 1234.5, or `x_1 += 67`?\n\tNaïve 漢字"
 """Servers and models of one tokenizer split it alike, and others hardly do."""
 _GRAMMAR_FROM = (0, 12)
 """The vLLM version from which `structured_outputs` is the field's one name; older ones drop it silently."""
-_TOKEN_ID_NAME = re.compile(r"token_id:(\d+)")
-_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _SEEDS = 2**63
 _ADAPTERS_KEPT = 2
 _ANSWERS_WITHIN_S = 30.0
 """To say what it serves; a server that is at work on a batch answers at once."""
 _UNKNOWN_CONTEXT = 2**31 - 1
+FINISH, RECOMPUTE, KEEP = AT_PUBLISH = "finish", "recompute", "keep"
+"""Ways in which an answer under way meets new weights of its server: it ends by the old ones, or goes on by
+the new ones, and what the old ones have read is read anew or kept."""
 
 
 class VLLMClient(ModelClient):
@@ -66,12 +63,20 @@ class VLLMClient(ModelClient):
         model: str = "",
         processed_logprobs: bool = False,
         sends_seeds: bool = True,
+        at_publish: str = FINISH,
         api_key: str | None = None,
         timeout_s: float = 600.0,
         connect_timeout_s: float = 30.0,
         max_connections: int = 0,
     ) -> None:
+        """`at_publish`: one of AT_PUBLISH. An answer that follows a grammar always ends by the weights that
+        it began with."""
+        if at_publish not in AT_PUBLISH:
+            raise ConfigError(f"`at_publish` is {at_publish!r}; it is one of {', '.join(AT_PUBLISH)}.")
         self.base_url = base_url.rstrip("/")
+        self._at_publish = at_publish
+        self._parts = set[asyncio.Timeout]()
+        """The requests under way that may be cut off."""
         self.model = model
         self._processed_logprobs = processed_logprobs
         self._sends_seeds = sends_seeds
@@ -144,7 +149,8 @@ class VLLMClient(ModelClient):
 
     @property
     def facts(self) -> VLLMServerFacts:
-        """What the server says of itself; only once a call, or `connect`, has asked it."""
+        """The facts that the server gives about itself; only once a call, or `connect`, has asked for
+        them."""
         assert self._facts.found is not None, "a call asks the server before it needs this"
         return self._facts.found
 
@@ -156,45 +162,74 @@ class VLLMClient(ModelClient):
         return self._policy_version
 
     def set_policy_version(self, policy_version: int) -> None:
-        """Of the weights that answer calls from now on."""
+        """Set the version of the weights that answer calls from now on."""
         self._policy_version = policy_version
 
     async def update_weights(self, directory: Path, policy_version: int) -> None:
         """Let the server read the weights of a model directory, in a place that it can see itself.
 
-        No call is lost: what is being answered is answered to its end by the old weights, what comes
-        meanwhile waits for the new ones. Needs vLLM with VLLM_SERVER_DEV_MODE=1 in its environment. Raises
-        ConfigError where it is not, or where the directory holds no weights (an engine of vLLM that is
-        told to read such a one ends), and InferenceError when the server could not read them.
+        No call is lost: what is being answered ends by the old weights or goes on by the new ones, as
+        `at_publish` says, and what comes meanwhile waits for the new ones. Needs SGLang, or vLLM with
+        VLLM_SERVER_DEV_MODE=1 in its environment. Raises ConfigError where it is not, or where the directory
+        holds no weights (an engine of vLLM that is told to read such a one ends), and InferenceError when the
+        server could not read them.
         """
         for pattern in ("config.json", "*.safetensors"):
             if not any(directory.glob(pattern)):
                 raise ConfigError(f"{directory} is no model directory: it has no {pattern}.")
-        async with self._gate.closed():
-            await self._http.tell("/pause?mode=wait", {})  # for whoever else asks this server
-            try:
-                where = {"weights_path": str(directory.resolve())}
-                await self._http.tell("/collective_rpc", {"method": "reload_weights", "kwargs": where})
-                reset_reply = await self._http.tell("/reset_prefix_cache", {})
-                if not (isinstance(reset_reply, dict) and reset_reply.get("success")):
-                    raise InferenceError(
-                        f"The server at {self.base_url} has new weights, but keeps what the old ones have "
-                        f"read ({reset_reply}); publish again."
-                    )
-                await self._http.tell("/update_weight_version", {"new_version": str(policy_version)})
-            finally:
-                await self._checks.tell("/resume", {})  # one that hangs is not waited for
+        is_sglang = (await self._facts()).engine == "sglang"
+        async with self._gate.closed(self._cut):
+            load = self._load_into_sglang if is_sglang else self._load_into_vllm
+            await load(str(directory.resolve()), str(policy_version))
             self._policy_version = policy_version
             self._has_given_weights = True
+
+    async def _load_into_vllm(self, directory: str, version: str) -> None:
+        # For whoever else asks this server, which forgets what it has read unless it is asked not to.
+        pause = "mode=keep&clear_cache=false" if self._at_publish == KEEP else "mode=wait"
+        await self._http.tell(f"/pause?{pause}", {})
+        try:
+            where = {"weights_path": directory}
+            await self._http.tell("/collective_rpc", {"method": "reload_weights", "kwargs": where})
+            if self._at_publish != KEEP:
+                await self._forget_what_was_read()
+            await self._http.tell("/update_weight_version", {"new_version": version})
+        finally:
+            await self._checks.tell("/resume", {})  # one that hangs is not waited for
+
+    async def _load_into_sglang(self, directory: str, version: str) -> None:
+        keeps = self._at_publish == KEEP
+        needs = "no router before it"
+        await self._http.tell("/pause_generation", {"mode": "in_place" if keeps else "retract"}, needs)
+        try:
+            body = {"model_path": directory, "weight_version": version, "flush_cache": not keeps}
+            reply = await self._http.tell("/update_weights_from_disk", body, needs)
+            if not (isinstance(reply, dict) and reply.get("success")):
+                raise InferenceError(f"The server at {self.base_url} did not read the new weights: {reply}")
+        finally:
+            await self._checks.tell("/continue_generation", {}, needs)
+
+    async def _forget_what_was_read(self) -> None:
+        reply = await self._http.tell("/reset_prefix_cache", {})
+        if not (isinstance(reply, dict) and reply.get("success")):
+            raise InferenceError(
+                f"The server at {self.base_url} has new weights, but keeps what the old ones have read "
+                f"({reply}); publish again."
+            )
 
     async def load_adapter(self, directory: Path, policy_version: int) -> None:
         """Let the server answer by an adapter in peft's format, in a place that it can see itself.
 
-        Nobody waits: calls under way go on with the adapter that they began with, for which the one before
-        stays. Needs vLLM with
-        `--enable-lora`, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment. Raises ConfigError where
-        that is not so, and InferenceError when the server could not read the adapter.
+        Nobody waits: calls under way end by the adapter that they began with, for which the one before stays,
+        or go on by the new one, as `at_publish` says. Needs vLLM with `--enable-lora`, and
+        VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment. Raises ConfigError where that is not so, and
+        InferenceError when the server could not read the adapter.
         """
+        if (await self._facts()).engine == "sglang":
+            raise ConfigError(
+                f"The server at {self.base_url} is SGLang, whose adapters this client does not know; serve "
+                "the model with vLLM, or train whole weights (`lora.rank = 0`)."
+            )
         # No name comes twice: servers refuse one that they have, of another run or from before a failure.
         name = f"adapter-{policy_version}-{secrets.token_hex(4)}"
         needs = "`--enable-lora`, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
@@ -204,6 +239,7 @@ class VLLMClient(ModelClient):
         self._policy_version = policy_version
         if len(self._adapters) > _ADAPTERS_KEPT:
             self._old_adapters.append(self._adapters.pop(0))
+        self._cut()
         await self._unload_old_adapters()
 
     def forget_adapters(self) -> None:
@@ -231,75 +267,108 @@ class VLLMClient(ModelClient):
         self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: OnPiece | None = None
     ) -> ModelOutput:
         """See `TokenClient`. Raises ValueError for what the server cannot honour."""
-        facts = await self._facts()
-        room = facts.max_context - len(prompt_ids)
-        if room < 1:
-            raise ContextLengthError(
-                f"The prompt has {len(prompt_ids)} tokens and the context of {facts.model} holds "
-                f"{facts.max_context}, so no token fits behind it."
-            )
-        async with self._gate.passing():
-            return await self._generate(facts, room, prompt_ids, sampling, on_piece)
+        return await self.go_on(self.begin(prompt_ids, sampling, on_piece))
 
-    async def _generate(
-        self,
-        facts: VLLMServerFacts,
-        room: int,
-        prompt_ids: list[int],
-        sampling: SamplingParams,
-        on_piece: OnPiece | None,
-    ) -> ModelOutput:
-        start_s = time.perf_counter()
-        version = self._policy_version
-        body = self._body(prompt_ids, sampling, room, stream=on_piece is not None)
-        collected = _Said(
-            client=self,
+    def begin(
+        self, prompt_ids: list[int], sampling: SamplingParams, on_piece: OnPiece | None = None
+    ) -> AnswerParts:
+        """An answer that nobody has been asked for yet."""
+        return AnswerParts(
+            prompt_ids=list(prompt_ids),
+            sampling=sampling,
             text_stream=TextStream(self.tokenizer.decode, self._is_hidden),
             stops=StopTexts(sampling.stop),
-            with_top=sampling.top_logprobs > 0,
+            on_piece=on_piece,
         )
-        async with aclosing(self._http.complete(body)) as chunks:
-            async for chunk in chunks:
-                piece = collected.hear(chunk)
-                if on_piece is not None and (piece.text or piece.token_ids):
-                    on_piece(piece)
-        rest = collected.finish(prompt_ids)
-        if collected.finish_reason is FinishReason.LENGTH and len(collected.ids) < body["max_tokens"]:
+
+    async def go_on(self, answer: AnswerParts) -> ModelOutput:
+        """The whole answer, of which other servers or older weights may have sampled a part.
+
+        Where this fails, what had arrived is in `answer`, and another server can go on with it. Raises what
+        `generate_ids` does.
+        """
+        start_s = time.perf_counter()
+        facts = await self._facts()
+        room = facts.max_context - len(answer.prompt_ids)
+        if room < 1:
+            raise ContextLengthError(
+                f"The prompt has {len(answer.prompt_ids)} tokens and the context of {facts.model} holds "
+                f"{facts.max_context}, so no token fits behind it."
+            )
+        max_tokens = min(answer.sampling.max_tokens, room)
+        answer.finish_reason = answer.stop_reason = None  # of a part that failed in its last moment
+        while not self._is_whole(answer, max_tokens):
+            async with self._gate.passing(), self._until_cut(answer.sampling):
+                await self._hear_part(answer, max_tokens)
+        if answer.finish_reason is FinishReason.LENGTH and len(answer.ids) < max_tokens:
             raise InferenceError(
-                f"The server at {self.base_url} ended an answer at {len(collected.ids)} tokens, where "
-                f"{body['max_tokens']} were allowed: it has a limit of its own. Start vLLM with "
+                f"The server at {self.base_url} ended an answer at {len(answer.ids)} tokens, where "
+                f"{max_tokens} were allowed: it has a limit of its own. Start vLLM with "
                 "`--generation-config vllm`."
             )
-        server_policy_version = collected.policy_version
+        answer.finish()
+        output = answer.output()
+        output.logprob_meaning = self.facts.logprob_meaning(answer.sampling)
+        output.latency_s = time.perf_counter() - start_s
+        return output
+
+    def _is_whole(self, answer: AnswerParts, max_tokens: int) -> bool:
+        """Whether nothing can follow, also where the server could not say so any more."""
+        if answer.finish_reason is None:
+            ends = (self.tokenizer.end_token_id, *answer.sampling.stop_token_ids)
+            if answer.stops.matched is not None or (answer.ids and answer.ids[-1] in ends):
+                answer.finish_reason = FinishReason.STOP
+            elif len(answer.ids) >= max_tokens:
+                answer.finish_reason = FinishReason.LENGTH
+        return answer.finish_reason is not None
+
+    @asynccontextmanager
+    async def _until_cut(self, sampling: SamplingParams) -> AsyncIterator[None]:
+        """For one request, which new weights may cut off; what it goes on by is the caller's to ask."""
+        if self._at_publish == FINISH or sampling.grammar:
+            yield
+            return
+        limit = asyncio.timeout(None)
+        self._parts.add(limit)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        finally:
+            self._parts.discard(limit)
+
+    def _cut(self) -> None:
+        """End the requests under way; their answers go on with others."""
+        if self._at_publish != FINISH:
+            for each in self._parts:
+                if not each.expired():
+                    each.reschedule(0.0)
+
+    async def _hear_part(self, answer: AnswerParts, max_tokens: int) -> None:
+        """Ask for what is missing. What arrives before it is cut off, or fails, is in the answer."""
+        version = self._policy_version
+        part = answer.part(self.base_url, version)
+        server_policy_version: int | None = None
+        async with aclosing(self._http.complete(self._body(part, max_tokens))) as chunks:
+            async for chunk in chunks:
+                if (told := version_of(chunk)) is not None:
+                    server_policy_version = told
+                    if self._has_given_weights:
+                        self._require_given_weights(version, told)
+                    if not self._adapters:  # with one, what it tells is the version of the weights beneath it
+                        part.policy_version = told
+                part.hear(chunk)
+                if answer.stops.matched is not None and answer.finish_reason is not None:
+                    break
         if self._has_given_weights:
-            self._require_given_weights(version, server_policy_version)
-        if on_piece is not None and rest:
-            on_piece(TokenPiece(text=rest))
-        text = "".join(collected.text)
-        return ModelOutput(
-            text=text,
-            content=text,
-            prompt_ids=prompt_ids,
-            completion_ids=collected.ids,
-            logprobs=collected.logprobs,
-            logprob_meaning=self.facts.logprob_meaning(sampling),
-            temperature=sampling.temperature,
-            # With an adapter, what the server tells is the version of the weights beneath it.
-            policy_versions=[
-                version if self._adapters or server_policy_version is None else server_policy_version
-            ]
-            * len(collected.ids),
-            top_logprobs=[each[: sampling.top_logprobs] for each in collected.top_logprobs],
-            stop_sequence=collected.stops.matched or collected.stop_reason,
-            completion_id=collected.id,
-            finish_reason=collected.finish_reason or FinishReason.STOP,
-            usage={
-                "prompt_tokens": len(prompt_ids),
-                "completion_tokens": len(collected.ids),
-                "cached_tokens": collected.cached_tokens,
-            },
-            latency_s=time.perf_counter() - start_s,
-        )
+            try:
+                self._require_given_weights(version, server_policy_version)
+            except InferenceError:
+                answer.is_spoiled = True
+                raise
+        part.require_whole()
 
     def _require_given_weights(self, policy_version: int, server_policy_version: int | None) -> None:
         """Raises InferenceError for an answer of other weights: a server that began anew while nobody asked
@@ -338,23 +407,39 @@ class VLLMClient(ModelClient):
         if temperature != 1.0:
             raise ValueError(f"`temperature` is {temperature}; the server scores prompts at 1 alone.")
         facts = await self._facts()
-        body = self._body(list(ids), SamplingParams(max_tokens=1, temperature=0.0), 1, stream=False)
-        body.pop("seed", None)
-        async with (
-            self._gate.passing(),
-            aclosing(self._http.complete({**body, "prompt_logprobs": 0})) as chunks,
-        ):
-            (reply,) = [chunk async for chunk in chunks]
         try:
-            scores = reply["choices"][0]["prompt_logprobs"][start:]
-            return [
-                float(each[str(token)]["logprob"]) for each, token in zip(scores, ids[start:], strict=True)
-            ]
+            if facts.engine == "sglang":
+                return await self._score_by_sglang(ids, start)
+            return await self._score_by_vllm(ids, start)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise InferenceError(
                 f"The server at {self.base_url} ({facts.engine}) did not say how likely the ids of a prompt "
-                "are; vLLM does, for `prompt_logprobs`."
+                "are; vLLM does, for `prompt_logprobs`, and SGLang, for `return_logprob`."
             ) from error
+
+    async def _score_by_vllm(self, ids: list[int], start: int) -> list[float]:
+        greedy = self.begin(ids, SamplingParams(max_tokens=1, temperature=0.0))
+        body = self._body(greedy.part(self.base_url, 0), 1) | {"stream": False, "prompt_logprobs": 0}
+        for name in ("seed", "stream_options"):
+            body.pop(name, None)
+        async with self._gate.passing(), aclosing(self._http.complete(body)) as chunks:
+            (reply,) = [chunk async for chunk in chunks]
+        scores = reply["choices"][0]["prompt_logprobs"][start:]
+        return [float(each[str(token)]["logprob"]) for each, token in zip(scores, ids[start:], strict=True)]
+
+    async def _score_by_sglang(self, ids: list[int], start: int) -> list[float]:
+        body = {
+            "input_ids": list(ids),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        async with self._gate.passing():
+            reply = await self._http.tell("/generate", body, "no router before it")
+        rows = reply["meta_info"]["input_token_logprobs"]
+        if [row[1] for row in rows] != list(ids):
+            raise ValueError("other ids")
+        return [float(row[0]) for row in rows[start:]]
 
     async def release(self) -> None:
         """Close the connections that nobody uses; the next call opens new ones."""
@@ -364,13 +449,14 @@ class VLLMClient(ModelClient):
     async def close(self) -> None:
         await self.release()
 
-    def _body(
-        self, prompt_ids: list[int], sampling: SamplingParams, room: int, *, stream: bool
-    ) -> dict[str, Any]:
+    def _body(self, part: AnswerPart, max_tokens: int) -> dict[str, Any]:
+        """The request for a part of an answer that may have `max_tokens` in all."""
+        answer, sampling = part.whole, part.whole.sampling
+        seed = sampling.seed if part.is_first else draw_seed(sampling.seed, len(answer.ids))
         body: dict[str, Any] = {
             "model": self._adapters[-1] if self._adapters else self.facts.model,
-            "prompt": list(prompt_ids),
-            "max_tokens": min(sampling.max_tokens, room),
+            "prompt": part.read_ids,
+            "max_tokens": max_tokens - len(answer.ids),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
@@ -378,7 +464,7 @@ class VLLMClient(ModelClient):
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "repetition_penalty": 1.0,
-            "seed": sampling.seed % _SEEDS,
+            "seed": seed % _SEEDS,
             "stop": list(sampling.stop),
             "stop_token_ids": list(sampling.stop_token_ids),
             "logprobs": max(sampling.top_logprobs, 1),
@@ -389,7 +475,8 @@ class VLLMClient(ModelClient):
         }
         if not self._sends_seeds:
             del body["seed"]
-        if stream:
+        may_be_cut = self._at_publish != FINISH and not sampling.grammar
+        if answer.on_piece is not None or may_be_cut:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         if sampling.top_logprobs and self.facts.engine != "vllm":
             raise ValueError(
@@ -416,110 +503,3 @@ class VLLMClient(ModelClient):
             shows_nothing = not self.tokenizer.decode([token]) and bool(self.tokenizer.token_text(token))
             is_special = self._is_special[token] = shows_nothing
         return is_special
-
-
-@dataclass(kw_only=True, slots=True)
-class _Said:
-    """Everything that the server said so far, of one answer."""
-
-    client: VLLMClient
-    text_stream: TextStream
-    stops: StopTexts
-    with_top: bool
-    id: str = ""
-    text: list[str] = field(default_factory=list[str])
-    ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    top_logprobs: list[TopLogprobs] = field(default_factory=list[TopLogprobs])
-    prompt_ids: list[int] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: str | None = None
-    policy_version: int | None = None
-    cached_tokens: int = 0
-
-    def hear(self, chunk: dict[str, Any]) -> TokenPiece:
-        """A chunk of a stream, or a whole reply."""
-        if chunk.get("error"):
-            raise InferenceError(f"The server at {self.client.base_url} failed: {error_text(chunk)}")
-        try:
-            return self._hear(chunk)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise InferenceError(
-                f"The server at {self.client.base_url} answered in a form that cannot be read: {error}"
-            ) from error
-
-    def _hear(self, chunk: dict[str, Any]) -> TokenPiece:
-        self.id = self.id or str(chunk.get("id") or "")
-        weight_version = chunk.get("weight_version", (chunk.get("metadata") or {}).get("weight_version"))
-        if str(weight_version).isdecimal():
-            self.policy_version = int(str(weight_version))
-        if (usage := chunk.get("usage")) is not None:
-            self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        piece = TokenPiece()
-        for choice in chunk.get("choices") or ():
-            self._hear_choice(choice, piece)
-        for token in piece.token_ids:
-            if self.stops.matched is None:
-                piece.text += self.stops.feed(self.text_stream.add(token))
-        self.text.append(piece.text)
-        self.ids += piece.token_ids
-        self.logprobs += piece.logprobs
-        self.top_logprobs += piece.top_logprobs
-        return piece
-
-    def _hear_choice(self, choice: dict[str, Any], piece: TokenPiece) -> None:
-        if (ids := choice.get("prompt_token_ids")) is not None:
-            self.prompt_ids = ids
-        if (reason := choice.get("finish_reason")) is not None:
-            if reason not in _FINISH_REASONS:
-                raise InferenceError(
-                    f"The server at {self.client.base_url} ended the answer with `{reason}`: it was cut off."
-                )
-            self.finish_reason = _FINISH_REASONS[reason]
-        stop_reason = choice.get("stop_reason", choice.get("matched_stop"))
-        if isinstance(stop_reason, str):
-            self.stop_reason = stop_reason
-        piece.token_ids += [_token_id(each) for each in choice.get("token_ids") or ()]
-        logprobs = choice.get("logprobs") or {}
-        piece.logprobs += [float(each) for each in logprobs.get("token_logprobs") or ()]
-        if self.with_top:
-            piece.top_logprobs += [_by_id(each) for each in logprobs.get("top_logprobs") or ()]
-
-    def finish(self, prompt_ids: Sequence[int]) -> str:
-        """The text that was held back. Raises InferenceError for an answer that is not whole."""
-        url = self.client.base_url
-        if self.finish_reason is None:
-            raise InferenceError(f"The server at {url} ended its answer before it was complete.")
-        if not self.ids or not self.logprobs:
-            raise InferenceError(
-                NO_IDS.format(url=url, what="log-probabilities" if self.ids else "token ids")
-            )
-        if len(self.ids) != len(self.logprobs):
-            raise InferenceError(
-                f"The server at {url} returned {len(self.ids)} token ids and {len(self.logprobs)} "
-                "log-probabilities for one answer, so neither can be trusted."
-            )
-        if self.prompt_ids is not None and self.prompt_ids != list(prompt_ids):
-            raise InferenceError(
-                f"The server at {url} read a prompt of {len(self.prompt_ids)} ids where {len(prompt_ids)} "
-                "others were sent; it must take prompts as they are."
-            )
-        if self.stops.matched is not None:
-            return ""
-        rest = self.stops.feed(self.text_stream.rest())
-        if self.stops.matched is None:
-            rest += self.stops.rest()
-        self.text.append(rest)
-        return rest
-
-
-def _by_id(top: dict[str, float] | None) -> TopLogprobs:
-    """Alternatives that are named `token_id:17`, best first."""
-    matches = [(_TOKEN_ID_NAME.fullmatch(name), value) for name, value in (top or {}).items()]
-    return sorted(((int(name[1]), value) for name, value in matches if name), key=lambda each: -each[1])
-
-
-def _token_id(value: object) -> int:
-    if type(value) is int and value >= 0:
-        return value
-    raise ValueError(f"{value!r} is no token id")

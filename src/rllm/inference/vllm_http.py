@@ -21,7 +21,7 @@ from rllm.types.messages import LogprobMeaning, SamplingParams
 
 @dataclass(kw_only=True, slots=True)
 class VLLMServerFacts:
-    """What a server says of itself."""
+    """The facts that a server gives about itself."""
 
     model: str
     max_context: int
@@ -103,7 +103,7 @@ class VLLMHttp(ServerHttp):
                 content = await self.body_of(response)
         if response.status == 404:
             raise ConfigError(
-                f"The server at {root} has no {path}, so it takes no new weights; start vLLM with {needs}."
+                f"The server at {root} has no {path}, so it takes no new weights; start it with {needs}."
             )
         if response.status != 200:
             text = without_keys(content.decode(errors="replace"))[:500]

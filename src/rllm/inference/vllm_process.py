@@ -46,7 +46,7 @@ class ServerSettings:
     """Settings that every replica is started with."""
 
     python: str
-    """Of an environment that has vLLM."""
+    """The Python of an environment that has vLLM."""
     model: Path
     max_context: int
     max_requests: int
@@ -54,9 +54,9 @@ class ServerSettings:
     dtype: str
     device: str = "cpu"
     adapter_rank: int = 0
-    """Of the adapters that it is given; 0 where whole models are."""
+    """The rank of the adapters that it gets; 0 where it gets whole models."""
     cache_gb: int = 1
-    """Of keys and values, on a CPU."""
+    """The memory of keys and values, on a CPU."""
 
     def command(self, port: int) -> list[str]:
         return [
@@ -73,6 +73,7 @@ class ServerSettings:
             *("--max-num-batched-tokens", str(max(self.max_prefill_tokens, self.max_context))),
             *("--logprobs-mode", "processed_logprobs"),
             "--enforce-eager",
+            *("--structured-outputs-config.backend", "guidance"),  # the one that reads Lark grammars
             *(("--enable-lora", "--max-loras", "2") if self.adapter_rank else ()),
             *(("--max-lora-rank", str(_lora_rank(self.adapter_rank))) if self.adapter_rank else ()),
         ]
@@ -164,6 +165,7 @@ class ServerProcess:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         await asyncio.to_thread(self._end)
+        self._process = None  # its number may soon be that of somebody else's
 
     async def _keep(self) -> None:
         num_failed = 0

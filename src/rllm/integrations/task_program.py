@@ -22,7 +22,7 @@ from rllm.types.evaluation import EvalOutput
 from rllm.types.task import AgentConfig, Task
 
 HELD_OUT_EVERY = 20
-"""Of a library's tasks without held-out ones, every 20th is: places 0, 20, 40, …"""
+"""The interval of held-out tasks in a library without a held-out set: places 0, 20, 40, …"""
 INPUT = "input"
 """Field of a task's metadata: the library's own row."""
 TRAIN, TEST = "train", "test"

@@ -29,7 +29,7 @@ SERVED: dict[str, str] = {
 }
 
 REFUSED: dict[str, str] = {"bert": "looks at later tokens"}
-"""What is not served, and why."""
+"""The architectures that are not served, each with the reason."""
 
 
 def architecture_row(model_type: str) -> str:

@@ -26,7 +26,7 @@ from rllm.models.packing import IntArray, PrefixTree, WeightedRow, bucket_order,
 from rllm.types.sample import TrainingSample
 
 OPTIONAL_COLUMNS = ("rollout_logprobs", "ref_logprobs", "values", "returns", "chosen")
-"""Of a sample, where it has them."""
+"""The columns that only some samples have."""
 
 
 @dataclass(kw_only=True, slots=True)

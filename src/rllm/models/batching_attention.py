@@ -21,7 +21,7 @@ from rllm.models.decoder import take_rows
 from rllm.models.packing import IntArray, buckets, needs_mask
 
 OVERHEAD_ON_CPU = 6_000
-"""What a bucket costs beyond its arithmetic, in products of a query and a key."""
+"""The cost of a bucket beyond its arithmetic, in products of a query and a key."""
 OVERHEAD_ELSEWHERE = 1 << 20
 """An accelerator is done with a million of them while it starts the kernels."""
 
@@ -97,7 +97,7 @@ class _Bucket:
         ends = np.array([len(path) for path in paths])
         self.columns = int(ends.max())
         self._starts = ends - lengths
-        """Of each run in its path."""
+        """The start of each run in its path."""
         self.own = _Padding(lengths, device)
         self.last_layer = _Padding(np.array([len(offsets) for offsets in offsets_S]), device)
         self.places: IntArray | None = None

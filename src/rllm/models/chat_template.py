@@ -33,7 +33,7 @@ _MAX_GROWTH = 16
 """Characters that a template may print for each that it is given, beside the spare ones."""
 _SIZE_BYTES = 8
 _ENVIRONMENT = re.compile(r"PATH|LD_LIBRARY_PATH|DYLD_\w+|PYTHON\w*|TZ|LANG|LC_\w+")
-"""What it inherits: what Python needs to start, and no keys."""
+"""The variables that it inherits: those that Python needs to start, and no keys."""
 
 
 def render_template(template: str, variables: Mapping[str, Any]) -> str:

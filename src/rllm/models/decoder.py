@@ -60,15 +60,15 @@ class Together(Protocol):
 
 
 Change = Callable[[], Tensor]
-"""What an adapter adds to a weight, of the weight's shape."""
+"""The change that an adapter adds to a weight, of the weight's shape."""
 
 ONLY_WHAT_ENTERS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-"""How layers are checkpointed: they draw no random numbers."""
+"""The arguments of checkpointing for layers: they draw no random numbers."""
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 
 MAX_COUNT = 1 << 24
-"""Of anything that a config counts; the longest published context has 10 million positions."""
+"""The greatest count in a config; the longest published context has 10 million positions."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -91,7 +91,7 @@ class DecoderShape:
     qk_norm: bool
 
     def part(self, num_parts: int) -> "DecoderShape":
-        """What each of so many processes computes of a layer: some of its heads and columns.
+        """The share of a layer that each of so many processes computes: some of its heads and columns.
 
         Raises ConfigError where they cannot have as many each.
         """
@@ -199,9 +199,9 @@ class Block(nn.Module):
     """One layer: attention and a gated MLP, each added to the states that enter it."""
 
     adapts: tuple[Adapt, Adapt, Adapt, Adapt] | None = None
-    """Of an adapter, for `qkv`, `out`, `gate_up` and `down`."""
+    """The changes of an adapter, for `qkv`, `out`, `gate_up` and `down`."""
     together: Together | None = None
-    """Who has the rest of this layer, where `shape` is a part of it."""
+    """The ranks that have the rest of this layer, where `shape` is a part of it."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
@@ -300,9 +300,11 @@ class Decoder(nn.Module):
     """See the module docstring. `shape` is public; parameters are float32 unless moved."""
 
     blocks: Iterable[Block]
+    is_split = False
+    """Whether other processes have the rest of each layer."""
     rotation_P_2d: Tensor
     changes: Mapping[str, Change] = MappingProxyType({})
-    """What an adapter adds, by the Hugging Face name of the weight."""
+    """The changes of an adapter, by the Hugging Face name of the weight."""
     by_row: str = ""
     """See `rllm.models.directory.CausalModel`."""
     recomputes = False

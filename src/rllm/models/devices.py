@@ -26,7 +26,7 @@ def use_threads(num_threads: int, num_processes: int = 1) -> None:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """What `model.dtype` says."""
+    """The data type that `model.dtype` names."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 

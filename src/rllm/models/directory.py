@@ -44,6 +44,11 @@ class CausalModel(Protocol):
         ...
 
     @property
+    def is_split(self) -> bool:
+        """Whether other processes have the rest of each layer."""
+        ...
+
+    @property
     def max_positions(self) -> int: ...
     @property
     def vocab_size(self) -> int:
@@ -137,8 +142,8 @@ def load_model(
 
 
 def describe_model(directory: Path, *, model: Any) -> LoadedModel:
-    """What a directory says of a model that is computed elsewhere, by `model`: its weights are not read, and
-    need not be there.
+    """The description of a model that is computed elsewhere, by `model`: its weights are not read, and need
+    not be there.
 
     Raises ModelDirectoryError naming the missing or broken file.
     """

@@ -18,9 +18,10 @@ TRUST_FLAG = "--trust-remote-code"
 TRUST_KEY = "model.trust_remote_code"
 
 MAX_SETTINGS_BYTES = 16 << 20
-"""Of a JSON file or a template; the largest published `config.json` has a hundredth of it."""
+"""The size of a JSON file or a template; the largest published `config.json` has a hundredth of it."""
 MAX_TOKENIZER_BYTES = 128 << 20
-"""Of a vocabulary; a tokenizer of 262,144 tokens takes 33 MB, and forty times its file while it is read."""
+"""The size of a vocabulary; a tokenizer of 262,144 tokens takes 33 MB, and forty times its file while it is
+read."""
 _TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"})
 _SETTINGS_SUFFIXES = frozenset({".json", ".jinja"})
 _TEMPLATES = "additional_chat_templates"

@@ -33,11 +33,12 @@ from rllm.models.decoder import ONLY_WHAT_ENTERS, Attend, Change, apply_change
 ATTENTION_NAME = "rllm_attend"
 
 NOT_SERVED = ("position_bias",)
-"""What some architectures ask of their attention and the built-in engine does not do; what it does is in
-`rllm.models.attention`."""
+"""Demands of some architectures on their attention that the built-in engine does not meet; those that it
+meets are in `rllm.models.attention`."""
 
 NUM_PROBE_TOKENS, NUM_PROBE_STEPS = 16, 3
-"""Of the row that is measured; so many of its tokens are read one by one where rows are."""
+"""The length of the row that is measured, and the number of its tokens that are read one by one where rows
+are."""
 
 _COUNTS = re.compile(r"n(um)?_.*(layers?|experts?|blocks?|heads?|groups?)|n_layer|n_head")
 
@@ -107,7 +108,8 @@ def _require_counts(config: PreTrainedConfig, weights: Mapping[str, Tensor], dir
 
 
 def _require_size(module: nn.Module, weights: Mapping[str, Tensor], directory: Path) -> None:
-    """What is missing would be filled in before it is reported. Twice: a matrix may be tied in the files."""
+    """Require every weight in its size: a missing one would be filled in before it is reported. Checked
+    twice, since a matrix may be tied in the files."""
     num_made = sum(each.numel() for each in module.parameters())
     num_read = sum(each.numel() for each in weights.values())
     if num_made > 2 * num_read:
@@ -121,7 +123,10 @@ class HuggingFaceDecoder(nn.Module):
 
     auto_class: ClassVar[Any] = AutoModelForCausalLM
     changes: Mapping[str, Change] = MappingProxyType({})
-    """What an adapter adds, by the name of the weight; its layers stand in place of those they add to."""
+    """The changes of an adapter, by the name of the weight; its layers stand in place of those they add
+    to."""
+    is_split = False
+    """Whether other processes have the rest of each layer."""
     by_row: str = ""
     """The reason why rows are computed one by one on transformers' own cache; else empty."""
     _has_cache = True

@@ -33,7 +33,7 @@ from rllm.models.directory import LoadedModel
 from rllm.store.files import write_directory_atomic
 
 NAME = "default"
-"""What peft calls the one adapter of a model object."""
+"""peft's name of the one adapter of a model object."""
 
 STORED = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -75,7 +75,7 @@ class PrefixTree:
 
     rows: list[WeightedRow]
     common: list[int]
-    """How many tokens of each row are those of the row before it; 0 for the first."""
+    """The number of tokens that each row shares with the row before it; 0 for the first."""
 
     @property
     def num_tokens(self) -> int:
@@ -207,7 +207,7 @@ _Branch = tuple[list[WeightedRow], float]
 
 @dataclass(slots=True)
 class _RankShare:
-    """What one rank has so far."""
+    """The rows of one rank so far."""
 
     cost: float = 0.0
     branches: dict[int, list[_Branch]] = field(default_factory=dict[int, list[_Branch]])

@@ -17,7 +17,7 @@ from rllm.types.messages import Message
 _CONVERSATION_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 _PROBE = "text"
 _SHORT_CHARS = 4096
-"""Of a text that is encoded in a few milliseconds."""
+"""The length of a text that is encoded in a few milliseconds."""
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -158,7 +158,8 @@ class HuggingFaceTokenizer:
 
     @property
     def begin_token_id(self) -> int | None:
-        """What the tokenizer says that every text begins with; a chat template prints it, or does without."""
+        """The id that every text begins with, by the tokenizer's own word; a chat template prints it, or does
+        without."""
         return self._tokenizer.bos_token_id
 
     def vocabulary(self) -> dict[int, str]:

@@ -27,7 +27,7 @@ SETTINGS = {
 }
 FILES = {"tokenizer.json", "tokenizer_config.json"}
 _OF_TOKENIZERS = ("token", "vocab", "merges", "template", "processor")
-"""What names of files with a say in a tokenizer hold."""
+"""Parts of the names of files that decide about a tokenizer."""
 
 
 class TokenizerFile:

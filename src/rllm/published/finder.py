@@ -27,15 +27,20 @@ class PublishedFinder:
     ) -> ModuleSpec | None:
         """The module as the table describes it; None for all that the table does not speak of.
 
-        Raises PublishedNameError for a module that is refused.
+        Raises ModuleNotFoundError with the successor for a module, or a name in one, that is refused.
         """
         if not fullname.startswith("rllm.") or fullname.startswith(_OWN):
             return None
         from rllm.published import table
 
         if fullname in table.PACKAGES:
-            return _package_spec(fullname)
+            from rllm.published.config_files import package_spec
+
+            return package_spec(fullname)
         if fullname not in table.MODULES and fullname not in table.REFUSED_MODULES:
+            module, _, name = fullname.rpartition(".")
+            if (successor := table.REFUSED_NAMES.get(module, {}).get(name)) is not None:
+                raise refusal(module, name, successor)  # `from module import name`, which the module has not
             return None
         spec = self._other_spec(fullname, path, target)
         if spec is not None:
@@ -58,17 +63,6 @@ class PublishedFinder:
         return None
 
 
-def _package_spec(fullname: str) -> ModuleSpec | None:
-    """The directory with the published configuration files, under its published name."""
-    from importlib.util import spec_from_file_location
-    from pathlib import Path
-
-    directory = Path(__file__).parent / "config"
-    return spec_from_file_location(
-        fullname, directory / "__init__.py", submodule_search_locations=[str(directory)]
-    )
-
-
 class _TableLoader:
     """Makes a module that has nothing but rows of the table."""
 
@@ -76,7 +70,10 @@ class _TableLoader:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
+        from rllm.published import table
+
         _extend(module)
+        module.__dict__["__all__"] = sorted(table.NAMES.get(module.__name__, ()))
 
 
 class _ExtendingLoader:
@@ -105,12 +102,14 @@ def install() -> None:
         sys.meta_path.insert(0, PublishedFinder())
 
 
-def refusal(module: str, name: str, successor: str) -> ImportError:
-    """The error for a published name that has no counterpart."""
+def refusal(module: str, name: str, successor: str) -> ModuleNotFoundError:
+    """The error for a published module, or a name in one, that has no counterpart.
+
+    It is the kind that programs catch around what is optional. It carries no `name`, by which `from package
+    import module` would know it and put a sentence without the successor in its place.
+    """
     place = f"`{module}.{name}`" if name else f"The module `{module}`"
-    return ImportError(
-        f"{place} of published rLLM has no counterpart here: {successor}", name=module, path=None
-    )
+    return ModuleNotFoundError(f"{place} of published rLLM has no counterpart here: {successor}")
 
 
 def _extend(module: ModuleType) -> None:
@@ -120,8 +119,8 @@ def _extend(module: ModuleType) -> None:
     name = module.__name__
     rows, refused_rows = table.NAMES.get(name, {}), table.REFUSED_NAMES.get(name, {})
     own = module.__dict__.get("__getattr__")
-    if name in table.PARENTS and not hasattr(module, "__path__"):
-        module.__path__ = []
+    if (name in table.PARENTS or refused_rows) and not hasattr(module, "__path__"):
+        module.__path__ = []  # of a refused name, too, Python then asks the finder, which has the reason
     announced: set[str] = set()
 
     def find(attribute: str) -> Any:
@@ -132,7 +131,7 @@ def _extend(module: ModuleType) -> None:
                 if attribute not in rows and attribute not in refused_rows:
                     raise
         if attribute in refused_rows:
-            raise refusal(name, attribute, refused_rows[attribute])
+            raise AttributeError(str(refusal(name, attribute, refused_rows[attribute])))
         if attribute not in rows:
             raise AttributeError(_unknown(name, attribute, rows))
         home, _, own_name = rows[attribute].partition(":")

@@ -18,7 +18,10 @@ from rllm.types.evaluation import EvalOutput
 from rllm.types.task import Task
 
 SYSTEM_PROMPT = "Think about the question step by step, then end with the answer alone inside \\boxed{}."
-_GOLD_FIELDS = ("ground_truth", "answer", "answers", "target", "tests", "choices", "instruction_id_list")
+_GOLD_FIELDS = (
+    *("ground_truth", "answer", "answers", "target", "tests", "choices", "instruction_id_list"),
+    *("rubric", "calls"),
+)
 
 
 def extract_answer_text(episode: Episode) -> str:
@@ -31,10 +34,6 @@ def _evaluate(grader: str, task: Task | Mapping[str, Any], episode: Episode) -> 
     row = dict(task.to_row() if isinstance(task, Task) else task)
     if not any(row.get(name) is not None for name in _GOLD_FIELDS) and "grading" not in row:
         return EvalOutput(reward=0.0, is_correct=False, metadata={"reason": "no_ground_truth"})
-    if row.get("ground_truth") is not None:
-        row.setdefault("answer", row["ground_truth"])
-    if "nums" in row:
-        row.setdefault("numbers", row["nums"])
     return GraderEvaluator(grader_named(grader)).evaluate(row, episode)
 
 

@@ -36,7 +36,7 @@ class CallTrace:
     """The answer as the server sent it."""
     latency_ms: float
     metadata: dict[str, Any]
-    """Of all sessions that were open, the innermost last."""
+    """The metadata of all sessions that were open, the innermost last."""
 
     def to_step(self) -> Step:
         """The call as a Step whose id binds it to the tokens that the gateway captured."""
@@ -136,7 +136,12 @@ def trajectory(
 
     def result(arguments: inspect.BoundArguments, value: Any, calls: CallSession) -> Trajectory:
         return Trajectory(
-            name=name, input=dict(arguments.arguments), output=value, steps=calls.steps, reward=0.0
+            name=name,
+            input=dict(arguments.arguments),
+            output=value,
+            steps=calls.steps,
+            reward=0.0,
+            info=dict(calls.metadata),
         )
 
     if inspect.iscoroutinefunction(function):
@@ -174,9 +179,16 @@ def _keyed(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recorded(client: Any) -> Any:
-    """The client, its `create` of chats and completions replaced by ones that keep what they answered."""
+    """The client, its `create` of chats and completions replaced by ones that keep what they answered.
+
+    So are those of the clients that it makes of itself, by `copy` and `with_options`.
+    """
     for resource in (client.chat.completions, client.completions):
         resource.create = _recording(resource.create)
+    copy = client.copy
+    client.copy = client.with_options = functools.wraps(copy)(
+        lambda *args, **options: _recorded(copy(*args, **options))
+    )
     return client
 
 

@@ -34,8 +34,9 @@ _EVAL_TYPES = {
     **_all("AgentConfig EvalOutput Signal Task", _TYPES),
     "_extract_agent_answer": "rllm.rewards.extraction:last_assistant_text",
 }
+_DATA_TASK = "rllm.published.programs:DataTask"
 _LOADERS = {
-    "load_agent": "rllm.agents.flow:load_flow",
+    "load_agent": "rllm.published.programs",
     "load_evaluator": "rllm.rewards.evaluator",
 }
 _TRAINER = {"AgentTrainer": "rllm.trainer.agent_trainer"}
@@ -43,7 +44,21 @@ _SFT = {"AgentSFTTrainer": "rllm.trainer.sft"}
 _EXECUTION = _all(
     "AgentExecutionEngine AsyncAgentExecutionEngine", "rllm.engine.agent_execution:AgentExecutionEngine"
 )
-_WORKFLOW_ENGINE = {"AgentWorkflowEngine": "rllm.engine.agent_workflow"}
+_WORKFLOW_ENGINE = _all(
+    "AgentWorkflowEngine UnifiedWorkflowEngine", "rllm.engine.agent_workflow:AgentWorkflowEngine"
+)
+_STORES = {
+    "Store": "rllm.published.store:SharedStore",
+    "InMemoryStore": "rllm.published.store",
+}
+_PARSERS = _all("ToolParser QwenToolParser R1ToolParser get_tool_parser", "rllm.published.parsers")
+_WEB_AGENT = "rllm.agents.web:WebAgent"
+_WEB_TOOLS = {
+    "TavilySearchTool": "rllm.tools.web:TavilySearch",
+    "TavilyExtractTool": "rllm.tools.web:TavilyExtract",
+    "FirecrawlTool": "rllm.tools.web:Firecrawl",
+}
+_PYTHON = {"PythonInterpreter": "rllm.tools.python"}
 _SDK = _all(
     "session get_chat_client get_chat_client_async trajectory get_current_session get_current_session_name "
     "get_current_metadata get_active_session_uids",
@@ -79,10 +94,14 @@ NAMES: dict[str, dict[str, str]] = {
         "Evaluator": "rllm.published.programs:EpisodeJudge",
         "run_agent_flow": "rllm.published.programs",
     },
+    "rllm.workflows": _STORES,
+    "rllm.workflows.store": _STORES,
     "rllm.workflows.workflow": _ACTS,
     "rllm.workflows.simple_workflow": {"SimpleAgent": "rllm.agents.conversation:ConversationAgent"},
     # agents and environments
-    "rllm.agents": _ACTS,
+    "rllm.agents": {**_ACTS, **_all("MiniWobAgent WebArenaAgent", _WEB_AGENT)},
+    "rllm.agents.miniwob_agent": {"MiniWobAgent": _WEB_AGENT},
+    "rllm.agents.webarena_agent": {"WebArenaAgent": _WEB_AGENT},
     "rllm.agents.agent": {"BaseAgent": "rllm.agents.base"},
     "rllm.agents.math_agent": {"MathAgent": "rllm.agents.math"},
     "rllm.agents.code_agent": {"CompetitionCodingAgent": "rllm.agents.code"},
@@ -98,6 +117,8 @@ NAMES: dict[str, dict[str, str]] = {
     "rllm.environments.tools": {},
     "rllm.environments.tools.tool_env": {"ToolEnvironment": "rllm.environments.tool"},
     "rllm.environments.tools.mcp_env": {"MCPEnvironment": "rllm.environments.mcp"},
+    "rllm.environments.browsergym": {},
+    "rllm.environments.browsergym.browsergym": {"BrowserGymEnv": "rllm.published.browsing:BrowserTaskEnv"},
     "rllm.environments.frozenlake": {},
     "rllm.environments.frozenlake.frozenlake": {"FrozenLakeEnv": "rllm.published.frozenlake:NumberedLakeEnv"},
     # engines
@@ -105,16 +126,20 @@ NAMES: dict[str, dict[str, str]] = {
         **_OUTPUT,
         **_ENGINES,
         "AsyncAgentExecutionEngine": _EXECUTION["AsyncAgentExecutionEngine"],
+        "UnifiedWorkflowEngine": _WORKFLOW_ENGINE["UnifiedWorkflowEngine"],
     },
     "rllm.engine.agent_execution_engine": _EXECUTION,
     "rllm.engine.agent_workflow_engine": _WORKFLOW_ENGINE,
+    "rllm.engine.unified_workflow_engine": _WORKFLOW_ENGINE,
+    "rllm.experimental.engine": _WORKFLOW_ENGINE,
     "rllm.engine.rollout": {**_OUTPUT, **_ENGINES},
     "rllm.engine.rollout.rollout_engine": _OUTPUT,
     "rllm.engine.rollout.openai_engine": {"OpenAIEngine": _ENGINES["OpenAIEngine"]},
     "rllm.engine.rollout.verl_engine": {"VerlEngine": _ENGINES["VerlEngine"]},
     "rllm.engine.rollout.tinker_engine": {"TinkerEngine": _ENGINES["TinkerEngine"]},
     "rllm.experimental.rollout": {**_OUTPUT, **_ENGINES},
-    "rllm.parser": _all("ToolParser QwenToolParser R1ToolParser get_tool_parser", "rllm.published.parsers"),
+    "rllm.parser": _PARSERS,
+    "rllm.parser.tool_parser": _PARSERS,
     # rewards and evaluators
     "rllm.rewards": {"RewardType": "rllm.published.rewards"},
     "rllm.rewards.reward_fn": {**_REWARD_FNS, **_REWARD_TYPES},
@@ -122,8 +147,9 @@ NAMES: dict[str, dict[str, str]] = {
     "rllm.rewards.math_reward": {
         **_REWARD_TYPES,
         **_all("RewardMathFn math_reward_fn", _FUNCTIONS),
+        "rllm_reward_fn_math": "rllm.published.rewards",
     },
-    "rllm.rewards.code_reward": _REWARD_TYPES,
+    "rllm.rewards.code_reward": {**_REWARD_TYPES, "rllm_reward_fn_code": "rllm.published.rewards"},
     "rllm.rewards.search_reward": {
         **_REWARD_TYPES,
         **_all("RewardSearchFn search_reward_fn", _FUNCTIONS),
@@ -131,8 +157,12 @@ NAMES: dict[str, dict[str, str]] = {
     "rllm.rewards.countdown_reward": {"countdown_reward_fn": _FUNCTIONS},
     "rllm.rewards.math_utils": _MATH_UTILS,
     "rllm.rewards.math_utils.utils": _MATH_UTILS,
-    "rllm.eval": _LOADERS,
+    "rllm.eval": {**_LOADERS, **_EVAL_TYPES},
     "rllm.eval.types": _EVAL_TYPES,
+    "rllm.eval.rollout_decorator": {
+        "rollout": "rllm.agents.flow",
+        "AgentFlowFn": "rllm.agents.flow:AgentFlow",
+    },
     "rllm.eval.agent_loader": {"load_agent": _LOADERS["load_agent"]},
     "rllm.eval.evaluator_loader": {"load_evaluator": _LOADERS["load_evaluator"]},
     "rllm.eval.reward_fns": {},
@@ -144,11 +174,16 @@ NAMES: dict[str, dict[str, str]] = {
         }
         for module, function in _EVALUATORS.items()
     },
-    "rllm.experimental.eval": {**_LOADERS, **_EVAL_TYPES},
-    "rllm.experimental.eval.types": _EVAL_TYPES,
+    "rllm.experimental.eval": {**_LOADERS, **_EVAL_TYPES, "Task": _DATA_TASK},
+    "rllm.experimental.eval.types": {**_EVAL_TYPES, "Task": _DATA_TASK},
     # tools
     "rllm.tools": {},
     "rllm.tools.tool_base": _TOOL_BASE,
+    "rllm.tools.mcp_tool": {"MCPTool": "rllm.tools.mcp"},
+    "rllm.tools.multi_tool": {"MultiTool": "rllm.tools.multi"},
+    "rllm.tools.code_tools": _PYTHON,
+    "rllm.tools.code_tools.python_interpreter": _PYTHON,
+    "rllm.tools.web_tools": _WEB_TOOLS,
     # training
     "rllm.trainer": {},
     "rllm.trainer.unified_trainer": {
@@ -164,6 +199,8 @@ NAMES: dict[str, dict[str, str]] = {
     "rllm.utils": _all(
         "compute_pass_at_k save_trajectories colorful_print EpisodeLogger", "rllm.published.records"
     ),
+    "rllm.utils.episode_logger": {"EpisodeLogger": "rllm.published.records"},
+    "rllm.cli.main": {"cli": "rllm.cli.main:rllm"},
     "rllm.trainer.algorithms.config": {
         "rLLMAdvantageEstimator": "rllm.published.estimators:PublishedEstimator"
     },
@@ -183,28 +220,56 @@ _ESTIMATOR = (
     "what it gets and gives."
 )
 _FILTERS = (
-    "the keys of `[filters]` do that: `filters.drop_truncated`, `filters.drop_ties` (docs/algorithms.md)."
+    "`rollout.truncation` says what an attempt counts that a limit cut off, `filters.min_reward_std` and "
+    "`filters.dynamic` which groups are learned from (docs/algorithms.md)."
 )
 _RUNNER = (
     "`rllm eval NAME --agent … --evaluator …` runs evaluations; from Python, rllm.build.evaluation.prepare."
 )
 _DISTILL = "`rllm distill` and rllm.trainer.AgentDistillTrainer learn from a teacher (docs/distill.md)."
 _BACKEND = "a backend of yours is a rllm.trainer.backends.named.BackendKind (docs/architecture.md)."
-_ASYNC = "a step here waits for its episodes: use rllm.trainer.AgentTrainer with `rollout.oversampling`."
+_ASYNC = (
+    "rllm.trainer.AgentTrainer samples while it learns with `schedule.kind` async and "
+    "`schedule.max_staleness` (docs/asynchronous.md)."
+)
 _SANDBOXES = "programs run behind walls by rllm.sandbox.open_sandbox (docs/sandbox.md)."
 _HARNESSES = (
-    "make a function with @rllm.rollout that starts the command, its model address from `config.base_url`."
+    "`rllm eval rows.jsonl --agent harness:NAME` and `rllm train` start command-line agents in a sandbox "
+    "(docs/harnesses.md); what runs on the host is a function made with @rllm.rollout."
 )
 _RAY_ENV = 'a run starts Ray itself: AgentTrainer(backend="ray") or `cluster.kind` (docs/cluster.md).'
-_BROWSER = (
-    "there is no browser environment yet; GymnasiumEnv wraps a gymnasium.Env with text (docs/agents.md)."
-)
 _APPWORLD = "AppWorld is not shipped; write a BaseEnv around it (docs/agents.md)."
 _SDK_PARTS = "use `session` and `get_chat_client` of rllm.sdk; runs keep every call in their own record."
+_MASKS = "nothing here measures what is marked in pictures; write it as a function made with @rllm.evaluator."
+_ORDER = "a run orders its tasks itself, by its seed; Dataset has `shuffle`, `repeat`, `select` and `split`."
+_TASK_TESTS = "`rllm eval DIRECTORY` grades a directory of tasks by its own tests (docs/eval.md)."
+_PROGRAMS = "rllm.engine.TracedEngine runs programs; AgentTrainer(agent_flow=…, evaluator=…) trains them."
+_ENVIRONMENT = "read the variables themselves, from `os.environ`."
+_PREFIXES = "sessions of rllm.inference keep what was read, so that a later turn is not read again."
+_SERVICE = "models are served by `rllm serve model`, a vLLM server, Tinker or verl."
+_NO_ALGORITHM_NAMES = {
+    **dict.fromkeys(("TransformConfig", "CompactFilteringConfig"), _FILTERS),
+    "AlgorithmConfig": "`[algorithm]` says it: `algorithm.estimator`, `algorithm.loss` (docs/algorithms.md).",
+}
+_NO_REGISTRY = (
+    "give the tools themselves, `ToolAgent(tools=[MyTool()])`; by name, an entry point of the group "
+    "`rllm.tools`."
+)
 
 REFUSED_NAMES: dict[str, dict[str, str]] = {
     "rllm.agents": dict.fromkeys(("Agent", "YourCustomAgent"), _PLACEHOLDER),
     "rllm.environments": {"YourCustomEnvironment": _PLACEHOLDER},
+    "rllm.workflows": {"TimingTrackingMixin": "each Step has `timings`: `model_s`, `env_s`, `grader_s`."},
+    "rllm.data": dict.fromkeys(("StatefulTaskDataLoader", "interleave_tasks"), _ORDER),
+    "rllm.data.dataset": {"StatefulTaskDataLoader": _ORDER},
+    "rllm.engine": {
+        **dict.fromkeys(("AgentFlowEngine", "RemoteAgentFlowEngine", "AgentSdkEngine"), _PROGRAMS),
+        "FireworksEngine": _SERVICE,
+    },
+    "rllm.engine.rollout": {
+        **dict.fromkeys(("Completer", "TITOCompleter"), _PREFIXES),
+        "FireworksEngine": _SERVICE,
+    },
     "rllm.parser": {
         "ChatTemplateParser": "rllm.rendering.chat.ChatRenderer makes prompts, by the model's own template."
     },
@@ -212,12 +277,9 @@ REFUSED_NAMES: dict[str, dict[str, str]] = {
     "rllm.experimental.eval": dict.fromkeys(
         ("run_dataset", "resolve_evaluator_from_catalog", "EvalRunner"), _RUNNER
     ),
-    "rllm.trainer.algorithms.config": dict.fromkeys(("TransformConfig", "CompactFilteringConfig"), _FILTERS),
-    "rllm.experimental.common.config": dict.fromkeys(("TransformConfig", "CompactFilteringConfig"), _FILTERS),
-    "rllm.tools": {
-        "ToolRegistry": "give the tools themselves, `ToolAgent(tools=[MyTool()])`; by name, an entry point "
-        "of the group `rllm.tools`."
-    },
+    "rllm.trainer.algorithms.config": _NO_ALGORITHM_NAMES,
+    "rllm.experimental.common.config": _NO_ALGORITHM_NAMES,
+    "rllm.tools": {"ToolRegistry": _NO_REGISTRY},
     "rllm.trainer.sft": {"SFTSpec": "AgentSFTTrainer(config={…}) takes the keys of docs/sft.md."},
     "rllm.sandbox": {"create_sandbox": _SANDBOXES},
     "rllm.cli.train": {"build_train_config": "rllm.build.configs.training_config makes a benchmark's."},
@@ -228,14 +290,14 @@ REFUSED_MODULES: dict[str, str] = {
     **dict.fromkeys(
         (
             *("rllm.integrations.strands", "rllm.integrations.smolagents"),
-            "rllm.integrations.terminal_terminus_1",
+            *("rllm.integrations.terminal_terminus_1", "rllm.sdk.integrations"),
         ),
         _FRAMEWORKS,
     ),
     **dict.fromkeys(
         (
             *("rllm.sdk.chat", "rllm.sdk.proxy", "rllm.sdk.proxy.proxy_manager", "rllm.sdk.store"),
-            "rllm.sdk.session",
+            *("rllm.sdk.session", "rllm.sdk.protocol", "rllm.sdk.tracers"),
         ),
         _SDK_PARTS,
     ),
@@ -252,14 +314,15 @@ REFUSED_MODULES: dict[str, str] = {
     **dict.fromkeys(
         (
             *("rllm.trainer.verl.agent_ppo_trainer", "rllm.trainer.tinker.tinker_backend"),
+            *("rllm.trainer.verl.patch", "rllm.trainer.verl.verl_backend", "rllm.trainer.fireworks"),
             "rllm.trainer.backend_protocol",
         ),
         _BACKEND,
     ),
     **dict.fromkeys(
         (
-            *("rllm.experimental.fully_async.client", "rllm.experimental.fully_async.protocol"),
-            "rllm.experimental.fully_async.runner",
+            *("rllm.experimental.fully_async", "rllm.experimental.fully_async.client"),
+            *("rllm.experimental.fully_async.protocol", "rllm.experimental.fully_async.runner"),
         ),
         _ASYNC,
     ),
@@ -270,14 +333,31 @@ REFUSED_MODULES: dict[str, str] = {
         ),
         _HARNESSES,
     ),
-    **dict.fromkeys(("rllm.tasks", "rllm.runner"), _RUNNER),
+    **dict.fromkeys(("rllm.tasks", "rllm.runner", "rllm.eval.runner", "rllm.eval.materialize"), _RUNNER),
+    **dict.fromkeys(("rllm.eval.script_evaluator", "rllm.eval.module_evaluator"), _TASK_TESTS),
+    "rllm.eval.episode_store": "rllm.store.EpisodeStore reads the episodes of a run; `rllm view` shows them.",
+    "rllm.eval.proxy": "`rllm serve gateway --upstream URL` stands before any model server.",
+    **dict.fromkeys((f"rllm.eval.reward_fns.{name}" for name in ("iou", "point_in_mask", "depth")), _MASKS),
     **dict.fromkeys(
-        (
-            *("rllm.agents.miniwob_agent", "rllm.agents.webarena_agent", "rllm.environments.browsergym"),
-            "rllm.environments.browsergym.browsergym",
-        ),
-        _BROWSER,
+        (f"rllm.eval.reward_fns.{name}" for name in ("claw_eval", "widesearch")),
+        "its benchmark is not here, `rllm benchmark list` has those that are; judge with @rllm.evaluator.",
     ),
+    "rllm.eval.reward_fns.frozenlake": "rllm.environments.FrozenLakeEnv pays its own moves.",
+    "rllm.workflows.timing_mixin": "each Step has `timings`: `model_s`, `env_s`, `grader_s`.",
+    "rllm.trainer.env_agent_mappings": "give the classes themselves; `rllm agent list` has their names.",
+    **dict.fromkeys(("rllm.engine.agentflow_engine", "rllm.engine.remote_agent_flow_engine"), _PROGRAMS),
+    **dict.fromkeys(("rllm.engine.agent_sdk_engine", "rllm.sdk.engine"), _PROGRAMS),
+    "rllm.engine.rollout.completer": _PREFIXES,
+    "rllm.engine.rollout.fireworks_engine": _SERVICE,
+    "rllm.parser.chat_template_parser": "rllm.rendering.chat.ChatRenderer makes prompts, by the model's own "
+    "template.",
+    "rllm.tools.registry": _NO_REGISTRY,
+    "rllm.gateway.manager": "a run starts its gateway itself; `rllm serve gateway` starts one alone "
+    "(docs/gateway.md).",
+    "rllm.utils.tracking": "`tracking.sinks` says where numbers go; docs/tracking.md has them.",
+    "rllm.utils.visualization": "`rllm view` shows runs, episodes and their tokens (docs/view.md).",
+    "rllm.env": _ENVIRONMENT,
+    "rllm.experimental.opsd": _DISTILL,
     **dict.fromkeys(
         (
             *("rllm.agents.appworld_react_agents", "rllm.environments.appworld"),

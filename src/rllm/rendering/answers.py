@@ -1,4 +1,4 @@
-"""What a model wrote, taken apart while it is written: reasoning, text and tool calls.
+"""A model's answer, taken apart while it is written: reasoning, text and tool calls.
 
     text, as it comes ──► AnswerReader ──► reasoning | text | call (name first, then argument text)
                               │ after an opening tag
@@ -49,7 +49,7 @@ class ParsedAnswer:
     """An answer taken apart."""
 
     content: str
-    """What is neither reasoning nor a call."""
+    """The text that is neither reasoning nor a call."""
     reasoning: str = ""
     calls: list[ParsedCall] = field(default_factory=list[ParsedCall])
     unparsed_markup: bool = False
@@ -58,7 +58,7 @@ class ParsedAnswer:
 
 @dataclass(kw_only=True, slots=True)
 class StreamEvent:
-    """What is new in a streamed answer."""
+    """The news in a streamed answer."""
 
     kind: str
     """`text`, `reasoning` or `call`."""
@@ -79,12 +79,12 @@ class AnswerStream(Protocol):
     def feed(self, text: str) -> list[StreamEvent]: ...
 
     def finish(self) -> list[StreamEvent]:
-        """What was held back, now that nothing follows."""
+        """The events held back, now that nothing follows."""
         ...
 
 
 class ReadVerdict(StrEnum):
-    """What a CallReader says of the text behind an opening tag."""
+    """A CallReader's verdict on the text behind an opening tag."""
 
     MORE = "more"
     """The text so far is not enough to tell."""
@@ -111,7 +111,7 @@ class CallSink:
     def __init__(self) -> None:
         self.events: list[StreamEvent] = []
         self.num_calls = 0
-        self.malformed = False
+        self.is_malformed = False
         self._arguments: list[str] | None = None
 
     def begin(self, name: str, arguments: str = "") -> None:
@@ -127,7 +127,7 @@ class CallSink:
 
     def end(self) -> None:
         assert self._arguments is not None, "a call begins before it ends"
-        self.malformed = self.malformed or not _is_json_object("".join(self._arguments))
+        self.is_malformed = self.is_malformed or not _is_json_object("".join(self._arguments))
         self._arguments = None
 
     def take(self) -> list[StreamEvent]:
@@ -150,32 +150,32 @@ class Channel:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.said = False
-        self._held = ""
+        self.has_text = False
+        self._pending = ""
         self._trim = False
         self._separator = ""
 
     def begin(self, *, separator: str = "") -> None:
         """Something else came in between: space on both sides of it goes."""
-        self._held = ""
+        self._pending = ""
         self._trim = True
-        self._separator = separator if self.said else ""
+        self._separator = separator if self.has_text else ""
 
     def say(self, text: str) -> list[StreamEvent]:
-        text = self._held + text
+        text = self._pending + text
         if self._trim:
             text = text.lstrip()
         solid = text.rstrip()
-        self._held = text[len(solid) :]
+        self._pending = text[len(solid) :]
         if not solid:
             return []
         solid = self._separator + solid
-        self._trim, self._separator, self.said = False, "", True
+        self._trim, self._separator, self.has_text = False, "", True
         return [StreamEvent(kind=self.kind, text=solid)]
 
     def flush(self) -> list[StreamEvent]:
         """Space at the end of an answer is part of it, unless markup stands before it."""
-        pending, self._held = self._held, ""
+        pending, self._pending = self._pending, ""
         return [StreamEvent(kind=self.kind, text=pending)] if pending and not self._trim else []
 
 
@@ -209,11 +209,11 @@ class AnswerReader:
         self._rest = ""
         self._events: list[StreamEvent] = []
         self._at = _At.REASONING if in_reasoning else _At.START
-        self._unparsed = False
+        self._has_unparsed = False
 
     @property
     def unparsed_markup(self) -> bool:
-        return self._unparsed or self._sink.malformed
+        return self._has_unparsed or self._sink.is_malformed
 
     def feed(self, text: str) -> list[StreamEvent]:
         self._rest += text
@@ -306,7 +306,7 @@ class AnswerReader:
         if verdict is ReadVerdict.MORE and not final:
             return False
         has_call = self._sink.num_calls > self._num_calls_before
-        self._unparsed = self._unparsed or verdict is not ReadVerdict.DONE or not has_call
+        self._has_unparsed = self._has_unparsed or verdict is not ReadVerdict.DONE or not has_call
         if has_call:
             self._text.begin(separator="\n")
         else:  # what looked like a call is text
@@ -318,7 +318,7 @@ class AnswerReader:
 
 
 def longest_overlap(text: str, tag: str) -> int:
-    """How many characters at the end of `text` are a beginning of `tag`."""
+    """The number of characters at the end of `text` that are a beginning of `tag`."""
     for length in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:length]):
             return length

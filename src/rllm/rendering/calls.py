@@ -27,24 +27,24 @@ class JsonValue:
     """Finds where a JSON value ends, across any cuts."""
 
     def __init__(self) -> None:
-        self.begun = False
+        self.has_begun = False
         self._is_scalar = False
         self._depth = 0
         self._in_string = False
-        self._escaped = False
+        self._in_escape = False
 
     def end_in(self, text: str) -> int:
         """Where the value ends in `text`, which goes on from the text before; -1 when it does not."""
-        if not self.begun:
-            self.begun = True
+        if not self.has_begun:
+            self.has_begun = True
             self._is_scalar = text[0] not in '{["'
         if self._is_scalar:
             after = _AFTER_SCALAR.search(text)
             return after.start() if after else -1
         place = 0
         while place < len(text):
-            if self._escaped:
-                self._escaped = False
+            if self._in_escape:
+                self._in_escape = False
                 place += 1
                 continue
             sign = (_SIGN_IN_STRING if self._in_string else _SIGN_OUTSIDE).search(text, place)
@@ -58,7 +58,7 @@ class JsonValue:
 
     def _pass(self, sign: str) -> None:
         if sign == "\\":
-            self._escaped = True
+            self._in_escape = True
         elif sign == '"':
             self._in_string = not self._in_string
         else:
@@ -85,27 +85,27 @@ class JsonCallReader:
 
     def __init__(self, *, strict: bool = False) -> None:
         self.rest = ""
-        self.begun = False
+        self.has_begun = False
         self._strict = strict
         self._expect = _Expect.OPEN
-        self._used: list[str] = []
+        self._read_so_far: list[str] = []
         """Until the call has begun: given back if none comes of it."""
         self._name = ""
         self._arguments: str | None = None
-        """What came before the name; None while there was no such key."""
+        """The arguments that came before the name; None while there was no such key."""
         self._value = JsonValue()
         self._value_of_key = _Expect.OTHER
 
     def read(self, sink: CallSink, *, final: bool) -> ReadVerdict:
         text_before, verdict = self.rest, None
         while verdict is None:
-            if not self._value.begun:
+            if not self._value.has_begun:
                 self.rest = self.rest.lstrip()
             verdict = self._step(sink) if self.rest else ReadVerdict.MORE
-        if not self.begun:
-            self._used.append(text_before[: len(text_before) - len(self.rest)])
+        if not self.has_begun:
+            self._read_so_far.append(text_before[: len(text_before) - len(self.rest)])
             if verdict is ReadVerdict.FAILED or final:
-                self.rest = "".join(self._used) + self.rest
+                self.rest = "".join(self._read_so_far) + self.rest
         return verdict
 
     def _step(self, sink: CallSink) -> ReadVerdict | None:
@@ -138,7 +138,7 @@ class JsonCallReader:
         self._expect = _Expect.COLON
         if key == "name" and not self._name:
             self._value_of_key = _Expect.NAME
-        elif key in ("arguments", "parameters") and self._arguments is None and not self.begun:
+        elif key in ("arguments", "parameters") and self._arguments is None and not self.has_begun:
             self._value_of_key = _Expect.ARGUMENTS
         elif self._strict and key not in ("type", "id"):
             return ReadVerdict.FAILED
@@ -159,7 +159,7 @@ class JsonCallReader:
 
     def _read_value(self, sink: CallSink) -> ReadVerdict | None:
         is_arguments = self._expect is _Expect.ARGUMENTS
-        if is_arguments and self._strict and not self._value.begun and self.rest[0] != "{":
+        if is_arguments and self._strict and not self._value.has_begun and self.rest[0] != "{":
             return ReadVerdict.FAILED
         end = self._value.end_in(self.rest)
         value = self.rest if end < 0 else self.rest[:end]
@@ -172,7 +172,7 @@ class JsonCallReader:
         return None
 
     def _say(self, sink: CallSink, arguments: str) -> None:
-        if self.begun:
+        if self.has_begun:
             sink.more(arguments)
         elif self._name:
             self._begin(sink, arguments)
@@ -181,10 +181,10 @@ class JsonCallReader:
 
     def _begin(self, sink: CallSink, arguments: str) -> None:
         sink.begin(self._name, arguments)
-        self.begun = True
+        self.has_begun = True
 
     def _close(self, sink: CallSink) -> ReadVerdict:
-        if not self.begun:
+        if not self.has_begun:
             if not self._name or self._strict:
                 return ReadVerdict.FAILED
             self._begin(sink, "{}")
@@ -235,8 +235,8 @@ class JsonListReader:
         self.rest = ""
         self._call: JsonCallReader | None = None
         self._signs = ""
-        """What came since the last call: given back if no other comes."""
-        self._opened = False
+        """The signs since the last call: given back if no other comes."""
+        self._is_open = False
 
     def read(self, sink: CallSink, *, final: bool) -> ReadVerdict:
         verdict = None
@@ -252,7 +252,7 @@ class JsonListReader:
         call.rest = self.rest
         verdict = call.read(sink, final=final)
         self.rest = call.rest
-        if call.begun:
+        if call.has_begun:
             self._signs = ""
         if verdict is not ReadVerdict.DONE:
             return verdict
@@ -263,14 +263,14 @@ class JsonListReader:
         start = self.rest.lstrip()
         if not start:
             return ReadVerdict.MORE
-        closes = start[0] == "]" and self._opened
-        if not closes and start[0] != ("," if self._opened else "["):
+        closes = start[0] == "]" and self._is_open
+        if not closes and start[0] != ("," if self._is_open else "["):
             return ReadVerdict.FAILED
         self._signs += self.rest[: len(self.rest) - len(start) + 1]
         self.rest = start[1:]
         if closes:
             return ReadVerdict.DONE
-        self._opened, self._call = True, JsonCallReader()
+        self._is_open, self._call = True, JsonCallReader()
         return None
 
 
@@ -284,5 +284,5 @@ def close_tag(reader: CallReader, closer: str, sink: CallSink, *, final: bool) -
             return ReadVerdict.MORE
         reader.rest = ""
     else:
-        sink.malformed = True
+        sink.is_malformed = True
     return ReadVerdict.DONE

@@ -79,7 +79,7 @@ class ChatRenderer:
 
     @cached_property
     def plain_format(self) -> PlainFormat:
-        """How answers are read where no tools are offered."""
+        """The reading of answers where no tools are offered."""
         return plain_format_of(self.tokenizer)
 
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
@@ -244,27 +244,27 @@ class _LongTexts:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: OrderedDict[Hashable, tuple[int, array[int]]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[int, array[int]]] = OrderedDict()
         self._lock = threading.Lock()
         self.num_characters = 0
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._entries)
 
     def ids(self, key: Hashable, size: int, text: Callable[[], str]) -> list[int]:
         """`text` is asked for its text when the key, of `size` characters, is not known."""
         with self._lock:
-            entry = self._known.get(key)
+            entry = self._entries.get(key)
             if entry is not None:
-                self._known.move_to_end(key)
+                self._entries.move_to_end(key)
                 return entry[1].tolist()
         ids = self._tokenizer.encode(text())
         with self._lock:
-            if key not in self._known:
-                self._known[key] = size, array("i", ids)
+            if key not in self._entries:
+                self._entries[key] = size, array("i", ids)
                 self.num_characters += size
             while self.num_characters > MAX_LONG:
-                _, (oldest_size, _) = self._known.popitem(last=False)
+                _, (oldest_size, _) = self._entries.popitem(last=False)
                 self.num_characters -= oldest_size
         return ids
 
@@ -346,20 +346,20 @@ class Conversation:
     costs what is new in it."""
     segment_reason: SegmentReason = SegmentReason.FIRST
     num_segments: int = 0
-    _said: list[Message] = field(default_factory=list[Message])
+    _messages: list[Message] = field(default_factory=list[Message])
     _tools: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
     """Offered with the last prompt."""
     _answers: tuple[Message, ...] = ()
     """The messages in which the recorded answer may be said again; none while it is awaited."""
     _completion_ids: list[int] = field(default_factory=list[int])
-    _measured: "Conversation | None" = None
+    _trial: "Conversation | None" = None
     """This conversation after the prompt that was measured last."""
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
         """The length of what `prompt` would give, which takes over the work that is done here."""
         trial = copy.copy(self)
         trial.prompt(messages, tools)
-        self._measured = trial
+        self._trial = trial
         return len(trial.ids)
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
@@ -369,13 +369,13 @@ class Conversation:
         Asked again without an answer in between, as after a failed request, the prompt is the same.
         """
         tool_list = self._tools if tools is self._tools else list(tools)
-        trial, self._measured = self._measured, None
-        if trial is not None and tool_list == trial._tools and list(messages) == trial._said:
+        trial, self._trial = self._trial, None
+        if trial is not None and tool_list == trial._tools and list(messages) == trial._messages:
             for name in self.__dataclass_fields__:
                 setattr(self, name, getattr(trial, name))
             return cast("list[int]", self.ids)
         same_tools = tool_list == self._tools
-        if self.num_segments and not self._answers and same_tools and list(messages) == self._said:
+        if self.num_segments and not self._answers and same_tools and list(messages) == self._messages:
             return cast("list[int]", self.ids)
         new = self._new_messages(messages)
         if new is not None and same_tools and self._appends(new, tool_list):
@@ -391,7 +391,7 @@ class Conversation:
                 )
             self.num_segments += 1
             self.ids = Prefix(self.renderer.render(messages, tool_list))
-        self._said = list(messages)
+        self._messages = list(messages)
         self._tools = tool_list
         self._answers = ()
         return cast("list[int]", self.ids)
@@ -402,7 +402,7 @@ class Conversation:
         `answers`: how the agent may say it again, as the text that it sees or as an assistant message.
         """
         self.ids = self.ids.followed_by(completion_ids)
-        self._measured = None
+        self._trial = None
         self._completion_ids = list(completion_ids)
         self._answers = tuple(_answer(each) if isinstance(each, str) else each for each in answers)
 
@@ -412,10 +412,10 @@ class Conversation:
     def _new_messages(self, messages: Sequence[Message]) -> list[Message] | None:
         """The messages after the recorded answer, or None when `messages` do not go on from it word for
         word."""
-        if not self._answers or len(messages) < len(self._said) + 2:
+        if not self._answers or len(messages) < len(self._messages) + 2:
             return None
-        if list(messages[: len(self._said)]) != self._said:
+        if list(messages[: len(self._messages)]) != self._messages:
             return None
-        if messages[len(self._said)] not in self._answers:
+        if messages[len(self._messages)] not in self._answers:
             return None
-        return list(messages[len(self._said) + 1 :])
+        return list(messages[len(self._messages) + 1 :])

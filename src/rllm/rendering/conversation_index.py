@@ -104,7 +104,7 @@ class ConversationIndex:
 
     max_entries: int
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    """Of the conversations; given where several indexes share a session."""
+    """The numbers of the conversations; given where several indexes share a session."""
     num_conversations: int = 0
     _beginnings: dict[bytes, IndexedConversation] = field(default_factory=dict[bytes, IndexedConversation])
     """By every beginning that holds more than rules."""

@@ -52,7 +52,7 @@ class _Prompt:
     reason: SegmentReason
     tools: bytes
     digest: bytes
-    """Of its messages."""
+    """A digest of its messages."""
     after: "_Answer | None"
     new_ids: "array[int]"
 
@@ -81,14 +81,14 @@ class Turn:
 
     prompt_ids: list[int]
     num_kept: int
-    """How many of them were sent or sampled before; 0 where a segment begins."""
+    """The number of them that were sent or sampled before; 0 where a segment begins."""
     conversation: int
     segment: int
     """Counted within the conversation, from 0."""
     reason: SegmentReason
-    """Why this segment began."""
-    asked: _Prompt = field(repr=False)
-    """What `record` adds the answer to."""
+    """The reason that this segment began."""
+    prompt: _Prompt = field(repr=False)
+    """The prompt that `record` adds the answer to."""
 
 
 class ConversationTree:
@@ -108,7 +108,7 @@ class ConversationTree:
         self.renderer = renderer
         self._max_turns = max_turns
         self._index = ConversationIndex(max_entries=4 * max_turns, numbers=numbers or itertools.count())
-        self._asked: dict[bytes, dict[bytes, _Prompt]] = {}
+        self._prompts: dict[bytes, dict[bytes, _Prompt]] = {}
         """By messages, then by tools."""
         self._answers: dict[bytes, list[_Answer]] = {}
         """By the messages up to and including the answer."""
@@ -132,7 +132,7 @@ class ConversationTree:
         """
         digests = message_digests(messages)
         tools_digest = self._digest_of(tools)
-        prompt = self._asked.get(digests[-1], {}).get(tools_digest)
+        prompt = self._prompts.get(digests[-1], {}).get(tools_digest)
         if prompt is None:
             prompt = self._new_prompt(messages, digests, tools, tools_digest)
             self._remember(prompt, messages, digests)
@@ -143,7 +143,7 @@ class ConversationTree:
             conversation=prompt.conversation.number,
             segment=prompt.segment,
             reason=prompt.reason,
-            asked=prompt,
+            prompt=prompt,
         )
 
     def record(self, turn: Turn, completion_ids: Sequence[int], message: Message) -> None:
@@ -151,7 +151,7 @@ class ConversationTree:
 
         A turn may be answered several times.
         """
-        prompt = turn.asked
+        prompt = turn.prompt
         answer = _Answer(prompt=prompt, ids=ids_array(completion_ids), call_ids=_call_ids(message))
         digest = self._index.add_answer(prompt.digest, message, prompt.conversation)
         alike = self._answers.setdefault(digest, [])
@@ -200,7 +200,7 @@ class ConversationTree:
     def _longest_answered(
         self, messages: Sequence[Message], digests: Sequence[bytes], tools_digest: bytes
     ) -> tuple[int, _Answer | None]:
-        """How many messages an earlier call and its answer account for, and that answer.
+        """The number of messages that an earlier call and its answer account for, and that answer.
 
         Of answers that read alike, the one with the same tools, then with the ids of calls that the client
         echoes, then the latest.
@@ -219,8 +219,8 @@ class ConversationTree:
         self, messages: Sequence[Message], digests: Sequence[bytes]
     ) -> tuple[IndexedConversation | None, SegmentReason]:
         """Which conversation begins like this one, or holds one of its answers; None for a new one."""
-        if digests[-1] in self._asked:  # the very same messages, so the tools are others
-            prompts = self._asked[digests[-1]].values()
+        if digests[-1] in self._prompts:  # the very same messages, so the tools are others
+            prompts = self._prompts[digests[-1]].values()
             return next(iter(prompts)).conversation, SegmentReason.TOOLS_CHANGED
         conversation = self._index.find(messages, digests)
         reason = SegmentReason.FIRST if conversation is None else SegmentReason.HISTORY_REWRITTEN
@@ -229,7 +229,7 @@ class ConversationTree:
     # ---- memory ----------------------------------------------------------------------------------------
 
     def _remember(self, prompt: _Prompt, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
-        self._asked.setdefault(prompt.digest, {})[prompt.tools] = prompt
+        self._prompts.setdefault(prompt.digest, {})[prompt.tools] = prompt
         self._index.add_prompt(messages, digests, prompt.conversation)
         self._keep(lambda: self._forget_prompt(prompt))
 
@@ -239,10 +239,10 @@ class ConversationTree:
             self._undo.popleft()()
 
     def _forget_prompt(self, prompt: _Prompt) -> None:
-        by_tools = self._asked[prompt.digest]
+        by_tools = self._prompts[prompt.digest]
         del by_tools[prompt.tools]
         if not by_tools:
-            del self._asked[prompt.digest]
+            del self._prompts[prompt.digest]
 
     def _forget_answer(self, link: bytes, answer: _Answer) -> None:
         left = [each for each in self._answers.get(link, []) if each is not answer]

@@ -42,10 +42,10 @@ class DsmlCallReader:
     def __init__(self) -> None:
         self.rest = ""
         self._at = _At.BETWEEN
-        self._called = False
+        self._has_calls = False
         self._is_text = False
         self._json: list[str] = []
-        """Of the value that is being read, where it is no text."""
+        """The JSON of the value that is being read, where it is no text."""
         self._num_parameters = 0
 
     def read(self, sink: CallSink, *, final: bool) -> ReadVerdict:
@@ -63,11 +63,11 @@ class DsmlCallReader:
     def _between(self, sink: CallSink, *, final: bool) -> ReadVerdict | None:
         start = self.rest.lstrip()
         if start.startswith(DSML_CLOSER):
-            if not self._called:
+            if not self._has_calls:
                 return ReadVerdict.FAILED
             self.rest = start[len(DSML_CLOSER) :]
             return ReadVerdict.DONE
-        if self._called and final and DSML_CLOSER.startswith(start):
+        if self._has_calls and final and DSML_CLOSER.startswith(start):
             self.rest = ""
             return ReadVerdict.DONE
         tag = _tag(start, INVOKE, _INVOKE_ENDS)
@@ -75,7 +75,7 @@ class DsmlCallReader:
             return ReadVerdict.MORE if tag is None or DSML_CLOSER.startswith(start) else tag
         name, _, self.rest = tag
         sink.begin(name, "{")
-        self._called, self._num_parameters, self._at = True, 0, _At.PARAMETERS
+        self._has_calls, self._num_parameters, self._at = True, 0, _At.PARAMETERS
         return None
 
     def _next_parameter(self, sink: CallSink) -> ReadVerdict | None:
@@ -109,7 +109,7 @@ class DsmlCallReader:
         if self._is_text:
             sink.more('"')
         elif not _is_json("".join(self._json)):
-            sink.malformed = True
+            sink.is_malformed = True
         self._json, self.rest, self._at = [], after, _At.PARAMETERS
         return None
 

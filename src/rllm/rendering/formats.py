@@ -58,7 +58,7 @@ def parse_all(stream: AnswerStream, text: str) -> ParsedAnswer:
 
 
 def schema_grammar(schema: Mapping[str, Any], thinking: Thinking = NO_THINKING) -> str:
-    """What an answer must follow to be JSON by this schema: Lark text for llguidance."""
+    """The grammar of an answer that is JSON by this schema: Lark text for llguidance."""
     grammar = Grammar({})
     grammar.begin(thinking, grammar.json("json_answer", schema))
     return grammar.text
@@ -74,7 +74,7 @@ class PlainFormat:
         return parse_all(self.stream(), text)
 
     def stream(self) -> AnswerStream:
-        return AnswerReader(None, "", in_reasoning=self.thinking.opened)
+        return AnswerReader(None, "", in_reasoning=self.thinking.is_open)
 
     def schema_grammar(self, schema: Mapping[str, Any]) -> str:
         return schema_grammar(schema, self.thinking)
@@ -107,7 +107,7 @@ class TagFormat:
         return parse_all(self.stream(tools), text)
 
     def stream(self, tools: Tools = ()) -> AnswerStream:
-        return AnswerReader(self.new_reader(tools), self.opener, in_reasoning=self.thinking.opened)
+        return AnswerReader(self.new_reader(tools), self.opener, in_reasoning=self.thinking.is_open)
 
     def schema_grammar(self, schema: Mapping[str, Any]) -> str:
         return schema_grammar(schema, self.thinking)
@@ -270,7 +270,7 @@ class DeepSeekFormat(TagFormat):
     between_calls: ClassVar[str] = ""
 
     def new_reader(self, tools: Tools) -> Callable[[], CallReader]:
-        return lambda: SeparatedCallReader(fenced=False)
+        return lambda: SeparatedCallReader(has_fence=False)
 
     def _body(self, grammar: Grammar, place: int, function: Mapping[str, Any]) -> str:
         begin, separator, end = (grammar.markup(tag) for tag in self.inner_markup)
@@ -294,7 +294,7 @@ class DeepSeekFencedFormat(DeepSeekFormat):
     between_calls = "\n"
 
     def new_reader(self, tools: Tools) -> Callable[[], CallReader]:
-        return lambda: SeparatedCallReader(fenced=True)
+        return lambda: SeparatedCallReader(has_fence=True)
 
     def _body(self, grammar: Grammar, place: int, function: Mapping[str, Any]) -> str:
         begin, separator, end = (grammar.markup(tag) for tag in self.inner_markup)

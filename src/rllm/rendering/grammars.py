@@ -1,4 +1,4 @@
-"""What an answer must follow, as Lark text for llguidance: tool calls with arguments, or JSON by a schema.
+"""Grammars of answers, as Lark text for llguidance: tool calls with arguments, or JSON by a schema.
 
     tools, schemas ──► rules ──► Grammar.text ──► the engine's sampler, which compiles it
 
@@ -24,7 +24,7 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separato
 class Thinking:
     """Where a model's reasoning may stand before its answer."""
 
-    opened: bool = False
+    is_open: bool = False
     """The prompt ends inside of it: an answer begins with reasoning."""
     token_ids: tuple[int, int] | None = None
     """Ids of `<think>` and `</think>` where each is one token; such a model may think before it answers."""
@@ -74,8 +74,8 @@ class Grammar:
         if thinking.token_ids is not None:
             opener, closer = (f"<[{each}]>" for each in thinking.token_ids)
             thought = f"ANY {closer} NEWLINES?"
-            thought = thought if thinking.opened else f"({opener} {thought})?"
-        elif thinking.opened:
+            thought = thought if thinking.is_open else f"({opener} {thought})?"
+        elif thinking.is_open:
             thought = f"{self.text_up_to('thought', CLOSE_THINK)} NEWLINES?"
         if thought:
             self.rule("NEWLINES", r"/\n{1,2}/")
@@ -147,18 +147,18 @@ def _references(value: Any) -> set[str]:
 
 
 def thinking_of(prompt: str, token_ids: Mapping[str, int]) -> Thinking:
-    """What a rendered prompt and a vocabulary tell about a model's reasoning."""
+    """The reasoning form of a model, by a rendered prompt and a vocabulary."""
     both = (
         (token_ids[OPEN_THINK], token_ids[CLOSE_THINK])
         if OPEN_THINK in token_ids and CLOSE_THINK in token_ids
         else None
     )
-    return Thinking(opened=prompt.rstrip().endswith(OPEN_THINK), token_ids=both)
+    return Thinking(is_open=prompt.rstrip().endswith(OPEN_THINK), token_ids=both)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ParameterTags:
-    """What stands around a parameter whose value is bare: Lark expressions."""
+    """The marks around a parameter whose value is bare: Lark expressions."""
 
     begin: Callable[[str, bool], str]
     """From the expression of a name, and whether the value is text, to that of all before the value."""
@@ -175,7 +175,7 @@ PARAMETER_TAGS = ParameterTags(
     end=quote(_CLOSE_PARAMETER),
     up_to_end=lambda grammar, rule: grammar.text_up_to(rule, _CLOSE_PARAMETER),
 )
-"""Of Qwen3-Coder's form."""
+"""The tags of Qwen3-Coder's form."""
 
 
 def parameter_rules(grammar: Grammar, place: int, function: Mapping[str, Any], tags: ParameterTags) -> str:

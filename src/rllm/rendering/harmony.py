@@ -26,7 +26,8 @@ _BODY_END = re.compile("|".join(map(re.escape, _BODY_ENDS)))
 _HEADER_END = re.compile("|".join(map(re.escape, (MESSAGE, START, END, CALL, RETURN))))
 _LONGEST_TAG = max(map(len, HARMONY_MARKUP))
 _BEGINNINGS = (START, CHANNEL, MESSAGE, "to=functions.")
-"""Of a header. A prompt ends with `<|start|>assistant`, so an answer may go on with whom it is for."""
+"""The beginnings of a header. A prompt ends with `<|start|>assistant`, so an answer may go on with whom it is
+for."""
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]*)")
 _CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _NOBODY = ("", "assistant", "user", "all")
@@ -53,11 +54,11 @@ class HarmonyReader:
         self._in = _In.BETWEEN
         self._call_has_begun = False
         self._events: list[StreamEvent] = []
-        self._unparsed = False
+        self._has_unparsed = False
 
     @property
     def unparsed_markup(self) -> bool:
-        return self._unparsed or self._sink.malformed
+        return self._has_unparsed or self._sink.is_malformed
 
     def feed(self, text: str) -> list[StreamEvent]:
         self._rest += text
@@ -113,8 +114,8 @@ class HarmonyReader:
         return True
 
     def _no_header(self) -> bool:
-        """What began like one is text, tag by tag."""
-        self._unparsed = self._with_calls
+        """Emit the beginning of what was no header after all as text, tag by tag."""
+        self._has_unparsed = self._with_calls
         start = self._rest.lstrip()
         length = (
             len(self._rest) - len(start) + len(next(each for each in _BEGINNINGS if start.startswith(each)))

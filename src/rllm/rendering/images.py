@@ -22,12 +22,12 @@ from rllm.types.images import ImageFile
 from rllm.types.messages import Message
 
 MAX_BYTES = 20 << 20
-"""Of one image, as a file."""
+"""The size of one image, as a file."""
 MAX_PER_MESSAGE = 64
 MAX_REQUEST_BYTES = 128 << 20
-"""Of all images of one request to a server, as base64 text."""
+"""The size of all images of one request to a server, as base64 text."""
 MAX_KEPT_BYTES = 2 << 30
-"""Of all images that a process keeps; the oldest go first."""
+"""The size of all images that a process keeps; the oldest go first."""
 IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
 _DATA_URL = re.compile(r"data:(image/[a-z.+-]+);base64,([A-Za-z0-9+/]+={0,2})")
 _MAGIC = (

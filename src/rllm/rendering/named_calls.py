@@ -59,15 +59,15 @@ class _At(StrEnum):
 
 
 class SeparatedCallReader:
-    """Calls in begin and end marks, up to the mark that ends them all. `fenced` is the form of V3 and R1."""
+    """Calls in begin and end marks, up to the mark that ends them all; with a fence in V3 and R1."""
 
-    def __init__(self, *, fenced: bool) -> None:
+    def __init__(self, *, has_fence: bool) -> None:
         self.rest = ""
-        self._head_of_call = _FENCED if fenced else _DIRECT
-        self._fenced = fenced
+        self._head_of_call = _FENCED if has_fence else _DIRECT
+        self._has_fence = has_fence
         self._at = _At.BETWEEN
-        self._used = ""
-        """What came since the last call: given back if no other comes."""
+        self._read_so_far = ""
+        """The signs since the last call: given back if no other comes."""
         self._value = JsonValue()
         self._in_fence = False
 
@@ -87,7 +87,7 @@ class SeparatedCallReader:
         if verdict is ReadVerdict.FAILED or (
             final and verdict is ReadVerdict.MORE and self._at is not _At.VALUE
         ):
-            self.rest, self._used = self._used + self.rest, ""
+            self.rest, self._read_so_far = self._read_so_far + self.rest, ""
         if final and verdict is ReadVerdict.MORE and sink.num_calls and self._is_a_mark_cut_off():
             self.rest = ""
             return ReadVerdict.DONE
@@ -102,23 +102,23 @@ class SeparatedCallReader:
             could_go_on = CALL_BEGIN.startswith(start) or CALLS_END.startswith(start)
             return ReadVerdict.MORE if could_go_on else ReadVerdict.FAILED
         end = len(self.rest) - len(start) + len(CALL_BEGIN)
-        self._used, self.rest, self._at = self.rest[:end], self.rest[end:], _At.HEAD
+        self._read_so_far, self.rest, self._at = self.rest[:end], self.rest[end:], _At.HEAD
         return None
 
     def _head(self, sink: CallSink) -> ReadVerdict | None:
         match = self._head_of_call.match(self.rest)
         if match is None:
-            return ReadVerdict.MORE if _may_be_a_head(self.rest, self._fenced) else ReadVerdict.FAILED
+            return ReadVerdict.MORE if _may_be_a_head(self.rest, self._has_fence) else ReadVerdict.FAILED
         if match.end() > MAX_HEAD:
             return ReadVerdict.FAILED
-        self._in_fence = self._fenced
-        self._used, self.rest = "", self.rest[match.end() :]
+        self._in_fence = self._has_fence
+        self._read_so_far, self.rest = "", self.rest[match.end() :]
         self._value, self._at = JsonValue(), _At.VALUE
         sink.begin(match.group(1))
         return None
 
     def _tail(self, sink: CallSink) -> ReadVerdict | None:
-        """What closes a call. Whole or not, the call is there already."""
+        """Read the end of a call. Whole or not, the call is there already."""
         start = self.rest.lstrip()
         if self._in_fence and start.startswith(FENCE):
             start, self._in_fence = start[len(FENCE) :].lstrip(), False
@@ -129,7 +129,7 @@ class SeparatedCallReader:
         if start.startswith(closing):
             self.rest = start[len(closing) :]
         else:
-            sink.malformed = True
+            sink.is_malformed = True
         self._in_fence, self._at = False, _At.BETWEEN
         return None
 

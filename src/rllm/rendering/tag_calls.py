@@ -38,15 +38,15 @@ class TagCallReader:
         self._closer = closer
         self._parameters_of = parameters
         self._schemas: Mapping[str, Any] | None = None
-        self._begun = False
-        self._ended = False
+        self._has_begun = False
+        self._has_ended = False
         self._key: str | None = None
         self._num_parameters = 0
         self._value: list[str] = []
 
     def read(self, sink: CallSink, *, final: bool) -> ReadVerdict:
-        while not self._ended:
-            if not self._begun:
+        while not self._has_ended:
+            if not self._has_begun:
                 verdict = self._begin(sink)
             elif self._key is None:
                 verdict = self._next_parameter(sink)
@@ -67,7 +67,7 @@ class TagCallReader:
         return None
 
     def _begin_call(self, sink: CallSink, name: str, end: int) -> None:
-        self._begun, self._schemas = True, self._parameters_of.get(name)
+        self._has_begun, self._schemas = True, self._parameters_of.get(name)
         self.rest = self.rest[end:]
         sink.begin(name, "{")
 
@@ -77,7 +77,7 @@ class TagCallReader:
             self.rest = start[len(self.end_function) :]
             sink.more("}")
             sink.end()
-            self._ended = True
+            self._has_ended = True
             return None
         if self.end_function.startswith(start):
             return ReadVerdict.MORE

@@ -1,4 +1,4 @@
-"""What rendering needs of a tokenizer: text to ids, ids to text, and a conversation to text."""
+"""The interface of a tokenizer for rendering: text to ids, ids to text, and a conversation to text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
@@ -8,10 +8,10 @@ from rllm.types.messages import Message
 
 
 class TextTokenizer(Protocol):
-    """What rendering needs of a tokenizer."""
+    """The interface of a tokenizer for rendering."""
 
     images: ImageReader | None
-    """What reads images; None for a model that reads text alone."""
+    """The processor of images; None for a model that reads text alone."""
 
     @property
     def max_token_chars(self) -> int:

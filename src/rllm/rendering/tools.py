@@ -103,7 +103,7 @@ class ToolFormat(Protocol):
         parallel: bool = True,
         schema: Mapping[str, Any] | None = None,
     ) -> str:
-        """What an answer must follow to call these tools as their schemas say: Lark text for llguidance.
+        """The grammar of an answer that calls these tools as their schemas demand: Lark text for llguidance.
 
         `required`: at least one call and no text; `name`: of that tool alone; not `parallel`: one call at
         most. `schema`: an answer without a call is JSON by this schema. Raises ConfigError for what this
@@ -112,7 +112,7 @@ class ToolFormat(Protocol):
         ...
 
     def schema_grammar(self, schema: Mapping[str, Any]) -> str:
-        """What an answer must follow to be JSON by this schema, behind what reasoning there may be."""
+        """The grammar of an answer that is JSON by this schema, behind what reasoning there may be."""
         ...
 
 
@@ -193,7 +193,7 @@ def required_tool_format(tokenizer: TextTokenizer) -> ToolFormat:
 
 
 def plain_format_of(tokenizer: TextTokenizer) -> PlainFormat:
-    """How answers are read when no tools are offered."""
+    """The reading of answers when no tools are offered."""
     prompt = tokenizer.apply_template([_ASK], add_generation_prompt=True)
     token_ids = _markup_tokens(tokenizer)
     probe: Message = {"role": "assistant", "content": "x"}
@@ -235,7 +235,7 @@ def _format_or_reason(tokenizer: TextTokenizer) -> TagFormat | str:
 
 
 def _answer_text(tokenizer: TextTokenizer, prompt: str, *, num_calls: int, text_arguments: bool) -> str:
-    """What a model would have written to make the probe calls, as it comes out of the tokenizer.
+    """The text that a model would have written to make the probe calls, as it comes out of the tokenizer.
 
     It begins with reasoning where the prompt opens it, as answers do.
     """

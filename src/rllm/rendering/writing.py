@@ -56,13 +56,13 @@ class AnswerWriter:
 
     @cached_property
     def _closing(self) -> str:
-        """What the template prints behind the last answer."""
+        """The text that the template prints behind the last answer."""
         question: Message = {"role": "user", "content": "x"}
         text = self.renderer.text([question, {"role": "assistant", "content": _MARK}])
         return text.partition(_MARK)[2]
 
     def _text(self, messages: Sequence[Message], answer: Message, tools: Tools) -> str:
-        """What the model writes, as text."""
+        """The text that the model writes."""
         prompt_text = self.renderer.text_that_asks(messages, tools)
         whole_text = self.renderer.text([*messages, answer], tools)
         thought, content = _taken_apart(answer)

@@ -1,4 +1,4 @@
-"""Who judges: graders of answers, and evaluators of episodes. The decorator is `rllm.evaluator`.
+"""Judges: graders of answers, and evaluators of episodes. The decorator is `rllm.evaluator`.
 
 Names are looked up in their files when they are first used.
 """

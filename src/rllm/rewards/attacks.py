@@ -38,7 +38,7 @@ class AttackVerdict(StrEnum):
 
 
 class Aim(StrEnum):
-    """What an answer is there to show."""
+    """The purpose of an answer in the corpus."""
 
     ORACLE = "oracle"
     ATTACK = "attack"
@@ -73,7 +73,7 @@ class Sample:
     almost: str
     """The oracle minus one: nearly right, and wrong."""
     options: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Of the grader, where it needs any."""
+    """The options of the grader, where it needs any."""
 
 
 _TEXT = "the old lighthouse keeper rowed slowly across the bay at dawn"

@@ -35,7 +35,7 @@ _CHOOSES = re.compile(
     r"|(?:correct|right|best)\s+(?:option|choice|answer)\s+)(?=[*_(\\[`\"“$\\]{0,6}[A-Za-z](?![A-Za-z’']))",
     re.IGNORECASE,
 )
-"""How somebody takes a choice who does not say "answer"; a letter follows."""
+"""Verbs by which somebody takes a choice without the word "answer"; a letter follows."""
 _LETTER = re.compile(
     r"\s*(?:(?:la|el|le|il|die|der|das)\s+)?(?:(?:option|choice|letter|answer|opción|opção|option|antwort|вариант|选项|選項)\s*)?[*(\[{\"“]{0,4}(?P<letter>[A-Za-zＡ-Ｚ])"
     r"(?P<close>[)\]}.:*、,，”\"]*)(?:(?P<gap>\s*[-–—:=]?\s*)(?P<rest>\S.*))?\s*\Z",
@@ -43,10 +43,11 @@ _LETTER = re.compile(
 )
 _QUOTED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|boxed)\s*\{([^{}]*)\}")
 _SEVERAL = re.compile(
-    r"\s*(?:,|/|&|and|or|und|oder|et|ou|y|o|или|и|或|和)?\s*\(?[A-Za-z]\)?(?![A-Za-z'’])", re.IGNORECASE
+    r"\s*(?:,|/|&|and|or|und|oder|et|ou|y|o|или|и|或|和)?\s*\(?[A-Za-z]\)?(?![A-Za-z'’])|\s*(?:and|or|&|/|,)\s*\Z",
+    re.IGNORECASE,
 )
 _ALONE = re.compile(
-    r"(?<![A-Za-z0-9'’!~¬])(?<!Plan )(?<!Table )(?<!Type )(?<!Figure )(?<!Vitamin )(?<!Part )(?<!Team )"
+    r"(?<![A-Za-z0-9'’!~¬])(?<!Plan )(?<!Table )(?<!Type )(?<!Figure )(?<!itamin )(?<!Part )(?<!Team )"
     r"(?:\((?P<round>[A-Z])\)|\*\*\(?(?P<bold>[A-Z])\)?[.:]?\*\*|(?P<bare>[B-HJ-Z](?!\s+(?!(?:is|because|since|as|fits|matches|seems|must|would|has|was|are|remains|works|here|for|by|in|and|or)\b)[a-z])|A(?=\s*(?:or\b|and\b|[,/&.:*!?]|\Z))))(?![A-Za-z0-9'’])"
 )
 """A letter in a sentence that is no article and no pronoun."""
@@ -125,7 +126,8 @@ def _in_prose(statement: Stated, choices: Sequence[str]) -> tuple[Stated, list[i
 
 
 _DENIES = re.compile(
-    r"\b(?:wrong|incorrect|false|except|anything but|rule[sd]? out|eliminat\w+|opposite|none|trap)\b",
+    r"\b(?:wrong|incorrect|false|tempting|except|anything but|rule[sd]? out|eliminat\w+|opposite|none"
+    r"|trap)\b",
     re.IGNORECASE,
 )
 _LISTED = re.compile(r"^\W*[A-Z][).:]\s", re.MULTILINE)
@@ -172,7 +174,17 @@ def _place_of_letter(text: str, choices: Sequence[str]) -> int | None:
     if not (set(match["close"]) & set(")]}.:*、") or match["gap"].strip()):
         return None  # "A good guess", "B movies"
     places = {each for each, choice in enumerate(choices) if _names(rest, choice)}
-    return place if place in places or not places else None
+    if (places and place not in places) or takes_back(_without_choices(rest, choices)):
+        return None
+    return place
+
+
+def _without_choices(text: str, choices: Sequence[str]) -> str:
+    """The words beside the texts of choices, which may begin "No, …"."""
+    left = text.casefold()
+    for plain in filter(None, map(_plain, choices)):
+        left = re.sub(rf"(?<!\w){re.escape(plain)}(?!\w)", " ", left)
+    return left
 
 
 def _place_of_text(text: str, choices: Sequence[str]) -> int | None:

@@ -1,4 +1,4 @@
-"""What a model wrote ──► the program in it: the last fenced block that fits, or the whole text if it is code.
+"""A model's answer ──► the program in it: the last fenced block that fits, or the whole text if it is code.
 
 ```python …```   that defines the function asked for, the last of those; else the last block
 no block         the whole text, or what goes on from the prompt's beginning of a function (HumanEval)
@@ -19,7 +19,7 @@ _PYTHON = ("", "python", "py", "python3")
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class NoProgram:
-    """Why there is nothing to run."""
+    """The reason that there is nothing to run."""
 
     reason: str
 

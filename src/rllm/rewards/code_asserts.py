@@ -47,7 +47,7 @@ class AssertExam:
     """Run first: what the tests need and the program has no part in."""
     test: str
     names: tuple[str, ...]
-    """What the tests call that is the program's."""
+    """The names of the program's that the tests call."""
     entry: str
     has_check: bool = False
     """Whether `check(candidate)` is to be called."""
@@ -216,7 +216,7 @@ def called_first(statements: Sequence[ast.stmt]) -> list[str]:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class CodeTests:
-    """What a task asks of a program: calls, or an exam, or runs with input."""
+    """The tests of a task for a program: calls, an exam, or runs with input."""
 
     calls: tuple[CallCheck, ...] = ()
     exam: AssertExam | None = None

@@ -19,9 +19,9 @@ from rllm.sandbox.python_runner import PythonRunner
 from rllm.sandbox.types import Limits, Status
 
 MAX_ROUNDS = 150
-"""Of tests whose calls depend on what earlier calls gave."""
+"""The number of rounds of tests whose calls depend on the values of earlier calls."""
 PATIENCE = 3.0
-"""How many times longer tests may take when they are tried again."""
+"""The factor by which tests may take longer when they are tried again."""
 _REMEMBERED = 4_096
 
 
@@ -30,7 +30,7 @@ class ExamResult:
     """The verdict of an exam on a program."""
 
     failure: str = ""
-    """Why it does not pass; nothing where it does."""
+    """The reason that it does not pass; nothing where it does."""
     is_weak: bool = False
     """Whether it was asked to compare objects of its own."""
 
@@ -108,7 +108,7 @@ class Examiner:
         results: list[dict[str, Any]],
         packages: tuple[str, ...],
     ) -> dict[str, Any] | None:
-        """What the tests say; None where they come to no end within the limits."""
+        """The results of the tests; None where they come to no end within the limits."""
         job = {
             "setup": exam.setup,
             "test": exam.test,

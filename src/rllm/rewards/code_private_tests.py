@@ -16,7 +16,7 @@ from typing import Any
 from rllm.errors import RewardError
 
 MAX_BYTES = 512 * 2**20
-"""Of one problem's tests, unpacked; the largest published ones have some dozen MiB."""
+"""The size of one problem's tests, unpacked; the largest published ones have some dozen MiB."""
 
 
 class _PlainUnpickler(pickle.Unpickler):

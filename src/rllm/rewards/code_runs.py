@@ -32,16 +32,16 @@ from math import *
 from typing import *
 sys.setrecursionlimit(50_000)
 """
-"""What the harnesses of contests import before the program: answers there count on it."""
+"""The imports of contests' harnesses before the program: answers there count on them."""
 MIN_CHECKED = 1.0
-"""What a checker must print for a right output."""
+"""The output of a checker for a right output."""
 _IN_MAIN = """\
 _names = {"__name__": "__main__", "__builtins__": __builtins__}
 exec(compile(%r, "<prelude>", "exec"), _names)
 exec(compile(%r, "<solution>", "exec", dont_inherit=True), _names)
 """
 _TEXTS = {"driver": ("wire", "driver"), "examiner": ("wire", "stand_ins", "examiner")}
-"""What a program is made of, in this order."""
+"""The texts that a program is made of, in this order."""
 _APART = """\
 import base64, marshal
 exec(
@@ -74,14 +74,14 @@ def _loader(name: str, call: str, is_compiled: bool) -> str:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RunOutcome:
-    """What came of a program's calls."""
+    """The results of a program's calls."""
 
     results: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Of the first calls, in order, up to the last that came back."""
+    """The results of the first calls, in order, up to the last that came back."""
     ended: str = ""
-    """Why there are no more, in words about the program."""
+    """The reason that there are no more, in words about the program."""
     never_ran: str = ""
-    """Why no call was made at all, where none was."""
+    """The reason that no call was made at all, where none was."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -91,7 +91,7 @@ class CodeRunner:
     python: PythonRunner
     limits: Limits
     packages: tuple[str, ...] = ()
-    """What programs can import beside the standard library."""
+    """The packages that programs can import beside the standard library."""
 
     def make_calls(
         self, program: str, calls: Sequence[Mapping[str, Any]], *, has_prelude: bool
@@ -136,7 +136,7 @@ class CodeRunner:
                 return f"the program ended as {result.status}, exit code {result.exit_code}"
 
     def passes_checker(self, checker: str, run: AssertRun, stdout: str) -> bool:
-        """What the task's own judge says of an output. It runs in a sandbox too, without the program.
+        """The verdict of the task's own judge on an output. It runs in a sandbox too, without the program.
 
         Raises RewardError for a checker that fails on the right output as well.
         """

@@ -37,21 +37,21 @@ from rllm.rewards.programs.wire import NoPlainValueError
 from rllm.sandbox.packages import normalized
 
 _NO_ROW = (LookupError, TypeError, AttributeError, ValueError, RecursionError, NoPlainValueError)
-"""What reading a row raises that is not of its format, or holds what Python cannot write or walk through."""
+"""The exceptions for a row that is not of its format, or holds what Python cannot write or walk through."""
 FLOAT_TOLERANCE = 1e-9
-"""Of floats that a row writes as JSON: 0.1 + 0.2 is 0.3 there, and not in an assertion."""
+"""The tolerance for floats that a row writes as JSON: 0.1 + 0.2 is 0.3 there, and not in an assertion."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class CodeProblem:
-    """What a row asks for."""
+    """The problem that a row poses."""
 
     format: str
     tests: CodeTests
     functions: tuple[str, ...] = ()
     """Names that the program is called by; with none it is run."""
     prompt: str = ""
-    """What the program goes on from, where the model is shown the beginning of one."""
+    """The beginning that the program goes on from, where the model is shown one."""
     has_prelude: bool = False
     """Whether the format's own harness imports the usual modules first."""
     packages: tuple[str, ...] = ()

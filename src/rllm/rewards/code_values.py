@@ -1,4 +1,4 @@
-"""What a program gave beside what was wanted: compared outside of the sandbox, as parsed JSON.
+"""A program's values beside the expected ones: compared outside of the sandbox, as parsed JSON.
 
     lines of the result channel ──► results_of ──► [{"v": …} | {"o": …} | {"e": …}] ──► same(got, wanted)
     stdout ──────────────────────────────────────────────────────────────────────► same_output(got, wanted)
@@ -16,7 +16,7 @@ from typing import Any
 from rllm.rewards.programs import wire
 
 _MAX_LEVELS = 3 * wire.MAX_DEPTH + 10
-"""Of JSON: a dict in a dict is three levels further down."""
+"""The depth of JSON: a dict in a dict is three levels further down."""
 LOADING = -1
 """Number of the line that says that the program could not be loaded."""
 
@@ -230,7 +230,7 @@ def _same_decimal(got: str, expected: str, tolerance: float) -> bool:
 
 
 def truth_of(node: Any) -> bool:
-    """What `bool` says of the value. Raises MalformedError where it is no node."""
+    """The value of `bool` for the node. Raises MalformedError where it is no node."""
     try:
         return _truth_of(node)
     except _NO_NODE as error:
@@ -259,6 +259,6 @@ def shown(node: Any, limit: int = 200) -> str:
 
 
 _DECODED_CHARS = 4_000
-"""Of a value that is decoded to be shown: a large one could be chosen to take long."""
+"""The length of a value that is decoded to be shown: a large one could be chosen to take long."""
 _NO_NODE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, ArithmeticError)
-"""What reading a value that is none raises."""
+"""The exceptions for a value that is no node."""

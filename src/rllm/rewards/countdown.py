@@ -18,11 +18,11 @@ from typing import Any
 from rllm.errors import RewardError
 
 MAX_EXPRESSION_CHARS = 200
-"""Of an expression. The longest that people write for four numbers has a few dozen."""
+"""The length of an expression. The longest that people write for four numbers has a few dozen."""
 _TOKEN = re.compile(r"[ \t\r\n]*([0-9]+|[-+*/()=×÷−])")
 _BLANKS = " \t\r\n"
 _SIGN_OF = {"×": "*", "÷": "/", "−": "-"}
-"""What books print, and what it is written as here."""
+"""The signs of printed books, each with its plain form."""
 _OPEN_ANSWER, _CLOSE_ANSWER = "<answer>", "</answer>"
 _OPEN_THOUGHT, _CLOSE_THOUGHT = "<think>", "</think>"
 _BINDS = {"+": 1, "-": 1, "*": 2, "/": 2}
@@ -57,9 +57,9 @@ class CountdownGrade:
     is_correct: bool
     reason: CountdownReason
     expression: str = ""
-    """What was taken for the answer."""
+    """The expression that was taken for the answer."""
     value: Fraction | None = None
-    """What it comes to, where that could be computed."""
+    """The value of it, where that could be computed."""
 
 
 def grade_countdown(answer: str, numbers: Sequence[int], target: int) -> CountdownGrade:
@@ -190,7 +190,7 @@ def _postfix(tokens: Sequence[str]) -> list[int | str] | None:
 
 
 def _value(postfix: Sequence[int | str]) -> Fraction | None:
-    """What it comes to, exactly; None where it divides by zero."""
+    """The exact value of it; None where it divides by zero."""
     stack: list[Fraction] = []
     for token in postfix:
         if isinstance(token, int):

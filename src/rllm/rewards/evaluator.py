@@ -1,4 +1,4 @@
-"""What judges an episode, and the one place that reads its judgement.
+"""The evaluators of an episode, and the one place that reads their judgement.
 
     (task row, episode) ──► evaluator ──► EvalOutput, float, bool, (reward, is_correct) ──► EvalOutput
                              └ a function, an object, a grader; or a name: of a grader, else of an entry point
@@ -17,14 +17,30 @@ import numpy as np
 
 from rllm.config.callables import is_async, made_from, name_of, reduced, require_call
 from rllm.config.names import object_named
+from rllm.data.named_places import EVALUATOR_PLACES
 from rllm.errors import ConfigError, RewardError
 from rllm.rewards.evaluators import GraderEvaluator
 from rllm.rewards.grade import Grader
 from rllm.rewards.graders import GRADERS, grader_named
 from rllm.types.episode import Episode
 from rllm.types.evaluation import EvalOutput, Signal
+from rllm.types.task import Task
 
 ENTRY_POINTS = "rllm.evaluators"
+_PUBLISHED = {
+    **{f"{name}_reward_fn": name for name in ("math", "f1", "code", "countdown", "search", "translation")},
+    "mcq_reward_fn": "choice",
+    "ifeval_reward_fn": "instructions",
+    "bfcl_reward_fn": "calls",
+    "llm_equality_reward_fn": "equality",
+    "llm_judge_reward_fn": "judge",
+    "swebench_reward_fn": "swebench",
+}
+"""Published name of an evaluator -> the grader."""
+_ABSENT = (
+    *("claw_eval_reward_fn", "widesearch_reward_fn", "iou_reward_fn", "point_in_mask_reward_fn"),
+    *("depth_reward_fn", "frozenlake_reward_fn"),
+)
 _WANTED = "write it as `def score(task: dict, episode: Episode) -> float`"
 
 
@@ -38,6 +54,7 @@ class Evaluator:
         self.__doc__ = inspect.getdoc(function)
         self.__module__ = getattr(function, "__module__", __name__)
         require_call(function, self.name, ("task", "episode"), "evaluator", _WANTED)
+        self._takes_task = _takes_task(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -47,7 +64,7 @@ class Evaluator:
 
         Raises RewardError for what is no judgement, and whatever the function raises.
         """
-        result = self.function(task, episode)
+        result = self.function(_as_task(task) if self._takes_task else task, episode)
         return self._await_judgement(result) if inspect.isawaitable(result) else judgement(result, self.name)
 
     async def _await_judgement(self, result: Awaitable[Any]) -> EvalOutput:
@@ -60,17 +77,40 @@ class Evaluator:
         return f"Evaluator({self.name!r})"
 
 
+def _takes_task(function: Callable[..., Any]) -> bool:
+    """Whether its first argument is written down as a Task, and not as a row."""
+    try:
+        first = next(iter(inspect.signature(function).parameters.values()))
+    except (ValueError, StopIteration):  # something built in, or `*args` alone
+        return False
+    return first.annotation is Task or first.annotation in ("Task", "rllm.types.Task", "types.Task")
+
+
+def _as_task(row: Mapping[str, Any]) -> Task:
+    if isinstance(row, Task):  # from a program that calls the evaluator itself
+        return row
+    return Task(id=str(row.get("task_id", "")), instruction=row.get("instruction", ""), metadata=dict(row))
+
+
 @overload
 def evaluator(function: Callable[..., Any]) -> Evaluator: ...
 @overload
-def evaluator(*, name: str = "") -> Callable[[Callable[..., Any]], Evaluator]: ...
+def evaluator(*, name: str = "", register: str = "") -> Callable[[Callable[..., Any]], Evaluator]: ...
 def evaluator(
-    function: Callable[..., Any] | None = None, *, name: str = ""
+    function: Callable[..., Any] | None = None, *, name: str = "", register: str = ""
 ) -> Evaluator | Callable[[Callable[..., Any]], Evaluator]:
-    """Make an evaluator of a function, sync or async, that takes the task as a dict and the episode."""
-    if function is None:
-        return lambda function: Evaluator(function, name)
-    return Evaluator(function, name)
+    """Make an evaluator of a function, sync or async, that takes the task and the episode.
+
+    The task is its row, a dict; a Task where the function's first argument is annotated so. `register`: keeps
+    the place of the function, so that `--evaluator` finds it by that name.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Evaluator:
+        if register:
+            EVALUATOR_PLACES.register_function(register, function)
+        return Evaluator(function, name)
+
+    return decorate if function is None else decorate(function)
 
 
 def as_evaluator(judge: Any) -> Evaluator:
@@ -93,13 +133,19 @@ def as_evaluator(judge: Any) -> Evaluator:
 def load_evaluator(name: str) -> Evaluator:
     """The evaluator that a name stands for.
 
-    A grader (`math`, `choice`, …: `rllm.rewards.graders.GRADERS`), an entry point, `package.module:name` or
-    `file.py:name`.
+    A grader (`math`, `choice`, …: `rllm.rewards.graders.GRADERS`), also by its published name
+    (`math_reward_fn`), an entry point, `package.module:name` or `file.py:name`.
     """
+    name = _PUBLISHED.get(name, name)
+    if name in _ABSENT:
+        raise ConfigError(
+            f"There is no evaluator `{name}`, because the benchmark that it is for is not here; write it as "
+            "a function made with @rllm.evaluator, and name it file.py:NAME."
+        )
     if name in GRADERS:
         return as_evaluator(grader_named(name))
     try:
-        evaluator = object_named(name, group=ENTRY_POINTS, what="evaluator")
+        evaluator = object_named(EVALUATOR_PLACES.place_of(name), group=ENTRY_POINTS, what="evaluator")
     except ConfigError as error:
         nearest = difflib.get_close_matches(name, GRADERS, n=1)
         if not nearest or "did you mean" in str(error):
@@ -111,7 +157,7 @@ def load_evaluator(name: str) -> Evaluator:
 
 
 def judgement(result: Any, source: str) -> EvalOutput:
-    """What an evaluator said, as an EvalOutput with finite numbers. Raises RewardError naming `source`."""
+    """An evaluator's result as an EvalOutput with finite numbers. Raises RewardError naming `source`."""
     if isinstance(result, EvalOutput):
         return _require_finite(result, source)
     if isinstance(result, bool | np.bool_):
@@ -128,6 +174,8 @@ def judgement(result: Any, source: str) -> EvalOutput:
 
 def finite_number(value: Any, source: str, as_what: str) -> float:
     """`value` as a float. Raises RewardError for what is no finite real number."""
+    if type(value) is float and math.isfinite(value):  # of an abstract class, isinstance is slow
+        return value
     if isinstance(value, Real | np.bool_):
         try:
             number = float(value)

@@ -6,7 +6,7 @@
 What a grader refuses is refused here as well: a RewardError, never a zero.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rllm.rewards.extraction import last_assistant_text
@@ -24,7 +24,8 @@ class GraderEvaluator:
 
     def evaluate(self, task: Mapping[str, Any], episode: Episode) -> EvalOutput:
         """Raises RewardError where the row, the grader or an episode without an answer is at fault."""
-        grade = self.grader.grade(last_assistant_text(episode), grading_fields(task))
+        fields = with_own_names(grading_fields(task), self.name)
+        grade = self.grader.grade(last_assistant_text(episode), fields)
         signals = grade.metadata.get("signals", {})
         rest = {name: value for name, value in grade.metadata.items() if name != "signals"}
         return EvalOutput(
@@ -36,6 +37,33 @@ class GraderEvaluator:
 
 
 def grading_fields(task: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a grader reads of a task: the row, and on top of it what stands under `grading`."""
+    """The fields of a task that a grader reads: the row, and on top of it what stands under `grading`."""
     grading = task.get("grading")
     return {**task, **grading} if isinstance(grading, Mapping) else task
+
+
+def with_own_names(row: Mapping[str, Any], grader: str) -> Mapping[str, Any]:
+    """The row of a published program with what the grader reads under the names that it reads.
+
+    `ground_truth` is the right answer, any of several, or the calls that are right; `nums` are `numbers`. The
+    row's own fields stay as they are. The code grader reads `ground_truth` itself.
+    """
+    own: dict[str, Any] = {"numbers": row["nums"]} if row.get("nums") is not None else {}
+    truth = row.get("ground_truth")
+    if grader == "calls" and truth is not None:
+        own["calls"] = _calls(truth)
+    elif grader != "code" and truth is not None:
+        own["answers" if isinstance(truth, list | tuple) else "answer"] = truth
+    return {**own, **row} if own else row
+
+
+def _calls(truth: Any) -> Any:
+    """`[{"name": …, "arguments": {…}}]` with the values that count as right; any other form as it is."""
+    if not isinstance(truth, Sequence) or isinstance(truth, str):
+        return truth
+    return [
+        {each["name"]: {name: [value] for name, value in (each.get("arguments") or {}).items()}}
+        if isinstance(each, Mapping) and "name" in each
+        else each
+        for each in truth
+    ]

@@ -1,4 +1,4 @@
-r"""What a model says at last: the text after its thoughts, and the answer that it marks there.
+r"""The last words of a model: the text after its thoughts, and the answer that it marks there.
 
     answer ──► final_text ──► marked_answer ──► Marked(text, mark) | NoAnswer
                after </think>  \boxed{…}, <answer>…</answer>, or the whole text
@@ -15,7 +15,7 @@ from rllm.errors import RewardError
 from rllm.types.episode import Episode
 
 MAX_ANSWER_CHARS = 2_000
-"""Of what is marked as the answer; longer is no answer."""
+"""The length of the marked answer; longer is no answer."""
 _THOUGHTS = (
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
@@ -42,11 +42,11 @@ _END_OF_TURN = re.compile(
 _CLOSERS = re.compile(
     r"(?:[\s$.,;:!*_`~'\"’”}。！।]|\\[)\],;! ]|\\end\{(?:equation|align|aligned|gather|center)\*?\})*"
 )
-"""What may still stand after a mark: what closes a formula, a quotation or a sentence."""
+"""The marks that may still follow: those that close a formula, a quotation or a sentence."""
 
 
 class Reading(StrEnum):
-    """How much an answer must be marked to count."""
+    """The mark that an answer must have to count."""
 
     STRICT = "strict"
     """It is marked or stated, and the text ends with it."""
@@ -56,7 +56,7 @@ class Reading(StrEnum):
 
 
 class NoAnswer(StrEnum):
-    """Why there is nothing to judge."""
+    """The reason that there is nothing to judge."""
 
     EMPTY = "empty"
     UNFINISHED = "unfinished"
@@ -71,7 +71,7 @@ class NoAnswer(StrEnum):
 
 
 class Mark(StrEnum):
-    """How an answer was marked."""
+    """The mark of an answer."""
 
     BOXED = "boxed"
     TAGGED = "tagged"
@@ -92,7 +92,7 @@ class Marked:
 
 
 def final_text(answer: str, *, thinks_first: bool = False) -> str | None:
-    """What follows the thoughts; None where they do not end.
+    """The text after the thoughts; None where they do not end.
 
     `thinks_first`: the prompt itself opened the thoughts, as DeepSeek-R1's template does, so that a text
     without a closing tag is all thoughts.
@@ -165,7 +165,8 @@ def last_tag(text: str) -> tuple[int, str, int] | None:
 
 
 def last_assistant_text(episode: Episode) -> str:
-    """What an episode ends with: `artifacts["answer"]`, else the last trajectory's output or last answer.
+    """The end of an episode: `artifacts["answer"]`, else the last trajectory's output, its last step's, or
+    the last answer.
 
     Raises RewardError where no model was asked: that says nothing about the policy.
     """
@@ -176,6 +177,8 @@ def last_assistant_text(episode: Episode) -> str:
         if isinstance(trajectory.output, str):
             return trajectory.output
         for step in reversed(trajectory.steps):
+            if isinstance(step.output, str):
+                return step.output
             return step.model_response or _last_message(step.chat_completions)
     raise RewardError(
         f"Episode {episode.id or '(without id)'} holds no answer: it has no step, no output and no "

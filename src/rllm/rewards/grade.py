@@ -25,11 +25,11 @@ class Grade:
     """Finite; from 0 to 1 unless the grader says otherwise."""
     is_correct: bool
     extracted: str | None = None
-    """What was taken for the answer; None where none was found."""
+    """The text that was taken for the answer; None where none was found."""
     reason: str = ""
-    """Why, in a few words: for people and for counting."""
+    """The reason in a few words: for people and for counting."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What else the grader wants to show, as plain JSON."""
+    """Further facts from the grader, as plain JSON."""
 
     def __post_init__(self) -> None:
         score = self.score
@@ -86,7 +86,7 @@ def require_answer(answer: Any, grader: str) -> str:
 
 
 def task_field(task: Mapping[str, Any], name: str, grader: str) -> Any:
-    """What the row has under `name`. Raises RewardError that names the field where it has nothing there."""
+    """The row's value under `name`. Raises RewardError that names the field where there is none."""
     if not isinstance(task, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise RewardError(
             f"The {grader} grader was given {task!r:.200} (a {type(task).__name__}) as the task; it must be "
@@ -116,7 +116,7 @@ def gold_texts(task: Mapping[str, Any], grader: str) -> list[str]:
 
 
 MOST_BITS = 10_000
-"""Of an integer as a right answer: Python itself refuses to write much longer ones out."""
+"""The size of an integer as a right answer: Python itself refuses to write much longer ones out."""
 
 
 def task_has(task: Mapping[str, Any], name: str) -> bool:

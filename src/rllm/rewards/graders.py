@@ -72,7 +72,7 @@ def _with_grader(part: str, settings: Any) -> Any:
 
 
 def option_names(factory: Any) -> list[str]:
-    """What a grader's factory takes by keyword."""
+    """The keyword arguments of a grader's factory."""
     return [
         name
         for name, parameter in inspect.signature(factory).parameters.items()

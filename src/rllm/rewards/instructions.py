@@ -24,7 +24,7 @@ SCORES = ("all", "share")
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class InstructionKind:
-    """What can be asked of an answer, and how that is checked."""
+    """A kind of instruction for an answer, and its check."""
 
     check: Callable[..., bool]
     """(text, **arguments) -> followed."""

@@ -46,7 +46,7 @@ class Criterion:
 
 @dataclass(kw_only=True, slots=True)
 class _ModelGrader(ABC):
-    """What both graders share: whom they ask, and the frame around the answer.
+    """The common part of both graders: the model that judges, and the frame around the answer.
 
     `client`: a ModelClient or RolloutEngine; without one, `base_url` and `model` name a server that speaks
     OpenAI's protocol, and where they are not given RLLM_JUDGE_BASE_URL and RLLM_JUDGE_MODEL do.
@@ -210,7 +210,7 @@ class EqualityGrader(_ModelGrader):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _Question:
-    """What is asked of the judge, and how its verdict is checked."""
+    """The judge's question, and the check of its verdict."""
 
     messages: list[Message]
     seal: str

@@ -29,13 +29,13 @@ from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingPara
 T = TypeVar("T")
 
 ROLE = "judge"
-"""What a rollout engine is told that its calls are."""
+"""The role of its calls for a rollout engine."""
 _REMEMBERED = 65_536
 
 
 @dataclass(kw_only=True, slots=True)
 class JudgeVerdict:
-    """What a judge said, checked, and what that took."""
+    """A judge's verdict, checked, and its cost."""
 
     said: dict[str, Any]
     calls: int = 0
@@ -207,7 +207,7 @@ def _tokens_of(output: ModelOutput) -> tuple[int, int]:
 
 
 def costs(verdict: JudgeVerdict, price: Price) -> dict[str, Any]:
-    """What a verdict took, for a grade's metadata."""
+    """The cost of a verdict, for a grade's metadata."""
     fields = asdict(verdict)
     fields.pop("said")
     return {**fields, "cost": price.of(verdict), "cached": verdict.calls == 0}

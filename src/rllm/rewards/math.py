@@ -40,7 +40,7 @@ _CONCLUDES = re.compile(
     re.IGNORECASE,
 )
 _MAX_WORDS = 6
-"""Of a stated answer to a question whose right answer is words."""
+"""The number of words of a stated answer to a question whose right answer is words."""
 
 
 class MathGrader:
@@ -91,6 +91,7 @@ class MathGrader:
         form = AnswerForm(
             is_answer=is_answer, is_list=True, words_follow=True, phrases=(ANSWER_IS, CONCLUSION)
         )
+        answer = _SIGN_IN_WORDS.sub("-", answer)
         final = stated_answer(answer, form, thinks_first=self.thinks_first)
         if isinstance(final, NoAnswer):
             return unread(final)
@@ -98,7 +99,11 @@ class MathGrader:
             if final.alternative is None:
                 return unread(NoAnswer.NOT_MARKED)
             final = replace(final.alternative, texts=_numbers_last(final.alternative.texts))
-        grade = self._of_ways(final.texts, golds, wants_words)
+        is_prose = final.mark in (Mark.WHOLE, Mark.PROSE)
+        texts = tuple(each for each in final.texts if wants_words or not is_prose or not _VERB.search(each))
+        if not texts:
+            return as_read(wrong("different", final.texts[0]), final.reading, self.reading)
+        grade = self._of_ways(texts, golds, wants_words)
         if grade.is_correct and _in_another_unit(grade.extracted or "", golds, task.get("question")):
             grade = wrong("another_unit", grade.extracted)
         reading = final.reading
@@ -145,7 +150,7 @@ class MathGrader:
         return wrong(reason, text)
 
     def _worker_reason(self, gold: str, answer: str) -> str:
-        """What a worker says of two formulas: "equal", "different" or what else is wrong with the answer."""
+        """A worker's comparison of two formulas: "equal", "different" or another fault of the answer."""
         reply = self.pool.call(gold, answer, self.tolerance)
         if reply.status is WorkerStatus.OK:
             if reply.value.get("unreadable") == "gold":
@@ -185,6 +190,8 @@ class MathGrader:
     def _is_answer(self, text: str, wants_words: bool) -> bool:
         """Whether a whole text is nothing but an answer: one formula, or one line."""
         if len(text.strip("$\\[]() \n").splitlines()) > 1 and r"\begin" not in text:
+            return False
+        if not wants_words and _VERB.search(text):
             return False
         try:
             return wants_words or not _has_words(read(text))
@@ -233,12 +240,27 @@ def _numbers_last(texts: tuple[str, ...]) -> tuple[str, ...]:
         if len(numbers) > 1:
             numbers = [each for each in numbers if _CONCLUDES.search(sentence[: each.start()])][-1:]
         if len(numbers) == 1:
+            number = numbers[0].group()
+            if _IS_PART.match(texts[-1], texts[-1].rfind(number) + len(number)):
+                return texts
             unit = UNIT_BEHIND.match(sentence[numbers[0].end() :])
-            return (*texts, f"{numbers[0].group()} {unit[1]}" if unit else numbers[0].group())
+            return (*texts, f"{number} {unit[1]}" if unit else number)
     return texts
 
 
 _IN_BASE = re.compile(r"(-?[0-9A-Fa-f]+)_([0-9]+)")
+_VERB = re.compile(r"(?<![A-Za-z\\{])(?:is|are|was|were|has|have|equals|makes|gives)(?![A-Za-z])")
+"""The sign of a sentence: its words could be read as products of letters."""
+_SIGN_IN_WORDS = re.compile(
+    r"(?<![0-9)}$]\s)(?:(?<![A-Za-zÀ-ÿ])(?:minus|negative|moins|menos|meno|минус)\s+|(?:负|負|マイナス)\s*)(?=\$?[0-9])",
+    re.IGNORECASE,
+)
+"""A sign that is written out; behind a number it would be a subtraction."""
+_IS_PART = re.compile(
+    r"[A-Za-z]{0,2}\s*(?:[-+−*/×÷^]\s*[$\\(]{0,3}[0-9a-z]|(?:plus|minus|times)\b|(?:to\b|[,:])\s*[0-9])",
+    re.IGNORECASE,
+)
+"""Behind a number: it is a part of a sum, a range, a list or a ratio."""
 _ASIDES = re.compile(r"\([^()]*\)|[,;:]\s.*\Z", re.DOTALL)
 
 

@@ -13,9 +13,9 @@ from enum import Enum
 from fractions import Fraction
 
 MAX_BITS = 20_000
-"""Of numerator or denominator: about 6,000 digits, more than any answer has."""
+"""The size of a numerator or denominator: about 6,000 digits, more than any answer has."""
 MAX_NESTING = 40
-"""Of brackets; deeper is no answer."""
+"""The depth of brackets; deeper is no answer."""
 _TOKEN = re.compile(
     r"\s*(?:"
     r"(?P<mixed>[0-9]+ +[0-9]+/[0-9]+(?![0-9.]))"

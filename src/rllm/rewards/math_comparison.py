@@ -65,7 +65,7 @@ def _names_differ(gold: Value, answer: Value) -> bool:
 
 
 def _equation(value: Value) -> Equation | None:
-    """What is said with its name, as one; a named function is a name and no unknown."""
+    """A statement with its name, as an equation; a named function is a name and no unknown."""
     if isinstance(value, Scalar) and value.name and "(" not in value.name:
         return Equation(left=Scalar(text=value.name), right=replace(value, name="", unit=""))
     return value if isinstance(value, Equation) else None

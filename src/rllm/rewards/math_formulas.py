@@ -130,7 +130,7 @@ class _Descent:
                 return value
 
     def _divisor(self) -> Any:
-        """What stands behind a slash; "1/2x" is read in two ways."""
+        """The divisor behind a slash; "1/2x" is read in two ways."""
         value = self._sign()
         if self._peek() in _BEGINS_FACTOR or self._peek() in _FUNCTIONS or self._peek() in _GREEK:
             raise _DoubtError

@@ -20,16 +20,16 @@ from rllm.rewards.math_units import without_unit
 MAX_CHARS = 1_000
 MAX_ITEMS = 64
 MAX_EXPONENT = 10_000
-"""Of a formula with unknowns."""
+"""The exponent of a formula with unknowns."""
 
 
 class UnreadableError(Exception):
-    """What stands there is no answer; the message says why."""
+    """A text that is no answer; the message says why."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Words:
-    """What is compared as text."""
+    """A value that is compared as text."""
 
     text: str
     """Without case, blanks and full stop."""
@@ -47,7 +47,7 @@ class Scalar:
     """A number larger than any that is computed here."""
     unit: str = ""
     name: str = ""
-    """What it is said to be equal to: `x` of "x = 5"."""
+    """The name that it is equal to: `x` of "x = 5"."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -111,7 +111,8 @@ _MATES = {"}": "{", r"\}": r"\{", ")": "(", "]": "("}
 
 
 def read(text: str) -> Value:
-    """What an answer is. Raises UnreadableError for what is empty, too long, too deep, or not balanced."""
+    """Read an answer. Raises UnreadableError for a text that is empty, too long, too deep, or not
+    balanced."""
     if len(text) > MAX_CHARS:
         raise UnreadableError(f"longer than {MAX_CHARS} characters")
     tidy_text = tidy(text)
@@ -324,7 +325,7 @@ def _matrix(inside: str) -> Several:
 
 
 def _relation(text: str, relations: list[re.Match[str]]) -> Value:
-    """What stands beside signs of equality or order."""
+    """The value beside signs of equality or order."""
     ends = [0, *(each.end() for each in relations)]
     begins = [*(each.start() for each in relations), len(text)]
     sides = [text[end:begin].strip() for end, begin in zip(ends, begins, strict=True)]

@@ -78,7 +78,7 @@ def check(gold: str, answer: str, tolerance: float = 0.0) -> dict[str, Any]:
 
 
 def _formulas(value: Value) -> Iterator[Scalar]:
-    """What has to be understood before it can be compared."""
+    """The formulas that have to be understood before a value can be compared."""
     if isinstance(value, Scalar):
         if value.value is None and not value.is_huge and r"\infty" not in value.text:
             yield value
@@ -181,7 +181,7 @@ def _points(gold: Any, answer: Any) -> list[dict[Any, Any]]:
 
 
 def _values(point: dict[Any, Any], *formulas: Any) -> list[Any] | None:
-    """What the formulas come to, to 50 digits; [] where one divides by zero, None for no number."""
+    """The values of the formulas, to 50 digits; [] where one divides by zero, None for no number."""
     values: list[Any] = []
     for each in formulas:
         try:

@@ -84,7 +84,7 @@ _LETTER = re.compile(r"\(?([A-Za-z])\)?\Z")
 _CONSTANT = re.compile(
     r"\+\s*(?:c|C_\{?[01]\}?|\\text\{\s*(?:[Cc]|[Cc]onst(?:ant)?\.?)\s*\}|const(?:ant)?\.?)\s*\Z"
 )
-"""Of integration, under each of its names."""
+"""The constant of integration, under each of its names."""
 _DIGIT = re.compile(r"[^\W_a-zA-Z0-9]")
 
 

@@ -1,4 +1,4 @@
-r"""What a number is counted in: `5\text{ cm}^2` is 5 in "cm^2".
+r"""The units of numbers: `5\text{ cm}^2` is 5 in "cm^2".
 
 A unit may be left out on either side; where both sides name one, it must be the same. Nothing is converted.
 """

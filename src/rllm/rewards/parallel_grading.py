@@ -22,7 +22,7 @@ class GradeFailure:
     """An answer that could not be judged: of the data or of the grader, never a score."""
 
     error: BaseException
-    """What the grader raised, or a RewardError that says what else went wrong."""
+    """The grader's exception, or a RewardError with what else went wrong."""
 
     def __str__(self) -> str:
         return f"{type(self.error).__name__}: {self.error}"

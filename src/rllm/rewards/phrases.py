@@ -1,4 +1,5 @@
-r"""How people say which answer is theirs, take it back, or leave it open; in the languages that models write.
+r"""Phrases by which people mark an answer as theirs, take it back, or leave it open, in the languages that
+models write.
 
     ANSWER_IS     "the final answer is", "答案是", "Die Antwort lautet", "ans ="
     takes_back    "Wait, that is wrong", "on second thought", "or maybe 6"
@@ -48,7 +49,7 @@ ANSWER_IS = re.compile(
     rf"|{'|'.join(_ELSEWHERE)}",
     re.IGNORECASE,
 )
-"""What stands before a stated answer, up to where the answer begins."""
+"""Phrases before a stated answer, up to where the answer begins."""
 CONCLUSION = re.compile(
     r"(?:^|(?<=\n))[\s*_>#|-]*(?:A|final|total|in total|sum|result|therefore|thus|so|hence|conclusion"
     r"|∴)(?![a-z])[^.:=：\n0-9$\\]{0,60}"
@@ -61,9 +62,11 @@ IS_THE_ANSWER = re.compile(
     r"(?:answer|choice|option|solution|result|one)|\s+is\s+(?:correct|right))(?![a-z])",
     re.IGNORECASE,
 )
-"""What stands behind one."""
+"""Phrases behind one."""
 _TAKES_BACK = re.compile(
-    r"\b(?:wait|hold on|hmm+|scratch that|on second thoughts?|correction|oops|let me re|re-?check(?:ing)?"
+    r"\b(?:wait|hold on|hmm+|scratch that|erratum|(?:edit|update)\s*:"
+    r"|(?:it|answer|this|that) should (?:be|have)"
+    r"|on second thoughts?|correction|oops|let me re|re-?check(?:ing)?"
     r"|re-?calculat|re-?consider|re-?examin|i (?:made|have made) (?:a|an) (?:mistake|error)|my mistake"
     r"|i was (?:wrong|mistaken)|(?:i am|i'm|i’m) (?:not (?:sure|certain|confident)|unsure|uncertain)"
     r"|not (?:entirely |completely |fully |really |100% )?(?:sure|certain|confident)"
@@ -73,16 +76,17 @@ _TAKES_BACK = re.compile(
     r"|rather|is it|even)"
     r"|but (?:maybe|perhaps|wait|no\b|i (?:would|could|might|may|doubt))|i (?:would|'d) rather"
     r"|i take (?:it|that) back"
-    r"|but actually|cannot be determined|can't be determined|(?:just|only) a guess|random guess"
+    r"|but actually|but (?:it|this|that|the [a-z]+)(?:'s|’s| is| was) (?:actually|really|in (?:fact|truth"
+    r"|reality)|not\b)|cannot be determined|can't be determined|(?:just|only) a guess|random guess"
     r"|(?<!no )(?<!a )(?<!any )doubt"
     r"|should (?:instead|rather|actually) (?:be|have)|instead it|the (?:correct|real|true"
     r"|right) answer should)"
     r"|(?:\A[\s$*_).\]\\]*|\b(?:that|this|it|which|answer|result|above)(?:'s|’s)?\s+)(?:is |was "
     r"|seems |looks )?"
-    r"(?:actually |probably |clearly |also )?(?:wrong|incorrect|not (?:right|correct|it\b|(?:the"
-    r"|my) (?:final |correct |right )?(?:answer|one))"
+    r"(?:actually |probably |clearly |also )?(?:(?:the |an? )?(?:wrong|incorrect)"
+    r"|not (?:right|correct|it\b|(?:the|my) (?:final |correct |right )?(?:answer|one))"
     r"|an? (?:mistake|guess))"
-    r"|(?:\A|[.!?;(\n—])[\s*]*(?:maybe|perhaps|actually|no[,:;!.\s]|sorry)"
+    r"|(?:\A|[.!?;(\n—])[\s*]*(?:maybe|perhaps|actually|no[,:;!.)\s]|sorry)"
     r"|等等|不对|不對|重新|espera|en realidad|attendez|en fait|moment mal|eigentlich|подожди|на самом деле"
     r"|待って"
     r"|やっぱり",
@@ -92,14 +96,15 @@ _OPEN = re.compile(
     r"\A[\s$*_).\]\\,]{0,12}(?:\?|(?:or|oder|ou|o|или|或|或者|または|and|/|\+|minus|plus|times|would)(?![a-z])\s)",
     re.IGNORECASE,
 )
-"""What follows an answer and makes it one of several, a part of one, or a question."""
+"""Phrases behind an answer that make it one of several, a part of one, or a question."""
 _HEDGED = re.compile(
     r"(?:(?<![a-z])(?:not|never|neither|either|maybe|perhaps|n't|n’t|cannot be|can't be|could be|might be"
     r"|may be|would be\s+if|nor|rule out|ruled out|eliminate|excluding|unlike|instead of|rather than|suppose"
     r"|assume|if(?: it (?:is|were|was))?|between|isn't|aren't|wrong|incorrect|tempting|naive|false"
     r"|(?:first|initially|originally|at first),? (?:thought|guessed|said|got|assumed))"
+    r"|\bif (?:you|we|one) (?:forget|forgot|ignore|neglect|skip|omit|miss)\b[^.;\n]*"
     r"|(?<=n't)|(?<=n’t))"
-    r"(?:\s+(?:be|that|my|our|the|answer(?: is)?|result(?: is)?|equal(?:s)?(?: to)?|just|simply"
+    r"(?:\s+(?:would be|be|that|my|our|the|answer(?: is)?|result(?: is)?|equal(?:s)?(?: to)?|just|simply"
     r"|the (?:final |correct )?answer(?: is)?|it(?:'s| is)?|option|choice|x\s*=|=))*"
     r"[\s$*_(\\\[:,]*\Z",
     re.IGNORECASE,
@@ -126,9 +131,11 @@ def takes_back(text: str) -> bool:
 
 
 _DOUBTFUL = re.compile(
-    r"\b(?:maybe|perhaps|possibly|might|could be|may be|either|both|neither|or|not|n't|don't know"
+    r"\b(?:(?:(?:fewer|less|more|greater|larger|smaller) than|at (?:most|least))(?= [$\\(]{0,3}[0-9])"
+    r"|maybe|perhaps|possibly|might|could be|may be|either|both|neither|or|not|n't|don't know"
     r"|do not know|no idea|unsure|uncertain"
-    r"|unclear|guess(?:ing)?|(?:many|most|some|people) (?:\w+ )?(?:think|say|believe)|cannot|can't"
+    r"|unclear|wrong|incorrect|guess(?:ing)?"
+    r"|(?:many|most|some|people) (?:\w+ )?(?:think|say|believe)|cannot|can't"
     r"|unable|depends)\b|n[’']t\b",
     re.IGNORECASE,
 )

@@ -1,4 +1,4 @@
-r"""What a model says its answer is, and how strict a reader finds it there.
+r"""The answer that a model gives, and the strictness with which it is read.
 
     text ──► stated_answer ──► Stated(texts, mark, reading, restated) | NoAnswer
               \boxed{5}, <answer>5</answer>, "The answer is 5", "#### 5", {"answer": 5}     strict
@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from rllm.errors import ConfigError, choices_of
 from rllm.rewards.extraction import (
+    MAX_ANSWER_CHARS,
     Mark,
     NoAnswer,
     Reading,
@@ -23,6 +24,7 @@ from rllm.rewards.extraction import (
     ends,
     final_text,
     last_tag,
+    marked_answer,
 )
 from rllm.rewards.grade import Grade, wrong
 from rllm.rewards.phrases import (
@@ -37,7 +39,7 @@ from rllm.rewards.phrases import (
 )
 
 MAX_READ_CHARS = 20_000
-"""Of the end of a text, in which statements are looked for."""
+"""The length of the end of a text in which statements are looked for."""
 _FORMULA = re.compile(
     r"\$\$(?P<display>.+?)\$\$|\\\[(?P<bracket>.+?)\\\]|\\\((?P<round>.+?)\\\)"
     r"|(?<!\\)\$(?P<dollar>[^$\n]{1,400}?)(?<!\\)\$(?![0-9])",
@@ -90,14 +92,14 @@ class Stated:
     reading: Reading
     """The strictest that takes it."""
     restated: tuple[tuple[str, ...], ...] = ()
-    """What later sentences say the answer is, each with its ways: all must be right."""
+    """The answers that later sentences state, each with its ways: all must be right."""
     alternative: "Stated | None" = None
-    """What a lenient reading takes where `texts` turn out to be no answer."""
+    """The text that a lenient reading takes where `texts` turn out to be no answer."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class AnswerForm:
-    """What an answer to this question can look like."""
+    """The forms that an answer to this question can have."""
 
     is_answer: Callable[[str], bool]
     """Whether a statement can be one at all."""
@@ -106,7 +108,7 @@ class AnswerForm:
     words_follow: bool = False
     """Whether words that take nothing back may follow: a unit, "is the area"."""
     phrases: tuple[re.Pattern[str], ...] = (ANSWER_IS,)
-    """What stands before a statement."""
+    """The phrases before a statement."""
 
 
 def stated_answer(answer: str, form: AnswerForm, *, thinks_first: bool = False) -> Stated | NoAnswer:
@@ -124,15 +126,39 @@ def stated_answer(answer: str, form: AnswerForm, *, thinks_first: bool = False) 
         return match
     if match is not None:
         return _continuation(text, *match, form)
-    bare = _bare(_FENCE.sub("", text)) if len(text) <= _MAX_AFTERWARDS else ""
+    bare = _bare(_FENCE.sub("", _ORNAMENT.sub("", text))) if len(text) <= _MAX_AFTERWARDS else ""
+    whole = _EMPHASIS.sub(r"\2", _ORNAMENT.sub("", text))
     return Stated(
-        texts=(text, bare) if bare and "\n" not in bare else (text,),
+        texts=(whole, bare) if bare and "\n" not in bare else (whole,),
         mark=Mark.WHOLE,
         reading=Reading.STRICT,
         alternative=_last_words(text, form.is_answer),
     )
 
 
+def marked_statement(
+    answer: str, *, thinks_first: bool = False, max_chars: int = MAX_ANSWER_CHARS
+) -> Stated | NoAnswer:
+    """The text that is marked as the answer, or else all of it, for graders that compare words.
+
+    A sentence of that text may begin "The answer is …" and be a part of the answer, so it is no mark.
+    """
+    mark = marked_answer(answer, thinks_first=thinks_first, max_chars=max_chars)
+    if not isinstance(mark, NoAnswer):
+        return Stated(texts=(mark.text,), mark=mark.mark, reading=Reading.STRICT)
+    if mark is not NoAnswer.NOT_LAST:
+        return mark
+    statement = stated_answer(answer, _MARKED, thinks_first=thinks_first)
+    if isinstance(statement, Stated) and len(statement.texts[0]) > max_chars:
+        return NoAnswer.TOO_LONG
+    return statement
+
+
+_MARKED = AnswerForm(is_answer=lambda text: False, phrases=())
+_EMPHASIS = re.compile(r"\A(\*{2,3}|__)(?![\s*_])((?:(?!\*\*|__).)+?)(?<!\s)\1(?=[.!。]?\Z)", re.DOTALL)
+"""Around all of a text."""
+_ORNAMENT = re.compile(r"\A(?:[-•]\s+(?=\*\*)|[✅✔✓☑]\ufe0f?\s*)")
+"""Before all of it."""
 _FENCE = re.compile(r"\A```[a-z]*\n|\n```\Z|\A>\s")
 
 
@@ -143,7 +169,8 @@ def ways_to_read(text: str) -> tuple[str, ...]:
     whole = _bare(text)
     clause = _bare(_CLAUSE.split(whole, maxsplit=1)[0])
     readings = [clause, whole]
-    if (aside := _ASIDE.search(clause)) and aside.start():
+    aside = _ASIDE.search(clause)
+    if aside and aside.start() and not takes_back(aside.group().strip()):
         readings.insert(0, _bare(clause[: aside.start()]))
     formulas = [*_FORMULA.finditer(clause)]
     if formulas and all(_is_joint(gap) for gap in _gaps(clause, formulas)):
@@ -233,7 +260,7 @@ def _mark(text: str, is_list: bool) -> tuple[tuple[str, ...], Mark, int, int] | 
 
 
 def _inner_statement(inside: str) -> tuple[str, ...]:
-    """What a sentence inside a tag says."""
+    """The statement of a sentence inside a tag."""
     matches = _last_matches(ANSWER_IS, inside)
     return ways_to_read(inside[matches[-1].end() :] if matches else inside)
 
@@ -330,6 +357,8 @@ def _continuation(
         if unit:
             texts = (texts[0] + (rf"\text{{ {unit[1]}}}" if unit[1][-1].isalpha() else unit[1]),)
             inner, tail = ("", tail) if inner else ("", tail[unit.end() :])
+        if rounded := _ROUNDED.match(inner or tail):
+            inner, tail = (inner[rounded.end() :], tail) if inner else ("", tail[rounded.end() :])
         if _NO_WEIGHT.sub("", inner) or _GOES_ON.match(tail):
             return NoAnswer.NOT_LAST
     if ends(tail, 0):
@@ -392,7 +421,8 @@ _BEHIND = re.compile(
     rf"|cubed))?(?![A-Za-z]))"
     r"\s*\}?(?:\^\{?[23]\}?|[²³])?"
 )
-"""What belongs to a number that stands in a box: a magnitude, a unit."""
+"""Words that belong to a number in a box: a magnitude, a unit."""
+_ROUNDED = re.compile(r"\s*(?:\\approx|≈)\s*-?[0-9][0-9.,]*(?![0-9A-Za-z^*/+])")
 _GOES_ON = re.compile(
     r"[ \t]*(?:\\(?!text|[)\],;! %]|mathrm|end|q?quad|checkmark|square|blacksquare|tag)[a-zA-Z]+"
     r"|,[0-9]{3}|[\^_+*/=<>](?!\*)|-[0-9\\a-z]|[0-9]|[a-zA-Z](?![a-zA-Z ]))"
@@ -400,7 +430,7 @@ _GOES_ON = re.compile(
 
 
 def _restatements(tail: str, form: AnswerForm) -> tuple[tuple[str, ...], ...]:
-    """What later sentences say the answer is."""
+    """The answers that later sentences state."""
     restatements: list[tuple[str, ...]] = []
     for phrase in form.phrases:
         for match in _last_matches(phrase, tail):
@@ -418,7 +448,7 @@ _PROSE_SENTENCE = re.compile(r"(?<=[.!?。！？।])\s+|\n+|(?<=[。！？])")
 
 
 def _last_words(text: str, is_answer: Callable[[str], bool]) -> Stated | None:
-    """What the last sentence says that is no courtesy; None where it asks, doubts or says nothing."""
+    """The statement of the last sentence that is no courtesy; None where it asks, doubts or says nothing."""
     sentences = [each for each in _PROSE_SENTENCE.split(text[-2_000:]) if each and each.strip()]
     while sentences and is_courtesy(sentences[-1]):
         sentences.pop()
@@ -460,7 +490,7 @@ def as_read(grade: Grade, reached: Reading, reading: Reading) -> Grade:
     """The grade under `reading` of an answer that `reached` takes; its metadata has what each pays."""
     is_strict = reached is Reading.STRICT
     readings = {"strict": grade.is_correct and is_strict, "lenient": grade.is_correct}
-    if reading is Reading.STRICT and grade.is_correct and not is_strict:
+    if reading is Reading.STRICT and grade.score and not is_strict:
         grade = replace(grade, score=0.0, is_correct=False, reason=NoAnswer.NOT_LAST.value)
     return replace(grade, metadata={**grade.metadata, "readings": readings})
 

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from rllm.errors import ConfigError, RewardError
+from rllm.rewards.evaluators import with_own_names
 from rllm.rewards.grade import Grader
 from rllm.rewards.graders import grader_named
 from rllm.types.episode import Action
@@ -19,7 +20,7 @@ from rllm.types.episode import Action
 
 @dataclass(slots=True)
 class RewardInput:
-    """What a reward function judges."""
+    """The input of a reward function."""
 
     task_info: Mapping[str, Any]
     action: Any
@@ -27,11 +28,16 @@ class RewardInput:
 
 @dataclass(slots=True)
 class RewardOutput:
-    """What it says."""
+    """The output of a reward function. By position the last two may come either way round, as published
+    programs have both."""
 
     reward: float
     is_correct: bool = False
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if isinstance(self.is_correct, Mapping):
+            self.is_correct, self.metadata = self.metadata is True, self.is_correct
 
 
 class RewardFunction(Protocol):
@@ -68,10 +74,12 @@ class RewardConfig:
                 )
 
     def payment(self, output: RewardOutput, task_info: Mapping[str, Any]) -> float:
-        """The reward for what a grader said."""
+        """The reward for what a grader said; what is partly right is paid in proportion."""
         if output.is_correct:
             return self.correct_reward + (self.toolcall_bonus if task_info.get("has_toolcall") else 0.0)
-        return self.incorrect_reward if output.metadata["extracted"] else self.format_error_reward
+        if not output.metadata["extracted"]:
+            return self.format_error_reward
+        return self.incorrect_reward + output.reward * (self.correct_reward - self.incorrect_reward)
 
 
 _ONLY_DEFAULTS = {
@@ -144,8 +152,7 @@ def f1_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
 
 def countdown_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
     """1 for an expression of the row's numbers, `nums` or `numbers`, that comes to its `target`."""
-    row = {**task_info, "numbers": task_info["nums"]} if "nums" in task_info else task_info
-    return graded(_shared_grader("countdown"), row, action)
+    return graded(_shared_grader("countdown"), task_info, action)
 
 
 def zero_reward(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
@@ -154,24 +161,16 @@ def zero_reward(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
 
 
 def graded(grader: Grader, task_info: Mapping[str, Any], action: Any) -> RewardOutput:
-    """What a grader says of an action. Raises RewardError where the row lacks what it needs."""
+    """A grader's verdict on an action. Raises RewardError where the row lacks a field that it needs."""
     answer = action.action if isinstance(action, Action) else action
     if not isinstance(answer, str):
         raise RewardError(
             f"A reward function was given {answer!r:.200} (a {type(answer).__name__}) as the action; "
             "it must be text."
         )
-    grade = grader.grade(answer, task_info if grader.name == "code" else _row(task_info))
+    grade = grader.grade(answer, with_own_names(task_info, grader.name))
     metadata = {"extracted": grade.extracted, "reason": grade.reason, **grade.metadata}
     return RewardOutput(reward=grade.score, is_correct=grade.is_correct, metadata=metadata)
-
-
-def _row(task_info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row with its right answer under the name that graders know."""
-    truth = task_info.get("ground_truth")
-    if truth is None:
-        return task_info
-    return {**task_info, "answers" if isinstance(truth, list | tuple) else "answer": truth}
 
 
 @cache

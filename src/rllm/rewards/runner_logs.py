@@ -158,7 +158,7 @@ _SUFFIXES = {
     Runner.GO: (".go",),
     Runner.CARGO: (".rs",),
 }
-"""Of files of tests."""
+"""The suffixes of files of tests."""
 _CANARIES = {
     Runner.UNITTEST: ("test_{name}.py", "{unittest}"),
     Runner.DJANGO: ("test_{name}.py", "{unittest}"),
@@ -211,7 +211,7 @@ def canary_of(runner: Runner, test_paths: Sequence[str]) -> FailingTest | None:
 
 
 Names = tuple[str, ...]
-"""Of one test: the whole id first, then others that it may go by."""
+"""The names of one test: the whole id first, then others that it may go by."""
 Results = list[tuple[Names, CaseStatus]]
 
 
@@ -236,7 +236,7 @@ def with_short_names(results: Iterable[tuple[Names, CaseStatus]]) -> dict[str, C
 
 
 def worse_of(known: CaseStatus | None, status: CaseStatus) -> CaseStatus:
-    """What holds of a test that is reported twice: a failure, if one of them is."""
+    """The status of a test that is reported twice: a failure, if one of the two is."""
     return known if known is CaseStatus.FAILED or known is CaseStatus.ERROR else status
 
 
@@ -368,7 +368,8 @@ _CARGO_STATUSES = {"ok": CaseStatus.PASSED, "FAILED": CaseStatus.FAILED, "ignore
 
 
 def _cargo(log: str, root: str) -> Results | None:
-    """What `cargo test` prints: `running N tests`, N lines, and what the tests that failed had printed."""
+    """The results in the output of `cargo test`: `running N tests`, N lines, and the output of the tests that
+    failed."""
     results: Results = []
     left, has_run = 0, False
     for line in log.splitlines():

@@ -78,7 +78,7 @@ class SchemaGrader:
 
 
 def json_text(text: str) -> str:
-    """What is to be read as JSON: the last ``` block, or the whole text where there is none."""
+    """The text to read as JSON: the last ``` block, or the whole text where there is none."""
     blocks = _BLOCK.findall(text + "\n")
     return (blocks[-1] if blocks else text).strip()
 

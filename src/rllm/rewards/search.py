@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllm.errors import ConfigError
-from rllm.rewards.extraction import NoAnswer, marked_answer
-from rllm.rewards.grade import Grade, gold_texts, require_answer, wrong
+from rllm.rewards.extraction import NoAnswer, Reading
+from rllm.rewards.grade import Grade, gold_texts, require_answer
+from rllm.rewards.readings import as_read, marked_statement, require_reading, unread
 from rllm.rewards.text import exact_match, token_f1
 
 
@@ -25,29 +26,34 @@ class SearchGrader:
     name = "search"
     task_fields = ("answer|answers",)
 
-    def __init__(self, *, partial_from: float = 0.3, thinks_first: bool = False) -> None:
+    def __init__(
+        self, *, partial_from: float = 0.3, reading: str = Reading.STRICT, thinks_first: bool = False
+    ) -> None:
         if not 0.0 < partial_from <= 1.0:
             raise ConfigError(f"`partial_from` is {partial_from}; it must be above 0 and at most 1.")
         self.partial_from = partial_from
+        self.reading = require_reading(reading)
         self.thinks_first = thinks_first
 
     def grade(self, answer: str, task: Mapping[str, Any]) -> Grade:
         """Raises RewardError for a row without a right answer."""
         require_answer(answer, self.name)
         golds = gold_texts(task, self.name)
-        answer_mark = marked_answer(answer, thinks_first=self.thinks_first)
-        if isinstance(answer_mark, NoAnswer):
-            return wrong(answer_mark.value)
-        is_exact = any(exact_match(answer_mark.text, gold) for gold in golds)
-        f1 = max(token_f1(answer_mark.text, gold) for gold in golds)
+        statement = marked_statement(answer, thinks_first=self.thinks_first)
+        if isinstance(statement, NoAnswer):
+            return unread(statement)
+        text = statement.texts[0]
+        is_exact = any(exact_match(text, gold) for gold in golds)
+        f1 = max(token_f1(text, gold) for gold in golds)
         is_partial = not is_exact and self.partial_from <= f1 < 1.0
-        return Grade(
+        grade = Grade(
             score=1.0 if is_exact else f1 if is_partial else 0.0,
             is_correct=is_exact,
-            extracted=answer_mark.text,
+            extracted=text,
             reason="equal" if is_exact else "similar" if is_partial else "different",
             metadata={"signals": {"exact_match": float(is_exact), "f1": f1}},
         )
+        return as_read(grade, statement.reading, self.reading)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -75,16 +75,16 @@ _INSIDE_GIT = re.compile(
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class TestRun:
-    """How hidden tests ended on a patch."""
+    """The results of hidden tests on a patch."""
 
     __test__ = False  # no test of pytest's
 
     statuses: dict[str, CaseStatus]
     """By every name that a test goes by."""
     counts: Mapping[CaseStatus, int] = field(default_factory=dict[CaseStatus, int])
-    """Of tests, each once."""
+    """The counts of tests, each once."""
     fault: str = ""
-    """Why there are none: the patch does not apply, or the run did not come to its end."""
+    """The reason that there are none: the patch does not apply, or the run did not come to its end."""
     is_forged: bool = False
     """A test that must fail has passed, or was an expected failure: the patch changed how tests are run."""
     log: str = ""

@@ -111,7 +111,7 @@ def _tampered(world: SWEWorld, script: str, timeout_s: float) -> Grade:
 
 
 def _names(world: SWEWorld) -> dict[str, str]:
-    """What the scripts know."""
+    """The names that the scripts use."""
     tests = world.task.fail_to_pass or world.task.pass_to_pass
     test_file = tests[0].partition("::")[0]
     changed = re.findall(r"^\+\+\+ b/(\S+\.py)$", world.repository.gold, re.MULTILINE)

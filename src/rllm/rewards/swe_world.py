@@ -2,7 +2,7 @@
 
     task ──► repository_of ──► /testbed          (rllm.data.swe_repository)
       └────► environment_of ──► /opt/venv         (rllm.data.swe_environment; or this machine's Python)
-    with docker: the task's image, which has both
+    with docker: the task's image, which has both; its history, and hidden tests that it brings, are taken out
 
     agent's world ──patch_of──► its files of /testbed, without `.git` ──► a fresh world with the same
                                 repository ──► `git diff` there: nothing that the agent's world says is asked
@@ -15,19 +15,42 @@ from pathlib import Path
 from typing import Final
 
 from rllm.data.swe_environment import VENV, Environment, environment_of
-from rllm.data.swe_repository import PLACE, Repository, repository_of
+from rllm.data.swe_repository import AUTHOR, PLACE, Repository, repository_of
 from rllm.data.swe_rows import SWETask
+from rllm.errors import ConfigError
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.packages import PLACE as PACKAGES
 from rllm.sandbox.pool import SandboxPool
-from rllm.sandbox.types import Limits, Root, Scope, Status
+from rllm.sandbox.types import Limits, Root, Scope, Status, machine_memory_mb
 from rllm.sandbox.verifier import GIT_VARIABLES
 
 MAX_PATCH_BYTES: Final = 16 << 20
 _PATCH = "/tmp/model.patch"
 _CONDA, _IMAGE_PROGRAMS = "/opt/miniconda3/envs/testbed/bin", {"r2e-gym": f"{PLACE}/.venv/bin"}
 """Where published images have the programs of their environment, by the form of the row."""
+_IMAGE_TESTS = {"r2e-gym": ("/r2e_tests", f"{PLACE}/r2e_tests", f"{PLACE}/run_tests.sh")}
+"""The places in which they have hidden tests."""
+_OTHER_IMAGES = {"swe-smith": "have no bug of a row in them", "multi-swe": f"have no repository at {PLACE}"}
+"""Forms of rows whose published images are not used, each with the reason."""
+_BEGIN_ANEW = """\
+set -e
+git ls-files -s -z > /tmp/.tracked
+for each; do
+    if [ -d "$each" ] && [ ! -L "$each" ]; then find "$each" -mindepth 1 -delete; else rm -f "$each"; fi
+done
+rm -rf .git
+git init -q .
+mkdir -p .git/info
+echo /.venv/ >> .git/info/exclude
+sed -zn '/^160000 /!s/^[^\t]*\t//p' /tmp/.tracked > /tmp/.files
+git update-index -z --add --remove --stdin < /tmp/.files
+git add -A .
+git commit -q --allow-empty -m base
+rm -rf .git/hooks .git/logs /tmp/.tracked /tmp/.files
+"""
+"""A script that makes the repository of an image one of a single commit, and removes the files of its
+arguments. The image's environment, where it lies in the repository, is none of the repository."""
 GIT = {
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -58,9 +81,19 @@ class SWEWorld:
     def of(cls, task: SWETask, *, backend: str = "bubblewrap", limits: Limits) -> "SWEWorld":
         """Make, or take from the cache, what the worlds need.
 
-        Raises ConfigError, naming the row, for a source or an install step that fails.
+        Raises ConfigError, naming the row, for a source or an install step that fails, and for more memory
+        than this machine has.
         """
+        if limits.memory_mb > (here_mb := machine_memory_mb()):
+            raise ConfigError(
+                f"{task.instance_id}: `memory_mb` is {limits.memory_mb:,}; this machine has {here_mb:,} MiB."
+            )
         if backend == "docker":
+            if task.form in _OTHER_IMAGES:
+                raise ConfigError(
+                    f"{task.instance_id}: images of {task.form} rows {_OTHER_IMAGES[task.form]}; give a "
+                    "`source`, and leave `backend` docker out."
+                )
             return cls(
                 task=task,
                 repository=Repository(path=Path(), hidden=task.test_files, gold=task.patch),
@@ -75,7 +108,7 @@ class SWEWorld:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Of the agent's programs."""
+        """The environment variables of the agent's programs."""
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         common = {"PAGER": "cat", "GIT_PAGER": "cat", "PATH": f"{self.environment.programs}:{path}"}
         if self.environment.has_venv:
@@ -84,26 +117,55 @@ class SWEWorld:
 
     def open(self, *, mounts: tuple[tuple[str, str], ...] = ()) -> Sandbox:
         """A new world as an agent gets it. `mounts`: see `Root`."""
+        return self._opened(self.environment.packages, mounts)
+
+    def pool(self) -> SandboxPool:
+        """One world that is ready before anybody asks, again and again. Not of an image."""
         packages = self.environment.packages
-        return open_sandbox(
+        return SandboxPool(self.backend, size=1, limits=self.limits, root=self.root(), packages=packages)
+
+    def open_for_git(self) -> Sandbox:
+        """A new world in which nothing but git is run."""
+        return self._opened(())
+
+    def _opened(self, packages: tuple[str, ...], mounts: tuple[tuple[str, str], ...] = ()) -> Sandbox:
+        sandbox = open_sandbox(
             self.backend,
             limits=self.limits,
             root=self.root(mounts),
             packages=packages,
             image=self.image or None,
         )
+        try:
+            if self.image:
+                self._begin_anew(sandbox)
+        except BaseException:
+            sandbox.close()
+            raise
+        return sandbox
 
-    def pool(self) -> SandboxPool:
-        """One world that is ready before anybody asks, again and again."""
-        packages = self.environment.packages
-        return SandboxPool(self.backend, size=1, limits=self.limits, root=self.root(), packages=packages)
-
-    def open_for_git(self) -> Sandbox:
-        """A new world in which nothing but git is run."""
-        return open_sandbox(self.backend, limits=self.limits, root=self.root(), image=self.image or None)
+    def _begin_anew(self, sandbox: Sandbox) -> None:
+        """Take out of an image what an agent must not find: later commits and hidden tests."""
+        hidden = [
+            f"{PLACE}/{name}"
+            for name, text in self.task.test_files.items()
+            if _text_at(sandbox, f"{PLACE}/{name}") == text
+        ]
+        words = ["sh", "-c", _BEGIN_ANEW, "sh", *hidden, *_IMAGE_TESTS.get(self.task.form, ())]
+        done = sandbox.exec(words, cwd=PLACE, env=GIT | AUTHOR)
+        if done.status is not Status.OK:
+            raise ConfigError(
+                f"{self.task.instance_id}: its image {self.image} has no git repository at {PLACE} that an "
+                f"agent could begin with ({done.status}): {done.stderr[-300:].strip()}"
+            )
 
     def root(self, mounts: tuple[tuple[str, str], ...] = ()) -> Root:
-        folders = (PLACE, *((VENV,) if self.environment.has_venv else ()))
+        image_tests = [each for each in _IMAGE_TESTS.get(self.task.form, ()) if not each.startswith(PLACE)]
+        folders = (
+            PLACE,
+            *((VENV,) if self.environment.has_venv else ()),
+            *(image_tests if self.image else ()),
+        )
         return Root(folders=folders, layers=self.layers, mounts=mounts)
 
     @property
@@ -120,14 +182,25 @@ def _image_of(task: SWETask) -> str:
     return task.image or f"swebench/sweb.eval.x86_64.{name}:latest"
 
 
+def _text_at(sandbox: Sandbox, path: str) -> str | None:
+    """The text of a plain file; None for anything else."""
+    try:
+        return sandbox.read(path, most_bytes=MAX_PATCH_BYTES).decode("utf-8", "surrogateescape")
+    except OSError:
+        return None
+
+
 def patch_of(agent: Sandbox, world: SWEWorld) -> str:
     """The agent's changes of /testbed as a diff; empty where there are none.
 
     Raises OSError where what it left is larger than its disk, or its patch than MAX_PATCH_BYTES; SandboxError
     where a sandbox fails.
     """
-    left = agent.snapshot(Scope(folders=(PLACE,), left_out=(f"{PLACE}/.git",), changes=True))
-    clear = "find . -mindepth 1 -maxdepth 1 ! -name .git -exec rm -rf {} +" if left.is_whole else "true"
+    apart = [".git", *([".venv"] if world.image else [])]
+    left_out = tuple(f"{PLACE}/{name}" for name in apart)
+    left = agent.snapshot(Scope(folders=(PLACE,), left_out=left_out, changes=True))
+    others = " ".join(f"! -name {name}" for name in apart)
+    clear = f"find . -mindepth 1 -maxdepth 1 {others} -exec rm -rf {{}} +" if left.is_whole else "true"
     with world.open_for_git() as fresh:
         removed = fresh.exec(clear, cwd=PLACE)
         fresh.restore(left)

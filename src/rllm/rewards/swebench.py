@@ -14,7 +14,7 @@ from enum import StrEnum
 
 
 class CaseStatus(StrEnum):
-    """How one test ended."""
+    """The result of one test."""
 
     PASSED = "PASSED"
     FAILED = "FAILED"
@@ -24,7 +24,7 @@ class CaseStatus(StrEnum):
 
 
 class Resolution(StrEnum):
-    """What the tests say about a patch."""
+    """The verdict of the tests on a patch."""
 
     FULL = "full"
     """All that failed passes, and nothing that passed fails."""

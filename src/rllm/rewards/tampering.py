@@ -55,7 +55,7 @@ VARIABLES = {
     "PYTEST_ADDOPTS": "-p evil",
     "GCONV_PATH": "/app/gconv",
 }
-"""Of the task: careless ones, as images have them."""
+"""The variables of the task: careless ones, as images have them."""
 LIMITS = Limits(wall_s=20, cpu_s=20, memory_mb=256, disk_mb=16, processes=64)
 PACKAGES = ("pytest",)
 _OF_THE_SAMPLE = ("a full disk", "no inode is left", "files with holes, larger than the disk")

@@ -34,7 +34,7 @@ class TaskReward:
 def task_reward(
     agent: Sandbox, examination: Examination, *, where: str, solve: Callable[[], Snapshot | None]
 ) -> TaskReward:
-    """What the tests pay for what is in `agent`.
+    """The reward that the tests pay for the files in `agent`.
 
     `where` names the task in errors; `solve` makes what the task's own solution leaves, None where it has
     none. Raises RewardError for tests that never give a reward, SandboxError where a sandbox fails.

@@ -15,12 +15,19 @@ from dataclasses import replace
 from typing import Any
 
 from rllm.errors import ConfigError, choices_of
-from rllm.rewards.extraction import Mark, NoAnswer, Reading, marked_answer
+from rllm.rewards.extraction import Mark, NoAnswer, Reading
 from rllm.rewards.grade import Grade, gold_texts, require_answer, wrong
-from rllm.rewards.readings import AnswerForm, as_read, require_reading, stated_answer, unread
+from rllm.rewards.readings import (
+    AnswerForm,
+    as_read,
+    marked_statement,
+    require_reading,
+    stated_answer,
+    unread,
+)
 
 MAX_TEXT_CHARS = 50_000
-"""Of an answer; a longer one is wrong unread."""
+"""The length of an answer; a longer one is wrong unread."""
 MAX_TOKENS = 4_000
 """That ROUGE-L compares with each other: its work grows with the product of both lengths."""
 _ARTICLES = frozenset({"a", "an", "the"})
@@ -33,7 +40,7 @@ _NUMBER = re.compile(
 )
 _DECIMAL = re.compile(r"-?[0-9]*\.[0-9]+")
 _SYMBOL = re.compile(r"(?<=[a-z])(\+\+?|#)[.,;:!?)\"'*]*\Z")
-"""What names have at their end: C++, C#, A+."""
+"""The signs at the end of names: C++, C#, A+."""
 _NO_ROUGE_TOKEN = re.compile(r"[^a-z0-9]+")
 _DAY_FIRST = re.compile(
     r"\b(?:the )?(\d{1,2})(?:st|nd|rd|th)?(?: of)? (January|February|March|April|May|June|July|August|"
@@ -45,6 +52,8 @@ _CONNECTS = re.compile(
     r"(?<![a-z])(?:it[’']s|is|are|was|were|be|by|in|at|on|from|to|of|as|called|named|:)\s+", re.IGNORECASE
 )
 _SUBJECT = re.compile(r"(.{1,80}?)\s+(?:is|are|was|were)\s+(?:the|a|an|who|what|where)\b", re.IGNORECASE)
+_VERDICT = re.compile(r"(yes|no|true|false)\s*[,.;:!—–-]", re.IGNORECASE)
+"""The first word of a sentence that goes on to repeat it: "Yes, it is"."""
 _MAX_STATED_WORDS = 12
 ROUGE_KINDS = ("rouge1", "rouge2", "rougeL")
 
@@ -115,21 +124,30 @@ class TextGrader:
     task_fields = ("answer|answers",)
 
     def __init__(
-        self, name: str, score: Callable[[str, str], float], *, correct_from: float, thinks_first: bool
+        self,
+        name: str,
+        score: Callable[[str, str], float],
+        *,
+        correct_from: float,
+        reading: str,
+        thinks_first: bool,
     ) -> None:
         if not 0.0 < correct_from <= 1.0:
             raise ConfigError(f"`correct_from` is {correct_from}; it must be above 0 and at most 1.")
         self.name = name
         self.score = score
         self.correct_from = correct_from
+        self.reading = require_reading(reading)
         self.thinks_first = thinks_first
 
     def grade(self, answer: str, task: Mapping[str, Any]) -> Grade:
         """Raises RewardError for a row without a right answer."""
         require_answer(answer, self.name)
         golds = gold_texts(task, self.name)
-        mark = marked_answer(answer, thinks_first=self.thinks_first, max_chars=MAX_TEXT_CHARS)
-        return wrong(mark.value) if isinstance(mark, NoAnswer) else self.graded(mark.text, golds)
+        statement = marked_statement(answer, thinks_first=self.thinks_first, max_chars=MAX_TEXT_CHARS)
+        if isinstance(statement, NoAnswer):
+            return unread(statement)
+        return as_read(self.graded(statement.texts[0], golds), statement.reading, self.reading)
 
     def graded(self, text: str, golds: Sequence[str]) -> Grade:
         scores = [self.score(text, gold) for gold in golds]
@@ -153,8 +171,7 @@ class ExactGrader(TextGrader):
         self, *, normalised: bool = True, reading: str = Reading.STRICT, thinks_first: bool = False
     ) -> None:
         score = exact_match if normalised else _as_written
-        super().__init__("exact", score, correct_from=1.0, thinks_first=thinks_first)
-        self.reading = require_reading(reading)
+        super().__init__("exact", score, correct_from=1.0, reading=reading, thinks_first=thinks_first)
 
     def grade(self, answer: str, task: Mapping[str, Any]) -> Grade:
         """Raises RewardError for a row without a right answer."""
@@ -204,26 +221,37 @@ def _all_month_first(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _in_sentence(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """What a sentence says of its subject, and the subject: "Rome is the capital", "… was made by Eve"."""
+    """The predicate of a sentence, and its subject: "Rome is the capital", "… was made by Eve"."""
     sentence = texts[-1][:400]
     rests = [sentence[match.end() :] for match in _CONNECTS.finditer(sentence)]
     if subject := _SUBJECT.match(sentence):
         rests.append(subject[1])
+    if verdict := _VERDICT.match(sentence):
+        rests.append(verdict[1])
     return (*texts, *rests)
 
 
 class F1Grader(TextGrader):
     """SQuAD's token F1."""
 
-    def __init__(self, *, correct_from: float = 1.0, thinks_first: bool = False) -> None:
-        super().__init__("f1", token_f1, correct_from=correct_from, thinks_first=thinks_first)
+    def __init__(
+        self, *, correct_from: float = 1.0, reading: str = Reading.STRICT, thinks_first: bool = False
+    ) -> None:
+        super().__init__(
+            "f1", token_f1, correct_from=correct_from, reading=reading, thinks_first=thinks_first
+        )
 
 
 class RougeGrader(TextGrader):
     """ROUGE-1, ROUGE-2 or ROUGE-L."""
 
     def __init__(
-        self, *, kind: str = "rougeL", correct_from: float = 1.0, thinks_first: bool = False
+        self,
+        *,
+        kind: str = "rougeL",
+        correct_from: float = 1.0,
+        reading: str = Reading.STRICT,
+        thinks_first: bool = False,
     ) -> None:
         if kind not in ROUGE_KINDS:
             raise ConfigError(f"`kind` is {kind!r}; {choices_of(kind, ROUGE_KINDS)}.")
@@ -231,7 +259,9 @@ class RougeGrader(TextGrader):
         def score(answer: str, gold: str) -> float:
             return rouge(answer, gold, kind)
 
-        super().__init__("rouge", score, correct_from=correct_from, thinks_first=thinks_first)
+        super().__init__(
+            "rouge", score, correct_from=correct_from, reading=reading, thinks_first=thinks_first
+        )
 
 
 def _as_written(answer: str, gold: str) -> float:

@@ -1,4 +1,4 @@
-"""How close is a translation to those of people? chrF and BLEU, as sacrebleu computes them.
+"""The closeness of a translation to those of people: chrF and BLEU, as sacrebleu computes them.
 
     answer ──► marked answer, or all of the final text ──► sacrebleu, beside all references at once ──► 0 … 1
 
@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rllm.errors import ConfigError, MissingExtraError, choices_of
-from rllm.rewards.extraction import NoAnswer, marked_answer
-from rllm.rewards.grade import Grade, gold_texts, require_answer, wrong
+from rllm.rewards.extraction import NoAnswer, Reading
+from rllm.rewards.grade import Grade, gold_texts, require_answer
+from rllm.rewards.readings import as_read, marked_statement, require_reading, unread
 from rllm.rewards.text import MAX_TEXT_CHARS
 
 METRICS = ("chrf", "bleu")
@@ -28,7 +29,12 @@ class TranslationGrader:
     task_fields = ("answer|answers",)
 
     def __init__(
-        self, *, metric: str = "chrf", correct_from: float = 0.5, thinks_first: bool = False
+        self,
+        *,
+        metric: str = "chrf",
+        correct_from: float = 0.5,
+        reading: str = Reading.STRICT,
+        thinks_first: bool = False,
     ) -> None:
         if metric not in METRICS:
             raise ConfigError(f"`metric` is {metric!r}; {choices_of(metric, METRICS)}.")
@@ -36,6 +42,7 @@ class TranslationGrader:
             raise ConfigError(f"`correct_from` is {correct_from}; it must be above 0 and at most 1.")
         self.metric = metric
         self.correct_from = correct_from
+        self.reading = require_reading(reading)
         self.thinks_first = thinks_first
         self._score = _scorer(metric)
 
@@ -43,16 +50,18 @@ class TranslationGrader:
         """Raises RewardError for a row without a reference."""
         require_answer(answer, self.name)
         references = gold_texts(task, self.name)
-        mark = marked_answer(answer, thinks_first=self.thinks_first, max_chars=MAX_TEXT_CHARS)
-        if isinstance(mark, NoAnswer):
-            return wrong(mark.value)
-        score = min(max(self._score(mark.text, references) / 100.0, 0.0), 1.0)  # rounding leaves 1.0000000002
-        return Grade(
+        statement = marked_statement(answer, thinks_first=self.thinks_first, max_chars=MAX_TEXT_CHARS)
+        if isinstance(statement, NoAnswer):
+            return unread(statement)
+        text = statement.texts[0]
+        score = min(max(self._score(text, references) / 100.0, 0.0), 1.0)  # rounding leaves 1.0000000002
+        grade = Grade(
             score=score,
             is_correct=score >= self.correct_from,
-            extracted=mark.text,
+            extracted=text,
             reason=f"{self.metric} {score:.3f}",
         )
+        return as_read(grade, statement.reading, self.reading)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -63,8 +72,10 @@ class BleuGrader(TranslationGrader):
 
     name = "bleu"
 
-    def __init__(self, *, correct_from: float = 0.5, thinks_first: bool = False) -> None:
-        super().__init__(metric="bleu", correct_from=correct_from, thinks_first=thinks_first)
+    def __init__(
+        self, *, correct_from: float = 0.5, reading: str = Reading.STRICT, thinks_first: bool = False
+    ) -> None:
+        super().__init__(metric="bleu", correct_from=correct_from, reading=reading, thinks_first=thinks_first)
 
 
 def _scorer(metric: str) -> Callable[[str, Sequence[str]], float]:

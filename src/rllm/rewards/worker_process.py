@@ -23,12 +23,12 @@ from typing import Any
 
 MAX_REPLY_BYTES = 1 << 20
 ALARM_AFTER_S = 0.4
-"""How long after the limit the process ends itself; its owner has given up on it by then."""
+"""The time after the limit at which the process ends itself; its owner has given up on it by then."""
 _LENGTH = struct.Struct("!I")
 
 
 class BrokenFrameError(Exception):
-    """What came over the socket is no message."""
+    """Bytes from the socket that are no message."""
 
 
 def send_message(connection: socket.socket, message: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from rllm.rewards import worker_process
 from rllm.rewards.worker_process import BrokenFrameError, receive_message, send_message
 
 GRACE_S = 0.1
-"""How long after its limit a worker may still hand in an answer."""
+"""The time after its limit in which a worker may still hand in an answer."""
 START_TIMEOUT_S = 120.0
 """For a worker to import what it needs, on a machine that is busy with other things."""
 _KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")
@@ -37,7 +37,7 @@ _STATUSES = ("ok", "raised", "junk")
 
 
 class WorkerStatus(StrEnum):
-    """What came of a call."""
+    """The result of a call by kind."""
 
     OK = "ok"
     RAISED = "raised"
@@ -46,19 +46,19 @@ class WorkerStatus(StrEnum):
     CRASHED = "crashed"
     """The process ended: killed, `os._exit`, a fault in C."""
     JUNK = "junk"
-    """What it returned is no plain JSON or too much of it, or it wrote nonsense to its socket."""
+    """The status of a call that returned no plain JSON or too much of it, or wrote nonsense to its socket."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class WorkerReply:
-    """What came of one call."""
+    """The result of one call."""
 
     status: WorkerStatus
     value: Any = None
     detail: str = ""
     cpu_s: float | None = None
-    """Of a call that timed out: what the processor gave it, where the system tells. Little of it means that
-    the machine was busy, and says nothing about the arguments."""
+    """The processor time of a call that timed out, where the system tells. Little of it means that the
+    machine was busy, and says nothing about the arguments."""
 
 
 class WorkerPool:
@@ -92,7 +92,7 @@ class WorkerPool:
         _POOLS.add(self)
 
     def call(self, *args: Any) -> WorkerReply:
-        """What the function makes of `args`. Waits for a free worker; the limit begins when it has one.
+        """The function's value for `args`. Waits for a free worker; the limit begins when it has one.
 
         Raises RewardError where no worker can be started: that says nothing about the arguments.
         """
@@ -223,7 +223,7 @@ class _Worker:
             raise RewardError(f"The worker process for {self.function} did not start: {why}")
 
     def call(self, args: tuple[Any, ...], timeout_s: float) -> WorkerReply:
-        """What came of it; where that cannot be trusted, `is_spent` is set."""
+        """The reply to a call; where that cannot be trusted, `is_spent` is set."""
         self._number += 1
         deadline = time.monotonic() + timeout_s + GRACE_S
         self._socket.settimeout(timeout_s + GRACE_S)
@@ -299,7 +299,7 @@ class _Worker:
 _SIGALRM = "SIGALRM"
 _POOLS: "weakref.WeakSet[WorkerPool]" = weakref.WeakSet()
 _INHERITED: "list[_Worker]" = []
-"""Of the process that this one was forked off; kept, because their end is none of our business."""
+"""Workers of the process that this one was forked from; kept, because their end is none of our business."""
 _SHARED: dict[tuple[str, int, float, int], WorkerPool] = {}
 _SHARED_LOCK = threading.Lock()
 

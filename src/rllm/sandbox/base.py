@@ -26,11 +26,11 @@ class Sandbox(ABC):
     backend: str
     """Its name, as in `open_sandbox`."""
     limits: Limits
-    """Of every program that brings none of its own."""
+    """The limits of every program that brings none of its own."""
     workdir: str
     """Where programs start, as they see it."""
     read_only: tuple[str, ...] = ()
-    """Of a writable root, the directories that are not writable after all."""
+    """The directories of a writable root that are not writable after all."""
 
     @abstractmethod
     def exec(

@@ -48,7 +48,7 @@ LOADER = (
     "del bundle, modules, code\n"
     "module.main(arguments)\n"
 )
-"""What the interpreter is given on its command line: it reads everything else from a descriptor."""
+"""The code on the interpreter's command line: it reads everything else from a descriptor."""
 
 
 def bundle(arguments: dict[str, Any], *, bytecode: bytes) -> int:

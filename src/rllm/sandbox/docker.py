@@ -26,12 +26,12 @@ from typing import Any
 from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox.archive import names_of, pack_tree, tar_of_file, unpack_tree, without_top, without_ways_out
 from rllm.sandbox.base import Sandbox
-from rllm.sandbox.docker_api import STDERR, STDOUT, DockerApi, DockerError, Stream, engine
+from rllm.sandbox.docker_api import CALL_S, STDERR, STDOUT, DockerApi, DockerError, Stream, engine
 from rllm.sandbox.inside.files import MOST_NAMED
 from rllm.sandbox.leftovers import started_at
 from rllm.sandbox.outcomes import status_of
 from rllm.sandbox.session import FILE_LIMITS_S, checked_command, checked_environment
-from rllm.sandbox.types import ExecResult, GuardRules, Limits, Root, Scope, Snapshot, Status
+from rllm.sandbox.types import MOST, ExecResult, GuardRules, Limits, Root, Scope, Snapshot, Status
 
 DEFAULT_IMAGE = "python:3.11-slim"
 WORKDIR = "/box"
@@ -48,7 +48,7 @@ LIMIT_FILES = (
 OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """Where it sees how often the kernel has killed in it."""
 ENDING_S = 2.0
-"""How long after the end of its output a program may take to end."""
+"""The time after the end of its output in which a program may end."""
 REFUSED = {
     10: (40, "a link is in the way"),
     11: (22, "not a plain file"),
@@ -89,7 +89,7 @@ IS_DIRECTORY = '[ -d "$1" ]'
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _Said:
-    """What an exec in the container came to."""
+    """The result of an exec in the container."""
 
     why: str
     exit_code: int
@@ -249,7 +249,8 @@ class DockerSandbox(Sandbox):
         return status
 
     def _count_oom_kills(self) -> int:
-        """How often the kernel has killed in this container for want of memory; 0 where it does not say."""
+        """The number of processes that the kernel killed in this container for want of memory; 0 where it
+        does not say."""
         said = self._run(["cat", *OOM_FILES], b"", {}, replace(self.limits, wall_s=10))
         counts = dict(
             line.split() for line in said.stdout.decode(errors="replace").splitlines() if " " in line
@@ -338,7 +339,7 @@ class DockerSandbox(Sandbox):
 
     def _run_script(self, script: str, path: str, stdin: bytes, *, user: str = USER) -> _Said:
         whole = os.path.normpath(os.path.join(self.workdir, path))
-        room = Limits(wall_s=FILE_LIMITS_S, output_kb=self.limits.disk_mb * 2048 + 1024)
+        room = Limits(wall_s=FILE_LIMITS_S, output_kb=min(self.limits.disk_mb * 2048 + 1024, MOST))
         return self._run(["/bin/sh", "-c", script, "sandbox", whole], stdin, {}, room, user=user)
 
     def _run(
@@ -404,7 +405,7 @@ class DockerSandbox(Sandbox):
         )["Id"]
         stream = self._api.stream(f"/exec/{made}/start", {"Detach": False, "Tty": False})
         try:
-            for _ in stream.frames(b"", time.monotonic() + 10):
+            for _ in stream.frames(b"", time.monotonic() + CALL_S):
                 pass
         except (TimeoutError, OSError) as error:
             raise SandboxError(f"The docker sandbox could not end its program: {error!r}") from error
@@ -440,8 +441,8 @@ class DockerSandbox(Sandbox):
 
 
 def _ulimits(limits: Limits) -> str:
-    """What the kernel counts for each process: the shell sets it, and then is the program. One limit a
-    command, because dash takes no more."""
+    """The limits that the kernel counts for each process: the shell sets them, and then becomes the program.
+    One limit a command, because dash takes no more."""
     cpu_s = int(limits.cpu_s + 0.999)  # the soft limit's signal says why; a kill at the hard one would not
     return (
         f"ulimit -c 0; ulimit -t {cpu_s + 1}; ulimit -S -t {cpu_s}; "
@@ -451,7 +452,7 @@ def _ulimits(limits: Limits) -> str:
 
 @cache
 def _owner(pid: int) -> dict[str, str]:
-    """Who a container belongs to: a process, told apart from others of its number on other machines and
+    """The owner of a container: a process, told apart from others of its number on other machines and
     boots."""
     return {
         "pid": str(pid),

@@ -23,7 +23,7 @@ from rllm.errors import ConfigError, SandboxError
 
 VERSION = "v1.41"
 CALL_S = 60.0
-"""How long the engine may take to answer a call."""
+"""The time in which the engine has to answer a call."""
 SOCKETS = ("/var/run/docker.sock", "~/.docker/run/docker.sock")
 STDOUT, STDERR = 1, 2
 

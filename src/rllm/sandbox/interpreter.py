@@ -33,8 +33,8 @@ SYSTEM_PATHS = (
     "/etc/alternatives",
     "/etc/ld.so.cache",
 )
-"""What a sandbox sees of this machine, read-only; those that exist. No home, no /etc with its secrets, no
-/var."""
+"""The paths of this machine that a sandbox sees, read-only; those that exist. No home, no /etc with its
+secrets, no /var."""
 ASKING = (
     "import array, ctypes, encodings, json, marshal, select, socket, sys; "  # what a warden needs
     "from importlib.util import MAGIC_NUMBER as magic; "
@@ -52,7 +52,7 @@ class Interpreter:
     binds: tuple[str, ...]
     """Paths of this machine that a sandbox binds for it, beyond SYSTEM_PATHS."""
     packages: tuple[PackageBinding, ...] = ()
-    """What programs see of this process's installed packages."""
+    """The installed packages of this process that programs see."""
     imports: tuple[str, ...] = ()
     """Modules of those that a warm interpreter imports before any program."""
 
@@ -106,7 +106,7 @@ def _chosen(path: str | None, *, has_packages: bool) -> Interpreter:
 
 
 def _asked(path: str, *, has_packages: bool) -> Interpreter | str:
-    asked = _ask(path)
+    asked = interpreter_at(path)
     own = ".".join(map(str, sys.version_info[:2]))
     if has_packages and isinstance(asked, Interpreter) and asked.version.rpartition(".")[0] != own:
         return f"it is Python {asked.version}, and packages are installed here for {own}"
@@ -114,8 +114,8 @@ def _asked(path: str, *, has_packages: bool) -> Interpreter | str:
 
 
 @cache
-def _ask(path: str) -> Interpreter | str:
-    """What is at `path`, or why it cannot be used."""
+def interpreter_at(path: str) -> Interpreter | str:
+    """The interpreter at `path`, or the reason that sandboxes cannot use it."""
     import json
 
     if not os.access(path, os.X_OK):

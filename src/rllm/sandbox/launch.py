@@ -1,4 +1,4 @@
-"""How a warden is started, by backend: the command line, what it is told, what makes its surroundings.
+"""The start of a warden, by backend: the command line, its job, and what makes its surroundings.
 
 "bubblewrap"  bwrap --args FD -- python3 -c LOADER      namespaces and the read-only system by bubblewrap
 "unshare"     unshare … -- python3 -c LOADER            namespaces by util-linux, the rest by inside/root.py
@@ -31,7 +31,7 @@ WARDEN_CAPABILITIES = (
     "SETFCAP",  # to map uid 0 into a further user namespace
     "NET_BIND_SERVICE",  # to listen where names are looked up, in the sandbox's own network
 )
-"""What a warden needs to make cells; a program has none of them."""
+"""The capabilities that a warden needs to make cells; a program has none of them."""
 CAP_SYS_ADMIN = 21
 FIRST_UID, LAST_UID = 0x40000000, 0x7FFFFFFF
 """Uids that belong to nobody: 256 for each warden, by its process id, one for each run in turn."""
@@ -56,9 +56,9 @@ class Surroundings:
 
     start: Callable[[Interpreter, Root | None], Start]
     missing: Callable[[], str | None]
-    """What is not there and how to get it; None where it can be tried."""
+    """The missing part and how to get it; None where it can be tried."""
     hint: str = ""
-    """What to look at where it is there and does not start."""
+    """The place to look at where it is there and does not start."""
 
 
 def is_privileged() -> bool:

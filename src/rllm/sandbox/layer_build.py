@@ -28,7 +28,7 @@ CAPABILITIES = (
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETFCAP", "SETPCAP"),
     *("NET_BIND_SERVICE", "SYS_CHROOT", "AUDIT_WRITE"),
 )
-"""What Docker gives, but for device nodes and raw sockets."""
+"""Docker's default capabilities, without device nodes and raw sockets."""
 KERNEL = tuple(f"/proc/{name}" for name in ("sys", "sysrq-trigger", "fs", "irq", "bus", "mtrr", "scsi"))
 """Settings of the kernel: they ask for a root user, and for no capability that could be left out."""
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")

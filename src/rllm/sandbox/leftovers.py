@@ -1,4 +1,4 @@
-"""What a process that was killed with -9 may leave, and how the next one removes it.
+"""Files and processes that a kill with -9 may leave, and their removal by the next process.
 
     /tmp/rllm-sandboxes-UID/owner-PID-STARTED/   held by flock while the owner lives
         ├── warden-PID-STARTED                   a process to end

@@ -27,11 +27,11 @@ STOPPED = {
     "stopped": Status.KILLED,
     "owner": Status.KILLED,
 }
-"""Why the sandbox ended a program -> what that is called."""
+"""The reason for which the sandbox ended a program -> its name."""
 REFUSED_ALLOCATION = re.compile(rb"(?:[\w.]+\._ArrayMemoryError|MemoryError)\b")
-"""How Python, and numpy, end a traceback after an allocation that they were refused."""
+"""The last lines of a traceback of Python, and of numpy, after a refused allocation."""
 NEAR_THE_LIMIT = 0.8
-"""Of its memory limit: a fault of a process that had come so far is a refused allocation."""
+"""The share of its memory limit from which on a process's fault is taken for a refused allocation."""
 
 
 def status_of(

@@ -30,7 +30,8 @@ known to start no thread."""
 ENVIRONMENT = dict.fromkeys(
     ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
-"""Of programs that see packages: a thread pool of each would take their memory and outlive a fork badly."""
+"""The variables of programs that see packages: a thread pool of each would take their memory and outlive a
+fork badly."""
 _UNSEEN = ("direct_url.json",)
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
@@ -60,7 +61,7 @@ def normalized(packages: Iterable[str]) -> tuple[str, ...]:
 
 @cache
 def bindings_of(packages: tuple[str, ...], *, for_anybody: bool) -> tuple[PackageBinding, ...]:
-    """What shows these distributions, and what they require, to a program.
+    """The bindings that show these distributions, and those they require, to a program.
 
     `for_anybody`: the program will run as a user that nobody is, so every file must be readable by all.
     Raises ConfigError for one that is not installed, or not in a form that can be shown.
@@ -99,7 +100,7 @@ def _with_requirements(packages: Sequence[str]) -> list[Distribution]:
 
 
 def _required(distribution: Distribution, extra: str) -> Iterator[str]:
-    """What a distribution needs, in general or for one of its extras.
+    """The requirements of a distribution, in general or for one of its extras.
 
     Conditions on the machine are not read: what is installed here is taken to apply here.
     """
@@ -174,7 +175,7 @@ def _bindings(distribution: Distribution) -> list[PackageBinding]:
 
 
 def _parts(tree: dict[str, Any], folder: Path, place: str) -> list[PackageBinding]:
-    """What shows the files of `tree`, and no other of `folder`."""
+    """The bindings that show the files of `tree`, and no other of `folder`."""
     shown: list[PackageBinding] = []
     for name, below in sorted(tree.items()):
         source = folder / name

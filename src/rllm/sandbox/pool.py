@@ -14,7 +14,7 @@ from rllm.sandbox.base import Sandbox
 from rllm.sandbox.types import DEFAULT_LIMITS, Limits, Root, Snapshot
 
 LOOK_S = 0.2
-"""How often who waits looks whether the pool still lives."""
+"""The interval at which a waiting thread looks whether the pool still lives."""
 
 
 class SandboxPool:

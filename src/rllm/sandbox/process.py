@@ -32,9 +32,9 @@ from rllm.sandbox.spawner import spawn
 from rllm.sandbox.types import GuardRules, Limits, Root
 
 START_S = 30.0
-"""How long a warden may take to be ready, on a machine with much else to do."""
+"""The time for a warden to be ready, on a machine with much else to do."""
 GRACE_S = 5.0
-"""How long after a program's wall limit its warden may take to say that it has ended."""
+"""The time after a program's wall limit in which its warden may report the end."""
 NOTICE_S = 0.1
 """A thread that is told to end (`ProgramStopped`, Ctrl-C) notices it in Python, not in a system call."""
 CLOSE_S = 2.0
@@ -42,7 +42,7 @@ CLOSE_S = 2.0
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Job:
-    """What a cell is to do: `kind` as in `inside/jobs.py`, with its payload."""
+    """The job of a cell: `kind` as in `inside/jobs.py`, with its payload."""
 
     kind: str
     payload: dict[str, Any]
@@ -56,7 +56,7 @@ class Job:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Ended:
-    """How a job ended."""
+    """The end of a job."""
 
     why: str
     """"exit" by itself; "timeout", "cpu", "memory", "processes", "output", "result" or "killed" by the
@@ -89,7 +89,7 @@ class WardenProcess:
     ) -> None:
         self.backend = backend
         self.read_only: tuple[str, ...] = ()
-        """Of a writable root, what is not."""
+        """The parts of a writable root that are not writable."""
         self._root = root
         self._runs = 0
         self._closed = threading.Event()
@@ -390,7 +390,7 @@ class _Wire:
         return True
 
     def drain(self) -> None:
-        """What the pipes still hold when every writer is dead."""
+        """Read the rest of the pipes when every writer is dead."""
         for descriptor in self.ours:
             while descriptor in self._open:
                 held = len(self.said[self._open[descriptor]])

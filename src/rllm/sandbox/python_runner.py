@@ -58,15 +58,15 @@ class PythonRunner:
         """Those that nobody uses, the longest idle first; one that is None is started when it is needed."""
         self._some_idle = threading.Condition()
         self._turns: deque[object] = deque()
-        """Of the threads that wait for a worker, the first first: one that gives a worker back and asks again
-        at once would otherwise be faster than whoever it woke, every time."""
+        """The turns of the threads that wait for a worker, the first first: a thread that gives a worker back
+        and takes one again at once would otherwise be faster than the one it woke, every time."""
         self._all: set[WardenProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
 
     @property
     def version(self) -> str:
-        """Of the Python that programs run on, such as "3.11.2"."""
+        """The version of the Python that programs run on, such as "3.11.2"."""
         return self._python.version
 
     def warm(self) -> None:

@@ -27,9 +27,10 @@ from rllm.sandbox.process import Ended, Job, WardenProcess
 from rllm.sandbox.types import ExecResult, FileState, GuardRules, Limits, Root, Scope, Snapshot
 
 FILE_LIMITS_S = 60.0
-"""How long a file job may take."""
+"""The time of a file job."""
 SPARSE = 1.5
-"""How much larger than the disk what is in a snapshot may be: files with holes, or of several names."""
+"""The factor by which the content of a snapshot may be larger than the disk: files with holes, or of several
+names."""
 EXCESSES = ("timeout", "cpu", "memory", "output")
 """Limits at which a file job is stopped."""
 
@@ -199,12 +200,12 @@ class WardenSandbox(Sandbox):
 
 
 def _names(ended: Ended) -> list[str]:
-    """What a packing job left out."""
+    """The files that a packing job left out."""
     return json.loads(ended.result) if ended.result else []
 
 
 def refusal(stderr: bytes) -> dict[str, Any] | None:
-    """What a file job said before it gave up."""
+    """The reason that a file job gave before it gave up."""
     try:
         answer = json.loads(stderr)
     except ValueError:

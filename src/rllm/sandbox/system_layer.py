@@ -59,7 +59,7 @@ APT = (
     "trusted.gpg",
     "trusted.gpg.d",
 )
-"""Of /etc/apt; not the names and passwords in auth.conf."""
+"""The files of /etc/apt; not the names and passwords in auth.conf."""
 SSL = ("certs", "openssl.cnf")
 FOLDERS = (
     *(

@@ -12,12 +12,12 @@ from enum import StrEnum
 from rllm.errors import ConfigError
 
 MOST = 2_000_000
-"""Of every limit: what is longer or larger, the calls of the kernel do not take."""
+"""The greatest value of every limit: the calls of the kernel take no longer or larger ones."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Limits:
-    """What one program, with everything it starts, may use."""
+    """The resources that one program may use, with everything it starts."""
 
     wall_s: float = 10.0
     """Seconds from start to end."""
@@ -50,8 +50,13 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
+def machine_memory_mb() -> int:
+    """The memory of this machine in MiB."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+
+
 class Status(StrEnum):
-    """How a program ended. All but `OK` are about the program; a sandbox that fails raises SandboxError."""
+    """The end of a program. All but `OK` are about the program; a sandbox that fails raises SandboxError."""
 
     OK = "ok"
     """Exit code 0."""
@@ -73,7 +78,7 @@ class Status(StrEnum):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ExecResult:
-    """How one program ended and what it said."""
+    """The end of one program and its output."""
 
     status: Status
     exit_code: int | None
@@ -87,8 +92,8 @@ class ExecResult:
     wall_s: float
     """Seconds from start to end, as the sandbox measured them."""
     result: str | None = None
-    """What a Python program wrote to the descriptor named by RLLM_RESULT_FD; None where it was not wanted,
-    or nothing was written, or too much."""
+    """The bytes that a Python program wrote to the descriptor named by RLLM_RESULT_FD; None where they were
+    not wanted, or nothing was written, or too much."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -170,7 +175,7 @@ class Scope:
     named: tuple[str, ...] = ()
     """Absolute paths that are in it although they lie below one that is not."""
     loose_suffixes_left_out: tuple[str, ...] = ()
-    """Of files that lie directly in `/`, how the names of those end that are left out."""
+    """The suffixes of files directly in `/` that are left out."""
     link_homes: tuple[str, ...] | None = None
     """Folders that links may lead to, beside what is in the snapshot; None for all."""
     changes: bool = False

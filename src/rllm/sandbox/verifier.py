@@ -33,17 +33,18 @@ log = logging.getLogger(__name__)
 
 TESTS, LOGS = "/tests", "/logs/verifier"
 OWN = "/run/verifier"
-"""What the verifier keeps for itself: a home, a site folder, a place for temporary files."""
+"""The verifier's own folders: a home, a site folder, a place for temporary files."""
 HOME, SITE, SCRATCH = f"{OWN}/home", f"{OWN}/python", f"{OWN}/tmp"
 THEIR_HOME, LEFT = f"{OWN}/them", f"{OWN}/left.json"
-"""Of programs that the agent left: their home, and which they are."""
+"""The home of programs that the agent left, and the file that lists them."""
 MOST_REWARD_BYTES = 64 * 1024
-"""Of a file that is read from outside."""
+"""The size of a file that is read from outside."""
 NOT_KEPT = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/packages", "/proc", "/root"),
     *("/run", "/sbin", "/sys", "/tmp", "/usr", TESTS, "/solution", LOGS),
 )
-"""What is not of the task, unless it names a folder in it: system, home, temporary files, and the tests'."""
+"""Folders that are not of the task, unless it names a folder in them: system, home, temporary files, and the
+tests'."""
 NEVER_KEPT = (
     *("/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/libx32", "/packages", "/proc", "/run", "/sbin"),
     *("/sys", TESTS, "/solution", LOGS, "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64"),
@@ -51,11 +52,11 @@ NEVER_KEPT = (
     *("/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/profile", "/etc/profile.d", "/etc/passwd", "/etc/group"),
     *("/etc/bash.bashrc", "/etc/environment", "/etc/gitconfig", "/etc/python3", "/etc/python3.11"),
 )
-"""What a task may name and still is not kept, nor a folder that holds it: where interpreters, their libraries
-and what they read when they start are looked for."""
+"""Folders that are not kept even if a task names them, nor a folder that holds them: interpreters, their
+libraries and what they read when they start are looked for there."""
 STEERING_FILES = (".py", ".pth", ".ini", ".cfg", ".toml")
-"""How files end that are not kept where they lie directly in `/`: test runners read such in every folder
-above the tests."""
+"""The suffixes of files that are not kept directly in `/`: test runners read such in every folder above the
+tests."""
 LINK_HOMES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/dev/null")
 """Where links may lead beside the snapshot: what the machine brings, the same in every world."""
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -63,10 +64,10 @@ STEERING = (
     *("LD_", "PYTHON", "PYTEST_", "GIT_", "BASH_", "PERL5", "RUBY", "NODE_", "JAVA_TOOL_OPTIONS", "ENV"),
     *("IFS", "CDPATH", "GLOBIGNORE", "SHELLOPTS", "BASHOPTS", "PS4", "HOME", "TMPDIR", "XDG_", "GCONV_PATH"),
 )
-"""How names of variables begin that say where programs find code: those of the agent's world do not come
+"""The prefixes of variables that say where programs find code: those of the agent's world do not come
 along."""
 GIT_CONFIG = {"core.hooksPath": "/dev/null", "core.fsmonitor": "false", "safe.directory": "*"}
-"""What holds in every repository, whatever its own configuration says."""
+"""The settings of every repository, whatever its own configuration says."""
 GIT_VARIABLES = {"GIT_CONFIG_COUNT": str(len(GIT_CONFIG))} | {
     f"GIT_CONFIG_{part}_{place}": text
     for place, pair in enumerate(GIT_CONFIG.items())
@@ -76,7 +77,7 @@ GIT_VARIABLES = {"GIT_CONFIG_COUNT": str(len(GIT_CONFIG))} | {
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Examination:
-    """What there is to run, and where."""
+    """The tests to run, and their place."""
 
     backend: str
     tests: Path
@@ -84,15 +85,15 @@ class Examination:
     command: tuple[str, ...] = ("bash", f"{TESTS}/test.sh")
     workdir: str = "/"
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of the agent's world: those that steer interpreters are left out, its PATH comes last."""
+    """The variables of the agent's world: those that steer interpreters are left out, its PATH comes last."""
     own_variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of the tests alone."""
+    """The variables of the tests alone."""
     folders: tuple[str, ...] = ()
     """That the task names: made in every world, and kept wherever they lie (but see NEVER_KEPT)."""
     limits: Limits
     """`disk_mb` is that of the agent's world; this one has room for what was left and as much again."""
     layers: tuple[str, ...] = ()
-    """Of every world of the task, the topmost first; not with docker."""
+    """The layers of every world of the task, the topmost first; not with docker."""
     owner: int = 0
     """The user id in the layers that the tests run as."""
     prepare: Callable[[Sandbox, Callable[[str], bool]], None]
@@ -103,27 +104,28 @@ class Examination:
     packages: tuple[str, ...] = ()
     """Distributions of this machine that Python sees in the world of the tests; not with docker."""
     image: str | None = None
-    """Of docker alone."""
+    """The image, for docker alone."""
     stdin: str = ""
-    """What the tests are told and leave no trace of, such as a secret to seal their results with."""
+    """The input of the tests, of which they leave no trace, such as a secret to seal their results with."""
     most_result_bytes: int = MOST_REWARD_BYTES
-    """Of one result."""
+    """The size of one result."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Examined:
-    """How the tests ended."""
+    """The end of the tests."""
 
     ran: ExecResult | None
     """None where what was left could not be put into a world at all: then `refusal` says why."""
     results: dict[str, bytes] = field(default_factory=dict[str, bytes])
     faults: dict[str, str] = field(default_factory=dict[str, str])
-    """Why a result that is there in some form was not read: a link, a FIFO, a directory, too large."""
+    """The reasons that results that are there in some form were not read: a link, a FIFO, a directory, too
+    large."""
     refusal: str = ""
 
 
 def snapshot_of(agent: Sandbox, examination: Examination) -> Snapshot:
-    """What the agent left in folders that are kept. Raises OSError where that is more than its disk."""
+    """The files of the agent in folders that are kept. Raises OSError where they are more than its disk."""
     return agent.snapshot(
         Scope(
             left_out=(*NOT_KEPT, *NEVER_KEPT),
@@ -264,7 +266,7 @@ def _read_results(fresh: Sandbox, ran: ExecResult, examination: Examination) -> 
 
 
 def _named(folders: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the folders that a task names, those that are kept and would not be without it."""
+    """The folders among those that a task names that are kept and would not be without it."""
     return tuple(
         folder
         for folder in dict.fromkeys(str(PurePosixPath(each)) for each in folders)

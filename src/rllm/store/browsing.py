@@ -30,14 +30,14 @@ ORDERS = {
     "tokens": "num_sampled_tokens",
     "duration": "duration_s",
 }
-"""What a page may be sorted by -> the column."""
+"""The orders of a page -> the column."""
 _FAILED = "coalesce(outcome, '') NOT IN ('scored', 'truncated')"
 VERDICTS = {
     "right": "is_correct = 1",
     "wrong": f"is_correct = 0 AND NOT ({_FAILED})",
     "failed": f"is_correct = 0 AND {_FAILED}",
 }
-"""How an attempt went -> its condition; every attempt fulfils one."""
+"""The verdicts on an attempt -> the condition; every attempt fulfils one."""
 TASK_ORDERS = {
     "": "min(episodes.id)",
     "success": "1.0 * sum(is_correct) / count(*)",
@@ -45,9 +45,9 @@ TASK_ORDERS = {
     "failed": f"sum({_FAILED})",
     "attempts": "count(*)",
 }
-"""What tasks may be sorted by -> the expression."""
+"""The orders of tasks -> the expression."""
 UNJUDGED = "unjudged"
-"""How an episode without an outcome is named in filters and counts."""
+"""The name of an episode without an outcome in filters and counts."""
 
 
 class EpisodeSummary(NamedTuple):

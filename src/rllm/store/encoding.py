@@ -18,11 +18,11 @@ import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from rllm.errors import AgentError
-from rllm.store.payload import pack_payload, payload_text, unpack_payload
+from rllm.store.payload import pack_payload, require_payload, unpack_payload
 from rllm.types.episode import Action, Episode, Step, Trajectory
 from rllm.types.messages import Message, ModelOutput
 from rllm.types.prefix import Prefix
@@ -56,9 +56,9 @@ class StepRow(NamedTuple):
     position: int
     reward: float
     num_prompt_ids_kept: int
-    """How many tokens of the last step's prompt and response this prompt begins with."""
+    """The number of tokens of the last step's prompt and response that this prompt begins with."""
     prompt_ids: bytes
-    """What follows them."""
+    """The ids that follow them."""
     response_ids: bytes
     logprobs: bytes
     policy_versions: bytes
@@ -93,7 +93,7 @@ def encode_episode(
 def require_storable(episode: Episode) -> None:
     """Raises what `encode_episode` would raise."""
     _, fields, where = _rows_and_fields(episode)
-    payload_text(fields, where)
+    require_payload(fields, where)
 
 
 def _rows_and_fields(episode: Episode) -> tuple[list[StepRow], dict[str, Any], str]:
@@ -128,11 +128,8 @@ def decode_episode(
     for trajectory in fields["trajectories"]:
         trajectory.setdefault("task", fields["task"])
     prompt, response, messages = Prefix[int]([]), list[int](), Prefix[Message]([])
-    trajectory_before = -1
     for step_row in sorted(step_rows, key=itemgetter(0, 1)):
-        if step_row.trajectory != trajectory_before:
-            prompt, response, messages = Prefix[int]([]), [], Prefix[Message]([])
-            trajectory_before = step_row.trajectory
+        # The first step of a trajectory keeps nothing of the one before it, which is another trajectory's.
         step = fields["trajectories"][step_row.trajectory]["steps"][step_row.position]
         step.setdefault("reward", step_row.reward)
         prompt = _continuation(prompt, response, step_row.num_prompt_ids_kept, _unpack(step_row.prompt_ids))
@@ -204,7 +201,7 @@ def _step_row(index: int, position: int, step: Step, before: Step | None, where:
 def _step_fields(step: Step, before: Step | None) -> dict[str, Any]:
     """The payload of a step; a field that has its default is left out."""
     fields: dict[str, Any] = {"id": step.id}
-    if step.reward == 0.0 and math.copysign(1.0, step.reward) < 0.0:
+    if repr(float(step.reward)) == "-0.0":
         fields["reward"] = -0.0  # a column of SQLite forgets the sign of a zero
     num_kept = 0 if before is None else _num_equal_messages(before.chat_completions, step.chat_completions)
     if num_kept:
@@ -215,11 +212,11 @@ def _step_fields(step: Step, before: Step | None) -> dict[str, Any]:
         fields["action"] = step.action.to_dict() if isinstance(step.action, Action) else step.action
     if step.model_output is not None:
         fields["model_output"] = _output_fields(step.model_output, step)
-    for name in ("observation", "advantage", "policy_version"):
+    for name in ("input", "output", "observation", "advantage", "policy_version"):
         if (value := getattr(step, name)) is not None:
             fields[name] = value
-    for name, default in _DEFAULTS.items():
-        if not _same(value := getattr(step, name), default):
+    for name, default, value in zip(_DEFAULTS, _DEFAULTS.values(), _with_defaults(step), strict=True):
+        if not _same(value, default):
             fields[name] = value
     return fields
 
@@ -233,6 +230,7 @@ _DEFAULTS: dict[str, Any] = {
     "timings": {},
     "info": {},
 }
+_with_defaults = attrgetter(*_DEFAULTS)
 
 
 _OUTPUT_FIELDS_OF_STEP = {
@@ -244,6 +242,7 @@ _OUTPUT_FIELDS_OF_STEP = {
     "text": "model_response",
 }
 """Field of a ModelOutput: the field of its Step that holds the same. It is stored only when it differs."""
+_of_output, _of_step = attrgetter(*_OUTPUT_FIELDS_OF_STEP), attrgetter(*_OUTPUT_FIELDS_OF_STEP.values())
 
 
 def _output_fields(output: ModelOutput, step: Step) -> dict[str, Any]:
@@ -253,9 +252,8 @@ def _output_fields(output: ModelOutput, step: Step) -> dict[str, Any]:
         "temperature": output.temperature,
         "latency_s": output.latency_s,
     }
-    for own, of_step in _OUTPUT_FIELDS_OF_STEP.items():
-        mine, theirs = getattr(output, own), getattr(step, of_step)
-        if not _same(mine, theirs):
+    for own, mine, theirs in zip(_OUTPUT_FIELDS_OF_STEP, _of_output(output), _of_step(step), strict=True):
+        if mine is not theirs and not _same(mine, theirs):
             fields[own] = list(mine) if isinstance(mine, Prefix) else mine
     if output.content != output.text:
         fields["content"] = output.content
@@ -278,9 +276,10 @@ def _restore_output(fields: dict[str, Any], step: dict[str, Any]) -> None:
 
 
 def _num_ids_kept(before: Step, prompt_ids: Sequence[int]) -> int:
-    """How many tokens of prompt and answer of the step before a prompt begins with."""
+    """The number of tokens that a prompt shares with the beginning of the step before: its prompt and
+    answer."""
     ids_before = before.prompt_ids
-    if not isinstance(ids_before, Prefix) or not ids_before.shares_row_with(prompt_ids):
+    if type(ids_before) is not Prefix or not ids_before.shares_row_with(prompt_ids):
         return _num_equal([*ids_before, *before.response_ids], prompt_ids)
     if len(prompt_ids) < len(ids_before):
         return len(prompt_ids)
@@ -298,7 +297,7 @@ def _num_equal(earlier: Sequence[int], later: Sequence[int]) -> int:
 
 
 def _num_equal_messages(earlier: Sequence[Message], later: Sequence[Message]) -> int:
-    if isinstance(earlier, Prefix) and earlier.shares_row_with(later):
+    if type(earlier) is Prefix and earlier.shares_row_with(later):
         return min(len(earlier), len(later))
     num_equal = 0
     for mine, theirs in zip(earlier, later, strict=False):
@@ -310,8 +309,10 @@ def _num_equal_messages(earlier: Sequence[Message], later: Sequence[Message]) ->
 
 def _same(mine: Any, theirs: Any) -> bool:
     """Equality alone is not enough: 1 == True == 1.0 and 0.0 == -0.0, and JSON tells them apart."""
-    if mine is theirs or (isinstance(mine, Prefix) and mine.shares_row_with(theirs)):
-        return mine is theirs or len(mine) == len(theirs)
+    if mine is theirs:
+        return True
+    if type(mine) is Prefix and mine.shares_row_with(theirs):
+        return len(mine) == len(theirs)
     return mine == theirs and repr(mine) == repr(theirs)
 
 

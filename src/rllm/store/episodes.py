@@ -46,18 +46,18 @@ _STEP_COLUMNS = ", ".join(StepRow._fields)
 _FROM = "FROM episodes JOIN phases ON phases.id = episodes.phase_id"
 _SELECT = f"SELECT episodes.id, {_EPISODE_COLUMNS} {_FROM}"
 TOKEN_COLUMNS = ("advantage", "ratio", "entropy")
-"""What a trainer computes of a token: how it was credited, its importance ratio in the update, and the
-entropy of the policy where it was sampled, in nats."""
+"""The trainer's values of a token: its advantage, its importance ratio in the update, and the entropy of the
+policy where it was sampled, in nats."""
 _IN_READING_ORDER = "ORDER BY phase_id, step, episodes.id"
 
 
 _NUMBERS = re.compile(r"(\d+)")
 
 
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """A sort key by which test-2 stands before test-10."""
+def natural(name: str) -> list[Any]:
+    """A sort key by which test-2 stands before test-10: texts, and between them numbers by their digits."""
     parts = ((part, part.lstrip("0")) for part in _NUMBERS.split(name))
-    return [(0, len(digits), digits) if part.isdecimal() else (1, 0, part) for part, digits in parts]
+    return [(len(digits), digits) if part.isdecimal() else part for part, digits in parts]
 
 
 class EpisodeStore:
@@ -159,8 +159,8 @@ class EpisodeStore:
             connection.execute("BEGIN")
             # Only ids are sorted: whole rows would be in memory.
             ids = connection.execute(
-                f"SELECT episodes.id {_FROM} {where} {_IN_READING_ORDER} LIMIT ?",
-                (*values, -1 if limit is None else limit),
+                f"SELECT episodes.id {_FROM} {where} {_IN_READING_ORDER} LIMIT coalesce(?, -1)",
+                (*values, limit),
             ).fetchall()
             for each in ids:
                 row_id, *columns = connection.execute(f"{_SELECT} WHERE episodes.id = ?", each).fetchone()

@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-\d+")
 _OS_ERROR_IN_TEXT = re.compile(r"\(os error (\d+)\)|Os \{ code: (\d+)")
-"""How libraries written in Rust (safetensors, tokenizers) spell an errno in their own exceptions."""
+"""The form of an errno in exceptions of libraries written in Rust (safetensors, tokenizers)."""
 
 _MENDS = {
     errno.ENOSPC: "free space and run the same command: the run resumes",
@@ -87,7 +87,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-            _sync(path.parent)
+            sync_directory(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -107,7 +107,7 @@ def write_directory_atomic(target: Path, fill: Callable[[Path], None]) -> None:
             if target.exists():
                 os.rename(target, set_aside)
             os.rename(temporary, target)
-            _sync(target.parent)
+            sync_directory(target.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             _put_back_or_remove(set_aside, target)
@@ -158,7 +158,8 @@ def require_free_space(path: Path, needed_bytes: int, what: str) -> None:
 
 
 def _beside(path: Path, kind: str) -> Path:
-    """Of this thread alone: in one process several may write the same file."""
+    """The path of a temporary file beside it, of this thread alone: in one process several may write the same
+    file."""
     return path.with_name(f".{path.name}.{kind}-{threading.get_native_id()}")
 
 
@@ -179,7 +180,7 @@ def _seal(directory: Path) -> None:
             f"{directory}: `{MANIFEST}` is written by `write_directory_atomic`; give your file another name."
         )
     for folder in reversed(folders):
-        _sync(folder)
+        sync_directory(folder)
     write_atomic(directory / MANIFEST, json.dumps({"files": files}, indent=2) + "\n")
 
 
@@ -216,9 +217,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(directory: Path) -> None:
-    """A rename survives a power cut only once its directory is on disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def sync_directory(directory: Path) -> None:
+    """A new name survives a power cut only once its directory is on disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

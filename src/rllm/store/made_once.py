@@ -58,7 +58,7 @@ def remove_parts(folder: Path) -> None:
 
 
 def _lock(folder: Path, name: str) -> int:
-    return os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def remove_tree(part: Path) -> None:

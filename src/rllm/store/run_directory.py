@@ -7,6 +7,7 @@
           reference/      what `kl_coef` compares with         rllm.trainer.reference
           model/          the trained model; models/NAME where there are several
           stall.txt       stacks of a run that stood still
+          rank-N.log      what a rank other than 0 prints       rllm.distributed.launch
           summary.json    the result
           curve.png       the learning curve                   rllm.tracking.picture
           lock            pid of the writer, locked by it
@@ -257,7 +258,7 @@ def runs_under(root: Path) -> list[RunDirectory]:
 
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP)
-"""How a file system says that it has no locks; no writer was let in there."""
+"""The errors of a file system that has no locks; no writer was let in there."""
 
 _held: set[int] = set()
 """Lock descriptors of this process."""
@@ -274,7 +275,7 @@ os.register_at_fork(after_in_child=_let_go_in_forked_child)
 
 
 def take_lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         _lock_for_writing(descriptor)
         os.ftruncate(descriptor, 0)
@@ -321,7 +322,7 @@ def _lock_for_writing(descriptor: int) -> None:
 def _has_writer(lock: Path) -> bool:
     """Asks with a shared lock, let go at once: no writer is turned away by it, and no reader by another."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(lock, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:

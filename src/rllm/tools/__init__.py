@@ -1,4 +1,4 @@
-"""What agents may call: `@tool`, the tools that ship, and MultiTool that runs them.
+"""The tools that agents may call: `@tool`, those that ship, and MultiTool that runs them.
 
 Names are looked up in their files when they are first used.
 """

@@ -24,7 +24,7 @@ from rllm.types.messages import Message
 ENTRY_POINTS = "rllm.tools"
 """Group in which installed packages name their tools."""
 MAX_NAME_CHARS = 64
-"""Of a tool's name: what providers take."""
+"""The length of a tool's name that providers take."""
 
 
 class ToolError(Exception):
@@ -44,13 +44,13 @@ class ToolOutput:
 
     name: str
     output: Any = None
-    """What the tool returned; after an error, what there was until then."""
+    """The tool's return value; after an error, its output until then."""
     error: str | None = None
-    """What went wrong, in words for the model."""
+    """The error, in words for the model."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     """For people and metrics; the model does not see it."""
     id: str = ""
-    """Of the call."""
+    """The id of the call."""
 
     @property
     def text(self) -> str:

@@ -16,12 +16,12 @@ from rllm.tools.base import Tool, ToolError
 
 MAX_EXPRESSION_CHARS = 500
 MAX_DEPTH = 100
-"""Of brackets, signs and powers."""
+"""The depth of brackets, signs and powers."""
 MAX_BITS = 4096
-"""Of a numerator or denominator: 1,233 digits."""
+"""The size of a numerator or denominator: 1,233 digits."""
 MAX_FACTORIAL = 400
 MAX_EXPONENT = 1000
-"""Of ten, in a number such as 6.02e23."""
+"""The exponent of ten, in a number such as 6.02e23."""
 
 Number = Fraction | float
 

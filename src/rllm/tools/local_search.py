@@ -26,7 +26,7 @@ MAX_HITS = 20
 _WORD = re.compile(r"\w+")
 _TEXT_KEYS = ("text", "contents", "content", "passage")
 _K1, _B = 1.5, 0.75
-"""Of BM25: how soon a word's count stops to matter, and how much a document's length does."""
+"""The constants of BM25: the saturation of a word's count, and the weight of a document's length."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -26,7 +26,7 @@ class MCPTool(Tool):
         """`entry` is the SDK's description of the tool, as `lease.listed()` has it."""
         self.lease = lease
         self.server_name: str = entry.name
-        """What the server calls it."""
+        """The server's own name of it."""
         super().__init__(
             allowed_name(lease.server.prefix + entry.name),
             entry.description or entry.title or "",

@@ -16,7 +16,7 @@ from typing import Any
 from rllm.errors import MissingExtraError
 
 MAX_DIGITS = 1000
-"""Of a number that goes in or comes out."""
+"""The digits of a number that goes in or comes out."""
 MAX_EXPONENT = 1000
 _NUMBER = re.compile(r"[+-]?(\d+(/\d+)?|(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d{1,3})?)", re.ASCII)
 

@@ -24,7 +24,8 @@ _TAIL_BYTES = 4096
 _CLOSE_TIMEOUT_S = 10.0
 """More than all of the SDK's and the guard's graces together."""
 _MAX_PAGES = 1000
-"""Of a list of tools: a server whose cursor never ends is cut off here, or by the time limit before."""
+"""The pages of a list of tools: a server whose cursor never ends is cut off here, or by the time limit
+before."""
 
 
 class CallTimeout(Exception):
@@ -44,7 +45,7 @@ class Connection:
         self.is_retired = False
         """It may live, but a call on it took too long: nobody begins another."""
         self.pid: int | None = None
-        """Of the server's process; None where it is no process of ours."""
+        """The number of the server's process; None where it is no process of ours."""
         self._stderr = b""
         self._ended = ""
         self._client: Any = None

@@ -19,7 +19,7 @@ import time
 
 MARK = "\x1erllm-guard "
 LOOK_EVERY_S = 1.0
-"""How often the guard looks whether its owner is alive."""
+"""The interval at which the guard looks whether its owner is alive."""
 GRACE_S = 0.5
 """From SIGTERM to SIGKILL."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36

@@ -34,7 +34,7 @@ class MCPServer:
     """One server, and how patient we are with it. Exactly one of `command`, `url` and `target` is set."""
 
     name: str = ""
-    """What people call it; messages name it."""
+    """The name for people; messages have it."""
     command: Sequence[str] | str = ()
     """Started as a process that speaks over stdin and stdout: a list of words, or one line as in a shell."""
     args: Sequence[str] = ()
@@ -65,7 +65,7 @@ class MCPServer:
     """For the whole list of tools, all its pages."""
     call_timeout_s: float = 30.0
     lease_timeout_s: float = 120.0
-    """How long a rollout waits for a session when `max_sessions` are in use."""
+    """The time that a rollout waits for a session when `max_sessions` are in use."""
     max_sessions: int = 0
     """Sessions at once; 0 takes 64, or 1 with `shared`. Leases beyond it wait; with `shared` they share."""
     warm: int = 0

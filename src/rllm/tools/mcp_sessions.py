@@ -319,7 +319,8 @@ def close_shared_pools() -> None:
 
 
 def _allowed_tools(tools: list[Any], server: MCPServer) -> list[Any]:
-    """What `only` leaves. Raises MCPServerError when it names a tool that the server does not have."""
+    """The tools that `only` leaves. Raises MCPServerError when it names a tool that the server does not
+    have."""
     names = [each.name for each in tools]
     if missing := [name for name in server.only if name not in names]:
         raise MCPServerError(

@@ -26,6 +26,8 @@ TOOLS: dict[str, str] = {
     "firecrawl": "rllm.tools.web:Firecrawl",
 }
 """name -> module:class."""
+_PUBLISHED = {"google_search": "serper_search"}
+"""Published name -> ours, which asks for the same results."""
 
 
 def tool_named(name: str, **options: Any) -> Tool:
@@ -34,7 +36,7 @@ def tool_named(name: str, **options: Any) -> Tool:
     What is named may be a Tool, a class of tools or a typed function. Raises ConfigError for a name or an
     option that there is not.
     """
-    tool = _tool_class(name)
+    tool = _tool_class(_own_name(name))
     if isinstance(tool, Tool):
         if options:
             raise ConfigError(
@@ -47,6 +49,13 @@ def tool_named(name: str, **options: Any) -> Tool:
     if callable(tool) and not options:
         return Tool(function=tool)
     raise ConfigError(f"`{name}` is {tool!r:.80}; a tool is a Tool, a class of tools or a typed function.")
+
+
+def _own_name(name: str) -> str:
+    """The built-in tool of a name with `-`, or of a published one; any other name as it is."""
+    own = name.replace("-", "_")
+    own = _PUBLISHED.get(own, own)
+    return own if own in TOOLS else name
 
 
 def _tool_class(name: str) -> Any:

@@ -18,7 +18,7 @@ from rllm.tools.cells import program_of
 from rllm.tools.walls import require_walls
 
 MAX_CODE_CHARS = 100_000
-"""Of one call, and of all calls of a session together."""
+"""The length of one call's code, and of that of all calls of a session together."""
 
 DEFAULT_LIMITS = Limits()
 

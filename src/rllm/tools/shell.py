@@ -17,7 +17,7 @@ from rllm.tools.walls import require_walls
 
 MAX_COMMAND_CHARS = 100_000
 _MAX_STATE_CHARS = 32_768
-"""Of exported variables that are carried on."""
+"""The size of exported variables that are carried on."""
 _NOT_CARRIED = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "LINES", "COLUMNS"})
 
 
@@ -111,4 +111,4 @@ class Shell(Tool):
 
 _BASH = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec sh -c "$1"; fi'
 _END = "printf '%s' '{mark}'; pwd | tr '\\n' '\\0'; env -0"
-"""What a shell does when it ends."""
+"""The last command of a shell."""

@@ -227,7 +227,7 @@ def _combined_problem(value: Any, schema: Mapping[str, Any], at: str, root: Any,
 
 
 def _resolve(reference: Any, root: Any) -> Any:
-    """What `#/…` points to in the schema; anything else is not ours to check."""
+    """The part of the schema that `#/…` points to; other references are not ours to check."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return True
     target = root

@@ -24,7 +24,7 @@ from rllm.tools.base import ToolError
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 MAX_WAIT_S = 30.0
-"""What a service may ask us to wait. A longer wait is taken for an outage."""
+"""The wait that a service may ask of us. A longer one is taken for an outage."""
 _RETRIED = (408, 429, 500, 502, 503, 504)
 _MAX_SAID_CHARS = 300
 
@@ -35,7 +35,7 @@ class WebServiceError(RllmError):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class WebPatience:
-    """How long to wait for a service, and how often."""
+    """The time to wait for a service, and the number of tries."""
 
     timeout_s: float = 20.0
     """For one answer, from the request to its last byte."""

@@ -16,9 +16,9 @@ from rllm.sandbox.base import Sandbox
 from rllm.tools.base import ToolError
 
 MAX_FILE_BYTES = 2 * 1024 * 1024
-"""Of a file that is shown or edited."""
+"""The size of a file that is shown or edited."""
 MAX_ENTRIES = 500
-"""Of a directory that is listed."""
+"""The number of entries of a directory that is listed."""
 _BLOCKED = (errno.ELOOP, errno.ENOTDIR)
 
 
@@ -146,7 +146,8 @@ def _check_plain(path: str, status: os.stat_result) -> None:
 
 @contextmanager
 def _explain(path: str) -> Iterator[None]:
-    """What the system refuses, in words for the model. NotADirectoryError passes: it may be no mistake."""
+    """Turn the system's refusals into words for the model. NotADirectoryError passes: it may be no
+    mistake."""
     try:
         yield
     except FileNotFoundError:

@@ -26,7 +26,7 @@ XAxis = Literal["seconds", "steps"]
 _SAMPLED, _GREEDY, _UNTRAINED, _INK = "#1f6fb4", "#d1622b", "#8a8a8a", "#333333"
 _RUN_COLORS = ("#1f6fb4", "#d1622b", "#3a923a", "#8c5fb0", "#b5403f", "#7a6a58", "#cf6fb0", "#3fa7b0")
 _LABEL_HEIGHT = 0.045
-"""Of one line of text, as a success rate."""
+"""The height of one line of text, as a success rate."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -29,7 +29,7 @@ MAX_WAITING = 10_000
 RETRY_S = (0.5, 2.0, 8.0)
 """Waits before a line is tried again."""
 CLOSE_S = 15.0
-"""How long the end of a run waits for a sink."""
+"""The time that the end of a run waits for a sink."""
 CLOSE_S_OF_DOWN = 1.0
 """The same of one that takes nothing."""
 
@@ -39,7 +39,7 @@ class SinkRun:
     """The run, as sinks know it."""
 
     name: str
-    """Of its directory."""
+    """The name of its directory."""
     directory: Path
     config: Mapping[str, Any]
 

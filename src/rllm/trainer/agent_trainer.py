@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rllm.agents.base import BaseAgent
 from rllm.agents.conversation import ConversationAgent
 from rllm.agents.flow import as_flow
-from rllm.config.callables import name_of
+from rllm.config.callables import name_of, without_arguments
 from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
 from rllm.data.curriculum import Curriculum
@@ -151,6 +151,15 @@ class TrainResult:
         return html_table(("", *columns), rows, str(self.directory)) + image
 
 
+@without_arguments(
+    agent_run_func="write it as `def solve(task, config)` and give that as `agent_flow`; its reward is the "
+    "`evaluator`'s to say",
+    hooks="what they judge with is `evaluator`",
+    sandbox_backend="a benchmark's own `sandbox` says where programs run (docs/sandbox.md)",
+    sandbox_concurrency="`rollout.num_parallel` is how many episodes are played at a time",
+    store="give it to the workflow, in `workflow_args`",
+    traj_grouping_hook="trajectories of one task are compared by their `name`",
+)
 class AgentTrainer:
     """Trains a model to act as `agent_class` in `env_class`, or inside the program `agent_flow`, or one or
     several models to play the roles of `workflow_class`.
@@ -255,7 +264,7 @@ class AgentTrainer:
         require_sinks(self.config.tracking.sinks)
         self.tracker = tracker
         self.teacher: Teacher | None = None
-        """What `distill.teacher` names, once a run has loaded it."""
+        """The model that `distill.teacher` names, once a run has loaded it."""
         if self.config.warm_start.steps and demonstrate is None and not self.config.distill.teacher:
             raise ConfigError(
                 f"`warm_start.steps` is {self.config.warm_start.steps} but there is no expert to imitate; "
@@ -332,7 +341,7 @@ class AgentTrainer:
         require_servers(self.config)
 
     def memory_plan(self, num_ranks: int = 1, num_local_ranks: int = 1) -> "MemoryPlan | None":
-        """What each process of the run will need; None where nothing is known of it."""
+        """The memory that each process of the run will need; None where nothing is known of it."""
         from rllm.trainer.memory_plan import memory_plan
 
         return memory_plan(self.config, num_ranks=num_ranks, num_local_ranks=num_local_ranks)
@@ -497,7 +506,7 @@ class AgentTrainer:
     def make_learner(
         self, models: "Mapping[str, LoadedModel]", publish: "Mapping[str, Publish] | None" = None
     ) -> "Learner":
-        """What learns on `models`; `publish` tells the sampler of a policy that its weights have changed."""
+        """A learner on `models`; `publish` tells the sampler of a policy that its weights have changed."""
         from rllm.trainer.critic import make_critics
         from rllm.trainer.learning import Learner
         from rllm.trainer.policies import make_policies

@@ -95,7 +95,7 @@ def player_of(
     agent_args: Mapping[str, Any] | None,
     env_args: Mapping[str, Any] | None,
 ) -> Player | None:
-    """What acts, where an agent does; None for programs and workflows."""
+    """The player, where an agent acts; None for programs and workflows."""
     if agent_class is None or env_class is None:
         return None
     return Player(

@@ -39,8 +39,9 @@ class StepsAhead:
         self._num_steps = num_steps
         self._tasks: dict[int, asyncio.Task[tuple[Rollouts, float, float]]] = {}
         self.metrics: dict[str, float] = {}
-        """Of the step that was handed out last: `rollout_s`, what was waited for it; `sampling_s`, from its
-        first attempt to its last; `waited_s`, what it waited itself; and steps beyond it."""
+        """Times of the step that was handed out last: `rollout_s`, how long the trainer waited for it;
+        `sampling_s`, from its first attempt to its last; `waited_s`, how long it waited itself; and the
+        number of steps beyond it."""
 
     async def step(self, step: int) -> Rollouts:
         """The rollouts of a step; asked for in order, once the weights of the step before are published."""

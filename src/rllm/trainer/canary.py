@@ -25,7 +25,7 @@ HALF_TOLERANCE = 0.25
 
 
 class CanaryScorer(Protocol):
-    """What samples from a policy, as far as a canary asks it."""
+    """The part of a policy's sampler that a canary uses."""
 
     async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
         """Log-probabilities of `ids[start:]` under the sampler's weights."""
@@ -42,10 +42,10 @@ class Canary:
         self._sampler_before: np.ndarray | None = None
         self._trainer_before: np.ndarray | None = None
         self._images: list[ImageFile] = []
-        """Of the row."""
+        """The images of the row."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps; empty before the first check."""
+        """The state that a checkpoint keeps; empty before the first check."""
         row, sampler, trainer = self._sample, self._sampler_before, self._trainer_before
         if row is None or sampler is None or trainer is None:
             return {}

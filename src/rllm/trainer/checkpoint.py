@@ -50,11 +50,11 @@ class RunState:
     steps: int = 0
     """Finished steps of reinforcement learning."""
     curriculum: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What decides about the tasks of the next one; see `Curriculum.state`."""
+    """The state that decides about the tasks of the next step; see `Curriculum.state`."""
     kl_coefs: dict[str, float] = field(default_factory=dict[str, float])
-    """What an adaptive `kl_coef` has come to, by policy."""
+    """The values of an adaptive `kl_coef`, by policy."""
     canaries: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """What each policy's canary compares with next; see `Canary.state`."""
+    """The row that each policy's canary compares with next; see `Canary.state`."""
     reports: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """`untrained`, `before` and `after`, as far as they have been measured."""
     phase_s: dict[str, float] = field(default_factory=dict[str, float])
@@ -63,7 +63,7 @@ class RunState:
     best: dict[str, float] = field(default_factory=dict[str, float])
     """`position` and `score` of the checkpoint that did best on held-out tasks between; empty before any."""
     patience: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What decides whether the run ends early; see `Patience.state`."""
+    """The state that decides whether the run ends early; see `Patience.state`."""
     has_ended_early: bool = False
 
     def is_best(self, score: float) -> bool:
@@ -79,7 +79,8 @@ class RunState:
 
 
 Backends = Mapping[str, TrainingBackend | Critic]
-"""What is saved, by its place in the checkpoint: the name of a directory, or "" for the checkpoint itself."""
+"""The saved learners, by their place in the checkpoint: the name of a directory, or "" for the checkpoint
+itself."""
 
 
 class Checkpoints:
@@ -226,7 +227,7 @@ def ranks_of(root: Path) -> int:
 
 
 def _about(root: Path) -> dict[str, Any]:
-    """What made a checkpoint, for whoever finds it without its run."""
+    """The maker of a checkpoint, for a reader who finds it without its run."""
     from rllm.models.devices import num_threads
 
     config = root.parent / "config.json"

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RolloutJob:
-    """What workers need to play a run's episodes."""
+    """The data that workers need to play a run's episodes."""
 
     config: TrainConfig
     player: "EpisodePlayer"
     models: Mapping[str, Any]
     """policy -> `LoadedModel`; the trainer changes the parameters of those that learn in place."""
     policy_versions: Callable[[], Mapping[str, int]]
-    """Of those parameters as they were last published, by policy."""
+    """The versions of those parameters as they were last published, by policy."""
     directory: Path
-    """Of the run."""
+    """The directory of the run."""
 
     def learning_models(self) -> dict[str, Any]:
         """policy -> the model whose parameters change, of the policies that learn."""
@@ -51,7 +51,7 @@ class EpisodePlayer(Protocol):
     def open_engine(
         self, config: TrainConfig, clients: Mapping[str, Any], directory: Path
     ) -> AbstractAsyncContextManager[EpisodeEngine]:
-        """What plays while the block runs.
+        """The engine that plays while the block runs.
 
         `clients`: policy -> `TokenClient`, a `LocalClient` where `inference.lockstep` is true. `directory`
         holds files meanwhile.
@@ -69,7 +69,7 @@ class ClusterEngine(EpisodeEngine, Protocol):
         ...
 
     def metrics(self) -> Mapping[str, float | str]:
-        """What workers did since the last call, for the metrics of a step."""
+        """The work of the workers since the last call, for the metrics of a step."""
         ...
 
 
@@ -95,7 +95,8 @@ class NodeReport:
     memory_gb: float
     object_store_mb: float
     versions: dict[str, str] | None = None
-    """Of Python and of the packages that have to agree with the driver's; empty where one is missing."""
+    """The versions of Python and of the packages that have to agree with the driver's; empty where one is
+    missing."""
     clock_skew_s: float | None = None
     """Seconds that its clock must be ahead of the driver's; see `clock_skew`."""
     sees_directory: bool | None = None
@@ -115,7 +116,7 @@ class ClusterReport:
     broadcast_mb_per_s: float | None = None
     """Over all nodes, from the driver's memory; None where it was not tried."""
     problems: list[str] = field(default_factory=list[str])
-    """What would be refused, each with its mend."""
+    """The parts that would be refused, each with its mend."""
     remarks: list[str] = field(default_factory=list[str])
 
 
@@ -147,7 +148,8 @@ class ClusterKind(Protocol):
 
 
 def cluster_kind(name: str) -> ClusterKind | None:
-    """What `cluster.kind` means; None for `local`. Raises ConfigError where there is no such kind."""
+    """The cluster that `cluster.kind` means; None for `local`. Raises ConfigError where there is no such
+    kind."""
     return None if name == NO_CLUSTER else cluster_named(name)
 
 
@@ -205,7 +207,8 @@ async def episode_engine(
     directory: Path,
     ranks: RankGroup,
 ) -> AsyncIterator[tuple[EpisodeEngine, ClusterEngine | None]]:
-    """What plays the episodes of a run, on each of `ranks`, and the cluster behind it: that of rank 0.
+    """The engine that plays the episodes of a run, on each of `ranks`, and the cluster behind it: that of
+    rank 0.
 
     `models`: policy -> LoadedModel. `directory`: of the run.
     """

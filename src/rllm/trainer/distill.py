@@ -168,7 +168,7 @@ class AgentDistillTrainer(AgentTrainer):
 
     @asynccontextmanager
     async def _engine_of(self, teacher: "Teacher", student: "LoadedModel") -> "AsyncIterator[EpisodeEngine]":
-        """What plays the teacher's episodes; it lives as long as one batch of them."""
+        """The engine that plays the teacher's episodes; it lives as long as one batch of them."""
         from rllm.trainer.policies import make_client
 
         if teacher.loaded is not None:

@@ -1,4 +1,4 @@
-"""What a run on several processes refuses, because nobody has shown yet that it does it right."""
+"""Refusals of a run on several processes: features that nobody has shown to be right there yet."""
 
 from rllm.config.distributed import SHARD
 from rllm.config.schema import LOCAL, TrainConfig
@@ -60,14 +60,17 @@ def _require_parts(config: TrainConfig) -> None:
     from rllm.trainer.memory_plan import shape_of
 
     for name, policy in config.named_policies.items():
-        shape = shape_of(policy.path)
-        if shape is None or config.adapter_of(name).rank:
-            what = f"a model that transformers computes ({policy.path})" if shape is None else "an adapter"
+        if config.adapter_of(name).rank:
             raise ConfigError(
-                f"`distributed.tensor_parallel` is {num_parts}, and {what} is not split among processes; "
+                f"`distributed.tensor_parallel` is {num_parts}, and an adapter is not split among processes; "
                 "leave it out, or set `distributed.strategy` to shard instead, which spreads every model."
             )
-        shape.part(num_parts)
+        if (shape := shape_of(policy.path)) is not None:
+            shape.part(num_parts)
+        else:
+            from rllm.trainer.backends.torch_plans import require_plan
+
+            require_plan(policy.path, num_parts)
 
 
 def _require_backend(config: TrainConfig, num_ranks: int, mend: str) -> None:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 Rows = str | Path | Iterable[Mapping[str, Any]]
 """A JSONL file, or rows as dicts."""
 ROLE = "preference"
-"""Of the rows of a dataset."""
+"""The role of the rows of a dataset."""
 
 
 class AgentDPOTrainer(SupervisedTrainer[DpoConfig]):

@@ -1,4 +1,4 @@
-"""What a run over a dataset takes or leaves as a whole, and which of it is held out.
+"""The units of a dataset that a run takes or leaves as a whole, and which of them are held out.
 
 examples ──► those whose rows fit ──► whole tasks to one side or the other: (trained on, held out)
 """
@@ -16,7 +16,8 @@ from rllm.types.sample import TrainingSample
 
 @dataclass(kw_only=True, slots=True)
 class Example:
-    """What one update takes or leaves: all rows of a conversation, or of the answers that are compared."""
+    """The unit that one update takes or leaves: all rows of a conversation, or of the answers that are
+    compared."""
 
     where: str
     """For people: the row of a file, or an episode."""
@@ -31,7 +32,7 @@ class Example:
 
 @dataclass(kw_only=True, slots=True)
 class ExampleSets:
-    """What a run trains on and what it is measured by."""
+    """The examples that a run trains on and those that it is measured by."""
 
     train: list[Example]
     heldout: list[Example]
@@ -40,7 +41,7 @@ class ExampleSets:
     dropped: int = 0
     """Examples with a row that is longer than `data.max_length`."""
     counts: dict[str, int] = field(default_factory=dict[str, int])
-    """What became of everything that was read to make them, by name."""
+    """The numbers of everything that was read to make them, by what became of it."""
 
     def all(self) -> list[Example]:
         return [*self.train, *self.heldout] if self.is_heldout else self.train

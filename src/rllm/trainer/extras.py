@@ -1,4 +1,4 @@
-"""What training needs beyond the core, asked for before any work."""
+"""The packages that training needs beyond the core, required before any work."""
 
 import importlib.util
 

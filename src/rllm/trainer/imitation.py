@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 NUM_TASKS = 128
 """Held-out tasks that the expert plays at most."""
 MIN_SHARE = 0.5
-"""Of the expert's success that its imitator comes to."""
+"""The share of the expert's success that its imitator has to reach."""
 MIN_ATTEMPTS = 32
 """Number of equal rewards before they say anything."""
 PlayExpert = Callable[[Sequence[Any]], Awaitable[EvaluationReport]]

@@ -1,4 +1,4 @@
-"""What each trajectory of a step is paid, what it is compared with, and what is left out, and why.
+"""The pay of each trajectory of a step, its comparison group, and the trajectories left out, with the reason.
 
 episodes ──► truncation ──► overlong answers ──► groups (task, role) ──► groups without signal are rejected
 greedy attempts ──► the same payments ──► one baseline for each (task, role)
@@ -19,8 +19,9 @@ from rllm.errors import RewardError
 from rllm.types.episode import Episode, TrajectoryGroup
 
 TRUNCATED, NO_SIGNAL, NO_BASELINE, TIED = "truncated", "no_signal", "no_baseline", "tied"
-"""Why a trajectory is left out: a limit cut it off, its group is filtered as one that teaches nothing, the
-greedy attempt that it would be compared with failed, or its group ties and `algorithm.ties` drops those."""
+"""The reasons that a trajectory is left out: a limit cut it off, its group is filtered as one that teaches
+nothing, the greedy attempt that it would be compared with failed, or its group ties and `algorithm.ties`
+drops those."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -28,7 +29,7 @@ class Judged:
     """The trajectories of a step."""
 
     groups: dict[GroupKey, TrajectoryGroup]
-    """What is learned from."""
+    """The groups that are learned from."""
     counts: GroupingCounts
     rewards: dict[str, float]
     """Uid -> reward of trajectories that are paid otherwise than they say."""

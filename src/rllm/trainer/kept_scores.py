@@ -1,4 +1,4 @@
-"""How likely a model that never changes finds the rows of a run: computed once, kept in the run.
+"""The log-probabilities of a run's rows under a model that never changes: computed once, kept in the run.
 
 rows ──► RUN/NAME.safetensors there? ──yes──► of these rows? ──► [T] log-probabilities of each
                        └──no──► scorer().score ──► written whole or not at all ──┘

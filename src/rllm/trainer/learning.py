@@ -59,7 +59,7 @@ Demonstrations = Callable[[Sequence[Any], tuple[str | int, ...]], list[TrainingS
 
 @dataclass(kw_only=True, slots=True)
 class Learner:
-    """What turns demonstrations and episodes into weights."""
+    """The part of a run that turns demonstrations and episodes into weights."""
 
     config: TrainConfig
     policies: Policies
@@ -67,16 +67,16 @@ class Learner:
     demonstrations: Demonstrations | None
     """None without an expert."""
     references: Mapping[str, ModelScorer] = field(default_factory=dict[str, ModelScorer])
-    """What each policy is held against, where `kl_coef` is set."""
+    """The reference of each policy, where `kl_coef` is set."""
     critics: Mapping[str, SeparateCritic] = field(default_factory=dict[str, SeparateCritic])
     """The critics with a trunk of their own, by policy."""
     teacher: Teacher | None = None
-    """What pays the tokens of roles with the estimator `teacher`."""
+    """The teacher that pays the tokens of roles with the estimator `teacher`."""
     kl_coefs: dict[str, float] = field(default_factory=dict[str, float])
-    """What an adaptive `kl_coef` has come to, by policy; the configured one where it has not moved yet."""
+    """The values of an adaptive `kl_coef`, by policy; the configured one where it has not moved yet."""
 
     def backends(self) -> dict[str, TrainingBackend | Critic]:
-        """What a checkpoint holds, by its place in there."""
+        """The learners that a checkpoint holds, by their place in it."""
         alone = len(self.policies) == 1
         critics = {"critic" if alone else f"{name}/critic": each for name, each in self.critics.items()}
         return {**self.policies.backends(), **critics}
@@ -92,13 +92,13 @@ class Learner:
             begin_with(reference, self.policies[name])
 
     def critic(self, policy: str) -> Critic:
-        """What expects the policy's rewards; a shared trunk has both."""
+        """The critic that expects the policy's rewards; with a shared trunk it is part of the policy."""
         backend = self.policies[policy].backend
         assert backend is not None, "a frozen policy has no critic"
         return self.critics.get(policy) or cast(Critic, backend)
 
     def kl_coef(self, policy: str) -> float:
-        """What the policy's divergence from its reference counts at this step."""
+        """The weight of the policy's divergence from its reference at this step."""
         return self.kl_coefs.get(policy, self.config.algorithm.kl_coef)
 
     def loss(self, policy: str, step: int) -> PolicyLoss:
@@ -116,7 +116,7 @@ class Learner:
 
 
 def context_of(config: TrainConfig, step: int, algorithm: AlgorithmConfig | None = None) -> AlgorithmContext:
-    """What estimators and losses may know at a step; `algorithm` is the section as it is then."""
+    """The facts that estimators and losses may know at a step; `algorithm` is the section as it is then."""
     return AlgorithmContext(
         config=algorithm or config.algorithm, step=step, total_steps=config.steps, seed=config.seed
     )
@@ -235,7 +235,7 @@ def tied_groups(
 
 @dataclass(kw_only=True, slots=True)
 class Heard:
-    """What trainer and reference said of all rows of a step, before there were advantages."""
+    """The scores of all rows of a step by trainer and reference, before there were advantages."""
 
     rows: dict[OrderKey, TrainingSample] = field(default_factory=dict[OrderKey, TrainingSample])
     facts: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
@@ -302,11 +302,11 @@ def score_rows(
 
 @dataclass(kw_only=True, slots=True)
 class Ready:
-    """What one policy learns from in a step."""
+    """The batch that one policy learns from in a step."""
 
     samples: list[TrainingSample]
     valued: list[TrainingSample] = field(default_factory=list[TrainingSample])
-    """What its critic learns from: those whose advantages it made."""
+    """The samples that its critic learns from: those whose advantages it made."""
     facts: dict[str, float]
 
 

@@ -12,6 +12,7 @@ functions of the seed and the step, and what was recorded beyond the checkpoint 
 
 import asyncio
 import itertools
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,6 @@ from rllm.errors import ConfigError
 from rllm.eval.evaluate import EvaluationReport, evaluate, results_on
 from rllm.eval.skill import Measure, learning_facts, score_of, values_of
 from rllm.eval.task_facts import TaskFacts
-from rllm.inference.local.client import LocalClient
 from rllm.store.episodes import GREEDY_PHASE, TRAIN_PHASE
 from rllm.tracking.base import Tracker
 from rllm.trainer.ahead import PublishedVersions, StepsAhead
@@ -48,6 +48,7 @@ from rllm.trainer.policies import Policies
 from rllm.trainer.record import RunRecord
 from rllm.trainer.reference import save_references
 from rllm.trainer.rollouts import Rollouts, sample_step, sampling_of
+from rllm.trainer.samplers import busy_s
 from rllm.trainer.stopping import saved_when_stopped, stall_limit_s
 from rllm.trainer.token_trace import TokenTrace, numbers_of_episodes
 from rllm.types.episode import Episode
@@ -64,16 +65,16 @@ class TrainingRun:
     record: RunRecord
     tracker: Tracker
     clients: Mapping[str, CanaryScorer]
-    """What samples, by policy."""
+    """The clients that sample, by policy."""
     engine: EpisodeEngine
     heldout_tasks: Sequence[Any]
     """Reported before and after."""
     facts: TaskFacts
-    """What is known of those."""
+    """The facts of those tasks."""
     validation_tasks: Sequence[Any]
     """Evaluated while training; may be watched and tuned on. None of them is reported."""
     validation_facts: TaskFacts
-    """What is known of those."""
+    """The facts of those tasks."""
     curriculum: Curriculum[Any]
     """Which tasks come next."""
     state: RunState
@@ -151,7 +152,7 @@ async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
         if state.has_ended_early:
             break
         with _time_phase(state, "train"):
-            start_s, busy_s = time.perf_counter(), _sampler_busy_s(run)
+            start_s, sampled_s = time.perf_counter(), _sampler_busy_s(run)
             rollouts = await ahead.step(step)
             ages = versions.require_fresh(rollouts.episodes, config.schedule.steps_ahead)
             run.curriculum.observe(step, rollouts.episodes)
@@ -174,7 +175,7 @@ async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
             **rollouts.metrics(),
             "tasks_pooled": run.curriculum.num_pooled,
             **ahead.metrics,
-            **(ages | _idle_shares(run, ahead, busy_s, elapsed_s) if config.schedule.steps_ahead else {}),
+            **(ages | _idle_shares(run, ahead, sampled_s, elapsed_s) if config.schedule.steps_ahead else {}),
             **(run.cluster.metrics() if run.cluster is not None else {}),
             "grading_s": rollouts.grading_share() * ahead.metrics["rollout_s"],
             "total_steps": config.steps,
@@ -192,17 +193,17 @@ async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
 
 
 def _sampler_busy_s(run: TrainingRun) -> float:
-    """Seconds that the built-in engines have computed."""
-    return sum(each.engine.counts.busy_s for each in run.clients.values() if isinstance(each, LocalClient))
+    """Seconds that a sampler had work, as their mean over the policies; NaN where nobody has measured it."""
+    times = [math.nan if (each := busy_s(client)) is None else each for client in run.clients.values()]
+    return sum(times) / max(1, len(times))
 
 
-def _idle_shares(run: TrainingRun, ahead: StepsAhead, busy_s: float, elapsed_s: float) -> dict[str, float]:
-    """Shares of a step in which nothing was learned, for want of episodes, and nothing sampled; the latter is
-    known of built-in engines alone."""
+def _idle_shares(run: TrainingRun, ahead: StepsAhead, sampled_s: float, elapsed_s: float) -> dict[str, float]:
+    """Shares of a step in which nothing was learned, for want of episodes, and nothing sampled."""
     shares = {"trainer_idle": ahead.metrics["rollout_s"] / elapsed_s}
-    if all(isinstance(each, LocalClient) for each in run.clients.values()):
-        sampled_s = (_sampler_busy_s(run) - busy_s) / len(run.clients)
-        shares["sampler_idle"] = max(0.0, 1.0 - sampled_s / elapsed_s)
+    now_s = _sampler_busy_s(run)
+    if not math.isnan(now_s):
+        shares["sampler_idle"] = max(0.0, 1.0 - (now_s - sampled_s) / elapsed_s)
     return shares
 
 
@@ -367,7 +368,7 @@ def note_gain(run: TrainingRun, episodes: Sequence[Episode]) -> dict[str, float]
 
 
 def greedy_phase(name: str) -> str:
-    """What the greedy episodes of a report are stored as."""
+    """The phase under which the greedy episodes of a report are stored."""
     return f"{name}.greedy"
 
 
@@ -377,7 +378,7 @@ def wall_s(state: RunState) -> float:
 
 
 def summary_of(run: TrainingRun) -> dict[str, Any]:
-    """What `summary.json` holds."""
+    """The content of `summary.json`."""
     state = run.state
     num_played = {
         name: results_on(run.record.episodes(phase), run.facts)

@@ -37,7 +37,7 @@ LORA_INPUTS = {
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class MicroBatch:
-    """What one forward and backward pass holds: rows of one length behind prompts of one length.
+    """The contents of one forward and backward pass: rows of one length behind prompts of one length.
 
     The first row behind each prompt is one path with it, and read in place.
     """
@@ -137,15 +137,16 @@ class LayerSizes:
     """Elements that a layer keeps for each token, by where they are kept."""
 
     every_token: int
-    """Of all N tokens: the layer's input and its norm."""
+    """Bytes for each of all N tokens: the layer's input and its norm."""
     projected: int
-    """Of all N tokens: queries, keys and values, the first two of them rotated as well."""
+    """Bytes for each of all N tokens: queries, keys and values, the first two of them rotated as well."""
     behind_attention: int
-    """Of the tokens that the layer computes to its end: attention's output, the second norm, the MLP."""
+    """Bytes for each token that the layer computes to its end: attention's output, the second norm, the
+    MLP."""
     mlp: int
-    """Of those the ones that are free again once the MLP's gradient is there."""
+    """The part of those bytes that is free again once the MLP's gradient is there."""
     keys: int
-    """Of each of `MicroBatch.num_keys`, keys and values together."""
+    """Bytes for each of `MicroBatch.num_keys`, keys and values together."""
 
 
 def layer_sizes(shape: "DecoderShape", *, kept_inputs: frozenset[str], widening: int = 1) -> LayerSizes:
@@ -182,6 +183,8 @@ class PassMemory:
     """Everything is kept, and the logits are there."""
     at_layer: int
     """The most while one of the upper layers works backwards."""
+    of_layer: int
+    """Bytes that are let go behind each layer but the last."""
     at_first_layer: int
     """The most while the first layer does, when the gradients of all others are there."""
     at_embedding: int
@@ -253,6 +256,7 @@ class Pass:
         return PassMemory(
             at_loss=below_loss + self._outputs() + self._logits(),
             at_layer=peak_bytes + upper,
+            of_layer=entering if self.recomputes else full,
             at_first_layer=fixed_bytes + first_top,
             at_embedding=fixed_bytes + entering + self._vocabulary(),
             at_only_embedding=fixed_bytes + entering + self._vocabulary() * self.shape.tied,

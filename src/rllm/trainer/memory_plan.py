@@ -1,4 +1,4 @@
-"""What a run will need of the machine's memory, from its configuration alone.
+"""The memory that a run will need, from its configuration alone.
 
     TrainConfig ──► sizes of each model ──► weights, gradients, optimizer, cache ──┐
                └──► the fullest pass of an update ──► activations ─────────────────┴──► the most at one time
@@ -44,11 +44,12 @@ if TYPE_CHECKING:
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Where a container sees what the kernel holds it to: cgroup version 2, then 1."""
 LIBRARIES = 12_000_000
-"""What an update takes beyond what torch hands out; measured with benchmarks/memory.py."""
+"""The memory of an update beyond what torch hands out; measured with benchmarks/memory.py."""
 MUON_COPIES = 5
-"""Of the largest matrix: the direction, its normed copy, the next one, and two products with itself."""
+"""The number of copies of the largest matrix: the direction, its normed copy, the next one, and two products
+with itself."""
 BUCKET_BYTES = 4 << 22
-"""Of gradients that ranks add up in one message."""
+"""The size of gradients that ranks add up in one message."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -66,7 +67,7 @@ class Parts:
     checkpoint: int = 0
     """The copy that `checkpoint.background` writes from."""
     libraries: int = 0
-    """What torch takes for itself with its first work; see LIBRARIES."""
+    """The memory that torch takes for itself with its first work; see LIBRARIES."""
 
     def __add__(self, other: "Parts") -> "Parts":
         return Parts(**{name: value + getattr(other, name) for name, value in self.as_dict().items()})
@@ -85,7 +86,7 @@ class MemoryPlan:
 
     parts: Parts
     activations: int
-    """Of the fullest pass of an update, with its logits, at most."""
+    """The memory of the fullest pass of an update, with its logits, at most."""
     moments: Mapping[str, int]
     """The most at one time, by what the run does then."""
     batch: MicroBatch
@@ -93,8 +94,11 @@ class MemoryPlan:
     num_ranks: int = 1
     num_local_ranks: int = 1
     device: str = "cpu"
+    sampler: int = 0
+    """The memory of each rollout worker of a cluster, or model server where it has some; 0 where the run
+    samples itself."""
     limit: int = field(default_factory=lambda: machine_bytes("cpu"))
-    """Of the machine, or of the accelerator."""
+    """The memory of the machine, or of the accelerator."""
 
     @property
     def peak(self) -> int:
@@ -110,6 +114,7 @@ class MemoryPlan:
             "pass_tokens": self.batch.num_tokens,
             "pass_trained_tokens": self.batch.num_trained,
             "ranks": self.num_ranks,
+            "sampler": self.sampler,
             "machine": self.limit,
             "warning": self.warning() or None,
         }
@@ -199,16 +204,22 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
                 memory = each.training()
                 batches.append((memory.most, batch))
                 if shards > 1:
-                    peaks.append((what, memory.most + _gather_bytes(each)))
+                    peaks.append((what, _sharded(memory, each, gradients, shards, is_only=is_only)))
                 else:
                     peaks.append((what, _update(memory, each, gradients, is_only=is_only) - gradients))
             if config.algorithm.kl_coef or config.critic.is_on:
                 peaks.append(("scoring", passes[0][0].scoring()))
-        peaks.append(("optimizer step", _step(config.optimizer, shape, adapter, num_ranks)))
+        joined = own.gradients if num_ranks // (shards * tensor) > 1 and shards == 1 else 0
+        peaks.append(("optimizer step", _step(config.optimizer, shape, adapter, joined)))
     if not batches:
         return None
     parts = replace(parts if shards == 1 else _shard(parts, shards, element), libraries=LIBRARIES)
-    for what, beyond in [*peaks, *_sampling(config, shapes, element, parts)]:
+    sampling, sampler = _sampling(config, shapes, element, parts), 0
+    if config.cluster.is_used:
+        sampler = _sampled_weights(config, shapes, element) + parts.cache + LIBRARIES
+        sampler += max(beyond for _, beyond in sampling)
+        parts, sampling = replace(parts, cache=0), []
+    for what, beyond in [*peaks, *sampling]:
         moments[what] = max(moments.get(what, 0), parts.total + beyond)
     most, batch = max(batches, key=lambda each: each[0])
     return MemoryPlan(
@@ -219,6 +230,7 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
         num_ranks=num_ranks,
         num_local_ranks=num_local_ranks,
         device=config.model.device,
+        sampler=sampler,
         limit=machine_bytes(config.model.device),
     )
 
@@ -339,7 +351,7 @@ def _parts(
 
 
 def _masters(num_trained: int, element: int) -> int:
-    """Of weights in 16 bits."""
+    """The bytes of the master copies of weights in 16 bits."""
     return FLOAT * num_trained if element != FLOAT else 0
 
 
@@ -424,26 +436,56 @@ def _shard(parts: Parts, shards: int, element: int) -> Parts:
     )
 
 
-def _gather_bytes(of: Pass) -> int:
-    """Bytes of what is whole while a layer is computed: it, embeddings and output layer, and gradients."""
+def _sharded(memory: PassMemory, of: Pass, gradients: int, shards: int, *, is_only: bool) -> int:
+    """The most bytes of a pass beyond this rank's shards, gradients among them, which the only pass of an
+    update begins without.
+
+    Embeddings and output layer are whole all the time. Backward, a layer is whole, and the one below is
+    gathered already (FSDP2); behind the last one, the gradients of the one above are on their way to other
+    ranks as well, and what was gathered in one piece may not be free yet.
+    """
+    before = gradients // shards if is_only else 0
     if not of.trains_vocabulary:
-        return 0  # an adapter, which is gathered at once and is small
+        return memory.most + gradients - before  # an adapter is gathered at once
     layer, vocabulary = layer_parameters(of.shape), vocabulary_parameters(of.shape)
-    return of.element * (layer + vocabulary) + FLOAT * max(layer, vocabulary)
+    at_last = (2 * of.element + FLOAT) * layer
+    at_others = at_last + (of.element + FLOAT) * layer + FLOAT * layer // shards - memory.of_layer
+    output = FLOAT * of.shape.vocab_size * of.shape.hidden_size
+    return of.element * vocabulary + max(
+        memory.at_loss + output * memory.in_chunks - before,
+        memory.at_layer + output + max(at_last, at_others) - before,
+        memory.at_embedding + 2 * FLOAT * vocabulary,
+    )
 
 
-def _step(optimizer: "OptimizerConfig", shape: DecoderShape, adapter: LoraConfig, num_ranks: int) -> int:
-    """Bytes that a step works with, beyond what stays."""
+def _step(optimizer: "OptimizerConfig", shape: DecoderShape, adapter: LoraConfig, joined: int) -> int:
+    """Bytes that a step works with, beyond what stays. `joined`: bytes of the gradients that ranks add up."""
     queries = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     largest = shape.hidden_size * (adapter.rank or max(2 * shape.intermediate_size, queries))
-    together = max(BUCKET_BYTES, FLOAT * vocabulary_parameters(shape)) if num_ranks > 1 else 0
+    together = min(joined, max(BUCKET_BYTES, FLOAT * vocabulary_parameters(shape)))
     return max(together, MUON_COPIES * FLOAT * largest if optimizer.name == "muon" else 0)
+
+
+def _sampled_weights(config: TrainConfig, shapes: Mapping[str, DecoderShape | None], element: int) -> int:
+    """Bytes of what a process holds that only samples, of all policies."""
+    num_bytes, shared_bases = 0, set[str]()
+    for name, policy in config.named_policies.items():
+        shape, adapter = shapes[name], config.adapter_of(name)
+        assert shape is not None, "what has no shape has no plan"
+        changes = policy.trainable and not adapter.rank
+        if changes or policy.path not in shared_bases:
+            num_bytes += element * (num_parameters(shape) + 2 * shape.max_positions * shape.head_dim)
+        if not changes:
+            shared_bases.add(policy.path)
+        if adapter.rank:
+            num_bytes += FLOAT * lora_parameters(shape, adapter.rank, _targets(adapter))
+    return num_bytes
 
 
 def _sampling(
     config: TrainConfig, shapes: Mapping[str, DecoderShape | None], element: int, parts: Parts
 ) -> list[tuple[str, int]]:
-    """What reading prompts takes, and the cache while it grows: its keys are there twice."""
+    """The memory of reading prompts, and of the cache while it grows: its keys are there twice."""
     inference, beyond = config.inference, list[tuple[str, int]]()
     tokens = min(inference.max_prefill_tokens, inference.num_slots * inference.max_context)
     for shape in shapes.values():

@@ -1,4 +1,4 @@
-"""What a batch of episodes came to: rewards, by role as well, failures, and what became of its calls."""
+"""The results of a batch of episodes: rewards, by role as well, failures, and what became of its calls."""
 
 import difflib
 import logging
@@ -103,7 +103,7 @@ def num_sampled(episodes: Sequence[Episode]) -> int:
 
 
 def step_metrics(episodes: Sequence[Episode], judgement: Judged, batch: TrainingBatch) -> dict[str, Any]:
-    """What the episodes of a training step came to."""
+    """The metrics of a training step's episodes."""
     counts = judgement.counts
     rewards = [episode.reward for episode in episodes if episode.outcome in LEARNABLE]
     turns = sum(len(each.steps) for episode in episodes for each in episode.trajectories)
@@ -157,8 +157,8 @@ def role_facts(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
 
 
 def call_counts(episodes: Sequence[Episode]) -> dict[str, int]:
-    """What became of the model calls of programs and workflows; nothing for episodes of agents, whose calls
-    are steps."""
+    """The numbers of model calls of programs and workflows by what became of them; nothing for episodes of
+    agents, whose calls are steps."""
     return {
         name: int(sum(episode.metrics.get(name, 0.0) for episode in episodes))
         for name in CALL_COUNTS

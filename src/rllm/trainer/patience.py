@@ -15,7 +15,7 @@ from rllm.eval.skill import SkillVerdict, Values, skill_of
 
 @dataclass(kw_only=True, slots=True)
 class Patience:
-    """What a run remembers of its evaluations between."""
+    """The memory of a run for its evaluations between steps."""
 
     last_gain: dict[str, float] = field(default_factory=dict[str, float])
     """Return of each task in the evaluation that showed the last gain, at first in the first of them."""

@@ -20,7 +20,7 @@ from rllm.config.schema import TrainConfig
 from rllm.distributed import ALONE, RankGroup
 from rllm.errors import ConfigError
 from rllm.inference.local.client import LocalClient
-from rllm.models.builtin import PRESETS, create_model
+from rllm.models.builtin import PRESETS, create_model, tiny_config
 from rllm.models.devices import dtype_named, use_threads
 from rllm.models.directory import (
     LoadedModel,
@@ -58,7 +58,7 @@ class PolicyModel:
     loaded: LoadedModel
     renderer: ChatRenderer
     end_token_id: int
-    """What ends a demonstrated answer: the token that the model has to sample there."""
+    """The id that ends a demonstrated answer: the token that the model has to sample there."""
     backend: TrainingBackend | None
     """None for a frozen policy."""
     learning_rate: float
@@ -82,7 +82,8 @@ class Policies(dict[str, PolicyModel]):
                 yield name, policy.backend
 
     def backends(self) -> dict[str, TrainingBackend]:
-        """What a checkpoint holds, by its place in there: the only policy of a run lies at the top."""
+        """The learners that a checkpoint holds, by their place in it: the only policy of a run lies at the
+        top."""
         return {name if len(self) > 1 else "": backend for name, backend in self.trainable()}
 
     def is_trained(self, role: str) -> bool:
@@ -109,7 +110,7 @@ class Policies(dict[str, PolicyModel]):
         return {f"policy.{name}.{metric}": value for metric, value in metrics.items()}
 
     def voice_of(self, role: str) -> tuple[ChatRenderer, int]:
-        """What renders the role's conversations, and the token that ends its answers."""
+        """The renderer of the role's conversations, and the token that ends its answers."""
         policy = self[self._config.policy_of(role)]
         return policy.renderer, policy.end_token_id
 
@@ -138,7 +139,7 @@ class Policies(dict[str, PolicyModel]):
                 save_adapter(self[name].loaded, path)
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """What a summary says of each."""
+        """The facts about each policy for a summary."""
         return {
             name: {
                 "trainable": policy.backend is not None,
@@ -156,7 +157,7 @@ def make_policies(
     teacher: LoadedModel | None = None,
     ranks: RankGroup = ALONE,
 ) -> Policies:
-    """What learns on `models`.
+    """The policies that learn on `models`.
 
     `publish`: what a policy's sampler is told after an update, by policy; without it nobody samples.
     `teacher`: for a `distill.divergence` over the whole vocabulary. Raises ConfigError for a key that the
@@ -222,7 +223,7 @@ def _nobody_samples(policy_version: int, write: Callable[[], None] | None = None
 
 
 def make_client(config: TrainConfig, model: LoadedModel) -> LocalClient:
-    """What samples from a policy."""
+    """The client that samples from a policy."""
     if (service := service_kind(config.backend)) is not None:
         return service.client(config, model)
     inference = config.inference
@@ -243,11 +244,13 @@ def require_models(config: TrainConfig) -> None:
         return
     for name, policy in config.named_policies.items():
         kind, separator, preset = policy.path.partition(":")
-        has_vision = not separator and reads_images(read_config(Path(policy.path)))
         if separator and (kind != "builtin" or preset not in PRESETS):
             key = f"policies.{name}.path" if config.policies and config.policies[name].path else "model.path"
             presets = ", ".join(f"builtin:{each}" for each in PRESETS)
             raise ConfigError(f"`{key}` is {policy.path!r}; write one of {presets}, or a directory.")
+        has_vision = reads_images(
+            tiny_config(PRESETS[preset]) if separator else read_config(Path(policy.path))
+        )
         if has_vision and config.inference.engine == "vllm":
             raise ConfigError(
                 f"{policy.path} reads images, and `inference.engine` is 'vllm', whose servers get ids "
@@ -330,7 +333,7 @@ def _require_vision(path: str, has_vision: bool, vision: str, rank: int) -> None
 
 
 def load_saved_models(config: TrainConfig, run: Path) -> dict[str, LoadedModel]:
-    """What a finished run has made, frozen models included."""
+    """The models that a finished run has made, frozen ones included."""
     paths = saved_model_paths(run, list(config.named_policies))
     dtype = dtype_named(config.model.dtype)
     trusts = config.model.trust_remote_code

@@ -50,8 +50,8 @@ class PreferenceJob(SupervisedJob):
             self.measured_others = answers_to_others(self.measured, dataset.train, limit)
 
     def prepare(self, directory: RunDirectory) -> None:
-        """How likely the reference finds every token that is compared: kept in the run, so that a run that
-        goes on has the same."""
+        """Compute the reference's log-probability of every token that is compared: kept in the run, so that a
+        run that goes on has the same."""
         if not self._preference.needs_reference:
             return
         examples = [*self.dataset.train, *(self.measured if self.dataset.is_heldout else ())]

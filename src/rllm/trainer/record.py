@@ -1,4 +1,4 @@
-"""What a run leaves on disk, written by one of its ranks.
+"""The files that a run leaves on disk, written by one of its ranks.
 
     episodes ──► store.sqlite     weights, optimizer, state ──► checkpoints/     models ──► model/, adapter/
 

@@ -1,4 +1,4 @@
-"""What a policy is held against: the policy as it was when it began to learn from rewards, or preferences.
+"""The reference of a policy: the policy as it was when it began to learn from rewards, or preferences.
 
     no warm start ──► reference_of(policy) ──┬─ an adapter is trained ─► the same weights without the adapter
                                              └─ all weights are       ─► initial_model/, read again and frozen
@@ -53,7 +53,7 @@ class ModelScorer:
     logits_mb: float = 512.0
     """Megabytes that logits may take at the same time."""
     ranks: RankGroup = ALONE
-    """Who shares the work."""
+    """The ranks that share the work."""
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         return score_rows(

@@ -39,7 +39,7 @@ class ReplayDifference:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ReplayResult:
-    """What a replay found."""
+    """The findings of a replay."""
 
     num_warm_steps: int
     num_train_steps: int
@@ -48,7 +48,7 @@ class ReplayResult:
     differences: list[ReplayDifference]
     """In the order of the run: the first one is where it went another way."""
     recorded_sha256: str
-    """Of the parameters in the run's models."""
+    """The hash of the parameters in the run's models."""
     replayed_sha256: str
 
     @property

@@ -108,7 +108,7 @@ def _fingerprint(tasks: Sequence[Task | Mapping[str, Any]]) -> str:
 
 
 def _kind(value: object) -> str:
-    """What JSON does not hold counts by its kind alone."""
+    """The kind of a value; one that JSON does not hold counts by its kind alone."""
     return type(value).__name__
 
 

@@ -28,7 +28,7 @@ from rllm.types.task import Task, task_id_of
 
 @dataclass(kw_only=True, slots=True)
 class Rollouts:
-    """What was sampled in one step, in the order of tasks and attempts."""
+    """The episodes of one step, in the order of tasks and attempts."""
 
     tasks: list[Any] = field(default_factory=list[Any])
     episodes: list[Episode] = field(default_factory=list[Episode])
@@ -106,7 +106,7 @@ def max_rounds(config: TrainConfig) -> int:
 
 
 def sampling_of(config: TrainConfig, temperature: float = 1.0) -> SamplingParams:
-    """How answers are sampled; at temperature 0 the likeliest tokens."""
+    """The sampling parameters of answers; at temperature 0 the likeliest tokens."""
     return SamplingParams(
         temperature=temperature,
         max_tokens=config.rollout.max_tokens_per_turn or config.inference.max_context,

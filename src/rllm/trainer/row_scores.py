@@ -1,4 +1,5 @@
-"""What others say of sampled tokens: the trainer before its first update, and the reference.
+"""The log-probabilities of sampled tokens under other weights: the trainer's before its first update, and the
+reference's.
 
 rows ──► old_logprobs = "trainer": score ──► kl_coef > 0: reference.score ──► rows with more columns
                                                    │
@@ -25,7 +26,7 @@ from rllm.types.sample import TrainingSample
 def make_references(
     config: TrainConfig, policies: Policies, ranks: RankGroup = ALONE
 ) -> dict[str, ModelScorer]:
-    """What each policy that learns is held against; nothing where `kl_coef` is 0.
+    """The reference of each policy that learns; nothing where `kl_coef` is 0.
 
     After a warm start that is the policy as the warm start has left it, which `Learner.begin_reinforcement`
     sees to.
@@ -88,7 +89,7 @@ def with_kl_paid(sample: TrainingSample, coef: float, kind: str) -> TrainingSamp
 
 
 def adapted_kl_coef(algorithm: AlgorithmConfig, coef: float, kl: float) -> float:
-    """What the next step's divergence counts, after a step in which it came to `kl` nats per token."""
+    """The coefficient of the next step's divergence, after a step in which it came to `kl` nats per token."""
     controller = AdaptiveKL(coef=coef, target=algorithm.kl_target, horizon=float(algorithm.kl_horizon))
     controller.update(kl)
     return controller.coef

@@ -30,7 +30,7 @@ _NAMED = 5
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RunTasks:
-    """What is trained on and what is measured on."""
+    """The tasks that are trained on and those that are measured on."""
 
     config: TrainConfig
     world: World | None
@@ -87,8 +87,8 @@ def run_tasks(
     validation: Sequence[Any] | None,
     world: World | None,
 ) -> RunTasks:
-    """What is reported is `heldout`, or the training tasks where there is none; what is evaluated between is
-    `validation`, or what `heldout` has beyond `evaluation.num_tasks`.
+    """The tasks of a run. Reported is `heldout`, or the training tasks where there is none; evaluated between
+    is `validation`, or the part of `heldout` beyond `evaluation.num_tasks`.
 
     A task keeps what it says itself and has the rest from `task.environment_args`; training tasks from
     `task.train_args` first. Raises ConfigError where evaluations between are asked for and there is nothing
@@ -135,6 +135,6 @@ def _require_validation(config: TrainConfig, tasks: Sequence[Any], num_given: in
     lack = f"all {num_given} that there are, are reported" if num_given else "none were given"
     raise ConfigError(
         f"`evaluation.{key}` is {getattr(evaluation, key)}, but there are no validation tasks: {lack}. "
-        "Give `validation_dataset`, or more held-out tasks than `evaluation.num_tasks`, which is "
-        f"{evaluation.num_tasks}; or leave the key out."
+        "Give more held-out tasks (`--val-dataset`) than `evaluation.num_tasks`, which is "
+        f"{evaluation.num_tasks}; or `validation_dataset` in Python; or leave the key out."
     )

@@ -16,6 +16,7 @@ import numpy as np
 from rllm.config.schema import TrainConfig
 from rllm.errors import CanaryError, ConfigError, InferenceError
 from rllm.inference.client import ModelClient, TokenClient
+from rllm.inference.local.client import LocalClient
 from rllm.inference.vllm_process import ServerProcess, ServerSettings, require_vllm, start_replicas
 from rllm.models.directory import LoadedModel, save_model
 from rllm.models.lora import save_adapter
@@ -40,6 +41,13 @@ class PolicyClient(ModelClient, TokenClient, Protocol):
     def publish(self, policy_version: int, write: Callable[[], None] | None = None) -> None: ...
 
     async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]: ...
+
+
+def busy_s(client: object) -> float | None:
+    """Seconds in which a sampler had work, so far; None where nobody has measured it."""
+    if isinstance(client, LocalClient):
+        return client.engine.counts.busy_s
+    return getattr(client, "busy_s", None)
 
 
 @asynccontextmanager
@@ -163,13 +171,14 @@ def _remove(weights: Path) -> None:
 
 
 def _client(config: TrainConfig, url: str, model: LoadedModel) -> "VLLMClient":
-    from rllm.inference.vllm import VLLMClient
+    from rllm.inference.vllm import FINISH, VLLMClient
 
     return VLLMClient(
         url,
         model.tokenizer,
         processed_logprobs=True,
         sends_seeds=config.inference.server_seeds,
+        at_publish=config.inference.at_publish if config.schedule.steps_ahead else FINISH,
         max_connections=config.inference.num_slots,
     )
 

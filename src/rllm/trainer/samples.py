@@ -107,7 +107,7 @@ def trajectory_rows(
 
 
 def _paid_to_samplers(trajectory: Trajectory, turn_rewards_K: FloatArray) -> list[float]:
-    """What each turn was paid, moved back to the nearest turn that sampled a token.
+    """The pay of each turn, moved back to the nearest turn that sampled a token.
 
     What was paid before anything was sampled belongs to no token.
     """
@@ -191,7 +191,7 @@ class _RowBuilder:
 
 
 def _temperature_of(step: Step) -> float:
-    """What the logits were divided by.
+    """The divisor of the logits.
 
     RAW log-probabilities are the model's own, however the token was picked.
     """

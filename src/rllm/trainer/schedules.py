@@ -1,4 +1,5 @@
-"""What changes from step to step, as functions of the step: a resumed run needs no state of theirs."""
+"""The quantities that change from step to step, as functions of the step: a resumed run needs no state of
+theirs."""
 
 import math
 

@@ -66,7 +66,7 @@ AnySupervised = TypeVar("AnySupervised", bound=SupervisedConfig)
 
 
 class SupervisedJob(ABC):
-    """What one kind of supervised run adds to the loop."""
+    """The part that one kind of supervised run adds to the loop."""
 
     steps: int
     """Optimizer updates in all."""
@@ -77,7 +77,7 @@ class SupervisedJob(ABC):
 
     @property
     def backend(self) -> "TrainingBackend":
-        """What is trained."""
+        """The backend that is trained."""
         assert self.policy.backend is not None, "the only policy of a supervised run learns"
         return self.policy.backend
 
@@ -100,11 +100,13 @@ class SupervisedJob(ABC):
         }
 
     def plan(self) -> dict[str, int | float | str]:
-        """What follows from configuration and data, such as tokens per update; `--dry-run` prints it."""
+        """The quantities that follow from configuration and data, such as tokens per update; `--dry-run`
+        prints them."""
         return {"optimizer_updates": self.steps}
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same for a run to go on, beside its configuration: a digest of its rows."""
+        """The values that must be the same for a run to go on, beside its configuration: a digest of its
+        rows."""
         return {}
 
     def prepare(self, directory: RunDirectory) -> None:  # noqa: B027  most jobs need none of the three
@@ -115,7 +117,7 @@ class SupervisedJob(ABC):
         """The weights have changed; a job that samples from them tells its sampler."""
 
     def facts(self) -> dict[str, Any]:
-        """What the summary says beside the reports."""
+        """The facts of the summary beside the reports."""
         return {}
 
     def close(self) -> None:  # noqa: B027
@@ -149,7 +151,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
 
     @abstractmethod
     def make_job(self, policy: "PolicyModel") -> SupervisedJob:
-        """What is to be done with the model. Raises ConfigError for data that cannot be trained on."""
+        """The job to do with the model. Raises ConfigError for data that cannot be trained on."""
 
     def default_model(self) -> str:
         """`model.path` of a run whose configuration has none."""
@@ -174,7 +176,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
             return TrainResult(directory=self.output, summary=summary)
 
     def plan(self) -> dict[str, Any]:
-        """What a run would do, with everything checked that a run would check; nothing is written."""
+        """The plan of a run, with everything checked that a run would check; nothing is written."""
         with TemporaryDirectory(prefix="rllm-plan-") as place:
             policies, _ = self._policies(Path(place), {})
             job = self.make_job(policies[ONLY_POLICY])
@@ -368,7 +370,7 @@ class Stopping:
 
 
 def summary_of(run: SupervisedRun) -> dict[str, Any]:
-    """What `summary.json` holds."""
+    """The content of `summary.json`."""
     state = run.state
     lines = [line for line in read_metrics(run.directory.metrics_path) if line["phase"] == "train"]
     return {

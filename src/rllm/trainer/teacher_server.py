@@ -26,7 +26,7 @@ NUM_TRIES = 4
 NUM_PARALLEL = 16
 """Prompts that are with the server at the same time."""
 MOST_IDS_AT_ONCE = 1024
-"""Of the vocabulary, when it is compared."""
+"""The number of ids of the vocabulary that are compared at once."""
 
 Answer = TypeVar("Answer")
 
@@ -108,7 +108,7 @@ class ServerScorer:
                     )
 
     def _run(self, prompts: Sequence[list[int]]) -> Iterator[Any]:
-        """What the server says of each prompt, in their order."""
+        """The server's scores of the prompts, in their order."""
         return iter(asyncio.run(self._ask_all(prompts)))
 
     async def _ask_all(self, prompts: Sequence[list[int]]) -> list[Any]:
@@ -155,7 +155,7 @@ class ServerScorer:
 
 
 async def sampling_client(distill: DistillConfig, tokenizer: HuggingFaceTokenizer) -> VLLMClient:
-    """What lets the server sample, by ids of the student's vocabulary. Raises InferenceError."""
+    """The client by which the server samples ids of the student's vocabulary. Raises InferenceError."""
     return await VLLMClient.connect(
         base_url_of(distill.teacher),
         tokenizer,

@@ -32,7 +32,7 @@ class Trace:
     where: str
     """Its episode, for people."""
     task: str
-    """What was asked, whatever the visit: two passes over a task have one of these."""
+    """The question, whatever the visit: two passes over a task have one of these."""
     reward: float
     trajectory: Trajectory
     """Its steps are to be learned: no log-probability of another policy is left in them."""
@@ -135,7 +135,7 @@ def to_learn(step: Step, where: str) -> Step:
 
 
 def task_key(episode: Episode) -> str:
-    """What the task is made of, without the id of this visit; the id where it is made of nothing else."""
+    """A key of the task's content, without the id of this visit; the id where it has no other content."""
     task: Any = episode.task
     made_of = [task.instruction, task.metadata] if isinstance(task, Task) else task
     if isinstance(made_of, dict):

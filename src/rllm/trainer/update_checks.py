@@ -73,7 +73,7 @@ SMALLEST = DecoderShape(
 )
 
 Picks = tuple[tuple[int, ...], ...]
-"""Of each task, which of ANSWERS its attempts gave."""
+"""The answers of each task's attempts, as places in ANSWERS."""
 
 SAME = 1e-6
 """Relative: a row's columns are float32."""
@@ -86,7 +86,7 @@ FOR_COLUMN = {
     "entropy_M": "algorithm.entropy_coef=1e-12",
     "rollout_M": "algorithm.old_logprobs=trainer",
 }
-"""What a run must have for a column that a loss reads."""
+"""The setting that a run needs for a column that a loss reads."""
 OF_CRITIC = frozenset({"new_values_M", "values_M", "returns_M"})
 
 
@@ -149,7 +149,7 @@ class UpdateProbe:
         ]
 
     def logprobs(self, task: WorldTask) -> list[Tensor]:
-        """Of each token of each answer, by a pass over that answer alone."""
+        """The log-probabilities of each token of each answer, by a pass over that answer alone."""
         rows: list[Tensor] = []
         for answer in ANSWERS:
             ids = torch.tensor([*task.prompt_ids, *answer])
@@ -272,7 +272,7 @@ def _expected_update(probe: UpdateProbe) -> Check:
 
 
 def _groups(probabilities: Tensor, num_attempts: int) -> Iterator[tuple[tuple[int, ...], float]]:
-    """What a task's attempts may have answered, up to their order, and how likely that is."""
+    """The possible answers of a task's attempts, up to their order, with the probability of each."""
     for picks in itertools.combinations_with_replacement(range(len(ANSWERS)), num_attempts):
         orders = math.factorial(num_attempts)
         for count in Counter(picks).values():

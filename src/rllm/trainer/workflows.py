@@ -68,7 +68,7 @@ class WorkflowPlayer:
     open_workers: OpenWorkers | None = None
     """Opens the workers of the workflow that have a model or program of their own."""
     contracts: Mapping[str, Contract] = field(default_factory=dict[str, Contract])
-    """Of its workers, by name; see `contracts_of`."""
+    """The contracts of its workers, by name; see `contracts_of`."""
 
     @asynccontextmanager
     async def open_engine(

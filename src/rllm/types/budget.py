@@ -34,13 +34,14 @@ class TokenBudget:
     """Limits of one episode in tokens; 0 is no limit."""
 
     max_prompt_tokens: int = 0
-    """Of the first prompt."""
+    """Maximum tokens of the first prompt."""
     max_response_tokens: int = 0
-    """Of everything after the first prompt: answers, and what was said in between."""
+    """Maximum tokens of everything after the first prompt: answers, and the messages in between."""
     max_turn_tokens: int = 0
-    """Of one answer. An answer that is cut off by this limit alone does not end the episode."""
+    """Maximum tokens of one answer. An answer that is cut off by this limit alone does not end the
+    episode."""
     max_model_tokens: int = 0
-    """Of prompt and answer together: what the model's context holds."""
+    """Maximum tokens of prompt and answer together: the model's context."""
     every_prompt: bool = False
     """Each prompt stands for itself, as in agents that write every prompt anew: `max_prompt_tokens` then
     limits each of them, and `max_response_tokens` each answer."""
@@ -109,9 +110,9 @@ class BudgetMeter:
     first_prompt_tokens: int = -1
     """-1 until it is known."""
     known_tokens: int = 0
-    """Of the latest prompt and its answer."""
+    """Tokens of the latest prompt and its answer."""
     room: int = field(default=NO_LIMIT, init=False)
-    """What the episode had left behind the latest prompt."""
+    """Tokens that the episode had left behind the latest prompt."""
 
     def allow(self, prompt_tokens: int = -1) -> int:
         """New tokens that may be sampled behind a prompt of so many tokens; -1 when nobody knows.

@@ -1,4 +1,4 @@
-"""What the model calls of one episode may take: a plain value, held by the gateway call by call."""
+"""The budget for the model calls of one episode: a plain value, held by the gateway call by call."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -21,9 +21,9 @@ class CallBudget:
     cost: float = 0.0
     """In the currency of the prices. The call that reaches it is the last one."""
     prompt_price: float = 0.0
-    """Of a million tokens that the model reads."""
+    """The price of a million tokens that the model reads."""
     completion_price: float = 0.0
-    """Of a million tokens that it samples."""
+    """The price of a million tokens that it samples."""
 
     @property
     def is_unlimited(self) -> bool:

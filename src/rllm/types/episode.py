@@ -1,5 +1,5 @@
-"""What happened: a Step is one model call, a Trajectory one agent's Steps, an Episode one attempt
-at one Task.
+"""The records of play: a Step is one model call, a Trajectory one agent's Steps, an Episode one attempt at
+one Task.
 
     Episode ──► trajectories ──► steps
        │             └ name: the role
@@ -100,8 +100,11 @@ class Step:
     """[R] optimizer updates those weights had seen, per token."""
     chat_completions: list[Message] = field(default_factory=list[Message])
     """Messages up to and including this answer; as with `prompt_ids`, a view of one list of all turns."""
+    input: Any = None
+    """The question of this step as a program notes it, and `output` the answer; both are its own to set."""
+    output: Any = None
     observation: Any = None
-    """What the environment had shown when the model was asked."""
+    """The environment's observation when the model was asked."""
     thought: str = ""
     action: Any = None
     model_response: str = ""
@@ -207,7 +210,7 @@ class Trajectory:
     task: Any = None
     steps: list[Step] = field(default_factory=list[Step])
     reward: float | None = None
-    """What the trajectory was paid; None until somebody scored it."""
+    """The reward of the trajectory; None until somebody scored it."""
     signals: dict[str, float] = field(default_factory=dict[str, float])
     input: Any = None
     output: Any = None
@@ -299,6 +302,11 @@ class TrajectoryGroup:
     @property
     def group_id(self) -> str:
         return f"{self.task_id}:{self.role}"
+
+    @property
+    def group_role(self) -> str:
+        """Another name for `role`."""
+        return self.role
 
 
 class TerminationEvent(Exception):

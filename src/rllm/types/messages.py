@@ -20,7 +20,8 @@ class LogprobMeaning(StrEnum):
     TRUNCATED = "truncated"
     """Renormalised after top-k or top-p: not comparable with any forward pass, so never trained on."""
     UNKNOWN = "unknown"
-    """Of a server that sampled by defaults of its own, which it does not tell: never trained on."""
+    """The meaning of log-probabilities of a server that samples by defaults of its own, which it does not
+    tell: never trained on."""
 
 
 class FinishReason(StrEnum):
@@ -47,11 +48,11 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Texts that end the answer. `text` ends before the first of them; the ids are all that were sampled."""
     top_logprobs: int = 0
-    """How many of the most likely tokens to report at each position, with their log-probabilities."""
+    """Number of most likely tokens to report at each position, with their log-probabilities."""
     grammar: str = ""
-    """What the answer must follow: a Lark grammar in llguidance's form, whose terminals may be JSON schemas.
-    For a server that samples by schemas it is one, as JSON text.
-    Tokens are sampled among those that it allows; log-probabilities stay those of the model without it."""
+    """The grammar of the answer: a Lark grammar in llguidance's form, whose terminals may be JSON schemas.
+    For a server that samples by schemas it is one, as JSON text. Tokens are sampled among those that it
+    allows; log-probabilities stay those of the model without it."""
     seed: int = 0
     """Every draw is a function of (seed, position in the answer): nothing else in the batch matters."""
 
@@ -115,7 +116,7 @@ class ModelOutput:
     """[R] log-probability of each written token when it was sampled, in nats."""
     logprob_meaning: LogprobMeaning = LogprobMeaning.RAW
     temperature: float = 1.0
-    """What the logits were divided by when `logprob_meaning` is `temperature`."""
+    """The divisor of the logits when `logprob_meaning` is `temperature`."""
     policy_versions: list[int] = field(default_factory=list[int])
     """[R] optimizer updates that the sampling weights had seen, per token; -1 (`NOT_SAMPLED`) for a token
     that a grammar left no choice about: the policy did not choose it, so it is not trained on."""
@@ -124,7 +125,7 @@ class ModelOutput:
     stop_sequence: str | None = None
     """Which text of `SamplingParams.stop` ended the answer."""
     completion_id: str = ""
-    """What the server called this answer."""
+    """The server's name for this answer."""
     finish_reason: FinishReason = FinishReason.STOP
     usage: dict[str, int] = field(default_factory=dict[str, int])
     """`prompt_tokens`, `completion_tokens`, `cached_tokens`."""

@@ -1,4 +1,4 @@
-"""What one turn of a conversation has of the whole: the first items of a list that only grows.
+"""The share of one turn in a whole conversation: the first items of a list that only grows.
 
     row:      m0 m1 m2 m3 m4 …      one list for all turns of a trajectory
     turn 1:   m0 m1                 Prefix(row, 2)
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from copy import deepcopy
 from itertools import islice
 from operator import is_
-from typing import Any, SupportsIndex, TypeVar, cast, overload
+from typing import Any, SupportsIndex, TypeVar, cast, final, overload
 
 T = TypeVar("T")
 
@@ -19,10 +19,12 @@ _MAX_SHOWN = 12
 """Items that are written whole."""
 
 
+@final
 class Prefix(MutableSequence[T]):
     """The first `length` items of `row`, all that it has by default. Equal to a list of the same items.
 
-    Changed, it becomes a list of its own first: other views of the row stay as they are.
+    Changed, it becomes a list of its own first: other views of the row stay as they are. It has no
+    subclasses, so `type(x) is Prefix` asks what `isinstance` would, which is slow for an abstract class.
     """
 
     __slots__ = ("_length", "_row")
@@ -34,7 +36,7 @@ class Prefix(MutableSequence[T]):
 
     def shares_row_with(self, other: object) -> bool:
         """Whether one of the two is the beginning of the other, because both are views of one row."""
-        return isinstance(other, Prefix) and self._row is cast("Prefix[Any]", other)._row
+        return type(other) is Prefix and self._row is cast("Prefix[Any]", other)._row
 
     def followed_by(self, items: Sequence[T]) -> "Prefix[T]":
         """A view that goes on with `items`: of the same row, where nothing else goes on from here."""
@@ -114,9 +116,12 @@ def shared(earlier: Sequence[T] | None, later: Sequence[T], *, by_value: bool = 
 
     `by_value`: with equal ones, which is compared ten times as fast; for what cannot be changed, such as ids.
     """
-    if not isinstance(earlier, Prefix) or isinstance(later, Prefix) or len(later) < len(earlier):
-        return later if isinstance(later, Prefix) else Prefix(list(later))
-    same = later[: len(earlier)] == earlier[:] if by_value else all(map(is_, earlier, later))
+    if type(later) is Prefix:
+        return cast("Prefix[T]", later)
+    view = cast("Prefix[T]", earlier)
+    if type(earlier) is not Prefix or len(later) < len(view):
+        return Prefix(list(later))
+    same = later[: len(view)] == view[:] if by_value else all(map(is_, view, later))
     if not same:
         return Prefix(list(later))
-    return earlier.followed_by(later[len(earlier) :])
+    return view.followed_by(later[len(view) :])

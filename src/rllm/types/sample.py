@@ -29,15 +29,15 @@ class TrainingSample:
     advantages_T: NDArray[np.float32]
     """0 where not sampled."""
     rewards_T: NDArray[np.float32] | None = None
-    """What was paid for each turn, at the last token sampled in it; 0 elsewhere."""
+    """The reward of each turn, at the last token sampled in it; 0 elsewhere."""
     rollout_logprobs_T: NDArray[np.float32] | None = None
-    """What the sampler said, where `logprobs_T` is now what the trainer said before the first update."""
+    """The sampler's log-probabilities, where `logprobs_T` now holds the trainer's before the first update."""
     ref_logprobs_T: NDArray[np.float32] | None = None
     """Log-probability under the reference policy, or under the teacher; 0 where not sampled."""
     values_T: NDArray[np.float32] | None = None
     """The critic's expectation, before the token, of what was paid from there on; 0 where not sampled."""
     returns_T: NDArray[np.float32] | None = None
-    """What the critic should have said; 0 where not sampled."""
+    """The targets of the critic; 0 where not sampled."""
     chosen_T: NDArray[np.float32] | None = None
     """1 at tokens that the loss treats apart, such as those of `clip_cov`; 0 elsewhere."""
     group_key: tuple[str, str]
@@ -45,7 +45,7 @@ class TrainingSample:
     order_key: tuple[str, int, int, int]
     """(task_id, attempt, trajectory, segment): sorting by it makes a batch independent of arrival order."""
     temperature: float = 1.0
-    """What the logits were divided by when the tokens were sampled."""
+    """The divisor of the logits when the tokens were sampled."""
     turns: tuple[tuple[int, int, int], ...] = ()
     """(step of the trajectory, place of its first sampled token, number of them) of each turn in the row."""
 

@@ -1,4 +1,4 @@
-"""What is asked, and where the program that answers finds its model."""
+"""The task, and the place where the program that answers finds its model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class EpisodeId:
 
 @dataclass(slots=True)
 class Task:
-    """What is asked: an instruction and the data to judge the answer by."""
+    """An instruction, and the data to judge the answer by."""
 
     id: str
     """Stable identifier, unique in its dataset; attempts at one task are compared with each other."""
@@ -42,7 +42,8 @@ class Task:
         return self.dataset_dir if self.sub_dir is None else self.dataset_dir / self.sub_dir
 
     def to_row(self) -> dict[str, Any]:
-        """What an evaluator gets: the dataset row, with `task_id` and `instruction` where it has none."""
+        """The row that an evaluator gets: the dataset's, with `task_id` and `instruction` where it has
+        none."""
         return {"task_id": self.id, "instruction": self.instruction, **self.metadata}
 
 
@@ -59,7 +60,8 @@ class AgentConfig:
     is_validation: bool = False
     """True when the answer is measured and not trained on."""
     sampling_params: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What is set for the whole session: it wins over what the program asks for."""
+    """Sampling parameters of the whole session, by the keywords of OpenAI's clients: they win over what the
+    program asks for."""
 
     @property
     def api_key(self) -> str:

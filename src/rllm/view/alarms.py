@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 NUM_STEPS = 10
-"""How many of the last steps a rule looks at."""
+"""The number of last steps that a rule looks at."""
 _TIED, _FAILED, _CLIPPED, _DROPPED = 0.6, 0.1, 0.3, 0.25
 _KL, _LOGPROB_GAP, _HELDOUT_DROP, _NORM_JUMP = 0.1, 0.05, 0.1, 10.0
 _RATIO_LOW, _RATIO_HIGH = 0.8, 1.25

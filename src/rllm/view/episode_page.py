@@ -79,7 +79,7 @@ class TokenFacts:
 
     text: TokenText
     numbers: Mapping[str, Sequence[float]]
-    """What a trainer computed of all sampled tokens of the episode."""
+    """The trainer's values of all sampled tokens of the episode."""
     begins: Sequence[int]
     """Which of those is the first of each turn."""
 
@@ -283,7 +283,7 @@ def _goes_on(before: Step, step: Step) -> bool:
 
 
 def num_common(earlier: Sequence[Any], later: Sequence[Any]) -> int:
-    """How many items two sequences begin with alike."""
+    """The number of items that two sequences begin with alike."""
     if isinstance(earlier, Prefix) and earlier.shares_row_with(later):
         return min(len(earlier), len(later))
     limit = min(len(earlier), len(later))

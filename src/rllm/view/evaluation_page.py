@@ -34,9 +34,9 @@ MAX_ROWS = 200
 MEASURED = ("sampled", "greedy", "after", "after.greedy", "before", "before.greedy", "untrained", "heldout")
 """Phases that measure, the one that says most first."""
 _MAX_INTERVAL_ATTEMPTS = 3_000
-"""Of a report that is made here: resampling more would keep a page waiting."""
+"""The number of attempts of a report that is made here: resampling more would keep a page waiting."""
 _CONVERSATION_CHARS = 8_000
-"""Of what was said before the last answer."""
+"""The length of the conversation before the last answer."""
 
 
 def evaluation_page(sources: Sources, query: Query) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def evaluation_page(sources: Sources, query: Query) -> dict[str, Any]:
 
 
 def answer_page(sources: Sources, query: Query) -> dict[str, Any]:
-    """What one attempt was asked and answered, and what its grader said."""
+    """The question, the answer and the grader's verdict of one attempt."""
     run, row_id = sources.run(query.text("run")), query.number("id", 0)
     with EpisodeStore.open(run.store_path, read_only=True) as store:
         episode = store.episode(row_id)

@@ -25,7 +25,7 @@ from rllm.view.static_files import static_names
 
 MAX_REQUESTS = 400
 MAX_CHARS = 40_000_000
-"""Of all answers together."""
+"""The length of all answers together."""
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";$', re.MULTILINE)
 _SHOWN = ("run", "phase", "step")
 _PARAMETERS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {

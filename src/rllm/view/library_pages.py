@@ -1,4 +1,4 @@
-"""What lies around runs: data sets, models, runs of workers, and the sessions of gateways.
+"""The surroundings of runs: data sets, models, runs of workers, and the sessions of gateways.
 
 RLLM_HOME/datasets, models.json ──► datasets_page, dataset_page, models_page
 DIR/…/runs.sqlite               ──► workers_page, worker_run_page

@@ -10,7 +10,7 @@ from typing import Any
 from rllm.rendering.images import is_image_part, source_of
 
 MAX_CHARS = 200_000
-"""Of one text; the rest is counted."""
+"""The length of one text; the rest is counted."""
 
 
 def shown_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _text_of(part: Any) -> str:
 
 
 def _picture_of(part: Any) -> str:
-    """What a picture's part names: a data URL, an address or a hash."""
+    """The name of a picture's part: a data URL, an address or a hash."""
     if not is_image_part(part):
         return ""
     return source_of(part) or str(part.get("image") or part.get("hash") or "")

@@ -1,4 +1,4 @@
-"""What the page can ask for: a name and parameters in, plain JSON values out. Server and exports share it.
+"""The requests of the page: a name and parameters in, plain JSON values out. Server and exports share it.
 
 /api/episode?run=…&id=7 ──► answer(sources, "episode", Query) ──► episode_page ──► {…}
 """

@@ -1,4 +1,4 @@
-"""What a request for a page asks for: texts and numbers by name, each within its limits."""
+"""The parameters of a request for a page: texts and numbers by name, each within its limits."""
 
 from collections.abc import Mapping
 

@@ -116,7 +116,7 @@ class ViewServer:
 
     @property
     def url(self) -> str:
-        """What a person opens."""
+        """The address that a person opens."""
         return f"{self.origin}/" + (f"?{urlencode({'token': self.token})}" if self.token else "")
 
     def serve(self) -> None:

@@ -24,9 +24,9 @@ from rllm.store.run_directory import RunDirectory
 MAX_HITS = 1_000
 """Episodes that a search gives back."""
 MAX_INDEX_CHARS = 400_000
-"""Of the text of one episode."""
+"""The length of the text of one episode."""
 _WAIT_S = 0.2
-"""How long a search waits for its index: most are whole by then."""
+"""The time that a search waits for its index: most are whole by then."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS steps (
     phase TEXT NOT NULL, step INTEGER NOT NULL, mark TEXT NOT NULL, first INTEGER, last INTEGER,

@@ -1,4 +1,4 @@
-"""Who may start now, who waits, and who is refused at once.
+"""Admission of runs: some start now, some wait, and some are refused at once.
 
     arrive ──► room: start            more than `max_queue` wait, or it would end after its deadline:
            ──► none: wait in line     refused, with the seconds after which it is worth asking again
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 _WEIGHT_OF_LAST = 0.1
-"""Of the last run in the mean duration."""
+"""The weight of the last run in the mean duration."""
 
 
 class AdmissionRefused(Exception):

@@ -26,7 +26,7 @@ from rllm.worker.response import ErrorCode, RunError
 
 _MAX_MESSAGE = 2000
 OWN_PROVIDER = "rllm"
-"""Of the built-in engine."""
+"""The provider's name of the built-in engine."""
 
 
 class Enforcement(StrEnum):
@@ -41,26 +41,26 @@ class Enforcement(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class Backing:
-    """What stands behind a contract, ready to be called."""
+    """The actor behind a contract, ready to be called."""
 
     flow: AgentFlow
     model: WorkerModel | None = None
     """None for a program that asks no model of ours."""
     answer_schema: Mapping[str, Any] | None = None
-    """Of a model that answers alone."""
+    """The schema of the answer of a model that answers alone."""
 
 
 @dataclass(kw_only=True, slots=True)
 class AttemptResult:
-    """What came of it: exactly one of `value` and `error` counts."""
+    """The result of an attempt: exactly one of `value` and `error` counts."""
 
     value: Any = None
-    """What may be the outputs; checked by the caller."""
+    """The value that may be the outputs; checked by the caller."""
     error: RunError | None = None
     calls: list[CallRecord] = field(default_factory=list[CallRecord])
-    """Of the model, as the gateway captured them: a record for each choice."""
+    """The model calls, as the gateway captured them: a record for each choice."""
     provider: str = OWN_PROVIDER
-    """Of that model, as OpenTelemetry calls it."""
+    """The provider of that model, as OpenTelemetry calls it."""
     enforcement: Enforcement = Enforcement.CHECKED
     artifacts: dict[str, Any] = field(default_factory=dict[str, Any])
 

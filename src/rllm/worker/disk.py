@@ -33,7 +33,8 @@ class StoreThread:
         self._thread.start()
 
     async def call(self, work: Callable[[], _T]) -> _T:
-        """What `work` gives or raises, once it is on disk. Raises StorageError where the disk refuses."""
+        """The return value of `work`, or its exception, once it is on disk. Raises StorageError where the
+        disk refuses."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[_T] = loop.create_future()
         self._orders.put(_Order(work, loop, done))

@@ -10,7 +10,8 @@ REQUEST_KEYS = ("worker_id", "version", "trace", "inputs", "constraints")
 
 
 def envelope_problem(contract: Contract, body: Any) -> str:
-    """Why the envelope is refused; empty where it is well formed. The inputs are the schema's to judge."""
+    """The reason that the envelope is refused; empty where it is well formed. The inputs are the schema's to
+    judge."""
     if not isinstance(body, dict):
         return 'The body is no object; send {"inputs": {…}}.'
     if unknown := [key for key in body if key not in REQUEST_KEYS]:

@@ -1,4 +1,4 @@
-"""What workers did in service ──► rows to learn from.
+"""The runs of workers in service ──► rows to learn from.
 
     runs.sqlite ──filter──► run ──► its last attempt's session ──calls/──► conversations ──► SFT rows
                              │      earlier attempts' answers, which were worse ──────────► preferences
@@ -26,9 +26,9 @@ from rllm.worker.store import RunStore
 RUN_FIELDS = (
     "worker_id", "version", "key", "status", "attempts", "inputs", "outputs", "error", "score", "label"
 )  # fmt: skip
-"""What a filter may name."""
+"""The fields that a filter may name."""
 OUTCOMES = ("kept", "filtered", "unfinished", "without_calls", "not_correctable", "without_outputs", "double")
-"""Of every run, exactly one."""
+"""The outcomes of runs; every run has exactly one."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What one contract makes of a run: does the input fit, does the result, and the response either way.
+"""The checks of a run by one contract: does the input fit, does the result, and the response either way.
 
 inputs ──problem_of──► None, or why no model is asked
 result of an attempt ──checked──► outputs, or why there are none ──reply──► the bytes that leave and are kept
@@ -33,7 +33,7 @@ class RunUnderWay:
     trace_id: str
     usage: Counter[str] = field(default_factory=Counter[str])
     enforcement: Enforcement = Enforcement.CHECKED
-    """Of the latest attempt."""
+    """The enforcement of the latest attempt."""
 
 
 class Replies:
@@ -91,7 +91,7 @@ class Replies:
         return None, RunError(code=ErrorCode.SCHEMA, message=violation.message, details=details)
 
     def run_id(self, run: Run) -> str:
-        """What the caller calls the run, where the contract has a key of that name."""
+        """The caller's name for the run, where the contract has a key of that name."""
         return run.key if self.contract.constraints.idempotency_key == "run_id" else run.id
 
     def reply(

@@ -1,4 +1,4 @@
-"""What a run of a worker answers, and as which HTTP status."""
+"""The answer of a worker's run, and its HTTP status."""
 
 import json
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from rllm.redaction import without_keys
 
 
 class ErrorCode(StrEnum):
-    """Why a run did not end with `ok`."""
+    """The reason that a run did not end with `ok`."""
 
     SCHEMA = "schema"
     """Input or output breaks its schema."""
@@ -38,7 +38,7 @@ _HTTP_OF_CODE = {ErrorCode.CONFLICT: 409, ErrorCode.OVERLOADED: 429, ErrorCode.T
 
 @dataclass(kw_only=True, slots=True)
 class RunError:
-    """Why, in a word for programs and a sentence for people."""
+    """The reason, in a word for programs and a sentence for people."""
 
     code: ErrorCode
     message: str
@@ -76,7 +76,7 @@ class WorkerResponse:
 
     @classmethod
     def from_body(cls, body: bytes) -> "WorkerResponse":
-        """Of a run that was final before."""
+        """The response of a run that was final before."""
         value = json.loads(body)
         code = (value.get("error") or {}).get("code")
         return cls(

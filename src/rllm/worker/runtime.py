@@ -44,7 +44,7 @@ from rllm.worker.telemetry import Telemetry
 
 _T = TypeVar("_T")
 _LONG_CHARACTERS = 32_768
-"""Of JSON: to check so many takes some 10 ms."""
+"""The length of JSON that takes some 10 ms to check."""
 Progress = dict[str, Any]
 """An event of a run: `event`, `attempt`, and what belongs to it."""
 
@@ -72,14 +72,14 @@ class WorkerRuntime:
         """Requests by status, and `joined`, `replayed`, `attempts`, `model_calls`, `prompt_tokens`,
         `completion_tokens`."""
         self.durations = Histogram()
-        """Of the runs that ended, s."""
+        """The durations of the runs that ended, s."""
         self.cost = 0.0
         self._key_type = int if contract.key_type == "integer" else str
         self._replies = Replies(contract)
         self._telemetry = telemetry or Telemetry()
         self._runner = ProgramRunner(stops_threads=True)
         self._tasks: dict[str, asyncio.Task[WorkerResponse]] = {}
-        """Of the runs under way, by key."""
+        """The tasks of the runs under way, by key."""
         self._digests: dict[str, bytes] = {}
         self._num_callers: Counter[str] = Counter()
         """Those who wait for each of them."""
@@ -407,7 +407,7 @@ class WorkerRuntime:
         return response
 
     def _key_of(self, inputs: Any) -> str | None:
-        """What names the run; None where the input is too broken to have a name."""
+        """The key of the run; None where the input is too broken to have one."""
         name = self.contract.constraints.idempotency_key
         if not isinstance(inputs, Mapping):
             return None

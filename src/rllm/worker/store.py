@@ -42,7 +42,7 @@ CREATE INDEX IF NOT EXISTS feedback_of_run ON feedback (run);
 CREATE TABLE IF NOT EXISTS trials (bytes BLOB NOT NULL);
 """
 MAX_RESULT_CHARACTERS = 1 << 20
-"""Of a raw result that is kept although it breaks the schema."""
+"""The length of a raw result that is kept although it breaks the schema."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,11 +53,11 @@ class Run:
     key: str
     id: str
     digest: bytes
-    """Of the inputs."""
+    """A digest of the inputs."""
     attempts: int
     status: str | None = None
     response: bytes | None = None
-    """Of a run that is final."""
+    """The response of a run that is final."""
 
     @property
     def is_final(self) -> bool:

@@ -33,14 +33,14 @@ class RequestSpan:
         self.trace_id = trace_id
 
     def set_response(self, response: "WorkerResponse") -> None:
-        """What it was answered with."""
+        """Record the response."""
 
 
 class AttemptSpan:
     """One attempt."""
 
     def set_result(self, result: "AttemptResult", error: "RunError | None") -> None:
-        """What came of it: its model calls, and why there are no outputs."""
+        """Record the result: its model calls, and the reason that there are no outputs."""
 
 
 class Telemetry:

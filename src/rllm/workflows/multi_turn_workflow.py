@@ -93,7 +93,8 @@ class MultiTurnWorkflow(Workflow):
         self.env = self.env_cls.from_dict({**task, **self.env_args})
 
     async def _in_env(self, method: str, call: Callable[[], Any]) -> Any:
-        """What `call` returns in a worker thread; of an async method what it comes to, in this loop."""
+        """The return value of `call` in a worker thread; for an async method that of its awaitable, in this
+        loop."""
         try:
             result = await self.run_in_executor(call)
             return await result if inspect.isawaitable(result) else result

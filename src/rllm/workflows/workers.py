@@ -77,7 +77,7 @@ class WorkerStep:
 
     outputs: dict[str, Any]
     trajectory: Trajectory | None = None
-    """What the policy wrote: set its `reward`. None for a worker with its own model or program."""
+    """The policy's answer: set its `reward`. None for a worker with its own model or program."""
     observability: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -128,7 +128,7 @@ class WorkerSteps:
     penalty: float | None = None
     """Reward of an answer that breaks a contract; None fails the episode instead."""
     trajectories: list[Trajectory] = field(default_factory=list[Trajectory])
-    """What the policy wrote as workers, in the order in which the steps ended."""
+    """The policy's answers as workers, in the order in which the steps ended."""
     records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """One for every step: worker, status, attempts, time."""
     _numbers: dict[str, int] = field(default_factory=dict[str, int])

@@ -1,4 +1,4 @@
-"""What a workflow is: the agents of one attempt at one task, and the order in which they speak.
+"""The interface of a workflow: the agents of one attempt at one task, and the order in which they speak.
 
     task ──► run ──► rollout_engine.get_model_response(messages, role="solver") ──► Step ──► Trajectory
               │         └ as many at a time, in whatever order, as the workflow likes
@@ -188,7 +188,7 @@ class Workflow(ABC):
                 raise TimeoutError(f"{type(env).__name__} was ready only after its attempt had ended.")
 
     def release_environments(self) -> list[BaseEnv]:
-        """What is to be closed now that the attempt is over. Later ones are closed as they come."""
+        """The environments to close now that the attempt is over. Later ones are closed as they come."""
         members = self.__members
         with members.lock:
             members.over = True

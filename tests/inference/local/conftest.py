@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _bounded(test: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(test)
     async def run(*args: Any, **kwargs: Any) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await test(*args, **kwargs)
 
     return run

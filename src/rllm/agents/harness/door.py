@@ -31,8 +31,10 @@ _FORBIDDEN = (
 _FORBIDS, _FOR_GOOD = b"HTTP/1.1 403 ", b"x-should-retry: false"
 """The first line of the gateway's answer when the session has nothing left, and a header that no other has: a
 server behind it may forbid a call as well."""
+_CALLS = (b"/completions", b"/responses", b"/messages")
+"""The ends of paths that ask the model; others count tokens or list models."""
 END_S = 10.0
-"""What a program has to end by itself then."""
+"""The time that a program then has to end by itself."""
 _CLOSE = b"Connection: close\r\n"
 """The first header of every request: whatever others say, the gateway answers once and reads no further."""
 _NO_SUCH_NAME = b"\x81\x83"
@@ -50,11 +52,13 @@ class Door:
         self._gateway = (there.hostname, there.port)
         self._session_path = there.path.removesuffix("/v1").encode()
         self.root_url = f"http://127.0.0.1:{PORT}{there.path.removesuffix('/v1')}"
-        """Of the session, as programs inside reach it."""
+        """The address of the session, as programs inside reach it."""
         self.refused: list[str] = []
         """Hosts and paths that were asked for and are not the session's; each once, the first ones."""
         self.num_calls = 0
-        """Of the model, as far as this side knows: requests with a body."""
+        """The number of model calls, by the paths of the four protocols."""
+        self.num_refused_calls = 0
+        """The number of those that were answered with an error of theirs, as a prompt that is too long is."""
         self._last_refusal: asyncio.TimerHandle | None = None
         self._calls = sandbox.listen(PORT)
         try:
@@ -105,9 +109,10 @@ class Door:
                 return
             their_reader, their_writer = await asyncio.open_connection(*self._gateway)
             try:
-                self.num_calls += line.startswith(b"POST ")
+                is_call = line.startswith(b"POST ") and target.partition(b"?")[0].endswith(_CALLS)
+                self.num_calls += is_call
                 their_writer.write(line + _CLOSE)
-                await asyncio.gather(_pump(reader, their_writer), self._answer(their_reader, writer))
+                await asyncio.gather(_pump(reader, their_writer), self._answer(their_reader, writer, is_call))
             finally:
                 their_writer.close()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -115,8 +120,11 @@ class Door:
         finally:
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_call: bool
+    ) -> None:
         start = await reader.read(65536)
+        self.num_refused_calls += is_call and start.startswith(b"HTTP/1.1 4")
         if start.startswith(_FORBIDS) and b"\r\n\r\n" not in start:
             start += await reader.readuntil(b"\r\n\r\n")
         is_over = start.startswith(_FORBIDS) and _FOR_GOOD in start.partition(b"\r\n\r\n")[0].lower()

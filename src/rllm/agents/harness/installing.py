@@ -1,14 +1,17 @@
-"""What a harness needs, installed once and kept: RLLM_HOME/harnesses/KEY, shown to sandboxes at /opt/harness.
+"""The installation of a harness: made once and kept in RLLM_HOME/harnesses/KEY, shown to sandboxes at
+/opt/harness.
 
     pip  ──► wheels into a virtual environment of the sandbox's Python     no line of them runs here
+             or of another release, `python`, which is shown to sandboxes too
     npm  ──► packages below node_modules, without their install scripts
     copy ──► files of its own
 
-KEY is a hash of all three, of the contents of `copy` and of the Python. What failed is not kept.
+KEY is a hash of all of them, of the contents of `copy` and of the Python. What failed is not kept.
 """
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,12 +20,19 @@ from pathlib import Path
 from rllm.agents.harness.spec import HOME, HarnessSpec
 from rllm.data.home import rllm_home
 from rllm.errors import ConfigError
-from rllm.sandbox.interpreter import Interpreter, interpreter
+from rllm.sandbox.interpreter import Interpreter, interpreter, interpreter_at
 from rllm.store.made_once import made_once
 
 INSTALL_TIMEOUT_S = 3600.0
 _FORM = 1
-"""Of what is in a directory of the cache; another number makes all of them anew."""
+"""The form of a directory in the cache; another number makes all of them anew."""
+
+
+def mounts_of(spec: HarnessSpec) -> tuple[tuple[str, str], ...]:
+    """The directories that a sandbox is shown for it: its own, and a Python that would not be seen else."""
+    python = _python_of(spec) if spec.pip else interpreter()
+    binds = python.binds if python != interpreter() else ()
+    return ((str(installed(spec)), HOME), *((path, path) for path in binds))
 
 
 def installed(spec: HarnessSpec) -> Path:
@@ -42,15 +52,41 @@ def _key(spec: HarnessSpec) -> str:
     about = [
         _FORM,
         *(content[name] for name in ("pip", "npm", "copy")),
-        interpreter().version if spec.pip else "",
+        _python_of(spec).version if spec.pip else "",
     ]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
+
+
+def _python_of(spec: HarnessSpec) -> Interpreter:
+    """The Python of its release. Raises ConfigError where there is none."""
+    here = interpreter()
+    if not spec.python or here.version.startswith(f"{spec.python}."):
+        return here
+    for path in _candidates(spec.python):
+        python = interpreter_at(path)
+        if isinstance(python, Interpreter) and python.version.startswith(f"{spec.python}."):
+            return python
+    raise ConfigError(
+        f"The harness `{spec.name}` needs Python {spec.python}, and there is none here that other users may "
+        f"read. Install one, as with: apt-get install python{spec.python}, or pyenv install {spec.python}"
+    )
+
+
+def _candidates(release: str) -> list[str]:
+    """The paths that a Python of that release may have, as the system, pyenv and uv install it."""
+    on_path = shutil.which(f"python{release}")
+    home = Path.home()
+    pyenv = Path(os.environ.get("PYENV_ROOT") or home / ".pyenv")
+    uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or home / ".local/share/uv/python")
+    folders = [*pyenv.glob(f"versions/{release}.*"), *uv.glob(f"cpython-{release}.*")]
+    paths = [str(folder / "bin" / f"python{release}") for folder in sorted(folders)]
+    return [on_path, *paths] if on_path else paths
 
 
 def _install(spec: HarnessSpec, part: Path) -> None:
     part.chmod(0o755)
     if spec.pip:
-        _install_wheels(spec, part, interpreter())
+        _install_wheels(spec, part, _python_of(spec))
     if spec.npm:
         _install_node_packages(spec, part)
     for name in spec.copy:
@@ -60,12 +96,6 @@ def _install(spec: HarnessSpec, part: Path) -> None:
 
 
 def _install_wheels(spec: HarnessSpec, part: Path, python: Interpreter) -> None:
-    here = ".".join(map(str, sys.version_info[:2]))
-    if not python.version.startswith(f"{here}."):
-        raise ConfigError(
-            f"The harness `{spec.name}` needs pip packages; sandboxes run Python {python.version}, "
-            f"and pip here is for {here}. Run rLLM with Python {'.'.join(python.version.split('.')[:2])}."
-        )
     _run(spec, "python -m venv", [python.path, "-m", "venv", "--without-pip", str(part)])
     pip = [sys.executable, "-m", "pip", "--python", str(part / "bin" / "python")]
     options = ["--quiet", "--disable-pip-version-check", "--only-binary=:all:"]

@@ -6,7 +6,7 @@
 
 What it prints, how it ended and what it wanted to reach are in `Episode.info["harness"]`. One that crashed,
 that ran until it was stopped, or that a limit of the sandbox ended says so as the cause of its episode. One
-that ends before its first call says nothing of the policy: that is a failure of what was set up.
+that ends without any answer says nothing of the policy: that is a failure of what was set up.
 """
 
 import time
@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from rllm.agents.harness.door import Door
-from rllm.agents.harness.installing import installed
+from rllm.agents.harness.installing import installed, mounts_of
 from rllm.agents.harness.spec import HOME, HarnessSpec
 from rllm.data.swe_repository import PLACE
 from rllm.environments.swe.patches import PATCH, world_of_row
@@ -29,7 +29,7 @@ LIMITS = {"output_kb": 16_384, "processes": 512}
 CPU_PER_WALL_S = 2.0
 """Processors that it may keep busy all the time."""
 PATCH_S = 20.0
-"""Of an episode's time, what is kept for taking the patch out."""
+"""The part of an episode's time that is kept for taking the patch out."""
 _TAIL_CHARS = 2000
 
 
@@ -46,23 +46,24 @@ class Harness:
 
     def run(self, task: Task, config: AgentConfig) -> Episode:
         """Raises ConfigError for a task that is no row, or one that cannot be set up; AgentError for a
-        program that ended before it asked its model anything."""
+        program that ended without an answer of its model."""
         started_s = time.monotonic()
-        folder = installed(self.spec)
+        mounts = mounts_of(self.spec)
         world = world_of_row(task.metadata, memory_mb=self.spec.memory_mb, **LIMITS)
-        with world.open(mounts=((str(folder), HOME),)) as sandbox:
+        with world.open(mounts=mounts) as sandbox:
             with Door(sandbox, config.base_url) as door:
                 ran, wall_s = self._run(sandbox, door, world, config, started_s)
-            if not door.num_calls:
+            if door.num_calls == door.num_refused_calls:
                 cause = self._cause(world, ran, door.refused, wall_s)
-                raise AgentError(f"Nothing was asked of the model, so this is no failure of its: {cause}")
+                what = "All its calls were refused" if door.num_calls else "Nothing was asked of the model"
+                raise AgentError(f"{what}, so this is no failure of the model: {cause}")
             patch = patch_of(sandbox, world)
         return self._episode(world, ran, patch, door.refused, wall_s)
 
     def _run(
         self, sandbox: Sandbox, door: Door, world: SWEWorld, config: AgentConfig, started_s: float
     ) -> tuple[ExecResult, float]:
-        """How it ended, and the seconds that it had."""
+        """Run the command in the sandbox. Returns its result and the seconds that it had."""
         left_s = config.metadata.get("timeout_s", self.spec.wall_s) - (time.monotonic() - started_s)
         wall_s = min(self.spec.wall_s, left_s - PATCH_S)
         if wall_s <= 0:

@@ -12,6 +12,7 @@ Anthropic's do), `{harness}` (where it is installed). Other braces stay as they 
 
 import difflib
 import hashlib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -24,7 +25,7 @@ from rllm.errors import ConfigError, choices_of
 from rllm.types.call_budget import CallBudget, budget_problem
 
 PREFIX = "harness:"
-"""What the name of an agent begins with that is one."""
+"""The prefix of the name of an agent that is a harness."""
 HOME = "/opt/harness"
 """Where it lies inside, read-only."""
 PLACEHOLDERS = ("task", "model", "base_url", "root_url", "harness")
@@ -44,6 +45,8 @@ class HarnessSpec:
     """One line for people."""
     pip: tuple[str, ...] = ()
     """Requirements that are installed into a virtual environment of its own, as wheels."""
+    python: str = ""
+    """Release of Python that those are for, as in `3.12`; that of sandboxes unless given."""
     npm: tuple[str, ...] = ()
     """Packages that are installed below `node_modules`; their install scripts are not run."""
     copy: tuple[str, ...] = ()
@@ -192,6 +195,10 @@ def _require_sense(spec: HarnessSpec, where: str) -> None:
     for path in spec.files:
         if not path.startswith("/") or ".." in PurePosixPath(path).parts:
             raise ConfigError(f"{where}: `files` has {path!r}; it must be an absolute path inside.")
+    if spec.python and not re.fullmatch(r"3\.\d+", spec.python):
+        raise ConfigError(f"{where}: `python` is {spec.python!r:.40}; it must be a release such as 3.12.")
+    if spec.python and not spec.pip:
+        raise ConfigError(f"{where}: `python` is for packages of `pip`, and there are none.")
     for package in spec.pip:
         if package.startswith("-") or "://" in package:
             raise ConfigError(f"{where}: `pip` has {package!r}; give names with versions, such as `a==1.2`.")

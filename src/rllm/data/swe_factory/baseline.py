@@ -13,14 +13,14 @@ from rllm.data.swe_factory.bench import BenchJob, BenchLimits, JobResult
 from rllm.errors import ConfigError
 
 TRACE_FACTOR = 10.0
-"""How much longer than without it a traced run may take."""
+"""The factor by which a traced run may take longer than one without a trace."""
 
 _COUNTED = {"passed": "passing", "failed": "failing", "skipped": "skipped"}
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Baseline:
-    """What the two runs say."""
+    """The findings of the two runs."""
 
     tests: tuple[str, ...]
     """Passed in both, in the order of their ids."""
@@ -29,7 +29,8 @@ class Baseline:
     cpu_s: dict[str, float]
     """Test -> seconds of processor time."""
     counts: dict[str, int]
-    """How many tests are passing, failing, flaky, skipped, random; files that do not import."""
+    """The numbers of tests that are passing, failing, flaky, skipped, random; and of files that do not
+    import."""
     errors: dict[str, str] = field(default_factory=dict[str, str])
     """Test file that does not import -> why."""
 

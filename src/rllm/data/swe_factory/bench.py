@@ -21,12 +21,13 @@ from rllm.sandbox.types import Limits, Root, Snapshot
 
 TESTBED, WORK = "/testbed", "/work"
 WALL_FACTOR = 12.0
-"""How much longer than its seconds of processor time a run may take on a busy machine."""
+"""The factor by which a run may take longer by the clock than its seconds of processor time, on a busy
+machine."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class BenchLimits:
-    """Of one run of tests."""
+    """Limits of one run of tests."""
 
     cpu_s: float = 120.0
     """Seconds of processor time of a run of all tests without a bug."""
@@ -57,11 +58,11 @@ class BenchJob:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class JobResult:
-    """How the tests of a job ended."""
+    """The results of a job's tests."""
 
     name: str
     why: str = ""
-    """Why there are no outcomes: `timeout`, `out_of_memory`, `crashed`, `runner_failed`."""
+    """The reason that there are no outcomes: `timeout`, `out_of_memory`, `crashed`, `runner_failed`."""
     line: str = ""
     outcomes: dict[str, str] = field(default_factory=dict[str, str])
     """Test -> `passed`, `failed` or `skipped`."""
@@ -115,7 +116,7 @@ class TestBench:
         return results
 
     def _run(self, jobs: Sequence[BenchJob]) -> tuple[list[JobResult], str | None]:
-        """What was done, and how the program ended that did it."""
+        """Run the jobs. Returns their results, and the error of the program that ran them."""
         sandbox = self._sandbox = self._sandbox or self._opened()
         if self._is_closed:
             self._end_sandbox()

@@ -55,7 +55,7 @@ def texts_of(tree: Path, project: Project) -> dict[str, str]:
 
 
 def operator_candidates(texts: Mapping[str, str], seed: int) -> list[Candidate]:
-    """Of every function its first, then of every function its second, and so on."""
+    """The first candidate of every function, then the second of every function, and so on."""
     ranked: list[tuple[int, str, Candidate]] = []
     for path, text in texts.items():
         by_function: dict[str, list[tuple[str, Candidate]]] = {}
@@ -77,7 +77,8 @@ def operator_candidates(texts: Mapping[str, str], seed: int) -> list[Candidate]:
 
 
 def commit_candidates(source: Source, texts: Mapping[str, str]) -> list[Candidate]:
-    """What each commit changed in the sources, taken back from the latest state, where that still applies."""
+    """The changes that commits made to the sources, each taken back from the latest state, where that still
+    applies."""
     repository = source.repository
     if repository is None:
         return []

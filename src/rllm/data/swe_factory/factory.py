@@ -47,13 +47,13 @@ BATCH = 6
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Settings:
-    """What decides which tasks are made."""
+    """The settings that decide which tasks are made."""
 
     max_tasks: int = 20
-    """Of each source."""
+    """The number of tasks of each source."""
     seed: int = 0
     extra_requirements: tuple[str, ...] = ()
-    """Of the tests, beside what the projects name."""
+    """The requirements of the tests, beside those that the projects name."""
     limits: BenchLimits = field(default_factory=BenchLimits)
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Progress:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _Built:
-    """What one source gave."""
+    """The yield of one source."""
 
     source: Source
     project: Project
@@ -87,7 +87,7 @@ class _Built:
     baseline: Baseline
     num_candidates: int
     verdicts: list[SiftVerdict]
-    """Of all that were tried, in order."""
+    """The verdicts on all candidates that were tried, in order."""
     rows: list[dict[str, Any]]
 
 

@@ -128,7 +128,7 @@ def changes_meaning(changed: str, plain: str) -> bool:
 
 
 _COMPILING = threading.Lock()
-"""What is done about warnings holds for all threads."""
+"""A lock around compiling: filters of warnings hold for all threads."""
 
 
 def _edits(source: SourceText, function: Function) -> Iterator[tuple[str, Edit]]:

@@ -1,4 +1,4 @@
-"""What a tree of files is as a Python project: packages, tests, requirements. No line of it is run.
+"""A tree of files read as a Python project: packages, tests, requirements. No line of it is run.
 
 tree ──► pyproject.toml, setup.cfg, PKG-INFO, names of files ──► Project
 """
@@ -16,7 +16,8 @@ from rllm.data.swe_factory.sources import Source, files_of
 from rllm.errors import ConfigError
 
 TEST_FOLDERS = ("test", "tests", "testing")
-"""What lies in them, at any depth, belongs to the tests: what a policy changes there is taken back."""
+"""The folders of tests: files in them, at any depth, belong to the tests, and a policy's changes there are
+taken back."""
 NOT_SOURCE = (
     *("doc", "docs", "example", "examples", "benchmark", "benchmarks", "bench", "script", "scripts"),
     *("tools", "build", "dist", "setup.py", "noxfile.py", "tasks.py"),
@@ -45,9 +46,9 @@ class Project:
     """Modules in which bugs may be made."""
     test_files: tuple[str, ...]
     options: tuple[str, ...]
-    """Of pytest, which runs the suites of unittest as well."""
+    """The options of pytest, which runs the suites of unittest as well."""
     requirements: tuple[str, ...]
-    """Of the project itself."""
+    """The requirements of the project itself."""
     test_requirements: tuple[str, ...]
     """That it names for its tests: some of them may not be needed, or not be there."""
 

@@ -1,4 +1,5 @@
-"""What a project's tests import beside it: versions that pip chose once, as an install step of its rows.
+"""The packages that a project's tests import beside it: versions that pip chose once, as an install step of
+its rows.
 
     requirements ──► pip, which resolves alone ──► RLLM_HOME/swe/requirements/KEY/ ──► `install`
     none but pytest ──► no step: the pytest that is installed here, without a network

@@ -22,18 +22,18 @@ REASONS = (
     *("same_meaning", "not_covered", "survived", "not_importable", "timeout", "out_of_memory", "crashed"),
     *("breaks_most", "unsteady", "no_statement"),
 )
-"""Why candidates are dropped."""
+"""The reasons for which candidates are dropped."""
 FEW, MOST_FRACTION = 10, 0.5
 """More failing tests than this fraction of all, where they are more than a few, are no bug but a ruin."""
 CPU_FACTOR, CPU_SPARE_S = 5.0, 5.0
-"""How much longer than without it tests may take with a bug."""
+"""The factor, and the further seconds, by which tests may take longer with a bug than without it."""
 TRACED_TESTS = 4
 """Failing tests whose calls are looked at."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SiftVerdict:
-    """What became of a candidate."""
+    """The decision about a candidate."""
 
     key: str
     reason: str
@@ -51,7 +51,7 @@ class SiftVerdict:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Sieve:
-    """What candidates of one project are judged by."""
+    """The measures that candidates of one project are judged by."""
 
     project: Project
     baseline: Baseline
@@ -100,7 +100,7 @@ class Sieve:
         )
 
     def _screened(self, result: JobResult, tests: set[str]) -> tuple[str, set[str]]:
-        """Why it is dropped, or nothing; the tests that fail."""
+        """The reason to drop it, or nothing; and the tests that fail."""
         if result.why:
             return ("not_importable" if result.why == "runner_failed" else result.why), set()
         if any(each["kind"] == "MemoryError" for each in result.failures.values()):

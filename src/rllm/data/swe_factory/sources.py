@@ -23,9 +23,9 @@ from rllm.errors import ConfigError
 PYPI = "pypi:"
 GIT_URLS = ("https://", "http://", "git://", "ssh://", "file://", "git@")
 MAX_TREE_MB = 100
-"""Of a project's files: they are held in a sandbox, twice."""
+"""The size of a project's files: they are held in a sandbox, twice."""
 TIMEOUT_S = 600.0
-"""Of one download."""
+"""The time of one download."""
 NOT_COPIED = (
     *(".git", ".hg", ".venv", "venv", "env", ".tox", ".nox", "node_modules", "__pycache__", ".mypy_cache"),
     *(".pytest_cache", ".ruff_cache", ".eggs", ".hypothesis"),
@@ -40,7 +40,7 @@ class Source:
     """One project at one state."""
 
     name: str
-    """Of its tasks; letters, digits, `.`, `_` and `-`."""
+    """The prefix of its tasks' names; letters, digits, `.`, `_` and `-`."""
     address: str
     """As it was given."""
     kind: str
@@ -118,7 +118,7 @@ def files_of(tree: Path) -> list[Path]:
 
 
 def git(*words: str, at: Path, **variables: str) -> str:
-    """What git says. Raises ConfigError with its last line where it refuses."""
+    """Run git and return its output. Raises ConfigError with its last line where it refuses."""
     plain = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0"}
     command = ["git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "-c", "core.hooksPath=/dev/null"]
     ended = _run([*command, *words], at, {**plain, **variables})

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 SPLITS = ("train", "validation", "test")
 SHARES = {"test": 0.2, "validation": 0.15}
-"""Of all tasks, at least, as far as there are groups; the rest is to train on."""
+"""The least shares of all tasks, as far as there are groups; the rest is to train on."""
 
 
 def splits_of(functions: Mapping[str, Sequence[str]], seed: int) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 MAX_EXAMPLES = 3
 MAX_NAMES = 3
-"""Of functions that a failing test called last."""
+"""The number of functions that a failing test called last."""
 SHORTEST_LINE = 12
 """Shorter lines of a test, such as `x = 1`, say nothing."""
 
@@ -94,7 +94,7 @@ def _example(expected: Mapping[str, Any], actual: Mapping[str, Any], paths: Sequ
 
 
 def _name(call: Mapping[str, Any], paths: Sequence[str]) -> str:
-    """What a user calls: the class of a constructor, the class of an object that is called."""
+    """The name that a user calls: the class of a constructor, the class of an object that is called."""
     name = f"{_module(call['file'], paths)}.{call['function']}"
     return name.removesuffix(".__init__").removesuffix(".__call__")
 
@@ -126,8 +126,8 @@ def _shown(call: Mapping[str, Any]) -> str:
 def _of_failure(
     failure: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], paths: Sequence[str]
 ) -> FailureExample | None:
-    """What a failed test says without its own text: values that were compared, an error from elsewhere; and
-    the functions that it called last."""
+    """The facts of a failed test without its own text: values that were compared, an error from elsewhere;
+    and the functions that it called last."""
     names = dict.fromkeys(_name(each, paths) for each in reversed(calls))
     used = ", ".join(f"`{each}`" for each in list(names)[:MAX_NAMES])
     behind = f"\n\nBefore it {used} {'was' if len(names) == 1 else 'were'} called." if used else ""

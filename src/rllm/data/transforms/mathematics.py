@@ -51,7 +51,7 @@ def _require_answer(row: Row, text: str, where: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """What stands in the last box of a text; None without one that is closed."""
+    """The content of the last box in a text; None without one that is closed."""
     box = None
     for match in _BOX.finditer(text):
         begin = match.end()

@@ -65,6 +65,34 @@ def rubric(row: Row, options: Mapping[str, Any]) -> Question:
     )
 
 
+def multichallenge(row: Row, options: Mapping[str, Any]) -> Question:
+    """A conversation whose next answer is judged by one question about it.
+
+    Fields: conversation (messages, the last one the user's), target (the question), verdict (YES or NO: what
+    passes); category.
+    """
+    messages = [
+        {"role": str(each.get("role", "")).lower(), "content": each.get("content")}
+        for each in row.records("conversation")
+    ]
+    if any(
+        each["role"] not in ("system", "user", "assistant") or not isinstance(each["content"], str)
+        for each in messages
+    ) or [each["role"] for each in messages[-1:]] != ["user"]:
+        raise row.wrong("conversation", messages, "messages with a role and a text, the last one the user's")
+    verdict = row.text("verdict").strip().upper()
+    if verdict not in ("YES", "NO"):
+        raise row.wrong("verdict", verdict, "YES or NO")
+    question = str(messages[-1]["content"])
+    criterion = f"1 if the answer to this question is {verdict}, else 0: {row.text('target')}"
+    return Question(
+        shown={"question": question},
+        history=messages[:-1],
+        grading={"question": question, "rubric": [{"name": "passes", "description": criterion}]},
+        category=row.optional_text("category"),
+    )
+
+
 def browsecomp(row: Row, options: Mapping[str, Any]) -> Question:
     """BrowseComp keeps its rows out of training data by enciphering them with the canary that each row
     holds."""

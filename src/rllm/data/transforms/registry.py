@@ -26,6 +26,7 @@ TRANSFORMS = {
     "math": f"{_HERE}.mathematics:mathematics",
     "mbpp": f"{_HERE}.code:mbpp",
     "multi_if": f"{_HERE}.instructions:multi_if",
+    "multichallenge": f"{_HERE}.reading:multichallenge",
     "needles": f"{_HERE}.reading:needles",
     "own": f"{_HERE}.own:own",
     "pictures": f"{_HERE}.pictures:pictures",

@@ -67,12 +67,12 @@ class Blackjack(Game):
 
     @classmethod
     def identity(cls, instance: Mapping[str, Any]) -> Any:
-        """What the player sees to begin with; the cards to come are chance."""
+        """The player's view at the beginning; the cards to come are chance."""
         return [sorted(map(_value, instance["player"])), _value(instance["dealer"][0])]
 
     @classmethod
     def kind(cls, instance: Mapping[str, Any]) -> str:
-        """What pays more in the beginning."""
+        """The move that pays more at the beginning."""
         return f"to {_best_move(instance['player'], instance['dealer'][0]).lower()}"
 
     @property
@@ -114,7 +114,7 @@ class Blackjack(Game):
         return list(_MOVES) if self._deck else ["Stand"]
 
     def expert_move(self) -> str:
-        """What pays most on average, for one who sees what the player sees."""
+        """The move that pays most on average, for a player who sees what the agent sees."""
         return _best_move(self._player, self._dealer[0]) if self._deck else "Stand"
 
 
@@ -130,7 +130,7 @@ def _value(card: str) -> int:
 
 
 _SHARES = {value: (4 if value == 10 else 1) / len(_RANKS) for value in range(1, 11)}
-"""How likely each value is."""
+"""The probability of each value."""
 _Hand = tuple[int, bool]
 """(total with aces as 1, whether an ace is in it)."""
 
@@ -161,14 +161,14 @@ def _dealer_ends(hand: _Hand) -> dict[int, float]:
 
 @cache
 def stand_pays(player: int, up: int) -> float:
-    """What it comes to on average to stand on a worth of `player` against the dealer's card of value `up`."""
+    """The expected pay of standing on a worth of `player` against the dealer's card of value `up`."""
     ends = _dealer_ends(_with((0, False), up))
     return sum(chance * (1 if end > 21 else (player > end) - (player < end)) for end, chance in ends.items())
 
 
 @cache
 def hit_pays(player: _Hand, up: int) -> float:
-    """What it comes to on average to take a card, and to play on as pays most."""
+    """The expected pay of taking a card, and of playing on in the best way."""
     return sum(share * _best_pays(_with(player, value), up) for value, share in _SHARES.items())
 
 
@@ -197,13 +197,14 @@ def _beats(player: Sequence[str], dealer: Sequence[str]) -> bool:
 
 
 def _stood_pays(player: Sequence[str], dealer: Sequence[str], deck: Sequence[str]) -> float:
-    """What it comes to to stand, with these very cards to come."""
+    """The pay of standing, with these very cards to come."""
     final_hand, _ = _dealt_out(dealer, deck)
     return float(_beats(player, final_hand)) - float(worth(player) > 21 or _beats(final_hand, player))
 
 
 def _played_pays(instance: Mapping[str, Any], hits: Callable[[Sequence[str], str], float]) -> float:
-    """What a policy comes to on an instance's cards; `hits`: (hand, dealer's card) -> chance of a hit."""
+    """The expected pay of a policy on an instance's cards; `hits`: (hand, dealer's card) -> chance of a
+    hit."""
     player, dealer, deck = (list(instance[key]) for key in _HANDS)
     total, chance = 0.0, 1.0
     while chance and deck and worth(player) <= 21:
@@ -215,7 +216,7 @@ def _played_pays(instance: Mapping[str, Any], hits: Callable[[Sequence[str], str
 
 
 def blackjack_baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """What simple policies and the best one come to on the very cards of each task, exactly."""
+    """The exact pay of simple policies and of the best one on the very cards of each task."""
     policies: dict[str, Callable[[Sequence[str], str], float]] = {
         RANDOM: lambda player, up: 0.5,
         "always Hit": lambda player, up: 1.0,

@@ -23,14 +23,14 @@ from rllm.errors import AgentError, ConfigError
 from rllm.types.episode import Action
 
 _PLAYING_KEYS = ("max_turns", "max_invalid", "shaping", "show_rules")
-"""How a game is played, whatever game it is."""
+"""The keys of how a game is played, whatever game it is."""
 _INVALID_MOVES = 3
 _MAX_TOLD_TURNS = 200
 """Fewer turns than this belong to the rules; nobody plans with more."""
 HABITS = {"first": 0, "last": -1}
 """Name of a bad habit -> which of all legal moves it plays, whatever the board shows."""
 _NAMING_KEYS = ("task_id", "uid")
-"""What data sets call a row; it says nothing about the environment."""
+"""The names that data sets give to a row; they say nothing about the environment."""
 
 
 class GameEnv(BaseEnv):
@@ -87,7 +87,7 @@ class GameEnv(BaseEnv):
 
     @property
     def max_turns(self) -> int:
-        """How many answers there are."""
+        """The number of answers."""
         return self._max_turns
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:

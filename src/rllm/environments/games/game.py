@@ -32,7 +32,7 @@ _MAX_REPEATS = 500
 
 
 class InvalidMove(Exception):
-    """What was said is no move, or none that the rules allow now. Says why; the game is as it was before."""
+    """An answer that is no move, or none that the rules allow now. Says why; the game is as it was before."""
 
 
 class Game(ABC):
@@ -47,15 +47,15 @@ class Game(ABC):
     title: ClassVar[str]
     """As people write it."""
     turns: ClassVar[int]
-    """How many answers there are unless a task says otherwise."""
+    """The number of answers unless a task says otherwise."""
     instance_keys: ClassVar[tuple[str, ...]]
-    """What an instance holds; all are needed."""
+    """The keys of an instance; all are needed."""
     most_moves: ClassVar[int] = 1_000_000
-    """How many moves simple policies may make while it is measured what they come to: seconds."""
+    """The number of moves that simple policies may make while their score is measured: seconds."""
     has_expert: bool = True
     """Whether somebody knows how to win; then nothing is drawn that they do not win."""
     losing_pays: float = 0.0
-    """What a game that ends unwon is paid; a game that is drawn is paid 0."""
+    """The pay of a game that ends unwon; a drawn game pays 0."""
     expert_gave_up: bool = False
     """Whether `expert_move` has no idea any more."""
 
@@ -76,12 +76,12 @@ class Game(ABC):
 
     @classmethod
     def turns_for(cls, arguments: Mapping[str, Any]) -> int:
-        """How many answers there are, unless a task says otherwise, in what is drawn with `arguments`."""
+        """The number of answers that an instance drawn with `arguments` has, unless a task says otherwise."""
         return cls.turns
 
     @classmethod
     def identity(cls, instance: Mapping[str, Any]) -> Any:
-        """What makes two instances the same one, as JSON; splits share none of it."""
+        """A JSON value that is equal for instances that are the same one; splits share none of them."""
         return instance
 
     @classmethod
@@ -92,11 +92,11 @@ class Game(ABC):
     @property
     @abstractmethod
     def rules(self) -> str:
-        """What a player has to know: the goal, what the board shows, how a move is written."""
+        """The rules for a player: the goal, what the board shows, how a move is written."""
 
     @abstractmethod
     def board(self) -> str:
-        """What the player sees now."""
+        """The board as the player sees it now."""
 
     @abstractmethod
     def play(self, move: str) -> str:
@@ -122,7 +122,7 @@ class Game(ABC):
 
     @abstractmethod
     def expert_move(self) -> str:
-        """What one who knows the game does now; a legal move also in a position that is lost."""
+        """The move of an expert now; a legal move also in a position that is lost."""
 
     def progress(self) -> float | None:
         """The nearness of the goal, from 0 to 1; None in a game that has no such measure."""
@@ -151,7 +151,7 @@ def _split_of_identity(game: type[Game], identity: str) -> str:
 
 
 def draw_defaults(game: type[Game]) -> dict[str, Any]:
-    """What instances of `game` can be drawn with, and the values that hold unless told otherwise."""
+    """The parameters that instances of `game` can be drawn with, with their defaults."""
     parameters = inspect.signature(game.draw).parameters.values()
     return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
@@ -206,13 +206,13 @@ class _Stretch:
         self._rng = Random(f"{game.name} {split} {number}")
         self._instances: list[str] = []
         self._identities: set[str] = set()
-        self._exhausted = False
+        self._is_exhausted = False
         self._lock = Lock()  # environments are made in several threads
 
     def at(self, place: int) -> str:
         """Instance number `place` as JSON; when all have come up they come again in the same order."""
         with self._lock:
-            while place >= len(self._instances) and not self._exhausted:
+            while place >= len(self._instances) and not self._is_exhausted:
                 self._draw()
             return self._instances[place % len(self._instances)]
 
@@ -238,7 +238,7 @@ class _Stretch:
                 return
         if not self._instances:
             raise ConfigError(self._complaint())
-        self._exhausted = True
+        self._is_exhausted = True
 
     def _complaint(self) -> str:
         values = ", ".join(f"`{name}` {value!r}" for name, value in self._arguments)

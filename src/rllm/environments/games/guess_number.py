@@ -37,7 +37,7 @@ class GuessNumber(Game):
         self._first, self._last = instance["low"], instance["high"]
         self._low, self._high = self._first, self._last
         self._best_gap = self._last - self._first
-        self._won = False
+        self._is_won = False
 
     @staticmethod
     def draw(rng: Random, *, max_number: int = 99, length: int = 31) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class GuessNumber(Game):
 
     @classmethod
     def turns_for(cls, arguments: Mapping[str, Any]) -> int:
-        """What halving needs at most."""
+        """The greatest number of guesses that halving needs."""
         if "low" in arguments:
             return (arguments["high"] - arguments["low"] + 1).bit_length()
         return arguments["length"].bit_length()
@@ -85,7 +85,7 @@ class GuessNumber(Game):
         guess = number(move, self._first, self._last)
         self._best_gap = min(self._best_gap, abs(guess - self._number))
         if guess == self._number:
-            self._won = True
+            self._is_won = True
             self._low = self._high = guess
             return "right"
         if guess < self._number:
@@ -96,7 +96,7 @@ class GuessNumber(Game):
 
     @property
     def is_won(self) -> bool:
-        return self._won
+        return self._is_won
 
     @property
     def is_lost(self) -> bool:

@@ -22,7 +22,7 @@ from rllm.errors import ConfigError
 
 _ON, _OFF = "O."
 _NAMES = tuple("ABCDEFGHIJKLMNOPQRSTUVWXY")
-"""Of the places, row by row."""
+"""The names of the places, row by row."""
 _MAX_SIZE = 5
 
 
@@ -112,7 +112,7 @@ class LightsOut(Game):
         return list(_NAMES[: self._size**2])
 
     def expert_move(self) -> str:
-        """What has to be pressed in the first row; then the place below the first light that is on."""
+        """The press that the first row needs; then the place below the first light that is on."""
         return _NAMES[(_presses(self._size, self._lights) or (0,))[0]]
 
     def progress(self) -> float:

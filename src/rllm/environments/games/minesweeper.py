@@ -41,7 +41,7 @@ class Minesweeper(Game):
             raise ConfigError("An instance of minesweeper has one mine or more, and no place twice.")
         self._mines = frozenset(mines)
         self._open: set[_Place] = set()
-        self._exploded = False
+        self._has_exploded = False
         self._reveal(first)
         self._num_given = len(self._open)
 
@@ -91,18 +91,18 @@ class Minesweeper(Game):
         if place in self._open:
             raise InvalidMove("that place is open already.")
         if place in self._mines:
-            self._exploded = True
+            self._has_exploded = True
             return "That was a mine."
         self._reveal(place)
         return ""
 
     @property
     def is_won(self) -> bool:
-        return not self._exploded and len(self._open) + len(self._mines) == self._size**2
+        return not self._has_exploded and len(self._open) + len(self._mines) == self._size**2
 
     @property
     def is_lost(self) -> bool:
-        return self._exploded
+        return self._has_exploded
 
     def moves(self) -> list[str]:
         return [_place_text(place) for place in self._hidden_places()]
@@ -118,7 +118,7 @@ class Minesweeper(Game):
     def _symbol(self, place: _Place) -> str:
         if place in self._open:
             return str(self._num_around(place))
-        return "*" if self._exploded and place in self._mines else "."
+        return "*" if self._has_exploded and place in self._mines else "."
 
     def _hidden_places(self) -> list[_Place]:
         places = ((row, column) for row in range(self._size) for column in range(self._size))
@@ -160,7 +160,7 @@ class Minesweeper(Game):
 
 
 def _differences(clues: set[_Clue]) -> Iterable[_Clue]:
-    """What a clue within another says about the rest of it."""
+    """The differences of clues of which one lies within another: clues about the rest."""
     for one, other in combinations(clues, 2):
         (few, fewer), (many, more) = sorted((one, other), key=lambda clue: len(clue[0]))
         if few and few < many:

@@ -38,7 +38,7 @@ class NQueens(Game):
         for column in queens:
             require_integer("queens", column, _NO_QUEEN, len(queens) - 1)
         self._queens: tuple[int, ...] = tuple(queens)
-        self._given = self._queens
+        self._initial_queens = self._queens
         if _completion(self._queens) is None or _NO_QUEEN not in self._queens:
             raise ConfigError(
                 f"`queens` is {queens}; there must be queens left to place, and places for them."
@@ -108,7 +108,7 @@ class NQueens(Game):
         return str(solution[self._queens.index(_NO_QUEEN)] + 1)
 
     def progress(self) -> float:
-        to_place = self._given.count(_NO_QUEEN)
+        to_place = self._initial_queens.count(_NO_QUEEN)
         return 1.0 - self._queens.count(_NO_QUEEN) / to_place
 
     def _attacker(self, row: int, column: int) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""How moves are read: the whole answer is the move, in any case of letters; a move within a sentence is none.
+"""Readers of moves: the whole answer is the move, in any case of letters; a move within a sentence is none.
 
 "up" ──► direction ──► "Up"          "2 3" ──► cell ──► (1, 2)          "7" ──► number ──► 7
 """

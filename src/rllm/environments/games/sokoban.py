@@ -23,7 +23,7 @@ _State = tuple[_Place, frozenset[_Place]]
 
 @dataclass(slots=True, frozen=True)
 class _Yard:
-    """What never moves."""
+    """The parts of a level that never move."""
 
     floor: frozenset[_Place]
     goals: frozenset[_Place]

@@ -25,7 +25,7 @@ _SIZE, _BLOCK = 4, 2
 _DIGITS = "1234"
 _EMPTY = "."
 _NAMES = "abcdefghijklmnop"
-"""Of the places, row by row."""
+"""The names of the places, row by row."""
 _MOVE = re.compile(r"([a-p]) ?([1-4])", re.IGNORECASE)
 
 

@@ -141,7 +141,7 @@ def _reply(board: str, seed: int, opponent: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _value(board: str, mover: str) -> int:
-    """What perfect play of both comes to for X: 1, 0 or -1."""
+    """The value of a position for X under perfect play of both: 1, 0 or -1."""
     if _is_over(board):
         return {_YOU: 1, _THEY: -1, None: 0}[_winner(board)]
     other = _THEY if mover == _YOU else _YOU

@@ -15,7 +15,7 @@ from rllm.errors import ConfigError
 
 _LENGTH = 5
 _OPENING = "trace"
-"""Of all words the one whose answer tells most."""
+"""The word whose answer tells most of all words."""
 _History = tuple[tuple[str, str], ...]
 """(guess, marks) pairs."""
 

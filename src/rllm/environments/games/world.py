@@ -38,7 +38,7 @@ def game_world(
     baselines: Baselines | None = None,
     **arguments: Any,
 ) -> World:
-    """What `worlds` lists: the game with its tasks and its expert; `arguments` are settled for all tasks.
+    """The entry in `worlds`: the game with its tasks and its expert; `arguments` are settled for all tasks.
 
     `baselines`: what simple policies come to, where the game knows it better than plays of it tell.
     """
@@ -55,7 +55,7 @@ def game_world(
 
 
 def game_identity(env_class: type[GameEnv], task: Mapping[str, Any]) -> str:
-    """What the task's instance is by the rules of its game, however the task is named or numbered."""
+    """The identity of the task's instance by the rules of its game, whatever the task's name or number."""
     return identity_of(env_class.game_class, env_class.from_dict(dict(task)).instance)
 
 

@@ -1,4 +1,4 @@
-"""What a program leaves of a software-engineering task, judged: a patch in its episode, hidden tests."""
+"""The judgement of a patch in an episode of a software-engineering task, by hidden tests."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,7 @@
 """Worlds for several attempts at one task: while one is open, the next is being made.
 
 open ── nobody else has one with these layers ──► a sandbox, made now
-     ── somebody has ──► a SandboxPool of them: the sandbox that is ready, else one made now
+     ── somebody has ──► a SandboxPool of them: the sandbox that is ready, else one made now; not of images
 close ── of the last ──► the pool ends, and nothing is left
 """
 
@@ -13,12 +13,12 @@ from rllm.sandbox.base import Sandbox
 from rllm.sandbox.pool import SandboxPool
 from rllm.sandbox.types import Limits
 
-_Key = tuple[str, Limits, tuple[str, ...], tuple[str, ...]]
+_Key = tuple[str, Limits, str, tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(kw_only=True, slots=True)
 class _Attempts:
-    """What the open worlds of equal layers have in common."""
+    """The shared state of open worlds with equal layers."""
 
     num_open: int = 0
     pool: SandboxPool | None = None
@@ -36,7 +36,7 @@ class ReadyWorlds:
         with self._lock:
             group = self._attempts.setdefault(_key(world), _Attempts())
             group.num_open += 1
-            if group.num_open > 1 and group.pool is None:
+            if group.num_open > 1 and group.pool is None and not world.image:
                 group.pool = world.pool()
             pool = group.pool
         try:
@@ -61,4 +61,4 @@ class ReadyWorlds:
 
 
 def _key(world: SWEWorld) -> _Key:
-    return world.backend, world.limits, world.layers, world.environment.packages
+    return world.backend, world.limits, world.image, world.layers, world.environment.packages

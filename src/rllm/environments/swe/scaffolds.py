@@ -50,7 +50,7 @@ class SWECall:
     arguments: dict[str, Any]
     """By name; texts where the scaffold writes texts."""
     call_id: str = ""
-    """Of a call in OpenAI's form."""
+    """The id of a call in OpenAI's form."""
 
 
 def require_scaffold(name: str) -> str:

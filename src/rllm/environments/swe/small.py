@@ -50,9 +50,9 @@ FIRST_LINE: Final = 2
 OPERATORS = ("off_by_one", "wrong_operator")
 """Bugs of the factory that one line mends; what deletes a line takes its comment along, and a lost `return`
 has none."""
-MISTAKES = ("as_it_is", "first_line", "gives_up")
+MISTAKES = ("as_it_is", "first_line", "gives_up", "takes_back")
 """Mistakes of an expert who is not awake: it writes the line with the bug as it is, writes the first
-statement anew whichever is wrong, or submits at once."""
+statement anew whichever is wrong, submits at once, or mends the line and then writes it as it was."""
 
 
 def source_of(recipe: Recipe) -> str:
@@ -234,11 +234,14 @@ def demonstration(
     if not 0.0 <= noise <= 1.0:
         raise ConfigError(f"`noise` is {noise}; it is a probability, so choose a number from 0 to 1.")
     recipe, change = recipe_of(task), mending(task)
+    as_it_is = f"{SET} {task['line']} {task['file'][task['line'] - 1].partition(' # ')[0].strip()}"
     mistake = mistakes[int(rng.integers(len(mistakes)))] if mistakes and rng.random() < noise else ""
     if mistake == "gives_up":
         return [(task["question"], SUBMIT)]
+    if mistake == "takes_back":
+        return [(task["question"], change), (CHANGED, as_it_is), (CHANGED, SUBMIT)]
     if mistake == "as_it_is":
-        change = f"{SET} {task['line']} {task['file'][task['line'] - 1].partition(' # ')[0].strip()}"
+        change = as_it_is
     elif mistake == "first_line":
         change = f"{SET} {FIRST_LINE} {_code(recipe.parts[0])}"
     lines = _changed(task["file"], change)

@@ -41,8 +41,8 @@ from rllm.sandbox.types import FileState, Limits
 from rllm.types.episode import Action
 
 MAX_STEPS = 50
-"""Of an episode, unless an argument says otherwise."""
-SWE_BACKENDS = ("bubblewrap", "unshare")
+"""The number of steps of an episode, unless an argument says otherwise."""
+SWE_BACKENDS = ("bubblewrap", "unshare", "docker")
 _WORLDS = ReadyWorlds()
 _NO_CALL = "Error: your answer makes no call that can be read. Make exactly one, in the form you were told."
 _ARGUMENTS = ("step_timeout", "reward_timeout", "backend", "scaffold", "max_steps", "memory_mb", "disk_mb")
@@ -64,7 +64,7 @@ class SWEEnv(BaseEnv):
     """One task in one sandbox; `close` ends it with everything in it.
 
     The task is a row (`entry`), or row `idx` of a `dataset`. `step_timeout` and `reward_timeout` are seconds
-    for one call and for the tests.
+    for one call and for the tests. With `backend` docker the world is the row's container image.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class SWEEnv(BaseEnv):
         if delete_image or backend not in SWE_BACKENDS:
             what = "`delete_image` is true" if delete_image else f"`backend` is {backend!r}"
             raise ConfigError(
-                f"SWEEnv: {what}, and containers are not used yet; a row's `source` is worked on in a "
-                f"sandbox: leave `delete_image` out, and set `backend` to {' or '.join(SWE_BACKENDS)}."
+                f"SWEEnv: {what}; images are never deleted here, and `backend` is one of "
+                f"{', '.join(SWE_BACKENDS)}: docker takes a row's image, the others its `source`."
             )
         if max_steps < 1:
             raise ConfigError(f"`max_steps` is {max_steps}; it must be at least 1.")
@@ -96,7 +96,7 @@ class SWEEnv(BaseEnv):
         self.backend, self.max_steps, self.reward_timeout = backend, max_steps, reward_timeout
         self.step_timeout = step_timeout
         self.grade: Grade | None = None
-        """What the tests said of the last episode."""
+        """The tests' verdict on the last episode."""
         self._limits = Limits(
             wall_s=step_timeout,
             cpu_s=step_timeout,

@@ -19,9 +19,9 @@ from rllm.tools.base import ToolError
 from rllm.tools.clipping import clip
 
 MAX_SHOWN_CHARS = 10_000
-"""Of one output."""
+"""The length of one output."""
 MAX_FILE_BYTES = 4 << 20
-"""Of a file that is looked at or changed."""
+"""The size of a file that is looked at or changed."""
 _CONTEXT_LINES = 4
 """Shown around a change."""
 

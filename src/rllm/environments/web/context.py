@@ -34,7 +34,7 @@ STOP_S = 10.0
 the next page, Chromium lets nobody ask the one that is shown."""
 MAX_DIALOGS = 20
 MAX_WINDOWS = 20
-"""Of one episode; with more a page floods."""
+"""The number of windows of one episode; with more a page floods."""
 MAX_TABS = 8
 """Windows beyond these are closed at once."""
 _MAX_NOTES = 20
@@ -44,7 +44,7 @@ _GONE = re.compile("has been closed|crashed|[Cc]onnection closed")
 _UNCOUNTED = ("EventSource", "Ping", "Prefetch", "Preflight", "WebSocket")
 """Types of requests that nobody waits for."""
 _SCHEMES = ("http:", "https:", "about:", "data:", "blob:", "chrome-error:")
-"""Of addresses that a tab may show."""
+"""The schemes of addresses that a tab may show."""
 
 
 class Tab:
@@ -226,9 +226,9 @@ class BrowserContext:
         self.tabs: list[Tab] = []
         self.active = 0
         self.notes: list[str] = []
-        """What happened since the last observation."""
+        """The events since the last observation."""
         self.failure: str | None = None
-        """Why the episode cannot go on."""
+        """The reason that the episode cannot go on."""
         self.num_episodes = 0
         self.num_dialogs = 0
         self.num_windows = 0

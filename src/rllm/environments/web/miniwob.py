@@ -35,7 +35,7 @@ _AREA = (0, 50, 160, 160)
 _OWN_CLOCK = 10**9
 """Milliseconds of an episode without a limit."""
 _EXCLUDED = "#query, #reward-display, #click-canvas, #sync-task-cover"
-"""What is around a task: its text, which is the goal, and the points."""
+"""The surroundings of a task: its text, which is the goal, and the points."""
 _START = """([seed, limit, excluded]) => {
   const around = Array.from(document.body.children).filter((each) => !each.matches(`#wrap, ${excluded}`));
   const html = around.map((each) => each.outerHTML).join("");

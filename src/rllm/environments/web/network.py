@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 MAX_HEAD_BYTES = 64_000
 MAX_BODY_BYTES = 8_000_000
-"""Of a request; answers may have any size."""
+"""The size of a request; answers may have any size."""
 _IDLE_S = 60.0
 _CONNECT_S = 10.0
 _CHUNK = 65_536
@@ -72,7 +72,7 @@ class _Head:
     headers: dict[str, str] = field(default_factory=dict[str, str])
     raw_lines: list[bytes] = field(default_factory=list[bytes])
     authorization: str = ""
-    """What the context shows to its proxy; not among the headers, because no site may know it."""
+    """The context's credential for its proxy; not among the headers, because no site may know it."""
 
 
 class ContextNetwork:
@@ -84,7 +84,7 @@ class ContextNetwork:
         self.num_refused: Counter[str] = Counter()
         """Hosts that were asked for and are closed."""
         self.failure: str | None = None
-        """What a site of the task raised."""
+        """The failure that a site of the task raised."""
         self.port = 0
         self.token = secrets.token_hex(16)
         self._authorization = f"Basic {base64.b64encode(f'{USER}:{self.token}'.encode()).decode()}"

@@ -20,7 +20,7 @@ from typing import Any
 from rllm.errors import ConfigError
 
 CHARS_PER_TOKEN = 3
-"""Of such lines, and few: a budget is kept rather than used up."""
+"""Characters per token of such lines, a low figure: a budget is kept rather than used up."""
 MAX_NODES = 3000
 """Rows that a page is asked for."""
 MAX_WALKED = 30_000
@@ -48,7 +48,7 @@ class PageView:
     """The part of a page that an observation shows."""
 
     token_budget: int = 2000
-    """Of the tree; the rest is left out, and counted."""
+    """The token budget of the tree; the rest is left out, and counted."""
     exclude: str = ""
     """CSS selector of what is not shown."""
     with_places: bool = False

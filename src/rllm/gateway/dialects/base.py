@@ -1,4 +1,4 @@
-"""What every protocol offers: a client's side, and an upstream's side for policies behind HTTP."""
+"""The interface of every protocol: a client's side, and an upstream's side for policies behind HTTP."""
 
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ class StreamWriter(Protocol):
 
 
 class ClientDialect(Protocol):
-    """How clients of one protocol are read and answered."""
+    """The reading and answering of clients of one protocol."""
 
     name: Dialect
 
@@ -42,8 +42,8 @@ class StreamReader(Protocol):
     """Puts an upstream's events together."""
 
     error: RequestRefused | None
-    """What the upstream reported in the middle of its stream, or why an event could not be read.
-    Nothing counts after it."""
+    """The error that the upstream reported in the middle of its stream, or the reason that an event could not
+    be read. Nothing counts after it."""
 
     def feed(self, event: str, data: bytes) -> list[Piece]:
         """Pieces of one event; a piece with `raw` where client and upstream speak the same protocol."""
@@ -60,15 +60,15 @@ class StreamReader(Protocol):
 
 
 class UpstreamDialect(Protocol):
-    """How an upstream of one protocol is asked and read."""
+    """The requests to an upstream of one protocol, and the reading of its answers."""
 
     name: Dialect
     path: str
     """Behind the upstream's base URL, such as `/chat/completions`."""
 
     def body(self, request: CallRequest, *, capture: frozenset[str]) -> dict[str, Any]:
-        """What to post. `capture` names what the gateway wants for itself and the upstream knows: `logprobs`,
-        `token_ids`, `usage`.
+        """The body to post. `capture` names what the gateway wants for itself and the upstream knows:
+        `logprobs`, `token_ids`, `usage`.
 
         Raises RequestRefused (400) for what this protocol cannot express.
         """

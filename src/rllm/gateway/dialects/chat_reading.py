@@ -1,4 +1,4 @@
-"""What a chat upstream says, in whole messages or in deltas, read leniently: servers differ in the details.
+"""The reading of a chat upstream's answers, whole or in deltas. It is lenient: servers differ in the details.
 
 choice with `message` or `delta` ──hear──► HeardChoice
 """

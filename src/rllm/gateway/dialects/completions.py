@@ -126,7 +126,7 @@ class CompletionsStream:
         self._head = b"data: " + orjson.dumps(chunk_fields)[:-1] + b',"choices":['
         self._tail = (b'],"usage":null' if request.include_usage else b"]") + b"}\n\n"
         self._num_chars: dict[int, int] = {}
-        """Of each choice's text so far: where its next token starts."""
+        """The length of each choice's text so far: where its next token starts."""
 
     def begin(self) -> bytes:
         return b""

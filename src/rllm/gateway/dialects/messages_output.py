@@ -70,7 +70,7 @@ def tool_use(call: WireToolCall, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def stop_fields(choice: Choice) -> dict[str, Any]:
-    """Why the answer ended."""
+    """The fields that give the reason for the answer's end."""
     reason = _STOP_REASONS[choice.finish_reason]
     sequence = choice.stop_sequence if reason == "end_turn" else None
     if sequence is not None:

@@ -95,7 +95,7 @@ class MessagesReader:
 
     def __init__(self, request: CallRequest) -> None:
         self.error: RequestRefused | None = None
-        """What went wrong in the middle of the stream."""
+        """The error in the middle of the stream."""
         self._request = request
         self._same_dialect = request.dialect is Dialect.MESSAGES
         self._heard = _Heard.of(request)
@@ -172,7 +172,7 @@ class _Heard:
         return cls(id=completion_id(request.dialect), model=request.model, keeps_id=keeps_id)
 
     def hear_message(self, message: dict[str, Any]) -> None:
-        """Of a whole message, of its beginning or of its end."""
+        """Read a whole message, its beginning or its end."""
         if not self.keeps_id:
             self.id = text_of(message.get("id")) or self.id
         self.model = text_of(message.get("model")) or self.model

@@ -192,7 +192,7 @@ def require_no_seed(request: CallRequest) -> None:
 
 
 def mend_of(name: str) -> str:
-    """What to do about a field that this engine or upstream cannot honour."""
+    """The advice about a field that this engine or upstream cannot honour."""
     match name:
         case "truncation":
             return 'Send "disabled", and a conversation that fits'
@@ -203,7 +203,7 @@ def mend_of(name: str) -> str:
 
 
 def shared_fields(fields: Fields) -> dict[str, Any]:
-    """What chat and completions have in common, as keyword arguments of CallRequest."""
+    """The fields that chat and completions have in common, as keyword arguments of CallRequest."""
     options = Fields(fields.mapping("stream_options") or {}, "stream_options")
     top_p = fields.number("top_p", low=0.0, high=1.0)
     if top_p == 0:

@@ -15,7 +15,7 @@ from rllm.types.messages import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 UNLIKELY = -9999.0
-"""What OpenAI writes for a log-probability that JSON has no number for."""
+"""OpenAI's number for a log-probability that JSON has no number for."""
 
 _FINISH_NAMES = {
     FinishReason.STOP: "stop",

@@ -30,7 +30,7 @@ _LONGEST_DONE = 32
 
 
 class EventReader(ABC):
-    """What the readers of chat and completions share."""
+    """The common part of the readers of chat and completions."""
 
     dialect: ClassVar[Dialect]
 
@@ -40,7 +40,7 @@ class EventReader(ABC):
         self.id = completion_id(request.dialect)
         """Until the upstream says its own. A client of another protocol keeps this one."""
         self.error: RequestRefused | None = None
-        """What went wrong in the middle of the stream."""
+        """The error in the middle of the stream."""
         self._model = request.model
         self._created: int | None = None
         self._heard: dict[int, HeardChoice] = {}
@@ -103,7 +103,7 @@ class EventReader(ABC):
         return finish_answer(answer, self._heard.values(), self.request, self._usage, self._prompt_ids)
 
     def _begin(self, chunk: dict[str, Any]) -> None:
-        """What the first chunk says of the whole answer."""
+        """Read the facts about the whole answer in the first chunk."""
         self._begun = True
         self._created = created if isinstance(created := chunk.get("created"), int) else None
         self._model = text_of(chunk.get("model")) or self._model

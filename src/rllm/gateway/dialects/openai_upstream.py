@@ -1,4 +1,4 @@
-"""What chat and completions share on the upstream's side: building bodies, hearing choices, reading errors.
+"""The common upstream side of chat and completions: building bodies, reading choices and errors.
 
 request.body ──request_fields()──► body with what the gateway captures
 choice or delta, one after the other ──HeardChoice──► Choice    (merged text, calls, ids, log-probabilities)
@@ -36,7 +36,7 @@ _FINISH_REASONS = {
     "error": FinishReason.ERROR,
 }
 _TOKEN_ID_NAME = re.compile(r"token_id:(\d+)")
-"""How vLLM names tokens under `return_tokens_as_token_ids`."""
+"""vLLM's names of tokens under `return_tokens_as_token_ids`."""
 
 _CONTEXT_OVERFLOW = re.compile(
     r"maximum context length|context_length_exceeded|longer than the maximum model length"
@@ -117,7 +117,7 @@ class HeardChoice:
     reasoning: list[str] = field(default_factory=list[str])
     calls: list[WireToolCall] = field(default_factory=list[WireToolCall])
     arguments: list[list[str]] = field(default_factory=list[list[str]])
-    """Of each call, in parts."""
+    """The arguments of each call, in parts."""
     place_of_call: dict[int, int] = field(default_factory=dict[int, int])
     """The upstream's index of a call to its place in `calls`."""
     finish_reason: str | None = None
@@ -159,7 +159,8 @@ class HeardChoice:
         return place, first
 
     def _place(self, index: int | None, call_id: str, name: str) -> int | None:
-        """Of a call heard before. Some servers leave the index out, or give 0 to all parallel calls."""
+        """The position of a call that began before. Some servers leave the index out, or give 0 to all
+        parallel calls."""
         place = (
             (len(self.calls) - 1 if self.calls else None) if index is None else self.place_of_call.get(index)
         )
@@ -179,7 +180,7 @@ class HeardChoice:
         ]
 
     def choice(self, request: CallRequest, answer_id: str, *, has_echo: bool = False) -> tuple[Choice, str]:
-        """What was said, and why it has no usable ids and log-probabilities, if so."""
+        """The answer, and the reason that it has no usable ids and log-probabilities, if there is one."""
         ids, logprobs, problem = self._tokens(has_echo)
         for place, call in enumerate(self.calls):
             call.arguments = "".join(self.arguments[place])

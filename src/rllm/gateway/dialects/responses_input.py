@@ -177,7 +177,7 @@ def _part(value: object, where: str) -> dict[str, Any]:
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """What the model calls a tool of a namespace: both names in one, as chat templates know no namespaces."""
+    """The model's name for a tool of a namespace: both names in one, as chat templates know no namespaces."""
     if not namespace or namespace == _DEFAULT_NAMESPACE:
         return name
     return namespace + name if namespace.endswith("_") or name.startswith("_") else f"{namespace}__{name}"

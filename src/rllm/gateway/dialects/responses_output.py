@@ -36,7 +36,7 @@ def status_of(choice: Choice) -> str:
 
 
 def item_status(status: str) -> str:
-    """Of an item in a response of that status."""
+    """The status of an item in a response of that status."""
     return status if status in ("completed", "in_progress") else "incomplete"
 
 

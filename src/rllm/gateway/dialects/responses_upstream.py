@@ -71,7 +71,7 @@ class ResponsesReader:
 
     def __init__(self, request: CallRequest) -> None:
         self.error: RequestRefused | None = None
-        """What went wrong in the middle of the stream."""
+        """The error in the middle of the stream."""
         self._request = request
         self._response: dict[str, Any] = {"id": completion_id(Dialect.RESPONSES), "model": request.model}
         self._items: dict[int, dict[str, Any]] = {}

@@ -1,3 +1,3 @@
-"""What was captured, on disk: one writer, any number of readers."""
+"""The captured calls on disk: one writer, any number of readers."""
 
 from rllm.gateway.ledger.ledger import Ledger as Ledger

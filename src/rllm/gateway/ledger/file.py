@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rllm.errors import ConfigError, RunInUseError, StorageError
+from rllm.store.files import sync_directory
 from rllm.store.run_directory import RunDirectory, pid_in, take_lock
 
 LEDGER, LOCK = "ledger.sqlite", "ledger.lock"
@@ -106,7 +107,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA secure_delete = OFF")
         if _format_of(connection) == 0:
             _create_tables(connection)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
     except BaseException:
         connection.close()
         raise
@@ -114,13 +115,13 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _keep_private(path: Path) -> None:
-    """What programs and models said is for the owner alone; SQLite's other files get the rights of this one.
+    """Give the file to its owner alone, since it holds what programs and models wrote; SQLite's other files
+    get the rights of this one.
 
     One that an earlier version left open to others is closed to them.
     """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     for each in (path, *(path.with_name(name) for name in (f"{path.name}-wal", f"{path.name}-shm", LOCK))):
-        if each == path:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         if each.exists() and each.stat().st_uid == os.geteuid() and each.stat().st_mode & 0o077:
             each.chmod(0o600)
 
@@ -212,12 +213,3 @@ def _create_tables(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {_FORMAT}")
     connection.execute("COMMIT")
-
-
-def _sync_directory(directory: Path) -> None:
-    """A new file survives a power cut only once its directory is on disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -54,7 +54,6 @@ class Ledger:
 
     def __init__(self, directory: Path, *, held: RunDirectory | None, writer: LedgerWriter | None) -> None:
         self.path = directory / LEDGER
-        self.read_only = writer is None
         self._held = held
         self._writer = writer
         self._idle: list[sqlite3.Connection] = []
@@ -132,7 +131,7 @@ class Ledger:
         One that is only there because calls of it were recorded is created by this. Waits for the disk.
         """
         require_json(data, f"Session {session[:80]!r}", "data")
-        text = json.dumps(data, allow_nan=False)
+        text = json.dumps(data)
 
         def create(connection: sqlite3.Connection) -> bool:
             row = connection.execute(
@@ -289,7 +288,7 @@ class Ledger:
         return records
 
 
-def _session_row(connection: sqlite3.Connection, session: str) -> int:
-    """Its number; one that no session has when there is none of that name."""
+def _session_row(connection: sqlite3.Connection, session: str) -> int | None:
+    """Its number; None, which SQL finds equal to nothing, where there is none of that name."""
     row = connection.execute("SELECT session FROM sessions WHERE name = ?", (name_bytes(session),)).fetchone()
-    return -1 if row is None else row[0]
+    return row[0] if row else None

@@ -12,6 +12,7 @@ space is worth. What is read is what was written, bit for bit.
 import math
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from rllm.gateway.ledger.file import name_bytes
@@ -73,15 +74,12 @@ def pack_versions(versions: Sequence[int], where: str) -> bytes:
     try:
         if versions.count(versions[0]) == len(versions):
             return b"c" + struct.pack("<qI", versions[0], len(versions))
-        for code in "bhiq":
-            try:
+        for code in "bhi":
+            with suppress(struct.error):
                 return code.encode() + struct.pack(f"<{len(versions)}{code}", *versions)
-            except struct.error:
-                if code == "q":
-                    raise
+        return b"q" + struct.pack(f"<{len(versions)}q", *versions)
     except struct.error as error:
         raise ValueError(f"{where}: `policy_versions` must hold whole numbers ({error}).") from error
-    return b""
 
 
 def unpack_versions(data: bytes) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a call has in common with earlier calls of its session, without keeping those calls in memory.
+"""The beginning that a call shares with earlier calls of its session, without keeping those calls in memory.
 
     a call on disk ──► Tip: digests of how it began ──► Tips, of the sessions that were active last
     the next call  ──► Beginning ──compared with its session's tips──► Kept: which tip, how much of it
@@ -11,15 +11,15 @@ costs space, not truth: the next call of its conversation is stored whole.
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _DIGEST_BYTES = 16
 _BLOCK_BYTES = 1024
 _TIPS_PER_SESSION = 8
 _TIP_OVERHEAD_BYTES = 1500
-"""What Python takes for a tip beside its digests."""
+"""The memory that Python takes for a tip beside its digests."""
 _CALL_OVERHEAD_BYTES = 256
-"""What reading one more row costs, in bytes read."""
+"""The cost of reading one more row, in bytes read."""
 
 
 def part_digests(parts: Iterable[bytes]) -> bytes:
@@ -57,7 +57,8 @@ class Trail:
         return tuple((place, self._digest_at(place)) for place in places if place)
 
     def common_with(self, digests: bytes, ends: Sequence[tuple[int, bytes]], *, limit: int) -> int:
-        """How many of the first `limit` bytes are an earlier text's: exact at its ends, else in blocks."""
+        """The number of the first `limit` bytes that are an earlier text's: exact at its ends, else in
+        blocks."""
         if not limit:
             return 0
         num_blocks = limit // _BLOCK_BYTES
@@ -98,10 +99,10 @@ def num_equal_digests(mine: bytes, theirs: bytes) -> int:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Tip:
-    """How a call began and ended, for the calls that may go on from it."""
+    """The beginning and the end of a call, for the calls that may go on from it."""
 
-    call: int = 0
-    """Its row; 0 until it is written."""
+    call: int = field(init=False)
+    """Its row; unset until it is written."""
     ids: bytes
     """Digests of prompt and completion ids together."""
     id_ends: tuple[tuple[int, bytes], ...]
@@ -112,7 +113,7 @@ class Tip:
     prompt_ends: tuple[tuple[int, bytes], ...]
     tools: bytes
     chain_bytes: int
-    """What has to be read to decode this call: its row, its parent's, and so on."""
+    """The bytes to read to decode this call: its row, its parent's, and so on."""
 
     @property
     def num_bytes(self) -> int:
@@ -121,22 +122,22 @@ class Tip:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Kept:
-    """What a call takes over from `parent`; nothing where there is none."""
+    """The part that a call takes over from `parent`; nothing where there is none."""
 
     parent: Tip | None = None
     id_bytes: int = 0
     messages: int = 0
     prompt_bytes: int = 0
     tools: bool = False
-    chain_bytes: int = 0
+    chain_bytes: int
 
     @property
     def continues(self) -> bool:
         """The parent's answer is part of what the call begins with."""
-        if self.parent is None:
-            return False
-        all_ids = self.parent.id_ends[-1][0] if self.parent.id_ends else -1
-        return self.id_bytes == all_ids or self.messages * _DIGEST_BYTES == len(self.parent.messages)
+        return self.parent is not None and (
+            any(place == self.id_bytes for place, _ in self.parent.id_ends[-1:])
+            or self.messages * _DIGEST_BYTES == len(self.parent.messages)
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -156,10 +157,10 @@ class Beginning:
     """Digest; empty where there are no tools."""
     num_tools_bytes: int
     num_own_bytes: int
-    """Of what no other call can hold: the response, its ids and log-probabilities."""
+    """The bytes that no other call can hold: the response, its ids and log-probabilities."""
 
     def kept_of(self, tips: Iterable[Tip]) -> Kept:
-        """What to keep of the tip that saves most.
+        """The part to keep of the tip that saves most.
 
         Nothing when decoding would then read several times what the call holds. To store it whole costs less
         than what was written since the last whole one, so that a conversation's size stays linear.
@@ -229,7 +230,3 @@ class Tips:
 
     def forget(self, session: str) -> None:
         self.num_bytes -= sum(tip.num_bytes for tip in self._sessions.pop(session, []))
-
-    def clear(self) -> None:
-        self._sessions.clear()
-        self.num_bytes = 0

@@ -34,6 +34,7 @@ from rllm.gateway.ledger.numbers import (
 )
 from rllm.gateway.ledger.prefixes import Beginning, Kept, Tip, Trail, digest, part_digests
 from rllm.gateway.wire import CallRecord, CallStatus
+from rllm.redaction import bytes_without_keys, may_hold_key, values_without_keys
 
 try:
     import orjson
@@ -63,7 +64,7 @@ class CallRow(NamedTuple):
     parent: int | None
     """Row of the call that the kept parts come from."""
     num_ids_kept: int
-    """How many of the parent's prompt and completion ids this prompt begins with."""
+    """The number of the parent's prompt and completion ids that this prompt begins with."""
     num_messages_kept: int
     """The same of its messages and its response."""
     num_prompt_bytes_kept: int
@@ -117,6 +118,8 @@ def encode_call(record: CallRecord, tips: Iterable[Tip]) -> EncodedCall:
     completion_ids = id_bytes(record.completion_ids, where, "completion_ids")
     logprobs = pack_logprobs(record.logprobs, where)
     prompt = prompt_bytes(record.prompt, where)
+    if isinstance(record.prompt, str):
+        prompt = bytes_without_keys(prompt)
     ids = prompt_ids + completion_ids
     beginning = Beginning(
         ids=Trail(ids),
@@ -236,20 +239,27 @@ def _same(mine: Any, theirs: Any) -> bool:
 
 
 class _JsonWriter:
-    """JSON of the parts of one record. `plain` until a part needed more than orjson reads back."""
+    """JSON of the parts of one record, without keys: what came in pieces too small to tell is whole here.
+
+    `plain` until a part needed more than orjson reads back.
+    """
 
     def __init__(self, where: str) -> None:
         self.plain = True
         self._where = where
 
     def text(self, value: Any, place: str) -> bytes:
+        text = self._text(value, place)
+        return self._text(values_without_keys(value), place) if may_hold_key(text) else text
+
+    def _text(self, value: Any, place: str) -> bytes:
         try:
             return orjson.dumps(value)
         except TypeError:
             # Halves of surrogate pairs and whole numbers beyond 64 bits; or nothing that JSON can hold.
             require_json(value, self._where, place)
             self.plain = False
-            return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+            return json.dumps(value, separators=(",", ":")).encode()
 
 
 _PLAIN = frozenset((str, int, bool, type(None)))
@@ -307,8 +317,7 @@ def _packed_json(text: bytes, *, plain: bool) -> bytes:
         compressor = _compressor()
         # A full flush forgets what came before, so that each text can be read by itself.
         data = compressor.compress(text) + compressor.flush(zlib.Z_FULL_FLUSH)
-        if len(data) < 0.9 * len(text):
-            return (b"O" if plain else b"J") + data
+        return (b"O" if plain else b"J") + data
     return (b"o" if plain else b"j") + text
 
 

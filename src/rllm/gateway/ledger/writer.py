@@ -34,7 +34,7 @@ _GATHER_S = 0.004
 """When appends came during a commit there are many: to wait for more halves what each of them costs. One
 that comes alone does not wait."""
 _ENCODED_HERE_BYTES = 256 << 10
-"""What has more bytes is encoded in a thread."""
+"""The size beyond which a call is encoded in a thread."""
 _SESSIONS_REMEMBERED = 20_000
 _ROWS_PER_STATEMENT = 64
 """About so many. SQLite prepares a statement of each number of rows once, and keeps those used last."""
@@ -86,7 +86,7 @@ class LedgerWriter:
         self._thread = threading.Thread(target=self._run, name="rllm-ledger", daemon=True)
         self._thread.start()
 
-    async def append(self, records: Sequence[CallRecord], num_bytes: int = 0) -> None:
+    async def append(self, records: Sequence[CallRecord], num_bytes: int) -> None:
         """Returns when all of `records` are on disk."""
         if num_bytes > _ENCODED_HERE_BYTES:
             calls, num_deletions = await asyncio.to_thread(self._encode, records)
@@ -124,11 +124,11 @@ class LedgerWriter:
     def _encode(self, records: Sequence[CallRecord]) -> tuple[list[EncodedCall], int]:
         """Each call as what differs from what is on disk, or from an earlier one of `records`."""
         calls: list[EncodedCall] = []
-        num_deletions = -1
+        with self._lock:
+            num_deletions = self._num_deletions
         for record in records:
             with self._lock:
                 tips = self.tips.of(record.session)
-                num_deletions = self._num_deletions if num_deletions < 0 else num_deletions
             siblings = [call.tip for call in calls[::-1] if call.record.session == record.session]
             calls.append(encode_call(record, siblings + tips))
         return calls, num_deletions
@@ -158,7 +158,8 @@ class LedgerWriter:
             self._connection.close()
 
     def _commit(self, batch: list[_Append | _Change]) -> Exception | None:
-        """Why nothing of `batch` was written; None when it was, but for appends that have an error."""
+        """The reason that nothing of `batch` was written; None when it was, but for appends that have an
+        error."""
         try:
             if self._connection is None:
                 self._connection = open_for_writing(self.path)

@@ -36,7 +36,7 @@ _MAX_TREES = 16
 
 @dataclass(slots=True)
 class SessionState:
-    """What the policy remembers of a session."""
+    """The policy's memory of a session."""
 
     trees: OrderedDict[str, ConversationTree] = field(default_factory=OrderedDict[str, ConversationTree])
     """By the variables for the chat template that calls come with, as JSON: another prompt for each."""
@@ -48,7 +48,7 @@ class SessionState:
     """By digest of the prompt: asked again, the same prompt is given other draws."""
 
     _numbers: Iterator[int] = field(default_factory=itertools.count)
-    """Of the conversations in all trees."""
+    """Numbers of the conversations in all trees."""
 
     def tree_for(self, renderer: ChatRenderer, variables: Mapping[str, Any]) -> ConversationTree:
         key = json.dumps(variables, sort_keys=True)
@@ -178,7 +178,7 @@ class ChoiceStream:
             self._send(Piece(choice=self._choice.index, text=text, logprobs=list(logprobs)))
 
     def finish(self, choice: Choice) -> None:
-        """What was held back because it might have become markup."""
+        """Emit the text that was held back because it might have become markup."""
         if self._events is not None:
             for event in self._events.finish():
                 self._send(self._piece(event, []))
@@ -205,5 +205,5 @@ class ChoiceStream:
 
 
 def _call_id(answer_id: str, choice: int, number: int) -> str:
-    """Of a tool call: derived, so that a streamed and a captured call have the same."""
+    """The id of a tool call: derived, so that a streamed and a captured call have the same."""
     return f"call_{hashlib.blake2b(f'{answer_id}/{choice}/{number}'.encode(), digest_size=12).hexdigest()}"

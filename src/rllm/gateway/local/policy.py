@@ -58,7 +58,7 @@ from rllm.types.messages import ModelOutput, SamplingParams
 _SESSION_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 _STATE = "local"
 _SHORT_CHARS = 8 << 10
-"""Of a conversation that is rendered and encoded in a few milliseconds."""
+"""The length of a conversation that is rendered and encoded in a few milliseconds."""
 _MAX_RENDERERS = 16
 _ESCAPED_CHAR_BYTES = 6
 _OTHER_FIELDS_BYTES = 1 << 20
@@ -86,7 +86,7 @@ class LocalPolicy:
 
     @property
     def max_chars(self) -> int:
-        """Of a conversation: more would not fit into the context."""
+        """The greatest length of a conversation in characters: more would not fit into the context."""
         return max_prompt_chars(self.client.renderer, self.client.max_context)
 
     @property
@@ -353,8 +353,8 @@ class LocalPolicy:
 
 
 def _seed(request: CallRequest, session_seed: int, digest: bytes, times_asked: int, index: int) -> int:
-    """Of one choice: the request's own, or derived from the session and the prompt, so that it does not
-    depend on the order in which parallel calls arrive."""
+    """The seed of one choice: the request's own, or derived from the session and the prompt, so that it does
+    not depend on the order in which parallel calls arrive."""
     if request.seed is not None:
         return (request.seed + index) % 2**64
     return draw_seed(session_seed, digest.hex(), times_asked, index, "choice")

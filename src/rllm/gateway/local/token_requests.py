@@ -1,4 +1,4 @@
-"""What a request asks of an engine that takes ids: what is refused, and how the answer is written and read.
+"""The request of an engine that takes ids: what is refused, and how the answer is written and read.
 
 CallRequest ──require_answerable──► 400, or ──► grammar of the answer, Reader of its text
 """
@@ -64,7 +64,8 @@ def _require_variables(value: object) -> None:
 
 
 def num_chars(request: CallRequest) -> int:
-    """Of all text that a prompt may be made of; an id counts as one, an image nothing."""
+    """The length of all text that a prompt may be made of, in characters; an id counts as one, an image as
+    none."""
     chars = 0 if request.prompt is None else len(request.prompt)
     for message in request.messages:
         content = message.get("content")
@@ -77,7 +78,7 @@ def num_chars(request: CallRequest) -> int:
 
 
 def _chars_of(value: object) -> int:
-    """Of all texts and keys in it; level by level, as bodies may be nested deeply."""
+    """The length of all texts and keys in it; level by level, as bodies may be nested deeply."""
     if isinstance(value, str):
         return len(value)
     chars = 0
@@ -136,7 +137,7 @@ def reader_of(
 
 
 def grammar_of(request: CallRequest, tool_format: ToolFormat | None, plain_format: PlainFormat) -> str:
-    """What the answer must follow so that `tool_choice`, `strict` and `response_format` hold; may be ""."""
+    """The grammar of an answer for which `tool_choice`, `strict` and `response_format` hold; may be ""."""
     choice, schema = request.tool_choice, request.response_schema
     if choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
         names = [tool["function"]["name"] for tool in request.tools]

@@ -1,4 +1,4 @@
-"""Who may do what: a token for the whole run, and one for each session that opens nothing else.
+"""The rights of tokens: one for the whole run, and one for each session that opens nothing else.
 
     Authorization: Bearer T | x-api-key: T | /k/T/…  ──► TokenScope.RUN: everything
                                                      ──► a session's: its own calls and traces
@@ -24,7 +24,7 @@ _RUN_TOKEN = re.compile(r"[A-Za-z0-9._~+-]+")
 
 @dataclass(slots=True, frozen=True)
 class TokenScope:
-    """What a valid token opens."""
+    """The rights of a valid token."""
 
     session_name: bytes | None = None
     """Digest of the one session; None for all of them, and for what is not a session's."""
@@ -75,7 +75,8 @@ class Tokens:
         return "s-" + urlsafe_b64encode(name + self._proof(name)).decode().rstrip("=")
 
     def scope(self, path_token: str, headers: Mapping[str, str]) -> TokenScope:
-        """What the request's tokens open; the first valid one counts: many clients must send some API key.
+        """The rights that the request's tokens give; the first valid one counts: many clients must send some
+        API key.
 
         Raises RequestRefused (401) when there is none.
         """

@@ -14,9 +14,9 @@ MAX_DEPTH = 200
 MAX_CONTAINERS = 500_000
 """Objects and lists of one body: reading them holds the interpreter, so that nobody else is answered."""
 SMALL_BODY_BYTES = 256 << 10
-"""Of a body that is read and checked in a millisecond or two."""
+"""The size of a body that is read and checked in a millisecond or two."""
 _TOO_DEEP = ("recursion", "depth limit")
-"""How versions of orjson say that they stopped reading."""
+"""The words by which versions of orjson say that they stopped reading."""
 ARRIVAL_TIMEOUT_S = 30.0
 """For the head of a request, and for its body before it comes at `_SLOWEST_BYTES_PER_S`."""
 _SLOWEST_BYTES_PER_S = 64 << 10

@@ -19,15 +19,15 @@ from rllm.types.call_budget import CallBudget, exhausted_code
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class CallShare:
-    """What one call may take; None is no limit."""
+    """The share of a budget that one call may take; None is no limit."""
 
     tokens: int | None = None
-    """Of all its choices together."""
+    """The tokens of all its choices together."""
     seconds: float | None = None
 
 
 class SessionBudget:
-    """Of one session, from its opening on."""
+    """The budget of one session, from its opening on."""
 
     def __init__(self, limits: CallBudget, history: Iterable[CallRecord] = ()) -> None:
         """`history`: what the ledger has of the session, where it was open before."""
@@ -49,7 +49,8 @@ class SessionBudget:
         self._began_s = time.monotonic() - (time.time() - began_at)
 
     async def admit(self, request: CallRequest, max_tokens: int | None) -> CallShare:
-        """What the call may take, which is reserved until `settle`. `max_tokens`: what it asks of one answer.
+        """Reserve the share that the call may take, until `settle`. `max_tokens`: the call's own limit for
+        one answer.
 
         Raises RequestRefused (403) when a limit is reached.
         """

@@ -33,7 +33,7 @@ from rllm.types.messages import FinishReason, Message
 
 @dataclass(kw_only=True, slots=True)
 class Circumstances:
-    """What records hold beside the request and its answer."""
+    """The fields of records beside the request and its answer."""
 
     session: Session
     retry_key: str
@@ -134,7 +134,7 @@ def error_data(error: RequestRefused) -> dict[str, Any]:
 
 
 def sampling_of(request: CallRequest, session: Session) -> dict[str, Any]:
-    """What shaped the answer: as the client asked, with what is set for the session in its place."""
+    """The sampling parameters of the answer: the client's, with those set for the session in their place."""
     sampling: dict[str, Any] = {
         name: value
         for name in ("temperature", "top_p", "top_k", "max_tokens", "seed", "response_schema")
@@ -152,7 +152,7 @@ def sampling_of(request: CallRequest, session: Session) -> dict[str, Any]:
 
 
 def answer_so_far(request: CallRequest, pieces: Sequence[Piece], model: str) -> Answer:
-    """What had arrived of a streamed answer when it broke off."""
+    """The part of a streamed answer that had arrived when it broke off."""
     if any(piece.raw is not None for piece in pieces):
         reader = UPSTREAMS[request.dialect].reader(request)
         splitter = EventSplitter()
@@ -206,7 +206,8 @@ def _response(choice: Choice) -> Message:
 
 
 def _as_json(token: TokenLogprob) -> dict[str, Any]:
-    """What a grammar forbids has no finite log-probability, and JSON no number for it."""
+    """One token's log-probability as JSON: where a grammar forbids the token it is not finite, and JSON has
+    no number for it."""
     return {
         "token_id": token.token_id,
         "text": token.text,

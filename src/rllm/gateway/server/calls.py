@@ -373,7 +373,7 @@ class Calls:
 
 
 def refusal_of(error: BaseException) -> RequestRefused:
-    """What a client is told of an exception."""
+    """The refusal that a client gets for an exception."""
     match error:
         case RequestRefused():
             return error

@@ -1,4 +1,4 @@
-"""What the gateway counts, and a check that accepted = recorded + errored + in flight."""
+"""The numbers that the gateway counts, and a check that accepted = recorded + errored + in flight."""
 
 from bisect import bisect_left
 from collections import Counter, deque
@@ -15,7 +15,7 @@ _MAX_CODES = 100
 
 @dataclass(slots=True)
 class Histogram:
-    """How many values lie in each bucket; the last one has no upper end."""
+    """The number of values in each bucket; the last one has no upper end."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
     total: float = 0.0
@@ -27,7 +27,8 @@ class Histogram:
 
 @dataclass(slots=True)
 class Counts:
-    """Of one gateway since it was started. A retry that gets an earlier call's answer is no call."""
+    """The counts of one gateway since it was started. A retry that gets an earlier call's answer is no
+    call."""
 
     accepted: int = 0
     recorded: Counter[str] = field(default_factory=Counter[str])

@@ -34,7 +34,7 @@ _LAST_EVENTS = {
     Dialect.RESPONSES: (b"event: response.completed", b"event: response.incomplete"),
     Dialect.MESSAGES: (b"event: message_stop",),
 }
-"""How the event begins that makes an answer whole, in streams that are passed on as they come."""
+"""The beginnings of the events that make an answer whole, in streams that are passed on as they come."""
 _FINISHED = re.compile(rb'"finish_reason": ?"')
 """In chat and completions; within a text the quotes would be escaped."""
 _LAST_TYPES = {"response.completed", "response.incomplete", "message_stop"}
@@ -84,7 +84,7 @@ class EventSink:
         self, http: web.BaseRequest, dialect: ClientDialect, request: CallRequest, model: str
     ) -> None:
         self.answer_id = completion_id(request.dialect)
-        """What this client sees as the id, unless an upstream's own events are passed on."""
+        """The id that this client sees, unless an upstream's own events are passed on."""
         self._http = http
         self._dialect = dialect
         self._request = request

@@ -401,7 +401,8 @@ class Gateway:
         return json_response({"input_tokens": await self.policy.count_tokens(request)})
 
     async def _read(self, num_bytes: int, work: Callable[[_Body], _Content], body: _Body) -> _Content:
-        """What is small costs no change of threads."""
+        """Parse the body, in another thread where it is large: a small one costs less than the change of
+        threads."""
         return work(body) if num_bytes <= SMALL_BODY_BYTES else await self._large.run(work, body)
 
     def _models(self, route: Route) -> web.StreamResponse:
@@ -443,7 +444,7 @@ class GatewaySession:
         return self.base_url.removesuffix("/v1")
 
     def traces(self) -> list[CallRecord]:
-        """What was captured, in the order in which it was recorded."""
+        """The captured calls, in the order in which they were recorded."""
         return self._gateway.ledger.traces(self.id)
 
     async def close(self) -> None:

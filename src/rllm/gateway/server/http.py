@@ -97,7 +97,8 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What could not be parsed has no path, so nobody knows which protocol its client speaks."""
+        """Answer a request that could not be parsed. It has no path, so nobody knows which protocol its
+        client speaks."""
         if status != 400:
             return super().handle_error(request, status, exc, message)
         why = " ".join((message or "it is malformed").split())[:_MAX_CHARS]

@@ -128,7 +128,7 @@ class Management:
 
 
 def record_json(record: CallRecord) -> bytes:
-    """What `CallRecord.to_dict` gives, as JSON."""
+    """The JSON of `CallRecord.to_dict`."""
     return orjson.dumps(record)
 
 

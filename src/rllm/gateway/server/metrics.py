@@ -55,7 +55,7 @@ def health(
     uptime_s: float,
     now: float,
 ) -> dict[str, Any]:
-    """What GET /health says. Holds no secret: it is answered to everybody."""
+    """The body of GET /health. Holds no secret: it is answered to everybody."""
     num_ended, num_errored = counts.recent(now)
     return {
         "status": "ok" if writable and policy.get("healthy", True) else "unhealthy",

@@ -183,7 +183,7 @@ def _posted(name: str, summary: str, fields: dict[str, Any], required: str) -> d
 
 
 def _call_fields() -> dict[str, Any]:
-    """What all protocols share; each knows more, and fields that are not known are let through."""
+    """The fields that all protocols share; each knows more, and fields that are not known are let through."""
     return {
         "model": _TEXT,
         "stream": {"type": ["boolean", "null"]},

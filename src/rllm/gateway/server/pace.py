@@ -1,4 +1,4 @@
-"""How many requests begin in one turn of the event loop, when thousands arrive together.
+"""The number of requests that begin in one turn of the event loop, when thousands arrive together.
 
     request ──take──► begins in this turn, or waits for one of the next, in the order of arrival
 

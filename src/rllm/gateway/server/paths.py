@@ -28,7 +28,7 @@ class Endpoint(StrEnum):
     RESPONSE = "response"
     """One that was answered before."""
     ROOT = "root"
-    """What clients probe to see whether somebody is there."""
+    """The routes that clients probe to see whether somebody is there."""
     SESSIONS = "sessions"
     SESSION = "session"
     TRACES = "traces"
@@ -39,7 +39,7 @@ class Endpoint(StrEnum):
     """One call, by the id of its completion. This and what follows are routes of the published gateway."""
     TRACE_QUERY = "trace_query"
     SESSION_DELETION = "session_deletion"
-    """Of several sessions at once."""
+    """The deletion of several sessions at once."""
     WEIGHT_VERSION = "weight_version"
     WORKERS = "workers"
     WORKER = "worker"
@@ -68,7 +68,7 @@ PUBLISHED = frozenset(
         *(Endpoint.WORKERS, Endpoint.WORKER, Endpoint.FLUSH, Endpoint.RELOAD),
     )
 )
-"""What `rllm.gateway.server.published` answers, with a token."""
+"""The routes that `rllm.gateway.server.published` answers, with a token."""
 
 _METHODS = {
     Endpoint.CALL: ("POST",),

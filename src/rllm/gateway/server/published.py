@@ -29,13 +29,14 @@ from rllm.gateway.wire import CallRecord, CallStatus, Policy
 _MAX_SESSIONS = 1000
 _MAX_TRACES = 10_000
 _NO_WORKERS = (
-    "the built-in engine answers here, and there are no servers behind it: `rllm serve gateway` has them"
+    "the built-in engine answers here, and there are no servers behind it: `rllm serve gateway` and `rllm "
+    "serve fleet` have them"
 )
 
 
 @runtime_checkable
 class ServerPolicy(Protocol):
-    """A policy with servers behind it, such as `UpstreamPolicy`."""
+    """A policy with servers behind it, such as `UpstreamPolicy` and `FleetPolicy`."""
 
     async def add_server(self, url: str, weight: float) -> dict[str, Any]: ...
 

@@ -20,7 +20,7 @@ _DIALECT = ResponsesDialect()
 
 
 class KeptResponses:
-    """Of one ledger."""
+    """The stored responses of one ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -71,7 +71,7 @@ def delete_refused() -> RequestRefused:
 
 
 def _num_instructions(fields: dict[str, Any]) -> int:
-    """How many of the messages of a call are its `instructions`."""
+    """The number of a call's messages that are its `instructions`."""
     return 1 if fields.get("instructions") else 0
 
 

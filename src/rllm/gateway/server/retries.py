@@ -24,7 +24,7 @@ CallT = TypeVar("CallT")
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known of equal requests of one session."""
+    """The state of equal requests of one session."""
 
     count: int = 0
     lost: int = 0
@@ -35,7 +35,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class Placement(Generic[CallT]):
-    """What to do with a request: join a call, answer with records, or make a new call under `key`."""
+    """The treatment of a request: join a call, answer with records, or make a new call under `key`."""
 
     key: str = ""
     digest: bytes = b""

@@ -198,7 +198,7 @@ def unknown_session(session_id: str) -> RequestRefused:
 
 
 def derived_seed(session_id: str) -> int:
-    """Of a session for which nobody chose one: its own, and the same whenever it is asked for."""
+    """The seed of a session for which nobody chose one: its own, and always the same."""
     return int.from_bytes(hashlib.blake2b(session_id.encode(), digest_size=8).digest()) >> 1
 
 

@@ -31,7 +31,7 @@ RETRIED = frozenset({429, 502, 503, 504, 529})
 """Statuses that another try may change. 529 is Anthropic's 503."""
 BAD_REPLY = "bad_upstream_reply"
 _REST_OF_STREAM_S = 10.0
-"""How long the events behind the last one are waited for, such as the usage."""
+"""The time to wait for the events behind the last one, such as the usage."""
 _CUT_OFF = (FinishReason.CANCELLED, FinishReason.ERROR)
 
 
@@ -43,7 +43,7 @@ class Failed(Exception):
     ) -> None:
         super().__init__(error.message)
         self.error = error
-        """What the client is told when there are no more tries."""
+        """The client's error when there are no more tries."""
         self.reached = reached
         self.slow = slow
         """It was not reached in time, which says less than a connection that was refused."""
@@ -65,7 +65,7 @@ class UpstreamCall:
     sent_seed: int | None = None
     """The last one that was sent, whoever chose it."""
     policy_version: int = 0
-    """Of the weights that the last try began with."""
+    """The version of the weights that the last try began with."""
     started: float = field(default_factory=time.perf_counter)
     first_token_s: float | None = None
     heard: bool = False
@@ -94,11 +94,11 @@ class UpstreamCall:
 
 @dataclass(slots=True)
 class Reply:
-    """What one try brought."""
+    """The result of one try."""
 
     answer: Answer
     policy_version: int | None
-    """Of the weights that answered, where the server told."""
+    """The version of the weights that answered, where the server told."""
 
 
 async def ask(call: UpstreamCall, http: HttpClient, url: str, capture: frozenset[str]) -> Reply:
@@ -140,7 +140,8 @@ async def _error(
 
 
 def _failed_if_retried(error: RequestRefused) -> RequestRefused | Failed:
-    """What cannot be read is not asked for again: a server that talks like that goes on talking like that."""
+    """A failure, or a refusal where the answer cannot be read: a server that answers so goes on to do so, and
+    is not asked again."""
     return Failed(error) if error.status in RETRIED and error.code != BAD_REPLY else error
 
 
@@ -261,7 +262,7 @@ async def _flush(call: UpstreamCall, raw: list[bytes]) -> None:
 
 
 def _verdict(reader: StreamReader, answer: Answer, url: str) -> RequestRefused | Failed | None:
-    """Why a stream that ended is no whole answer; None when it is one."""
+    """The reason that a stream that ended is no whole answer; None when it is one."""
     if reader.error is not None:
         return _failed_if_retried(reader.error)
     if not reader.complete:

@@ -36,7 +36,7 @@ MAX_BEGINNINGS = 8192
 
 
 class UpstreamSegmentReason(StrEnum):
-    """What only happens where another server makes the prompt ids; otherwise see `SegmentReason`."""
+    """Reasons that exist only where another server makes the prompt ids; otherwise see `SegmentReason`."""
 
     RETOKENIZED = "retokenized"
     """The conversation goes on, but its prompt has other ids than were sampled and sent before."""
@@ -81,7 +81,7 @@ class Continuity:
 
     @classmethod
     def from_history(cls, records: Iterable[CallRecord]) -> "Continuity":
-        """What is known from calls that are in the ledger, oldest first."""
+        """The state after the calls that are in the ledger, oldest first."""
         answers = [record for record in records if record.status is CallStatus.OK]
         continuity = cls(first_number=1 + max((record.conversation for record in answers), default=-1))
         conversations: dict[int, IndexedConversation] = {}
@@ -181,7 +181,7 @@ class PlacedPrompt:
     ids: bytes
     ids_digest: bytes
     text: bytes
-    """Of a bare prompt."""
+    """The text of a bare prompt."""
     digests: list[bytes]
     """[M + 1] digests of the first 0, 1, … M messages."""
     messages: Sequence[Message]
@@ -229,7 +229,7 @@ class _Ends:
             self._forget(next(iter(self._places)))
 
     def longest(self, data: bytes) -> ConversationPlace | None:
-        """What was added under the longest beginning of `data`."""
+        """The value that was added under the longest beginning of `data`."""
         longest: ConversationPlace | None = None
         digest = hashlib.blake2b(digest_size=16)
         view = memoryview(data)

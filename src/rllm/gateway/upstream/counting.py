@@ -1,4 +1,4 @@
-"""How many tokens a request has, as the server that would answer it counts.
+"""The number of tokens in a request, as the server that would answer it counts.
 
 CallRequest ──► /tokenize (vLLM), /v1/messages/count_tokens (Anthropic) ──► tokens, or a 400 that says why
 """

@@ -68,7 +68,7 @@ class HttpClient:
     )
     """Calls beyond it wait, in the order in which they came, instead of failing for want of open files."""
     num_waiting: int = field(default=0, init=False)
-    """Of those calls."""
+    """The number of those calls that wait."""
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -133,7 +133,7 @@ class HttpClient:
         return bytes_without_keys(b"".join(parts))
 
     async def part_of(self, response: aiohttp.ClientResponse) -> bytes:
-        """What has arrived of the body since; empty at its end. Raises Dropped or TimeoutError."""
+        """The part of the body that has arrived since; empty at its end. Raises Dropped or TimeoutError."""
         try:
             return await response.content.readany()
         except _FAILURES as error:
@@ -155,7 +155,7 @@ class HttpClient:
             return response.status, _json_or_none(await self.body_of(response))
 
     def _failure(self, error: Exception, *, before_answer: bool = False) -> Exception:
-        """What became of an exchange, in our own words."""
+        """The failure of an exchange, in our own words."""
         match error:
             case aiohttp.ConnectionTimeoutError():
                 return SlowToConnect(

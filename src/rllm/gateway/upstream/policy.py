@@ -269,7 +269,7 @@ class UpstreamPolicy:
         *,
         whole: bool,
     ) -> Answer:
-        """What the server could not know: versions, meanings, and the place in the session.
+        """Add what the server cannot know: versions, meanings, and the place in the session.
 
         `server_policy_version` is the version that it knows itself.
         """

@@ -90,7 +90,7 @@ class Upstream:
 
 @dataclass(kw_only=True, slots=True)
 class HealthChecks:
-    """How often servers are asked whether they are well."""
+    """The times between checks of servers' health."""
 
     interval_s: float = 5.0
     """0 asks never: servers then go out and come back by their answers alone."""

@@ -18,7 +18,7 @@ _LONGEST_WAIT_S = 8.0
 
 @dataclass(kw_only=True, slots=True)
 class RetryWaits:
-    """How often a call is tried again, and how long is waited for that."""
+    """The number of tries of a call, and the waits between them."""
 
     max_retries: int
     max_wait_s: float
@@ -27,7 +27,7 @@ class RetryWaits:
 
 @dataclass(kw_only=True, slots=True)
 class Tries:
-    """How a call has fared so far, and whether and when it is tried again."""
+    """The tries of a call so far, and whether and when it is tried again."""
 
     retries: RetryWaits
     last: Upstream | None = None
@@ -71,7 +71,7 @@ class Tries:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Of a Retry-After header: a number of seconds, or a date."""
+    """The seconds of a Retry-After header: a number of seconds, or a date."""
     if retry_after is None:
         return None
     try:

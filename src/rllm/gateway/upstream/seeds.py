@@ -24,13 +24,13 @@ MAX_PROMPTS = 8192
 
 @dataclass(slots=True)
 class Draws:
-    """What was asked in one session."""
+    """The requests of one session."""
 
     _times_asked: dict[bytes, int] = field(default_factory=dict[bytes, int])
 
     @classmethod
     def from_history(cls, records: Iterable[CallRecord]) -> "Draws":
-        """What is known from calls that are in the ledger."""
+        """The state after the calls that are in the ledger."""
         draws = cls()
         for record in records:
             if record.status is CallStatus.OK and record.choice == 0:
@@ -43,7 +43,7 @@ class Draws:
         return draw_seed(session_seed, digest.hex(), self._num_asked(digest), "upstream")
 
     def _num_asked(self, digest: bytes) -> int:
-        """How often it was asked before."""
+        """The number of earlier requests with this digest."""
         times = self._times_asked.pop(digest, 0)
         self._times_asked[digest] = times + 1
         if len(self._times_asked) > MAX_PROMPTS:

@@ -1,4 +1,4 @@
-"""What is known of a server: which engine it is, which models it serves, what it can be asked for.
+"""The facts about a server: which engine it is, which models it serves, which fields it takes.
 
 GET /v1/models, /version ──ready──► Known ──capture_for(request)──► fields that the gateway asks for itself
                                       ▲
@@ -34,7 +34,7 @@ _FIELD_NAMES = {
 
 
 Kind = tuple[str, bool]
-"""Of calls: for which model, and whether they are streamed."""
+"""The kind of a call: its model, and whether it is streamed."""
 
 
 def _kind_of(request: CallRequest) -> Kind:
@@ -57,7 +57,7 @@ class Known:
     _refused: OrderedDict[tuple[Kind, str], str] = field(default_factory=OrderedDict[tuple[Kind, str], str])
     """(kind of call, capture) to what the server said."""
     _accepted: OrderedDict[Kind, frozenset[str]] = field(default_factory=OrderedDict[Kind, frozenset[str]])
-    """What it has been asked for with success."""
+    """The requests that it has taken with success."""
 
     _probing: asyncio.Task[None] | None = None
 
@@ -99,7 +99,7 @@ class Known:
 
     @property
     def given(self) -> frozenset[str]:
-        """What the engine is known to give."""
+        """The fields that the engine is known to return."""
         return CAPTURES if self.engine in _ENGINES_WITH_IDS else _WITHOUT_IDS
 
     def takes_seed(self, request: CallRequest) -> bool:
@@ -177,7 +177,7 @@ class Known:
 
 
 def added_fields(request: CallRequest, capture: frozenset[str]) -> frozenset[str]:
-    """What the gateway asks for that the client did not."""
+    """The fields that the gateway asks for and the client did not."""
     asked_by_client = {
         "logprobs": request.logprobs,
         "token_ids": request.return_token_ids,

@@ -52,7 +52,8 @@ class Slot:
     """One per full block of `ids` that was entered in the index."""
     is_free: bool = True
     states: tuple[Any, int] | None = None
-    """Of a model that computes row by row: what transformers keeps of the row, and of how many tokens."""
+    """The states of a model that computes row by row: transformers' own for the row, with its number of
+    tokens."""
     released: int = 0
     """Which of the cache's releases gave it back last; 0 when it was never used."""
 
@@ -137,7 +138,8 @@ class Places:
 
     num_tokens: int
     parts: list[tuple[Shelf, Tensor | None, Tensor]]
-    """Of each shelf: which of the tokens are its own (None: all), and their rows by `Shelf.write_index`."""
+    """The parts of each shelf: which of the tokens are its own (None: all), and their rows by
+    `Shelf.write_index`."""
 
     def before(self, later: "Places") -> "Places":
         """These tokens, and behind them those."""

@@ -100,7 +100,7 @@ class LocalClient(ModelClient):
         return self.engine.max_context
 
     async def watch(self, sampling: SamplingParams, listener: Listener | None) -> Watch | None:
-        """What follows an answer that more is wanted of than its ids; None for others."""
+        """A watch of an answer of which more than its ids is needed; None for others."""
         if listener is None and not (sampling.stop or sampling.top_logprobs or sampling.grammar):
             return None
         grammar = None
@@ -244,7 +244,7 @@ class LocalSession(TokenSession):
 
 
 class _Reader:
-    """Who waits for an answer, and listens to its pieces."""
+    """The waiter for an answer, which may listen to its pieces."""
 
     __slots__ = ("_on_piece", "_piece", "answered")
 
@@ -252,7 +252,7 @@ class _Reader:
         self.answered = answer
         self._on_piece = on_piece
         self._piece: TokenPiece | None = None
-        """What came in since `tell`."""
+        """The text and tokens since `tell`."""
 
     def hear(self, piece: TokenPiece) -> bool:
         """Add a piece to what is told next, and say whether it is the first."""

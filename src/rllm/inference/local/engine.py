@@ -128,7 +128,7 @@ class LocalEngine:
         self._new_requests: list[Request] = []
         """Requests that got a slot in this step."""
         self._reading: list[_Prompt] = []
-        """What is read of requests that were admitted and are not live yet."""
+        """The requests that were admitted and are still being read."""
         self._any_cancelled = False
         self._reread = False
         """Weights were published over rows in flight, whose context must be read anew."""
@@ -485,7 +485,8 @@ class LocalEngine:
             return bool(waiting)
 
     def _begin(self, requests: Sequence[Request]) -> None:
-        """What has to be read for these requests: each prompt once, without the part that the cache holds."""
+        """Choose the tokens to read for these requests: each prompt once, without the part that the cache
+        holds."""
         prompts: dict[tuple[int, ...], _Prompt] = {}
         for request in requests:
             context_ids = request.context_ids
@@ -607,5 +608,5 @@ class _Prompt:
     """A prompt that is being read into the slot of its first request; the others get a copy of it."""
 
     rest: list[int]
-    """What has not been read yet."""
+    """The tokens that have not been read yet."""
     requests: list[Request] = field(default_factory=list[Request])

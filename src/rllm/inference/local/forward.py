@@ -25,10 +25,10 @@ from rllm.models.attention import NONE, Wishes, attention
 from rllm.types.images import PATCH_IDS_FROM
 
 OVERHEAD_PAIRS, OVERHEAD_PLACES = 2**18, 2**16
-"""What a further group costs a layer, as numbers of keys times heads and head size: pairs of a query and a
-key in prompts, keys that are read in decoding. About 30 to 50 µs on one core."""
+"""The cost of a further group for a layer, as numbers of keys times heads and head size: pairs of a query and
+a key in prompts, keys that are read in decoding. About 30 to 50 µs on one core."""
 SCORED_BYTES, SCORED_COPIES = 2**28, 3
-"""What the logits of scored tokens may take at the same time, with what is made of them."""
+"""The memory of the logits of scored tokens that exist at the same time, with their copies."""
 
 
 @dataclass(slots=True)
@@ -113,12 +113,18 @@ class _PromptGroup:
         columns_T = np.arange(self._span)
         self._visible_to_last: Tensor | None = None
         if (ends_R < self._span).any():
-            self._visible_to_last = torch.from_numpy(columns_T < ends_R[:, None, None, None]).to(device)
+            self._visible_to_last = self._mask(columns_T < ends_R[:, None, None, None])
         self._visible: Tensor | None = None
         if starts_R.any():
-            self._visible = torch.from_numpy(self._ago(starts_R) >= 0).to(device)
-        self._starts_R, self._device = starts_R, device
+            self._visible = self._mask(self._ago(starts_R) >= 0)
+        self._starts_R = starts_R
         self._near: dict[int, Tensor] = {}
+
+    def _mask(self, visible: NDArray[np.bool_]) -> Tensor:
+        """0 where a key is visible, -inf elsewhere: of truth values, every layer would make this anew."""
+        keys = self._shelf.keys
+        mask = torch.zeros(visible.shape, dtype=keys.dtype, device=keys.device)
+        return mask.masked_fill_(torch.from_numpy(~visible).to(keys.device), float("-inf"))
 
     def _ago(self, starts_R: NDArray[np.int64]) -> NDArray[np.int64]:
         """[R, 1, Q, T] distance from each key to each query, in places."""
@@ -132,13 +138,13 @@ class _PromptGroup:
             return self._visible
         if window not in self._near:
             ago = self._ago(self._starts_R)
-            self._near[window] = torch.from_numpy((ago >= 0) & (ago < window)).to(self._device)
+            self._near[window] = self._mask((ago >= 0) & (ago < window))
         return self._near[window]
 
     def attend(self, layer: int, queries: Tensor, wishes: Wishes, *, only_last: bool) -> Tensor:
         num_rows, (_, num_heads, head_dim) = self.num_rows, queries.shape
-        keys = self._shelf.keys[layer][:, :, : self._span][self._rows]
-        values = self._shelf.values[layer][:, :, : self._span][self._rows]
+        keys = _picked(self._shelf.keys[layer][:, :, : self._span], self._rows)
+        values = _picked(self._shelf.values[layer][:, :, : self._span], self._rows)
         is_grouped = num_heads != self._shelf.num_kv_heads
         if only_last:
             last = queries.reshape(num_rows, num_heads, 1, head_dim)
@@ -208,7 +214,11 @@ class DecodeRows:
         attention_output = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in self._groups:
             places = group.places
-            attention_output[places] = group.attend(layer, queries[places], wishes, positions_B[places])
+            part = group.attend(layer, _picked(queries, places), wishes, _picked(positions_B, places))
+            if isinstance(places, slice):
+                attention_output[places] = part
+            else:
+                attention_output.index_copy_(0, places, part)
         return attention_output
 
 
@@ -221,7 +231,7 @@ class _DecodeGroup:
         device = shelf.keys.device
         first, count = int(rows_R[0]), int(rows_R[-1] - rows_R[0]) + 1
         self.places = _consecutive(places, device)
-        """Of the group's rows among all that are decoded."""
+        """The places of the group's rows among all that are decoded."""
         self.longest = longest
         self.shelf = shelf
         self._num_slots = count
@@ -444,7 +454,12 @@ def _join(first: Tensor | None, second: Tensor | None) -> Tensor:
     return torch.cat((first, second))
 
 
-def _consecutive(slots_R: NDArray[np.int64], device: torch.device) -> Any:
+def _picked(tensor: Tensor, rows: slice | Tensor) -> Tensor:
+    """`tensor[rows]`, which copies a row at once where a tensor as index would copy number by number."""
+    return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
+
+
+def _consecutive(slots_R: NDArray[np.int64], device: torch.device) -> slice | Tensor:
     """An index of these slots: a slice, which copies nothing, where they stand in a row."""
     first, count = int(slots_R[0]), len(slots_R)
     if int(slots_R[-1]) == first + count - 1 and bool((np.diff(slots_R) == 1).all()):

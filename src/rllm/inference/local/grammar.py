@@ -112,7 +112,7 @@ class Grammars:
 
 
 class GrammarState:
-    """How far one answer has come in its grammar."""
+    """The position of one answer in its grammar."""
 
     def __init__(
         self,

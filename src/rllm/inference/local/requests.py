@@ -297,7 +297,7 @@ class LiveRequests:
 
 
 def _finish(request: Request) -> None:
-    """What the watch of a request knows about the end of its answer."""
+    """Record the end of a request's answer from its watch."""
     watch = request.watch
     if watch is None:
         return

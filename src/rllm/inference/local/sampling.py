@@ -56,7 +56,7 @@ class SamplingRows:
     """Whether `params` of the row has top-k or top-p."""
     params: Sequence[SamplingParams]
     temperature_B1: Tensor | None = field(init=False)
-    """What logits are divided by; None when that is 1 everywhere."""
+    """The divisor of the logits; None when that is 1 everywhere."""
     greedy: list[int] = field(init=False)
     """Rows that take the best token."""
     truncated: list[int] = field(init=False)

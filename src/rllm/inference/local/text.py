@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 Decode = Callable[[Sequence[int]], str]
 
 BROKEN = "\ufffd"
-"""What decoders put in place of bytes that are no character, or not yet one."""
+"""The character that decoders put in place of bytes that are no character, or not yet one."""
 CONTEXT = 16
 """The window of tokens that are decoded together is cut back when it is longer than this."""
 LONGEST_HELD = 32
@@ -53,7 +53,8 @@ class TextStream:
         return new
 
     def rest(self) -> str:
-        """What was held back because it is no whole character: nothing comes that could complete it."""
+        """The text that was held back because it is no whole character: nothing comes that could complete
+        it."""
         return self._decode(self._ids)[self._shown :] if self._ids else ""
 
     def _let_through(self, text: str) -> str:
@@ -82,7 +83,8 @@ class StopTexts:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """What may be shown: everything before a match, and nothing that may become the beginning of one."""
+        """The text that may be shown: everything before a match, and nothing that may become the beginning of
+        one."""
         pending = self._held + text
         hits = [
             (start + len(stop), start, stop) for stop in self._stops if (start := pending.find(stop)) >= 0
@@ -96,7 +98,7 @@ class StopTexts:
         return pending[:show]
 
     def rest(self) -> str:
-        """What was held back, once no more text can come."""
+        """The text that was held back, once no more can come."""
         pending, self._held = self._held, ""
         return pending
 

@@ -1,4 +1,4 @@
-"""What some requests want done at every token: text as it is written, stop texts, alternatives, a grammar.
+"""Work that some requests need at every token: text as it is written, stop texts, alternatives, a grammar.
 
     logits ──► sample (all rows) ──► WatchedRows.resample (rows with a grammar) ──► tokens
                                                                                       │
@@ -52,12 +52,12 @@ class Watch:
         self.forced: list[int] = []
         """Places in the answer whose token the grammar alone chose, ascending."""
         self.error: InferenceError | None = None
-        """What ended this answer and no other."""
+        """The error that ended this answer and no other."""
         self._decode = decode
         self._stops = StopTexts(sampling.stop)
         self._stream = TextStream(decode, is_special) if listener or sampling.stop else None
         self._decoded: list[str] = []
-        """What the tokens say so far."""
+        """The text of the tokens so far."""
         self._shown: list[str] = []
         """The part of it that belongs to the answer for sure."""
         self._piece = TokenPiece()
@@ -102,8 +102,8 @@ class Watch:
             self.guarded(lambda: self._finish(said_ids))
 
     def guarded(self, act: Callable[[], bool]) -> bool:
-        """What `act` says; True, the answer is over, where it raises: one answer's trouble must not end its
-        neighbours."""
+        """The result of `act`; True, the answer is over, where it raises: one answer's trouble must not end
+        its neighbours."""
         try:
             return act()
         except Exception as error:  # noqa: BLE001  it becomes the error of this one answer

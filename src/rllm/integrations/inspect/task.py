@@ -27,7 +27,7 @@ SCORE = "score"
 WORKERS = 2 * (os.cpu_count() or 1)
 """Samples at a time; a process has about 300 MB."""
 MEMORY_MB = 16_384
-"""Of a worker's address space, most of which is never touched."""
+"""The size of a worker's address space, most of which is never touched."""
 CORRECT_FROM = 0.5
 _LIMITS = {
     "context": TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED,

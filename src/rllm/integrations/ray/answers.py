@@ -1,9 +1,10 @@
 # pyright: reportMissingImports=false
-"""What an actor answers, and what is raised where there will be no answer."""
+"""The answers of an actor, and the exceptions where there will be none."""
 
 from typing import Any
 
 from ray.exceptions import (
+    ActorUnschedulableError,
     NodeDiedError,
     ObjectLostError,
     ObjectStoreFullError,
@@ -17,12 +18,20 @@ from ray.exceptions import (
 
 from rllm.errors import ClusterError, RllmError
 
-ENDED = (RayActorError, NodeDiedError, WorkerCrashedError, ObjectLostError, OutOfMemoryError)
-"""What Ray raises where a worker has ended before its answer was here, or its node with the answer."""
+ENDED = (
+    RayActorError,
+    ActorUnschedulableError,
+    NodeDiedError,
+    WorkerCrashedError,
+    ObjectLostError,
+    OutOfMemoryError,
+)
+"""The exceptions of Ray for a worker that could not be started, or has ended before its answer was here, or
+its node with the answer."""
 
 
 def full_store(error: BaseException) -> str:
-    """What to say where an object store takes no more."""
+    """The message for an object store that is full."""
     return (
         f"A node's object store is full, and takes no more ({first_line(error)}). End what else fills it, "
         "or give it more (`cluster.object_store_mb`, `ray start "
@@ -35,7 +44,7 @@ class WorkerEnded(Exception):
 
 
 async def answer(ref: Any) -> Any:
-    """What an actor's method returns.
+    """The return value of an actor's method.
 
     Raises what it raised, and WorkerEnded where there will be no answer.
     """

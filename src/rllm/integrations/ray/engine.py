@@ -145,7 +145,8 @@ class RayEngine:
             playing[asyncio.ensure_future(_play(worker, lease, call))] = worker, lease
 
     async def _returned(self, leases: Leases, playing: Playing) -> list[tuple[Lease, PlayedLease]]:
-        """What has come back after at most a moment; leases whose workers have ended are given back."""
+        """The leases that have come back after at most a moment; those whose workers have ended are given
+        back."""
         returned: list[tuple[Lease, PlayedLease]] = []
         for play in await self._wait(playing):
             worker, lease = playing.pop(play)

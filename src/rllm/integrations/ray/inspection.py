@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""What a cluster is made of, and whether its nodes would play a run alike.
+"""The parts of a cluster, and whether its nodes would play a run alike.
 
 nodes() ──► one probe on each node: versions, clock, the driver's directory
         ──► one block, put once, fetched by each node: megabytes per second
@@ -32,14 +32,15 @@ PROBE_S = 300.0
 
 @dataclass(kw_only=True, slots=True)
 class Probe:
-    """What a process on a node has, and what it can read."""
+    """The machine of a process on a node, and the files that it can read."""
 
     machine: Machine
     sees_directory: bool
 
 
 def inspect_cluster(broadcast_mb: int) -> ClusterReport:
-    """Of the cluster that this process drives. Raises ConfigError for a broadcast that a node cannot hold."""
+    """A report on the cluster that this process drives. Raises ConfigError for a broadcast that a node cannot
+    hold."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     report = ClusterReport(nodes=[_report_of(node) for node in alive], versions=dict(this_machine().versions))
     if not broadcast_mb:

@@ -1,4 +1,4 @@
-"""What a process of the cluster gets once, when it begins, and what it says of itself."""
+"""The job that a process of the cluster gets once, when it begins, and its report about itself."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ MUST_AGREE = ("rllm", "torch", "transformers", "tokenizers", "numpy", "ray")
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class WorkerJob:
-    """What a worker gets once, when it begins."""
+    """The job that a worker gets once, when it begins."""
 
     config: TrainConfig
     pickled_player: bytes
@@ -48,7 +48,7 @@ class Machine:
     host: str
     pid: int
     versions: Mapping[str, str]
-    """Of Python, of `MUST_AGREE` (empty where one is not installed), and of our own files."""
+    """The versions of Python, of `MUST_AGREE` (empty where one is not installed), and of our own files."""
     clock_s: float
     """Its time, in seconds since 1970."""
 
@@ -69,7 +69,7 @@ def this_machine() -> Machine:
 
 @cache
 def _source_digest() -> str:
-    """Of the package's files: two checkouts of one version may differ."""
+    """A digest of the package's files: two checkouts of one version may differ."""
     digest = hashlib.blake2b(digest_size=6)
     root = Path(rllm.config.__file__).parents[1]
     for path in sorted(root.rglob("*.py")):

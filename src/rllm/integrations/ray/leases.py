@@ -28,7 +28,7 @@ class Lease:
     tasks: Sequence[Any]
     num_episodes: int
     losses: list[str] = field(default_factory=list[str])
-    """Why each worker that had it before has not finished it."""
+    """The reasons for which workers that had it before have not finished it."""
 
 
 class Leases:

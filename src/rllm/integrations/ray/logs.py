@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""What every process of a run prints, line by line in one file of the run, each with its name.
+"""The output of every process of a run, line by line in one file of the run, each with its name.
 
 worker's stdout and stderr ──► Ray's log monitor on its node ──► the driver ──┐
 the driver's own warnings ────────────────────────────────────────────────────┴──► RUN/cluster.log
@@ -53,7 +53,8 @@ class _Lines:
             self._file.flush()
 
     def add_batch(self, batch: dict[str, Any]) -> None:
-        """What a node's log monitor has read of one process; what Ray says of the nodes is left out."""
+        """Add the lines that a node's log monitor read of one process; Ray's lines about the nodes are left
+        out."""
         if batch.get("pid") == "autoscaler":
             return
         name = batch.get("actor_name") or batch.get("task_name") or f"process {batch.get('pid')}"

@@ -53,7 +53,8 @@ class HeldModels:
             self.clients[name].publish(policy_version)
 
     def drop_caches(self) -> None:
-        """What another lease left in them would change the batches, and with them the last bit."""
+        """Drop the caches: the leftovers of another lease would change the batches, and with them the last
+        bit."""
         for client in self.clients.values():
             client.publish(client.policy_version)
 

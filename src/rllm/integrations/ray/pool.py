@@ -51,7 +51,7 @@ class ClusterWorker:
     is_server: bool = False
     """Whether it serves models to the others, instead of playing."""
     end: "asyncio.Task[Any] | None" = None
-    """Of a server that is ready: done when it has ended."""
+    """A future of a server that is ready: done when it has ended."""
     knows: frozenset[str] = frozenset()
     """The servers that it asks."""
     host: str = ""
@@ -64,7 +64,7 @@ class ClusterWorker:
     busy_s: float = 0.0
     num_tokens: int = 0
     num_turns: int = 0
-    """Of the lease that it plays."""
+    """The number of turns of the lease that it plays."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,7 +79,7 @@ class Broadcast:
     seconds: float = 0.0
     """From the trainer's memory into that of all workers that were ready."""
     megabytes: float = 0.0
-    """Of one copy."""
+    """The size of one copy."""
     num_workers: int = 0
 
     @property
@@ -142,7 +142,7 @@ class Pool:
 
     @property
     def holders(self) -> list[ClusterWorker]:
-        """Who is ready and has the models."""
+        """The workers that are ready and have the models."""
         return self.servers if self.job.config.cluster.model_servers else self.ready
 
     @property

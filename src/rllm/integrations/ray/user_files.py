@@ -24,7 +24,7 @@ class UserFile:
 
 
 def user_files() -> list[UserFile]:
-    """What this process has imported, in the order in which it was."""
+    """The user's modules that this process has imported, in the order of their import."""
     return [
         UserFile(module=name, path=module.__file__, text=Path(module.__file__).read_text())
         for name, module in list(sys.modules.items())

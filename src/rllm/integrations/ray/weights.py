@@ -17,7 +17,8 @@ Bytes = NDArray[np.uint8]
 
 
 def trainable_parameters(models: Mapping[str, Any]) -> list[torch.Tensor]:
-    """What a trainer changes in the models of policies that learn; of one with an adapter, the adapter."""
+    """The parameters that a trainer changes in the models of policies that learn; of one with an adapter, the
+    adapter."""
     return [each for model in models.values() for each in model.parameters() if each.requires_grad]
 
 

@@ -38,24 +38,24 @@ from rllm.types.task import EpisodeId
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LeaseSettings:
-    """How the tasks of a lease are played."""
+    """The settings for the tasks of a lease."""
 
     group_size: int
     purpose: str
     sampling: SamplingParams | None
     skip: Collection[EpisodeId]
     policy_versions: Mapping[str, int]
-    """Of the weights that it is played with."""
+    """The versions of the weights that it is played with."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class PlayedLease:
-    """What a worker returns of a lease."""
+    """The result of a lease."""
 
     episodes: Sequence[tuple[tuple[Any, ...], Sequence[tuple[Any, ...]]]]
     """Rows of the store: of each episode, and of its steps."""
     counts: EpisodeCounts
-    """Of this lease alone."""
+    """The counts of this lease alone."""
     busy_s: float
     num_tokens: int
     """Sampled."""

@@ -33,7 +33,7 @@ from rllm.types.draws import draw_seed
 from rllm.types.sample import TrainingSample
 
 STATE_FILE = "service.json"
-"""What a checkpoint holds: where in the service the weights and the moments are."""
+"""The file of a checkpoint with the address in the service of the weights and the moments."""
 log = logging.getLogger(__name__)
 
 
@@ -153,7 +153,7 @@ class TinkerBackend:
 
 
 class TinkerKind:
-    """How the parts of a run in a service are made; see `rllm.trainer.backends.named`."""
+    """The makers of the parts of a run in a service; see `rllm.trainer.backends.named`."""
 
     shards = False
 
@@ -173,7 +173,7 @@ class TinkerKind:
                 )
 
     def load(self, config: TrainConfig) -> LoadedModel:
-        """What is known here of a model in the service, which is asked for a new adapter to it."""
+        """The local facts about a model in the service, which is asked for a new adapter to it."""
         self.require(config)
         directory, seed = Path(config.model.path), draw_seed(config.seed, "adapter", "policy")
         service = Service(os.environ["TINKER_BASE_URL"])
@@ -188,7 +188,7 @@ class TinkerKind:
         return loaded
 
     def client(self, config: TrainConfig, loaded: LoadedModel) -> TinkerClient:
-        """What samples from it."""
+        """The client that samples from it."""
         return TinkerClient(loaded, max_context=config.inference.max_context)
 
     def policy(
@@ -240,7 +240,7 @@ TINKER = TinkerKind()
 
 
 def _inputs(sample: TrainingSample) -> list[int]:
-    """What the service reads of a row: all but the last token, which nothing comes after."""
+    """The ids of a row that the service reads: all but the last, which nothing comes after."""
     return sample.token_ids_T[:-1].tolist()
 
 

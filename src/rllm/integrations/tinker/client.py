@@ -41,7 +41,7 @@ class TinkerClient(ModelClient):
         return self._max_context
 
     def publish(self, policy_version: int) -> None:
-        """Of the weights that the service's sampler has from now on."""
+        """Set the version of the weights that the service's sampler has from now on."""
         self._policy_version = policy_version
 
     async def generate_ids(

@@ -11,6 +11,7 @@ changed counts; two that were changed to different values are refused by both na
 
 import difflib
 import logging
+import math
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from rllm.config.loader import load_config, parse_assignment
 from rllm.errors import ConfigError
 from rllm.integrations.tinker.tables import (
+    ASYNC_DEFAULTS,
     CONSTANTS,
     FIXED,
     SILENT,
@@ -28,7 +30,7 @@ from rllm.integrations.tinker.tables import (
 )
 from rllm.integrations.verl.composed import as_dict
 from rllm.integrations.verl.trees import leaves, nested
-from rllm.integrations.verl.values import whole
+from rllm.integrations.verl.values import number, switch, whole
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +124,7 @@ def _derive(ours: dict[str, Any], settings: Mapping[str, Any], num_tasks: int) -
     prompt, response = ours.pop("prompt_length"), ours.pop("response_length")
     ours["rollout.max_tokens_per_turn"] = response
     ours["inference.max_context"] = prompt + response
+    _derive_schedule(ours, settings)
     _derive_steps(ours, num_tasks)
     ratio = ours.pop("warmup_ratio")
     ours["optimizer.warmup_steps"] = max(0, ours["optimizer.warmup_steps"])
@@ -132,6 +135,29 @@ def _derive(ours: dict[str, Any], settings: Mapping[str, Any], num_tasks: int) -
     for name in ("evaluation.every_steps", "checkpoint.every_steps"):
         ours[name] = max(0, ours[name])
     ours["checkpoint.every_steps"] = ours["checkpoint.every_steps"] or max(1, ours["steps"])
+
+
+def _derive_schedule(ours: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Add the schedule of a run that samples while it learns: its batches, and how far sampling is ahead."""
+    readers = dict(zip(ASYNC_DEFAULTS, (switch, whole(1), number), strict=True))
+    enabled, batch, staleness = (
+        _read(KeySource(key, default, readers[key]), settings.get(key, default))
+        for key, default in ASYNC_DEFAULTS.items()
+    )
+    if enabled:
+        ours |= {
+            "schedule.kind": "async",
+            "schedule.max_staleness": math.ceil(staleness),
+            "inference.lockstep": False,
+            "rollout.tasks_per_step": batch,
+        }
+        return
+    changed = [key for key, default in ASYNC_DEFAULTS.items() if settings.get(key, default) != default]
+    if changed:
+        raise ConfigError(
+            f"`{changed[0]}` is {settings[changed[0]]!r} and `rllm.async_training.enable` is not true, so it "
+            "says nothing; set that to true, or leave this out."
+        )
 
 
 def _derive_steps(ours: dict[str, Any], num_tasks: int) -> None:
@@ -173,7 +199,7 @@ def _derive_algorithm(ours: dict[str, Any], settings: Mapping[str, Any]) -> None
 
 
 _MAX_STEPS_DEFAULTS = (1, 20)
-"""Of the two keys: what a composed configuration has of runs without an agent, too."""
+"""The defaults of the two keys: a composed configuration has them for runs without an agent, too."""
 
 
 def _settings(config: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a Tinker service cannot do, refused before any work: by key, with the mend.
+"""The limits of a Tinker service, refused before any work: by key, with the mend.
 
 It trains LoRA adapters with losses over sampled tokens, and says log-probabilities: it has no critic, no
 entropy, no reference beside the policy, no temperature while it trains and no grammar while it samples.
@@ -16,7 +16,7 @@ from rllm.errors import ConfigError, choices_of
 from rllm.trainer.backends.base import refuse_unsupported
 
 LOSSES = ("ppo", "cispo", "importance_sampling", "policy_gradient")
-"""Of `algorithm.loss`, those that a service computes."""
+"""The values of `algorithm.loss` that a service computes."""
 SUPPORTS = frozenset(
     {
         "model.path",
@@ -96,7 +96,7 @@ def _require_no_critic(config: TrainConfig) -> None:
 
 
 def _require_plain_sampling(config: TrainConfig) -> None:
-    """What it says of tokens, and trains, is the model at temperature 1."""
+    """Require plain sampling: the service scores and trains the model at temperature 1."""
     rollout = config.rollout
     temperatures = {
         "rollout.temperature": rollout.temperature,

@@ -189,7 +189,7 @@ class Service:
             return self._wait(self._training.save_weights_for_sampler(f"{name}-{self._num_saved}")).path
 
     def adapter_files(self, path: str) -> dict[str, bytes]:
-        """What `keep_sampler` kept at `path`, in peft's format: files by name."""
+        """The files that `keep_sampler` kept at `path`, in peft's format, by name."""
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
         with self._named(f"hand out {path}"):
             rest = self._client.create_rest_client()
@@ -244,8 +244,8 @@ class Service:
             return list(sequence.tokens), list(sequence.logprobs or ()), sequence.stop_reason == "stop"
 
     async def prompt_logprobs(self, ids: Sequence[int]) -> list[float | None]:
-        """Of each id after those before it, under the published weights. Some servers leave out the first,
-        which nothing comes before."""
+        """The log-probability of each id after those before it, under the published weights. Some servers
+        leave out the first, which nothing comes before."""
         with self._named("score a prompt"):
             logprobs = await self._answer(self.sampler.compute_logprobs(_model_input(ids)))
         return [None, *logprobs] if len(logprobs) == len(ids) - 1 else list(logprobs)
@@ -291,7 +291,7 @@ class Service:
             )
 
     def _trouble(self) -> str:
-        """Why the service cannot be reached; empty where it answers, whatever it answers."""
+        """The reason that the service cannot be reached; empty where it answers, whatever the answer."""
         try:
             with urllib.request.urlopen(f"{self.base_url}/api/v1/healthz", timeout=_LOOK_EVERY_S):
                 return ""

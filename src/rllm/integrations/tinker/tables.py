@@ -16,7 +16,7 @@ class KeySource:
     reader: Reader
 
 
-_ESTIMATORS = {name: name for name in ("grpo", "reinforce", "rloo", "reinforce_plus_plus_baseline")}
+_ESTIMATORS = {name: name for name in ("grpo", "reinforce", "rloo", "reinforce_plus_plus_baseline", "prpo")}
 _LOSSES = {name: name for name in ("ppo", "cispo", "importance_sampling")}
 _AGGREGATIONS = {
     "token-mean": "token_mean",
@@ -90,7 +90,14 @@ TRANSLATED: dict[str, tuple[KeySource, ...]] = {
 }
 """Our key, or a part of one -> the published keys that say it, the weightiest first."""
 
-TOGETHER = ("rllm.agent.max_steps", "agent.max_steps", "rllm.backend")
+ASYNC_DEFAULTS = {
+    "rllm.async_training.enable": False,
+    "rllm.async_training.mini_batch_size": 64,
+    "rllm.async_training.staleness_threshold": 0.0,
+}
+"""Keys of asynchronous training, with their published values: tasks of an update, and how many of its batches
+may be sampled beyond it."""
+TOGETHER = ("rllm.agent.max_steps", "agent.max_steps", "rllm.backend", *ASYNC_DEFAULTS)
 """Published keys that are read in their own way."""
 
 CONSTANTS: dict[str, Any] = {
@@ -99,11 +106,10 @@ CONSTANTS: dict[str, Any] = {
     "optimizer.weight_decay": 0.0,
     "warm_start.steps": 0,
 }
-"""What the published trainer takes and no key of it says."""
+"""The values that the published trainer takes and no key of it says."""
 
 _ATTEMPTS = "`rollout.truncation` says what an attempt that hit a limit counts; one that failed is left out"
 _REASONING = "the model's chat template says what of its thoughts is kept"
-_ASYNC = "a step here waits for its episodes"
 
 FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
     "training.eps": ((1e-8,), "AdamW adds 1e-8"),
@@ -128,7 +134,7 @@ FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
         (False,),
         "programs run here, or on a cluster: `cluster.kind`",
     ),
-    "rllm.async_training.enable": ((False,), _ASYNC),
+    "rllm.async_training.trigger_parameter_sync_step": ((1,), "new weights are published after each step"),
     "rllm.disable_thinking": ((False,), _REASONING),
     "rllm.accumulate_reasoning": ((False,), _REASONING),
     "rollout_engine.disable_thinking": ((False,), _REASONING),
@@ -158,6 +164,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "validation.group_size": (1,),
     "rllm.rollout.n_val": (1,),
     "rllm.rollout.val.*": (1.0,),
+    "sampling.val.*": (1.0,),
     "rollout_engine.reasoning_effort": ("medium",),
     "data.val_batch_size": (32, -1),
     "rllm.data.val_batch_size": (-1,),
@@ -178,7 +185,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
         *(600.0, {}),
     ),
     "rllm.gateway.*": (9090, None, 0, "memory", False, "auto"),
-    "rllm.async_training.*": (64, None, 0.0, 1, False),
+    "rllm.async_training.*": (None, False),
     "rllm.episode_logging.*": (False,),
     "algorithm.lam": (0.95,),
     "algorithm.shared_tokenizer": (False,),

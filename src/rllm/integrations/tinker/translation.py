@@ -1,4 +1,4 @@
-"""What a Tinker service computes of an update: a loss by name, and rows whose numbers carry the weights.
+"""An update in the service's terms: a loss by name, and rows whose numbers carry the weights.
 
     Loss ──► ServiceLoss: name, bounds          TrainingSample + weights of its tokens ──► arrays of a datum
 
@@ -63,7 +63,7 @@ def service_loss(loss: Loss, *, row_means: bool) -> ServiceLoss:
 def update_arrays(
     rows: Sequence[tuple[TrainingSample, NDArray[np.float64]]], loss: ServiceLoss, *, row_means: bool
 ) -> list[Arrays]:
-    """What the service is sent of each (row, [T] weights of its tokens)."""
+    """The arrays that the service gets for each (row, [T] weights of its tokens)."""
     return [
         _row_arrays(sample, weights_T, loss, scale=len(rows) * (sample.num_tokens - 1) if row_means else 1)
         for sample, weights_T in rows
@@ -71,7 +71,7 @@ def update_arrays(
 
 
 def scoring_arrays(sample: TrainingSample) -> Arrays:
-    """Of a row that is only scored: a cross-entropy of no weight."""
+    """The arrays of a row that is only scored: a cross-entropy of no weight."""
     targets = sample.token_ids_T[1:]
     return {"target_tokens": targets, "weights": np.zeros(len(targets), dtype=np.float32)}
 

@@ -72,7 +72,7 @@ class _Offered(verifiers.MultiTurnEnv):
         return state
 
     async def get_prompt_messages(self, state: Any) -> Any:
-        """What the agent shows next, which need not begin with what it showed before."""
+        """The messages that the agent shows next, which need not begin with those it showed before."""
         attempt: _Attempt = state[_PLAYED]
         if not state["trajectory"]:
             return attempt.shows()

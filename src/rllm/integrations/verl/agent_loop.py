@@ -43,7 +43,8 @@ TRAJECTORY, ROLE = "rllm_trajectory", "rllm_role"
 called."""
 
 MAX_TRAJECTORIES = 1000
-"""Of one episode: verl numbers its attempts, and here each trajectory of an attempt has a number."""
+"""The number of trajectories of one episode: verl numbers its attempts, and here each trajectory of an
+attempt has a number."""
 
 
 class RllmAgentLoop(AgentLoopBase):
@@ -59,7 +60,7 @@ class RllmAgentLoop(AgentLoopBase):
     workflow_args: Mapping[str, Any] = {}
     limits = RolloutLimits()
     max_tokens = 0
-    """Of one answer; 0 leaves it the whole of `data.max_response_length`."""
+    """Maximum tokens per answer; 0 leaves it the whole of `data.max_response_length`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Raises ConfigError for a verl that does not fit, and for a loop of nothing."""
@@ -134,7 +135,8 @@ class RllmAgentLoop(AgentLoopBase):
         return (await engine.execute_tasks([task]))[0].trajectories
 
     def _output(self, sample: TrainingSample, trajectory: Trajectory, place: int) -> AgentLoopOutput:
-        """What is before the first sampled token is the prompt; what stands between later ones has mask 0."""
+        """verl's form of a sample. Ids before the first sampled token are the prompt; those between later
+        ones have mask 0."""
         lengths = self.rollout_config
         sampled_T = sample.policy_versions_T != NOT_SAMPLED
         start = int(sampled_T.argmax())

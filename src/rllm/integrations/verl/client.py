@@ -14,7 +14,7 @@ from rllm.rendering.chat import ChatRenderer
 from rllm.types.messages import FinishReason, LogprobMeaning, ModelOutput, SamplingParams
 
 BROKEN_OFF = ("aborted", "abort")
-"""What verl's servers say of an answer that they did not go on with."""
+"""The reason that verl's servers give for an answer that they did not go on with."""
 
 
 class VerlClient(ModelClient):

@@ -1,6 +1,6 @@
 # verl has an environment of its own.
 # pyright: reportMissingImports=false
-"""What a script chose of the configuration that Hydra composed for it; imports nothing of verl.
+"""The choices of a script in the configuration that Hydra composed for it; imports nothing of verl.
 
     hundreds of keys, resolved or not ──► those whose value is neither of verl's `ppo_trainer`, nor of the
                                           published `agent_ppo_trainer` ──► `keys`
@@ -27,7 +27,8 @@ def is_composed(config: Mapping[str, Any]) -> bool:
 
 
 def as_dict(config: Mapping[str, Any], *, resolve: bool) -> dict[str, Any]:
-    """Of a mapping, which may be OmegaConf's, whose references it resolves, or leaves as they are written."""
+    """A dict of a mapping, which may be OmegaConf's, whose references it resolves, or leaves as they are
+    written."""
     if type(config).__module__.partition(".")[0] == "omegaconf":
         from omegaconf import OmegaConf
 
@@ -37,7 +38,8 @@ def as_dict(config: Mapping[str, Any], *, resolve: bool) -> dict[str, Any]:
 
 
 def script_values(config: Any) -> dict[str, Any]:
-    """What the script sets, by whole key. verl has to be installed: its files have the defaults."""
+    """The values that the script sets, by whole key. verl has to be installed: its files have the
+    defaults."""
     from omegaconf import OmegaConf
 
     composed = OmegaConf.create(config) if isinstance(config, dict) else config

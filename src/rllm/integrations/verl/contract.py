@@ -1,4 +1,4 @@
-"""What of verl is used, and whether the one that is installed still has it.
+"""The parts of verl that are used, and whether the installed one still has them.
 
 verl changes names and arguments between minor versions, so they are compared before anything is built: what
 does not fit is an error with the version at the start, not one in the middle of a run.

@@ -85,9 +85,9 @@ class _Translation:
     """One configuration on its way."""
 
     settings: dict[str, Any]
-    """What the script sets, by whole key."""
+    """The values that the script sets, by whole key."""
     ours: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What it means here, by whole key."""
+    """The meaning of the key here, by whole key."""
     origins: dict[str, str] = field(default_factory=dict[str, str])
     """Our key -> the published one that it comes from."""
     ignored: list[str] = field(default_factory=list[str])
@@ -106,7 +106,7 @@ class _Translation:
                 raise ConfigError(_unknown(key, value))
 
     def together(self, num_tasks: int) -> None:
-        """What several keys say."""
+        """Check and translate keys that only together have a meaning."""
         self._sizes()
         self._steps(num_tasks)
         self._aggregation()
@@ -294,7 +294,7 @@ def _unknown(key: str, value: Any) -> str:
 
 
 def _settings(config: Any) -> dict[str, Any]:
-    """What a script sets, by whole key; without what is null, where that is verl's own default."""
+    """The values that a script sets, by whole key; without null values, where null is verl's own default."""
     if not isinstance(config, Mapping):
         flat = dict[str, Any]()
         for each in config:

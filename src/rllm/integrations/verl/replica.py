@@ -32,11 +32,11 @@ from rllm.types.messages import FinishReason, SamplingParams
 NAME = "rllm"
 """In `actor_rollout_ref.rollout.name`."""
 BUCKET_BYTES = 256 << 20
-"""Of weights that travel to the server together."""
+"""The size of weights that travel to the server together."""
 
 
 def server_name(replica_rank: int) -> str:
-    """Of the Ray actor."""
+    """The name of the Ray actor."""
     return f"rllm_server_{replica_rank}"
 
 

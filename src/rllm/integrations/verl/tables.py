@@ -22,14 +22,14 @@ DEFAULTS: dict[str, Any] = {
     "algorithm.aggregation": "token_mean",
     "warm_start.steps": 0,
 }
-"""What verl takes where a script says nothing and ours would take something else."""
+"""verl's values for keys that a script leaves out, where ours would be others."""
 TASKS_PER_UPDATE = 256
 """verl's `ppo_mini_batch_size`."""
 LENGTH = 512
-"""Of a prompt and of a response."""
+"""The length keys of a prompt and of a response."""
 EPOCHS = 30
 CLIP = 0.2
-"""Of every loss that clips, where ours takes the bounds of its paper."""
+"""The clipping bounds of every loss that clips, where ours takes those of its paper."""
 DEFAULTS_OF_LOSS: dict[str, dict[str, Any]] = {
     "ppo": {"algorithm.dual_clip": 3.0},
     "kl_cov": {"algorithm.cov_kl_coef": 0.1},
@@ -186,8 +186,8 @@ WITHOUT_EFFECT = (
     "rllm.workflow.use_workflow",
     *(f"trainer.{name}" for name in _PLACES),
 )
-"""What says where and how verl's own servers, shards and loggers run, what is given to `AgentTrainer` itself,
-and how something works that is off; none of it changes what is learned."""
+"""Keys that say where and how verl's own servers, shards and loggers run, that `AgentTrainer` itself takes,
+or that belong to something that is off; none of them changes what is learned."""
 
 TOGETHER = frozenset(
     {
@@ -277,4 +277,5 @@ PUBLISHED_DEFAULTS: dict[str, Any] = {
     "rllm.sdk.proxy.mode": "subprocess",
     "rllm.sdk.proxy.admin_token": "my-shared-secret",
 }
-"""What the configuration of published scripts, `agent_ppo_trainer`, has beside verl's: nobody chose it."""
+"""The values that the configuration of published scripts, `agent_ppo_trainer`, adds to verl's: nobody chose
+them."""

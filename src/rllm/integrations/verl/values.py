@@ -1,4 +1,4 @@
-"""How the value of a published key is read: each reader raises ValueError that says what it takes."""
+"""Readers of the values of published keys: each raises ValueError that says what it takes."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -58,7 +58,7 @@ def pair(value: Any) -> tuple[float, float]:
 
 
 def one_of(names: Mapping[str, str]) -> Reader:
-    """What a name means."""
+    """A reader of names that gives their meaning."""
 
     def read(value: Any) -> str:
         if not isinstance(value, str) or value not in names:

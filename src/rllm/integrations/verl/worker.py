@@ -101,7 +101,7 @@ class EngineWorker:
         self.engine = self._worker.engine
 
     def forward(self, rows: Sequence[WeightedRow]) -> list[NDArray[np.float32]]:
-        """Of each row [T - 1] the log-probability of each next token; of a critic, the value before it."""
+        """For each row [T - 1] the log-probability of each next token; from a critic, the value before it."""
         mine, count = self._share(rows)
         batch = self._batch(mine, rows)
         tensordict_utils.assign_non_tensor(batch, compute_loss=False)
@@ -179,7 +179,8 @@ class EngineWorker:
             (directory / "verl.json").write_text(json.dumps({**facts, "ranks": self.num_ranks}))
 
     def load(self, directory: Path) -> dict[str, Any]:
-        """What `save` was given. Raises OSError, ValueError or RuntimeError where it does not fit."""
+        """The value that `save` was given. Raises OSError, ValueError or RuntimeError where it does not
+        fit."""
         facts = json.loads((directory / "verl.json").read_text())
         if facts["ranks"] != self.num_ranks:
             raise ValueError(f"it was written by {facts['ranks']} ranks, and there are {self.num_ranks}")

@@ -10,7 +10,7 @@ from rllm.errors import ConfigError, MissingExtraError
 from rllm.types.images import ImageFile
 
 MAX_PIXELS = 40_000_000
-"""Of one image: twice what a camera takes. Decoded, they have 120 MB."""
+"""The pixels of one image: twice those of a camera's. Decoded, they have 120 MB."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 

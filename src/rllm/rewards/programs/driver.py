@@ -104,7 +104,7 @@ def _done(
 
 
 def _listed(value: Any) -> tuple[list[Any], bool]:
-    """What an iterable gives, and whether that is all: some never end."""
+    """The items of an iterable, and whether they are all: some iterables never end."""
     held: list[Any] = []
     until = monotonic() + LISTING_S
     for each in value:
@@ -122,7 +122,7 @@ def _callee(call: dict[str, Any], names: dict[str, Any], values: list[Any]) -> A
 
 
 def _named(name: str, names: dict[str, Any]) -> Any:
-    """What the tests call by this name: a function, a method of `class Solution`, or an expression."""
+    """The object that tests call by this name: a function, a method of `class Solution`, or an expression."""
     if name in names:
         return names[name]
     if name.isidentifier() and hasattr(names.get("Solution"), name):

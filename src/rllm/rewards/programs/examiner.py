@@ -41,7 +41,7 @@ class Exam:
         self.results = results
         self.calls: list[dict[str, Any]] = []
         self.places: list[int] = []
-        """Of each known call, its place in `made`."""
+        """The place of each known call in `made`."""
         self.is_known = True
         """Whether every call so far was there."""
         self.must_confirm = False
@@ -49,7 +49,7 @@ class Exam:
         """Whether the program compared objects of its own."""
 
     def make(self, call: dict[str, Any], args: "list[Any] | tuple[Any, ...]") -> Any:
-        """What a call gives: a value, an object behind a reference, an exception, or a dummy."""
+        """The result of a call: a value, an object behind a reference, an exception, or a dummy."""
         number = len(self.calls)
         if number >= MAX_CALLS:
             raise Enough
@@ -135,13 +135,13 @@ class Held:
         return len(exam.calls) - 1
 
     def _value(self) -> Any:
-        """What an attribute holds, when it is used as a value; an object has none."""
+        """The value of an attribute; an object has none."""
         if not self._attr:
             raise AssertionError("the program gave no plain value")
         return self._exam.make({"do": "get", "ref": self._number, "attr": self._attr}, [])
 
     def _own(self, name: str, *others: Any) -> Any:
-        """What a method like `__len__` or `__add__` gives: the value's, or the program's own.
+        """The result of a method such as `__len__` or `__add__`: the value's, or the program's own.
 
         The program is told nothing but objects of its own by that, so that no expected value gets to it; that
         it compares them itself makes the verdict a weak one.
@@ -256,7 +256,7 @@ for _name in [
 
 
 class Dummy(Held):
-    """What a call gives that was not made yet. It agrees with everything and is nothing."""
+    """The result of a call that was not made yet. It agrees with everything and is nothing."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -337,7 +337,7 @@ def _node(value: Any) -> Any:
 
 
 def _reference(value: Any) -> "str | None":
-    """What the program knows by another way than its value."""
+    """The program's own name for an object, where that is not its value."""
     if isinstance(value, Held):
         return f'{{"r":{value._here()}}}'
     if isinstance(value, Named):
@@ -379,7 +379,7 @@ class Asserts(ast.NodeTransformer):
 
 
 def _program_module(exam: Exam) -> types.ModuleType:
-    """What tests import as `solution`: any name of it may be the program's."""
+    """The module that tests import as `solution`: any name of it may be the program's."""
     module: Any = types.ModuleType("solution")
 
     def named(name: str) -> Named:

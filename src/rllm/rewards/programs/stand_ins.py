@@ -80,8 +80,8 @@ def parametrize(names: Any, values: Iterable[Any], **_: Any) -> Callable[[Any], 
 
 
 class Missing:
-    """What tests asked for and nobody has here: modules that are not of the standard library, and names that
-    stand-ins lack. Tests that fail with something missing have said nothing about the program."""
+    """Names that tests need and this machine lacks: modules that are not of the standard library, and names
+    that stand-ins lack. Tests that fail with something missing have said nothing about the program."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

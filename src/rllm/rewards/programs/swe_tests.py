@@ -208,7 +208,7 @@ def place_canary(plan: dict) -> str:
 
 
 def canary_text(canary: dict) -> str:
-    """Of a file beside one of the tests; in Go it is of that one's package."""
+    """The text of a canary beside one of the tests; in Go it is of that test's package."""
     package = ""
     if "{package}" in canary["text"]:
         with open(canary["beside"], encoding="utf-8") as stream:

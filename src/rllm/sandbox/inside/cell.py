@@ -78,9 +78,9 @@ class CellHome:
         self.is_bare = self.identity == "bare"
         self.root: dict[str, Any] | None = arguments["root"]
         self.read_only: list[str] = []
-        """Of a writable root what programs cannot write to."""
+        """The parts of a writable root that programs cannot write to."""
         self.stack: stack.Stack | None = None
-        """Of a writable root with layers."""
+        """The layers of a writable root that has some."""
         self.filter = b""
         self._first_uid = 0
         self._pid_namespace = -1
@@ -286,7 +286,8 @@ class CellHome:
 
 
 def limit_tcp_buffers() -> None:
-    """Of this network namespace: what a TCP socket may hold without asking, as much as others that ask.
+    """Limit, for this network namespace, the memory that a TCP socket may hold without asking to that of
+    others.
 
     Its kernel lets root alone write that; where it does not, as for a plain user, the number of sockets is
     all that bounds them.
@@ -344,7 +345,7 @@ def enter_user_namespace() -> None:
 
 
 def set_rlimits(limits: dict[str, Any], *, is_bare: bool) -> None:
-    """What the kernel holds each process to. In a bare cell the user's other processes would count as
+    """Set the kernel's limits of each process. In a bare cell the user's other processes would count as
     well."""
     memory = int(limits["memory_mb"] * 2**20)
     disk = int(limits["disk_mb"] * 2**20)

@@ -1,4 +1,4 @@
-"""What the processes of a cell use together, read from /proc: memory, processor time, how many there are.
+"""The common use of a cell's processes, read from /proc: memory, processor time, their number.
 
 The kernel's own limits are per process (rlimits); these sums are what a program made of many processes is
 held to. Runs inside the sandbox.
@@ -70,7 +70,8 @@ def excess(pids: list[int], init: int, limits: dict[str, Any], *, is_bare: bool)
 
 
 def sockets() -> int:
-    """How many there are in this network namespace, also those whose descriptor is on its way in another."""
+    """The number of sockets in this network namespace, also those whose descriptor is on its way in
+    another."""
     with open("/proc/net/sockstat", encoding="ascii") as stream:
         return int(stream.readline().split()[2])
 

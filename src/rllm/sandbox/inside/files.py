@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20
 MOST_NAMED = 500
-"""Of what was left out, how many names are told."""
+"""The number of names that are told of what was left out."""
 NAMELESS = 4096
 """Bytes that a file without any counts for: a million empty ones are too many as well."""
 

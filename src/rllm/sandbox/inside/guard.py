@@ -43,9 +43,9 @@ BUILDERS = (
 )
 """Run code of the folder that they are started in."""
 CODE_OPTION = re.compile(r"-[a-z]*c")
-"""Of shells and Python: the next word is code."""
+"""The option of shells and Python after which the next word is code."""
 CLOCK_GRAIN_S = 0.02
-"""How much older than now a file may look that was just written."""
+"""The age that a file which was just written may seem to have."""
 
 _WALL = 0x40000000
 _CONT, _SYSCALL, _LISTEN, _EVENT_MESSAGE = 7, 24, 0x4208, 0x4201

@@ -1,6 +1,5 @@
-"""What a cell can be made for: run Python, run a program, or one of the file jobs of `files`. Runs inside the
-sandbox.
-"""
+"""The jobs of a cell: run Python, run a program, or one of the file jobs of `files`. Runs inside the
+sandbox."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 REFUSED_CODE = 250
 """Exit code of a file job that failed; its stderr is {"errno", "message"}."""
 GAVE_UP_CODE = 249
-"""Of a job that met what it did not foresee; its stderr says what."""
+"""The exit code of a job that met an unforeseen case; its stderr says which."""
 
 
 def do(order: dict[str, Any], payload: dict[str, Any], box: str, *, home: str, is_bare: bool) -> NoReturn:

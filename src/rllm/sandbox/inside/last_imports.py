@@ -1,4 +1,4 @@
-"""What the verifier's Python runs when it starts, as its `sitecustomize`: modules of the agent come last.
+"""The start of the verifier's Python, as its `sitecustomize`: modules of the agent come last.
 
 Without it a `json.py` in the working directory, or beside a script of the agent's, would be imported instead
 of the library's. With it they are found where nothing else is; beside tests, helpers are found first.

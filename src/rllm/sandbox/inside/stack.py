@@ -32,7 +32,7 @@ STATES, WORK, MAPPED, TRASH, NONE = "states", "work", "mapped", "trash", "none"
 ROOT = "root"
 """In a state, the directory with changes of `/`; those of /usr lie in `usr` beside it."""
 MAX_KEPT = 100
-"""Of states one above the other: a page is all that mount(2) takes of their names."""
+"""The number of states one above the other: a page is all that mount(2) takes of their names."""
 MOST_UID = 65_536
 
 
@@ -62,7 +62,8 @@ class Stack:
             if stat.S_ISDIR(_mode(f"/usr/{folder}".rstrip("/"))):
                 layers.make_own(f"{disk}/{STATES}/0/usr", folder, own)
         self.read_only: list[str] = []
-        """Of the system, what programs cannot write to; where there is any, the layers were copied."""
+        """The parts of the system that programs cannot write to; where there are any, the layers were
+        copied."""
         if not (settings["overlay"] and self._is_laid()):
             self.read_only = system
             self._copy_layers()

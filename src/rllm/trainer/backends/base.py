@@ -1,4 +1,4 @@
-"""What the loop wants of a learner, and nothing that it could leak: the five verbs of a training backend,
+"""The interface of a learner, without anything that it could leak: the five verbs of a training backend,
 those of a critic, and the keys of the configuration that a backend honours."""
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ class Critic(Protocol):
 
 
 class Saveable(Protocol):
-    """What a checkpoint is written from: a learner, or a copy of its tensors."""
+    """The source of a checkpoint: a learner, or a copy of its tensors."""
 
     def save(self, directory: Path) -> None: ...
 

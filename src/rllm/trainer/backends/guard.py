@@ -1,4 +1,4 @@
-"""What stands between a bad gradient and the weights.
+"""The guard between a bad gradient and the weights.
 
     micro-batch ─► loss finite?  ──no──┐
     all of them ─► norm finite? not too far above the running one? ──no──┴─► bad: stop, or skip the update
@@ -49,7 +49,7 @@ class RunningNorm:
 
 @dataclass(slots=True)
 class Blame:
-    """How hard each token of an update pulls: remembered until its norm is known."""
+    """The pull of each token on an update: remembered until the gradient's norm is known."""
 
     samples: Sequence[TrainingSample]
     parts: list[tuple[NDArray[np.int64], NDArray[np.int64], Tensor]] = field(

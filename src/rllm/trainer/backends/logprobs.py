@@ -20,7 +20,8 @@ from torch import Tensor
 AT_ONCE = 2**20
 """Probabilities that exist at the same time where entropies are looked at."""
 COPIES = 4
-"""Of the logits in float32 that exist at the peak: themselves, log-probabilities, probabilities, gradient."""
+"""The number of copies of the logits in float32 that exist at the peak: themselves, log-probabilities,
+probabilities, gradient."""
 
 
 class Entropy(Enum):
@@ -33,8 +34,8 @@ class Entropy(Enum):
 
 
 def tokens_at_once(model: Any, megabytes: float) -> int:
-    """How many tokens may have logits at the same time, at least one; `megabytes` is for all copies of
-    them."""
+    """The number of tokens that may have logits at the same time, at least one; `megabytes` is for all copies
+    of them."""
     return max(1, int(megabytes * 1e6 / (COPIES * 4 * model.vocab_size)))
 
 

@@ -1,4 +1,4 @@
-"""What a loss measures, as means with the weights of the loss itself.
+"""The measures of a loss, as means with the weights of the loss itself.
 
 A backend reports means over tokens. Of a loss whose terms are those of pairs the mean over pairs is wanted,
 so that a long pair counts no more than a short one.

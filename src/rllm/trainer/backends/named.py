@@ -62,7 +62,7 @@ class ServiceKind(BackendKind, Protocol):
         ...
 
     def client(self, config: TrainConfig, loaded: Any) -> Any:
-        """What samples from it, as `LocalClient` does."""
+        """The client that samples from it, as `LocalClient` does."""
         ...
 
     def save(self, loaded: Any, model: Path, adapter: Path) -> None:
@@ -77,7 +77,7 @@ def service_kind(name: str) -> ServiceKind | None:
 
 
 def backend_kind(name: str) -> BackendKind | None:
-    """What `name` means; None for `local`. Raises ConfigError where there is no such backend."""
+    """The backend that `name` means; None for `local`. Raises ConfigError where there is no such backend."""
     if name == LOCAL:
         return None
     try:
@@ -95,6 +95,8 @@ def backend_kind(name: str) -> BackendKind | None:
 def published_backend(config: Any) -> str:
     """The backend that a published configuration names in `rllm.backend`; "" where it is another's."""
     section = config.get("rllm") if isinstance(config, Mapping) else None
+    if isinstance(section, Mapping) and "actor_rollout_ref" in config:
+        return str(section.get("backend") or "verl")  # scripts of 2025 leave it to the trainer's default
     return str(section.get("backend") or "tinker") if isinstance(section, Mapping) else ""
 
 

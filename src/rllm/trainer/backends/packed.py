@@ -23,7 +23,7 @@ from rllm.config.optimizer import OptimizerConfig
 from rllm.distributed import ALONE, RankGroup
 from rllm.errors import CheckpointError, NumericsError
 from rllm.models.batching import PackedBatch, micro_batches
-from rllm.models.decoder import Attend
+from rllm.models.decoder import Attend, Decoder
 from rllm.models.packing import WeightedRow, fewest, rank_shares
 from rllm.trainer.backends.guard import Blame, RunningNorm, tokens_that_are_no_numbers
 from rllm.trainer.backends.scoring import value_rows
@@ -37,6 +37,7 @@ from rllm.trainer.backends.tensor_files import (
     stored_tensors,
 )
 from rllm.trainer.backends.torch_optimizer import MasterWeights, Optimizers, matrices_of_layers
+from rllm.trainer.backends.torch_plans import split_by_plan
 from rllm.trainer.backends.torch_splitting import Part, SplitWeights, split_model
 from rllm.trainer.token_trace import TokenNumbers, TokenTrace
 from rllm.types.sample import TrainingSample
@@ -71,7 +72,8 @@ class PackedUpdates:
         if ranks.shard_size > 1:
             self.model = shard_model(model, ranks)
         elif ranks.tensor_size > 1:
-            self.model, parts = split_model(model, ranks.in_layer())
+            split = split_model if isinstance(model, Decoder) else split_by_plan
+            self.model, parts = split(model, ranks.in_layer())
         parameters = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
         if config.gradient_checkpointing:
             self.model.recompute_layers()
@@ -107,7 +109,9 @@ class PackedUpdates:
             self.trace.add(samples, metrics.tokens)
         if is_empty:  # nothing was trained on: the weights stay, and so does the version
             return {"grad_norm": 0.0, "skipped_updates": 0.0, **metrics.means()}
-        return {**self._step(learning_rate, blame, trouble), **metrics.means()}
+        with self._ranks.inside_torch():  # Muon gathers directions of whole matrices
+            stepped = self._step(learning_rate, blame, trouble)
+        return {**stepped, **metrics.means()}
 
     def _accumulate(
         self, rows: list[WeightedRow], loss: Loss, metrics: "_UpdateMetrics", blame: Blame
@@ -155,7 +159,7 @@ class PackedUpdates:
         )
 
     def whole_weights(self) -> dict[str, Tensor]:
-        """What is trained, by name; of a sharded model as DTensors."""
+        """The trained weights, by name; of a sharded model as DTensors."""
         return {name: self._weights.stored(name, each) for name, each in self._weights.named.items()}
 
     def save(self, directory: Path) -> None:
@@ -163,7 +167,7 @@ class PackedUpdates:
         self._tensors().save(directory)
 
     def snapshot(self, ranks: RankGroup) -> LearnerTensors:
-        """What `save` would write now; see `Copyable`."""
+        """The tensors that `save` would write now; see `Copyable`."""
         return self._tensors().snapshot(ranks)
 
     def _tensors(self) -> LearnerTensors:
@@ -199,7 +203,7 @@ class PackedUpdates:
         )
 
     def _read(self, stem: Path) -> dict[str, Tensor]:
-        """What is stored, of a sharded model this rank's part of it."""
+        """The stored tensors, of a sharded model this rank's part of them."""
         tensors: dict[str, Tensor] = {}
         for name, (shape, dtype) in stored_tensors(stem).items():
             weight = name if name in self._shapes else name.rpartition(".")[0]
@@ -213,7 +217,7 @@ class PackedUpdates:
         self._running_norm = RunningNorm()
 
     def _inputs(self, batch: PackedBatch, loss: Loss) -> TokenInputs:
-        """What the loss sees of a micro-batch."""
+        """The loss's inputs for a micro-batch."""
         raise NotImplementedError
 
     def _new_optimizer(self) -> Optimizers:

@@ -1,4 +1,4 @@
-"""What a model says of token rows, without changing it: log-probabilities, and values of a critic."""
+"""Scores of token rows by a model, without changing it: log-probabilities, and values of a critic."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,7 +13,6 @@ from rllm.models.batching import PackedBatch, micro_batches
 from rllm.models.packing import WeightedRow, fewest, rank_shares
 from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
 from rllm.trainer.backends.sharding import in_step, is_sharded
-from rllm.trainer.backends.torch_splitting import is_split
 from rllm.types.sample import TrainingSample
 
 
@@ -79,7 +78,7 @@ def _per_row(
 
     trained = [row for row in rows if len(row.places)]
     if ranks.size > 1:
-        share = ranks.with_same_part() if is_split(model) else ranks
+        share = ranks.with_same_part() if model.is_split else ranks
         rows = rank_shares(rows, share.size, share_prefixes=share_prefixes)[share.rank]
     each: Iterator[tuple[PackedBatch, bool]] = ((batch, True) for batch in batches(rows))
     if is_sharded(model) and trained:

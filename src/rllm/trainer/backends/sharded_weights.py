@@ -1,4 +1,4 @@
-"""What an optimizer moves on a rank that holds parts of the weights: its rows of each.
+"""The weights that an optimizer moves on a rank that holds parts of them: its rows of each.
 
     shard.grad, a DTensor, is the sum over ranks ──► rows of this rank ──► optimizer ──► rows of the shard
 
@@ -115,7 +115,7 @@ def _beside(shard: "DTensor", rows: Tensor) -> "DTensor":
 
 
 def rows_of(shard: "DTensor", whole: Tensor) -> Tensor:
-    """What `shard` holds of a tensor of its shape."""
+    """The rows of `whole` that `shard` holds."""
     mesh = shard.device_mesh
     num_rows = -(-len(whole) // mesh.size(mesh.ndim - 1))
     first = num_rows * mesh.get_local_rank(mesh.ndim - 1)

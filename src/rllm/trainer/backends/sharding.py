@@ -103,7 +103,7 @@ def is_sharded(model: Any) -> "TypeGuard[FSDPModule]":
 
 
 def _parts(model: nn.Module) -> "list[FSDPModule]":
-    """What is gathered in one go: each layer, and what is left."""
+    """The modules that are gathered in one go: each layer, and the rest."""
     return [each for each in model.modules() if is_sharded(each)]
 
 

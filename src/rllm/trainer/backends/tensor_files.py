@@ -23,7 +23,7 @@ from rllm.trainer.backends.sharded_weights import is_shard, rows_of
 
 METADATA = ".metadata"
 WEIGHTS, OPTIMIZER = "weights", "optimizer"
-"""Of a learner in a checkpoint."""
+"""The files of a learner in a checkpoint."""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -36,7 +36,7 @@ DTYPES = {
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LearnerTensors:
-    """What a checkpoint holds of one learner."""
+    """The content of a checkpoint for one learner."""
 
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]

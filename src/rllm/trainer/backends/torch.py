@@ -79,7 +79,7 @@ class TorchBackend(PackedUpdates):
         )
         self._publish = publish
         self._served = model
-        """What the sampler has: the model that learns, or its whole twin."""
+        """The sampler's model: the one that learns, or its whole twin."""
         self._has_twin = has_twin
 
     @property

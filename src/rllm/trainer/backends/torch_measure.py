@@ -1,4 +1,4 @@
-"""How well a model foretells rows that it is not trained on: one forward pass, without gradients.
+"""The loss of a model on rows that it is not trained on: one forward pass, without gradients.
 
 rows ──► micro-batches ──► hidden states ──► logits of some tokens at a time ──► loss, token accuracy
 """

@@ -18,11 +18,13 @@ from rllm.models.devices import dtype_named
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic iteration; they make its slope at zero as steep as it can be (Jordan 2024)."""
+"""The coefficients of the quintic iteration; they make its slope at zero as steep as it can be (Jordan
+2024)."""
 NUM_ITERATIONS = 5
 EPS = 1e-7
 SIDE, NUM_TRIALS = 256, 5
-"""Of the matrix that the precision is measured on: milliseconds, and the same for every model."""
+"""The side of the matrix that the precision is measured on, and the number of trials: milliseconds, and the
+same for every model."""
 CLEARLY = 0.8
 """bfloat16 is taken where it needs less than this share of float32's time. With its own instructions it needs
 0.4 to 0.5, without them 5 to 15 times as much, so that noise cannot turn the choice."""
@@ -104,7 +106,7 @@ def orthogonalized(matrix: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def muon_dtype(setting: str, device: torch.device) -> torch.dtype:
-    """What `optimizer.muon_dtype` says; for `auto`, what is faster here."""
+    """The data type that `optimizer.muon_dtype` names; for `auto`, the faster one on this machine."""
     return dtype_named(faster_dtype(device.type) if setting == "auto" else setting)
 
 

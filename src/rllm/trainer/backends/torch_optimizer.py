@@ -32,7 +32,7 @@ ADAM_EPS = 1e-8
 
 
 class MasterWeights:
-    """What an optimizer moves, by the names of the parameters that follow."""
+    """The tensors that an optimizer moves, by the names of the parameters that follow them."""
 
     spread: Spread | None = None
     """Where the rows of matrices are that this process has a part of."""
@@ -64,11 +64,11 @@ class MasterWeights:
         return float(nn.utils.clip_grad_norm_(self.with_gradient(), max_norm))
 
     def whole_shapes(self) -> dict[str, torch.Size]:
-        """Of the weights, by name, whatever part of them this process has."""
+        """The shapes of the weights, by name, whatever part of them this process has."""
         return {name: each.shape for name, each in self.named.items()}
 
     def own(self, name: str, tensor: Tensor) -> Tensor:
-        """What this process has of a tensor that was read for the weight `name`."""
+        """The part that this process has of a tensor that was read for the weight `name`."""
         return tensor
 
     def empty(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -80,7 +80,7 @@ class MasterWeights:
         self.named[name].copy_(whole)
 
     def stored(self, name: str, tensor: Tensor) -> Tensor:
-        """How a checkpoint sees a tensor of the weight `name`: itself, or something of its shape."""
+        """The form in a checkpoint of a tensor of the weight `name`: itself, or something of its shape."""
         return tensor.detach()
 
     def with_gradient(self) -> list[Tensor]:
@@ -126,7 +126,7 @@ def _gather_gradients(parameter: nn.Parameter, master: Tensor) -> RemovableHandl
 
 
 class MovingPart(Protocol):
-    """What moves some of the weights, and what it remembers of each between two steps."""
+    """An optimizer of some of the weights, with its state between two steps."""
 
     weights: list[Tensor]
 

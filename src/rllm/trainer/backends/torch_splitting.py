@@ -33,7 +33,7 @@ class Part:
         return whole.index_select(self.dim, self.places[rank])
 
     def whole(self, own: Tensor, ranks: RankGroup) -> Tensor:
-        """Of everybody's part; all of `ranks` have to be here."""
+        """The whole tensor of everybody's part; all of `ranks` have to be here."""
         shape = list(own.shape)
         shape[self.dim] *= ranks.size
         whole = own.new_empty(shape)
@@ -47,7 +47,7 @@ def split_model(model: Decoder, ranks: RankGroup) -> tuple[Decoder, dict[str, Pa
     """A twin of `model`, a `Decoder` without an adapter, of whose layers this rank computes its part, and
     what that is, by parameter. Raises ConfigError for one that cannot be split among so many."""
     twin, parts = sharing_tensors(model), dict[str, Part]()
-    together = _Sum(ranks)
+    together = SumOverRanks(ranks)
     for number, layer in enumerate(twin.blocks):
         block: Block = layer
         for name, part in parts_of_layer(model.shape, ranks.size).items():
@@ -59,6 +59,7 @@ def split_model(model: Decoder, ranks: RankGroup) -> tuple[Decoder, dict[str, Pa
                 parts[f"blocks.{number}.{name}"] = part
         block.shape, block.together = model.shape.part(ranks.size), together
     twin.look_up_parameters()
+    twin.is_split = True
     return twin, parts
 
 
@@ -81,10 +82,6 @@ def parts_of_layer(shape: DecoderShape, num_ranks: int) -> dict[str, Part]:
         "gate_up.weight": Part(dim=0, places=gate_up),
         "down.weight": Part(dim=1, places=down),
     }
-
-
-def is_split(model: Any) -> bool:
-    return isinstance(model, Decoder) and next(iter(model.blocks)).together is not None
 
 
 class SplitWeights(MasterWeights):
@@ -157,7 +154,7 @@ class _SpreadParts:
         return self._parts[weight].own(whole, self._ranks.rank)
 
 
-class _Sum:
+class SumOverRanks:
     """See `Together`."""
 
     def __init__(self, ranks: RankGroup) -> None:
@@ -168,6 +165,12 @@ class _Sum:
 
     def leave(self, x: Tensor, /) -> Tensor:
         return _Leave.apply(x, self._ranks)
+
+    def total(self, x: Tensor, /) -> Tensor:
+        """The sum of what all of them have, outside of any graph."""
+        total = x.clone()
+        self._ranks.sum_in_place([total])
+        return total
 
 
 class _Enter(torch.autograd.Function):

@@ -24,12 +24,12 @@ import traceback
 MOST_CALLS = 400
 """Recorded of one test; later ones are not looked at."""
 MOST_CHARS = 240
-"""Of one value that is written out."""
+"""The length of one value that is written out."""
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class Book:
-    """What is known of the tests of one job."""
+    """The facts about the tests of one job."""
 
     def __init__(self, plan, job):
         self.root = os.path.realpath(plan["root"])

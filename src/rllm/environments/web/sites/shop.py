@@ -26,7 +26,7 @@ ADJECTIVES = (
 )
 PEOPLE = ("Bruno Diaz", "Chiara Rossi", "Deniz Kaya", "Elif Demir", "Farid Aziz")
 USER = "Ada Lind"
-"""Who uses the shop; the admin pages show the orders of all."""
+"""The user of the shop; the admin pages show the orders of all."""
 STREETS = ("4 Oak Street", "11 Mill Lane", "27 High Road", "8 Station Square", "31 Harbour Walk")
 OPINIONS = (
     "Does what it should.",
@@ -54,7 +54,7 @@ class Order:
     quantities: dict[str, int]
     """Product -> pieces."""
     cents: int
-    """What it cost when it was placed."""
+    """The price at the time of the order."""
     address: str
     status: str
 

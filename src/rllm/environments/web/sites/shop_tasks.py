@@ -27,7 +27,7 @@ from rllm.environments.web.sites.site_env import SiteEnv, SiteKind, SiteTask, Si
 
 _INFEASIBLE_SHARE = 0.25
 _MISSING = "Velvet Drum"
-"""What no shop sells."""
+"""Goods that no shop sells."""
 _SAY_DONE: tuple[Step, ...] = (("say", "Done."),)
 
 

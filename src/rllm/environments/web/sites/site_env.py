@@ -56,7 +56,8 @@ class SiteTask:
         return True
 
     def mistake(self, books: Any, message: WebAction) -> str:
-        """Why the episode that ends with `message` and these books is not paid; empty where it is."""
+        """The reason that the episode that ends with `message` and these books is not paid; empty where it
+        is."""
         gave_up = message.name == "report_infeasible"
         if gave_up != self.is_infeasible:
             return "it can be done" if gave_up else "it cannot be done, and that was not said"

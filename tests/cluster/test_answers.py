@@ -1,0 +1,16 @@
+"""Exceptions of Ray, and what a run makes of them."""
+
+import pytest
+from ray.exceptions import ActorUnschedulableError
+
+from rllm.integrations.ray.answers import WorkerEnded, answer
+
+
+async def test_a_worker_whose_process_could_not_be_started_is_one_that_has_ended() -> None:
+    """Ray gives up on a node that is too crowded to start a process in time; the pool makes another one."""
+
+    async def unstarted() -> None:
+        raise ActorUnschedulableError("worker startup repeatedly failed")
+
+    with pytest.raises(WorkerEnded, match="worker startup repeatedly failed"):
+        await answer(unstarted())
