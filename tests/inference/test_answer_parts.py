@@ -1,6 +1,7 @@
 """Answers that go on: by new weights, or at another server, behind what has arrived of them."""
 
 import asyncio
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from rllm.config.lora import LoraConfig
 from rllm.errors import InferenceError
@@ -35,7 +37,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models")
     for seed in range(3):
         create_model(directory / str(seed), "tiny", seed)
+        _never_end(directory / str(seed))
     return directory
+
+
+def _never_end(directory: Path) -> None:
+    """Give a model an end token that it has no weights for: where an answer is cut differs from run to run,
+    and what is drawn behind the cut may otherwise end it early."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|never|>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    for name, change in (
+        ("tokenizer_config.json", {"eos_token": "<|never|>"}),
+        ("config.json", {"eos_token_id": tokenizer.token_to_id("<|never|>")}),
+    ):
+        content = json.loads((directory / name).read_text())
+        (directory / name).write_text(json.dumps(content | change))
 
 
 @pytest.fixture
