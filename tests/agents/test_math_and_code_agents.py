@@ -74,7 +74,7 @@ def test_it_asks_for_boxes_when_it_is_wanted_to() -> None:
 
 
 def test_an_observation_without_a_question_is_refused() -> None:
-    with pytest.raises(AgentError, match="it reads text, messages"):
+    with pytest.raises(AgentError, match="text, messages"):
         MathAgent().update_from_env({"grid": "x"}, 0.0, False, {})
 
 

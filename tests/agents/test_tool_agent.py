@@ -109,7 +109,7 @@ def test_what_it_does_not_understand_is_refused() -> None:
         ToolAgent(parser_name="r1")
     with pytest.raises(ConfigError, match="Both `tools` and `tool_map`"):
         ToolAgent(tools=[add], tool_map={"add": Tool(function=add)})
-    with pytest.raises(AgentError, match="it reads text, messages"):
+    with pytest.raises(AgentError, match="text, messages"):
         ToolAgent("").update_from_env({"grid": 1}, 0.0, False, {})
 
 

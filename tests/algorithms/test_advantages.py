@@ -208,12 +208,12 @@ def test_pass_at_k_is_what_an_attempt_adds_to_the_best_of_k_for_every_k(
 
 @pytest.mark.parametrize("k", [1, 4])
 def test_pass_at_k_of_more_attempts_than_there_are_is_refused(k: int) -> None:
-    with pytest.raises(ConfigError, match=f"pass@{k} needs k of 2 to the size of the group, 3"):
+    with pytest.raises(ConfigError, match=f"pass@{k}.* 2 .* 3"):
         pass_at_k_advantages(np.zeros(3), k=k)
 
 
 def test_maxrl_refuses_rewards_whose_mean_could_be_zero_without_a_tie() -> None:
-    with pytest.raises(RewardError, match=r"one of its rewards is -0.5; pay 0 to 1"):
+    with pytest.raises(RewardError, match=r"-0.5.* 0 to 1"):
         maxrl_advantages(np.array([0.5, -0.5]))
 
 
@@ -226,7 +226,7 @@ def test_attempts_without_tokens_have_no_say_in_what_is_normalised_over_tokens()
 
 def test_remax_without_a_greedy_attempt_is_refused() -> None:
     attempts = _attempts([(1.0, 1, 0, 0.0), (0.0, 1, 0, None)])  # pyright: ignore[reportArgumentType]
-    with pytest.raises(RewardError, match="1 of 2 attempts have no greedy attempt beside them"):
+    with pytest.raises(RewardError, match=r"1 of 2 .*greedy"):
         estimator_named("remax").estimate(attempts)
 
 
@@ -309,9 +309,7 @@ def test_the_configuration_knows_the_same_estimators_and_which_need_two_attempts
 
 
 def test_an_unknown_estimator_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        ConfigError, match=r"no advantage estimator `gpro`; did you mean 'prpo'.*one of grpo, dr_grpo"
-    ):
+    with pytest.raises(ConfigError, match=r"`gpro`.*'prpo'.*grpo, dr_grpo"):
         estimator_named("gpro")
 
 

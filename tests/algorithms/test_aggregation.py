@@ -120,7 +120,7 @@ def test_what_the_configuration_offers_is_what_there_is(flagged: Flagged) -> Non
 
 
 def test_an_unknown_aggregation_and_an_impossible_length_are_refused(flagged: Flagged) -> None:
-    with pytest.raises(ConfigError, match="no aggregation `mean`; choose one of token_mean, sequence_mean"):
+    with pytest.raises(ConfigError, match=r"`mean`.*token_mean, sequence_mean"):
         token_weights([flagged([True])], "mean")
-    with pytest.raises(ConfigError, match="aggregation_constant` is 0; set it to a number of tokens above 0"):
+    with pytest.raises(ConfigError, match=r"aggregation_constant` is 0;.*above 0"):
         aggregation_named("constant", 0)

@@ -60,7 +60,7 @@ def test_a_sound_loss_passes_every_check(loss: Callable[[TokenInputs], Tensor]) 
 
 
 def test_what_is_detached_is_held_still_while_slopes_are_measured() -> None:
-    assert "1 detached values held still" in _detail(check_loss(_held), "gradient")
+    assert "1 detached" in _detail(check_loss(_held), "gradient")
     assert "held" not in _detail(check_loss(_clipped), "gradient")
 
 
@@ -136,7 +136,7 @@ def test_a_loss_of_another_shape_is_told_what_to_leave_out() -> None:
     def detail(reduce: Callable[[Tensor], Tensor]) -> str:
         return _detail(check_loss(lambda tokens: reduce(-_ratio(tokens) * tokens.advantages_M)), "contract")
 
-    assert "leave the mean to `algorithm.aggregation`" in detail(torch.mean)
+    assert "`algorithm.aggregation`" in detail(torch.mean)
     assert "leave the mean" not in detail(lambda terms_M: terms_M[1:])
 
 
@@ -229,4 +229,4 @@ def test_each_way_an_estimator_is_wrong_has_its_check(estimate: Any, broken: set
 def test_a_random_estimator_is_refused() -> None:
     rng = np.random.default_rng(0)
     checks = check_estimator(lambda rewards_G: rewards_G + rng.normal(size=len(rewards_G)))
-    assert "leave out random draws" in _detail(checks, "contract")
+    assert "random draws" in _detail(checks, "contract")

@@ -187,9 +187,9 @@ def test_the_configuration_offers_every_correction(mode: str, level: str) -> Non
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no correction `clip`; choose one of truncate, mask"):
+    with pytest.raises(ConfigError, match=r"`clip`.*truncate, mask"):
         Correction(mode="clip")
-    with pytest.raises(ConfigError, match="no level `turn` of correction; choose one of token"):
+    with pytest.raises(ConfigError, match=r"`turn`.*token"):
         Correction(mode="mask", level="turn")
     with pytest.raises(ConfigError, match=r"correction_low` is 3\.0 and `algorithm.correction_high` 2\.0"):
         Correction(mode="mask", low=3.0)

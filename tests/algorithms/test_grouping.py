@@ -287,7 +287,7 @@ def test_masked_trajectories_are_in_no_group_and_others_may_be_paid_otherwise(
 def test_two_trajectories_that_cannot_be_told_apart_are_named(episode: Callable[..., Episode]) -> None:
     twice = episode("a", 0, {"solver": 1.0})
     twice.trajectories.append(Trajectory(uid="a/0/solver", name="solver", reward=0.0))
-    with pytest.raises(AgentError, match=r"Episode a:0 .* role solver with the uid of another, a/0/solver"):
+    with pytest.raises(AgentError, match=r"a:0 .*solver.* a/0/solver"):
         group_episodes([twice])
 
 
@@ -395,7 +395,7 @@ def test_what_a_trajectory_was_paid_beyond_its_steps_was_paid_at_its_last_turn()
 
 
 def test_a_turn_that_was_paid_no_finite_number_is_named() -> None:
-    with pytest.raises(RewardError, match=r"t/0 of task t .* was paid \[nan nan\] turn by turn"):
+    with pytest.raises(RewardError, match=r"t/0 .*\[nan nan\]"):
         _turns([_played(0, [float("nan"), 1.0], reward=1.0), _played(1, [1.0])])
 
 
@@ -421,18 +421,18 @@ def test_remax_compares_with_the_greedy_attempt_at_the_same_task_by_the_same_rol
     episodes = [_played(0, [1.0]), _played(1, [1.0]), _played(0, [1.0], task="u")]
     found = _turns(episodes, "remax", baselines={("t", "agent"): 0.25, ("u", "agent"): 1.0})
     assert found == {"t/0": [0.75], "t/1": [0.75], "u/0": [0.0]}
-    with pytest.raises(RewardError, match="1 of 1 attempts have no greedy attempt"):
+    with pytest.raises(RewardError, match=r"1 of 1 .*greedy"):
         _turns(episodes, "remax", baselines={("t", "agent"): 0.25, ("u", "judge"): 1.0})
 
 
 @pytest.mark.parametrize("estimator", ["gigpo", "gae"])
 def test_who_credits_turns_itself_takes_no_other_credit(estimator: str) -> None:
-    with pytest.raises(ConfigError, match=f"`algorithm.credit` is 'turn', but {estimator} credits the turns"):
+    with pytest.raises(ConfigError, match=f"`algorithm.credit` is 'turn'.*{estimator}"):
         _turns([_played(0, [1.0])], estimator, credit="turn")
 
 
 def test_an_unknown_credit_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="is 'step'; choose one of trajectory, turn, discounted"):
+    with pytest.raises(ConfigError, match=r"is 'step'; .*trajectory, turn, discounted"):
         _turns([_played(0, [1.0])], credit="step")
 
 

@@ -128,9 +128,9 @@ def test_what_is_paid_is_what_the_loss_would_be(kind: str) -> None:
 
 
 def test_a_gradient_is_refused_where_there_is_none_and_so_is_an_unknown_kind() -> None:
-    with pytest.raises(ConfigError, match=r"'k3\+', but a KL that is paid for as a reward has no gradient"):
+    with pytest.raises(ConfigError, match=r"'k3\+'.*gradient"):
         kl_rewards(np.zeros(1), np.zeros(1), "k3+")
-    with pytest.raises(ConfigError, match="no KL estimate `k4`; choose one of k1, k2, k3"):
+    with pytest.raises(ConfigError, match=r"KL.*`k4`.*k1, k2, k3"):
         kl_terms(torch.zeros(1), torch.zeros(1), "k4")
 
 

@@ -232,7 +232,7 @@ def test_on_one_trunk_the_terms_of_both_are_added() -> None:
     )
     assert set(both.measures(given)) == {*policy.measures(given), *value.measures(given)}
     assert both.aggregation == "sequence_mean"
-    with pytest.raises(ConfigError, match="aggregated by `token_mean` and the value loss by `sequence_mean`"):
+    with pytest.raises(ConfigError, match=r"`token_mean`.*`sequence_mean`"):
         ActorCriticLoss(policy=PolicyLoss(), value=value)
 
 
@@ -265,9 +265,7 @@ def test_a_bound_of_zero_is_a_bound_and_only_what_is_left_out_is_the_papers() ->
     held = both.terms(given)[falls]
     assert held.tolist() == pytest.approx((-given.advantages_M[falls]).tolist())  # as at a ratio of 1
     for low in (-0.5, 1.5, float("nan")):
-        with pytest.raises(
-            ConfigError, match=r"`algorithm.clip_low` is .*; it must be between 0 and 1, or -1"
-        ):
+        with pytest.raises(ConfigError, match=r"`algorithm.clip_low` is .* 0 and 1, or -1"):
             AlgorithmConfig(clip_low=low).validate()
 
 
@@ -311,9 +309,7 @@ def test_the_rest_of_the_section_is_taken_as_it_stands() -> None:
 
 
 def test_a_loss_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"no loss `ppo2`; did you mean 'ppo'.*one of ppo, policy_gradient, gspo"
-    ):
+    with pytest.raises(ConfigError, match=r"`ppo2`.*'ppo'.*ppo, policy_gradient, gspo"):
         policy_loss(AlgorithmConfig(loss="ppo2"))
 
 
@@ -345,19 +341,17 @@ def test_a_function_in_a_file_is_a_loss(tmp_path: Path) -> None:
 def test_what_is_not_one_term_a_token_is_refused(tmp_path: Path, body: str, found: str) -> None:
     path = _written(tmp_path / "wrong_loss.py", body)
     loss = policy_loss(AlgorithmConfig(loss=f"{path}:mine"))
-    with pytest.raises(
-        ConfigError, match=f"wrong_loss.py:mine returned {found} for 6 tokens; it must return one"
-    ):
+    with pytest.raises(ConfigError, match=f"wrong_loss.py:mine returned {found} .* 6 tokens"):
         loss.terms(tokens())
 
 
 def test_a_function_that_cannot_be_called_with_tokens_is_refused_before_any_work(tmp_path: Path) -> None:
     path = _written(tmp_path / "odd_loss.py", "return tokens.new_M")
-    with pytest.raises(ConfigError, match=r"nothing cannot be called with \(tokens\)"):
+    with pytest.raises(ConfigError, match=r"nothing .*\(tokens\)"):
         policy_loss(AlgorithmConfig(loss=f"{path}:nothing"))
     with pytest.raises(ConfigError, match="has no loss `other`"):
         policy_loss(AlgorithmConfig(loss=f"{path}:other"))
-    with pytest.raises(ConfigError, match="There is no file"):
+    with pytest.raises(ConfigError, match="no file"):
         policy_loss(AlgorithmConfig(loss=f"{tmp_path}/absent.py:mine"))
 
 

@@ -83,13 +83,13 @@ def test_ones_own_estimator_may_credit_turns_and_tokens(seeing: str) -> None:
     (trajectory, _) = _played()["t", "solver"].trajectories
     (row,) = trajectory_rows(trajectory, "t", 0, 0, given["first"])
     assert row.advantages_T.tolist() == [0.0, 0.0, 1.0, 0.0, 2.0]
-    with pytest.raises(ConfigError, match=r"`algorithm.credit` is 'turn', but the estimator credits"):
+    with pytest.raises(ConfigError, match=r"`algorithm.credit`.*'turn'"):
         _advantages_by(f"{seeing}:tokens", credit="turn")
 
 
 def test_what_is_none_of_the_three_forms_is_refused(seeing: str) -> None:
     for name in ("one_short", "ragged", "nothing"):
-        with pytest.raises(ConfigError, match=rf"seeing.py:{name} made .* must return one finite number"):
+        with pytest.raises(ConfigError, match=rf"seeing.py:{name} .*finite"):
             _advantages_by(f"{seeing}:{name}")
-    with pytest.raises(ConfigError, match=r"three cannot be called with \(attempts, context\)"):
+    with pytest.raises(ConfigError, match=r"three .*\(attempts, context\)"):
         _advantages_by(f"{seeing}:three")

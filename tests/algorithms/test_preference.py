@@ -241,7 +241,7 @@ def test_an_answer_in_two_rows_counts_like_the_same_answer_in_one(
 
 def test_a_group_without_one_of_its_sides_is_refused() -> None:
     tokens = inputs([(0, 1, [(-1.0, -1.0)]), (1, 1, [(-1.0, -1.0)]), (1, -1, [(-2.0, -1.0)])], PairLoss())
-    with pytest.raises(ValueError, match=r"no chosen row \(advantage 1\) or no rejected one"):
+    with pytest.raises(ValueError, match=r"chosen.*\(advantage 1\).*rejected"):
         PairLoss().terms(tokens)
 
 

@@ -80,7 +80,7 @@ def test_nothing_that_is_given_is_changed_and_float32_is_computed_in_float64() -
 
 
 def test_a_token_without_a_value_is_an_error() -> None:
-    with pytest.raises(ValueError, match="2 rewards for 1 values; each token has both"):
+    with pytest.raises(ValueError, match=r"2 rewards .* 1 values"):
         gae(np.zeros(2), np.zeros(1), gamma=1.0, lam=1.0)
 
 

@@ -42,7 +42,7 @@ def test_ones_own_program_and_agent_are_described(rllm: Rllm, tmp_path: Path) ->
     assert json.loads(rllm("agent", "info", "work.py:Work", "--json").stdout)["kind"].startswith("workflow")
     refused = rllm("agent", "info", "mine.py:number")
     assert refused.exit_code == 2
-    assert "an agent is a class derived from BaseAgent" in " ".join(refused.stderr.split())
+    assert "BaseAgent" in " ".join(refused.stderr.split())
 
 
 def test_agents_of_packages_are_listed_without_importing_them(

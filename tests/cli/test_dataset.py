@@ -73,7 +73,7 @@ def test_a_row_that_lacks_a_field_is_named_before_anything_is_kept(home: Path) -
     (home / "bad.jsonl").write_text('{"question": "a", "answer": "b"}\n{"question": "c"}\n')
     done = run("register", "mine", "bad.jsonl")
     assert done.exit_code == 2
-    assert "row 1 has no `answer`; it has question" in done.stderr
+    assert "row 1 has no `answer`" in done.stderr
     assert DatasetRegistry.get_dataset_names() == []
 
 
@@ -124,8 +124,8 @@ def test_pulling_without_a_network_says_what_to_do() -> None:
     done = run("pull", "gsm8k", "--json")
     assert done.exit_code == 2
     message = json.loads(done.stderr)["error"]["message"]
-    assert "the hub cannot be reached" in message
-    assert "copy RLLM_HOME from a machine that has it" in message
+    assert "hub cannot" in message
+    assert "copy RLLM_HOME" in message
 
 
 def test_what_is_pulled_is_kept_with_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:

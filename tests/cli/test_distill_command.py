@@ -34,7 +34,7 @@ def words(tmp_path: Path) -> list[str]:
 def test_a_run_says_how_near_the_student_came_and_what_to_type_next(rllm: Rllm, words: list[str]) -> None:
     result = rllm(*words, "--output", "run")
     assert result.exit_code == 0, result.stderr
-    assert "reverse KL, nats per token" in result.stdout
+    assert "reverse KL" in result.stdout
     assert "success" not in result.stdout
     assert "rllm serve model run/model" in result.stdout
     again = rllm(*words, "--output", "run", "--json")
@@ -84,4 +84,4 @@ def test_what_is_wrong_ends_with_exit_code_2(
 def test_a_teacher_that_is_not_there_is_refused(rllm: Rllm, words: list[str]) -> None:
     result = rllm(*words, "--set", "distill.teacher=nobody", "--dry-run")
     assert result.exit_code == 2
-    assert "`distill.teacher` is 'nobody', and there is no such directory" in result.stderr
+    assert "`distill.teacher` is 'nobody'" in result.stderr

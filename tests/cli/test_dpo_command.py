@@ -31,7 +31,7 @@ def test_a_file_of_pairs_becomes_a_run_that_is_shown_again_when_asked_again(
 ) -> None:
     first = rllm("dpo", pairs, *SETTINGS)
     assert first.exit_code == 0, first.output
-    assert "Before and after, on 1 held-out examples" in first.stdout
+    assert "on 1 held-out" in first.stdout
     assert "next:" in first.stdout.lower()
     again = rllm("dpo", pairs, *SETTINGS, "--json")
     summary = json.loads(again.stdout)

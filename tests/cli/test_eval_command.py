@@ -53,7 +53,7 @@ def test_a_run_without_a_trained_model_is_refused(rllm: Rllm, tmp_path: Path) ->
     (tmp_path / "run" / "config.json").write_text("{}")
     result = rllm("eval", "frozenlake", "--model", "run")
     assert result.exit_code == 2
-    assert "no trained model yet" in result.stderr
+    assert "no trained model" in result.stderr
 
 
 @pytest.mark.parametrize(

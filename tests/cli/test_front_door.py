@@ -88,7 +88,7 @@ def test_an_unknown_option_is_bad_usage(rllm: Rllm) -> None:
     result = rllm("eval", "frozenlake", "--modle", "x")
     assert result.exit_code == 2
     assert "--model" in result.stderr
-    assert "rllm eval --help says more" in result.stderr
+    assert "rllm eval --help" in result.stderr
 
 
 def test_with_json_an_error_is_one_json_object_on_stderr(rllm: Rllm) -> None:
@@ -172,7 +172,7 @@ def test_an_error_of_ours_that_a_lack_of_memory_caused_says_that(capsys: pytest.
             raise ModelDirectoryError("The tokenizer cannot be read: ") from error
 
     assert exit_code_of(fail, as_json=False) == 2
-    assert "There is no memory left" in capsys.readouterr().err
+    assert "no memory" in capsys.readouterr().err
 
 
 def test_what_nobody_foresaw_keeps_its_traceback() -> None:
@@ -251,4 +251,4 @@ def test_a_home_that_is_a_file_is_refused_in_a_sentence(
     monkeypatch.setenv("RLLM_HOME", "file/home")
     refused = rllm(*words)
     assert refused.exit_code == 2
-    assert "file is no directory" in refused.stderr
+    assert "no directory" in refused.stderr

@@ -82,7 +82,7 @@ def test_what_is_there_is_never_written_over(rllm: Rllm, tmp_path: Path) -> None
     (tmp_path / "mine" / "agent.py").write_text("my thesis")
     refused = rllm("init", "mine")
     assert refused.exit_code == 2
-    assert "agent.py is there already" in refused.stderr
+    assert "agent.py is there" in refused.stderr
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["agent.py"]
     (tmp_path / "file").touch()
     assert rllm("init", "file").exit_code == 2

@@ -26,7 +26,7 @@ def test_names_are_whole_on_a_narrow_screen(
     assert "…" not in listed
     agents = rllm("agent", "list").stdout
     assert all(any(line.split()[:1] == [name] for line in agents.splitlines()) for name in AGENTS)
-    assert "before them stands `system_prompt`, where there is one." in " ".join(agents.split()) or width < 80
+    assert "`system_prompt`, where there is one." in " ".join(agents.split()) or width < 80
     runs = rllm("runs", "list", finished_run.path.parent).stdout
     assert finished_run.path.name in runs.replace("\n", "")
     episodes = rllm("runs", "show", finished_run.path, "--phase", "after").stdout

@@ -73,7 +73,7 @@ def test_a_program_that_cannot_travel_is_refused_with_the_way_to_name_it(
         with lock:
             letter_program.ask(task, config)
 
-    with pytest.raises(ConfigError, match=r"cannot travel to its rollout workers .*lock.*file\.py:NAME"):
+    with pytest.raises(ConfigError, match=r"travel .*lock.*file\.py:NAME"):
         program_trainer(
             tmp_path / "run", letter_world.on_cluster(nodes.address, workers=2), agent_flow=ask
         ).train()

@@ -135,7 +135,7 @@ def test_a_run_goes_on_where_others_fill_the_object_stores(
 
 def test_a_store_without_room_for_the_model_is_refused(nodes: Nodes, tmp_path: Path) -> None:
     large: dict[str, Any] = {"model": {"path": "builtin:20m"}}
-    with pytest.raises(ConfigError, match=r"object store of node [\d.]+ has 10\d MB.*--object-store-memory"):
+    with pytest.raises(ConfigError, match=r"node [\d.]+ has 10\d MB.*--object-store-memory"):
         letter_world.make_trainer(
             tmp_path / "run", {**large, **letter_world.on_cluster(nodes.address)}
         ).train()

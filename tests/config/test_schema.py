@@ -79,7 +79,7 @@ def test_a_count_below_its_limit_is_refused_with_key_value_and_limit(key: str) -
     limit = AT_LEAST[key]
     alone = ["steps=0"] if key == "rollout.group_size" else []
     load_config([*alone, f"{key}={limit}"])
-    with pytest.raises(ConfigError, match=f"`{key}` is {limit - 1}; it must be at least {limit}"):
+    with pytest.raises(ConfigError, match=f"`{key}` is {limit - 1};.* {limit}"):
         load_config([*alone, f"{key}={limit - 1}"])
 
 
@@ -87,7 +87,7 @@ def test_a_count_below_its_limit_is_refused_with_key_value_and_limit(key: str) -
 def test_what_must_be_positive_is_neither_zero_nor_negative_nor_infinite_nor_nan(key: str) -> None:
     load_config([f"{key}=1e-9"])
     for value in ("0.0", "-1.0", "inf", "nan"):
-        with pytest.raises(ConfigError, match=f"`{key}` is .*must be a finite number above 0"):
+        with pytest.raises(ConfigError, match=f"`{key}` is .*finite.* 0"):
             load_config([f"{key}={value}"])
 
 
@@ -107,12 +107,12 @@ def test_what_has_two_limits_keeps_to_both(key: str) -> None:
 def test_a_choice_is_one_of_those_that_are_named(key: str) -> None:
     for choice in CHOICES[key]:
         load_config([f"{key}={choice}"])
-    with pytest.raises(ConfigError, match=f"`{key}` is 'other'; choose one of {', '.join(CHOICES[key])}"):
+    with pytest.raises(ConfigError, match=f"`{key}` is 'other'.*{', '.join(CHOICES[key])}"):
         load_config([f"{key}=other"])
 
 
 def test_a_group_of_one_is_refused_where_attempts_are_compared() -> None:
-    with pytest.raises(ConfigError, match=r"`rollout.group_size` is 1; grpo compares attempts"):
+    with pytest.raises(ConfigError, match=r"`rollout.group_size` is 1;.*grpo"):
         load_config(["rollout.group_size=1"])
     assert load_config(["rollout.group_size=1", "steps=0"]).rollout.group_size == 1
     whole_step = ["rollout.group_size=1", "algorithm.estimator=reinforce_plus_plus"]
@@ -127,12 +127,12 @@ def test_truncated_sampling_is_refused_for_training(assignment: str) -> None:
 
 def test_more_updates_than_groups_are_refused() -> None:
     load_config(["rollout.tasks_per_step=4", "algorithm.updates_per_step=4"])
-    with pytest.raises(ConfigError, match="has only 3 groups to share out"):
+    with pytest.raises(ConfigError, match="3 groups"):
         load_config(["rollout.tasks_per_step=3", "algorithm.updates_per_step=4"])
 
 
 def test_tasks_per_step_has_a_floor() -> None:
-    with pytest.raises(ConfigError, match=r"`rollout.tasks_per_step` is 0; it must be at least 1"):
+    with pytest.raises(ConfigError, match=r"`rollout.tasks_per_step` is 0;.* 1"):
         load_config(["rollout.tasks_per_step=0"])
 
 

@@ -289,9 +289,7 @@ def test_a_thought_that_the_template_opens_is_written_from_there_on(encoder: Mak
 
 
 def test_an_answer_without_a_thought_is_refused_where_the_template_opens_one(encoder: MakeEncoder) -> None:
-    with pytest.raises(
-        ConfigError, match=r"message 1: .*opens a thought .*give the message a `reasoning_con"
-    ):
+    with pytest.raises(ConfigError, match=r"message 1: .*thought.*`reasoning_con"):
         steps_of(encoder(template=OPENED), {"messages": [user("Red?"), says("No.")]})
 
 
@@ -419,7 +417,7 @@ def test_a_template_that_drops_a_message_is_refused(encoder: MakeEncoder) -> Non
 
 
 def test_a_template_without_tools_is_refused_where_rows_have_them(encoder: MakeEncoder) -> None:
-    with pytest.raises(ConfigError, match=r"does not show the tool 'find'"):
+    with pytest.raises(ConfigError, match=r"tool 'find'"):
         steps_of(encoder(template=DROPS_SYSTEM), {"tools": [FIND], "messages": [user("a"), says("b")]})
 
 

@@ -95,7 +95,7 @@ def test_what_broke_off_goes_on_where_it_stopped(server: FileServer) -> None:
 
 def test_a_later_call_goes_on_too(server: FileServer) -> None:
     server.cuts_after = [1000] * downloads.TRIES
-    with pytest.raises(ConfigError, match="the next try goes on from there"):
+    with pytest.raises(ConfigError, match="next try"):
         download(server.url, sha256=SHA256)
     download(server.url, sha256=SHA256)
     assert server.asked[-1] == "bytes=3000-"
@@ -120,7 +120,7 @@ def test_a_file_with_another_checksum_is_thrown_away(server: FileServer) -> None
 def test_without_a_known_checksum_the_first_download_counts(server: FileServer) -> None:
     got = download(server.url)
     got.path.write_bytes(b"touched")
-    with pytest.raises(ConfigError, match="is not what was downloaded; delete it"):
+    with pytest.raises(ConfigError, match="delete it"):
         download(server.url)
 
 
@@ -130,7 +130,7 @@ def test_a_file_that_was_deleted_is_held_to_its_first_download(server: FileServe
     assert download(server.url) == got
     got.path.unlink()
     server.content = b"another file"
-    with pytest.raises(ConfigError, match=f"and {SHA256} when it was first fetched here") as caught:
+    with pytest.raises(ConfigError, match=f"{SHA256} .*first") as caught:
         download(server.url)
     (got.path.parent / str(caught.value).rstrip(".").rpartition("/")[2]).unlink()
     assert download(server.url).path.read_bytes() == b"another file"
@@ -147,7 +147,7 @@ def test_nobody_there_is_an_error_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLLM_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="pulling needs the network once: connect, or copy RLLM_HOME"):
+    with pytest.raises(ConfigError, match=r"network.*RLLM_HOME"):
         download("http://127.0.0.1:9/data.jsonl", timeout_s=1.0)
 
 

@@ -64,7 +64,7 @@ def test_what_is_no_mixture_is_refused_with_its_part() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=word):
             parse_mixture(text)
-    with pytest.raises(ConfigError, match="b has no tasks"):
+    with pytest.raises(ConfigError, match="b has no"):
         mixed({"a": tasks(1), "b": []}, {"a": 1.0, "b": 1.0})
     with pytest.raises(ConfigError, match="1,000,000"):
         mixed({"a": tasks(100), "b": tasks(1)}, {"a": 1.0, "b": float(MAX_TASKS)})
@@ -88,7 +88,7 @@ def test_a_run_plays_and_judges_each_set_as_its_own(tmp_path: Path, monkeypatch:
     assert instructions == {"a0": 3, "a1": 3, "b0": 1, "b1": 1, "b2": 1}
     assert [task.id for task in training_rows(dataset)][:3] == ["a.jsonl/0", "a.jsonl/1", "a.jsonl/0#1"]
     assert held_out_name(dataset) == ""
-    with pytest.raises(ConfigError, match="what is measured on is one"):
+    with pytest.raises(ConfigError, match="measured"):
         held_out_rows(dataset, 4)
 
 

@@ -108,7 +108,7 @@ def test_a_file_is_refused_by_its_lines_all_at_once(tmp_path: Path) -> None:
     file.write_text(
         "\n".join(json.dumps(row) for row in [good, {**good, "chosen": "c"}, good, {"prompt": 1}])
     )
-    with pytest.raises(ConfigError, match=r"(?s)pairs.jsonl:2: .*same.*pairs.jsonl:4: it has no `chosen`"):
+    with pytest.raises(ConfigError, match=r"(?s)pairs.jsonl:2: .*same.*pairs.jsonl:4: .*`chosen`"):
         read_comparisons(file, paired=True)
 
 
@@ -191,11 +191,9 @@ def test_what_says_nothing_about_the_answer_is_left_out_and_counted() -> None:
 
 def test_a_role_must_be_named_where_there_are_several() -> None:
     episodes = [attempt("t", 1.0, 1), attempt("t", 0.0, 2, role="judge")]
-    with pytest.raises(ConfigError, match=r"several roles; set `data.role` to one of agent, judge"):
+    with pytest.raises(ConfigError, match=r"`data.role` .*agent, judge"):
         plays_of(episodes, task_of, PreferenceDataConfig(run="r"))
-    with pytest.raises(
-        ConfigError, match=r"`data.role` is 'solver'; the training episodes have agent, judge"
-    ):
+    with pytest.raises(ConfigError, match=r"`data.role` is 'solver'; .*agent, judge"):
         plays_of(episodes, task_of, PreferenceDataConfig(run="r", role="solver"))
     found, counts = plays_of(episodes, task_of, PreferenceDataConfig(run="r", role="judge"))
     assert len(found) == 1

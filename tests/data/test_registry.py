@@ -65,7 +65,7 @@ def test_a_file_that_was_changed_is_noticed(home: Path) -> None:
     DatasetRegistry.register_dataset("mine", ROWS, "test")
     (file,) = (home / "datasets" / "mine").iterdir()
     file.write_text(file.read_text().replace('"3"', '"4"'))
-    with pytest.raises(ConfigError, match="is not what was registered"):
+    with pytest.raises(ConfigError, match="registered"):
         DatasetRegistry.load_dataset("mine", "test")
 
 
@@ -107,7 +107,7 @@ def test_writers_in_several_processes_lose_no_entry(home: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "x\n"])
 def test_names_that_would_leave_the_folder_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="The name of a data set is"):
+    with pytest.raises(ConfigError, match="name"):
         DatasetRegistry.register_dataset(name, ROWS)
 
 
@@ -125,8 +125,8 @@ def test_a_registry_of_another_version_is_not_written_over(home: Path) -> None:
 
 def test_a_name_that_is_not_there_is_answered_with_the_nearest() -> None:
     DatasetRegistry.register_dataset("mine", ROWS, "test")
-    with pytest.raises(ConfigError, match="no data set `mime` here; did you mean `mine`"):
+    with pytest.raises(ConfigError, match=r"`mime`.*`mine`"):
         require_dataset("mime")
-    with pytest.raises(ConfigError, match="has no split `train`; it has test"):
+    with pytest.raises(ConfigError, match=r"`train`.* test"):
         require_dataset("mine", "train")
     assert require_dataset("mine").split == "test"

@@ -57,7 +57,7 @@ def test_json_lines_under_a_json_name_are_read() -> None:
 
 
 def test_what_json_cannot_hold_is_named_by_its_row() -> None:
-    with pytest.raises(ConfigError, match="Row 1 cannot be written"):
+    with pytest.raises(ConfigError, match="Row 1"):
         jsonl_bytes([{"a": 1}, {"a": float("nan")}])
 
 
@@ -73,7 +73,7 @@ def test_parquet_gives_back_lists_objects_and_bytes(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_parquet_is_named() -> None:
     pytest.importorskip("pyarrow")
-    with pytest.raises(ConfigError, match=r"a\.parquet is no Parquet file"):
+    with pytest.raises(ConfigError, match=r"a\.parquet.*Parquet"):
         rows_in(b"PAR1 not really", "a.parquet")
 
 
@@ -85,7 +85,7 @@ def test_arrow_files_of_both_kinds_are_read_and_not_written(tmp_path: Path) -> N
         with make(sink, table.schema) as writer:
             writer.write_table(table)
         assert rows_in(sink.getvalue().to_pybytes(), "data.arrow") == [{"n": 1}, {"n": 2}]
-    with pytest.raises(ConfigError, match=r"x\.arrow is no Arrow file"):
+    with pytest.raises(ConfigError, match=r"x\.arrow.*Arrow"):
         rows_in(b"nothing of the kind", "x.arrow")
-    with pytest.raises(ConfigError, match="which is read here and not written"):
+    with pytest.raises(ConfigError, match="not written"):
         write_rows(tmp_path / "rows.arrow", [{"n": 1}])

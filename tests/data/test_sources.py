@@ -130,7 +130,7 @@ def test_a_row_without_its_documents_is_refused(hub: Any, file: str, message: st
 def test_a_file_that_is_not_what_the_hub_says_is_thrown_away(hub: Any) -> None:
     hub.lies_about.add("default/train/0000.parquet")
     source, split = HubSource(repo="org/one"), Split(published="train")
-    with pytest.raises(ConfigError, match=r"default/train/0000.parquet of org/one arrived with the checksum"):
+    with pytest.raises(ConfigError, match=r"default/train/0000.parquet.*org/one.*checksum"):
         pull(source, split, endpoint=hub.endpoint)
     hub.lies_about.clear()
     assert pull(source, split, endpoint=hub.endpoint).rows == ROWS[:1]
@@ -153,9 +153,7 @@ def test_a_download_that_broke_off_goes_on_where_it_stopped(
 
 
 def test_a_split_that_is_not_there_says_what_there_is(hub: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"no file that matches default/dev/\*.parquet; it has .*default/test"
-    ):
+    with pytest.raises(ConfigError, match=r"default/dev/\*.parquet; .*default/test"):
         pull(HubSource(repo="org/one"), Split(published="dev"), endpoint=hub.endpoint)
 
 
@@ -175,10 +173,10 @@ def test_a_hub_that_refuses_is_explained(hub: Any, repo: str, revision: str, mes
 def test_without_a_network_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLLM_HOME", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match=r"hub cannot be reached .*connect .*or copy RLLM_HOME"):
+    with pytest.raises(ConfigError, match=r"hub.*connect.*RLLM_HOME"):
         pull(HubSource(repo="org/one"), Split(published="test"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with pytest.raises(ConfigError, match=r"hub cannot be reached"):
+    with pytest.raises(ConfigError, match=r"hub.*reached"):
         pull(HubSource(repo="org/one"), Split(published="test"), endpoint="http://127.0.0.1:9")
 
 
@@ -200,7 +198,7 @@ def test_a_zip_gives_the_members_that_match(tmp_path: Path, monkeypatch: pytest.
     source = served_file(monkeypatch, path)
     assert pull(source, Split(files=("data/b*",))).rows == [{"n": 2}]
     assert [row["n"] for row in pull(source, Split()).rows] == [1, 2]
-    with pytest.raises(ConfigError, match=r"no file that matches c\*"):
+    with pytest.raises(ConfigError, match=r"matches c\*"):
         pull(source, Split(files=("c*",)))
 
 
@@ -214,7 +212,7 @@ def test_lines_of_parallel_texts_become_rows(tmp_path: Path, monkeypatch: pytest
     source = ArchiveSource(url="https://example.org/texts.zip", lines=("source", "target"))
     rows = pull(source, Split(files=("en.txt", "de.txt.gz"))).rows
     assert rows == [{"source": "one", "target": "eins"}, {"source": "two\u2028lines", "target": "zwei"}]
-    with pytest.raises(ConfigError, match=r"not parallel.*en.txt: 2, short.txt: 1"):
+    with pytest.raises(ConfigError, match=r"en.txt: 2, short.txt: 1"):
         pull(source, Split(files=("en.txt", "short.txt")))
 
 
@@ -251,7 +249,7 @@ def test_a_source_that_says_too_little_or_too_much_is_refused() -> None:
     assert source_of({"kind": "hub", "repo": "a/b", "config": "main"}, "x") == HubSource(
         repo="a/b", configs=("main",)
     )
-    with pytest.raises(ConfigError, match=r"x: there is no `source.speed`; there are"):
+    with pytest.raises(ConfigError, match=r"x: .*`source.speed`"):
         source_of({"kind": "archive", "url": "https://a", "speed": 1}, "x")
     with pytest.raises(ConfigError, match="x: `source` is incomplete"):
         source_of({"kind": "archive"}, "x")

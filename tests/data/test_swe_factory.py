@@ -416,19 +416,19 @@ def test_what_is_no_project_with_tests_is_an_error_before_any_work(name: str, tm
 
 def test_two_sources_of_one_name_are_refused_before_any_work(tmp_path: Path) -> None:
     first, second = project(tmp_path / "a/p"), project(tmp_path / "b/p")
-    with pytest.raises(ConfigError, match="Two sources are named p"):
+    with pytest.raises(ConfigError, match="named p"):
         build([str(first), str(second)], tmp_path / "out", Settings())
 
 
 def test_a_project_without_a_passing_test_says_why(tmp_path: Path) -> None:
     source = project(tmp_path / "p", {"a.py": "x = 1\n", "test_a.py": "import missing_thing\n"})
-    with pytest.raises(ConfigError, match=r"no test that passes twice.*missing_thing.*--with"):
+    with pytest.raises(ConfigError, match=r"missing_thing.*--with"):
         build([str(source)], tmp_path / "out", Settings())
 
 
 def test_a_test_runner_that_gives_up_is_quoted(tmp_path: Path) -> None:
     source = project(tmp_path / "p", {**FILES, "pytest.ini": "[pytest]\nrequired_plugins = pytest-nothere\n"})
-    with pytest.raises(ConfigError, match=r"cannot be run: pytest: USAGE_ERROR: .*pytest-nothere"):
+    with pytest.raises(ConfigError, match=r"pytest: USAGE_ERROR: .*pytest-nothere"):
         build([str(source)], tmp_path / "out", Settings())
 
 

@@ -69,7 +69,7 @@ def test_a_task_says_what_is_asked_and_what_there_is(tmp_path: Path) -> None:
 def test_the_verifiers_variables_come_from_the_environment(tmp_path: Path) -> None:
     path = task_at(tmp_path / "t", toml='[verifier]\nenv = { KEY = "${TOKEN}" }\n')
     assert read_task_directory(path, {"TOKEN": "abc"}).verifier_variables == {"KEY": "abc"}
-    with pytest.raises(ConfigError, match="the verifier needs the variable TOKEN; set it"):
+    with pytest.raises(ConfigError, match=r"verifier.*TOKEN"):
         read_task_directory(path, {})
 
 

@@ -147,7 +147,7 @@ def test_a_bomb_is_refused_before_it_takes_memory(tmp_path: Path, monkeypatch: p
 
 def test_a_tar_that_would_fill_the_disk_leaves_nothing(tmp_path: Path) -> None:
     path = _made(tmp_path / "a.tar.gz", lambda path: _tar(path, "w:gz", 80))
-    with pytest.raises(ConfigError, match="unpacks to more than"):
+    with pytest.raises(ConfigError, match="unpacks"):
         unpack(Download(path=path, sha256="0" * 64))
     assert os.listdir(tmp_path) == ["a.tar.gz"]
 
@@ -182,5 +182,5 @@ def test_a_ratio_is_allowed_once_and_then_no_more() -> None:
         allowance.take(1)
     assert gunzip(gzip.compress(_line_of(1000)), "a.gz") == _line_of(1000)
     for broken in (b"junk", gzip.compress(b"a" * 100)[:-9], b"\x1f\x8b\x08" + b"\xff" * 30):
-        with pytest.raises(ConfigError, match=r"a\.gz is no gzip file"):
+        with pytest.raises(ConfigError, match=r"a\.gz.*gzip"):
             gunzip(broken, "a.gz")

@@ -65,13 +65,13 @@ def test_ranks_that_never_come_are_not_waited_for_without_end(
 ) -> None:
     monkeypatch.setattr(torch_ranks, "START_S", 1.0)
     environment(WORLD_SIZE="2", RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="9")
-    with pytest.raises(RankError, match="Not all ranks came within 1 s"):
+    with pytest.raises(RankError, match=r"ranks.* 1 s"):
         opened()
 
 
 def test_a_rank_starts_no_ranks(environment: Environment) -> None:
     environment(WORLD_SIZE="2")
-    with pytest.raises(ConfigError, match="leave --nproc out under torchrun"):
+    with pytest.raises(ConfigError, match=r"--nproc.*torchrun"):
         require_processes(2)
     with pytest.raises(ConfigError, match="--nproc is 0"):
         require_processes(0)

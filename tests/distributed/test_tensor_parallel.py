@@ -142,7 +142,7 @@ def test_a_plan_that_leaves_out_a_weight_of_some_columns_is_found_before_any_upd
     """Apertus has an activation with two weights of its own, of which its plan says nothing."""
     ended = ranks("recorded", [made(ApertusConfig), tmp_path / "updates", 1, TOGETHER, "ppo"], 2)
     assert {each["code"] for each in ended} == {2}
-    assert "act_fn.alpha_p is off by 1 of its norm" in ended[0]["errors"]
+    assert "act_fn.alpha_p is off by 1" in ended[0]["errors"]
 
 
 @pytest.mark.parametrize(

@@ -212,9 +212,7 @@ async def test_five_hundred_episodes_with_a_third_of_failures_are_counted_exactl
 def test_counts_that_do_not_add_up_name_both_sides() -> None:
     counts = EpisodeCounts(submitted=5, in_flight=1)
     counts.by_outcome[Outcome.SCORED] = 3
-    with pytest.raises(
-        CountError, match=r"5 episodes were submitted, but 3 are settled \(scored 3, .* 1 in flight"
-    ):
+    with pytest.raises(CountError, match=r"5 .*submitted.* 3 .*settled.*scored 3, .* 1 in flight"):
         counts.check()
     counts.by_outcome[Outcome.CANCELLED] = 1
     counts.check()

@@ -276,7 +276,7 @@ async def test_execute_tasks_gives_episodes_in_the_order_of_the_tasks() -> None:
     assert [episode.id for episode in await engine.execute_tasks(tasks)] == ["t0:0", "t1:0", "t9:0"]
     named = await engine.execute_tasks(TASKS[:3], task_ids=["x", "y", "x"])
     assert [episode.id for episode in named] == ["x:0", "y:0", "x:1"]
-    with pytest.raises(ConfigError, match="`task_ids` has 1 ids for 4 tasks"):
+    with pytest.raises(ConfigError, match=r"`task_ids` has 1 .* 4 tasks"):
         await engine.execute_tasks(TASKS, task_ids=["x"])
 
 
@@ -331,9 +331,9 @@ async def test_arguments_that_a_workflow_refuses_are_found_before_the_first_task
             self.half = 10 / size
 
     engine = engine_of(Picky, args={"size": 0})
-    with pytest.raises(AgentError, match="Picky cannot be made: ZeroDivisionError"):
+    with pytest.raises(AgentError, match=r"Picky .*ZeroDivisionError"):
         await engine.initialize_pool()
-    with pytest.raises(ConfigError, match="passes `colour` on to Workflow"):
+    with pytest.raises(ConfigError, match=r"`colour`.*Workflow"):
         await engine_of(Picky, args={"size": 1, "colour": "red"}).initialize_pool()
     await engine_of(Picky, args={"size": 1}).initialize_pool()
 
@@ -341,7 +341,7 @@ async def test_arguments_that_a_workflow_refuses_are_found_before_the_first_task
         def __init__(self, rollout_engine: Any, **kwargs: Any) -> None:
             self.engine = rollout_engine
 
-    with pytest.raises(AgentError, match=r"Forgets\.__init__ does not call Workflow\.__init__"):
+    with pytest.raises(AgentError, match=r"Forgets\.__init__ .*Workflow\.__init__"):
         await engine_of(Forgets).initialize_pool()
 
 

@@ -76,7 +76,7 @@ def test_methods_that_are_left_to_be_written_are_listed(agent_class: Agent, env_
     class Half(BaseEnv):
         def reset(self, seed: int | None = None) -> Any: ...
 
-    with pytest.raises(AgentError, match="Half does not define from_dict, step"):
+    with pytest.raises(AgentError, match=r"Half .*from_dict, step"):
         _engine(agent_class, Half)
     half = type("HalfAgent", (BaseAgent,), {"reset": lambda self: None})
     with pytest.raises(AgentError, match=r"HalfAgent does not define .*update_from_env"):
@@ -84,7 +84,7 @@ def test_methods_that_are_left_to_be_written_are_listed(agent_class: Agent, env_
 
 
 def test_arguments_that_the_agent_does_not_take_are_refused(agent_class: Agent, env_class: Env) -> None:
-    with pytest.raises(AgentError, match=r"unexpected keyword argument 'size'.*change `agent_args`"):
+    with pytest.raises(AgentError, match=r"'size'.*`agent_args`"):
         _engine(agent_class, env_class, agent_args={"size": 3})
 
 
@@ -196,7 +196,7 @@ async def test_an_engine_of_the_published_kind_needs_only_get_model_response(
     assert [each["temperature"] for each in asked] == [0.5, 0.5]
     assert len({each["seed"] for each in asked}) == 2
     training = _engine(agent_class, env_class, rollout_engine=Published(), requires_ids=True)
-    with pytest.raises(ConfigError, match="PublishedClient answered turn 1 without token ids"):
+    with pytest.raises(ConfigError, match=r"PublishedClient .*turn 1 .*ids"):
         await _all(training, [{"task_id": "t"}])
 
 
@@ -252,7 +252,7 @@ async def test_an_observation_that_is_no_number_is_named(
 
     bad = _with(env_class, method, {"reset": reset, "step": step}[method])
     bad.from_dict = staticmethod(lambda info: bad(info))  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(AgentError, match=rf"Bad\.{method} returned the observation .*(nan|inf)"):
+    with pytest.raises(AgentError, match=rf"Bad\.{method} .*observation .*(nan|inf)"):
         await _all(_engine(agent_class, bad), [{"task_id": "t"}])
 
 
@@ -278,7 +278,7 @@ async def test_the_record_of_an_environment_that_raises_names_class_and_method(
 
 @pytest.mark.parametrize("task", ["lake", None, 3])
 async def test_a_task_that_has_no_fields_is_refused(agent_class: Agent, env_class: Env, task: Any) -> None:
-    with pytest.raises(ConfigError, match=r"Task 1 is .*; a task is a dict"):
+    with pytest.raises(ConfigError, match=r"Task 1 is .*; .*dict"):
         await _all(_engine(agent_class, env_class), [{"task_id": "t"}, task])
 
 

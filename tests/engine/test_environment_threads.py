@@ -55,7 +55,7 @@ async def test_an_environment_that_is_ready_too_late_is_closed_by_its_thread(
         await asyncio.to_thread(begun.wait, 20)
         assert await world.close() is None
         may_go_on.set()
-        with pytest.raises(TimeoutError, match="ready only after its rollout had been given up"):
+        with pytest.raises(TimeoutError, match=r"ready .*after"):
             await starting
         assert closed == ["async" if is_async else "sync"]
         pool.close()
@@ -94,7 +94,7 @@ async def test_a_close_that_takes_too_long_is_told_to_end(
     await world.reset(0)
     error = await world.close(0.02)
     assert isinstance(error, TimeoutError)
-    assert "had not closed after 0.02 s" in str(error)
+    assert "after 0.02 s" in str(error)
     await settled(lambda: events == ["told to end"])
     pool.close()
 

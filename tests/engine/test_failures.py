@@ -144,7 +144,7 @@ async def test_the_first_failure_ends_a_strict_run() -> None:
         assert words in str(raised.value), name
         assert "Episode t3:0 failed" in raised.value.__notes__[-1]
     strict = agent_engine({"on_step": raises(KeyError("x"))}, max_failed_fraction=0.0, retry_limit=1)
-    with pytest.raises(AgentError, match=r"Episode t3:0 failed: KeyError: 'x' \(Env.step raised KeyError\)"):
+    with pytest.raises(AgentError, match=r"t3:0 .*KeyError: 'x' \(Env.step .*KeyError\)"):
         await play(strict, tasks(12))
 
 
@@ -153,9 +153,7 @@ async def test_a_budget_ends_a_run_in_which_too_much_fails() -> None:
     late = tasks(200, bad=lambda number: number >= 40)
     for does, error in [(raises(KeyError("x")), InferenceError), (lambda: None, AgentError)]:
         engine = agent_engine({"on_step": does}, max_failed_fraction=0.25, retry_limit=1)
-        with pytest.raises(
-            error, match=r"failed, and `max_failed_fraction` is 0.25 of 200; .*(KeyError|None)"
-        ):
+        with pytest.raises(error, match=r"`max_failed_fraction` is 0.25 of 200; .*(KeyError|None)"):
             await play(engine, late)
         failed = engine.counts.by_outcome[Outcome.INFRASTRUCTURE_FAILURE]
         assert 50 <= failed <= 50 + engine.num_parallel

@@ -101,7 +101,7 @@ def test_equal_answers_to_equal_prompts_are_taken_in_order() -> None:
     ],
 )
 def test_equal_texts_of_calls_that_differ_are_not_guessed(other: dict[str, Any]) -> None:
-    with pytest.raises(AgentError, match="fits 2 of the calls"):
+    with pytest.raises(AgentError, match="2 of the calls"):
         join_records(Trajectory(steps=[Step(model_response="yes")]), call("c0"), call("c1", **other))
 
 
@@ -140,9 +140,7 @@ def test_a_choice_of_several_is_named_or_known_by_its_text() -> None:
     episode, unclaimed = join_records(Trajectory(steps=named), *calls)
     assert [step.info.get("choice", 0) for step in episode.trajectories[0].steps] == [2, 0]
     assert unclaimed == ["c0"]
-    with pytest.raises(
-        AgentError, match=r'choices 0, 1, 2; say which one: Step\(..., info=\{"choice": 0\}\)'
-    ):
+    with pytest.raises(AgentError, match=r'choices 0, 1, 2; .*Step\(..., info=\{"choice": 0\}\)'):
         join_records(Trajectory(steps=[Step(id="c0")]), *calls)
     everything, _ = join_records(None, *calls)
     assert texts(everything.trajectories[0].steps) == ["A", "B", "B"]

@@ -38,7 +38,7 @@ async def test_one_call_in_two_steps_is_refused() -> None:
             steps = [Step.from_model_output(output, messages) for _ in range(2)]
             return Episode(trajectories=[Trajectory(steps=steps)])
 
-    with pytest.raises(AgentError, match=r"Doubles: step 1 .* and step 0 .* are the same model call"):
+    with pytest.raises(AgentError, match=r"Doubles: step 1 .* step 0 .*same"):
         await episodes_of(engine_of(Doubles), TASKS[:1])
 
 
@@ -125,5 +125,5 @@ async def test_each_role_is_answered_by_its_policy_and_sampled_in_its_way() -> N
 async def test_a_trajectory_whose_calls_another_policy_answered_is_refused() -> None:
     clients = {"small": ScriptedClient(four), "large": ScriptedClient(four)}
     engine = AgentWorkflowEngine(Pair, {}, clients=clients, roles={"judge": RoleSettings(policy="large")})
-    with pytest.raises(ConfigError, match="'judge' is of policy `large`, but policy `small` answered"):
+    with pytest.raises(ConfigError, match=r"'judge' .*`large`.*`small` answered"):
         await episodes_of(engine, [TASKS[0] | {"judge_asks_as": "nobody"}])

@@ -142,9 +142,7 @@ def test_a_step_of_the_wrong_shape_is_refused_by_class_method_and_value(value: A
 @pytest.mark.parametrize("width", [4, 5])
 def test_a_reward_that_is_no_finite_number_is_an_error_and_never_a_zero(reward: Any, width: int) -> None:
     flags = (False,) * (width - 3)
-    with pytest.raises(
-        RewardError, match=r"^Echo\.step returned .* as the reward; it must be a finite number"
-    ):
+    with pytest.raises(RewardError, match=r"^Echo\.step returned .* reward; .*finite"):
         unpack_step(Echo(), ("ice", reward, *flags, {}))
 
 
@@ -179,7 +177,7 @@ def test_a_reset_of_the_wrong_shape_is_refused(value: Any) -> None:
         def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
             return value
 
-    with pytest.raises(AgentError, match=r"^Broken\.reset returned .*\(observation, info\)"):
+    with pytest.raises(AgentError, match=r"^Broken\.reset .*\(observation, info\)"):
         unpack_reset(Broken(), call_reset(Broken(), None))
 
 

@@ -121,7 +121,7 @@ def test_an_expert_knows_its_mistakes_only() -> None:
     with pytest.raises(ConfigError, match="experts know no_tool"):
         demonstration(task, noise=1.0, rng=np.random.default_rng(0), mistakes=["sleeps"])
     (alone,) = calculator_tasks("train", 1, operators="-")
-    with pytest.raises(ConfigError, match="subtract is the only tool"):
+    with pytest.raises(ConfigError, match=r"subtract .*only"):
         demonstration(alone, noise=1.0, rng=np.random.default_rng(0), mistakes=["wrong_tool"])
     with pytest.raises(ConfigError, match="`noise` is 2"):
         demonstration(task, noise=2.0, rng=np.random.default_rng(0))

@@ -75,16 +75,13 @@ def test_each_broken_promise_is_named(attributes: dict[str, Any], complaint: str
 def test_an_environment_that_ignores_the_seed_is_named_with_both_values() -> None:
     count = itertools.count()
     message = complaints(broken(reset=lambda self, seed=None: (f"draw {next(count)}", {})))
-    assert (
-        "the observation of reset() differs between two episodes with seed 0: 'draw 0' and 'draw 1'"
-        in message
-    )
+    assert "with seed 0: 'draw 0' and 'draw 1'" in message
 
 
 def test_state_that_survives_a_reset_is_found() -> None:
     count = itertools.count()
     message = complaints(broken(step=lambda self, action: ("bye", float(next(count)), False, {})))
-    assert "the reward of step() differs between two episodes" in message
+    assert "reward of step()" in message
 
 
 def test_all_problems_are_listed_at_once() -> None:
@@ -94,7 +91,7 @@ def test_all_problems_are_listed_at_once() -> None:
 
 
 def test_what_is_no_environment_at_all_is_told_what_to_derive_from() -> None:
-    assert "derive it from rllm.environments.BaseEnv" in complaints(object())
+    assert "rllm.environments.BaseEnv" in complaints(object())
 
 
 def test_an_exception_of_the_environment_keeps_its_own_traceback() -> None:

@@ -119,7 +119,7 @@ async def test_what_breaks_at_a_good_action_is_the_environments_failure() -> Non
 
 def test_an_observation_that_is_no_text_is_refused_with_the_mend() -> None:
     env = GymnasiumEnv(GymFrozenLake(desc=["SF", "HG"]))
-    with pytest.raises(AgentError, match=r"FrozenLakeEnv\.reset gave the observation 0 .* `describe"):
+    with pytest.raises(AgentError, match=r"FrozenLakeEnv\.reset .*observation 0 .* `describe"):
         env.reset(seed=0)
 
 

@@ -164,7 +164,7 @@ def test_ice_comes_up_as_often_as_asked() -> None:
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_a_lake_that_cannot_be_drawn_for_a_split_is_an_error_and_no_endless_loop(split: str) -> None:
-    with pytest.raises(ConfigError, match=rf"`p` 1\.0 gave no map of the {split} split.*raise `max_steps`"):
+    with pytest.raises(ConfigError, match=rf"`p` 1\.0 .*{split} .*`max_steps`"):
         lake_map(split, 0, p=1.0)
 
 

@@ -172,7 +172,7 @@ def test_an_answer_that_takes_too_long_is_wrong(
 def test_a_scorer_without_a_processor_says_nothing_about_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     reply = WorkerReply(status=WorkerStatus.TIMEOUT, cpu_s=0.1)
     monkeypatch.setattr(scoring, "_pool", lambda: SimpleNamespace(call=lambda *asked: reply))
-    with pytest.raises(RewardError, match="No processor had time"):
+    with pytest.raises(RewardError, match="processor"):
         paid(env_of("simple_integration"), "x**2")
 
 
@@ -211,7 +211,7 @@ def test_a_habit_is_to_repeat_a_word_of_the_question(habit: str, word: int) -> N
     baselines = world_named("reasoning-gym/needle_haystack").baselines
     assert baselines is not None
     assert baselines([task])[f"{habit} word"] == [float(answer == right)]
-    with pytest.raises(ConfigError, match="choose first or last"):
+    with pytest.raises(ConfigError, match="first or last"):
         demonstration(task, noise=1.0, rng=rng, habit="middle")
 
 

@@ -73,7 +73,7 @@ def test_a_customer_who_is_asked_for_nothing_leaves_and_nothing_is_paid() -> Non
     assert [environment.step("Hm.")[2] for _ in range(3)] == [False, False, True]
     environment.reset()
     assert environment.step("Hm.")[0] == PUZZLED, "a new episode has a patient customer"
-    with pytest.raises(ConfigError, match="`user` is 'nobody'; there are letter, scripted"):
+    with pytest.raises(ConfigError, match=r"`user`.*'nobody'.*letter, scripted"):
         shop_desk_tasks("test", 1, user="nobody")
 
 
@@ -95,7 +95,7 @@ def test_an_order_that_is_not_there_is_an_error_that_the_model_reads() -> None:
     environment.reset()
     call = {"id": "a", "function": {"name": "cancel_order", "arguments": '{"order_id": "W0"}'}}
     observation = environment.step([call])[0]
-    assert "there is no order" in observation["tool_outputs"]["a"]
+    assert "no order" in observation["tool_outputs"]["a"]
 
 
 def test_episodes_do_not_share_their_books() -> None:

@@ -120,7 +120,7 @@ def test_tests_that_say_nothing_are_an_error_and_no_zero(task: Path, test: str, 
     (task / "tests" / "test.sh").write_text(test)
     environment = TaskDirectoryEnv(task, backend=usable_backend())
     environment.reset()
-    with pytest.raises(RewardError, match=f"{message}.*its tests need mending"):
+    with pytest.raises(RewardError, match=f"{message}.*tests .*mending"):
         environment.step("Done.")
     environment.close()
 
@@ -134,7 +134,7 @@ def test_tests_that_give_a_reward_only_for_a_solution_are_no_excuse(task: Path) 
     environment.reset()
     _, reward, done, info = environment.step("Done.")
     assert (reward, done, info["rewards"]) == (0.0, True, {})
-    assert "on the task's own solution they leave one" in info["reason"]
+    assert "own solution" in info["reason"]
 
 
 @pytest.mark.parametrize("with_solution", [True, False])
@@ -238,7 +238,7 @@ def test_a_task_of_a_collection_that_cannot_be_run_is_skipped_and_counted(task: 
     plan = EvaluationPlan(name="n", model="m", agent="a", evaluator="e", ways={}, skipped=skipped)
     assert plan.to_dict()["skipped"] == skipped
     shutil.rmtree(task)
-    with pytest.raises(ConfigError, match=r"None of the 1 tasks in .* can be run here.*no nginx here"):
+    with pytest.raises(ConfigError, match=r"None of the 1 .*no nginx here"):
         benchmark_tasks(benchmark)
 
 
@@ -257,8 +257,8 @@ def test_two_of_ten_tasks_are_unsupported_and_eight_are_played(task: Path) -> No
     assert names == [f"task-{number}" for number in range(10) if number not in (3, 7)]
     assert WORLD.skipped is not None
     skipped = WORLD.skipped("test", **benchmark.task)
-    assert "Dockerfile:1: `FROM alpine` cannot be built here" in skipped["task-3"]
-    assert "task.toml: `environment.gpus` is not there" in skipped["task-7"]
+    assert "Dockerfile:1: `FROM alpine`" in skipped["task-3"]
+    assert "task.toml: `environment.gpus`" in skipped["task-7"]
     environment = TaskDirectoryEnv(task.parent / "task-5", backend=usable_backend())
     environment.reset()
     assert environment.step("```sh\necho $N; ls\n```")[0].startswith("5\nwords.txt")
@@ -276,7 +276,7 @@ def test_a_health_check_is_waited_for(task: Path, tries: int) -> None:
         environment.reset()
         environment.close()
     else:
-        with pytest.raises(SandboxError, match=r"its health check .* failed 2 times"):
+        with pytest.raises(SandboxError, match=r"health check .* 2 times"):
             environment.reset()
 
 

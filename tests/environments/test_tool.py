@@ -183,7 +183,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
         ToolEnvironment(TASK, tool_map={"sum": Tool(function=add)})
     with pytest.raises(ConfigError, match="`max_steps` is 0"):
         ToolEnvironment(TASK, max_steps=0)
-    with pytest.raises(ConfigError, match="There is no grader"):
+    with pytest.raises(ConfigError, match="no grader"):
         ToolEnvironment({**TASK, "grader": "nonsense", "grading": {}})
     with pytest.raises(ConfigError, match="`grading` is None"):
         ToolEnvironment({**TASK, "grader": "exact"})

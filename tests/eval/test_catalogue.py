@@ -142,11 +142,11 @@ def test_an_unknown_benchmark_is_refused_with_the_nearest_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLLM_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="no benchmark `frozen_lake`; did you mean `frozenlake`"):
+    with pytest.raises(ConfigError, match=r"`frozen_lake`.*`frozenlake`"):
         benchmark_named("frozen_lake")
     with pytest.raises(ConfigError, match="did you mean `reasoning-gym/chain_sum`"):
         benchmark_named("reasoning-gym/chainsum")
-    with pytest.raises(ConfigError, match=r"there are: .*frozenlake.*reasoning-gym/…"):
+    with pytest.raises(ConfigError, match=r"frozenlake.*reasoning-gym/…"):
         benchmark_named("xyzzyxyzzy")
     with pytest.raises(ConfigError, match=r"`harbor:org/name`: collections .* rllm eval \./DIRECTORY"):
         benchmark_named("harbor:org/name")
@@ -167,5 +167,5 @@ def test_a_game_has_as_many_turns_in_training_as_its_rules_allow() -> None:
 def test_what_training_alone_may_set_is_what_its_tasks_and_its_agent_are_made_with() -> None:
     table = {"name": "x", "description": "", "category": "", "licence": "", "citation": "", "agent": "game"}
     table |= {"evaluator": ENVIRONMENT, "environment": "maze", "splits": {"test": {}}}
-    with pytest.raises(ConfigError, match=r"mine: there is no key `train.task.agent`"):
+    with pytest.raises(ConfigError, match=r"mine: .*`train.task.agent`"):
         benchmark_of(table | {"train": {"task": {"agent": "tool"}}}, "mine")

@@ -160,7 +160,7 @@ async def test_a_server_that_is_gone_is_not_asked_for_ever(
             raise InferenceError("the server is gone")
         return _answer(messages)
 
-    with pytest.raises(InferenceError, match=r"last 4 attempts failed \(the server is gone\).*goes on"):
+    with pytest.raises(InferenceError, match=r"4 attempts .*\(the server is gone\)"):
         await _evaluate(tmp_path / "e", ScriptedClient(dies), _plan(), api_retries=0)
     assert len(asked) < len(TASKS)
     told = await _evaluate(tmp_path / "e", ScriptedClient(_answer), _plan())
@@ -244,7 +244,7 @@ def test_a_comparison_pairs_tasks_and_finds_what_changed() -> None:
     low, high = found.difference_interval
     assert found.difference == pytest.approx(17 / 39)
     assert low < found.difference < high
-    with pytest.raises(ConfigError, match="no task in common"):
+    with pytest.raises(ConfigError, match="in common"):
         compare(first, [_result("elsewhere")])
 
 
@@ -263,7 +263,7 @@ def test_a_comparison_of_tasks_that_repeat_an_instance_is_of_instances() -> None
 def test_tasks_of_one_name_that_are_other_tasks_are_not_compared() -> None:
     first = [_result("lake-0", right=True, asked="four by four"), _result("lake-1", asked="same")]
     second = [_result("lake-0", asked="eight by eight"), _result("lake-1", asked="same")]
-    with pytest.raises(ConfigError, match="1 tasks, such as 'lake-0', are other ones"):
+    with pytest.raises(ConfigError, match=r"1 tasks, .*'lake-0'.*other"):
         compare(first, second)
     assert asked_of({"question": "short", "grading": {"answer": "4"}}) == asked_of(
         {"question": "put otherwise", "grading": {"answer": "4"}, "grader": "exact"}

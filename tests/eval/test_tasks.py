@@ -103,32 +103,28 @@ def test_the_right_answer_is_demonstrated_and_strays_by_its_digits() -> None:
     strays = {world.demonstrate(task, noise=1.0, rng=rng)[0][1] for _ in range(20)}
     assert len(strays) > 3
     assert all(stray.startswith("\\boxed{") for stray in strays)
-    with pytest.raises(ConfigError, match="has no worked answer to imitate"):
+    with pytest.raises(ConfigError, match="worked answer"):
         world.demonstrate({"task_id": "x", "question": "?", "oracle": None}, noise=0.0, rng=rng)
 
 
 def test_a_benchmark_that_is_not_here_says_how_to_get_it() -> None:
     pytest.importorskip("huggingface_hub")
-    with pytest.raises(ConfigError, match=r"gsm8k is not here and the hub cannot be reached"):
+    with pytest.raises(ConfigError, match=r"gsm8k .*hub.*reached"):
         benchmark_tasks(benchmark_named("gsm8k"))
 
 
 def test_a_split_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"`aime24` has no split `train`; it has test. Train on another"):
+    with pytest.raises(ConfigError, match=r"`aime24` .*`train`; .* test"):
         benchmark_tasks(benchmark_named("aime24"), "train")
 
 
 def test_own_rows_without_a_split_say_how_to_add_it() -> None:
     rows = [{"question": f"{n}?", "answer": n} for n in range(12)]
     DatasetRegistry.register_dataset("few", rows, "test")
-    with pytest.raises(
-        ConfigError, match=r"no split `train`; .*rllm dataset register few FILE --split train"
-    ):
+    with pytest.raises(ConfigError, match=r"`train`; .*rllm dataset register few FILE --split train"):
         world_of("few").tasks("train", 2)
     DatasetRegistry.register_dataset("few", rows, "train")
-    with pytest.raises(
-        ConfigError, match=r"12 rows of `train`, .* must be 20\. .* few FILE --split validation"
-    ):
+    with pytest.raises(ConfigError, match=r"12 rows of `train`, .* 20\. .* few FILE --split validation"):
         world_of("few").tasks("validation", 2)
 
 
@@ -170,12 +166,12 @@ def test_columns_of_ones_own_are_named() -> None:
 
 
 def test_a_row_of_ones_own_without_an_answer_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"mine \(test\): row 1 has no `answer`; it has question"):
+    with pytest.raises(ConfigError, match=r"mine \(test\): row 1 .*`answer`; .*question"):
         own([{"question": "a", "answer": "b"}, {"question": "a"}])
 
 
 def test_an_unknown_name_in_a_prompt_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"The prompt shows `\{\{colour\}\}`; there is question, answer"):
+    with pytest.raises(ConfigError, match=r"`\{\{colour\}\}`; .*question, answer"):
         own([{"question": "a", "answer": "b"}], prompt="{{colour}}")
 
 
@@ -200,7 +196,7 @@ def test_a_file_without_a_checksum_in_the_catalogue_is_held_to_the_first_one(
     assert source_facts(finqa, "test") | {"sha256": ""} == {**facts, "sha256": ""}
     pull_benchmark(finqa, "test")
     facts["file_sha256"] = "b" * 64
-    with pytest.raises(ConfigError, match="another file than the one that `finqa` was pulled from first"):
+    with pytest.raises(ConfigError, match=r"another file .*`finqa`"):
         pull_benchmark(finqa, "test")
     assert source_facts(finqa, "test")["file_sha256"] == digest
     DatasetRegistry.remove_dataset("finqa")

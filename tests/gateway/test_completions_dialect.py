@@ -48,7 +48,7 @@ def test_a_prompt_is_text_or_ids(prompt: Any, read: Any) -> None:
 
 @pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], ["a", [1]]])
 def test_several_prompts_in_one_call_are_refused_with_what_to_do(prompt: Any) -> None:
-    with pytest.raises(RequestRefused, match="a list of 2; one call answers one prompt") as caught:
+    with pytest.raises(RequestRefused, match=r"list of 2; .*one prompt") as caught:
         parsed(prompt=prompt)
     assert (caught.value.status, caught.value.param) == (400, "prompt")
 

@@ -37,7 +37,7 @@ async def test_many_are_answered_in_the_room_that_there_is(
     memory_for(300, loaded, monkeypatch)
     with caplog.at_level(logging.WARNING):
         client = local_client(loaded, InferenceConfig(num_slots=64, lockstep=False), max_context=256)
-    assert "room for the keys and values of 288 tokens" in caplog.text
+    assert "288 tokens" in caplog.text
     calls = (
         client.generate_ids(list(range(10, 60 + number)), SamplingParams(max_tokens=30, seed=number))
         for number in range(12)
@@ -68,7 +68,7 @@ def test_a_machine_without_room_for_one_conversation_is_refused(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory_for(200, loaded, monkeypatch)
-    with pytest.raises(ConfigError, match=r"one conversation of 256 tokens take .* choose fewer tokens"):
+    with pytest.raises(ConfigError, match=r"256 tokens .*fewer"):
         local_client(loaded, InferenceConfig(lockstep=False), max_context=256)
 
 

@@ -311,9 +311,9 @@ def test_an_address_that_cannot_be_had_is_refused_before_anything_is_written(
 ) -> None:
     first = Gateway(scripted.ScriptedPolicy(), tmp_path / "a")
     first.bind()
-    with pytest.raises(ConfigError, match="cannot be listened on"):
+    with pytest.raises(ConfigError, match="listened"):
         Gateway(scripted.ScriptedPolicy(), tmp_path / "b", port=first.port).bind()
-    with pytest.raises(ConfigError, match="no address of this machine"):
+    with pytest.raises(ConfigError, match="address"):
         Gateway(scripted.ScriptedPolicy(), tmp_path / "b", host="no.such.host.invalid").bind()
     first._socket.close()
     assert list(tmp_path.iterdir()) == []

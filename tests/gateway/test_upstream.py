@@ -149,7 +149,7 @@ async def test_a_field_that_the_server_refuses_is_left_out_once_and_for_all(
     policy = await connect()
     answer = await policy.answer(fake.chat("hi"), fake.Session())
     assert answer.choices[0].text == "ok"
-    assert "refused to give token ids" in answer.no_ids_because
+    assert "token ids" in answer.no_ids_because
     assert [("return_token_ids" in body, "logprobs" in body) for body in server.bodies] == [
         (True, True),
         (False, True),
@@ -179,7 +179,7 @@ async def test_a_field_that_is_refused_in_streams_is_asked_for_in_whole_answers(
         answer = await policy.answer(fake.chat("hi", stream=stream), fake.Session(), fake.Heard())
         assert answer.choices[0].text == "ok"
         assert bool(answer.choices[0].completion_ids) != stream
-        assert ("not supported with streaming" in answer.no_ids_because) == stream
+        assert ("with streaming" in answer.no_ids_because) == stream
     assert len(server.bodies) == 5, "it was asked for once in vain"
 
 
@@ -282,7 +282,7 @@ async def test_a_gateway_that_sends_no_seeds_refuses_a_call_that_names_one(
         (fake.chat("hi", seed=3), fake.Session()),
         (fake.chat("hi"), fake.Session(sampling={"seed": 3})),
     ]:
-        with pytest.raises(RequestRefused, match="`seed` is 3, but this gateway sends") as refused:
+        with pytest.raises(RequestRefused, match="`seed` is 3") as refused:
             await policy.answer(request, session)
         assert (refused.value.status, refused.value.param) == (400, "seed")
     assert len(server.bodies) == 1

@@ -162,7 +162,7 @@ async def test_nothing_is_tried_again_once_something_was_passed_on(
 async def test_when_no_server_is_there_the_client_is_told_when_to_come_back(connect: Connect) -> None:
     policy = await connect(f"http://127.0.0.1:{fake.closed_port()}/v1", max_retries=0)
     assert not policy.health()["healthy"]
-    with pytest.raises(RequestRefused, match="No upstream is in service") as refused:
+    with pytest.raises(RequestRefused, match="upstream") as refused:
         await policy.answer(fake.chat("hi"), fake.Session())
     assert (refused.value.status, refused.value.code) == (503, "no_upstream")
     assert int(refused.value.retry_after or "0") >= 1

@@ -301,7 +301,7 @@ def test_a_python_that_is_not_here_is_refused_with_how_to_get_it(
     monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
     text = 'command = ["{harness}/bin/x", "{task}"]\npip = ["iniconfig==2.0.0"]\npython = "3.99"'
     spec = harness_named(harness_file(tmp_path, text))
-    with pytest.raises(ConfigError, match=r"needs Python 3\.99.*pyenv install 3\.99"):
+    with pytest.raises(ConfigError, match=r"Python 3\.99.*pyenv install 3\.99"):
         installed(spec)
     assert not (tmp_path / "home").exists(), "nothing half-made stays"
 
@@ -316,5 +316,5 @@ def test_harnesses_are_found_by_name() -> None:
         assert actor_named(f"harness:{name}").name == name
     with pytest.raises(ConfigError, match="did you mean `harness:mini-swe-agent`"):
         actor_named("harness:mini-swe")
-    with pytest.raises(ConfigError, match=r"no harness file nowhere\.toml"):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
         actor_named("harness:nowhere.toml")

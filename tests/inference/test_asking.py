@@ -68,7 +68,7 @@ async def test_an_answer_that_does_not_come_is_asked_for_again() -> None:
     ask, calls = _asker(None, WHOLE)
     assert await answer_of(ask, patience) is WHOLE
     ask, calls = _asker(None)
-    with pytest.raises(InferenceError, match=r"did not answer within 0.02 s"):
+    with pytest.raises(InferenceError, match=r"0.02 s"):
         await answer_of(ask, patience)
     assert len(calls) == 2
     task = asyncio.current_task()

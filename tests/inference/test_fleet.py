@@ -71,7 +71,7 @@ async def test_nothing_is_sampled_before_the_first_publish(
     servers: list[PolicyServer], models: Path, tmp_path: Path
 ) -> None:
     async with _fleet(servers[:1], models, tmp_path / "weights") as fleet:
-        with pytest.raises(InferenceError, match="No weights were published"):
+        with pytest.raises(InferenceError, match="published"):
             await fleet.generate_ids([5, 6], SHORT)
 
 
@@ -108,7 +108,7 @@ async def test_a_new_replica_has_the_weights_before_its_first_call_and_a_leaving
         await asyncio.gather(*long)
         await asyncio.gather(*(fleet.generate_ids([9, number], SHORT) for number in range(6, 12)))
         assert servers[0].num_answered == at_removal
-        with pytest.raises(ConfigError, match="one has to stay"):
+        with pytest.raises(ConfigError, match="stay"):
             await fleet.remove(servers[1].url)
 
 
@@ -255,7 +255,7 @@ async def test_a_server_that_is_never_ready_is_given_up_with_the_end_of_its_log(
         max_prefill_tokens=64,
         dtype="float32",
     )
-    with pytest.raises(InferenceError, match=r"3 times before it was ready(?s:.*)I hang"):
+    with pytest.raises(InferenceError, match=r"3 times (?s:.*)I hang"):
         async with ServerProcess(settings, 0, tmp_path / "server.log"):
             pass
 

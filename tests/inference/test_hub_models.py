@@ -78,7 +78,7 @@ def test_what_cannot_be_had_is_refused_with_the_mend(hub: Any, name: str, messag
 
 def test_a_file_that_was_changed_on_the_way_is_thrown_away(hub: Any, tmp_path: Path) -> None:
     hub.lies_about.add("tokenizer.json")
-    with pytest.raises(ConfigError, match="arrived with the checksum"):
+    with pytest.raises(ConfigError, match="checksum"):
         resolve_model("org/tiny")
     assert not (tmp_path / "home" / "models" / "hub").exists()
     hub.lies_about.clear()
@@ -87,7 +87,7 @@ def test_a_file_that_was_changed_on_the_way_is_thrown_away(hub: Any, tmp_path: P
 
 def test_without_a_network_the_error_says_what_to_do(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="the hub cannot be reached"):
+    with pytest.raises(ConfigError, match=r"hub.*reached"):
         resolve_model("org/tiny")
     assert hub.served == []
 

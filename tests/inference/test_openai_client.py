@@ -367,7 +367,7 @@ async def test_a_refusal_of_one_conversation_is_no_fault_of_the_fields(
     server: Any, client: OpenAIClient, status: int, is_final: bool
 ) -> None:
     server.script = [fake.refuse(status, "the model stops: messages must not be empty", param="messages[0]")]
-    with pytest.raises(InferenceError, match="must not be empty") as refused:
+    with pytest.raises(InferenceError, match="empty") as refused:
         await client.get_model_response(ASK, SamplingParams(stop=("x",)))
     assert len(server.asked) == 1
     assert refused.value.is_final is is_final, "whether the same conversation would be refused again"
@@ -425,7 +425,7 @@ async def test_several_models_need_a_name(server: Any, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(server, "_told", two)
     client = OpenAIClient(server.url)
-    with pytest.raises(ConfigError, match="one, two; name one"):
+    with pytest.raises(ConfigError, match="one, two"):
         await client.get_model_response(ASK)
     await client.close()
 

@@ -32,7 +32,7 @@ def test_files_stay_here(tmp_path: Path) -> None:
         place = resolve_model(name, settings=KEPT)
         assert place == ModelPlace(path=name)
         assert not place.is_server
-    with pytest.raises(ConfigError, match="is here and not on a server"):
+    with pytest.raises(ConfigError, match="server"):
         resolve_model("runs/lake", settings=KEPT).client()
 
 
@@ -83,14 +83,14 @@ def test_no_name_is_the_default() -> None:
 
 def test_a_name_that_means_two_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "judge").mkdir()
-    with pytest.raises(ConfigError, match=r"write \./judge for the directory"):
+    with pytest.raises(ConfigError, match=r"\./judge"):
         resolve_model("judge", settings=KEPT)
     assert resolve_model("./judge", settings=KEPT).path == "./judge"
 
 
 def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_KEY")
-    with pytest.raises(ConfigError, match="needs a key in MY_KEY, which is not set"):
+    with pytest.raises(ConfigError, match="MY_KEY"):
         resolve_model("judge", settings=KEPT)
 
 

@@ -261,11 +261,11 @@ async def test_a_greedy_run_stays_greedy_whatever_the_temperature_of_a_role() ->
 
 async def test_what_cannot_be_honoured_is_refused() -> None:
     client = ScriptedClient(["4"])
-    with pytest.raises(ConfigError, match="`best_of`; a call may set temperature"):
+    with pytest.raises(ConfigError, match=r"`best_of`; .*temperature"):
         await RolloutEngine(client).get_model_response(QUESTION, best_of=3)
     with pytest.raises(ConfigError, match="`temperature` is -1"):
         await RolloutEngine(client).get_model_response(QUESTION, temperature=-1.0)
-    with pytest.raises(ConfigError, match="Role `judge` is of policy `b`; the clients serve policy"):
+    with pytest.raises(ConfigError, match=r"`judge` .*`b`; .*policy"):
         RolloutEngine(client, roles={"judge": RoleSettings(policy="b")})
     with pytest.raises(ConfigError, match="`generate_ids`"):
         RolloutEngine(object())  # type: ignore[arg-type]

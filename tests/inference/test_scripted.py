@@ -73,7 +73,7 @@ async def test_an_exception_in_the_script_is_raised_and_the_next_answer_follows_
 async def test_a_script_that_is_over_says_how_long_it_was() -> None:
     async with ScriptedClient(["Right"]).session(("task", 0)) as session:
         await session.respond(ASK, SamplingParams())
-        with pytest.raises(InferenceError, match="has 1 answers and turn 2 asks for another one"):
+        with pytest.raises(InferenceError, match=r"1 answers .*turn 2 "):
             await session.respond(ASK, SamplingParams())
 
 

@@ -130,5 +130,5 @@ async def test_a_scripted_call_of_a_tool_is_read_by_the_format_that_the_template
 
 async def test_a_prompt_that_is_too_long_is_refused() -> None:
     client = ScriptedClient(["Right"], max_context=3)
-    with pytest.raises(ContextLengthError, match="3 tokens and the scripted context holds 3"):
+    with pytest.raises(ContextLengthError, match=r"3 tokens .* 3"):
         await client.generate_ids(PROMPT, SamplingParams())

@@ -63,13 +63,13 @@ def test_what_workers_of_a_cluster_would_not_honour_is_refused_by_key(
 
 
 def test_a_key_of_a_cluster_that_a_run_has_not_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"`cluster\.workers` is 2, which does nothing here.*to ray"):
+    with pytest.raises(ConfigError, match=r"`cluster\.workers` is 2, .* ray"):
         training_config("frozenlake", None, ("cluster.workers=2",))
 
 
 def test_a_teacher_is_refused() -> None:
     config = TrainConfig(cluster=ClusterConfig(kind="ray"), distill=DistillConfig(teacher="there"))
-    with pytest.raises(ConfigError, match=r"never tried beside a teacher, and `distill\.teacher` is 'there'"):
+    with pytest.raises(ConfigError, match=r"teacher, .*`distill\.teacher` is 'there'"):
         require_cluster(config)
 
 
@@ -81,7 +81,7 @@ def test_without_ray_the_extra_is_named(way: str) -> None:
 
 
 def test_a_kind_of_cluster_that_does_not_exist_is_refused_with_the_one_that_does() -> None:
-    with pytest.raises(ConfigError, match="no kind of cluster `rai`; did you mean `ray`"):
+    with pytest.raises(ConfigError, match=r"`rai`.*`ray`"):
         _trainer({"cluster": {"kind": "rai"}})
 
 
@@ -155,13 +155,13 @@ def test_tasks_that_end_every_worker_end_the_run_and_are_named() -> None:
     leases = Leases([{"task_id": "bomb"}], group_size=1, size=1)
     for _ in range(MAX_LOSSES - 1):
         leases.give_back(_taken(leases), "worker-1 ended.")
-    with pytest.raises(ClusterError, match=r"3 rollout workers .*same tasks \(bomb\).*lease_episodes"):
+    with pytest.raises(ClusterError, match=r"3 rollout workers .*\(bomb\).*lease_episodes"):
         leases.give_back(_taken(leases), "worker-2 ended.")
 
 
 def test_a_worker_that_returns_too_few_episodes_is_an_error() -> None:
     leases = Leases([{"task_id": "t"}], group_size=4, size=1)
-    with pytest.raises(CountError, match="given 4 episodes and has returned 3"):
+    with pytest.raises(CountError, match=r"4 episodes .* 3"):
         leases.finish(_taken(leases), 3)
 
 
@@ -185,7 +185,7 @@ def test_a_start_that_fails_is_tried_once_more(kind: type[Exception]) -> None:
     assert calls == ["start", "clean up", "start"]
     calls.clear()
     fails = 3
-    with pytest.raises(ClusterError, match=r"Ray cannot be started \(Failed to get node info.*Exceeded\)"):
+    with pytest.raises(ClusterError, match=r"\(Failed to get node info.*Exceeded\)"):
         with_second_try(start, lambda: calls.append("clean up"), "", pause_s=0.0)
     assert calls == ["start", "clean up"] * 2
 
@@ -205,7 +205,7 @@ def test_an_address_where_nobody_listens_is_known_at_once() -> None:
         listening.listen()
         require_answer(address)
         require_answer("auto")
-    with pytest.raises(ClusterError, match=f"The Ray cluster at '{address}' cannot be reached"):
+    with pytest.raises(ClusterError, match=f"'{address}'.*reached"):
         with_second_try(lambda: require_answer(address), lambda: None, address, pause_s=0.0)
 
 

@@ -224,9 +224,7 @@ def test_another_tokenizer_is_refused_with_the_first_difference(tmp_path: Path) 
     named = {token: name for name, token in vocabulary.items()}
     vocabulary[named[first]], vocabulary[named[second]] = second, first
     path.write_text(json.dumps(tokenizer))
-    with pytest.raises(
-        ConfigError, match=r"differs from that of `lake`.*place \d+ is \d+ here and \d+ there"
-    ):
+    with pytest.raises(ConfigError, match=r"`lake`.*place \d+ is \d+ .* \d+ "):
         require_same_tokenizer(
             ours, AutoTokenizer.from_pretrained(tmp_path / "theirs"), tmp_path / "ours", "lake"
         )
@@ -237,9 +235,9 @@ def test_another_tokenizer_is_refused_with_the_first_difference(tmp_path: Path) 
 
 def test_a_trainer_refuses_before_any_work_what_its_backend_cannot_do() -> None:
     given = {"train_dataset": [{"task_id": "a"}], "agent_class": FrozenLakeAgent, "env_class": FrozenLakeEnv}
-    with pytest.raises(ConfigError, match=r"`lora.rank` is 0, which a Tinker service cannot honour"):
+    with pytest.raises(ConfigError, match=r"`lora.rank` is 0, .*Tinker"):
         AgentTrainer(["model.path=models/lake", "warm_start.steps=0"], backend="tinker", **given)
-    with pytest.raises(ConfigError, match=r"`backend` is 'tinkr': .*did you mean `tinker`"):
+    with pytest.raises(ConfigError, match=r"`backend` is 'tinkr': .*`tinker`"):
         AgentTrainer(["warm_start.steps=0"], backend="tinkr", **given)
 
 
@@ -249,9 +247,9 @@ def test_programs_and_workflows_are_refused_before_any_work() -> None:
             raise AssertionError
 
     tasks = [{"id": "a", "instruction": "b"}]
-    with pytest.raises(ConfigError, match="programs and workflows take `local`"):
+    with pytest.raises(ConfigError, match="`local`"):
         AgentTrainer(["warm_start.steps=0"], tasks, backend="tinker", workflow_class=Nothing)
-    with pytest.raises(ConfigError, match="programs and workflows take `local`"):
+    with pytest.raises(ConfigError, match="`local`"):
         AgentTrainer(
             ["warm_start.steps=0"],
             tasks,
@@ -281,5 +279,5 @@ def test_a_client_whose_wire_could_not_be_tried_is_refused(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tinker", SimpleNamespace(__version__=version))
-    with pytest.raises(ConfigError, match=rf"`tinker` is {version}; .* from 0.24.1 on and before 0.25.0"):
+    with pytest.raises(ConfigError, match=rf"`tinker` is {version}; .* 0.24.1 .* 0.25.0"):
         require_client()

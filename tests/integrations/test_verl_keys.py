@@ -227,13 +227,13 @@ def test_null_is_a_key_that_is_left_out_where_verl_means_that() -> None:
 
 
 def test_a_section_that_is_a_value_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`data` is 3, which has no counterpart"):
+    with pytest.raises(ConfigError, match=r"`data` is 3, .*counterpart"):
         translated(["data=3", "data.train_batch_size=8"], 64)
 
 
 def test_another_model_for_the_critic_is_refused() -> None:
     both = ("algorithm.adv_estimator=gae", "critic.model.path=other")
-    with pytest.raises(ConfigError, match="a critic here begins with the policy's weights"):
+    with pytest.raises(ConfigError, match=r"critic .*weights"):
         config_of(*both)
 
 

@@ -45,7 +45,7 @@ def test_without_verl_the_extra_is_named() -> None:
 
 
 def test_a_backend_that_does_not_exist_is_refused_with_the_one_that_does() -> None:
-    with pytest.raises(ConfigError, match="no training backend `verk`; did you mean `verl`"):
+    with pytest.raises(ConfigError, match=r"`verk`.*`verl`"):
         _trainer({}, "verk")
 
 
@@ -59,9 +59,7 @@ def test_a_library_that_has_changed_is_refused_with_what_does_not_fit(
 ) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.9.7")
     contract = {"textwrap:dedent": ("text", "depth"), "textwrap:Gone": (), "textwrap:wrap": ("anything",)}
-    with pytest.raises(
-        ConfigError, match=r"verl 0\.9\.7 .*dedent takes no depth; Gone is not there"
-    ) as found:
+    with pytest.raises(ConfigError, match=r"verl 0\.9\.7 .*dedent .*depth; Gone ") as found:
         require_contract(contract)
     assert "wrap takes" not in str(found.value)  # it takes any keyword
 
@@ -72,7 +70,7 @@ def test_a_verl_outside_the_pin_is_refused_with_its_version(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("importlib.metadata.version", lambda name: version)
-    with pytest.raises(ConfigError, match=rf"verl {version} is installed.*pip install 'rllm\[verl\]'"):
+    with pytest.raises(ConfigError, match=rf"verl {version} .*pip install 'rllm\[verl\]'"):
         require_installed()
 
 

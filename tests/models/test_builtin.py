@@ -66,14 +66,14 @@ def test_every_preset_can_be_created_and_loaded(tmp_path: Path, preset: str) -> 
 
 def test_a_directory_that_holds_something_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="not an empty directory"):
+    with pytest.raises(ConfigError, match="empty"):
         create_model(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "model").write_text("mine")
-    with pytest.raises(ConfigError, match="model is not an empty directory"):
+    with pytest.raises(ConfigError, match=r"model .*empty"):
         create_model(tmp_path / "model")
 
 
@@ -84,13 +84,13 @@ def test_an_empty_directory_is_as_good_as_none(tmp_path: Path) -> None:
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="`huge` is no built-in model; choose one of tiny, deep, small"):
+    with pytest.raises(ConfigError, match=r"`huge` .*tiny, deep, small"):
         create_model(tmp_path / "model", "huge")
     assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 10**30])
 def test_a_seed_that_no_generator_takes_is_refused_and_nothing_is_written(tmp_path: Path, seed: int) -> None:
-    with pytest.raises(ConfigError, match=rf"`seed` is {seed}; it must be at least 0 and below 2\^63"):
+    with pytest.raises(ConfigError, match=rf"`seed` is {seed}; .* 0 .* 2\^63"):
         create_model(tmp_path / "model", "tiny", seed)
     assert not (tmp_path / "model").exists()

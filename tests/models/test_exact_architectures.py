@@ -83,7 +83,7 @@ async def test_rotations_that_change_with_the_length_are_exact_as_far_as_they_do
     directory = make(config)
     loaded = load_model(directory)
     assert loaded.max_positions == 64
-    with pytest.raises(ConfigError, match=r"`inference.max_context` is 65 but the model has 64 positions"):
+    with pytest.raises(ConfigError, match=r"`inference.max_context` is 65 .* 64"):
         LocalClient(loaded, max_context=65)
     client = LocalClient(loaded, max_context=64, num_slots=2)
     output = await client.generate_ids(list(range(10, 30)), SamplingParams(max_tokens=60, seed=1))

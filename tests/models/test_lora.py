@@ -293,7 +293,7 @@ def test_a_layer_that_is_not_there_is_refused_with_the_names_of_those_that_are(
     saved: Saved, name: str, targets: list[str], known: str
 ) -> None:
     base = load_model(saved((DENSE | OTHERS)[name])[0])
-    with pytest.raises(ConfigError, match=rf"`lora\.targets` has '{targets[-1]}', but .*one of {known}"):
+    with pytest.raises(ConfigError, match=rf"`lora\.targets` has '{targets[-1]}', .*{known}"):
         with_adapter(base, LoraConfig(rank=2, targets=targets), seed=0)
 
 
@@ -301,5 +301,5 @@ def test_a_model_without_linear_layers_is_refused(qwen: Path) -> None:
     base = load_model(qwen)
     base.model = torch.nn.Module()
     base.model.inner = torch.nn.Embedding(4, 4)
-    with pytest.raises(ConfigError, match=r"`lora\.rank` is 2, but .* has no linear layer"):
+    with pytest.raises(ConfigError, match=r"`lora\.rank` is 2, .*linear"):
         with_adapter(base, LoraConfig(rank=2), seed=0)

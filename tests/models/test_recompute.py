@@ -96,5 +96,5 @@ def test_an_architecture_that_would_drop_out_is_refused(saved: Saved) -> None:
 def test_an_architecture_without_layers_to_recompute_is_refused(saved: Saved) -> None:
     model = load_model(saved(SERVED["gpt_neox"])[0]).model
     model.inner.base_model.layers = torch.nn.ModuleList()
-    with pytest.raises(ConfigError, match="no layers that can be recomputed"):
+    with pytest.raises(ConfigError, match="recomputed"):
         model.recompute_layers()

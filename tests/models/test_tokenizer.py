@@ -236,7 +236,7 @@ def test_markup_stays_in_decoded_text_where_it_is_a_special_token(copied: Path, 
 def test_whatever_fails_inside_a_template_is_a_refusal(copied: Path, template: str) -> None:
     path = copied / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
-    with pytest.raises(ConfigError, match="chat template refuses the conversation"):
+    with pytest.raises(ConfigError, match="chat template"):
         HuggingFaceTokenizer(copied).apply_template(TOOL_TALK, add_generation_prompt=True)
 
 

@@ -61,7 +61,7 @@ def test_a_published_evaluator_reads_published_rows(name: str, row: dict[str, An
 
 
 def test_an_evaluator_without_its_benchmark_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="`widesearch_reward_fn`, because the benchmark that it is for"):
+    with pytest.raises(ConfigError, match=r"`widesearch_reward_fn`, .*benchmark"):
         load_evaluator("widesearch_reward_fn")
 
 
@@ -123,7 +123,7 @@ def test_a_decorated_function_is_found_by_the_name_that_it_registers(tmp_path: P
     output = load_evaluator("my-judge").evaluate({}, episode_of("x"))
     assert isinstance(output, EvalOutput)
     assert output.reward == 0.5
-    with pytest.raises(ConfigError, match="no function at the top of a file"):
+    with pytest.raises(ConfigError, match="top of"):
 
         @rllm.rollout(register="inner")
         def inside(task: Task, config: Any) -> None: ...  # pyright: ignore[reportUnusedFunction]

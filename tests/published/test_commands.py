@@ -100,7 +100,7 @@ def test_a_published_benchmark_is_here_or_names_its_successor(name: str) -> None
     if successor(name) is None:
         assert benchmark_named(name).name
     else:
-        with pytest.raises(ConfigError, match=f"The benchmark `{name}` is not here: "):
+        with pytest.raises(ConfigError, match=f"`{name}` is not here"):
             benchmark_named(name)
 
 
@@ -141,7 +141,7 @@ def test_places_of_tasks_are_read_and_bounded() -> None:
             task_places(text)
     request = Asked(benchmark="frozenlake", place=resolve_model("builtin:tiny"), indices=(1, 4))
     assert request.chosen("abcde") == ["b", "e"]
-    with pytest.raises(ConfigError, match="has 4, and there are 3 tasks"):
+    with pytest.raises(ConfigError, match=r"has 4, .* 3 tasks"):
         request.chosen("abc")
 
 

@@ -89,9 +89,7 @@ def test_a_name_that_is_refused_is_not_there_for_hasattr() -> None:
         ("rllm.tools", "ToolRegistry"),
     ):
         assert not hasattr(importlib.import_module(module), name)
-        with pytest.raises(
-            ModuleNotFoundError, match=rf"`{module}\.{name}` of published rLLM has no counterpart"
-        ):
+        with pytest.raises(ModuleNotFoundError, match=rf"`{module}\.{name}` .*counterpart"):
             exec(f"from {module} import {name}", {})
     with pytest.raises(ModuleNotFoundError, match=r"`rllm\.sdk\.chat` of published rLLM"):
         exec("from rllm.sdk import chat", {})

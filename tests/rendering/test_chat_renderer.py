@@ -83,7 +83,7 @@ def test_a_template_that_drops_answers_cannot_go_on_and_says_so(toy: Toy) -> Non
     drops_answers = "{% for m in messages if m.role != 'assistant' %}{{ m.content }}<|im_end|>{% endfor %}"
     renderer = ChatRenderer(toy(drops_answers))
     assert not renderer.incremental
-    with pytest.raises(ConfigError, match="prints the `content` of every assistant message"):
+    with pytest.raises(ConfigError, match=r"`content` .*assistant"):
         renderer.continuation([0], [{"role": "user", "content": "go"}])
 
 

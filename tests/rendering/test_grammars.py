@@ -314,9 +314,9 @@ def test_a_schema_cannot_loosen_its_own_enforcement() -> None:
 
 
 def test_a_call_of_a_tool_that_is_not_offered_is_an_error_that_says_so() -> None:
-    with pytest.raises(ConfigError, match="A call of `fly` is asked for, but the tools are: weather"):
+    with pytest.raises(ConfigError, match=r"`fly` .*weather"):
         HermesFormat().grammar(TOOLS, required=True, name="fly")
-    with pytest.raises(ConfigError, match="`parameters` of the tool `f` is 3"):
+    with pytest.raises(ConfigError, match=r"`parameters` .*`f` is 3"):
         HermesFormat().grammar([_tool("f", 3)], required=True)
 
 

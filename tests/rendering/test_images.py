@@ -69,7 +69,7 @@ def test_what_is_no_image_within_the_limits_is_refused_with_the_value(part: Any,
 
 def test_more_images_than_a_message_may_have_are_refused_before_any_is_read() -> None:
     parts = [_part("http://never.read")] * (MAX_PER_MESSAGE + 1)
-    with pytest.raises(ConfigError, match=f"has {MAX_PER_MESSAGE + 1} images; at most {MAX_PER_MESSAGE}"):
+    with pytest.raises(ConfigError, match=f"{MAX_PER_MESSAGE + 1} images; .*{MAX_PER_MESSAGE}"):
         images_of(_message(*parts))
 
 
@@ -134,7 +134,7 @@ def test_a_table_keeps_each_image_once_and_forgets_the_oldest() -> None:
         table.add(image)
     assert [image.number in table for image in images] == [True, False, True]
     assert table.get(images[0].number) is images[0]
-    with pytest.raises(ConfigError, match=f"begins with {images[1].number:012x}, which is not in memory"):
+    with pytest.raises(ConfigError, match=f"{images[1].number:012x}, .*memory"):
         table.get(images[1].number)
 
 
@@ -143,5 +143,5 @@ def test_two_images_whose_hashes_begin_alike_are_never_taken_for_each_other() ->
     second.__dict__["sha256"] = first.sha256[:12] + "0" * 52
     table = ImageTable()
     table.add(first)
-    with pytest.raises(ConfigError, match="hashes that begin alike"):
+    with pytest.raises(ConfigError, match="alike"):
         table.add(second)

@@ -98,5 +98,5 @@ def test_thoughts_and_nulls_reach_a_template_as_transformers_gives_them(tmp_path
 
 
 def test_a_refused_conversation_says_why() -> None:
-    with pytest.raises(ConfigError, match=r"refuses the conversation: never\."):
+    with pytest.raises(ConfigError, match=r": never\."):
         render_template(EXTRAS["a refusal"], {"messages": []})

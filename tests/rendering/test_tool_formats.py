@@ -463,7 +463,7 @@ def test_a_template_that_takes_one_call_or_arguments_as_text_is_known_for_it(toy
 def test_a_run_with_tools_is_refused_with_the_reason_where_the_template_has_no_form_of_calls(
     toy: Toy, breaks: tuple[str, str], reason: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"Tools cannot be offered to this model: .*{reason}"):
+    with pytest.raises(ConfigError, match=f"Tools .*{reason}"):
         required_tool_format(toy(toy("qwen").template_text.replace(*breaks)))
 
 

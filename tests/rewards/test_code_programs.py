@@ -112,9 +112,9 @@ def test_a_row_that_names_packages_has_them_and_no_other_row_does(grader: CodeGr
 
 def test_a_package_that_is_not_installed_is_a_mistake_of_who_asked_for_it(grader: CodeGrader) -> None:
     row = {**NUMPY_ROWS["plain"][0], "packages": ["nothing-here"]}
-    with pytest.raises(RewardError, match=r"`packages` cannot be had.*pip install nothing-here"):
+    with pytest.raises(RewardError, match=r"`packages` .*pip install nothing-here"):
         grader.grade(fenced(ADD), row)
-    with pytest.raises(RewardError, match="write a list of names"):
+    with pytest.raises(RewardError, match="list of names"):
         grader.grade(fenced(ADD), {**row, "packages": "numpy"})
     with pytest.raises(ConfigError, match="pip install nothing-here"):
         CodeGrader(sandbox=backend_here(), packages=["nothing-here"])

@@ -76,5 +76,5 @@ def test_an_episode_ends_with_its_artifact_its_output_or_its_last_answer() -> No
 
 def test_an_answer_of_nothing_is_an_answer_but_an_episode_without_a_step_holds_none() -> None:
     assert last_assistant_text(Episode(trajectories=[Trajectory(steps=[Step(model_response="")])])) == ""
-    with pytest.raises(RewardError, match="Episode e:0 holds no answer"):
+    with pytest.raises(RewardError, match=r"e:0 .*answer"):
         last_assistant_text(Episode(task_id="e", trajectories=[Trajectory()]))

@@ -50,9 +50,9 @@ def test_a_grader_has_its_name_its_fields_and_a_close_that_may_come_twice(name: 
 
 
 def test_a_name_or_an_option_that_there_is_not_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="no grader `maths`; did you mean `math`"):
+    with pytest.raises(ConfigError, match=r"`maths`.*`math`"):
         grader_named("maths")
-    with pytest.raises(ConfigError, match="no option `kinds`; did you mean `kind`"):
+    with pytest.raises(ConfigError, match=r"`kinds`.*`kind`"):
         grader_named("rouge", kinds="rouge1")
     with pytest.raises(ConfigError, match="cannot be made"):
         grader_named("f1", correct_from="high")
@@ -256,16 +256,14 @@ def test_a_grader_of_ones_own_is_an_evaluator_too() -> None:
 
 
 def test_a_misspelt_grader_is_told_apart_from_an_entry_point() -> None:
-    with pytest.raises(ConfigError, match="no evaluator `mth`; did you mean the grader `math`"):
+    with pytest.raises(ConfigError, match=r"`mth`.*`math`"):
         load_evaluator("mth")
     with pytest.raises(ConfigError, match="write package"):
         load_evaluator("something-else")
 
 
 def test_a_row_without_its_field_ends_in_an_error_and_not_in_a_zero() -> None:
-    with pytest.raises(
-        RewardError, match="needs the task field `answer`, which is missing: the row has `anser`"
-    ):
+    with pytest.raises(RewardError, match=r"`answer`, .*`anser`"):
         as_evaluator("math").evaluate({"anser": "5"}, an_episode("5"))
 
 
@@ -292,7 +290,7 @@ def test_published_names_are_the_same_graders() -> None:
 
 
 def test_an_action_that_is_no_text_is_the_callers_mistake() -> None:
-    with pytest.raises(RewardError, match="it must be text"):
+    with pytest.raises(RewardError, match="be text"):
         math_reward_fn({"answer": "5"}, 5)
 
 

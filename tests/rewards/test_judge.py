@@ -81,7 +81,7 @@ def test_a_rubric_is_scored_by_weight_and_range() -> None:
     ],
 )
 def test_a_verdict_that_is_none_is_asked_for_again_and_then_an_error(verdict: dict[str, Any]) -> None:
-    with pytest.raises(RewardError, match="no verdict in 3 tries"):
+    with pytest.raises(RewardError, match="3 tries"):
         judged(says(**verdict), retries=2)
 
 
@@ -164,9 +164,9 @@ def test_a_verdict_is_asked_for_once_in_memory_and_on_disk(tmp_path: Path) -> No
 
 
 def test_a_task_without_a_rubric_is_an_error_and_never_a_reward() -> None:
-    with pytest.raises(RewardError, match="nothing to judge by"):
+    with pytest.raises(RewardError, match="judge by"):
         judged(says(scores={}), {"question": "Why?"})
-    with pytest.raises(RewardError, match="must go from less to more"):
+    with pytest.raises(RewardError, match="less to more"):
         criteria_of({"rubric": [{"description": "x", "min": 1, "max": 1}]})
     with pytest.raises(RewardError, match="one name"):
         criteria_of({"rubric": [{"name": "a", "description": "x"}, {"name": "a", "description": "y"}]})

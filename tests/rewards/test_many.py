@@ -86,9 +86,9 @@ def test_a_failure_says_what_happened() -> None:
     assert said[0] == "ValueError: a bug"
     assert said[1] == "RewardError: a bad row"
     assert said[2] == "SystemExit: 3"
-    assert "returned 0.7 (a float); it must return a Grade" in said[5]
+    assert "0.7 (a float)" in said[5]
     assert "score nan" in said[7]
-    assert "did not answer within 1 s" in said[8]
+    assert "within 1 s" in said[8]
 
 
 def test_a_row_that_is_no_pair_is_a_failure_of_its_own() -> None:
@@ -119,5 +119,5 @@ def test_a_number_of_threads_or_a_limit_that_makes_no_sense_is_refused() -> None
 
 @pytest.mark.parametrize("score", [None, "1", True, float("inf"), float("nan"), [1.0]])
 def test_a_grade_is_a_finite_number(score: Any) -> None:
-    with pytest.raises(RewardError, match="must be a finite number"):
+    with pytest.raises(RewardError, match="finite"):
         Grade(score=score, is_correct=False)

@@ -208,7 +208,7 @@ def test_what_keeps_the_worker_busy_is_not_paid_and_the_next_answer_is_graded() 
     if isinstance(result, Grade):
         assert (result.score, result.reason) == (0.0, "too_slow")
     else:  # on a busy machine nobody can tell whose fault it was
-        assert "short of memory or processor time" in str(result)
+        assert "memory or processor" in str(result)
     assert graded(r"\boxed{\frac{2}{\sqrt{2}}}", r"\sqrt{2}").is_correct
 
 
@@ -282,7 +282,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
     for wrong in ({"reading": "anywhere"}, {"percent": "any"}, {"tolerance": 1.5}, {"tolerance": -1.0}):
         with pytest.raises(ConfigError):
             MathGrader(**wrong)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="no option `tolerence`; did you mean `tolerance`"):
+    with pytest.raises(ConfigError, match=r"`tolerence`.*`tolerance`"):
         grader_named("math", tolerence=0.1)
 
 
@@ -293,9 +293,9 @@ def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch: py
 
 
 def test_an_answer_that_is_no_text_is_the_callers_mistake() -> None:
-    with pytest.raises(RewardError, match="it must be text"):
+    with pytest.raises(RewardError, match="be text"):
         MATH.grade(5, {"answer": "5"})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(RewardError, match="it must be a mapping"):
+    with pytest.raises(RewardError, match="mapping"):
         MATH.grade("5", "5")  # pyright: ignore[reportArgumentType]
 
 

@@ -78,7 +78,7 @@ def test_a_row_whose_own_solution_ends_the_run_is_an_error_and_no_score(world: S
     exits = "import os\n\nos._exit(3)\n"
     task = SWETask.from_row(world.task.to_row() | {"test_files": {"tests/test_add.py": exits}})
     broken = SWEWorld.of(task, backend=world.backend, limits=LIMITS)
-    with pytest.raises(RewardError, match="calc__calc-1: its tests do not run to their end"):
+    with pytest.raises(RewardError, match=r"calc__calc-1: .*tests .*end"):
         grade_patch(broken, PATCH)
 
 
@@ -169,14 +169,14 @@ def test_a_row_that_cannot_be_made_is_refused_and_leaves_nothing(
 def test_a_source_that_cannot_be_read_is_refused(home: Path, tmp_path: Path) -> None:
     for name in ("broken.tar.gz", "broken.zip"):
         (tmp_path / name).write_bytes(b"PK\x03\x04 nothing of the kind")
-        with pytest.raises(ConfigError, match=f"calc__calc-1: its `source` .*{name} cannot be read"):
+        with pytest.raises(ConfigError, match=f"calc__calc-1: .*`source` .*{name} .*read"):
             repository_of(SWETask.from_row(row(tmp_path / name)))
     source = project(tmp_path)
     os.mkfifo(source / "pipe")
-    with pytest.raises(ConfigError, match=r"calc__calc-1: its `source` .* cannot be read: .*named pipe"):
+    with pytest.raises(ConfigError, match=r"calc__calc-1: .*`source` .*named pipe"):
         repository_of(SWETask.from_row(row(source)))
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(ConfigError, match="neither a directory nor a git bundle"):
+    with pytest.raises(ConfigError, match=r"directory .*git bundle"):
         repository_of(SWETask.from_row(row(tmp_path / "notes.txt")))
 
 
@@ -186,7 +186,7 @@ def test_submodules_and_pointers_of_lfs_are_refused(home: Path, tmp_path: Path) 
     run_git(source, "add", "-A")
     run_git(source, "commit", "-q", "-m", "lfs")
     head = run_git(source, "rev-parse", "HEAD").strip()
-    with pytest.raises(ConfigError, match=r"data\.bin is a pointer of git-lfs"):
+    with pytest.raises(ConfigError, match=r"data\.bin .*git-lfs"):
         repository_of(SWETask.from_row(row(source, base_commit=head, patch="")))
     run_git(source, "update-index", "--add", "--cacheinfo", f"160000,{head},lib/inner")
     run_git(source, "commit", "-q", "-m", "submodule")
@@ -289,7 +289,7 @@ def test_an_expected_failure_of_the_test_that_must_fail_is_a_forgery(world: SWEW
     bad = PATCH.replace("a + b", "a - b").replace(" def add(a, b):", f"{lines} def add(a, b):", 1)
     bad = bad.replace("+1,6 @@", "+1,8 @@")
     grade = grade_patch(world, bad)
-    assert (grade.score, "one that must fail did not" in grade.reason) == (0.0, True), grade
+    assert (grade.score, "must fail" in grade.reason) == (0.0, True), grade
 
 
 def test_tests_of_any_name_that_a_row_names_are_as_they_were(home: Path, tmp_path: Path) -> None:

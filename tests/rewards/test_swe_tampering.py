@@ -84,7 +84,7 @@ def test_some_tamperings_are_worth_nothing_and_the_reference_is_paid(task: SWETa
     findings = examine_task(world, SOME)
     assert [each for each in findings if each.verdict is not AttackVerdict.HELD] == []
     assert [each.score for each in findings] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-    assert "one that must fail did not" in findings[4].reason
+    assert "must fail" in findings[4].reason
     with pytest.raises(ConfigError, match="no tampering 'other'"):
         examine_task(world, ["other"])
 

@@ -213,7 +213,7 @@ def test_a_local_sandbox_needs_the_project_here(issue: tuple[dict[str, Any], SWE
 
 def test_a_row_that_is_none_is_no_fault_of_the_answer(issue: tuple[dict[str, Any], SWEGrader]) -> None:
     row, grader = issue
-    with pytest.raises(RewardError, match="needs the task field `FAIL_TO_PASS`"):
+    with pytest.raises(RewardError, match="`FAIL_TO_PASS`"):
         grader.grade(fix("return 2 * x"), {**row, "FAIL_TO_PASS": None})
-    with pytest.raises(RewardError, match="`FAIL_TO_PASS` is 'a b'; it must be a list of texts"):
+    with pytest.raises(RewardError, match=r"`FAIL_TO_PASS` is 'a b'; .*list"):
         grader.grade(fix("return 2 * x"), {**row, "FAIL_TO_PASS": "a b"})

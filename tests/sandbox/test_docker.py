@@ -132,14 +132,14 @@ def test_what_a_file_script_refuses_is_an_os_error(box: Sandbox, fake: Any) -> N
 
 def test_an_engine_that_does_not_hold_a_container_to_its_limits_is_refused(fake: Any) -> None:
     fake.holds_limits = False
-    with pytest.raises(SandboxError, match="does not hold a container to its limits"):
+    with pytest.raises(SandboxError, match="limits"):
         open_sandbox("docker")
     assert fake.containers == {}
 
 
 def test_an_image_whose_shell_sets_no_limits_is_refused(fake: Any) -> None:
     fake.on("ulimit", stderr=b"ulimit: too many arguments")
-    with pytest.raises(SandboxError, match="shell cannot set limits: ulimit: too many arguments"):
+    with pytest.raises(SandboxError, match="limits: ulimit: too many arguments"):
         open_sandbox("docker")
 
 

@@ -118,7 +118,7 @@ def test_a_layer_may_change_the_system(backend: str, tmp_path: Path) -> None:
     program.chmod(0o755)
     with opened(backend, (str(tmp_path),)) as sandbox:
         assert sandbox.exec("hey; echo 1 > /usr/local/bin/hey; cat /usr/local/bin/hey").stdout == "hey\n1\n"
-    with pytest.raises(SandboxError, match="a layer changes /usr, which needs overlays"):
+    with pytest.raises(SandboxError, match=r"layer .*/usr, .*overlays"):
         opened(backend, (str(tmp_path),), overlay=False)
 
 
@@ -210,7 +210,7 @@ def test_what_is_no_state_of_this_sandbox_is_refused(box: Sandbox, layers: tuple
         pytest.raises(ConfigError, match="keeps no states"),
     ):
         plain.keep_state()
-    with pytest.raises(ConfigError, match="no absolute path of a directory"):
+    with pytest.raises(ConfigError, match="absolute path"):
         Root(layers=("/no/such",))
     with pytest.raises(ConfigError, match="leave `tree` out"):
         Root(layers=layers, tree=layers[0])

@@ -134,7 +134,7 @@ def test_files_that_the_program_could_not_read_are_named(site: Callable[..., Non
     site("toy", {"toy/__init__.py": "", "toy/private.py": ""})
     folder: Path = site.folder  # pyright: ignore[reportFunctionMemberAccess]
     os.chmod(folder / "toy" / "private.py", 0o600)
-    with pytest.raises(ConfigError, match=r"private\.py` cannot be read by other users.*chmod -R o\+rX"):
+    with pytest.raises(ConfigError, match=r"private\.py` .*other users.*chmod -R o\+rX"):
         bindings_of(("toy",), for_anybody=True)
 
 
@@ -186,13 +186,13 @@ def test_a_memory_limit_holds_for_arrays(need: Callable[[str], str]) -> None:
 
 
 def test_docker_says_where_its_packages_belong(fake_docker: object) -> None:
-    with pytest.raises(ConfigError, match="install them in the image"):
+    with pytest.raises(ConfigError, match="in the image"):
         open_sandbox("docker", packages=["numpy"])
 
 
 def test_the_python_tool_says_what_it_has(need: Callable[[str], str]) -> None:
     tool = PythonInterpreter(need("bubblewrap"), session=True, packages=["numpy"])
-    assert "the standard library and numpy" in tool.description
+    assert "numpy" in tool.description
     tool.forward(code="import numpy as np\nv = np.arange(3)")
     assert tool.forward(code="v * 2").output == "array([0, 2, 4])"
     with pytest.raises(ConfigError, match="pip install nothing-here"):

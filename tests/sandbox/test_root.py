@@ -79,7 +79,7 @@ def test_a_program_cannot_lock_its_sandbox(box: Sandbox) -> None:
 
 def test_a_snapshot_is_never_larger_than_the_disk(box: Sandbox) -> None:
     box.exec("for i in 1 2 3 4; do truncate -s 30M /app/hole$i; done")
-    with pytest.raises(OSError, match="more files than are kept"):
+    with pytest.raises(OSError, match="more files"):
         box.snapshot(Scope(left_out=SYSTEM))
 
 
@@ -119,12 +119,12 @@ def test_an_unpacked_image_is_the_root_and_stays_as_it_is(backend: str, image: P
 
 
 def test_what_cannot_be_is_refused(backend: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no file system of its own"):
+    with pytest.raises(ConfigError, match="file system"):
         open_sandbox("subprocess", root=Root())
     for folder in ("app", "/a/../b", "/"):
-        with pytest.raises(ConfigError, match="no absolute path below"):
+        with pytest.raises(ConfigError, match="absolute path"):
             Root(folders=(folder,))
-    with pytest.raises(ConfigError, match="give the absolute path of a directory"):
+    with pytest.raises(ConfigError, match="absolute path"):
         Root(tree=str(tmp_path / "gone"))
-    with open_sandbox(backend) as box, pytest.raises(ConfigError, match="open the sandbox with `root`"):
+    with open_sandbox(backend) as box, pytest.raises(ConfigError, match="`root`"):
         box.snapshot(Scope())

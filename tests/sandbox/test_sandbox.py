@@ -128,7 +128,7 @@ class TestEverySandbox:
     def test_an_upload_refuses_a_link(self, sandbox: Sandbox, tmp_path: Path) -> None:
         (tmp_path / "linked").mkdir()
         (tmp_path / "linked" / "to").symlink_to("/etc/passwd")
-        with pytest.raises(OSError, match="neither a plain file"):
+        with pytest.raises(OSError, match="plain file"):
             sandbox.upload(tmp_path / "linked", "linked")
         with pytest.raises(OSError, match="symbolic links"):
             sandbox.upload(tmp_path / "linked" / "to", "passwd")

@@ -190,7 +190,7 @@ def test_values_are_kept_as_deep_as_the_limit_and_refused_one_level_deeper() -> 
         step = Step(id="s", observation=(1,), info={"a": nested(100, kind)})
         assert steps_read_back(step) == [step]
         step.info = {"a": nested(101, kind)}
-        with pytest.raises(AgentError, match="nested deeper than 100 levels"):
+        with pytest.raises(AgentError, match="100 levels"):
             encode_episode(episode_of(step))
 
 
@@ -209,9 +209,9 @@ def test_an_episode_of_more_characters_than_are_kept_is_refused(monkeypatch: pyt
     size = len(payload.payload_text({"a": "x" * 1000}, ""))
     monkeypatch.setattr(payload, "MAX_PAYLOAD_CHARS", size)
     assert payload.payload_text({"a": "x" * 1000}, "")
-    with pytest.raises(AgentError, match="characters beside its tokens"):
+    with pytest.raises(AgentError, match="beside its tokens"):
         payload.payload_text({"a": "x" * 1001}, "")
-    with pytest.raises(AgentError, match=r"Episode 'e': .* keep large things in files"):
+    with pytest.raises(AgentError, match=r"'e': .* files"):
         encode_episode(episode_of(step))
 
 
@@ -278,11 +278,11 @@ def test_long_texts_and_deep_values_are_tried_out_before_they_are_called_storabl
     require_storable(
         episode_of(Step(info={"a": "x" * 500}))
     )  # 12 times as many, if they were rare characters
-    with pytest.raises(AgentError, match="characters beside its tokens"):
+    with pytest.raises(AgentError, match="beside its tokens"):
         require_storable(episode_of(Step(info={"a": "x" * 1000})))
     monkeypatch.undo()
     require_storable(episode_of(Step(info={"a": nested(150, list)})))
-    with pytest.raises(AgentError, match="nested deeper than 100 levels"):
+    with pytest.raises(AgentError, match="100 levels"):
         require_storable(episode_of(Step(info={"a": nested(100_000, list)})))
     with pytest.raises(AgentError, match="has 20,001 bits"):
         require_storable(episode_of(Step(info={"a": 1 << 20_000})))

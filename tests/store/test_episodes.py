@@ -349,7 +349,7 @@ def test_queries_find_what_an_episode_was_worth(store: EpisodeStore, conversatio
 
 
 def test_an_unknown_row_is_named(store: EpisodeStore) -> None:
-    with pytest.raises(ConfigError, match="no episode 7; it holds 0 episodes"):
+    with pytest.raises(ConfigError, match=r"episode 7; .* 0 episodes"):
         store.episode(7)
 
 
@@ -432,7 +432,7 @@ def test_a_store_on_a_read_only_medium_can_be_read(tmp_path: Path, monkeypatch: 
 def test_a_full_disk_keeps_what_was_saved_before(store: EpisodeStore, conversation: Conversation) -> None:
     store.save_episodes("train", 1, [conversation("a")])
     store._connection.execute("PRAGMA max_page_count = 20")
-    with pytest.raises(StorageError, match=r"store\.sqlite .*full.*run resumes"):
+    with pytest.raises(StorageError, match=r"store\.sqlite .*full.*resumes"):
         store.save_episodes("train", 2, [conversation("b", attempt, 8) for attempt in range(40)])
     store._connection.execute("PRAGMA max_page_count = 100000")
     store.save_episodes("train", 3, [conversation("c")])
@@ -456,10 +456,10 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be opened"):
         EpisodeStore.open(tmp_path / "absent" / "store.sqlite")
     (tmp_path / "empty.sqlite").touch()
-    with pytest.raises(ConfigError, match="holds no episodes yet"):
+    with pytest.raises(ConfigError, match="no episodes"):
         EpisodeStore.open(tmp_path / "empty.sqlite", read_only=True)
     (tmp_path / "text.sqlite").write_text("no database " * 100)
-    with pytest.raises(ConfigError, match=r"damaged or not an rLLM store.*file is not a database"):
+    with pytest.raises(ConfigError, match=r"damaged.*file is not a database"):
         EpisodeStore.open(tmp_path / "text.sqlite")
 
 

@@ -65,7 +65,7 @@ def test_a_full_disk_leaves_the_old_file_and_says_how_to_go_on(
 ) -> None:
     write_atomic(tmp_path / "a.txt", "old")
     monkeypatch.setattr(os, "fsync", _full_disk)
-    with pytest.raises(StorageError, match=r"a\.txt.*No space left.*run resumes"):
+    with pytest.raises(StorageError, match=r"a\.txt.*No space left.*resumes"):
         write_atomic(tmp_path / "a.txt", "new")
     assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
@@ -197,9 +197,7 @@ def test_a_process_killed_between_the_two_renames_of_a_replacement_loses_nothing
 
 def test_too_little_space_is_refused_before_work_starts(tmp_path: Path) -> None:
     require_free_space(tmp_path / "not" / "yet", 1, "a checkpoint")
-    with pytest.raises(
-        ConfigError, match=r"has [\d.]+ (k|M|G|T)B free; a checkpoint needs 1000\.0 TB.*--output"
-    ):
+    with pytest.raises(ConfigError, match=r"[\d.]+ (k|M|G|T)B free; .* 1000\.0 TB.*--output"):
         require_free_space(tmp_path / "not" / "yet", 10**15, "a checkpoint")
 
 
@@ -291,7 +289,7 @@ def test_a_directory_that_is_removed_is_never_there_by_half(
     remove_directory_atomic(tmp_path / "a")
     assert [each.name for each in tmp_path.iterdir()] == ["b"]
     monkeypatch.setattr(shutil, "rmtree", _full_disk)
-    with pytest.raises(StorageError, match="b could not be written"):
+    with pytest.raises(StorageError, match=r"b .*written"):
         remove_directory_atomic(tmp_path / "b")
     assert not (tmp_path / "b").exists()
     monkeypatch.undo()
@@ -325,5 +323,5 @@ def test_as_much_space_as_is_needed_is_enough_and_sizes_have_the_unit_people_use
     ):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free_bytes: SimpleNamespace(free=free))
         require_free_space(tmp_path, free_bytes, "a checkpoint")
-        with pytest.raises(ConfigError, match=f"has {text} free; .*Free 1 bytes there"):
+        with pytest.raises(ConfigError, match=f"{text} free; .* 1 bytes"):
             require_free_space(tmp_path, free_bytes + 1, "a checkpoint")

@@ -83,7 +83,7 @@ def test_a_server_that_goes_away_fails_the_call_and_is_found_again_when_it_is_ba
         _, tools = tools_of(pool)
         assert tools["double"](number=1).output == "2"
         going.__exit__(None, None, None)
-        with pytest.raises(MCPServerError, match="died during a call of `double`"):
+        with pytest.raises(MCPServerError, match=r"died .*`double`"):
             tools["double"](number=2)
         with pytest.raises(MCPServerError, match="connection attempts failed"):
             tools["double"](number=3)

@@ -53,9 +53,7 @@ def test_a_server_that_dies_fails_that_call_of_that_lease_and_is_restarted() -> 
         tools, others = named(mcp_tools(one)), named(mcp_tools(other))
         others["remember"](word="mine")
         died = one.pid
-        with pytest.raises(
-            MCPServerError, match=r"(?s)odd died during a call of `die`.*status 7.*as I was told"
-        ):
+        with pytest.raises(MCPServerError, match=r"(?s)odd died .*`die`.*status 7.*as I was told"):
             tools["die"]()
         assert tools["remember"](word="reborn").output == "reborn"
         assert one.pid != died
@@ -119,7 +117,7 @@ def test_the_environment_of_a_server_is_what_it_was_given(monkeypatch: pytest.Mo
         assert variable(name="GIVEN").output == "explicit"
         assert variable(name="PATH").output == os.environ["PATH"]
     monkeypatch.delenv("OWN_KEY")
-    with MCPPool(server) as pool, pytest.raises(ConfigError, match="needs the environment variable OWN_KEY"):
+    with MCPPool(server) as pool, pytest.raises(ConfigError, match="OWN_KEY"):
         pool.lease()
 
 
@@ -153,7 +151,7 @@ def test_more_leases_than_sessions_wait_and_then_say_so() -> None:
     with MCPPool(odd(max_sessions=1, lease_timeout_s=1.0)) as pool:
         with (
             pool.lease(),
-            pytest.raises(MCPServerError, match=r"None of the 1 sessions .* raise `max_sessions`"),
+            pytest.raises(MCPServerError, match=r"1 sessions .*`max_sessions`"),
         ):
             pool.lease()
         with pool.lease() as free:

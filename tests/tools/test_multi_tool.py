@@ -195,7 +195,7 @@ def test_clipped_text_keeps_both_ends_and_counts_what_is_gone(text: str, limit: 
 
 
 def test_tools_that_cannot_stand_together_are_refused() -> None:
-    with pytest.raises(ConfigError, match="Two tools are called `double`"):
+    with pytest.raises(ConfigError, match=r"Two tools .*`double`"):
         MultiTool([double, double])
     with pytest.raises(ConfigError, match="3 is no tool"):
         MultiTool([3])  # pyright: ignore[reportArgumentType]

@@ -115,10 +115,10 @@ async def test_many_calls_without_a_session_run_apart(python: Made) -> None:
 
 def test_code_that_is_empty_or_too_long_is_refused(python: Made) -> None:
     assert "empty" in str(python()(code=" \n").error)
-    assert "at most 100,000 are run" in str(python()(code="x" * (MAX_CODE_CHARS + 1)).error)
+    assert "100,000" in str(python()(code="x" * (MAX_CODE_CHARS + 1)).error)
     tool = python(session=True)
     tool(code=f"x = '{'a' * 60_000}'")
-    assert "session's calls have together" in str(tool(code=f"y = '{'a' * 60_000}'").error)
+    assert "calls have together" in str(tool(code=f"y = '{'a' * 60_000}'").error)
     assert tool(code="len(x)").text == "60000"
 
 

@@ -231,7 +231,7 @@ async def trickling(request: Any) -> Any:
 def test_an_answer_that_does_not_come_or_trickles_is_given_up(server: Server, illness: Any) -> None:
     server.script = [illness]
     impatient = WebPatience(timeout_s=0.2, attempts=1, wait_s=0.0)
-    with pytest.raises(WebServiceError, match=r"no answer|not whole within"):
+    with pytest.raises(WebServiceError, match=r"no answer|whole"):
         SerperSearch(base_url=server.url, patience=impatient)(query="x")
 
 
@@ -245,7 +245,7 @@ def test_a_service_that_is_not_there_is_an_outage(server: Server) -> None:
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_wrong_key_is_a_mistake_of_the_configuration(server: Server, status: int) -> None:
     server.script = [answer(status, f"bad key {KEY}")]
-    with pytest.raises(ConfigError, match=r"Serper refuses the key: HTTP \d+ bad key \[key\]"):
+    with pytest.raises(ConfigError, match=r"Serper .*HTTP \d+ bad key \[key\]"):
         SerperSearch(base_url=server.url, patience=QUICK)(query="x")
     assert len(server.asked) == 1
 
@@ -282,7 +282,7 @@ def test_a_page_beyond_all_measure_is_refused(server: Server) -> None:
 
 def test_a_tool_without_its_key_or_with_an_odd_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TAVILY_API_KEY", raising=False)
-    with pytest.raises(ConfigError, match="set the environment variable TAVILY_API_KEY"):
+    with pytest.raises(ConfigError, match="TAVILY_API_KEY"):
         tool_named("tavily_search")
     monkeypatch.setenv("TAVILY_API_KEY", KEY)
     with pytest.raises(ConfigError, match="`num_results` is 99"):

@@ -80,7 +80,7 @@ def test_a_sink_that_cannot_be_opened_or_hangs_holds_nobody_up(
         raise PermissionError("no such project")
 
     give(BufferedSink(refuse, "closed", sleep=lambda wait_s: None))
-    assert "closed takes no numbers (PermissionError: no such project)" in caplog.text
+    assert "(PermissionError: no such project)" in caplog.text
     monkeypatch.setattr("rllm.tracking.sinks.CLOSE_S", 0.05)
     monkeypatch.setattr("rllm.tracking.sinks.MAX_WAITING", 2)
     hangs = threading.Event()

@@ -55,7 +55,7 @@ def test_all_trackers_are_closed_also_when_one_fails() -> None:
 def test_log_alone_is_enough_and_what_lacks_it_is_refused_by_its_name_before_any_work() -> None:
     class Silent: ...
 
-    with pytest.raises(ConfigError, match="Silent has no method `log`"):
+    with pytest.raises(ConfigError, match=r"Silent .*`log`"):
         require_tracker(Silent())  # pyright: ignore[reportArgumentType]
     require_tracker(_Recorder())
     require_tracker(None)

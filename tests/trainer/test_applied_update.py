@@ -414,13 +414,13 @@ def test_gpg_makes_up_for_ties_once() -> None:
         _probe(name, "token_mean", tasks=TWELVE).gradient(NINE_TIED).norm() for name in ("gpg", "dr_grpo")
     )
     assert float(gpg / dr_grpo) == pytest.approx(4.0, rel=1e-6)
-    with pytest.raises(ConfigError, match="would do so twice"):
+    with pytest.raises(ConfigError, match="twice"):
         _probe("gpg", "token_mean", "algorithm.ties=drop")
 
 
 @pytest.mark.parametrize("name", ["reinforce", "reinforce_baseline", "reinforce_plus_plus", "remax"])
 def test_ties_are_dropped_only_where_attempts_at_one_task_are_compared(name: str) -> None:
-    with pytest.raises(ConfigError, match="none of its groups tie"):
+    with pytest.raises(ConfigError, match="groups tie"):
         _probe(name, "token_mean", "algorithm.ties=drop")
 
 

@@ -84,7 +84,7 @@ async def test_a_publish_that_delivers_nothing_is_caught_at_the_next_check(
     await canary.check(learner, sampler, [row])
     learner.update([row], ImitationLoss(), 3e-3)
     learner.publish_weights()
-    with pytest.raises(CanaryError, match="After publishing policy version 1"):
+    with pytest.raises(CanaryError, match="policy version 1"):
         await canary.check(learner, sampler, [row])
 
 
@@ -95,7 +95,7 @@ async def test_it_is_caught_even_when_the_update_was_too_small_for_a_gap(
     await canary.check(learner, sampler, [row])
     learner.update([row], ImitationLoss(), 1e-7)
     learner.publish_weights()
-    with pytest.raises(CanaryError, match="moved and the sampler's did not"):
+    with pytest.raises(CanaryError, match="sampler's did not"):
         await canary.check(learner, sampler, [row])
 
 
@@ -110,7 +110,7 @@ async def test_the_first_publish_after_a_resume_is_checked_like_any_other(
     assert resumed.state() == canary.state()
     learner.update([row], ImitationLoss(), 1e-7)
     learner.publish_weights()
-    with pytest.raises(CanaryError, match="moved and the sampler's did not"):
+    with pytest.raises(CanaryError, match="sampler's did not"):
         await resumed.check(learner, sampler, [sample("ppps", seed=5)])
 
 

@@ -104,7 +104,7 @@ def test_roles_with_another_estimator_keep_their_advantages_and_weights_count() 
 
 
 def test_a_teacher_that_finds_a_token_impossible_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"log-probability of token 1 \(id 1\).* is -inf"):
+    with pytest.raises(ConfigError, match=r"token 1 \(id 1\).* -inf"):
         _teacher([[0.0, -np.inf]]).teach([_row([None, -1.0])])
 
 
@@ -153,9 +153,9 @@ def test_the_gradient_is_that_of_the_reverse_divergence(gamma: float) -> None:
 
 
 def test_the_first_token_that_differs_is_named() -> None:
-    with pytest.raises(ConfigError, match="token 1 is 'b' for the student and 'c' for the teacher"):
+    with pytest.raises(ConfigError, match=r"token 1 is 'b' .*student .*'c' .*teacher"):
         require_same_vocabulary({0: "a", 1: "b", 2: "x"}, {0: "a", 1: "c", 2: "y"}, "big")
-    with pytest.raises(ConfigError, match="token 1 is 'b' for the student and no token for the teacher"):
+    with pytest.raises(ConfigError, match=r"token 1 is 'b' .*student .*no token .*teacher"):
         require_same_vocabulary({0: "a", 1: "b"}, {0: "a"}, "big")
     require_same_vocabulary({0: "a"}, {0: "a"}, "big")
 
@@ -336,7 +336,7 @@ def test_prompts_without_rewards_are_distilled_and_nothing_is_said_of_success(
 
 
 def test_a_dataset_row_without_a_prompt_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"`train_dataset`: row 1 has no prompt"):
+    with pytest.raises(ConfigError, match=r"`train_dataset`: row 1 .*prompt"):
         AgentDistillTrainer({}, [{"prompt": "a"}, {"answer": "b"}], teacher="somewhere")
 
 
@@ -352,7 +352,7 @@ def test_a_refused_teacher_leaves_the_directory_free_for_another_start(
     create_model(
         other, TinyModel(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, vocab_size=400)
     )
-    with pytest.raises(ConfigError, match="another vocabulary than the student"):
+    with pytest.raises(ConfigError, match="vocabulary"):
         distill(tmp_path / "run", {"distill": {"teacher": str(other)}}).train()
     assert not (tmp_path / "run" / "config.json").exists()
 
@@ -467,12 +467,12 @@ def test_a_server_that_stumbles_is_asked_again_and_one_that_is_gone_ends_the_run
 
 def test_a_server_that_cannot_score_is_refused(served: FakeTeacher) -> None:
     served.scores = False
-    with pytest.raises(ConfigError, match=r"returned no `prompt_logprobs`.*Serve the model with vLLM"):
+    with pytest.raises(ConfigError, match=r"`prompt_logprobs`.*vLLM"):
         ServerScorer(served.url).require_room(100)
 
 
 def test_a_server_without_room_for_a_row_is_refused(served: FakeTeacher) -> None:
-    with pytest.raises(ConfigError, match="takes prompts of 511 tokens"):
+    with pytest.raises(ConfigError, match="511 tokens"):
         ServerScorer(served.url).require_room(512)
 
 
@@ -481,9 +481,7 @@ def test_a_servers_other_vocabulary_is_found_and_its_first_token_named(served: F
     scorer = ServerScorer(served.url)
     scorer.require_room(100)
     tokenizer: HuggingFaceTokenizer = served.loaded.tokenizer
-    with pytest.raises(
-        ConfigError, match=f"token 299 is {tokenizer.token_text(299)!r} for the student and 'two'"
-    ):
+    with pytest.raises(ConfigError, match=f"token 299 is {tokenizer.token_text(299)!r} .*student .*'two'"):
         scorer.require_same_vocabulary(tokenizer)
 
 

@@ -129,7 +129,7 @@ def test_a_reference_that_was_damaged_is_named(preferences: ModuleType, tmp_path
     preferences.make_trainer(tmp_path / "run").train()
     (tmp_path / "run" / "summary.json").unlink()
     (tmp_path / "run" / "reference.safetensors").write_bytes(b"half")
-    with pytest.raises(CheckpointError, match=r"reference.safetensors cannot be read: .*delete it"):
+    with pytest.raises(CheckpointError, match=r"reference.safetensors .*delete it"):
         preferences.make_trainer(tmp_path / "run").train()
 
 
@@ -228,9 +228,7 @@ def test_the_segments_of_a_rewritten_history_are_one_answer(played_run: Path, tm
 
 
 def test_a_run_without_both_is_refused_with_what_it_has(played_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"Nothing in .* can be compared: 0 successes .*Set `data.min_reward`"
-    ):
+    with pytest.raises(ConfigError, match=r"compared: 0 successes .*`data.min_reward`"):
         from_run(played_run, tmp_path, min_reward=7.0).plan()
 
 

@@ -245,9 +245,7 @@ def test_what_cannot_fit_is_refused_with_value_limit_and_mend(tmp_path: Path) ->
     }
     path.write_text(json.dumps(written))
     plan = plan_of(config_of(model__path=str(tmp_path / "model")))
-    with pytest.raises(
-        ConfigError, match=r"take [\d,.]+ GB, and the machine has [\d.]+ GB: train an adapter"
-    ):
+    with pytest.raises(ConfigError, match=r"[\d,.]+ GB, .*machine .*[\d.]+ GB: .*adapter"):
         plan.require_fits()
     plan_of(config_of()).require_fits()
 

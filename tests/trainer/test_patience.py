@@ -125,11 +125,9 @@ def test_what_is_reported_is_never_what_is_evaluated_between(letters: ModuleType
     unset = {"evaluation": {"num_tasks": 4, "every_steps": -1}}
     none = letters.make_trainer(tmp_path / "run", unset, val_dataset=tasks[:4], validation_dataset=None)
     assert list(none.tasks.validation) == []
-    with pytest.raises(
-        ConfigError, match=r"`evaluation.every_steps` is 2, but there are no validation tasks"
-    ):
+    with pytest.raises(ConfigError, match=r"`evaluation.every_steps` is 2, .*validation"):
         letters.make_trainer(tmp_path / "run", val_dataset=tasks[:4], validation_dataset=None)
-    with pytest.raises(ConfigError, match="all 4 that there are, are reported"):
+    with pytest.raises(ConfigError, match="all 4 "):
         letters.make_trainer(tmp_path / "run", val_dataset=tasks[:4], validation_dataset=twin[:4])
 
 
@@ -162,7 +160,7 @@ def test_rows_that_are_trained_on_are_not_called_held_out(
         assert (facts.title, len(facts.trained_on)) == (title, count)
         assert facts.num_compared == facts.num_train == len(train)
         assert compared_sentence(facts.to_dict()) == ""
-    assert "1 of the 4 tasks that are to be held out are trained on as well, such as say-D" in caplog.text
+    assert "such as say-D" in caplog.text
     assert len(caplog.records) == 1, "who gives no others knows that they are trained on"
 
 
@@ -173,4 +171,4 @@ def test_what_is_held_out_says_with_how_many_training_tasks_it_was_compared(tmp_
         trainer = build_trainer(training_config(name, None, small), tmp_path / name)
         counts = trainer.task_facts().to_dict()
         assert (counts["train_tasks"], counts["train_tasks_compared"]) == (640, compared)
-        assert ("the first 256 of the 640 training tasks" in compared_sentence(counts)) == (compared < 640)
+        assert ("256 of the 640" in compared_sentence(counts)) == (compared < 640)

@@ -133,7 +133,7 @@ def test_reports_and_steps_say_what_each_role_was_paid(finished: Path) -> None:
 
 
 def test_of_several_models_one_has_to_be_named(finished: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has the models judge, solver; give one of them"):
+    with pytest.raises(ConfigError, match=r"judge, solver"):
         model_directory(finished)
     assert model_directory(finished / "models" / "judge") == finished / "models" / "judge"
 
@@ -239,7 +239,7 @@ def test_one_policy_may_play_all_roles(episodes: list[Episode], learned: Make) -
 
 
 def test_a_role_whose_name_was_mistyped_is_named(episodes: list[Episode], learned: Make) -> None:
-    with pytest.raises(ConfigError, match=r"`roles\.sovler` .* did you mean `roles\.solver`"):
+    with pytest.raises(ConfigError, match=r"`roles\.sovler` .*`roles\.solver`"):
         learned(episodes, {"roles": {"sovler": {"policy": "solver", "temperature": 0.5}}})
 
 
@@ -252,9 +252,7 @@ def test_a_role_that_no_policy_is_chosen_for_is_named_before_anything_is_learned
 
     changes = {**SMALL, "warm_start": {"steps": 0}}
     trainer = letters.make_pair_trainer(tmp_path / "run", changes, workflow_class=WithCritic)
-    with pytest.raises(
-        ConfigError, match=r"none is chosen for the role `critic`; set `roles\.critic\.policy`"
-    ):
+    with pytest.raises(ConfigError, match=r"role `critic`; .*`roles\.critic\.policy`"):
         trainer.train()
 
 

@@ -111,14 +111,12 @@ def test_a_program_that_always_fails_stops_the_run_with_its_error_and_line(tmp_p
     def broken(task: Task, config: AgentConfig) -> None:
         raise KeyError("answer")
 
-    with pytest.raises(
-        AgentError, match=r"All 2 episodes failed, 2 of them with KeyError: 'answer' \(File .*"
-    ):
+    with pytest.raises(AgentError, match=r"2 episodes .* 2 .*KeyError: 'answer' \(File "):
         trainer_of(tmp_path / "run", agent_flow=broken).train()
 
 
 def test_a_prompt_that_does_not_fit_says_which_key_to_raise(tmp_path: Path) -> None:
-    with pytest.raises(AgentError, match=r"raise `inference\.max_context`, which is 2, or"):
+    with pytest.raises(AgentError, match=r"`inference\.max_context`, which is 2,"):
         trainer_of(tmp_path / "run", {"inference": {"max_context": 2}}).train()
 
 
@@ -142,7 +140,7 @@ def test_only_a_batch_in_which_everything_failed_stops_a_run(
     if error is None:
         require_one_that_did_not_fail(episodes, 512)
         return
-    with pytest.raises(error, match="All 2 episodes failed, 2 of them with ValueError: bad"):
+    with pytest.raises(error, match=r"2 episodes .* 2 .*ValueError: bad"):
         require_one_that_did_not_fail(episodes, 512)
 
 

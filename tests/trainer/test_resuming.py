@@ -56,12 +56,12 @@ def test_a_run_with_checkpoints_and_without_its_record_is_refused_and_nothing_of
         shutil.copytree(stopped, run)
         (run / name).unlink()
         before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "lock"}
-        with pytest.raises(ConfigError, match=f"has checkpoints but no {name}"):
+        with pytest.raises(ConfigError, match=f"checkpoints .*{name}"):
             letters.make_trainer(run, SMALL).train()
         assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "lock"} == before
     (stopped / "store.sqlite").unlink()
     EpisodeStore.open(stopped / "store.sqlite").close()
-    with pytest.raises(ConfigError, match="not the one that holds its episodes"):
+    with pytest.raises(ConfigError, match="episodes"):
         letters.make_trainer(stopped, SMALL).train()
 
 
@@ -70,6 +70,6 @@ def test_a_supervised_run_without_its_record_is_refused_as_well(chats: ModuleTyp
     chats.make_trainer(run, {"epochs": 1}).train()
     (run / "summary.json").unlink()
     (run / "metrics.jsonl").unlink()
-    with pytest.raises(ConfigError, match=r"has checkpoints but no metrics\.jsonl"):
+    with pytest.raises(ConfigError, match=r"checkpoints .*metrics\.jsonl"):
         chats.make_trainer(run, {"epochs": 1}).train()
     assert list((run / "checkpoints").iterdir())

@@ -190,7 +190,7 @@ def test_tokens_of_truncated_sampling_are_refused() -> None:
 
 def test_tokens_of_a_server_that_does_not_tell_how_it_sampled_are_refused() -> None:
     steps = _steps([([1], [2])], logprob_meaning=LogprobMeaning.UNKNOWN)
-    with pytest.raises(ConfigError, match="`temperature`, `top_p` and `top_k` for the session"):
+    with pytest.raises(ConfigError, match=r"`temperature`, `top_p` .*`top_k`"):
         trajectory_rows(Trajectory(steps=steps), "t", 0, 0, 1.0)
 
 
@@ -214,7 +214,7 @@ def test_two_temperatures_in_one_conversation_are_refused() -> None:
     steps = _steps([([1], [2]), ([3], [4])], logprob_meaning=LogprobMeaning.TEMPERATURE, temperature=0.6)
     assert steps[1].model_output is not None
     steps[1].model_output.temperature = 1.3
-    with pytest.raises(ConfigError, match=r"temperature 0.6 and then at 1.3"):
+    with pytest.raises(ConfigError, match=r"temperature 0.6 .* 1.3"):
         trajectory_rows(Trajectory(steps=steps), "t", 0, 0, 1.0)
 
 

@@ -153,7 +153,7 @@ def test_a_row_without_a_label_has_nothing_to_measure(job: Callable[..., SftJob]
     made = job(CHATS)
     row = made.measured[0]
     silent = replace(row, policy_versions_T=np.full(row.num_tokens, -1))
-    with pytest.raises(ValueError, match="None of 1 rows has a labelled token"):
+    with pytest.raises(ValueError, match=r"1 rows .*labelled"):
         measure_rows(made.policy.loaded.model, [silent], micro_batch_tokens=64)
 
 
@@ -219,7 +219,7 @@ def test_what_is_held_out_may_be_given_as_files(job: Callable[..., SftJob], tmp_
     made = job(None, {"data": {**data, "heldout_fraction": 0.0}})
     assert wheres(made.dataset.heldout) == {"val.jsonl:1", "val.jsonl:2"}
     assert wheres(made.dataset.train) == {f"train.jsonl:{line}" for line in range(1, 9)}
-    with pytest.raises(ConfigError, match=r"hold out one or the other: set the fraction to 0"):
+    with pytest.raises(ConfigError, match=r"fraction to 0"):
         job(None, {"data": data})
 
 
@@ -231,9 +231,7 @@ def test_longer_rows_are_refused_dropped_or_truncated(job: Callable[..., SftJob]
         data = {"heldout_fraction": 0.0, "max_length": 30, "max_length_policy": policy}
         return job([*CHATS, LONG], {"data": data})
 
-    with pytest.raises(
-        ConfigError, match=r"1 of 11 examples have more than 30 tokens \(first row 10; the lon"
-    ):
+    with pytest.raises(ConfigError, match=r"1 of 11 .* 30 tokens \(first row 10;"):
         with_policy("refuse")
     dropped = with_policy("drop")
     assert len(dropped.dataset.train) == 10
@@ -245,7 +243,7 @@ def test_longer_rows_are_refused_dropped_or_truncated(job: Callable[..., SftJob]
 
 
 def test_a_limit_beyond_what_the_model_reads_is_refused(job: Callable[..., SftJob]) -> None:
-    with pytest.raises(ConfigError, match=r"`data.max_length` is 5000, and the model reads 2048 tokens"):
+    with pytest.raises(ConfigError, match=r"`data.max_length` is 5000, .* 2048 tokens"):
         job(CHATS, {"data": {"max_length": 5000}})
 
 
@@ -369,19 +367,19 @@ def test_a_run_without_successes_says_how_good_it_was(
     job: Callable[..., SftJob], stored: Callable[..., Path]
 ) -> None:
     run = stored(("A", 0, 0.25), ("B", 0, 0.75))
-    with pytest.raises(ConfigError, match=r"None of the 2 training episodes .* \(the best was paid 0\.75\)"):
+    with pytest.raises(ConfigError, match=r"None of the 2 .* 0\.75\)"):
         job(None, {"data": {"run": str(run)}})
     failed = stored(("A", 0, 1.0), name="failed", outcome=Outcome.INFRASTRUCTURE_FAILURE)
-    with pytest.raises(ConfigError, match=r"none of them was scored"):
+    with pytest.raises(ConfigError, match=r"scored"):
         job(None, {"data": {"run": str(failed)}})
 
 
 def test_of_several_roles_one_is_chosen(job: Callable[..., SftJob], stored: Callable[..., Path]) -> None:
     run = stored(("A", 0, 1.0), roles=("solver", "judge"))
-    with pytest.raises(ConfigError, match=r"several roles; set `data.role` to one of judge, solver"):
+    with pytest.raises(ConfigError, match=r"`data.role` .*judge, solver"):
         job(None, {"data": {"run": str(run), **NO_SPLIT}})
     assert len(job(None, {"data": {"run": str(run), "role": "judge", **NO_SPLIT}}).dataset.train) == 1
-    with pytest.raises(ConfigError, match=r"`data.role` is 'critic'; the training episodes have judge, solv"):
+    with pytest.raises(ConfigError, match=r"`data.role` is 'critic'; .*judge, solv"):
         job(None, {"data": {"run": str(run), "role": "critic", **NO_SPLIT}})
 
 
@@ -397,15 +395,13 @@ def test_ids_of_another_tokenizer_are_refused(
     vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
     path.write_text(json.dumps(tokenizer))
     (run / "config.json").write_text(json.dumps({"model": {"path": str(other)}}))
-    with pytest.raises(
-        ConfigError, match=r"Token \d+ of .* is 'B', and 'A' to the model that is to learn it"
-    ):
+    with pytest.raises(ConfigError, match=r"Token \d+ of .* is 'B', .*'A' "):
         job(None, {"data": {"run": str(run), **NO_SPLIT}})
 
 
 def test_a_run_that_has_not_finished_has_no_model_to_go_on_from(stored: Callable[..., Path]) -> None:
     run = stored(("A", 0, 1.0))
-    with pytest.raises(ConfigError, match=r"has not finished, so it has no model to go on from"):
+    with pytest.raises(ConfigError, match=r"not finished"):
         AgentSFTTrainer({"data": {"run": str(run)}})
     (run / "model").mkdir()
     assert AgentSFTTrainer({"data": {"run": str(run)}}).config.model.path == str(run / "model")

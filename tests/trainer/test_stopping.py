@@ -29,7 +29,7 @@ async def test_a_stall_saves_once_and_leaves_the_stacks_in_a_file(tmp_path: Path
     guard = saved_when_stopped(
         _Engine(), lambda: saved.append(1), limit_s=0.05, report_path=tmp_path / "stall.txt"
     )
-    with pytest.raises(StallError, match="No rollout has moved"):
+    with pytest.raises(StallError, match="moved"):
         async with guard:
             await asyncio.Event().wait()
     assert saved == [1]
@@ -92,7 +92,7 @@ def test_an_environment_that_sleeps_for_ever_ends_the_run_and_once_mended_it_end
     trainer = letters.make_trainer(run, small, env_class=Sleepy)
     with monkeypatch.context() as impatient:
         impatient.setattr(loop, "stall_limit_s", lambda config: 3.0)
-        with pytest.raises(StallError, match=r"Environments are at .*test_stopping\.py:\d+ in step"):
+        with pytest.raises(StallError, match=r"test_stopping\.py:\d+ in step"):
             trainer.train()
     newest = max((run / "checkpoints").glob("step-*"))
     assert newest.name == "step-000002", "the step that was done, though no checkpoint was due"

@@ -261,13 +261,13 @@ def test_ctrl_c_at_the_last_instant_of_a_step_ends_the_next_one(
 def test_another_configuration_kind_or_identity_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     LetterTrainer(SETTINGS | {"max_steps": 1}, output=run).train()
-    with pytest.raises(ConfigError, match=r"another configuration \(epochs: 3 there, 4 here\)"):
+    with pytest.raises(ConfigError, match=r"\(epochs: 3 there, 4 here\)"):
         LetterTrainer(SETTINGS | {"max_steps": 1, "epochs": 4}, output=run).train()
 
     class Other(LetterTrainer):
         kind = "words"
 
-    with pytest.raises(ConfigError, match=r"holds a run of `rllm letters`; choose another --output"):
+    with pytest.raises(ConfigError, match=r"`rllm letters`; .*--output"):
         Other(SETTINGS | {"max_steps": 1}, output=run).train()
 
     class Grown(LetterJob):

@@ -113,7 +113,7 @@ def test_a_file_is_trained_on_whole_and_a_folder_of_splits_is_measured_on_its_ow
     alone = build_trainer(training_config(name), tmp_path / "run")
     assert alone.tasks.facts(with_baselines=False).trained_on == ["calc__calc-1"]
     saved(rows[:1], tmp_path / "untrained" / "test" / "rows.jsonl")
-    with pytest.raises(ConfigError, match="has no split `train`; it has test"):
+    with pytest.raises(ConfigError, match=r"`train`.* test"):
         build_trainer(training_config("untrained"), tmp_path / "run")
 
 
@@ -144,10 +144,10 @@ def test_a_context_that_does_not_hold_the_issue_is_refused_before_anything_is_tr
     name = saved(rows[:1], tmp_path / "rows.jsonl")
     ended = train(name, "run", "inference.max_context=300")
     assert ended.exit_code == 2
-    assert "the first prompt and its answer take" in ended.output
+    assert "first prompt" in ended.output
     ended = train(name, "run", "inference.max_context=32768")
     assert ended.exit_code == 2
-    assert "but the model has 2048 positions" in ended.output
+    assert "2048 positions" in ended.output
 
 
 def test_the_recipe_of_deepswe_resolves_without_a_download() -> None:

@@ -289,7 +289,7 @@ def test_a_gradient_that_overflows_is_caught_before_the_weights_change(
 ) -> None:
     learner = backend(decoder())
     before = _weights(learner)
-    with pytest.raises(NumericsError, match=r"gradient's norm is (inf|nan) at policy version 0"):
+    with pytest.raises(NumericsError, match=r"norm is (inf|nan) .*version 0"):
         learner.update([sample("ppss", advantage=-1e38)], PolicyLoss(), 1e-2)
     assert _equal(before, _weights(learner))
     assert learner.policy_version == 0

@@ -114,11 +114,11 @@ def test_adafactor_moves_each_matrix_by_the_means_of_its_rows_and_columns(
 
 
 def test_adafactor_is_refused_where_it_cannot_be_had() -> None:
-    with pytest.raises(ConfigError, match="Adafactor has no such mean"):
+    with pytest.raises(ConfigError, match="Adafactor"):
         load_config(["optimizer.name=adafactor", "optimizer.beta1=0.5"])
     for spread in ("distributed.strategy=shard", "distributed.tensor_parallel=2"):
         config = load_config(["optimizer.name=adafactor", spread])
-        with pytest.raises(ConfigError, match="whole rows and columns"):
+        with pytest.raises(ConfigError, match="rows and columns"):
             require_distributed(config, 2, is_program=False)
 
 

@@ -59,7 +59,7 @@ def test_what_hydra_composes_is_what_the_script_sets(resolve: bool) -> None:
 def test_a_composed_key_without_a_counterpart_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"`actor_rollout_ref\.actor\.entropy_coeff` is 0\.01"):
         translated(composed("actor_rollout_ref.actor.entropy_coeff=0.01"), 64)
-    with pytest.raises(ConfigError, match=r"`algorithm\.use_pf_ppo` is True, which has no counterpart"):
+    with pytest.raises(ConfigError, match=r"`algorithm\.use_pf_ppo` is True, .*counterpart"):
         translated(composed("algorithm.use_pf_ppo=true"), 64)
 
 

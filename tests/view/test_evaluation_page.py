@@ -85,7 +85,7 @@ def test_attempts_say_how_they_went_and_why(evals: Path) -> None:
     assert (wrong["reason"], wrong["extracted"]) == ("because sum-1", "False")
     full = answer(sources, f"answer?run=a&id={wrong['id']}")
     assert (full["prompt"], full["answer"]) == ("user: What is sum-1?", "It is False.")
-    with pytest.raises(ConfigError, match="`verdict` is 'good'; choose one of right, wrong, failed"):
+    with pytest.raises(ConfigError, match=r"`verdict`.*'good'.*right, wrong, failed"):
         answer(sources, "evaluation?run=a&verdict=good")
 
 
@@ -124,7 +124,7 @@ def test_measured_phases_of_a_training_run_have_the_page_too(runs: Path) -> None
     page = answer(Sources([runs]), "evaluation?run=lake")
     assert (page["phase"], page["phases"], page["report"]["success"]) == ("after", ["after"], 0.0)
     assert page["report"]["success_interval"] == wilson_interval(0, 1)
-    with pytest.raises(ConfigError, match="has measured nothing in phase 'none'; it has train, after"):
+    with pytest.raises(ConfigError, match=r"'none'; .*train, after"):
         answer(Sources([runs]), "evaluation?run=lake&phase=none")
 
 
@@ -158,5 +158,5 @@ def test_what_models_write_cannot_leave_the_data_of_a_file(tmp_path: Path, home:
 def test_a_page_that_is_too_large_for_a_file_is_refused(evals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm.view.export.MAX_REQUESTS", 3)
     sources = Sources([evals / "a"])
-    with pytest.raises(ConfigError, match="needs more than 3 answers"):
+    with pytest.raises(ConfigError, match="3 answers"):
         exported_page(sources, "evaluation?run=a", requests_of(sources, "evaluation?run=a"))

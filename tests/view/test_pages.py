@@ -46,7 +46,7 @@ def test_a_run_below_several_directories_is_found_and_a_run_itself_is_a_root(
 
 @pytest.mark.parametrize("key", ["../lake", "/etc", "nothing", "lake/../lake", ""])
 def test_a_name_that_is_no_run_opens_nothing(ask: Ask, key: str) -> None:
-    with pytest.raises(ConfigError, match="There is no run"):
+    with pytest.raises(ConfigError, match="no run"):
         ask(f"run?run={key}")
 
 
@@ -252,7 +252,7 @@ def test_runs_are_compared_by_settings_curves_and_pairs_of_tasks(tmp_path: Path,
     assert [change["task_id"] for change in pair["comparison"]["better"]] == [
         f"test-{task}" for task in range(3, 9)
     ]
-    with pytest.raises(ConfigError, match="1 runs are to be compared"):
+    with pytest.raises(ConfigError, match="1 runs"):
         answer(Sources([tmp_path / "runs"]), "compare?run=a")
 
 
@@ -274,5 +274,5 @@ def test_a_run_that_has_saved_nothing_yet_has_a_page(tmp_path: Path, home: Path)
     sources = Sources([run])
     assert answer(sources, "run?run=run")["phases"] == []
     assert answer(sources, "episodes?run=run") == {"phases": [], "episodes": [], "total": 0}
-    with pytest.raises(ConfigError, match="has saved no episodes yet"):
+    with pytest.raises(ConfigError, match="no episodes"):
         answer(sources, "groups?run=run")

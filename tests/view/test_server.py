@@ -101,7 +101,7 @@ def test_nothing_can_be_written(server: ViewServer) -> None:
 
 
 def test_other_machines_are_not_served_without_a_token(runs: Path) -> None:
-    with pytest.raises(ConfigError, match="other machines can reach"):
+    with pytest.raises(ConfigError, match="other machines"):
         ViewServer(Sources([runs]), host="0.0.0.0", token=None)
 
 
@@ -109,7 +109,7 @@ def test_a_taken_port_is_said_before_anything_is_served(runs: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        with pytest.raises(ConfigError, match="cannot be listened on"):
+        with pytest.raises(ConfigError, match="listened"):
             ViewServer(Sources([runs]), port=holder.getsockname()[1], token=TOKEN)
 
 

@@ -133,7 +133,7 @@ async def test_what_is_no_image_within_the_limits_is_answered_with_400_and_the_l
     request = {**ASK, "messages": [{"role": "user", "content": [_image(url)]}]}
     status, reply = await _post(f"{text_gateway.base_url}/chat/completions", request)
     assert status == 400
-    assert "parts of type image_url; this model reads text alone" in reply["error"]["message"]
+    assert "type image_url" in reply["error"]["message"]
 
 
 def _image(url: str) -> dict[str, Any]:

@@ -156,7 +156,7 @@ async def test_the_prompt_is_the_one_that_the_processor_makes(
     expected = vision.processor(text=[text], images=images, add_special_tokens=False)["input_ids"][0]
     mark = vision.processor.image_token_id
     assert [mark if each >= PATCH_IDS_FROM else each for each in prompt] == list(expected)
-    with pytest.raises(ConfigError, match="has 1 images and its text 2 marks"):
+    with pytest.raises(ConfigError, match=r"1 images .* 2 marks"):
         client.renderer.render([shows(f"What is {vision.processor.image_token}?", picture(1))])
 
 
@@ -302,7 +302,7 @@ async def test_ids_that_are_no_tokens_of_a_known_image_are_refused_before_the_en
     prompt = client.renderer.render([shows("What is it?", picture(1))])
     last = max(prompt)
     for token in (last + 1, last + 4096, 2**63 + 7):
-        with pytest.raises((ConfigError, ValueError), match=f"has the id {token}|is not in memory"):
+        with pytest.raises((ConfigError, ValueError), match=f"id {token}|in memory"):
             await client.generate_ids([*prompt, token], SamplingParams(max_tokens=2))
     output = await client.generate_ids(prompt, SamplingParams(max_tokens=2))
     assert len(output.completion_ids) == 2

@@ -127,8 +127,8 @@ def test_a_model_of_text_refuses_rows_with_images_before_anything_is_trained(
     )
     rows = [{"messages": [shows("What is it?", picture(1)), {"role": "assistant", "content": "A"}]}]
     config = {"model": {"path": str(tmp_path / "tiny")}, "data": {"heldout_fraction": 0.0}}
-    with pytest.raises(ConfigError, match=r"row 0.*part of type `image_url`; this model reads text alone"):
+    with pytest.raises(ConfigError, match=r"row 0.*`image_url`; .*text alone"):
         AgentSFTTrainer(config, train_dataset=rows, output=tmp_path / "run").train()
     answer = [{"role": "user", "content": "x"}, {**shows("It is", picture(1)), "role": "assistant"}]
-    with pytest.raises(ConfigError, match=r"row 0.*the answer shows an image, and models write text alone"):
+    with pytest.raises(ConfigError, match=r"row 0.*answer .*image"):
         AgentSFTTrainer(config, train_dataset=[{"messages": answer}], output=tmp_path / "other").train()

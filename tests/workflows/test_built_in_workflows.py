@@ -121,9 +121,9 @@ async def test_a_judge_that_is_away_is_an_infrastructure_failure(play: Play) -> 
 async def test_a_task_without_a_question_and_a_reward_function_without_arguments_are_named(
     play: Play,
 ) -> None:
-    with pytest.raises(AgentError, match="The task has the fields x; it needs a text under one of question"):
+    with pytest.raises(AgentError, match=r"fields x; .*question"):
         await play(SimpleWorkflow, ["4"], {"x": 1}, reward_function=exact)
-    with pytest.raises(ConfigError, match="cannot be called with"):
+    with pytest.raises(ConfigError, match="called with"):
         await play(SimpleWorkflow, ["4"], TASK, reward_function=lambda: 1.0)
 
 
@@ -339,7 +339,7 @@ async def test_an_environment_that_raises_is_an_infrastructure_failure_and_close
 
 
 async def test_classes_that_are_no_agent_or_environment_are_named(play: Play) -> None:
-    with pytest.raises(AgentError, match="`env_cls` is <class 'dict'>; it must be a subclass of BaseEnv"):
+    with pytest.raises(AgentError, match=r"`env_cls` is <class 'dict'>; .*BaseEnv"):
         await play(MultiTurnWorkflow, ["x"], LAKE, agent_cls=FrozenLakeAgent, env_cls=dict)
     with pytest.raises(ConfigError, match="`max_steps` is 0"):
         await play(

@@ -54,7 +54,7 @@ def test_commit_may_let_the_agent_begin_another_trajectory() -> None:
         workflow.commit(name=f"said {answer}", agent=agent, reset=True)
     workflow.commit(agent=agent)  # nothing since: no trajectory
     assert [each.name for each in workflow.collect_trajectories().trajectories] == ["said 4", "said 5"]
-    with pytest.raises(AgentError, match=r"Idle\.commit needs an `agent` or a `trajectory`"):
+    with pytest.raises(AgentError, match=r"Idle\.commit .*`agent` .*`trajectory`"):
         workflow.commit(name="x")
 
 
@@ -137,7 +137,7 @@ def test_a_number_that_makes_no_sense_is_refused_by_name(how: dict[str, float]) 
 
 
 def test_what_the_base_class_does_not_know_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Idle passes `colour` on to Workflow"):
+    with pytest.raises(ConfigError, match=r"Idle.*`colour`.*Workflow"):
         idle(colour="red")
     with pytest.raises(ConfigError, match="`timeout` is 0"):
         idle(timeout=0)
@@ -206,7 +206,7 @@ async def test_an_environment_that_is_ready_too_late_is_closed_all_the_same(play
     assert (await play(Impatient, ["x"], TASK)).outcome is Outcome.POLICY_FAILURE
     assert house.closed == []
     house.may_open.set()
-    with pytest.raises(TimeoutError, match="Door was ready only after its attempt had ended"):
+    with pytest.raises(TimeoutError, match=r"Door .*ready .*after"):
         await left[0]
     assert len(house.closed) == 1
 

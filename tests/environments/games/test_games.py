@@ -338,7 +338,7 @@ def test_turns_run_out(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_with_shaping_nothing_but_a_win_is_above_zero(name: str) -> None:
     if env_of(name).game.progress() is None:
-        with pytest.raises(ConfigError, match="has no measure of progress"):
+        with pytest.raises(ConfigError, match="progress"):
             env_of(name, shaping=0.5)
         return
     for index in range(3):
@@ -373,7 +373,7 @@ def test_an_expert_with_a_habit_plays_the_same_bad_move_and_no_other(habit: str,
             counts["expert" if move == good else "habit"] += 1
             env.step(move)
     assert min(counts.values()) > 10
-    with pytest.raises(ConfigError, match="choose first or last"):
+    with pytest.raises(ConfigError, match="first or last"):
         world.demonstrate(world.tasks("train", 1)[0], noise=0.5, rng=rng, habit="middle")
 
 
@@ -439,7 +439,7 @@ def test_tasks_without_an_instance_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=complaint):
             env_class_of("maze").from_dict(task)
-    with pytest.raises(ConfigError, match="over before it begins"):
+    with pytest.raises(ConfigError, match="over"):
         env_class_of("sokoban").from_dict({"instance": {"rows": ["#####", "#@*_#", "#####"]}})
     with pytest.raises(ConfigError, match="did you mean `num_boxes`"):
         world_named("sokoban").tasks("train", 1, num_box=1)

@@ -387,7 +387,7 @@ def test_in_the_dark_one_is_told_the_open_ways_alone() -> None:
     assert game.board() == "Down Right"
     game.play("Down")
     assert game.board() == "Up Right", "on past the straight corridor, to the corner"
-    with pytest.raises(InvalidMove, match="a wall is in the way"):
+    with pytest.raises(InvalidMove, match="wall"):
         game.play("Left")
     assert game.board() == "Up Right"
     game.play("Right")

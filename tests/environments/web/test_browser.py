@@ -216,7 +216,7 @@ async def test_a_site_that_raises_ends_the_episode(play: Play) -> None:
 
     env = play({"/": "<a href=/x>Go</a>", "/x": fail})
     await env.reset()
-    with pytest.raises(BrowserError, match=r"The site at site\.test failed: ValueError: no such row"):
+    with pytest.raises(BrowserError, match=r"site\.test .*ValueError: no such row"):
         await env.step('click("1")')
 
 
@@ -248,7 +248,7 @@ def test_a_machine_without_chromium_is_told_how_to_get_one(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
     monkeypatch.delenv("RLLM_CHROMIUM", raising=False)
-    with pytest.raises(ConfigError, match="no Chromium on this machine; install one: `apt-get install"):
+    with pytest.raises(ConfigError, match=r"Chromium .*`apt-get install"):
         find_chromium()
     monkeypatch.setenv("RLLM_CHROMIUM", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="RLLM_CHROMIUM is"):

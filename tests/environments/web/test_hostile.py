@@ -128,7 +128,7 @@ async def test_a_large_page_is_shown_in_part(play: Play, size: str) -> None:
     try:
         text, _ = await env.reset()
     except BrowserError as error:
-        assert "did not answer within" in str(error)  # noqa: PT017
+        assert "not answer" in str(error)  # noqa: PT017
     else:
         assert '"First"' in text
         assert len(text) < 10_000
@@ -254,6 +254,6 @@ async def test_a_server_that_never_answers(play: Play, silent_port: int, action:
     }
     text, *_ = await env.step(actions[action] + ("\ntab_focus(0)" if action == "window" else ""))
     assert 'link "Go"' in text
-    assert action in ("frame", "window") or "did not come, and was given up" in text
+    assert action in ("frame", "window") or "given up" in text
     text, *_ = await env.step("noop(1)")
     assert 'link "Go"' in text

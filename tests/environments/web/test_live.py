@@ -72,7 +72,7 @@ def test_a_row_without_what_a_task_needs_is_refused_by_its_place(
 def test_other_files_are_no_such_rows(tmp_path: Path) -> None:
     path = written(tmp_path, {"question": "1 + 1", "answer": "2"})
     assert live_schema(path) is None
-    with pytest.raises(ConfigError, match="no rows of live websites"):
+    with pytest.raises(ConfigError, match="live websites"):
         live_row_tasks(path)
 
 

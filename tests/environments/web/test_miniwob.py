@@ -66,7 +66,7 @@ async def test_an_easier_task_is_not_played_in_place_of_the_real_one(chromium: s
     env = MiniWobEnv("click-checkboxes", 5)
     await env.reset()
     text, _, done, _ = await env.step("go_back()")
-    assert "no such page in the history" in text
+    assert "no such page" in text
     assert not done
     _, _, done, info = await env.step("new_tab()")
     assert not done

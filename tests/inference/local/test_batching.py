@@ -163,7 +163,7 @@ async def test_a_prompt_that_leaves_no_room_is_refused_before_anything_is_sent(
     prompt_length: int, endless: LoadedModel, serve: Serve
 ) -> None:
     client = serve(endless, max_context=100)
-    with pytest.raises(ContextLengthError, match=f"has {prompt_length} tokens and the context holds 100"):
+    with pytest.raises(ContextLengthError, match=f"{prompt_length} tokens .* 100"):
         await client.generate_ids([7] * prompt_length, SamplingParams(max_tokens=1))
     with pytest.raises(ContextLengthError, match=r"inference\.max_context"):
         await client.get_model_response([{"role": "user", "content": "word " * 100}])
@@ -171,7 +171,7 @@ async def test_a_prompt_that_leaves_no_room_is_refused_before_anything_is_sent(
 
 
 def test_a_context_longer_than_the_model_has_positions_is_refused(endless: LoadedModel) -> None:
-    with pytest.raises(ConfigError, match=r"`inference\.max_context` is 257 but the model has 256 positions"):
+    with pytest.raises(ConfigError, match=r"`inference\.max_context` is 257 .* 256"):
         LocalClient(endless, max_context=257)
 
 

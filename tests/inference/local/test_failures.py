@@ -165,12 +165,12 @@ async def test_one_question_at_a_time_and_none_after_closing(endless: LoadedMode
     session = client.session(("task", 0))
     first = asyncio.create_task(session.respond_to_ids([5], SamplingParams(max_tokens=100)))
     await asyncio.sleep(0)
-    with pytest.raises(InferenceError, match="one request at a time"):
+    with pytest.raises(InferenceError, match="one request"):
         await session.respond_to_ids([6], SamplingParams(max_tokens=1))
     assert len((await first).completion_ids) == 100
     session.close()
     session.close()
-    with pytest.raises(InferenceError, match="none after it was closed"):
+    with pytest.raises(InferenceError, match="closed"):
         await session.respond_to_ids([6], SamplingParams(max_tokens=1))
     assert client.engine.counts.accepted == 1
 
@@ -188,11 +188,11 @@ async def test_closing_the_engine_fails_what_is_in_flight_and_everything_after(
     await until(lambda: client.engine.counts.sampled_tokens >= 2)
     await client.close()
     for request in requests:
-        with pytest.raises(InferenceError, match="closed while requests were in flight"):
+        with pytest.raises(InferenceError, match=r"closed .*in flight"):
             await request
-    with pytest.raises(InferenceError, match="The engine is closed"):
+    with pytest.raises(InferenceError, match="closed"):
         client.session(("late", 0))
-    with pytest.raises(InferenceError, match="The engine is closed"):
+    with pytest.raises(InferenceError, match="closed"):
         await sessions[0].respond_to_ids([5], SamplingParams())
     for session in sessions:
         session.close()

@@ -291,7 +291,7 @@ async def test_a_dead_end_in_one_grammar_fails_that_answer_and_no_other(
         return_exceptions=True,
     )
     assert isinstance(results[1], InferenceError)
-    assert "no token of the vocabulary can follow" in str(results[1])
+    assert "no token" in str(results[1])
     assert isinstance(results[0], ModelOutput)
     assert isinstance(results[2], ModelOutput)
     assert re.fullmatch("[0-9]{12}", results[2].text)
