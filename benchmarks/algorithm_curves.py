@@ -149,7 +149,9 @@ def trained(config: TrainConfig, output: Path, title: str) -> tuple[dict[str, An
     """The summary of a run, and its CPU seconds by phase."""
     view = CpuView(config.steps, title)
     with view:
-        return build_trainer(config, output, view).train().summary, view.cpu_s
+        trainer = build_trainer(config, output)
+        trainer.tracker = view
+        return trainer.train().summary, view.cpu_s
 
 
 def success(summary: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ NUM_BYTES: dict[str, int] = {
 
 def serve(directory: Path) -> None:
     """The gateway's process: prints its URL as JSON when it listens."""
-    from rllm.cli.serving import run_server, settle_process
+    from rllm.build.serving import run_server, settle_process
     from rllm.gateway.local import LocalPolicy
     from rllm.gateway.server import Gateway
     from rllm.inference.scripted import ScriptedClient

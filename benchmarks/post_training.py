@@ -18,8 +18,8 @@ from typing import Any
 from rllm.build.asked import Asked
 from rllm.build.configs import distill_config, training_config
 from rllm.build.evaluation import evaluated
+from rllm.build.providers import resolve_model
 from rllm.build.training import build_trainer
-from rllm.inference.providers import resolve_model
 from rllm.models.builtin import TinyModel, create_model
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.console import LiveView
@@ -53,7 +53,9 @@ def stored_run(root: Path, seed: int) -> Path:
     changes = (f"steps={STORED_STEPS}", "threads=1", "evaluation.every_steps=0", "evaluation.num_tasks=8")
     config = training_config("frozenlake", None, changes, seed)
     with LiveView(config.steps, title=output.name) as view:
-        build_trainer(config, output, view).train()
+        trainer = build_trainer(config, output)
+        trainer.tracker = view
+        trainer.train()
     return output
 
 
@@ -123,7 +125,9 @@ def distilled(root: Path, teacher: Path, seed: int) -> dict[str, Any]:
     config = distill_config("frozenlake", str(teacher), None, changes)
     output = root / f"distilled-{seed}"
     with LiveView(config.steps, title=output.name) as view:
-        return build_trainer(config, output, view).train().summary
+        trainer = build_trainer(config, output)
+        trainer.tracker = view
+        return trainer.train().summary
 
 
 def after_sft(root: Path, seed: int) -> list[str]:

@@ -238,3 +238,28 @@ class NumericsError(RllmError):
 class CanaryError(RllmError):
     """Raised after a publish when sampler and trainer disagree: the sampler does not serve the new
     weights."""
+
+
+MAX_SHOWN_CHARS = 4000
+"""The length of one message: an exception may hold a whole page, and every episode that meets it would."""
+_MAX_KEY_CHARS = 1000
+
+
+def error_text(error: BaseException) -> str:
+    """The text of any error and its notes, also of one whose own `__str__` raises; of a long one the
+    beginning."""
+    try:
+        notes = "; ".join(getattr(error, "__notes__", ()))
+        return shorten(f"{error} ({notes})" if notes else str(error))
+    except Exception as repr_error:  # noqa: BLE001  user code, which may raise anything
+        return (
+            f"a {type(error).__name__} that cannot be shown: its __str__ raises {type(repr_error).__name__}"
+        )
+
+
+def shorten(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
+    """The text without keys; where it is longer than `max_chars`, its beginning and its whole length."""
+    clean = without_keys(text[: max_chars + _MAX_KEY_CHARS])  # a key that the cut would halve is whole here
+    if len(text) <= max_chars:
+        return clean
+    return f"{clean[:max_chars]}… ({len(text):,} characters in all)"

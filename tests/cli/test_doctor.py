@@ -4,8 +4,8 @@ from collections.abc import Callable
 import pytest
 from click.testing import Result
 
-from rllm.cli import doctor, installed
-from rllm.cli.doctor import DoctorStatus, sample_and_score
+from rllm.build import installed, machine_checks
+from rllm.build.machine_checks import DoctorStatus, sample_and_score
 
 Rllm = Callable[..., Result]
 
@@ -34,19 +34,19 @@ def test_a_machine_that_is_ready_is_told_so(rllm: Rllm) -> None:
 async def test_the_engine_agrees_with_a_plain_forward_pass() -> None:
     gap, num_tokens = await sample_and_score()
     assert gap < 1e-4
-    assert 1 <= num_tokens <= doctor.NUM_SAMPLED
+    assert 1 <= num_tokens <= machine_checks.NUM_SAMPLED
 
 
 def test_a_missing_extra_is_named_with_its_command_and_breaks_nothing(
     rllm: Rllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        doctor, "version_of", lambda name: None if name == "torch" else installed.version_of(name)
+        machine_checks, "version_of", lambda name: None if name == "torch" else installed.version_of(name)
     )
     result = rllm("doctor")
     assert result.exit_code == 0
     assert "pip install 'rllm[train]'" in result.stdout
-    found = {each.name: each.status for each in doctor.examine()}
+    found = {each.name: each.status for each in machine_checks.examine_machine()}
     assert (found["torch"], found["self test"]) == (DoctorStatus.MISSING, DoctorStatus.MISSING)
 
 
@@ -54,7 +54,7 @@ def test_without_the_gateway_benchmarks_are_trained_all_the_same(
     rllm: Rllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        doctor, "version_of", lambda name: None if name == "aiohttp" else installed.version_of(name)
+        machine_checks, "version_of", lambda name: None if name == "aiohttp" else installed.version_of(name)
     )
     report = json.loads(rllm("doctor", "--json").stdout)
     assert report["ready"] is True
@@ -70,7 +70,7 @@ def test_without_the_gateway_benchmarks_are_trained_all_the_same(
 
 def test_a_package_that_is_too_old_ends_with_exit_code_1(rllm: Rllm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        doctor, "version_of", lambda name: "0.1" if name == "rich" else installed.version_of(name)
+        machine_checks, "version_of", lambda name: "0.1" if name == "rich" else installed.version_of(name)
     )
     result = rllm("doctor", "--json")
     assert result.exit_code == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rllm.cli.installed import EXTRAS, REQUIRED, extra_of, is_older, rllm_version, version_of
+from rllm.build.installed import EXTRAS, REQUIRED, extra_of, is_older, rllm_version, version_of
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
 

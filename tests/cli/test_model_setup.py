@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from rllm.build.connection_check import wait_for_server
+from rllm.build.model_settings import ModelSettings
+from rllm.build.providers import PROVIDERS
 from rllm.cli.main import rllm as front_door
-from rllm.inference.connection_check import wait_for_server
-from rllm.inference.model_settings import ModelSettings
-from rllm.inference.providers import PROVIDERS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from http_thread import serving

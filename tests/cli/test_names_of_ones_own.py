@@ -8,8 +8,8 @@ from click.testing import CliRunner, Result
 
 from rllm.agents.flow import load_flow
 from rllm.build.actors import actor_named, program_named
+from rllm.build.model_settings import ModelEntry, ModelSettings
 from rllm.cli.main import rllm as front_door
-from rllm.inference.model_settings import ModelEntry, ModelSettings
 
 
 @pytest.fixture(autouse=True)

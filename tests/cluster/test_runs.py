@@ -16,9 +16,9 @@ from click.testing import CliRunner
 from two_nodes import Nodes, full_stores
 
 from rllm.cli.main import rllm as front_door
-from rllm.config.names import object_named
 from rllm.errors import ConfigError
 from rllm.tracking.jsonl import read_metrics
+from rllm.types.names import object_named
 
 
 @pytest.fixture(scope="module")

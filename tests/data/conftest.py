@@ -10,10 +10,10 @@ import pytest
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rllm.data.chat import ChatEncoder
 from rllm.errors import ConfigError
 from rllm.models.builtin_templates import CHAT_TEMPLATE
 from rllm.rendering.chat import ChatRenderer
+from rllm.trainer.chat_rows import ChatEncoder
 from rllm.types.messages import Message
 
 HERMES_CALLS = (

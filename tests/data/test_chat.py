@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllm.data.chat import Chat, ChatEncoder, chat_of, chats_of, encode_all, read_chats
 from rllm.errors import ConfigError
+from rllm.trainer.chat_rows import Chat, ChatEncoder, chat_of, chats_of, encode_all, read_chats
 from rllm.types.episode import Step
 from rllm.types.sample import NOT_SAMPLED
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.config.preference import PreferenceDataConfig
-from rllm.data.preferences import at_most, comparisons_of, pairs_of, plays_of, read_comparisons
 from rllm.errors import ConfigError
+from rllm.trainer.preference_rows import comparisons_of, read_comparisons
+from rllm.trainer.stored_attempts import at_most, pairs_of, plays_of
 from rllm.types.episode import Episode, Outcome, Step, TerminationReason, Trajectory
 
 USER = {"role": "user", "content": "2 + 2?"}

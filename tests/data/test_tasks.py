@@ -4,9 +4,8 @@ import pytest
 
 from rllm.data.jsonl import read_jsonl
 from rllm.data.sampler import TaskSampler
-from rllm.data.tasks import tasks_of
 from rllm.errors import ConfigError
-from rllm.types.task import Task
+from rllm.types.task import Task, tasks_of
 
 
 def test_rows_become_tasks_by_the_fields_that_they_have() -> None:

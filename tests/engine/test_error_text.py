@@ -3,7 +3,8 @@
 import sys
 from types import FrameType
 
-from rllm.engine.error_text import error_text, frames_of_thread, frames_text, shorten
+from rllm.engine.frames import frames_of_thread, frames_text
+from rllm.errors import error_text, shorten
 from rllm.redaction import hide_key
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from rllm.engine.error_text import MAX_SHOWN_CHARS
 from rllm.engine.failures import MAX_INITIAL_FAILURES, WINDOW, FailureBudget
-from rllm.errors import AgentError, ConfigError, InferenceError, RewardError, RllmError
+from rllm.errors import MAX_SHOWN_CHARS, AgentError, ConfigError, InferenceError, RewardError, RllmError
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 from rllm.workflows.workflow import Workflow
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from rllm.build.asked import Asked
 from rllm.build.evaluation import prepare
+from rllm.build.providers import resolve_model
 from rllm.cli.main import rllm
-from rllm.inference.providers import resolve_model
 from rllm.rewards.swe_tampering import swe_tamperings
 
 PAGE = Path(__file__).parents[2] / "docs" / "swe.md"

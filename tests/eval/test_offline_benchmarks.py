@@ -15,11 +15,11 @@ from rllm.agents.base import BaseAgent
 from rllm.agents.named import agent_named
 from rllm.build.asked import Asked
 from rllm.build.presentation import Presentation, presentation_of
+from rllm.build.providers import resolve_model
 from rllm.environments.base import BaseEnv, unpack_step
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import Benchmark, benchmark_named, benchmarks
 from rllm.eval.tasks import benchmark_tasks, benchmark_world
-from rllm.inference.providers import resolve_model
 from rllm.sandbox.backends import require_backend
 
 NUM_TASKS = 10

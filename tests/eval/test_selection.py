@@ -13,11 +13,12 @@ from click.testing import CliRunner
 
 from rllm.build.asked import Asked
 from rllm.build.evaluation import prepare
+from rllm.build.providers import resolve_model
 from rllm.cli.main import rllm
+from rllm.environments.swe.selection import PatchAttempt, Selection, choose, normalized_patch
 from rllm.errors import ConfigError
 from rllm.eval.results import Result
-from rllm.eval.selection import PatchAttempt, Selection, choose, normalized_patch, selection_report
-from rllm.inference.providers import resolve_model
+from rllm.eval.selection import selection_report
 from rllm.types.episode import Outcome
 from rllm.types.messages import Message
 from rllm.types.task import EpisodeId

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from rllm.data.tasks import tasks_of
 from rllm.eval.report import report_of
 from rllm.eval.results import Result, result_of
 from rllm.eval.skill import Measure, SkillVerdict, by_kind, learning_facts, measure_of, score_of, skill_of
 from rllm.eval.statistics import effective_size, percentiles, resampled_means, wilson_interval
 from rllm.eval.task_facts import TaskFacts, also_in, task_facts
 from rllm.types.episode import Episode, Outcome, Trajectory
-from rllm.types.task import EpisodeId, Task
+from rllm.types.task import EpisodeId, Task, tasks_of
 
 
 def results(rights: Sequence[bool], rewards: Sequence[float] | None = None) -> list[Result]:

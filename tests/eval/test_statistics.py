@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.algorithms.pass_at_k import pass_at_k
 from rllm.errors import ConfigError
+from rllm.eval.pass_at_k import pass_at_k
 from rllm.eval.report import interval_of
 from rllm.eval.statistics import (
     mcnemar,

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm.agents.harness.spec import PREFIX
 from rllm.build.actors import program_named
 from rllm.engine.traced import TracedEngine
+from rllm.environments.harness.spec import PREFIX
 from rllm.environments.swe.patches import judge_patch
 from rllm.gateway.local import LocalPolicy
 from rllm.gateway.server import Gateway

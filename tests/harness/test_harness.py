@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from playing import mends, played, played_all
 
-from rllm.agents.harness import door
-from rllm.agents.harness.installing import installed
-from rllm.agents.harness.spec import harness_named, shipped_names
 from rllm.build.actors import actor_named
+from rllm.environments.harness import door
+from rllm.environments.harness.installing import harness_directory
+from rllm.environments.harness.spec import harness_named, shipped_names
 from rllm.errors import AgentError, ConfigError, RequestRefused
 from rllm.trainer.samples import training_batch
 from rllm.types.call_budget import CallBudget
@@ -302,7 +302,7 @@ def test_a_python_that_is_not_here_is_refused_with_how_to_get_it(
     text = 'command = ["{harness}/bin/x", "{task}"]\npip = ["iniconfig==2.0.0"]\npython = "3.99"'
     spec = harness_named(harness_file(tmp_path, text))
     with pytest.raises(ConfigError, match=r"Python 3\.99.*pyenv install 3\.99"):
-        installed(spec)
+        harness_directory(spec)
     assert not (tmp_path / "home").exists(), "nothing half-made stays"
 
 

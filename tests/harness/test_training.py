@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 from test_harness import block
 
-from rllm.agents.harness.spec import shipped_names
 from rllm.cli.main import rllm
+from rllm.environments.harness.spec import shipped_names
 from rllm.store.episodes import EpisodeStore
 from rllm.types.episode import Episode
 from rllm.types.task import Task

@@ -23,6 +23,13 @@ ROOMS = (
     *("build", "worker", "view", "published", "cli", "__main__"),
 )
 
+NEWER_ROOMS = {
+    *("contracts", "distributed", "integrations", "worker", "view", "published", "__main__"),
+}
+"""Rooms that were added since arrows are counted; `__main__` is another name of `cli`."""
+MAX_ARROWS = 127
+"""Pairs of the 23 first rooms of which one imports the other. Lower it when you are below."""
+
 HOMES_OF_LIBRARY = {
     "torch": (
         *(f"algorithms/{name}*" for name in ("losses", "kl", "correction", "surrogates", "tokens")),
@@ -54,7 +61,7 @@ HOMES_OF_LIBRARY = {
     "starlette": ("view/server*",),
     "inspect_ai": ("integrations/inspect/*",),
     "uvicorn": ("view/server*", "integrations/openenv/*"),
-    "keyring": ("inference/model_settings*",),
+    "keyring": ("build/model_settings*",),
     "playwright": ("environments/web/*",),
     "ray": ("*/ray.py", "*/ray/*", "integrations/verl/*"),  # verl's workers and servers are Ray's actors
 } | {
@@ -154,6 +161,17 @@ def rooms_out_of_order(tree: SourceTree) -> list[str]:
     return list(found)
 
 
+def arrows(tree: SourceTree) -> dict[tuple[str, str], list[str]]:
+    """(room, imported room) -> the places that import, wherever in a file they stand."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for module in tree.files:
+        for each in tree.imports(module) if module != tree.package else ():
+            rooms = tree.room(module), tree.room(each.module)
+            if each.module.startswith(f"{tree.package}.") and rooms[0] != rooms[1]:
+                places.setdefault(rooms, []).append(tree.place(module, each.line))
+    return places
+
+
 def relative_imports(tree: SourceTree) -> list[str]:
     return [
         f"{tree.place(module, node.lineno)}: relative import; write the absolute one"
@@ -196,6 +214,14 @@ def house(checkout: Path) -> SourceTree:
 
 def test_no_room_imports_one_that_stands_after_it(house: SourceTree) -> None:
     assert rooms_out_of_order(house) == []
+
+
+def test_the_first_rooms_lean_on_no_more_others_than_before(house: SourceTree) -> None:
+    counted = {rooms: places for rooms, places in arrows(house).items() if not NEWER_ROOMS & {*rooms}}
+    rare = {rooms: places for rooms, places in counted.items() if len(places) <= 2}
+    assert len(counted) <= MAX_ARROWS, (
+        f"pass a value, or move a function to its room; these rest on little: {rare}"
+    )
 
 
 def test_every_import_is_absolute(house: SourceTree) -> None:
@@ -269,6 +295,18 @@ def test_the_check_refuses_a_room_that_is_not_in_the_plan(tmp_path: Path) -> Non
     assert rooms_out_of_order(plant(tmp_path, {"utils.py": ""})) == [
         "utils.py:1: `utils` is no room of the house"
     ]
+
+
+def test_an_arrow_is_counted_once_however_many_files_import(tmp_path: Path) -> None:
+    tree = plant(
+        tmp_path,
+        {
+            "types/task.py": "",
+            "engine/a.py": "from rllm.types.task import Task\nfrom rllm.engine import b",
+            "engine/b.py": "def late():\n    import rllm.types.task",
+        },
+    )
+    assert arrows(tree) == {("engine", "types"): ["engine/a.py:1", "engine/b.py:2"]}
 
 
 def test_the_check_sees_relative_imports(tmp_path: Path) -> None:

@@ -29,17 +29,16 @@ STANDARD = {
 NO_PARTICIPLES = {"bed", "embed", "feed", "hundred", "indeed", "need", "red", "seed", "shed", "speed"}
 
 PARTICIPLES = {
-    "cli": 25,
-    "data": 125,
-    "engine": 32,
-    "environments": 33,
+    "cli": 24,
+    "data": 109,
+    "engine": 30,
     "gateway": 100,
-    "inference": 50,
-    "integrations": 70,
-    "rewards": 110,
-    "sandbox": 120,
-    "trainer": 75,
-    "worker": 25,
+    "inference": 45,
+    "integrations": 60,
+    "rewards": 108,
+    "sandbox": 117,
+    "trainer": 66,
+    "worker": 19,
 }
 """At most so many bare participles are bound in a room; 20 in every other one."""
 DOUBLE_CLASS_NAMES = {"Environment"}

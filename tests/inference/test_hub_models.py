@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rllm.build.models import initial_model_path, model_directory
+from rllm.build.providers import resolve_model
 from rllm.data.hub import is_model_id
 from rllm.errors import ConfigError
-from rllm.inference.providers import resolve_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 import fake_hub

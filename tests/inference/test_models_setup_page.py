@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rllm.inference.providers import PROVIDERS
+from rllm.build.providers import PROVIDERS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models_setup.md").read_text()
 

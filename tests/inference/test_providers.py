@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from rllm.build.model_settings import ModelEntry, ModelSettings
+from rllm.build.providers import PROVIDERS, ModelPlace, Protocol, resolve_model
 from rllm.errors import ConfigError
 from rllm.inference.anthropic import AnthropicClient
-from rllm.inference.model_settings import ModelEntry, ModelSettings
 from rllm.inference.openai import OpenAIClient
-from rllm.inference.providers import PROVIDERS, ModelPlace, Protocol, resolve_model
 
 KEPT = ModelSettings(
     entries={

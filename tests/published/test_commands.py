@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from rllm.build.asked import Asked, task_places
 from rllm.build.evaluation import prepare
+from rllm.build.providers import resolve_model
 from rllm.cli.main import rllm as front_door
 from rllm.cli.published_flags import SFT_KEYS, TRAIN_KEYS, sampling_words
 from rllm.config.loader import config_dict
@@ -19,7 +20,6 @@ from rllm.data.registry import DatasetRegistry
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.published_benchmarks import successor
-from rllm.inference.providers import resolve_model
 
 HERE = Path(__file__).parent
 COMMANDS = {

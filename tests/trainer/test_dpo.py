@@ -14,9 +14,9 @@ import pytest
 from rllm.build.asked import Asked
 from rllm.build.configs import training_config
 from rllm.build.evaluation import evaluated
+from rllm.build.providers import resolve_model
 from rllm.build.training import build_trainer
 from rllm.errors import CheckpointError, ConfigError
-from rllm.inference.providers import resolve_model
 from rllm.models.directory import load_model, parameters_sha256
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory

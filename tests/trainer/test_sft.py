@@ -15,10 +15,10 @@ from rllm.algorithms.losses import ImitationLoss
 from rllm.build.asked import Asked
 from rllm.build.configs import training_config
 from rllm.build.evaluation import evaluated
+from rllm.build.providers import resolve_model
 from rllm.build.training import build_trainer
 from rllm.config.policies import ONLY_POLICY
 from rllm.errors import ConfigError
-from rllm.inference.providers import resolve_model
 from rllm.models.builtin import create_model
 from rllm.models.directory import load_model
 from rllm.store.episodes import EpisodeStore

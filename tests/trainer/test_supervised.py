@@ -10,12 +10,12 @@ import pytest
 
 from rllm.algorithms.losses import ImitationLoss
 from rllm.config.supervised import EpochsConfig
-from rllm.data.epochs import Epochs
 from rllm.errors import ConfigError, NumericsError
 from rllm.models.directory import load_model, parameters_sha256
 from rllm.store.files import verify_manifest
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
+from rllm.trainer.epochs import Epochs
 from rllm.trainer.policies import PolicyModel
 from rllm.trainer.supervised import Stopping, SupervisedJob, SupervisedTrainer
 from rllm.types.sample import NOT_SAMPLED, TrainingSample

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any, SupportsIndex, overload
 
 from rllm.agents.named import published_agent_successor
-from rllm.config.callables import is_async, made_from, name_of, reduced, require_call
-from rllm.config.names import object_named
 from rllm.data.named_places import AGENT_PLACES
 from rllm.errors import AgentError, ConfigError
 from rllm.types.call_budget import CallBudget
+from rllm.types.callables import is_async, made_from, name_of, reduced, require_call
 from rllm.types.episode import Episode, Trajectory
+from rllm.types.names import object_named
 
 ENTRY_POINTS = "rllm.agents"
 _WANTED = "write it as `def solve(task: Task, config: AgentConfig)`"

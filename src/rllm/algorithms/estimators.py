@@ -36,9 +36,9 @@ from rllm.algorithms.advantages import (
 )
 from rllm.algorithms.context import AlgorithmContext
 from rllm.config.algorithm import AlgorithmConfig
-from rllm.config.callables import require_call, takes
-from rllm.config.names import object_named
 from rllm.errors import ConfigError, RewardError, choices_of
+from rllm.types.callables import require_call, takes
+from rllm.types.names import object_named
 
 Estimate = Callable[[Sequence[Attempt]], list[FloatArray] | ByToken]
 """Attempts that are compared with each other -> [K] advantages of the turns of each, or of their tokens."""

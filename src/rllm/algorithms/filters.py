@@ -11,8 +11,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from rllm.algorithms.grouping import LEARNABLE
-from rllm.types.episode import Episode, TrajectoryGroup
+from rllm.types.episode import LEARNABLE, Episode, TrajectoryGroup
 
 GroupKey = tuple[str, str]
 """(task_id, role)."""

@@ -19,12 +19,8 @@ from rllm.algorithms.estimators import Estimator, estimator_named
 from rllm.algorithms.returns import returns_to_go
 from rllm.config.algorithm import CREDITS
 from rllm.errors import AgentError, ConfigError, RewardError, choices_of
-from rllm.types.episode import Episode, Outcome, Step, Trajectory, TrajectoryGroup
+from rllm.types.episode import LEARNABLE, Episode, Step, Trajectory, TrajectoryGroup
 from rllm.types.sample import NOT_SAMPLED
-
-LEARNABLE = frozenset({Outcome.SCORED, Outcome.TRUNCATED})
-"""Outcomes whose reward says something about the policy. A failure is removed and counted: it is never a
-zero."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -32,11 +32,11 @@ from rllm.algorithms.context import AlgorithmContext
 from rllm.algorithms.covariance import covariances, drawn_between, largest, with_chosen
 from rllm.algorithms.tokens import TokenInputs, row_means, row_sums
 from rllm.config.algorithm import OF_OWN, PAPER_BOUND, AlgorithmConfig, is_own
-from rllm.config.callables import made_from, name_of, require_call, takes
 from rllm.config.limits import unused
-from rllm.config.names import object_named
 from rllm.errors import ConfigError, choices_of
+from rllm.types.callables import made_from, name_of, require_call, takes
 from rllm.types.draws import draw_seed
+from rllm.types.names import object_named
 from rllm.types.sample import TrainingSample
 
 

@@ -8,9 +8,8 @@ limit.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rllm.algorithms.grouping import LEARNABLE
 from rllm.config.policies import TruncationConfig
-from rllm.types.episode import Episode, TerminationReason
+from rllm.types.episode import LEARNABLE, Episode, TerminationReason
 
 _LIMIT_OF = {
     TerminationReason.MAX_TURNS_EXCEEDED: "max_turns",

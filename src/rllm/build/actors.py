@@ -13,9 +13,9 @@ from typing import Any
 
 from rllm.agents.base import BaseAgent
 from rllm.agents.flow import AgentFlow, agent_object, as_flow
-from rllm.agents.harness.program import Harness
-from rllm.agents.harness.spec import PREFIX, harness_named
 from rllm.agents.named import AGENTS, agent_named
+from rllm.environments.harness.program import Harness
+from rllm.environments.harness.spec import PREFIX, harness_named
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_names
 from rllm.integrations.task_program import TaskProgram

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rllm.build.configs import ProgramNames
+from rllm.build.providers import ModelPlace
 from rllm.data.row_filter import RowFilter
 from rllm.errors import ConfigError
-from rllm.inference.providers import ModelPlace
 from rllm.types.task import Task
 from rllm.workflows.workers import OpenWorkers
 

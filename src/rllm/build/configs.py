@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rllm.agents.harness.spec import PREFIX
 from rllm.build.actors import program_named
 from rllm.build.rows import BENCHMARK, held_out_name, mixture_of
 from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
 from rllm.data.questions import render
+from rllm.environments.harness.spec import PREFIX
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import SWE, TASK_DIRECTORY, Benchmark, benchmark_named
 from rllm.eval.tasks import benchmark_world, world_name

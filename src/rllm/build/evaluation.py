@@ -25,7 +25,7 @@ from rllm.build.sampling import sampling_of
 from rllm.build.selection import require_selectable, select
 from rllm.build.sources import source_hash, version
 from rllm.config.schema import TrainConfig
-from rllm.data.tasks import tasks_of
+from rllm.engine.event_loop import run
 from rllm.environments.world import World
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import Benchmark, benchmark_named
@@ -40,6 +40,7 @@ from rllm.integrations.task_program import PAYS_ITSELF, TEST
 from rllm.integrations.task_programs import task_program
 from rllm.rewards.evaluator import Evaluator, as_evaluator
 from rllm.types.messages import SamplingParams
+from rllm.types.task import tasks_of
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -90,6 +91,10 @@ class Prepared:
             evaluation.finish(report)
             on_report(report)
         return report
+
+    def run_to_end(self, directory: Path, **options: Any) -> dict[str, Any]:
+        """`run` for callers without an event loop; SIGTERM ends it as Ctrl-C does."""
+        return run(self.run(directory, **options))
 
 
 def prepare(request: Asked) -> Prepared:

@@ -13,7 +13,10 @@ from rllm.agents.flow import AgentFlow
 from rllm.agents.named import agent_named
 from rllm.build.asked import Asked
 from rllm.build.configs import MAX_EVAL_CONTEXT
+from rllm.build.connection_check import try_model
+from rllm.build.gateways import upstream_policy
 from rllm.build.models import local_client, model_directory
+from rllm.build.providers import ModelPlace
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
 from rllm.engine.agent_execution import AgentExecutionEngine
@@ -25,11 +28,9 @@ from rllm.eval.catalogue import SINGLE_TURN, Benchmark
 from rllm.eval.judging import JudgedEngine, as_reward_fn
 from rllm.eval.tasks import benchmark_world
 from rllm.inference.client import ModelClient
-from rllm.inference.connection_check import try_model
-from rllm.inference.providers import ModelPlace
 from rllm.rewards.evaluator import Evaluator
 from rllm.store.run_directory import RunDirectory, is_run
-from rllm.trainer.programs import PROGRAM_DEFAULTS, gateway_before, local_policy, upstream_policy
+from rllm.trainer.programs import PROGRAM_DEFAULTS, gateway_before, local_policy
 from rllm.workflows.workers import opened_workers, worker_contracts
 from rllm.workflows.workflow import Workflow
 

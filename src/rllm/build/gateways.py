@@ -9,6 +9,7 @@ from socket import socket
 from typing import TYPE_CHECKING
 
 from rllm.build.models import local_client, model_directory
+from rllm.build.providers import ModelPlace, Protocol
 from rllm.config.schema import InferenceConfig
 from rllm.errors import ConfigError, MissingExtraError
 
@@ -31,6 +32,17 @@ class Address:
     token: str | None = ""
     """Made anew when empty; None lets everybody in who can connect."""
     require_session: bool = False
+
+
+def upstream_policy(place: ModelPlace) -> "Policy":
+    """A model on a server as what answers the gateway's calls."""
+    try:
+        from rllm.gateway.upstream import UpstreamPolicy
+        from rllm.gateway.wire import Dialect
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "aiohttp", "gateway") from error
+    dialect = Dialect.MESSAGES if place.protocol is Protocol.ANTHROPIC else Dialect.CHAT
+    return UpstreamPolicy([place.base_url], dialect=dialect, api_key=place.api_key)
 
 
 def build_gateway(

@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rllm.build.providers import ModelPlace, Protocol, resolve_model
 from rllm.build.sources import source_hash, version
 from rllm.data.registry import DatasetRegistry
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import ENVIRONMENT, Benchmark, benchmark_named, benchmark_names
 from rllm.eval.judging import task_evaluator
 from rllm.eval.plan import hash_of
-from rllm.inference.providers import ModelPlace, Protocol, resolve_model
-from rllm.rewards.evaluator import Evaluator, as_evaluator, load_evaluator
+from rllm.rewards.evaluator import ENTRY_POINTS, Evaluator, as_evaluator, load_evaluator
 from rllm.rewards.graders import GRADERS, grader_named, option_names
+from rllm.types.names import object_named
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -117,6 +118,17 @@ def judge_of_stored(config: Mapping[str, Any], name: str, place: ModelPlace | No
         return judge_named(str(config.get("evaluator", "")), place)
     settings_hash = hash_of({"grader": config.get("evaluator"), "rllm": version()})
     return ChosenJudge(name="the tasks' graders", evaluator=task_evaluator(), hash=settings_hash)
+
+
+def output_judge_named(name: str) -> Any:
+    """A judge of a worker's outputs, which sees no episode."""
+    return object_named(name, group=ENTRY_POINTS, what="evaluator")
+
+
+def require_grader(name: str) -> None:
+    """Raises ConfigError with the nearest name for a grader that there is not."""
+    if name not in GRADERS:
+        grader_named(name)
 
 
 def _asking(grader: str, place: ModelPlace) -> dict[str, Any]:

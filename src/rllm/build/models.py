@@ -3,12 +3,12 @@
 import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rllm.build.providers import BUILTIN, resolve_model
 from rllm.config.schema import InferenceConfig
 from rllm.data.home import rllm_home
 from rllm.errors import ConfigError, MissingExtraError
-from rllm.inference.providers import BUILTIN, resolve_model
 from rllm.store.run_directory import RunDirectory, is_run
 
 if TYPE_CHECKING:
@@ -116,3 +116,54 @@ def local_client(
         num_drafts=num_drafts,
         lockstep=inference.lockstep,
     )
+
+
+def create_builtin(directory: Path, preset: str, seed: int) -> None:
+    """Write a built-in model with random weights and its tokenizer to a directory that is absent or empty."""
+    from rllm.models.builtin import create_model  # brings torch: not for --help
+
+    create_model(directory, preset, seed)
+
+
+def model_description(directory: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
+    """The facts of `rllm model info`. Raises ModelDirectoryError naming the missing or broken file."""
+    from rllm.models.architectures import architecture_row
+    from rllm.models.decoder import Decoder
+    from rllm.models.directory import load_model
+    from rllm.rendering.chat import ChatRenderer
+
+    model = load_model(directory, trust_remote_code=trust_remote_code)
+    return {
+        "model": str(directory),
+        "architecture": _architecture(model.config),
+        "parameters": model.num_parameters,
+        **({} if model.model.by_row else _shape(model)),
+        "vocabulary": model.vocab_size,
+        "reads_images": model.tokenizer.images is not None,
+        "context": model.max_positions,
+        "end_tokens": {str(token): model.tokenizer.token_text(token) for token in model.end_token_ids},
+        "served_by": "built-in decoder" if isinstance(model.model, Decoder) else "transformers",
+        "by_row": model.model.by_row,
+        "row": architecture_row(str(model.config.get("model_type"))),
+        "incremental_template": ChatRenderer(model.tokenizer).incremental,
+    }
+
+
+def _shape(model: "LoadedModel") -> dict[str, int]:
+    """Sizes of the keys and values of a token."""
+    return {
+        "layers": model.num_layers,
+        "key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+    }
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    return (config.get("architectures") or [config.get("model_type", "unknown")])[0]
+
+
+def architecture_of(directory: Path) -> str:
+    """The name in a model directory's config.json."""
+    from rllm.models.directory import read_config
+
+    return _architecture(read_config(directory))

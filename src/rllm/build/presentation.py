@@ -14,13 +14,13 @@ from typing import Any
 from rllm.build.asked import Asked
 from rllm.build.configs import evaluation_config, training_config
 from rllm.build.models import model_directory
+from rllm.build.providers import BUILTIN, ModelPlace
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import SWE, Benchmark, benchmark_named, benchmarks
 from rllm.eval.results import is_for_show
 from rllm.eval.tasks import world_name
-from rllm.inference.providers import BUILTIN, ModelPlace
 from rllm.models.builtin_templates import CHAT_TEMPLATE
 from rllm.store.run_directory import RunDirectory, is_run
 

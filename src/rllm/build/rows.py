@@ -14,12 +14,11 @@ from typing import Any
 from rllm.data.mixture import mixed, parse_mixture
 from rllm.data.registry import DatasetRegistry, require_dataset
 from rllm.data.rows import FORMATS, read_rows
-from rllm.data.tasks import tasks_of
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import Benchmark, benchmark_named
 from rllm.eval.tasks import benchmark_world
 from rllm.integrations.task_programs import is_task_program, task_program
-from rllm.types.task import Task
+from rllm.types.task import Task, tasks_of
 
 BENCHMARK = "benchmark:"
 """The prefix of a data set's name that stands for a benchmark's tasks."""

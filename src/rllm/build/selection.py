@@ -10,21 +10,21 @@ from typing import Any
 
 from rllm.build.asked import Asked
 from rllm.build.evaluation_engines import answering, program_client
-from rllm.errors import ConfigError
-from rllm.eval.catalogue import SWE, Benchmark
-from rllm.eval.evaluation import Evaluation
-from rllm.eval.plan import hash_of
-from rllm.eval.report import by_task
-from rllm.eval.results import newest_episodes, row_of
-from rllm.eval.selection import (
+from rllm.environments.swe.selection import (
     Ask,
     PatchAttempt,
     Selection,
     candidate_of,
     choose,
     require_selector,
-    selection_report,
 )
+from rllm.errors import ConfigError
+from rllm.eval.catalogue import SWE, Benchmark
+from rllm.eval.evaluation import Evaluation
+from rllm.eval.plan import hash_of
+from rllm.eval.report import by_task
+from rllm.eval.results import newest_episodes, row_of
+from rllm.eval.selection import selection_report
 from rllm.inference.rollout_engine import RolloutEngine
 from rllm.types.messages import Message, SamplingParams
 

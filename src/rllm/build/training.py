@@ -14,7 +14,7 @@ from rllm.config.distill import PROMPTS
 from rllm.config.schema import TrainConfig
 from rllm.data.jsonl import read_jsonl
 from rllm.data.mixture import SOURCE
-from rllm.data.tasks import argument_mixtures
+from rllm.data.task_arguments import argument_mixtures
 from rllm.environments.world import World
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_named
@@ -23,7 +23,6 @@ from rllm.eval.tasks import benchmark_world, world_of
 from rllm.integrations.task_program import PAYS_ITSELF
 from rllm.integrations.task_programs import is_task_program
 from rllm.rewards.evaluator import Evaluator, as_evaluator
-from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.distill import AgentDistillTrainer
 from rllm.trainer.run_tasks import VALIDATION_TRIES
@@ -38,16 +37,15 @@ VALIDATION_START = 1_000_000
 def build_trainer(
     config: TrainConfig,
     output: Path,
-    tracker: Tracker | None = None,
     *,
     open_workers: OpenWorkers | None = None,
 ) -> AgentTrainer:
     """A trainer for the environment and agent, or the program, that the configuration names. `open_workers`
-    runs the workers that a workflow calls."""
+    runs the workers that a workflow calls. Its `tracker` may be set until it trains."""
     if config.task.program:
-        return _program_trainer(config, output, tracker, open_workers)
+        return _program_trainer(config, output, open_workers)
     if config.task.environment == PROMPTS:
-        return _prompt_trainer(config, output, tracker)
+        return _prompt_trainer(config, output)
     world, agent_class = world_of(config.task.environment), agent_class_named(config.task.agent)
     judging, task_args = split_judging(config.task.environment_args)
     pays = judge_while_training(config.task.environment, judging)
@@ -73,13 +71,10 @@ def build_trainer(
         demonstrate=expert,
         world=world,
         output=output,
-        tracker=tracker,
     )
 
 
-def _program_trainer(
-    config: TrainConfig, output: Path, tracker: Tracker | None, open_workers: OpenWorkers | None
-) -> AgentTrainer:
+def _program_trainer(config: TrainConfig, output: Path, open_workers: OpenWorkers | None) -> AgentTrainer:
     task, actor = config.task, program_named(config.task.program)
     train = training_rows(task.dataset)
     evaluation, val_name = config.evaluation, task.val_dataset
@@ -101,7 +96,6 @@ def _program_trainer(
             workflow_class=actor.workflow,
             open_workers=open_workers,
             output=output,
-            tracker=tracker,
         )
     return AgentTrainer(
         config,
@@ -111,7 +105,6 @@ def _program_trainer(
         agent_flow=actor.flow,
         evaluator=task.evaluator or failing_alone(_evaluator_of(task.dataset)),
         output=output,
-        tracker=tracker,
     )
 
 
@@ -139,7 +132,7 @@ def _by_source(evaluators: Mapping[str, Evaluator]) -> Evaluator:
     return Evaluator(judge, "the data sets' graders")
 
 
-def _prompt_trainer(config: TrainConfig, output: Path, tracker: Tracker | None) -> AgentTrainer:
+def _prompt_trainer(config: TrainConfig, output: Path) -> AgentTrainer:
     task = config.task
     if not task.dataset:
         raise ConfigError("`task.dataset` is empty; set it to a JSONL file of prompts.")
@@ -150,7 +143,6 @@ def _prompt_trainer(config: TrainConfig, output: Path, tracker: Tracker | None) 
         agent_class=agent_named(task.agent),
         agent_args=task.agent_args,
         output=output,
-        tracker=tracker,
     )
 
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, is_dataclass
 from typing import Any, get_type_hints, is_typeddict
 
 from rllm.agents.flow import AgentFlow
-from rllm.config.callables import is_async
 from rllm.tools.schemas import function_schema, schema_of
+from rllm.types.callables import is_async
 from rllm.types.task import AgentConfig, Task
 
 _PROGRAM = ("task", "config")

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 from rllm.agents.flow import ENTRY_POINTS
 from rllm.build.actors import Actor, actor_named, is_place
 from rllm.build.evaluation_engines import answering, program_client
+from rllm.build.gateways import upstream_policy
+from rllm.build.providers import BUILTIN, ModelPlace, resolve_model
 from rllm.build.typed_programs import is_typed, typed_flow
-from rllm.config.names import object_named
 from rllm.contracts.contract import Binding
 from rllm.errors import ConfigError, MissingExtraError
-from rllm.inference.providers import BUILTIN, ModelPlace, resolve_model
-from rllm.trainer.programs import local_policy, upstream_policy
+from rllm.trainer.programs import local_policy
+from rllm.types.names import object_named
 
 if TYPE_CHECKING:
     from rllm.gateway.server import Gateway

@@ -4,12 +4,14 @@ Imported by the front door, so it needs nothing heavier than click.
 """
 
 import difflib
+import functools
 import json
 import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import field, fields
 from typing import Any
 
 import click
@@ -72,6 +74,44 @@ class WordChoice(click.Choice[str]):
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         return f"{value!r} is none of them; {choices_of(value, self.choices)}."
+
+
+Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def option(*flags: str, **settings: Any) -> Any:
+    """A field of a dataclass of options, declared as by `click.option`; its name is the field's."""
+    return field(metadata={"parameter": lambda name: click.option(*flags, name, **settings)})
+
+
+def argument(**settings: Any) -> Any:
+    """A field of a dataclass of options that is typed without a flag, as by `click.argument`."""
+    return field(metadata={"parameter": lambda name: click.argument(name, **settings)})
+
+
+def shared(parameter: Decorate) -> Any:
+    """A field of a dataclass of options that several commands have; its name is the one declared there."""
+    return field(metadata={"parameter": lambda name: parameter})
+
+
+def options_of(kind: type[Any], *after: Decorate) -> Decorate:
+    """Declares the fields of the dataclass `kind`; the command gets an instance of it as `options`.
+
+    `after` are decorators whose own parameters come after them in --help; they see plain values, so they may
+    change what the instance is made of.
+    """
+    names = [each.name for each in fields(kind)]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_options(*args: Any, **values: Any) -> Any:
+            options = kind(**{name: values.pop(name) for name in names})
+            return command(*args, options=options, **values)
+
+        parameters = [each.metadata["parameter"](each.name) for each in fields(kind)]
+        return functools.reduce(lambda inner, add: add(inner), reversed([*parameters, *after]), with_options)
+
+    return decorate
 
 
 json_option = click.option(

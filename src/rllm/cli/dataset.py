@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.text import Text
 
+from rllm.build.agent_places import agent_object_named
+from rllm.build.judges import require_grader
 from rllm.cli import dataset_build, dataset_eval, dataset_runs
-from rllm.cli.agent import agent_found
-from rllm.cli.command import Group, example, json_option, print_json
+from rllm.cli.command import Group, argument, example, json_option, option, options_of, print_json, shared
 from rllm.cli.published_flags import accepted_switches
 from rllm.cli.terminal import err, facts, out, print_next, print_sentence, table
 from rllm.data.dataset import Dataset
@@ -20,7 +22,6 @@ from rllm.data.sources import HubSource, Split, pull
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import Benchmark, benchmark_named, benchmark_names, benchmarks
 from rllm.eval.tasks import pull_benchmark, task_of_row
-from rllm.rewards.graders import GRADERS, grader_named
 
 split_option = click.option(
     "--split", default="", metavar="NAME", help="Which part; the one that is measured on."
@@ -156,6 +157,36 @@ def inspect(name: str, split: str, count: int, start: int, as_tasks: bool, as_js
     print_next(console, [(["rllm", "eval", name, "--model", "MODEL"], "measure a model on it")])
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RegisterOptions:
+    """The options of `rllm dataset register`, as the user typed them."""
+
+    name: str = argument()
+    source: str = argument(metavar="FILE|HUB-ID", required=False, default="")
+    file: str = option("--file", default="", metavar="FILE", help="The same as SOURCE.")
+    split: str = option("--split", default="test", show_default=True, metavar="NAME", help="What part it is.")
+    config_name: str = option(
+        "--config", default="default", show_default=True, help="Of a data set on the hub."
+    )
+    hub_split: str = option(
+        "--hub-split", default="", metavar="NAME", help="What the hub calls the part; as --split."
+    )
+    question: str = option("--question", default="", metavar="COLUMN", help="Column with the question.")
+    answer: str = option("--answer", default="", metavar="COLUMN", help="Column with the right answer.")
+    prompt: str = option(
+        "--prompt", default="", metavar="TEXT", help="What the model is asked, with {{column}} filled in."
+    )
+    evaluator: str = option(
+        "--evaluator", default="exact", show_default=True, metavar="NAME", help="The grader."
+    )
+    agent: str = option(
+        "--agent", default="conversation", show_default=True, metavar="NAME", help="Who answers."
+    )
+    category: str = option("--category", default="", help="For lists.")
+    description: str = option("--description", default="", help="For people.")
+    as_json: bool = shared(json_option)
+
+
 @command.command(
     "register",
     epilog=example(
@@ -164,70 +195,44 @@ def inspect(name: str, split: str, count: int, start: int, as_tasks: bool, as_js
         "rllm dataset register mine org/name --config main --hub-split train --split train",
     ),
 )
-@click.argument("name")
-@click.argument("source", metavar="FILE|HUB-ID", required=False, default="")
-@click.option("--file", "file", default="", metavar="FILE", help="The same as SOURCE.")
-@click.option("--split", default="test", show_default=True, metavar="NAME", help="What part it is.")
-@click.option(
-    "--config", "config_name", default="default", show_default=True, help="Of a data set on the hub."
-)
-@click.option("--hub-split", default="", metavar="NAME", help="What the hub calls the part; as --split.")
-@click.option("--question", default="", metavar="COLUMN", help="Column with the question.")
-@click.option("--answer", default="", metavar="COLUMN", help="Column with the right answer.")
-@click.option(
-    "--prompt", default="", metavar="TEXT", help="What the model is asked, with {{column}} filled in."
-)
-@click.option("--evaluator", default="exact", show_default=True, metavar="NAME", help="The grader.")
-@click.option("--agent", default="conversation", show_default=True, metavar="NAME", help="Who answers.")
-@click.option("--category", default="", help="For lists.")
-@click.option("--description", default="", help="For people.")
-@json_option
-def register(
-    name: str,
-    source: str,
-    file: str,
-    split: str,
-    config_name: str,
-    hub_split: str,
-    question: str,
-    answer: str,
-    prompt: str,
-    evaluator: str,
-    agent: str,
-    category: str,
-    description: str,
-    as_json: bool,
-) -> None:
+@options_of(RegisterOptions)
+def register(options: RegisterOptions) -> None:
     """Keep rows of your own under a name that every command takes.
 
     The rows come from a JSONL, JSON, CSV or Parquet file, or from the hub. The file is copied: later
     changes of it change nothing here. Every row is tried out: one that lacks a field is named.
     """
-    if bool(source) == bool(file):
+    if bool(options.source) == bool(options.file):
         raise ConfigError("Give the rows once: rllm dataset register NAME FILE.")
-    source = source or file
-    if name in benchmark_names():
-        raise ConfigError(f"`{name}` is in the catalogue; choose another name for your own rows.")
-    _require_players(agent, evaluator)
-    rows, facts_of_split = _rows_of(source, config_name, hub_split or split)
-    fields = {key: value for key, value in (("question", question), ("answer", answer)) if value}
+    source = options.source or options.file
+    if options.name in benchmark_names():
+        raise ConfigError(f"`{options.name}` is in the catalogue; choose another name for your own rows.")
+    _require_players(options.agent, options.evaluator)
+    rows, facts_of_split = _rows_of(source, options.config_name, options.hub_split or options.split)
+    fields = {
+        key: value for key, value in (("question", options.question), ("answer", options.answer)) if value
+    }
     benchmark_fields = {
         "fields": fields,
-        "prompt": prompt or "{{question}}",
-        "evaluator": evaluator,
-        "agent": agent,
+        "prompt": options.prompt or "{{question}}",
+        "evaluator": options.evaluator,
+        "agent": options.agent,
     }
-    _try_out(name, split, rows, benchmark_fields, description, category)
+    _try_out(options.name, options.split, rows, benchmark_fields, options.description, options.category)
     DatasetRegistry.register_dataset(
-        name,
+        options.name,
         rows,
-        split,
+        options.split,
         source=source,
-        description=description,
-        category=category or "own",
+        description=options.description,
+        category=options.category or "own",
         details={**facts_of_split, "benchmark": benchmark_fields},
     )
-    _tell(name, as_json, [(["rllm", "eval", name, "--model", "MODEL"], "measure a model on it")])
+    _tell(
+        options.name,
+        options.as_json,
+        [(["rllm", "eval", options.name, "--model", "MODEL"], "measure a model on it")],
+    )
 
 
 @command.command(
@@ -285,9 +290,8 @@ def _rows_kept(name: str, split: str = "") -> Dataset:
 
 def _require_players(agent: str, evaluator: str) -> None:
     """Raises ConfigError with the nearest name for an agent or a grader that there is not."""
-    agent_found(agent)
-    if evaluator not in GRADERS:
-        grader_named(evaluator)  # which says the nearest
+    agent_object_named(agent)
+    require_grader(evaluator)
 
 
 def _rows_of(source: str, config_name: str, hub_split: str) -> tuple[Dataset, dict[str, Any]]:

@@ -3,13 +3,14 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.text import Text
 
-from rllm.cli.command import Group, example, json_option, print_json
+from rllm.cli.command import Group, argument, example, json_option, option, options_of, print_json, shared
 from rllm.cli.terminal import err, out, print_next, print_sentence, table
 from rllm.data.swe_factory import BenchLimits, Progress, Settings, build
 
@@ -19,6 +20,38 @@ def command() -> None:
     """Make tasks out of code of one's own."""
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SweOptions:
+    """The options of `rllm dataset build swe`, as the user typed them."""
+
+    sources: tuple[str, ...] = argument(nargs=-1, required=True, metavar="SOURCE...")
+    directory: Path = option(
+        "--out",
+        required=True,
+        type=click.Path(path_type=Path),
+        help="Directory for the tasks; the same command goes on with one that is unfinished.",
+    )
+    max_tasks: int = option("--max-tasks", default=20, show_default=True, help="Tasks of each source.")
+    seed: int = option(
+        "--seed", default=0, show_default=True, help="Which bugs are tried first, and the splits."
+    )
+    workers: int = option(
+        "--workers", default=0, metavar="N", help="Sandboxes at a time; 0 takes one for each processor."
+    )
+    requirements: tuple[str, ...] = option(
+        "--with",
+        multiple=True,
+        metavar="REQUIREMENT",
+        help="What the tests import beside what the project names; may be given again.",
+    )
+    cpu_s: float = option(
+        "--cpu-s", default=120.0, show_default=True, help="Processor seconds of one run of all tests."
+    )
+    memory_mb: int = option("--memory-mb", default=1024, show_default=True, help="MiB of one run of tests.")
+    sandbox: str = option("--sandbox", default="bubblewrap", show_default=True, help="bubblewrap or unshare.")
+    as_json: bool = shared(json_option)
+
+
 @command.command(
     "swe",
     epilog=example(
@@ -26,42 +59,8 @@ def command() -> None:
         "rllm dataset build swe pypi:toolz==1.0.0 project-2.1.tar.gz --out tasks --max-tasks 50 --json",
     ),
 )
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option(
-    "--out",
-    "directory",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Directory for the tasks; the same command goes on with one that is unfinished.",
-)
-@click.option("--max-tasks", default=20, show_default=True, help="Tasks of each source.")
-@click.option("--seed", default=0, show_default=True, help="Which bugs are tried first, and the splits.")
-@click.option(
-    "--workers", default=0, metavar="N", help="Sandboxes at a time; 0 takes one for each processor."
-)
-@click.option(
-    "--with",
-    "requirements",
-    multiple=True,
-    metavar="REQUIREMENT",
-    help="What the tests import beside what the project names; may be given again.",
-)
-@click.option("--cpu-s", default=120.0, show_default=True, help="Processor seconds of one run of all tests.")
-@click.option("--memory-mb", default=1024, show_default=True, help="MiB of one run of tests.")
-@click.option("--sandbox", default="bubblewrap", show_default=True, help="bubblewrap or unshare.")
-@json_option
-def swe(
-    sources: tuple[str, ...],
-    directory: Path,
-    max_tasks: int,
-    seed: int,
-    workers: int,
-    requirements: tuple[str, ...],
-    cpu_s: float,
-    memory_mb: int,
-    sandbox: str,
-    as_json: bool,
-) -> None:
+@options_of(SweOptions)
+def swe(options: SweOptions) -> None:
     """Make software-engineering tasks out of Python projects with tests.
 
     SOURCE is a directory, a git repository (path or URL), an sdist, or pypi:NAME==VERSION. Bugs are made by
@@ -69,24 +68,24 @@ def swe(
     without it, twice each, and all others keep passing. Tests run in a sandbox.
     """
     settings = Settings(
-        max_tasks=max_tasks,
-        seed=seed,
-        extra_requirements=requirements,
-        limits=BenchLimits(cpu_s=cpu_s, memory_mb=memory_mb),
+        max_tasks=options.max_tasks,
+        seed=options.seed,
+        extra_requirements=options.requirements,
+        limits=BenchLimits(cpu_s=options.cpu_s, memory_mb=options.memory_mb),
     )
     with _progress() as on_progress:
         manifest = build(
-            sources,
-            directory,
+            options.sources,
+            options.directory,
             settings,
-            backend=sandbox,
-            workers=workers or os.cpu_count() or 1,
+            backend=options.sandbox,
+            workers=options.workers or os.cpu_count() or 1,
             on_progress=on_progress,
         )
-    if as_json:
-        print_json({"out": str(directory), **manifest})
+    if options.as_json:
+        print_json({"out": str(options.directory), **manifest})
         return
-    _tell(manifest, directory)
+    _tell(manifest, options.directory)
 
 
 def _tell(manifest: dict[str, Any], directory: Path) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from rllm.build.configs import distill_config
 from rllm.build.presentation import lacks_rules
 from rllm.build.training import build_trainer
-from rllm.cli.command import elapsed_s, example, print_json
+from rllm.cli.command import elapsed_s, example, options_of, print_json
 from rllm.cli.plan import (
     announce_run,
     conflict_with_run,
@@ -21,7 +21,7 @@ from rllm.cli.plan import (
     unused_directory,
     warn_of_missing_rules,
 )
-from rllm.cli.supervised import Flags, supervised_options
+from rllm.cli.supervised import SupervisedOptions
 from rllm.cli.terminal import out, phase_list, print_next, print_sentence, rate_with_interval, table, took
 from rllm.config.distill import PROMPTS
 from rllm.config.loader import config_dict
@@ -54,8 +54,8 @@ from rllm.trainer.extras import require_training_packages
     is_flag=True,
     help="Show a benchmark's tasks as `rllm eval` shows them to a model from elsewhere: with rules.",
 )
-@supervised_options
-def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, flags: Flags) -> None:
+@options_of(SupervisedOptions)
+def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, options: SupervisedOptions) -> None:
     """Make a student like its teacher, on the student's own answers.
 
     The student answers; the teacher says, token by token, how likely it finds the answer; what it finds more
@@ -64,15 +64,15 @@ def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, flags:
 
     The same command again resumes a run that was interrupted, and shows the result of one that is finished.
     """
-    assignments = flags.all_assignments(task__val_dataset=val_dataset)
-    config = distill_config(tasks, teacher, flags.config_file, tuple(assignments), with_rules=with_rules)
+    assignments = options.all_assignments(task__val_dataset=val_dataset)
+    config = distill_config(tasks, teacher, options.config_file, tuple(assignments), with_rules=with_rules)
     if not with_rules and config.task.environment != PROMPTS and lacks_rules(config, tasks):
         warn_of_missing_rules(tasks, "The teacher or its student", config)
     label = Path(tasks).stem
-    directory = flags.output or Path("runs") / f"distill-{label}-seed{config.seed}"
-    if flags.fresh:
+    directory = options.output or Path("runs") / f"distill-{label}-seed{config.seed}"
+    if options.fresh:
         directory = unused_directory(directory)
-    if flags.dry_run:
+    if options.dry_run:
         trainer = build_trainer(config, directory)  # refuses what a run would refuse
         trainer.require_names()
         print_plan(
@@ -82,7 +82,7 @@ def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, flags:
             defaults=config_dict(TrainConfig()),
             derived=config.derived(),
             conflict=conflict_with_run(directory, trainer.require_same_config),
-            as_json=flags.as_json,
+            as_json=options.as_json,
             tasks=tasks,
         )
         return
@@ -90,13 +90,15 @@ def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, flags:
     was_finished = announce_run(directory)
     try:
         with LiveView(config.steps, title=f"rllm distill {label}", elapsed_s=elapsed_s()) as view:
-            result = build_trainer(config, directory, None if was_finished else view).train()
+            trainer = build_trainer(config, directory)
+            trainer.tracker = None if was_finished else view
+            result = trainer.train()
     except KeyboardInterrupt as interrupt:
-        words = ["rllm", "distill", tasks, "--teacher", teacher, *flags.words(), "--output", str(directory)]
+        words = ["rllm", "distill", tasks, "--teacher", teacher, *options.words(), "--output", str(directory)]
         words += ["--val-dataset", val_dataset] if val_dataset else []
         words += ["--with-rules"] if with_rules else []
         raise interruption(directory, words) from interrupt
-    if flags.as_json:
+    if options.as_json:
         print_json({**result.summary, "run": str(directory)})
     else:
         _print_result(tasks, config, result)

@@ -1,24 +1,18 @@
-"""`rllm doctor grader`: a grader by name in, what it pays to those who cheat out.
+"""`rllm doctor grader`: a grader by name in, what it pays to those who cheat out."""
 
-NAME ──► a sample task and its oracle ──► rllm.rewards.attacks ──► held, noted or broken
-"""
-
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 from rich.text import Text
 
+from rllm.build.graders import AttackReport, TaskInHand, attack_grader, attack_task_tests
 from rllm.cli.command import example, json_option, print_json
-from rllm.cli.grade import load_grader, options_of, options_option, read_task, read_text
+from rllm.cli.grade import options_of, options_option, read_task, read_text
 from rllm.cli.terminal import out, print_next, print_sentence, table
-from rllm.errors import ConfigError, RllmError
-
-if TYPE_CHECKING:
-    from rllm.rewards.attacks import Finding
+from rllm.errors import ConfigError
 
 _STYLES = {"held": "green", "noted": "yellow", "broken": "bold red"}
 SHOWN_CHARS = 80
@@ -66,86 +60,50 @@ def command(
     if name == TASK_DIRECTORY:
         if task_path or oracle_path or options:
             raise ConfigError("`task-directory` is looked at with a task of its own; leave the options out.")
-        ctx.exit(_examine_tests(as_json))
-    from rllm.rewards.attacks import AttackVerdict, attacks_on, examine, sample_named
-
+        report = attack_task_tests()
+        if as_json:
+            print_json(_tests_json(report))
+        else:
+            _print_tests(report)
+        ctx.exit(int(not report.is_sound))
     if (task_path is None) != (oracle_path is None):
         raise ConfigError("--task and --oracle belong together: a task, and the right answer to it.")
-    grader_options = options_of(options)
+    in_hand = None
     if task_path is not None and oracle_path is not None:
-        task, oracle, almost = read_task(task_path), read_text(oracle_path), ""
-    else:
-        sample = sample_named(name)
-        task, oracle, almost = sample.task, sample.oracle, sample.almost
-        grader_options = {**sample.options, **grader_options}
-    grader = load_grader(name, grader_options)
-    try:
-        attacks = attacks_on(task, oracle, almost=almost, is_code=grader.name == "code")
-        findings = examine(grader, attacks, task, limit_s=limit_s)
-    finally:
-        grader.close()
-    is_sound = all(each.verdict is not AttackVerdict.BROKEN for each in findings)
+        in_hand = TaskInHand(task=read_task(task_path), oracle=read_text(oracle_path))
+    report = attack_grader(name, options_of(options), in_hand, limit_s=limit_s)
     if as_json:
-        print_json({"grader": name, "sound": is_sound, "findings": [asdict(each) for each in findings]})
+        findings = [asdict(each) for each in report.by_target[name]]
+        print_json({"grader": name, "sound": report.is_sound, "findings": findings})
     else:
-        _print_findings(name, findings)
-        if is_sound:
+        _print_findings(name, report, name)
+        if report.is_sound:
             words = ["rllm", "grade", name, "--task", "task.json", "--answer", "answer.txt"]
             print_next(out(), [(words, "grade one answer")])
-    if not is_sound:
+    if not report.is_sound:
         ctx.exit(1)
 
 
-def _examine_tests(as_json: bool) -> int:
-    """The tests of a task under attack, on each backend; the exit code. Says what was not run."""
-    from rllm.rewards.attacks import AttackVerdict, Finding
-    from rllm.rewards.tampering import examine_tests
-    from rllm.sandbox import BACKENDS
+def _tests_json(report: AttackReport) -> dict[str, Any]:
+    by_backend = {name: [asdict(each) for each in findings] for name, findings in report.by_target.items()}
+    return {
+        "grader": TASK_DIRECTORY,
+        "user": report.user,
+        "sound": report.is_sound,
+        "findings": by_backend,
+        "not_run": report.not_run,
+    }
 
-    user = "root" if os.geteuid() == 0 else "a plain user"
-    findings: dict[str, list[Finding]] = {}
-    not_run = {"the other user": f"this was run as {user}; run it as {_OTHER[user]} as well"}
-    for backend in BACKENDS:
-        why = _why_not(backend)
-        if why is None:
-            findings[backend] = examine_tests(backend)
-        else:
-            not_run[backend] = why
-    is_sound = all(each.verdict is not AttackVerdict.BROKEN for group in findings.values() for each in group)
-    if as_json:
-        as_dicts = {backend: [asdict(each) for each in group] for backend, group in findings.items()}
-        print_json(
-            {
-                "grader": TASK_DIRECTORY,
-                "user": user,
-                "sound": is_sound,
-                "findings": as_dicts,
-                "not_run": not_run,
-            }
-        )
-        return int(not is_sound)
-    for backend, group in findings.items():
-        _print_findings(f"{TASK_DIRECTORY} on {backend} as {user}", group)
-    for name, why in not_run.items():
+
+def _print_tests(report: AttackReport) -> None:
+    for backend in report.by_target:
+        _print_findings(f"{TASK_DIRECTORY} on {backend} as {report.user}", report, backend)
+    for name, why in report.not_run.items():
         print_sentence(out(), f"not run: {name}: {why}", style="yellow")
-    return int(not is_sound)
 
 
-_OTHER = {"root": "a plain user", "a plain user": "root"}
-
-
-def _why_not(backend: str) -> str | None:
-    """The reason that a backend has no writable root here; None where it has."""
-    from rllm.sandbox import Root, open_sandbox
-
-    try:
-        open_sandbox(backend, root=Root()).close()
-    except RllmError as error:
-        return str(error)
-    return None
-
-
-def _print_findings(title: str, findings: "Sequence[Finding]") -> None:
+def _print_findings(title: str, report: AttackReport, target: str) -> None:
+    findings = report.by_target[target]
     finding_table = table("answer", "", "score", "reason", right=("score",), prose=("reason",))
     for each in findings:
         score = "–" if each.score is None else f"{each.score:.3g}"

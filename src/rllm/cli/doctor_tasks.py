@@ -1,26 +1,14 @@
-"""`rllm doctor tasks`: tasks in, whether each can be solved and not cheated out.
+"""`rllm doctor tasks`: tasks in, whether each can be solved and not cheated out."""
 
-DIR|FILE ──┬─► each row ──► rllm.rewards.swe_tampering ──────────────────────────────┬─► held or broken
-           └─► each task directory ──► rllm.environments.task_directory_checks ──────┘
-"""
-
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.text import Text
 
+from rllm.build.task_checks import TaskReport, check_tasks
 from rllm.cli.command import WordChoice, example, json_option, print_json
 from rllm.cli.terminal import err, out, print_next, table
-from rllm.errors import ConfigError, SandboxError
-
-if TYPE_CHECKING:
-    from rllm.data.swe_rows import SWETask
-    from rllm.rewards.attacks import Finding
 
 _STYLES = {"held": "green", "broken": "bold red"}
 _SHOWN_CHARS = 100
@@ -76,79 +64,40 @@ def command(
     that cannot be made is broken, with its reason; the others are looked at all the same. Exit code 1 when a
     task is broken.
     """
-    findings_by_task: dict[str, list[Finding]] = {}
-    failed: dict[str, str] = {}
-    for name, examine in islice(_examinations(path, backend, timeout_s, tampering), max_tasks):
-        err().print(f"{name} …", style="dim", markup=False, soft_wrap=True)
-        try:
-            findings_by_task[name] = examine()
-        except (ConfigError, SandboxError) as error:
-            failed[name] = str(error)
-    broken = sorted({*failed, *(name for name, each in findings_by_task.items() if _is_broken(each))})
+    report = check_tasks(
+        path,
+        backend=backend,
+        timeout_s=timeout_s,
+        tampering=tampering,
+        max_tasks=max_tasks,
+        on_task=lambda name: err().print(f"{name} …", style="dim", markup=False, soft_wrap=True),
+    )
     if as_json:
-        tasks = {name: [asdict(each) for each in findings] for name, findings in findings_by_task.items()}
-        print_json({"tasks": tasks, "not_made": failed, "broken": broken, "sound": not broken})
+        tasks = {name: [asdict(each) for each in findings] for name, findings in report.by_task.items()}
+        broken = report.broken_tasks
+        print_json({"tasks": tasks, "not_made": report.not_made, "broken": broken, "sound": not broken})
     else:
-        _print_tasks(path, findings_by_task, failed, broken)
-    if broken:
+        _print_tasks(path, report)
+    if report.broken_tasks:
         ctx.exit(1)
 
 
-def _examinations(
-    path: Path, backend: str, timeout_s: float, tampering: bool
-) -> "Iterator[tuple[str, Callable[[], list[Finding]]]]":
-    """(task, what makes its findings), in order."""
-    from rllm.data.task_directory import is_task_collection, task_directories
-
-    if is_task_collection(path):
-        from rllm.environments.task_directory_checks import examine_task_directory
-
-        options = {"backend": backend, "timeout_s": timeout_s, "tampering": tampering}
-        for folder in task_directories(path):
-            yield folder.name, partial(examine_task_directory, folder, **options)
-        return
-    from rllm.data.swe_rows import SWETask, read_swe_rows, swe_splits
-
-    parts = dict.fromkeys(swe_splits(path).values()) or {path: None}
-    for task in [SWETask.from_row(row) for part in parts for row in read_swe_rows(part)]:
-        yield task.instance_id, partial(_row_findings, task, backend, timeout_s, tampering)
-
-
-def _row_findings(task: "SWETask", backend: str, timeout_s: float, tampering: bool) -> "list[Finding]":
-    from rllm.rewards.swe_tampering import examine_task
-    from rllm.rewards.swe_world import SWEWorld
-    from rllm.sandbox.types import Limits
-
-    limits = Limits(
-        wall_s=timeout_s, cpu_s=timeout_s, memory_mb=2048, disk_mb=1024, output_kb=4096, processes=256
-    )
-    world = SWEWorld.of(task, backend=backend, limits=limits)
-    return examine_task(world, None if tampering else (), timeout_s=timeout_s)
-
-
-def _is_broken(findings: "list[Finding]") -> bool:
-    return any(each.verdict == "broken" for each in findings)
-
-
-def _print_tasks(
-    path: Path, findings_by_task: "dict[str, list[Finding]]", failed: dict[str, str], broken: list[str]
-) -> None:
+def _print_tasks(path: Path, report: TaskReport) -> None:
     console = out()
     tasks_table = table("task", "", "what", "reason", prose=("reason",))
-    for name, findings in findings_by_task.items():
-        broken_findings = [each for each in findings if each.verdict == "broken"]
+    for name, findings in report.by_task.items():
+        broken_findings = report.broken_findings(name)
         if not broken_findings:
             tasks_table.add_row(name, Text("held", style=_STYLES["held"]), f"{len(findings)} checks", "")
         for each in broken_findings:
             reason = each.reason.replace("\n", " ")[:_SHOWN_CHARS]
             tasks_table.add_row(name, Text("broken", style=_STYLES["broken"]), each.name, Text(reason))
-    for name, why in failed.items():
+    for name, why in report.not_made.items():
         tasks_table.add_row(name, Text("broken", style=_STYLES["broken"]), "cannot be made", Text(why))
     console.print(tasks_table)
-    if broken:
-        console.print(
-            f"{len(broken)} of {len(findings_by_task) + len(failed)} tasks are broken.", style="red"
-        )
+    num_tasks, num_broken = len(report.by_task) + len(report.not_made), len(report.broken_tasks)
+    if num_broken:
+        console.print(f"{num_broken} of {num_tasks} tasks are broken.", style="red")
     else:
         words = ["rllm", "eval", str(path), "--model", "builtin:tiny"]
         print_next(console, [(words, "let a model work on them")])

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from rllm.cli.command import WordChoice, example
-from rllm.cli.supervised import Flags, rows_file, run_supervised, supervised_options
+from rllm.cli.command import WordChoice, example, options_of
+from rllm.cli.supervised import SupervisedOptions, rows_file, run_supervised
 from rllm.config.loader import load_as
 from rllm.config.preference import SETTINGS, DpoConfig
 from rllm.tracking.base import Tracker
@@ -28,8 +28,8 @@ from rllm.trainer.dpo import AgentDPOTrainer
     "--val-dataset", default="", metavar="FILE", help="What is held out.  [default: a tenth of the examples]"
 )
 @click.option("--loss", type=WordChoice(list(SETTINGS)), help="What is minimised.  [default: dpo]")
-@supervised_options
-def command(dataset: str, run: str, val_dataset: str, loss: str | None, flags: Flags) -> None:
+@options_of(SupervisedOptions)
+def command(dataset: str, run: str, val_dataset: str, loss: str | None, options: SupervisedOptions) -> None:
     """Train a model to prefer better answers to worse ones, by DPO or a variant.
 
     A line of DATA.jsonl is {"prompt": ..., "chosen": ..., "rejected": ...}, for kto {"prompt": ...,
@@ -42,10 +42,10 @@ def command(dataset: str, run: str, val_dataset: str, loss: str | None, flags: F
     The same command again resumes a run that was interrupted, and shows the result of one that is finished.
     """
     held_out = {"data__val_dataset": val_dataset, "data__heldout_fraction": "0"} if val_dataset else {}
-    assignments = flags.all_assignments(
+    assignments = options.all_assignments(
         data__dataset=rows_file(dataset), data__run=run, preference__loss=loss or "", **held_out
     )
-    config = load_as(DpoConfig, flags.config_file, assignments)
+    config = load_as(DpoConfig, options.config_file, assignments)
 
     def make(directory: Path, tracker: Tracker | None) -> AgentDPOTrainer:
         return AgentDPOTrainer(config, output=directory, tracker=tracker)
@@ -53,4 +53,4 @@ def command(dataset: str, run: str, val_dataset: str, loss: str | None, flags: F
     words = [*([dataset] if dataset else []), *(["--run", run] if run else [])]
     words += ["--val-dataset", val_dataset] if val_dataset else []
     words += ["--loss", loss] if loss else []
-    run_supervised(flags, make, Path(dataset or config.data.dataset or config.data.run).stem, words)
+    run_supervised(options, make, Path(dataset or config.data.dataset or config.data.run).stem, words)

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rllm.rendering.images import source_of, with_captions
+from rllm.types.content import source_of, with_captions
 from rllm.types.episode import Action, Episode, Outcome, Step, Trajectory
 from rllm.view.token_texts import TokenText
 

@@ -23,8 +23,8 @@ from typing import Any
 
 import click
 
+from rllm.build.installed import extra_of, rllm_version
 from rllm.cli.command import CONTEXT, Group, example, fold, stderr_width
-from rllm.cli.installed import extra_of, rllm_version
 from rllm.cli.machine_errors import sentence_of, shortage_behind
 from rllm.cli.published_commands import COMMANDS as REFUSED_COMMANDS
 from rllm.errors import MissingExtraError, RllmError

@@ -1,18 +1,15 @@
 """`rllm model`: models on servers by names of one's own, and model directories on this machine."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from rllm.build.models import model_directory
+from rllm.build.models import architecture_of, create_builtin, model_description, model_directory
 from rllm.cli.command import Group, example, json_option, print_json, trust_option
 from rllm.cli.model_setup import list_models, remove, setup, show, swap, test
 from rllm.cli.terminal import facts, out, print_next
 from rllm.errors import ArchitectureError
-
-if TYPE_CHECKING:
-    from rllm.models.directory import LoadedModel
 
 
 @click.group("model", cls=Group)
@@ -40,10 +37,8 @@ def create(directory: Path, preset: str, seed: int, as_json: bool) -> None:
     DIRECTORY must be absent or empty. transformers loads it with AutoModelForCausalLM and AutoTokenizer; one
     that reads images, such as tiny-vl, with AutoModelForImageTextToText and AutoProcessor.
     """
-    from rllm.models.builtin import create_model  # brings torch: not for --help
-
-    create_model(directory, preset, seed)
-    description = describe(directory)
+    create_builtin(directory, preset, seed)
+    description = model_description(directory)
     if as_json:
         print_json(description)
         return
@@ -72,7 +67,7 @@ def info(ctx: click.Context, model: Path, trust_remote_code: bool, as_json: bool
     """
     directory = model_directory(model)
     try:
-        description = describe(directory, trust_remote_code=trust_remote_code)
+        description = model_description(directory, trust_remote_code=trust_remote_code)
     except ArchitectureError as error:
         _print_refused(directory, str(error), as_json)
         ctx.exit(1)
@@ -83,47 +78,8 @@ def info(ctx: click.Context, model: Path, trust_remote_code: bool, as_json: bool
     print_next(out(), [(["rllm", "eval", "frozenlake", "--model", str(model)], "measure it")])
 
 
-def describe(directory: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
-    """The facts that `info` prints. Raises ModelDirectoryError naming the missing or broken file."""
-    from rllm.models.architectures import architecture_row
-    from rllm.models.decoder import Decoder
-    from rllm.models.directory import load_model
-    from rllm.rendering.chat import ChatRenderer
-
-    model = load_model(directory, trust_remote_code=trust_remote_code)
-    return {
-        "model": str(directory),
-        "architecture": _architecture(model.config),
-        "parameters": model.num_parameters,
-        **({} if model.model.by_row else _shape(model)),
-        "vocabulary": model.vocab_size,
-        "reads_images": model.tokenizer.images is not None,
-        "context": model.max_positions,
-        "end_tokens": {str(token): model.tokenizer.token_text(token) for token in model.end_token_ids},
-        "served_by": "built-in decoder" if isinstance(model.model, Decoder) else "transformers",
-        "by_row": model.model.by_row,
-        "row": architecture_row(str(model.config.get("model_type"))),
-        "incremental_template": ChatRenderer(model.tokenizer).incremental,
-    }
-
-
-def _shape(model: "LoadedModel") -> dict[str, int]:
-    """Sizes of the keys and values of a token."""
-    return {
-        "layers": model.num_layers,
-        "key_value_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
-    }
-
-
-def _architecture(config: dict[str, Any]) -> str:
-    return (config.get("architectures") or [config.get("model_type", "unknown")])[0]
-
-
 def _print_refused(directory: Path, reason: str, as_json: bool) -> None:
-    from rllm.models.directory import read_config
-
-    architecture = _architecture(read_config(directory))
+    architecture = architecture_of(directory)
     if as_json:
         print_json(
             {"model": str(directory), "architecture": architecture, "served_by": "", "refused": reason}

@@ -5,18 +5,14 @@ questions or flags ──► ModelEntry ──► one tiny request ──► RLL
 
 import asyncio
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 from rich.text import Text
 
-from rllm.cli.command import example, json_option, print_json
-from rllm.cli.model_wizard import Wizard, require_address, require_no_key
-from rllm.cli.terminal import err, facts, out, print_next, print_sentence, table
-from rllm.errors import ConfigError, InferenceError
-from rllm.inference.connection_check import Trial, try_model, wait_for_server
-from rllm.inference.model_settings import (
+from rllm.build.connection_check import Trial, try_model, wait_for_server
+from rllm.build.model_settings import (
     ENVIRONMENT,
     KEYRING,
     ModelEntry,
@@ -26,12 +22,45 @@ from rllm.inference.model_settings import (
     key_of,
     settings_path,
 )
-from rllm.inference.providers import (
+from rllm.build.providers import (
     PROVIDERS,
     ModelPlace,
     provider_named,
     resolve_model,
 )
+from rllm.cli.command import argument, example, json_option, option, options_of, print_json, shared
+from rllm.cli.model_wizard import Wizard, require_address, require_no_key
+from rllm.cli.terminal import err, facts, out, print_next, print_sentence, table
+from rllm.errors import ConfigError, InferenceError
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SetupOptions:
+    """The options of `rllm model setup`, as the user typed them."""
+
+    name: str = argument(required=False, default="")
+    provider: str = option("--provider", default="", metavar="NAME", help=f"One of {', '.join(PROVIDERS)}.")
+    model: str = option("--model", default="", help="What the provider calls it.")
+    base_url: str = option(
+        "--base-url", default="", metavar="URL", help="Where it is served.  [default: the provider's]"
+    )
+    key_variable: str = option(
+        "--key-variable", default="", metavar="VAR", help="The environment variable that holds the key."
+    )
+    in_keyring: bool = option(
+        "--keyring", is_flag=True, help="Keep the key in the system's keyring: it is asked for."
+    )
+    no_key: bool = option("--no-key", is_flag=True, help="The server takes none.")
+    as_default: bool = option("--default", is_flag=True, help="Use it where no model is named.")
+    wait_s: float = option(
+        "--wait",
+        type=click.FloatRange(min=0),
+        default=30.0,
+        metavar="SECONDS",
+        help="How long a server on this machine may take to start listening.  [default: 30]",
+    )
+    no_test: bool = option("--no-test", is_flag=True, help="Do not ask it anything before it is kept.")
+    as_json: bool = shared(json_option)
 
 
 @click.command(
@@ -43,82 +72,53 @@ from rllm.inference.providers import (
         "rllm model setup --provider anthropic --model NAME --keyring < key.txt",
     ),
 )
-@click.argument("name", required=False, default="")
-@click.option("--provider", default="", metavar="NAME", help=f"One of {', '.join(PROVIDERS)}.")
-@click.option("--model", default="", help="What the provider calls it.")
-@click.option("--base-url", default="", metavar="URL", help="Where it is served.  [default: the provider's]")
-@click.option(
-    "--key-variable", default="", metavar="VAR", help="The environment variable that holds the key."
-)
-@click.option(
-    "--keyring", "in_keyring", is_flag=True, help="Keep the key in the system's keyring: it is asked for."
-)
-@click.option("--no-key", is_flag=True, help="The server takes none.")
-@click.option("--default", "as_default", is_flag=True, help="Use it where no model is named.")
-@click.option(
-    "--wait",
-    "wait_s",
-    type=click.FloatRange(min=0),
-    default=30.0,
-    metavar="SECONDS",
-    help="How long a server on this machine may take to start listening.  [default: 30]",
-)
-@click.option("--no-test", is_flag=True, help="Do not ask it anything before it is kept.")
-@json_option
-def setup(
-    name: str,
-    provider: str,
-    model: str,
-    base_url: str,
-    key_variable: str,
-    in_keyring: bool,
-    no_key: bool,
-    as_default: bool,
-    wait_s: float,
-    no_test: bool,
-    as_json: bool,
-) -> None:
+@options_of(SetupOptions)
+def setup(options: SetupOptions) -> None:
     """Keep a model on a server under a NAME, for --model of other commands.
 
     Without --provider and --base-url it asks. A key is never written to a file: it stays in the environment,
     or goes to the system's keyring. Nothing is kept when the model does not answer.
     """
-    if sum(map(bool, (key_variable, in_keyring, no_key))) > 1:
+    if sum(map(bool, (options.key_variable, options.in_keyring, options.no_key))) > 1:
         raise click.UsageError("Give one of --key-variable, --keyring and --no-key.")
-    for flag, value in (("NAME", name), ("--model", model), ("--key-variable", key_variable)):
+    for flag, value in (
+        ("NAME", options.name),
+        ("--model", options.model),
+        ("--key-variable", options.key_variable),
+    ):
         require_no_key(flag, value)
-    require_address("--base-url", base_url)
-    asks = not provider and not base_url
-    if asks and as_json:
+    require_address("--base-url", options.base_url)
+    asks = not options.provider and not options.base_url
+    if asks and options.as_json:
         raise click.UsageError("--json asks nothing: give --provider or --base-url, and --model.")
     wizard = Wizard(asks=asks)
-    provider = provider or wizard.provider(base_url)
+    provider = options.provider or wizard.provider(options.base_url)
     facts_of = provider_named(provider)
-    base_url = base_url or wizard.base_url(facts_of, provider)
-    key, secret = wizard.key(facts_of, key_variable, in_keyring, no_key)
+    base_url = options.base_url or wizard.base_url(facts_of, provider)
+    key, secret = wizard.key(facts_of, options.key_variable, options.in_keyring, options.no_key)
     probe = ModelPlace(
-        name=model,
+        name=options.model,
         base_url=base_url or facts_of.base_url,
         protocol=facts_of.protocol,
         api_key=secret,
         key_from=key.removeprefix(ENVIRONMENT),
     )
-    if not no_test and not asks:
+    if not options.no_test and not asks:
         probe.client()  # an extra that is missing is named before anybody waits
-        remark = f"Nothing listens at {probe.base_url} yet; waiting up to {wait_s:g} s."
-        asyncio.run(wait_for_server(probe.base_url, wait_s, lambda: err().print(remark, style="dim")))
-    model = model or wizard.model(probe)
+        remark = f"Nothing listens at {probe.base_url} yet; waiting up to {options.wait_s:g} s."
+        asyncio.run(wait_for_server(probe.base_url, options.wait_s, lambda: err().print(remark, style="dim")))
+    model = options.model or wizard.model(probe)
     settings = ModelSettings.load()
-    name = name or wizard.name(provider, settings)
+    name = options.name or wizard.name(provider, settings)
     entry = ModelEntry(name=name, provider=provider, model=model, base_url=base_url, key=key)
-    trial = None if no_test else _tried_before_keeping(entry, probe, wizard)
+    trial = None if options.no_test else _tried_before_keeping(entry, probe, wizard)
     if key == KEYRING and secret is not None:
         keep_in_keyring(name, secret)
     settings.entries[name] = entry
-    if as_default or not settings.default:
+    if options.as_default or not settings.default:
         settings.default = name
     settings.save()
-    if as_json:
+    if options.as_json:
         print_json({**_facts(entry, settings), "test": asdict(trial) if trial else None})
         return
     print_sentence(out(), f"`{name}` is kept in {settings_path()}.")

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 import click
 
+from rllm.build.connection_check import served_models
+from rllm.build.model_settings import ENVIRONMENT, KEYRING, ModelEntry, ModelSettings, keyring_key
+from rllm.build.providers import PROVIDERS, ModelPlace, Provider, provider_named
 from rllm.cli.terminal import err, print_sentence
 from rllm.errors import ConfigError, InferenceError
-from rllm.inference.connection_check import served_models
-from rllm.inference.model_settings import ENVIRONMENT, KEYRING, ModelEntry, ModelSettings, keyring_key
-from rllm.inference.providers import PROVIDERS, ModelPlace, Provider, provider_named
 from rllm.redaction import escaped
 
 _SHOWN_MODELS = 12

@@ -1,21 +1,15 @@
 """`rllm sandbox`: run one Python program behind walls, say which walls this machine has, clear up."""
 
-import contextlib
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rllm.build.sandboxes import ProgramRun, default_limits, remove_leftovers, why_unusable
 from rllm.cli.command import Group, WordChoice, example, json_option, print_json
 from rllm.cli.terminal import err, facts, out, print_next, print_sentence, table
-from rllm.errors import ConfigError, RllmError
-from rllm.sandbox import BACKENDS, ExecResult, Limits, PythonRunner, open_sandbox, require_backend
-from rllm.sandbox.docker import reap_containers
-from rllm.sandbox.docker_api import engine
-from rllm.sandbox.leftovers import reap
-from rllm.sandbox.types import DEFAULT_LIMITS
+from rllm.errors import ConfigError
 
 WALLS = {
     "bubblewrap": "own user, files, processes and network; no capabilities; seccomp",
@@ -23,6 +17,8 @@ WALLS = {
     "docker": "a container without network or capabilities",
     "subprocess": "UNSAFE: none. Limits only, for programs that you trust",
 }
+
+_LIMITS = default_limits()
 
 
 @click.group("sandbox", cls=Group)
@@ -41,42 +37,42 @@ def command() -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--backend",
-    type=WordChoice(BACKENDS),
+    type=WordChoice(list(WALLS)),
     default="bubblewrap",
     show_default=True,
     help="The walls. `subprocess` has none: it is UNSAFE. What is asked for and missing is an error.",
 )
 @click.option(
-    "--wall-s", type=float, default=DEFAULT_LIMITS.wall_s, show_default=True, help="Seconds to the end."
+    "--wall-s", type=float, default=_LIMITS["wall_s"], show_default=True, help="Seconds to the end."
 )
 @click.option(
     "--cpu-s",
     type=float,
-    default=DEFAULT_LIMITS.cpu_s,
+    default=_LIMITS["cpu_s"],
     show_default=True,
     help="Seconds of processor time, all told.",
 )
 @click.option(
     "--memory-mb",
     type=int,
-    default=DEFAULT_LIMITS.memory_mb,
+    default=_LIMITS["memory_mb"],
     show_default=True,
     help="MiB over all processes.",
 )
 @click.option(
     "--output-kb",
     type=int,
-    default=DEFAULT_LIMITS.output_kb,
+    default=_LIMITS["output_kb"],
     show_default=True,
     help="KiB of stdout and stderr.",
 )
 @click.option(
-    "--disk-mb", type=int, default=DEFAULT_LIMITS.disk_mb, show_default=True, help="MiB of all its files."
+    "--disk-mb", type=int, default=_LIMITS["disk_mb"], show_default=True, help="MiB of all its files."
 )
 @click.option(
     "--processes",
     type=int,
-    default=DEFAULT_LIMITS.processes,
+    default=_LIMITS["processes"],
     show_default=True,
     help="Processes and threads at once.",
 )
@@ -114,35 +110,25 @@ def run(
     the program was run, however it ended; 1 where the sandbox itself failed, 2 for bad usage or a missing
     backend.
     """
-    run_limits = Limits(**limits)
-    require_backend(backend)
-    source = _text_of(file).removeprefix("\ufeff")  # as Python itself reads a file
-    stdin = _text_of(stdin_file) if stdin_file else ""
-    if image is not None and backend != "docker":
-        raise ConfigError(f"`--image` is for docker; `{backend}` shows this machine's own system, read-only.")
+    program = ProgramRun(
+        source=_text_of(file).removeprefix("\ufeff"),  # as Python itself reads a file
+        stdin=_text_of(stdin_file) if stdin_file else "",
+        backend=backend,
+        limits=limits,
+        packages=packages,
+        image=image,
+        allow_root=allow_root,
+    )
+    program.require_usable()
     if backend == "subprocess":
-        if os.geteuid() == 0 and not allow_root:
-            raise ConfigError(
-                "The backend `subprocess` has no walls, and you are root: the program could do anything to "
-                "this machine. Use bubblewrap or unshare, run as another user, or add --allow-root on a "
-                "machine that may be lost."
-            )
         err().print("UNSAFE: `subprocess` has no walls; the program can do whatever you can.", style="yellow")
-    elif allow_root:
-        raise ConfigError(f"`--allow-root` is for subprocess; `{backend}` has walls and needs no leave.")
-    if backend != "docker":
-        with PythonRunner(backend, run_limits, workers=1, packages=packages) as runner:
-            result = runner.run(source, stdin=stdin)
-    else:
-        with open_sandbox(backend, limits=run_limits, image=image, packages=packages) as sandbox:
-            sandbox.write("main.py", source)
-            result = sandbox.exec(["python3", "-s", "-B", "main.py"], stdin=stdin)
+    result = program.run()
+    fields = asdict(result)
+    del fields["result"]  # a channel that programs of a person do not have
     if as_json:
-        fields = asdict(result)
-        del fields["result"]  # a channel that programs of a person do not have
         print_json(fields)
-        return
-    _print_ended(result)
+    else:
+        _print_ended(**fields)
 
 
 def _text_of(path: Path) -> str:
@@ -152,22 +138,23 @@ def _text_of(path: Path) -> str:
         raise ConfigError(f"`{path}` is not UTF-8 ({error.reason} at byte {error.start}).") from error
 
 
-def _print_ended(result: ExecResult) -> None:
-    code = "–" if result.exit_code is None else str(result.exit_code)
-    cut = "  (cut: it wrote more)" if result.truncated else ""
+def _print_ended(
+    status: str, exit_code: int | None, wall_s: float, stdout: str, stderr: str, *, truncated: bool
+) -> None:
+    cut = "  (cut: it wrote more)" if truncated else ""
     console = out()
     console.print(
         facts(
             [
-                ("status", result.status),
-                ("exit code", code),
-                ("seconds", f"{result.wall_s:.3f}"),
-                ("stdout", f"{len(result.stdout):,} characters{cut}"),
-                ("stderr", f"{len(result.stderr):,} characters{cut}"),
+                ("status", status),
+                ("exit code", "–" if exit_code is None else str(exit_code)),
+                ("seconds", f"{wall_s:.3f}"),
+                ("stdout", f"{len(stdout):,} characters{cut}"),
+                ("stderr", f"{len(stderr):,} characters{cut}"),
             ]
         )
     )
-    for text in (result.stdout, result.stderr):
+    for text in (stdout, stderr):
         if text:
             console.print()
             console.print(text.rstrip("\n"), soft_wrap=True)
@@ -178,7 +165,7 @@ def _print_ended(result: ExecResult) -> None:
 def list_backends(as_json: bool) -> None:
     """Say which backends work on this machine: each is started once."""
     backends = [
-        {"backend": name, "walls": WALLS[name], "works": _why_not(name) or "yes"} for name in BACKENDS
+        {"backend": name, "walls": WALLS[name], "works": why_unusable(name) or "yes"} for name in WALLS
     ]
     if as_json:
         print_json({"backends": backends})
@@ -193,14 +180,6 @@ def list_backends(as_json: bool) -> None:
     print_next(out(), [(["rllm", "sandbox", "run", "FILE"], "run a program")])
 
 
-def _why_not(backend: str) -> str | None:
-    try:
-        open_sandbox(backend).close()
-    except RllmError as error:
-        return str(error)
-    return None
-
-
 @command.command("reap", epilog=example("rllm sandbox reap"))
 @json_option
 def reap_leftovers(as_json: bool) -> None:
@@ -208,9 +187,7 @@ def reap_leftovers(as_json: bool) -> None:
 
     Every program that opens a sandbox does this first, so that it is seldom needed.
     """
-    num_removed = reap()
-    with contextlib.suppress(ConfigError):  # no engine, so no containers
-        num_removed += reap_containers(engine())
+    num_removed = remove_leftovers()
     if as_json:
         print_json({"removed": num_removed})
         return

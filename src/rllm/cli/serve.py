@@ -1,13 +1,12 @@
 """`rllm serve`: a model, a fleet, or other servers, behind the gateway until a signal; calls captured."""
 
-import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,13 +20,10 @@ from rllm.build.gateways import (
 )
 from rllm.build.models import model_directory
 from rllm.build.served import environment_server
+from rllm.build.serving import GatewayOpener, Listening, serve_until_stopped
 from rllm.cli.command import Group, WordChoice, example, json_option, trust_option
-from rllm.cli.serving import run_server, settle_process
 from rllm.cli.terminal import facts, out
 from rllm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rllm.gateway.server import Gateway
 
 CAPTURES = ("logprobs", "token_ids", "usage")
 DIALECTS = ("chat", "completions", "responses", "messages")
@@ -159,36 +155,24 @@ def gateway(
     elif model:
         raise ConfigError("--model needs --tokenizer: without it, clients name the model themselves.")
 
-    @asynccontextmanager
-    async def before_servers(where: Address) -> AsyncIterator["Gateway"]:
-        yield build_gateway(
-            where,
-            upstreams,
-            dialect=dialect,
-            api_key=_api_key(api_key_env),
-            processed_logprobs=processed_logprobs,
-            sends_seeds=not no_seeds,
-            capture=_capture_fields(capture),
-            connect_timeout_s=connect_timeout_s,
-            max_body_mib=max_body_mib,
-        )
-
-    def before_one(where: Address) -> AbstractAsyncContextManager["Gateway"]:
-        assert tokenizer is not None
-        return ids_gateway(
-            where,
-            upstreams[0],
-            tokenizer,
-            trust_remote_code=trust_remote_code,
-            model=model,
-            api_key=_api_key(api_key_env),
-            processed_logprobs=processed_logprobs,
-            sends_seeds=not no_seeds,
-            connect_timeout_s=connect_timeout_s,
-            max_body_mib=max_body_mib,
-        )
-
-    _serve(before_servers if tokenizer is None else before_one, **address)
+    shared = {
+        "api_key": _api_key(api_key_env),
+        "processed_logprobs": processed_logprobs,
+        "sends_seeds": not no_seeds,
+        "connect_timeout_s": connect_timeout_s,
+        "max_body_mib": max_body_mib,
+    }
+    if tokenizer is not None:
+        trust = {"trust_remote_code": trust_remote_code, "model": model}
+        _serve(lambda where: ids_gateway(where, upstreams[0], tokenizer, **trust, **shared), **address)
+        return
+    captured_fields = _capture_fields(capture)
+    _serve(
+        lambda where: nullcontext(
+            build_gateway(where, upstreams, dialect=dialect, capture=captured_fields, **shared)
+        ),
+        **address,
+    )
 
 
 def _capture_fields(names: str | None) -> frozenset[str] | None:
@@ -275,8 +259,8 @@ def model(
     """
     model_directory(model)  # a wrong path is not worth taking an address for
 
-    def open_gateway(where: Address) -> AbstractAsyncContextManager["Gateway"]:
-        return model_gateway(
+    _serve(
+        lambda where: model_gateway(
             where,
             model,
             name=name,
@@ -287,9 +271,9 @@ def model(
             max_context=max_context,
             cache_tokens=cache_tokens,
             num_drafts=num_drafts,
-        )
-
-    _serve(open_gateway, **address)
+        ),
+        **address,
+    )
 
 
 @command.command(
@@ -368,10 +352,10 @@ def fleet(
         sends_seeds=not no_seeds,
     )
 
-    def open_gateway(where: Address) -> AbstractAsyncContextManager["Gateway"]:
-        return fleet_gateway(where, model, settings, name=name, trust_remote_code=trust_remote_code)
-
-    _serve(open_gateway, **address)
+    _serve(
+        lambda where: fleet_gateway(where, model, settings, name=name, trust_remote_code=trust_remote_code),
+        **address,
+    )
 
 
 @command.command(
@@ -412,7 +396,7 @@ def environment(name: str, host: str, port: int, sessions: int, no_auth: bool, a
 
 
 def _serve(
-    open_gateway: Callable[[Address], AbstractAsyncContextManager["Gateway"]],
+    open_gateway: GatewayOpener,
     *,
     token: str | None,
     no_auth: bool,
@@ -424,43 +408,14 @@ def _serve(
     if token == "":
         raise ConfigError("--token is empty; choose one, leave it out to have one made, or say --no-auth.")
     where = Address(token=None if no_auth else token or "", **address)
-    stopped_by = run_server(_until_stopped(open_gateway, where, as_json))
+    stopped_by = serve_until_stopped(
+        open_gateway, where, lambda listening: _print_listening(listening, where, as_json)
+    )
     if stopped_by is signal.SIGINT:
         raise click.Abort("Interrupted; what was in flight is recorded.")
 
 
-async def _until_stopped(
-    open_gateway: Callable[[Address], AbstractAsyncContextManager["Gateway"]], where: Address, as_json: bool
-) -> signal.Signals:
-    loop = asyncio.get_running_loop()
-    stop_signal: asyncio.Future[signal.Signals] = loop.create_future()
-    second_signal = asyncio.Event()
-
-    def stop(by: signal.Signals) -> None:
-        if stop_signal.done():
-            second_signal.set()
-        else:
-            stop_signal.set_result(by)
-
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, stop, each)
-    async with open_gateway(where) as gateway, gateway:
-        settle_process()
-        _print_listening(gateway, where, as_json)
-        by = await stop_signal
-        hurry = asyncio.create_task(_stop_at_once(gateway, second_signal))
-        await gateway.close()
-        hurry.cancel()
-    return by
-
-
-async def _stop_at_once(gateway: "Gateway", second_signal: asyncio.Event) -> None:
-    """Asked twice to stop, what is in flight is not waited for."""
-    await second_signal.wait()
-    await gateway.calls.finish(0.0)
-
-
-def _print_listening(gateway: "Gateway", where: Address, as_json: bool) -> None:
+def _print_listening(gateway: Listening, where: Address, as_json: bool) -> None:
     if as_json:
         listening = {
             "url": gateway.url,
@@ -473,9 +428,7 @@ def _print_listening(gateway: "Gateway", where: Address, as_json: bool) -> None:
         return
     console = out()
     console.print(f"\nListening on {gateway.url}", style="bold", soft_wrap=True)
-    console.print(
-        facts([("ledger", str(where.ledger)), ("models", ", ".join(gateway.policy.models()) or "–")])
-    )
+    console.print(facts([("ledger", str(where.ledger)), ("models", ", ".join(gateway.models) or "–")]))
     key = gateway.token or "none"
     console.print("\nPrograms are captured with:")
     for line in (

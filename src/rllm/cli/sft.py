@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from rllm.cli.command import example
+from rllm.cli.command import example, options_of
 from rllm.cli.published_flags import SFT_KEYS, SFT_REFUSED, alias_options, refused_options
-from rllm.cli.supervised import Flags, rows_file, run_supervised, supervised_options
+from rllm.cli.supervised import SupervisedOptions, rows_file, run_supervised
 from rllm.config.loader import load_as
 from rllm.config.supervised import SftConfig
 from rllm.tracking.base import Tracker
@@ -30,8 +30,8 @@ from rllm.trainer.sft import AgentSFTTrainer
 )
 @alias_options("assignments", SFT_KEYS)
 @refused_options(SFT_REFUSED)
-@supervised_options
-def command(dataset: str, run: str, val_dataset: str, flags: Flags) -> None:
+@options_of(SupervisedOptions)
+def command(dataset: str, run: str, val_dataset: str, options: SupervisedOptions) -> None:
     """Fine-tune a model on conversations, or on what a stored run did well.
 
     A line of DATA.jsonl is {"messages": [...]}, with "tools" where there are calls, or {"prompt": ...,
@@ -43,12 +43,12 @@ def command(dataset: str, run: str, val_dataset: str, flags: Flags) -> None:
     The same command again resumes a run that was interrupted, and shows the result of one that is finished.
     """
     held_out = {"data__val_dataset": val_dataset, "data__heldout_fraction": "0"} if val_dataset else {}
-    assignments = flags.all_assignments(data__dataset=rows_file(dataset), data__run=run, **held_out)
-    config = load_as(SftConfig, flags.config_file, assignments)
+    assignments = options.all_assignments(data__dataset=rows_file(dataset), data__run=run, **held_out)
+    config = load_as(SftConfig, options.config_file, assignments)
 
     def make(directory: Path, tracker: Tracker | None) -> AgentSFTTrainer:
         return AgentSFTTrainer(config, output=directory, tracker=tracker)
 
     words = [*([dataset] if dataset else []), *(["--run", run] if run else [])]
     words += ["--val-dataset", val_dataset] if val_dataset else []
-    run_supervised(flags, make, Path(dataset or config.data.dataset or config.data.run).stem, words)
+    run_supervised(options, make, Path(dataset or config.data.dataset or config.data.run).stem, words)

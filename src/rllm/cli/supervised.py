@@ -1,10 +1,9 @@
 """The common part of the commands that train on rows: `rllm sft`, `rllm dpo`, `rllm distill`.
 
-@supervised_options            the options that all of them have ──► Flags
-run_supervised(flags, make)    plan, or train with a live view; before and after; what to type next
+SupervisedOptions                the options that all of them have
+run_supervised(options, make)    plan, or train with a live view; before and after; what to type next
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import click
 
 from rllm.build.models import initial_model_path
-from rllm.cli.command import elapsed_s, json_option, print_json
+from rllm.cli.command import elapsed_s, json_option, option, print_json, shared
 from rllm.cli.plan import announce_run, conflict_with_run, interruption, print_plan, unused_directory
 from rllm.cli.supervised_view import measured_on, reports_table
 from rllm.cli.terminal import out, print_next, print_sentence, took
@@ -30,17 +29,35 @@ MakeTrainer = Callable[[Path, Tracker | None], SupervisedTrainer[Any]]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Flags:
+class SupervisedOptions:
     """The options that all these commands have, as the user typed them."""
 
-    model: str
-    output: Path | None
-    config_file: Path | None
-    assignments: tuple[str, ...]
-    seed: int | None
-    dry_run: bool
-    fresh: bool
-    as_json: bool
+    model: str = option(
+        "--model",
+        default="",
+        metavar="DIR",
+        help="What to start from: a run, for its trained model, a model directory, or builtin:tiny.",
+    )
+    output: Path | None = option(
+        "--output",
+        type=click.Path(path_type=Path),
+        help="Run directory; a run that is there goes on.  [default: runs/COMMAND-NAME-seedN]",
+    )
+    config_file: Path | None = option(
+        "--config", type=click.Path(path_type=Path), help="TOML file of settings."
+    )
+    assignments: tuple[str, ...] = option(
+        "--set",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set one key, such as optimizer.learning_rate=3e-4; may be repeated and wins over the file.",
+    )
+    seed: int | None = option("--seed", type=int, help="Seed of every random draw of the run.  [default: 0]")
+    dry_run: bool = option("--dry-run", is_flag=True, help="Check everything, print the plan and do nothing.")
+    fresh: bool = option(
+        "--fresh", is_flag=True, help="Start a new run beside one that is there, which stays as it is."
+    )
+    as_json: bool = shared(json_option)
 
     def all_assignments(self, **by_key: str) -> list[str]:
         """`by_key`: keys that were typed as options (`data__run` is data.run), then --set, which wins."""
@@ -67,57 +84,15 @@ def rows_file(name: str) -> str:
     return rows.get_data_path() or name
 
 
-def supervised_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options; the command gets them as one argument `flags`."""
-
-    @functools.wraps(command)
-    def with_flags(**options: Any) -> None:
-        values = {name: options.pop(name) for name in Flags.__dataclass_fields__}
-        command(flags=Flags(**values), **options)
-
-    for option in reversed(_OPTIONS):
-        with_flags = option(with_flags)
-    return with_flags
-
-
-_OPTIONS = (
-    click.option(
-        "--model",
-        default="",
-        metavar="DIR",
-        help="What to start from: a run, for its trained model, a model directory, or builtin:tiny.",
-    ),
-    click.option(
-        "--output",
-        type=click.Path(path_type=Path),
-        help="Run directory; a run that is there goes on.  [default: runs/COMMAND-NAME-seedN]",
-    ),
-    click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file of settings."),
-    click.option(
-        "--set",
-        "assignments",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Set one key, such as optimizer.learning_rate=3e-4; may be repeated and wins over the file.",
-    ),
-    click.option("--seed", type=int, help="Seed of every random draw of the run.  [default: 0]"),
-    click.option("--dry-run", is_flag=True, help="Check everything, print the plan and do nothing."),
-    click.option(
-        "--fresh", is_flag=True, help="Start a new run beside one that is there, which stays as it is."
-    ),
-    json_option,
-)
-
-
-def run_supervised(flags: Flags, make: MakeTrainer, label: str, words: Sequence[str]) -> None:
+def run_supervised(options: SupervisedOptions, make: MakeTrainer, label: str, words: Sequence[str]) -> None:
     """Plan or train. `label` names the data, for titles and directories; `words` are the command as typed,
     without the common options."""
     trainer = make(Path("unused"), None)  # refuses what a run would refuse, before anything is written
     kind, seed = trainer.kind, trainer.config.seed
-    directory = flags.output or Path("runs") / f"{kind}-{label}-seed{seed}"
-    if flags.fresh:
+    directory = options.output or Path("runs") / f"{kind}-{label}-seed{seed}"
+    if options.fresh:
         directory = unused_directory(directory)
-    if flags.dry_run:
+    if options.dry_run:
         print_plan(
             f"rllm {kind} {label}",
             directory,
@@ -125,7 +100,7 @@ def run_supervised(flags: Flags, make: MakeTrainer, label: str, words: Sequence[
             defaults=config_dict(trainer.config_class()),
             derived=trainer.plan(),
             conflict=conflict_with_run(directory, trainer.require_same_config),
-            as_json=flags.as_json,
+            as_json=options.as_json,
             data=label,
         )
         return
@@ -134,9 +109,9 @@ def run_supervised(flags: Flags, make: MakeTrainer, label: str, words: Sequence[
         with LiveView(0, title=f"rllm {kind} {label}", elapsed_s=elapsed_s()) as view:
             result = make(directory, None if was_finished else view).train()
     except KeyboardInterrupt as interrupt:
-        again = ["rllm", kind, *words, *flags.words(), "--output", str(directory)]
+        again = ["rllm", kind, *words, *options.words(), "--output", str(directory)]
         raise interruption(directory, again) from interrupt
-    if flags.as_json:
+    if options.as_json:
         print_json({**result.summary, "run": str(directory)})
     else:
         _print_result(result)

@@ -20,7 +20,6 @@ from rllm.cli.worker_promote import command as promote
 from rllm.contracts.contract import Contract
 from rllm.contracts.worker_file import read_contract
 from rllm.errors import ConfigError
-from rllm.workflows.workers import with_key
 
 NOT_OK = 1
 
@@ -265,7 +264,7 @@ def _named(contract: Contract, row: Any) -> Any:
     if not isinstance(row, dict):
         return row
     digest = hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=8)
-    return with_key(contract, row, f"row-{digest.hexdigest()}")
+    return contract.with_key(row, f"row-{digest.hexdigest()}")
 
 
 def _inputs(source: str) -> Any:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rllm.build.serving import run_server, settle_process
 from rllm.cli.command import example, print_json_line
-from rllm.cli.serving import run_server, settle_process
 from rllm.cli.terminal import facts, out
 from rllm.cli.worker_options import bound_contracts, running_options, telemetry_of
 from rllm.contracts.contract import Contract

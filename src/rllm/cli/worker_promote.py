@@ -3,26 +3,48 @@
 import asyncio
 import json
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import click
 
-from rllm.cli.command import example, json_option, print_json
+from rllm.build.judges import output_judge_named
+from rllm.cli.command import argument, example, json_option, option, options_of, print_json, shared
 from rllm.cli.terminal import facts, out, rate
 from rllm.cli.worker_options import as_the_file_names, counting
-from rllm.config.names import object_named
 from rllm.contracts.binding_edit import with_model
 from rllm.contracts.worker_file import read_contract
 from rllm.errors import ConfigError
-from rllm.rewards.evaluator import ENTRY_POINTS
 from rllm.store.files import write_atomic
 
 NOT_BETTER = 1
 _RELOAD_S = 600.0
 """For a server to load the model."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class PromoteOptions:
+    """The options of `rllm worker promote`, as the user typed them."""
+
+    path: Path = argument(metavar="FILE", type=click.Path(path_type=Path))
+    candidate: str = argument(metavar="RUN")
+    rows: Path = option(
+        "--if-better",
+        required=True,
+        type=click.Path(path_type=Path),
+        help='Rows that neither model learned from: {"inputs": {…}, "outputs": {…}} a line.',
+    )
+    evaluator: str = option(
+        "--evaluator", default="", help="file.py:NAME, a function of inputs and outputs: right or not."
+    )
+    server: str = option(
+        "--server", default="", metavar="URL", help="A server of this file, which changes over at once."
+    )
+    token: str = option("--token", default="", envvar="RLLM_WORKER_TOKEN", help="Of --server.")
+    parallel: int = option("--parallel", type=click.IntRange(1, 4096), default=64, show_default=True)
+    as_json: bool = shared(json_option)
 
 
 @click.command(
@@ -33,32 +55,8 @@ _RELOAD_S = 600.0
         "--token TOKEN",
     ),
 )
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
-@click.argument("candidate", metavar="RUN")
-@click.option(
-    "--if-better",
-    "rows",
-    required=True,
-    type=click.Path(path_type=Path),
-    help='Rows that neither model learned from: {"inputs": {…}, "outputs": {…}} a line.',
-)
-@click.option("--evaluator", default="", help="file.py:NAME, a function of inputs and outputs: right or not.")
-@click.option(
-    "--server", default="", metavar="URL", help="A server of this file, which changes over at once."
-)
-@click.option("--token", default="", envvar="RLLM_WORKER_TOKEN", help="Of --server.")
-@click.option("--parallel", type=click.IntRange(1, 4096), default=64, show_default=True)
-@json_option
-def command(
-    path: Path,
-    candidate: str,
-    rows: Path,
-    evaluator: str,
-    server: str,
-    token: str,
-    parallel: int,
-    as_json: bool,
-) -> int:
+@options_of(PromoteOptions)
+def command(options: PromoteOptions) -> int:
     """Let a worker have another model, if that is better.
 
     The worker does all rows with its model and with RUN, and only if the whole 95 % interval of the
@@ -67,30 +65,35 @@ def command(
     """
     from rllm.worker.promotion import compare_models, read_requests
 
-    contract = read_contract(path)
-    if path.is_symlink():
-        raise ConfigError(f"{path} is a link, and names in it begin beside it; give {path.resolve()} itself.")
-    named = as_the_file_names(candidate, path)
-    before = path.read_bytes()
-    new_text = with_model(before.decode(), named, source=str(path))
-    judge: Any = object_named(evaluator, group=ENTRY_POINTS, what="evaluator") if evaluator else None
-    requests = read_requests(rows, contract, is_judged=judge is not None)
+    contract = read_contract(options.path)
+    if options.path.is_symlink():
+        raise ConfigError(
+            f"{options.path} is a link, and names in it begin beside it; give "
+            f"{options.path.resolve()} itself."
+        )
+    named = as_the_file_names(options.candidate, options.path)
+    before = options.path.read_bytes()
+    new_text = with_model(before.decode(), named, source=str(options.path))
+    judge = output_judge_named(options.evaluator) if options.evaluator else None
+    requests = read_requests(options.rows, contract, is_judged=judge is not None)
     with counting("runs with either model", 2 * len(requests)) as count:
         verdict = asyncio.run(
-            compare_models(contract, named, requests, judge=judge, max_parallel=parallel, on_answer=count)
+            compare_models(
+                contract, named, requests, judge=judge, max_parallel=options.parallel, on_answer=count
+            )
         )
     is_reloaded = False
     if verdict.is_better:
-        if path.read_bytes() != before:
+        if options.path.read_bytes() != before:
             raise ConfigError(
-                f"{path} was changed while {named} was evaluated, and is left as it is. {named} was better "
-                f"({rate(verdict.current)} → {rate(verdict.candidate)}): promote it again."
+                f"{options.path} was changed while {named} was evaluated, and is left as it is. {named} was "
+                f"better ({rate(verdict.current)} → {rate(verdict.candidate)}): promote it again."
             )
-        write_atomic(path, new_text)
-        if server:
-            _reload(server, token, contract.id)
+        write_atomic(options.path, new_text)
+        if options.server:
+            _reload(options.server, options.token, contract.id)
             is_reloaded = True
-    if as_json:
+    if options.as_json:
         print_json(
             {**verdict.to_dict(), "promoted": verdict.is_better, "reloaded": is_reloaded, "model": named}
         )
@@ -103,7 +106,7 @@ def command(
                 (contract.binding.model, rate(verdict.current)),
                 (named, rate(verdict.candidate)),
                 ("difference", f"{100 * verdict.difference:+.1f} points, 95 %: {low:+.1f} to {high:+.1f}"),
-                ("promoted", _outcome(verdict.is_better, is_reloaded, path)),
+                ("promoted", _outcome(verdict.is_better, is_reloaded, options.path)),
             ]
         )
     )

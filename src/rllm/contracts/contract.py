@@ -6,6 +6,7 @@ The fields are those of the worker.md files that the registry publishes; see doc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from rllm.contracts.schemas import Schema
 
@@ -110,3 +111,8 @@ class Contract:
         """`run_id` as the outputs have it: a number where the schema wants one, as its key is then."""
         own = self.output_schema.properties.get("run_id")
         return int(run_id) if isinstance(own, Mapping) and own.get("type") == "integer" else run_id
+
+    def with_key(self, inputs: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """The inputs, named where the contract wants a name and the caller gave none."""
+        name = self.constraints.idempotency_key
+        return {name: key, **inputs} if self.key_type == "string" else dict(inputs)

@@ -30,9 +30,9 @@ from rllm.sandbox.archive import unpack_layer
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.interpreter import interpreter
+from rllm.sandbox.made_once import made_once
 from rllm.sandbox.packages import PLACE as PACKAGES
 from rllm.sandbox.types import ExecResult, Limits, Root, Scope, Status
-from rllm.store.made_once import made_once
 
 VENV = "/opt/venv"
 _FORM = 2

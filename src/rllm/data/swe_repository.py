@@ -25,8 +25,8 @@ from rllm.data.home import rllm_home
 from rllm.data.swe_rows import ARCHIVES, SWETask
 from rllm.data.unpacking import Archive
 from rllm.errors import ConfigError
+from rllm.sandbox.made_once import made_once
 from rllm.store.files import write_atomic
-from rllm.store.made_once import made_once
 
 PLACE = "/testbed"
 """Where the repository lies in every world."""

@@ -40,8 +40,8 @@ from rllm.errors import ConfigError
 from rllm.sandbox.interpreter import SYSTEM_PYTHON
 from rllm.sandbox.launch import is_privileged
 from rllm.sandbox.layer_build import BuildStep, build_layer, registries_are_reachable
+from rllm.sandbox.made_once import made_once, remove_tree
 from rllm.sandbox.system_layer import make_system_layer, system_key
-from rllm.store.made_once import made_once, remove_tree
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NO_EFFECT = ("LABEL", "MAINTAINER", "EXPOSE", "VOLUME", "STOPSIGNAL", "HEALTHCHECK", "CMD", "ENTRYPOINT")

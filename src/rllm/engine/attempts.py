@@ -17,7 +17,6 @@ from typing import Any, Protocol, TypeVar
 
 from rllm.engine.garbage_collection import rare_full_collections
 from rllm.errors import ConfigError, CountError
-from rllm.tracking.base import ProgressSource
 from rllm.types.episode import Episode, Outcome
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, Task, task_id_of
@@ -25,11 +24,15 @@ from rllm.types.task import EpisodeId, Task, task_id_of
 AnyTask = TypeVar("AnyTask", bound="Task | Mapping[str, Any]")
 
 
-class EpisodeEngine(ProgressSource, Protocol):
+class EpisodeEngine(Protocol):
     """Tasks in, episodes out as they finish; a screen may look on."""
 
     @property
     def counts(self) -> "EpisodeCounts": ...
+
+    def live(self) -> Sequence[object]:
+        """The rollouts being played, the oldest first; `str` says who, how old, and what it waits for."""
+        ...
 
     def run(
         self,

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllm.agents.base import BaseAgent
-from rllm.engine.error_text import shorten
 from rllm.environments.base import BaseEnv
-from rllm.errors import AgentError
+from rllm.errors import AgentError, shorten
 from rllm.types.episode import Episode, Step, TerminationReason, Trajectory
 from rllm.types.messages import FinishReason, ModelOutput
 

@@ -21,7 +21,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rllm.engine.error_text import error_text
+from rllm.errors import error_text
 
 T = TypeVar("T")
 

@@ -15,8 +15,16 @@ import traceback
 from collections import Counter, deque
 from typing import Any
 
-from rllm.engine.error_text import MAX_SHOWN_CHARS, error_text, shorten
-from rllm.errors import AgentError, ConfigError, InferenceError, RewardError, RllmError
+from rllm.errors import (
+    MAX_SHOWN_CHARS,
+    AgentError,
+    ConfigError,
+    InferenceError,
+    RewardError,
+    RllmError,
+    error_text,
+    shorten,
+)
 from rllm.types.episode import Episode, Outcome, TerminationReason
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
 
-from rllm.engine.error_text import frames_of_task, frames_of_thread, frames_text
+from rllm.engine.frames import frames_of_task, frames_of_thread, frames_text
 
 GRACE_S = 1.0
 

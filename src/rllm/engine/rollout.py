@@ -30,12 +30,11 @@ from rllm.agents.base import BaseAgent
 from rllm.engine.attempt_state import Vitals
 from rllm.engine.contracts import require_trajectory
 from rllm.engine.environment_pool import EnvironmentPool
-from rllm.engine.error_text import error_text
 from rllm.engine.failures import CONTRACT_ERRORS, contract_error_of, error_record
 from rllm.engine.turnstile import Turnstile
 from rllm.engine.world import EnvironmentWorker, MakeEnv
 from rllm.environments.base import StepResult
-from rllm.errors import ActionError, AgentError, ContextLengthError, RewardError
+from rllm.errors import ActionError, AgentError, ContextLengthError, RewardError, error_text
 from rllm.inference.call_retries import CallPatience, answer_of
 from rllm.inference.client import ModelClient, ModelSession, Tools, takes_tools
 from rllm.inference.reading import no_tools

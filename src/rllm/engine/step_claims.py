@@ -13,8 +13,7 @@ from typing import Any
 from rllm.engine.step_matching import match_by_content
 from rllm.errors import AgentError
 from rllm.inference.rollout_engine import RecordedCall
-from rllm.rendering.images import is_image_part
-from rllm.rendering.template import text_of, words_of
+from rllm.types.content import is_image_part, text_of, words_of
 from rllm.types.episode import Episode, Step, Trajectory
 from rllm.types.messages import Message
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from rllm.engine.attempt_state import LiveRollout
 from rllm.engine.attempts import EpisodeCounts
-from rllm.engine.error_text import frames_of_task, frames_of_thread, frames_text
+from rllm.engine.frames import frames_of_task, frames_of_thread, frames_text
 from rllm.errors import ConfigError, StallError
 
 _LOG = logging.getLogger("rllm.engine")

@@ -17,15 +17,14 @@ import traceback
 import uuid
 from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rllm.agents.flow import AgentFlow, as_flow, require_result
-from rllm.data.tasks import task_of
 from rllm.engine.attempt_state import LiveRollout, Vitals, live_of
 from rllm.engine.attempts import EpisodeCounts, Finished, ParallelLimit, attempts_at, play_all
 from rllm.engine.captured import BrokenOffCall, Captured, join
 from rllm.engine.contracts import require_episode
-from rllm.engine.error_text import error_text
 from rllm.engine.failures import (
     CONTRACT_ERRORS,
     FailureBudget,
@@ -36,7 +35,15 @@ from rllm.engine.failures import (
 from rllm.engine.program_threads import OutOfTime, ProgramRunner, hush_late_closes
 from rllm.engine.records import Records
 from rllm.engine.rollout import MODEL
-from rllm.errors import AgentError, BrowserError, ConfigError, InferenceError, RewardError, SandboxError
+from rllm.errors import (
+    AgentError,
+    BrowserError,
+    ConfigError,
+    InferenceError,
+    RewardError,
+    SandboxError,
+    error_text,
+)
 from rllm.gateway.wire import CallRecord
 from rllm.rewards.evaluator import Evaluator, as_evaluator, finite_number
 from rllm.types.call_budget import REASONS, CallBudget
@@ -44,7 +51,7 @@ from rllm.types.draws import draw_seed
 from rllm.types.episode import Episode, Outcome, TerminationEvent, TerminationReason
 from rllm.types.evaluation import EvalOutput
 from rllm.types.messages import SamplingParams
-from rllm.types.task import AgentConfig, EpisodeId, Task
+from rllm.types.task import AgentConfig, EpisodeId, Task, task_of
 
 PROGRAM, EVALUATOR = "program", "evaluator"
 """Where an episode failed: `info["error"]["place"]`; else at the model."""
@@ -78,6 +85,19 @@ class SessionSource(Protocol):
         sampling: dict[str, Any] | None = None,
         budget: CallBudget | None = None,
     ) -> TracedSession: ...
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Program:
+    """A program and what judges it."""
+
+    flow: AgentFlow
+    evaluator: Evaluator
+
+    @classmethod
+    def of(cls, flow: Any, evaluator: Any) -> "Program":
+        """Make one of what the decorators made, plain functions, objects or names. Raises ConfigError."""
+        return cls(flow=as_flow(flow), evaluator=as_evaluator(evaluator))
 
 
 class TracedEngine:
@@ -120,8 +140,8 @@ class TracedEngine:
         ):
             if not 0.0 < limit_s < float("inf"):
                 raise ConfigError(f"`{name}` is {limit_s}; it must be a finite number above 0.")
-        self.flow: AgentFlow = as_flow(flow)
-        self.evaluator: Evaluator = as_evaluator(evaluator)
+        program = Program.of(flow, evaluator)
+        self.flow, self.evaluator = program.flow, program.evaluator
         self.gateway = gateway
         self.model = model
         self.num_parallel = min(n_parallel_tasks, self.flow.max_concurrent or n_parallel_tasks)

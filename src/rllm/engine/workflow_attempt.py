@@ -21,12 +21,11 @@ from rllm.engine.attempt_state import Vitals
 from rllm.engine.containment import contain
 from rllm.engine.contracts import require_episode
 from rllm.engine.environment_pool import EnvironmentPool
-from rllm.engine.error_text import error_text, shorten
 from rllm.engine.failures import CONTRACT_ERRORS, broken_contract, contract_error_of, error_record, leaves_of
 from rllm.engine.rollout import MODEL
 from rllm.engine.settings import copy_of
 from rllm.engine.step_claims import claim_steps
-from rllm.errors import AgentError, ConfigError, InferenceError
+from rllm.errors import AgentError, ConfigError, InferenceError, error_text, shorten
 from rllm.inference.call_retries import CallPatience
 from rllm.inference.rollout_engine import Client, RecordedCall, RoleSettings, RolloutEngine
 from rllm.rewards.evaluator import finite_number

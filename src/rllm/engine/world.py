@@ -12,10 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from rllm.engine.environment_pool import EnvironmentPool
-from rllm.engine.error_text import error_text
 from rllm.environments.base import BaseEnv, StepResult, call_reset, unpack_reset, unpack_step
 from rllm.environments.checks import require_finite
-from rllm.errors import AgentError
+from rllm.errors import AgentError, error_text
 from rllm.rewards.clock import GradingClock
 
 MakeEnv = Callable[[], BaseEnv] | BaseEnv

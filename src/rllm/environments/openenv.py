@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any
 
-from rllm.config.names import name_arguments
 from rllm.environments.base import BaseEnv, Moved, moved
 from rllm.environments.world import World
 from rllm.errors import ActionError, AgentError, ConfigError, MissingExtraError, SandboxError
 from rllm.types.draws import draw_seed
 from rllm.types.episode import Action
+from rllm.types.names import name_arguments
 
 SPLITS = ("train", "validation", "test")
 _OPTIONS = ("action", "observation")

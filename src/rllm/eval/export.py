@@ -15,10 +15,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rllm.algorithms.pass_at_k import pass_at_k
 from rllm.data.curation import CleanRows, PastConversation, RowKind, preference_rows, sft_row
 from rllm.data.row_filter import RowFilter
 from rllm.errors import ConfigError
+from rllm.eval.pass_at_k import pass_at_k
 from rllm.eval.plan import require_evaluation
 from rllm.eval.results import Result, newest_episodes, result_of, row_of
 from rllm.store.episodes import EpisodeStore

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rllm.algorithms.pass_at_k import pass_at_k
 from rllm.errors import ConfigError
+from rllm.eval.pass_at_k import pass_at_k
 from rllm.eval.results import Result
 from rllm.eval.statistics import (
     effective_size,

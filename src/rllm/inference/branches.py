@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from rllm.inference.client import ModelSession
 from rllm.rendering.conversations import ConversationTree
-from rllm.rendering.template import text_of
+from rllm.types.content import text_of
 from rllm.types.draws import draw_seed
 from rllm.types.messages import Message
 

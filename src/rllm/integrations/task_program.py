@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import Any
 
 from rllm.agents.flow import AgentFlow
-from rllm.config.names import name_arguments
 from rllm.errors import ConfigError
 from rllm.rewards.evaluator import Evaluator
 from rllm.types.episode import Episode
 from rllm.types.evaluation import EvalOutput
+from rllm.types.names import name_arguments
 from rllm.types.task import AgentConfig, Task
 
 HELD_OUT_EVERY = 20

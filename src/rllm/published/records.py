@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rllm.algorithms.pass_at_k import pass_at_k
+from rllm.eval.pass_at_k import pass_at_k
 from rllm.store.files import write_atomic
 from rllm.types.episode import Episode, Trajectory
 

@@ -83,6 +83,7 @@ _EVALUATORS = {
 }
 
 NAMES: dict[str, dict[str, str]] = {
+    "rllm.inference.providers": _all("ModelPlace Protocol resolve_model", "rllm.build.providers"),
     "rllm.data.dataset": _REGISTRY,
     "rllm.datasets": _DATASET,
     "rllm.data.utils": {"fetch_live_code_bench_system_prompt": "rllm.published.prompts"},

@@ -1,23 +1,19 @@
 """Images of messages ──► `ImageFile` values within limits ──► ids in place of the marks of a chat template.
 
-    {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}           OpenAI, chat completions
-    {"type": "input_image", "image_url": "data:…"}                                   OpenAI, responses
-    {"type": "image", "source": {"type": "base64", "media_type": …, "data": …}}      Anthropic
-
-Addresses on the network are not fetched: a message could then make this machine call any other. What a
-message may carry is limited before anything is decoded.
+The forms of an image in a message are those of `rllm.types.content`. Addresses on the network are not
+fetched: a message could then make this machine call any other. What a message may carry is limited before
+anything is decoded.
 """
 
 import base64
 import binascii
-import hashlib
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rllm.errors import ConfigError
+from rllm.types.content import is_image_part, source_of
 from rllm.types.images import ImageFile
 from rllm.types.messages import Message
 
@@ -28,8 +24,6 @@ MAX_REQUEST_BYTES = 128 << 20
 """The size of all images of one request to a server, as base64 text."""
 MAX_KEPT_BYTES = 2 << 30
 """The size of all images that a process keeps; the oldest go first."""
-IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
-_DATA_URL = re.compile(r"data:(image/[a-z.+-]+);base64,([A-Za-z0-9+/]+={0,2})")
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -119,10 +113,6 @@ def keep_images(messages: Sequence[Message]) -> None:
             IMAGES.add(image)
 
 
-def is_image_part(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in IMAGE_TYPES
-
-
 def with_patches(ids: Sequence[int], messages: Sequence[Message], reader: ImageReader) -> list[int]:
     """`ids` of a rendered text, with the ids of each image in place of its mark.
 
@@ -145,19 +135,6 @@ def with_patches(ids: Sequence[int], messages: Sequence[Message], reader: ImageR
         else:
             row.append(each)
     return row
-
-
-def with_captions(text: str) -> str:
-    """`text` for people: in place of each image that is written into it, its type, size and hash."""
-
-    def caption(match: re.Match[str]) -> str:
-        try:
-            data = base64.b64decode(match[2], validate=True)
-        except binascii.Error:
-            return match[0]
-        return f"[{match[1]}, {len(data):,} bytes, sha256 {hashlib.sha256(data).hexdigest()[:12]}]"
-
-    return _DATA_URL.sub(caption, text)
 
 
 def as_data_url(image: ImageFile) -> str:
@@ -192,22 +169,6 @@ def image_of(url: str) -> ImageFile:
             f"{is_of_type or f'none of {names}'}; send it under its own type."
         )
     return ImageFile(data, is_of_type)
-
-
-def source_of(part: Any) -> str:
-    """The URL of an image part, in whichever form it is written; empty where it names none."""
-    if not is_image_part(part):
-        return ""
-    value: Any = part.get("image_url")
-    if part["type"] == "image":
-        source = part.get("source")
-        fields: Mapping[str, Any] = source if isinstance(source, Mapping) else {}
-        if fields.get("type") == "base64":
-            return f"data:{fields.get('media_type')};base64,{fields.get('data')}"
-        value = fields.get("url")
-    elif isinstance(value, Mapping):
-        value = value.get("url")
-    return value if isinstance(value, str) else ""
 
 
 def _url_of(part: Mapping[str, Any]) -> str:

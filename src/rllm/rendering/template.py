@@ -12,8 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rllm.errors import ConfigError
-from rllm.rendering.images import is_image_part
+from rllm.types.content import is_image_part, text_of
 from rllm.types.messages import Message
 
 
@@ -80,26 +79,3 @@ def _parts_of(content: list[Any]) -> list[dict[str, Any]]:
         {"type": "image"} if is_image_part(part) else {"type": "text", "text": text_of([part])}
         for part in content
     ]
-
-
-def words_of(content: Any) -> str:
-    """The text of a message that may show images, without them. Raises ConfigError for what is neither."""
-    if isinstance(content, list):
-        content = [part for part in content if not is_image_part(part)]
-    return text_of(content)
-
-
-def text_of(content: Any) -> str:
-    """A message's content as text: parts joined, nothing for null. Raises ConfigError for what is no text."""
-    if isinstance(content, str):
-        return content
-    if content is None:
-        return ""
-    texts: list[str] = []
-    for part in content:
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise ConfigError(f"A message has a part of type `{kind}`; this model reads text alone.")
-        texts.append(text)
-    return "".join(texts)

@@ -15,7 +15,7 @@ from typing import Any
 from rllm.errors import ConfigError
 from rllm.rendering.answers import CLOSE_THINK, OPEN_THINK
 from rllm.rendering.chat import ChatRenderer
-from rllm.rendering.template import text_of
+from rllm.types.content import text_of
 from rllm.types.messages import Message
 
 Tools = Sequence[Mapping[str, Any]]

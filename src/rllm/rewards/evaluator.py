@@ -15,15 +15,15 @@ from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
-from rllm.config.callables import is_async, made_from, name_of, reduced, require_call
-from rllm.config.names import object_named
 from rllm.data.named_places import EVALUATOR_PLACES
 from rllm.errors import ConfigError, RewardError
 from rllm.rewards.evaluators import GraderEvaluator
 from rllm.rewards.grade import Grader
 from rllm.rewards.graders import GRADERS, grader_named
+from rllm.types.callables import is_async, made_from, name_of, reduced, require_call
 from rllm.types.episode import Episode
 from rllm.types.evaluation import EvalOutput, Signal
+from rllm.types.names import object_named
 from rllm.types.task import Task
 
 ENTRY_POINTS = "rllm.evaluators"

@@ -22,7 +22,7 @@ from pathlib import Path
 from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox.interpreter import SYSTEM_PATHS
 from rllm.sandbox.launch import is_privileged
-from rllm.store.made_once import remove_tree
+from rllm.sandbox.made_once import remove_tree
 
 CAPABILITIES = (
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETFCAP", "SETPCAP"),

@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any
 
-from rllm.config.names import object_named
 from rllm.errors import ConfigError
 from rllm.tools.base import ENTRY_POINTS, Tool
+from rllm.types.names import object_named
 
 TOOLS: dict[str, str] = {
     "calculator": "rllm.tools.calculator:Calculator",

@@ -20,20 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 from rllm.agents.base import BaseAgent
 from rllm.agents.conversation import ConversationAgent
-from rllm.agents.flow import as_flow
-from rllm.config.callables import name_of, without_arguments
 from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
 from rllm.data.curriculum import Curriculum
 from rllm.data.sampler import TaskSampler
-from rllm.data.tasks import tasks_of
 from rllm.distributed import ALONE, RankGroup, open_ranks
 from rllm.engine.event_loop import run
+from rllm.engine.traced import Program
 from rllm.environments.base import BaseEnv
 from rllm.environments.world import World
 from rllm.errors import ConfigError
 from rllm.eval.task_facts import TaskFacts
-from rllm.rewards.evaluator import as_evaluator
 from rllm.store.episodes import EpisodeStore
 from rllm.store.files import require_free_space
 from rllm.store.run_directory import RunDirectory
@@ -87,8 +84,9 @@ from rllm.trainer.workflows import (
     require_workflow_config,
     with_estimators,
 )
+from rllm.types.callables import name_of, without_arguments
 from rllm.types.html import html_table, percent
-from rllm.types.task import Task
+from rllm.types.task import Task, tasks_of
 from rllm.workflows.workers import OpenWorkers
 from rllm.workflows.workflow import Workflow
 
@@ -224,15 +222,16 @@ class AgentTrainer:
         backend = chosen_backend(backend)
         self.ranks: RankGroup = ALONE
         """The processes of a run, while it works."""
-        self.flow = self.evaluator = None
+        self.program: Program | None = None
         if workflow_args and workflow_class is None:
             raise ConfigError("`workflow_args` is given, but no `workflow_class` that takes it.")
         self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
         self.open_workers = open_workers
         to_tasks: Callable[..., Sequence[Any]] = as_sequence
         if agent_flow is not None:
-            self.flow, self.evaluator = as_flow(agent_flow), as_evaluator(evaluator)
-            task_names = {"task": {"environment": self.flow.name, "agent": self.flow.name}}
+            self.program = Program.of(agent_flow, evaluator)
+            name = self.program.flow.name
+            task_names = {"task": {"environment": name, "agent": name}}
             self.config = load_config(config, base={**PROGRAM_DEFAULTS, **task_names})
             require_program_config(self.config, agent_args, env_args)
             to_tasks = tasks_of
@@ -263,6 +262,7 @@ class AgentTrainer:
         require_tracker(tracker)
         require_sinks(self.config.tracking.sinks)
         self.tracker = tracker
+        """Looks on beside the screen; may be set until `train`."""
         self.teacher: Teacher | None = None
         """The model that `distill.teacher` names, once a run has loaded it."""
         if self.config.warm_start.steps and demonstrate is None and not self.config.distill.teacher:
@@ -310,7 +310,7 @@ class AgentTrainer:
         what the configuration wants them to."""
         self.config.distributed.require_ranks(num_ranks)
         if num_ranks > 1:
-            require_distributed(self.config, num_ranks, is_program=self.flow is not None)
+            require_distributed(self.config, num_ranks, is_program=self.program is not None)
 
     def draw_curve(self, directory: RunDirectory, summary: dict[str, Any]) -> None:
         """The picture of a finished run."""
@@ -406,8 +406,8 @@ class AgentTrainer:
                 open_workers=self.open_workers,
                 contracts=contracts_of(self.workflow_class),
             )
-        if self.flow is not None and self.evaluator is not None:
-            return ProgramPlayer(flow=self.flow, evaluator=self.evaluator)
+        if self.program is not None:
+            return ProgramPlayer(program=self.program)
         assert self.player is not None, "it is one of the three"
         return self.player
 

@@ -18,12 +18,11 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from rllm.algorithms.grouping import LEARNABLE
 from rllm.config.schema import TrainConfig
 from rllm.errors import CountError
 from rllm.trainer.policies import Policies
 from rllm.trainer.rollouts import Rollouts
-from rllm.types.episode import Episode
+from rllm.types.episode import LEARNABLE, Episode
 from rllm.types.sample import NOT_SAMPLED
 
 SampleStep = Callable[[int], Awaitable[Rollouts]]
@@ -94,14 +93,14 @@ class PublishedVersions:
             if not self._policies.is_trained(trajectory.name):
                 continue
             published = self._versions[self._config.policy_of(trajectory.name)]
-            sampled = [
+            sampled_versions = [
                 version
                 for step in trajectory.steps
                 for version in step.policy_versions
                 if version != NOT_SAMPLED
             ]
-            if sampled:
-                ages.append(len(published) - bisect_right(published, min(sampled)))
+            if sampled_versions:
+                ages.append(len(published) - bisect_right(published, min(sampled_versions)))
         return ages
 
     def require_fresh(self, episodes: Sequence[Episode], limit: int) -> dict[str, Any]:

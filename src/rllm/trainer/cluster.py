@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rllm.config.cluster import NO_CLUSTER, ClusterConfig
-from rllm.config.names import object_named
 from rllm.config.schema import LOCAL, TrainConfig
 from rllm.distributed import RankGroup
 from rllm.engine.attempts import EpisodeEngine
 from rllm.engine.split import SplitEngine, WriterEngine
 from rllm.errors import ConfigError
+from rllm.types.names import object_named
 
 if TYPE_CHECKING:
     from rllm.trainer.samplers import PolicyClient

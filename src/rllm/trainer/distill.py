@@ -147,9 +147,9 @@ class AgentDistillTrainer(AgentTrainer):
         self, teacher: "Teacher", student: "LoadedModel", tasks: Sequence[Any], key: tuple[str | int, ...]
     ) -> list[TrainingSample]:
         """Rows of one attempt of the teacher at each task, as if the student had sampled them."""
-        from rllm.algorithms.grouping import LEARNABLE
         from rllm.trainer.rollouts import sampling_of
         from rllm.trainer.samples import trajectory_rows
+        from rllm.types.episode import LEARNABLE
 
         purpose, sampling = "/".join(map(str, (TEACHER, *key[1:]))), sampling_of(self.config)
         async with (

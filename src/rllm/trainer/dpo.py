@@ -13,22 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rllm.config.preference import DpoConfig, PreferenceDataConfig
-from rllm.data.chat import ChatEncoder, Problems
-from rllm.data.preferences import (
-    Played,
-    PreferenceRow,
-    at_most,
-    comparisons_of,
-    pairs_of,
-    plays_of,
-    read_comparisons,
-)
 from rllm.errors import ConfigError
 from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker
+from rllm.trainer.chat_rows import ChatEncoder, Problems
 from rllm.trainer.examples import Example, ExampleSets, row_limit, split_heldout
+from rllm.trainer.preference_rows import PreferenceRow, comparisons_of, read_comparisons
 from rllm.trainer.samples import trajectory_rows
+from rllm.trainer.stored_attempts import StoredAttempt, at_most, pairs_of, plays_of
 from rllm.trainer.supervised import SupervisedTrainer
 from rllm.trainer.traces import (
     Trace,
@@ -197,7 +190,7 @@ def _examples_of_run(
     return examples, asdict(counts)
 
 
-def _example_of_attempts(number: int, sides: Sequence[tuple[int, Played]]) -> Example:
+def _example_of_attempts(number: int, sides: Sequence[tuple[int, StoredAttempt]]) -> Example:
     to_compare = [
         (
             sign,

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rllm.algorithms.grouping import LEARNABLE
 from rllm.config.schema import TrainConfig
 from rllm.errors import AgentError, ConfigError, InferenceError
 from rllm.trainer.judging import Judged
-from rllm.types.episode import Episode, Outcome, TerminationReason, Trajectory
+from rllm.types.episode import LEARNABLE, Episode, Outcome, TerminationReason, Trajectory
 from rllm.types.sample import TrainingBatch
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from rllm.algorithms.preference import KTOLoss, PairLoss, preference_loss
 from rllm.config.preference import DpoConfig
-from rllm.data.epochs import Epochs
 from rllm.errors import ConfigError
 from rllm.store.run_directory import RunDirectory
 from rllm.trainer.backends.measured import MeasuredLoss, scored_tokens
+from rllm.trainer.epochs import Epochs
 from rllm.trainer.examples import Example, ExampleSets, rows_sha256
 from rllm.trainer.kept_scores import kept_scores
 from rllm.trainer.reference import reference_of

@@ -10,15 +10,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rllm.agents.flow import AgentFlow
 from rllm.config.policies import RoleConfig
 from rllm.config.schema import TrainConfig
 from rllm.distributed import rank_from_environment, world_size
-from rllm.engine.traced import TracedEngine
+from rllm.engine.traced import Program, TracedEngine
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.inference.client import TokenClient
-from rllm.inference.providers import ModelPlace, Protocol
-from rllm.rewards.evaluator import Evaluator
 
 if TYPE_CHECKING:
     from rllm.gateway.server import Gateway
@@ -101,10 +98,9 @@ def require_one_policy(config: TrainConfig, what: str) -> None:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ProgramPlayer:
-    """A program and what judges it."""
+    """A program that plays the episodes."""
 
-    flow: AgentFlow
-    evaluator: Evaluator
+    program: Program
 
     @asynccontextmanager
     async def open_engine(
@@ -118,8 +114,8 @@ class ProgramPlayer:
         async with (
             gateway_before(policy, _ledger_of_this_rank(directory)) as gateway,
             TracedEngine(
-                self.flow,
-                self.evaluator,
+                self.program.flow,
+                self.program.evaluator,
                 gateway,
                 model=policy.models()[0],
                 n_parallel_tasks=rollout.num_parallel,
@@ -156,17 +152,6 @@ def local_policy(client: TokenClient, model: str) -> "Policy":
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "llguidance", "gateway") from error
     return LocalPolicy(client, model)
-
-
-def upstream_policy(place: ModelPlace) -> "Policy":
-    """A model on a server as what answers the gateway's calls."""
-    try:
-        from rllm.gateway.upstream import UpstreamPolicy
-        from rllm.gateway.wire import Dialect
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "aiohttp", "gateway") from error
-    dialect = Dialect.MESSAGES if place.protocol is Protocol.ANTHROPIC else Dialect.CHAT
-    return UpstreamPolicy([place.base_url], dialect=dialect, api_key=place.api_key)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 from rllm.config.schema import TrainConfig
 from rllm.data.sampler import TaskSampler
-from rllm.data.tasks import argument_mixtures, with_defaults
+from rllm.data.task_arguments import argument_mixtures, with_defaults
 from rllm.environments.world import World, task_content
 from rllm.errors import ConfigError
 from rllm.eval.task_facts import TaskFacts, also_in, task_facts

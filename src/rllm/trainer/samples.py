@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from rllm.algorithms.advantages import FloatArray, TurnAdvantages
-from rllm.algorithms.grouping import LEARNABLE, num_forced, turn_rewards
+from rllm.algorithms.grouping import num_forced, turn_rewards
 from rllm.errors import ConfigError, CountError
 from rllm.rendering.images import keep_images
-from rllm.types.episode import Episode, Step, Trajectory
+from rllm.types.episode import LEARNABLE, Episode, Step, Trajectory
 from rllm.types.images import PATCH_IDS_FROM
 from rllm.types.messages import LogprobMeaning
 from rllm.types.sample import NOT_SAMPLED, TrainingBatch, TrainingSample

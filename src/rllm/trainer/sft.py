@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rllm.config.supervised import ChatDataConfig, SftConfig
-from rllm.data.chat import Chat, ChatEncoder, chats_of, encode_all, read_chats
-from rllm.data.epochs import Epochs
 from rllm.errors import ConfigError
 from rllm.tracking.base import Tracker
+from rllm.trainer.chat_rows import Chat, ChatEncoder, chats_of, encode_all, read_chats
+from rllm.trainer.epochs import Epochs
 from rllm.trainer.examples import Example, ExampleSets, row_limit, rows_sha256, split_heldout
 from rllm.trainer.samples import trajectory_rows
 from rllm.trainer.supervised import SupervisedJob, SupervisedTrainer

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from rllm.algorithms.advantages import FloatArray
-from rllm.algorithms.grouping import LEARNABLE
 from rllm.algorithms.returns import returns_to_go
 from rllm.config.distill import TEACHER
 from rllm.config.schema import TrainConfig
@@ -32,7 +31,7 @@ from rllm.store.run_directory import RunDirectory, is_run
 from rllm.trainer.policies import Policies
 from rllm.trainer.reference import ModelScorer, Scorer
 from rllm.trainer.trainable import trainable_rows
-from rllm.types.episode import Episode
+from rllm.types.episode import LEARNABLE, Episode
 from rllm.types.sample import TrainingSample
 
 

@@ -8,7 +8,7 @@ of the reports before and after are never among them: what is measured on stays 
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def successful_traces(data: ChatDataConfig) -> list[Trace]:
                     best = max(best, reward)
                     if reward >= data.min_reward and trajectory.steps:
                         traces.append(_trace(episode, trajectory, reward))
-    _require_one_role(data, roles)
+    require_one_role(data, roles)
     if not traces:
         best_text = f"the best was paid {best:g}" if best > float("-inf") else "none of them was scored"
         raise ConfigError(
@@ -158,7 +158,8 @@ def _at_most(traces: Sequence[Trace], limit: int) -> list[Trace]:
     return [trace for place, trace in enumerate(traces) if place in first_traces]
 
 
-def _require_one_role(data: ChatDataConfig, roles: set[str]) -> None:
+def require_one_role(data: ChatDataConfig, roles: Collection[str]) -> None:
+    """Raises ConfigError where the role has to be named, or is not there."""
     names = ", ".join(sorted(roles))
     if data.role and data.role not in roles:
         raise ConfigError(f"`data.role` is {data.role!r}; the training episodes have {names or 'none'}.")

@@ -10,13 +10,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rllm.algorithms.grouping import LEARNABLE
-from rllm.engine.error_text import error_text
 from rllm.engine.failures import fail_episode
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, error_text
 from rllm.trainer.policies import Policies
 from rllm.trainer.samples import trajectory_rows
-from rllm.types.episode import Episode
+from rllm.types.episode import LEARNABLE, Episode
 from rllm.types.images import PATCH_IDS_FROM
 from rllm.types.sample import TrainingSample
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rllm.config.loader import load_config
-from rllm.config.names import object_named
 from rllm.config.schema import TrainConfig
 from rllm.contracts.contract import Contract
 from rllm.distributed import rank_from_environment
@@ -18,6 +17,7 @@ from rllm.engine.agent_workflow import AgentWorkflowEngine
 from rllm.errors import ConfigError
 from rllm.inference.rollout_engine import RoleSettings
 from rllm.trainer.programs import require_no_effect
+from rllm.types.names import object_named
 from rllm.workflows.workers import OpenWorkers, opened_workers, worker_contracts
 from rllm.workflows.workflow import Workflow
 

@@ -65,6 +65,11 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
 
+LEARNABLE = frozenset({Outcome.SCORED, Outcome.TRUNCATED})
+"""Outcomes whose reward says something about the policy. A failure is removed and counted: it is never a
+zero."""
+
+
 class _Ids:
     """Unique without asking the system for random bytes: a rollout makes thousands of steps a second."""
 

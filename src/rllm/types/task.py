@@ -1,9 +1,14 @@
 """The task, and the place where the program that answers finds its model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from rllm.errors import ConfigError
+
+ID_FIELDS = ("task_id", "id", "uid")
+INSTRUCTION_FIELDS = ("instruction", "question", "prompt", "problem")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -72,3 +77,40 @@ class AgentConfig:
 def task_id_of(task: Task | Mapping[str, Any], position: int) -> str:
     """The id of a task; a mapping without `task_id` is named by its position in the dataset."""
     return task.id if isinstance(task, Task) else str(task.get("task_id", position))
+
+
+def tasks_of(rows: Iterable[Task | Mapping[str, Any]], *, dataset: str = "The dataset") -> list[Task]:
+    """Tasks as they are; of a mapping the first id and instruction field that it has.
+
+    A row without an id is named by its position. Raises ConfigError, naming dataset and row, for an id that
+    is there twice: attempts at different tasks would be compared with each other.
+    """
+    tasks = [task_of(row, position, dataset) for position, row in enumerate(rows)]
+    first_place: dict[str, int] = {}
+    for position, task in enumerate(tasks):
+        if task.id in first_place:
+            raise ConfigError(
+                f"{dataset} has the task id {task.id!r} in row {first_place[task.id]} and in row {position}; "
+                "give each task an id of its own."
+            )
+        first_place[task.id] = position
+    return tasks
+
+
+def task_of(row: Task | Mapping[str, Any], position: int = 0, dataset: str = "The dataset") -> Task:
+    if isinstance(row, Task):
+        return row
+    if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"{dataset}: row {position} is {row!r:.80} (a {type(row).__name__}); give Tasks or dicts."
+        )
+    identity = next((row[name] for name in ID_FIELDS if row.get(name) is not None), position)
+    instruction: Any = next((row[name] for name in INSTRUCTION_FIELDS if row.get(name) is not None), "")
+    if not isinstance(instruction, str | list):
+        raise ConfigError(
+            f"{dataset}: the instruction of row {position} is {instruction!r:.80}; "
+            "it must be text or a list of content parts."
+        )
+    return Task(
+        id=str(identity), instruction=cast(str | list[dict[str, Any]], instruction), metadata=dict(row)
+    )

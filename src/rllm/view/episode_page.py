@@ -12,9 +12,9 @@ from itertools import accumulate
 from typing import Any
 
 from rllm.errors import ConfigError
-from rllm.rendering.images import is_image_part
 from rllm.store.browsing import EpisodeBrowser, EpisodeFilter
 from rllm.store.episodes import EpisodeStore
+from rllm.types.content import is_image_part
 from rllm.types.episode import Action, Episode, Step, Trajectory
 from rllm.types.messages import Message
 from rllm.types.prefix import Prefix

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rllm.rendering.images import is_image_part, source_of
+from rllm.types.content import is_image_part, source_of
 
 MAX_CHARS = 200_000
 """The length of one text; the rest is counted."""

@@ -19,12 +19,12 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from rllm.build.providers import ModelPlace
 from rllm.contracts.answering import checked_outputs
 from rllm.contracts.contract import Contract, RunStatus
 from rllm.engine.program_threads import OutOfTime, ProgramRunner
 from rllm.errors import ConfigError
 from rllm.gateway.server.counts import Histogram
-from rllm.inference.providers import ModelPlace
 from rllm.types.draws import draw_seed
 from rllm.types.task import Task
 from rllm.worker.admission import Admission, AdmissionRefused

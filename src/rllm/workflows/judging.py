@@ -6,9 +6,9 @@ task ──messages_of──► messages                reward_function(task, an
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rllm.config.callables import is_async, name_of, require_call
 from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
 from rllm.rewards.evaluator import judgement
+from rllm.types.callables import is_async, name_of, require_call
 from rllm.types.evaluation import EvalOutput
 from rllm.types.messages import Message
 from rllm.workflows.workflow import Workflow

@@ -149,7 +149,7 @@ class WorkerSteps:
         if not is_played_by_policy(contract) and is_json(inputs):
             # Another try of the attempt may come with other inputs: a run of its own, and no conflict.
             key += f"/{hashlib.blake2b(json.dumps(inputs).encode(), digest_size=8).hexdigest()}"
-        filled_inputs = with_key(contract, inputs, key)
+        filled_inputs = contract.with_key(inputs, key)
         try:
             violation = _input_violation(contract, filled_inputs)
             if violation is not None:
@@ -226,12 +226,6 @@ class WorkerSteps:
                 repair_message(violation),
             ]
         return None, violation
-
-
-def with_key(contract: Contract, inputs: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The inputs, named where the contract wants a name and the caller gave none."""
-    name = contract.constraints.idempotency_key
-    return {name: key, **inputs} if contract.key_type == "string" else dict(inputs)
 
 
 def with_worker_trajectories(trajectories: list[Trajectory], steps: WorkerSteps) -> list[Trajectory]:

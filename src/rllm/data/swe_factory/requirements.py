@@ -23,7 +23,7 @@ from rllm.data.home import rllm_home
 from rllm.data.swe_environment import python_version
 from rllm.data.swe_factory.project import Project, require_plain
 from rllm.errors import ConfigError
-from rllm.store.made_once import made_once
+from rllm.sandbox.made_once import made_once
 
 PYTEST = "pytest"
 TIMEOUT_S = 900.0

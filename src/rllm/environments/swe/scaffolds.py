@@ -157,15 +157,17 @@ def tool_texts(scaffold: str) -> str:
         function = schema["function"]
         lines = [f"{function['name']}: {function['description']}"]
         for name, about in function["parameters"]["properties"].items():
-            needed = " (required)" if name in function["parameters"].get("required", ()) else ""
-            lines.append(f"  - {name}{needed}: {about['description']}")
+            required_mark = " (required)" if name in function["parameters"].get("required", ()) else ""
+            lines.append(f"  - {name}{required_mark}: {about['description']}")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
 def _object(required: tuple[str, ...] = (), **properties: tuple[str, str]) -> dict[str, Any]:
-    described = {name: {"type": kind, "description": text} for name, (kind, text) in properties.items()}
-    return {"type": "object", "properties": described, "required": list(required)}
+    property_schemas = {
+        name: {"type": kind, "description": text} for name, (kind, text) in properties.items()
+    }
+    return {"type": "object", "properties": property_schemas, "required": list(required)}
 
 
 _SCHEMAS: dict[str, dict[str, Any]] = {

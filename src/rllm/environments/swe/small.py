@@ -107,11 +107,13 @@ def _task(recipe: Recipe, task_id: str, index: int, sandbox: str) -> dict[str, A
     bug = several[int(rng.integers(len(several)))]
     lines = edited(source_of(recipe), [bug.edit]).splitlines()
     x = next(each for each in TRIED_ON if value_of(lines, each) != recipe.value(each))
-    numbered = (f"{number}{'' if text[0] == ' ' else ' '}{text}" for number, text in enumerate(lines, 1))
+    numbered_lines = (
+        f"{number}{'' if text[0] == ' ' else ' '}{text}" for number, text in enumerate(lines, 1)
+    )
     issue = f"line {line}: f({x}) is {value_of(lines, x)}, not {recipe.value(x)}"
     return {
         "task_id": task_id,
-        "question": "\n".join([*numbered, issue]),
+        "question": "\n".join([*numbered_lines, issue]),
         "parts": [list(part) for part in recipe.parts],
         "file": lines,
         "line": line,
@@ -129,9 +131,9 @@ def _bugs(recipe: Recipe) -> list[Mutation]:
     text = source_of(recipe)
     bugs: list[Mutation] = []
     for each in mutations(text):
-        changed = edited(text, [each.edit])
-        if each.operator in OPERATORS and changes_meaning(changed, text):
-            lines = changed.splitlines()
+        new_text = edited(text, [each.edit])
+        if each.operator in OPERATORS and changes_meaning(new_text, text):
+            lines = new_text.splitlines()
             if any(value_of(lines, x) != recipe.value(x) for x in TRIED_ON):
                 bugs.append(each)
     return bugs
@@ -166,13 +168,13 @@ class SweSmallEnv(BaseEnv):
         mark = marked_answer(str(action.action if isinstance(action, Action) else action))
         answer = mark.text.strip() if isinstance(mark, Marked) else ""
         self._turns += 1
-        shown = UNKNOWN
+        reply = UNKNOWN
         if answer == RUN:
-            shown = self._run()
-        elif (lines := _changed(self.task["file"], answer)) is not None:
-            self._lines, shown = lines, CHANGED
+            reply = self._run()
+        elif (lines := _with_statement(self.task["file"], answer)) is not None:
+            self._lines, reply = lines, CHANGED
         if answer != SUBMIT and self._turns < self.max_turns:
-            return shown, 0.0, False, {}
+            return reply, 0.0, False, {}
         verdict = self._verdict(self.task["grading"])
         self._lines = None
         info = {**verdict.info, "is_correct": verdict.is_correct}
@@ -187,8 +189,8 @@ class SweSmallEnv(BaseEnv):
 
     def _verdict(self, grading: Mapping[str, Any]) -> Verdict:
         assert self._lines is not None, "`step` made sure of it"
-        judged = {name: self.task[name] for name in ("grader", "grader_args")} | {"grading": grading}
-        return _graded("\n".join(["```python", *self._lines, "```"]), json.dumps(judged))
+        judging = {name: self.task[name] for name in ("grader", "grader_args")} | {"grading": grading}
+        return _grade_program("\n".join(["```python", *self._lines, "```"]), json.dumps(judging))
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "SweSmallEnv":
@@ -198,17 +200,17 @@ class SweSmallEnv(BaseEnv):
 
 
 @lru_cache(maxsize=8192)
-def _graded(program: str, judged: str) -> Verdict:
+def _grade_program(program: str, judging: str) -> Verdict:
     """The verdict of the code grader. Equal files of one task are run once: attempts of a group mostly make
     the same ones. What fails to be judged raises, and is not kept."""
-    return require_judge(json.loads(judged), None, "SweSmallEnv")(program)
+    return require_judge(json.loads(judging), None, "SweSmallEnv")(program)
 
 
 def _result(x: int, value: Any, expected: Any) -> str:
     return f"f({x}) is {value}" + ("" if value == expected else f", not {expected}")
 
 
-def _changed(lines: Sequence[str], answer: str) -> list[str] | None:
+def _with_statement(lines: Sequence[str], answer: str) -> list[str] | None:
     """The file with one statement set, its comment kept; None for what is no such command."""
     verb, _, rest = answer.partition(" ")
     number, _, text = rest.partition(" ")
@@ -244,10 +246,10 @@ def demonstration(
         change = as_it_is
     elif mistake == "first_line":
         change = f"{SET} {FIRST_LINE} {_code(recipe.parts[0])}"
-    lines = _changed(task["file"], change)
+    lines = _with_statement(task["file"], change)
     assert lines is not None, "an expert knows the commands"
-    ran = _result(task["x"], value_of(lines, task["x"]), recipe.value(task["x"]))
-    return [(task["question"], change), (CHANGED, RUN), (ran, SUBMIT)]
+    result_text = _result(task["x"], value_of(lines, task["x"]), recipe.value(task["x"]))
+    return [(task["question"], change), (CHANGED, RUN), (result_text, SUBMIT)]
 
 
 def baselines(tasks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

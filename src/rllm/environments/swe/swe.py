@@ -123,11 +123,11 @@ class SWEEnv(BaseEnv):
             raise AgentError("SWEEnv.step: there is no world; call reset first.")
         calls = read_calls(action.action if isinstance(action, Action) else action)
         self._steps += 1
-        shown, is_submitted = self._answers(calls)
+        reply, is_submitted = self._answers(calls)
         is_late = self._steps >= self.max_steps
         info: dict[str, Any] = {"max_steps": self.max_steps}
         if not (is_submitted or is_late):
-            return shown, 0.0, False, info
+            return reply, 0.0, False, info
         reward = self.compute_final_reward()
         grade = self.grade
         assert grade is not None, "compute_final_reward made it"
@@ -135,7 +135,7 @@ class SWEEnv(BaseEnv):
         info |= {"is_correct": grade.is_correct, "reason": grade.reason, **grade.metadata, "patch": patch}
         self.close()
         is_ended = is_submitted or grade.is_correct  # solved with the last step is solved
-        return moved(shown, reward, info, terminated=is_ended, truncated=not is_ended)
+        return moved(reply, reward, info, terminated=is_ended, truncated=not is_ended)
 
     def compute_final_reward(self) -> float:
         """1 where the hidden tests pass on what is in the repository now, else 0; `grade` says why.
@@ -176,12 +176,12 @@ class SWEEnv(BaseEnv):
 
     def _answers(self, calls: list[SWECall]) -> tuple[Any, bool]:
         """The outputs of the calls, and whether one of them ends the episode; those after it are not made."""
-        offered = (*SCAFFOLDS[self.scaffold], "submit")
+        tool_names = (*SCAFFOLDS[self.scaffold], "submit")
         texts: dict[str, str] = {}
         for call in calls:
-            if call.name in offered and TOOLS[call.name] == SUBMIT:
+            if call.name in tool_names and TOOLS[call.name] == SUBMIT:
                 return "Submitted.", True
-            texts[call.call_id] = self._tools.answer(call, offered)
+            texts[call.call_id] = self._tools.answer(call, tool_names)
         if not calls:
             return _NO_CALL, False
         return ({"tool_outputs": texts} if calls[0].call_id else texts[""]), False

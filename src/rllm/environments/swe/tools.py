@@ -45,10 +45,10 @@ class SWETools:
         self._earlier = {path: [*texts] for path, texts in earlier.items()}
         """Path -> what the file held before each change; None for a file that was not there."""
 
-    def answer(self, call: SWECall, offered: tuple[str, ...]) -> str:
+    def answer(self, call: SWECall, tool_names: tuple[str, ...]) -> str:
         """The output of a call, as text."""
-        if call.name not in offered:
-            return f"Error: there is no tool `{call.name}`; there are {', '.join(offered)}."
+        if call.name not in tool_names:
+            return f"Error: there is no tool `{call.name}`; there are {', '.join(tool_names)}."
         try:
             if TOOLS[call.name] == BASH:
                 return self._bash(call.arguments)
@@ -67,15 +67,17 @@ class SWETools:
         return self._run(f"exec 2>&1\n{command}")
 
     def _run(self, script: str) -> str:
-        ran = self._sandbox.exec(["bash", "-c", script], cwd=PLACE, env=self._variables, limits=self._limits)
-        shown = clip(ran.stdout + ran.stderr, MAX_SHOWN_CHARS)
-        if ran.status in (Status.OK, Status.ERROR):
-            end = f"[exit code {ran.exit_code}]"
-        elif ran.status is Status.TIMEOUT:
+        result = self._sandbox.exec(
+            ["bash", "-c", script], cwd=PLACE, env=self._variables, limits=self._limits
+        )
+        output = clip(result.stdout + result.stderr, MAX_SHOWN_CHARS)
+        if result.status in (Status.OK, Status.ERROR):
+            end = f"[exit code {result.exit_code}]"
+        elif result.status is Status.TIMEOUT:
             end = f"[stopped: it took more than {self._limits.wall_s:g} s]"
         else:
-            end = f"[stopped: {ran.status}]"
-        return f"{shown.rstrip()}\n{end}" if shown.strip() else end
+            end = f"[stopped: {result.status}]"
+        return f"{output.rstrip()}\n{end}" if output.strip() else end
 
     def _search(self, arguments: Mapping[str, Any]) -> str:
         term = str(arguments.get("search_term") or arguments.get("query") or "")
@@ -113,7 +115,7 @@ class SWETools:
             return f"Files below {path}, two levels deep:\n{self._run(f'{words} | sort')}"
         lines = self._text(path).split("\n")
         first, last = _range(arguments.get("view_range"), len(lines))
-        return _numbered(lines, first, last)
+        return _number_lines(lines, first, last)
 
     def _create(self, path: str, arguments: Mapping[str, Any]) -> str:
         if "file_text" not in arguments:
@@ -135,9 +137,9 @@ class SWETools:
                 f"`old_str` {where} in {path}; it must stand there exactly once. Nothing changed."
             )
         at = text.index(old)
-        changed = text[:at] + new + text[at + len(old) :]
-        self._write(path, text, changed)
-        return self._around(path, changed, text[:at].count("\n"), new.count("\n") + 1)
+        new_text = text[:at] + new + text[at + len(old) :]
+        self._write(path, text, new_text)
+        return self._around(path, new_text, text[:at].count("\n"), new.count("\n") + 1)
 
     def _insert(self, path: str, arguments: Mapping[str, Any]) -> str:
         text = self._text(path)
@@ -147,10 +149,10 @@ class SWETools:
         most = len(lines) - (text.endswith("\n") or not text)
         if not 0 <= at <= most:
             raise ToolError(f"`insert_line` is {at}; {path} has {most} lines. Nothing changed.")
-        added = new.removesuffix("\n").split("\n")
-        changed = "\n".join([*lines[:at], *added, *lines[at:]])
-        self._write(path, text, changed)
-        return self._around(path, changed, at, len(added))
+        new_lines = new.removesuffix("\n").split("\n")
+        new_text = "\n".join([*lines[:at], *new_lines, *lines[at:]])
+        self._write(path, text, new_text)
+        return self._around(path, new_text, at, len(new_lines))
 
     def _undo(self, path: str, arguments: Mapping[str, Any]) -> str:
         if not self._earlier.get(path):
@@ -165,7 +167,7 @@ class SWETools:
     def _around(self, path: str, text: str, start: int, count: int) -> str:
         first, last = max(1, start + 1 - _CONTEXT_LINES), start + count + _CONTEXT_LINES
         lines = text.split("\n")
-        return f"{path} was changed:\n{_numbered(lines, first, min(last, len(lines)))}"
+        return f"{path} was changed:\n{_number_lines(lines, first, min(last, len(lines)))}"
 
     def _is_directory(self, path: str) -> bool:
         return self._sandbox.exec(["test", "-d", path]).status is Status.OK
@@ -207,20 +209,20 @@ def _range(value: Any, num_lines: int) -> tuple[int, int]:
     """First and last line, counted from 1."""
     if value in (None, "", []):
         return 1, num_lines
-    parsed = value
+    bounds = value
     if isinstance(value, str):
         try:
-            parsed = json.loads(value)
+            bounds = json.loads(value)
         except ValueError:
-            parsed = None
-    if not isinstance(parsed, list) or len(parsed) != 2:
+            bounds = None
+    if not isinstance(bounds, list) or len(bounds) != 2:
         raise ToolError(f"`view_range` is {value!r:.40}; write two line numbers, as [10, 40].")
-    first, last = (_number(each, "view_range") for each in parsed)
+    first, last = (_number(each, "view_range") for each in bounds)
     last = num_lines if last == -1 else min(last, num_lines)
     if not 1 <= first <= last:
         raise ToolError(f"`view_range` is {value!r:.40}; the file has {num_lines} lines.")
     return first, last
 
 
-def _numbered(lines: list[str], first: int, last: int) -> str:
+def _number_lines(lines: list[str], first: int, last: int) -> str:
     return "\n".join(f"{number:>6}\t{lines[number - 1]}" for number in range(first, last + 1))

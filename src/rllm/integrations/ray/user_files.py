@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from rllm.config.names import USER_MODULE
 from rllm.errors import ConfigError
+from rllm.types.names import USER_MODULE
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

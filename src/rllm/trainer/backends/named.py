@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rllm.config.loader import load_config
-from rllm.config.names import object_named
 from rllm.config.schema import LOCAL, TrainConfig
 from rllm.errors import ConfigError
 from rllm.trainer.backends.base import SeparateCritic, TrainingBackend
+from rllm.types.names import object_named
 
 log = logging.getLogger(__name__)
 BACKEND_VARIABLE = "RLLM_BACKEND"

@@ -66,7 +66,7 @@ def _per_row(
     share_prefixes: bool,
     ranks: RankGroup,
 ) -> list[NDArray[np.float32]]:
-    found = [np.zeros(sample.num_tokens, dtype=np.float32) for sample in samples]
+    values_by_row = [np.zeros(sample.num_tokens, dtype=np.float32) for sample in samples]
     rows = [
         WeightedRow(index=index, sample=sample, weights_T=sample.trainable_T.astype(np.float64))
         for index, sample in enumerate(samples)
@@ -76,24 +76,24 @@ def _per_row(
     def batches(rows: Sequence[WeightedRow]) -> Iterator[PackedBatch]:
         return micro_batches(rows, micro_batch_tokens, device, share_prefixes=share_prefixes)
 
-    trained = [row for row in rows if len(row.places)]
+    trained_rows = [row for row in rows if len(row.places)]
     if ranks.size > 1:
         share = ranks.with_same_part() if model.is_split else ranks
         rows = rank_shares(rows, share.size, share_prefixes=share_prefixes)[share.rank]
     each: Iterator[tuple[PackedBatch, bool]] = ((batch, True) for batch in batches(rows))
-    if is_sharded(model) and trained:
-        each = in_step(batches(rows), lambda: batches(fewest(trained, False)), ranks)
+    if is_sharded(model) and trained_rows:
+        each = in_step(batches(rows), lambda: batches(fewest(trained_rows, False)), ranks)
     with torch.no_grad(), ranks.inside_torch():
         for batch, counts in each:
             values_M = of_batch(batch).float().cpu().numpy()
             if counts:
                 for row, place, value in zip(batch.row_M, batch.place_M, values_M, strict=True):
-                    found[row][place] = value
+                    values_by_row[row][place] = value
             ranks.beat()
     if is_sharded(model):
         model.reshard()
     if ranks.size > 1:
-        for theirs in ranks.gather({row.index: found[row.index] for row in rows}):
+        for theirs in ranks.gather({row.index: values_by_row[row.index] for row in rows}):
             for index, values_T in theirs.items():
-                found[index] = values_T
-    return found
+                values_by_row[index] = values_T
+    return values_by_row

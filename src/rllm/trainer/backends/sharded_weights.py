@@ -56,13 +56,13 @@ class ShardedWeights(MasterWeights):
         ranks.sum_in_place(self.gradients(self._whole_names()))
 
     def clip(self, max_norm: float) -> float:
-        moved, whole_names = self.with_gradient(), self._whole_names()
+        with_gradient, whole_names = self.with_gradient(), self._whole_names()
         whole = [each for name, each in self.named.items() if name in whole_names]
         of_whole = sum(_square(each) for each in whole)
         of_rows = sum(_square(each) for each in self.named.values()) - of_whole
         num_copies = self._ranks.size // self._ranks.shard_size
         norm = math.sqrt(sum(self._ranks.gather(of_rows)) / num_copies + of_whole)
-        nn.utils.clip_grads_with_norm_(moved, max_norm, torch.tensor(norm, dtype=torch.float64))
+        nn.utils.clip_grads_with_norm_(with_gradient, max_norm, torch.tensor(norm, dtype=torch.float64))
         return norm
 
     def stored(self, name: str, tensor: Tensor) -> Tensor:

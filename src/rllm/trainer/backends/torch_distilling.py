@@ -36,11 +36,17 @@ class DistillingBackend(TorchBackend):
         # The teacher has logits as well.
         chunk = tokens_at_once(self.model, self.config.logits_mb / 2)
         entropy = self._entropy_of(loss)
-        asked, student_U_D = loss.surrogate, batch.states(self.model)
+        surrogate, student_U_D = loss.surrogate, batch.states(self.model)
         with torch.no_grad():
             teacher_U_D = batch.states(self.teacher)
         parts = [
-            checkpoint(self._compared, asked, *columns, entropy is not Entropy.NONE, use_reentrant=False)
+            checkpoint(
+                self._distribution_terms,
+                surrogate,
+                *columns,
+                entropy is not Entropy.NONE,
+                use_reentrant=False,
+            )
             for columns in zip(
                 *(
                     each.split(chunk)
@@ -61,9 +67,9 @@ class DistillingBackend(TorchBackend):
             **trained_tokens(batch),
         )
 
-    def _compared(
+    def _distribution_terms(
         self,
-        asked: WholeVocabulary,
+        surrogate: WholeVocabulary,
         student_C_D: Tensor,
         teacher_C_D: Tensor,
         targets_C: Tensor,
@@ -77,7 +83,7 @@ class DistillingBackend(TorchBackend):
         new_C, said_C = (
             each.gather(1, targets_C.unsqueeze(1)).squeeze(1) for each in (student_C_V, teacher_C_V)
         )
-        divergence_C = divergence_terms(student_C_V, teacher_C_V, asked.divergence, asked.beta)
+        divergence_C = divergence_terms(student_C_V, teacher_C_V, surrogate.divergence, surrogate.beta)
         entropy_C = (
             -(student_C_V.exp() * student_C_V).sum(dim=-1) if with_entropy else torch.zeros_like(new_C)
         )

@@ -132,8 +132,8 @@ def _enter(together: Together, module: nn.Module, inputs: tuple[Any, ...]) -> tu
 
 
 def _sum_of_columns(module: nn.Linear, together: Together, x: Tensor) -> Tensor:
-    seen = together.leave(F.linear(x, module.weight))
-    return seen if module.bias is None else seen + module.bias
+    sums = together.leave(F.linear(x, module.weight))
+    return sums if module.bias is None else sums + module.bias
 
 
 def _sum_gradients(module: nn.Module, together: SumOverRanks) -> None:
@@ -166,28 +166,28 @@ def _probe(model: Any, parts: Mapping[str, Part]) -> dict[str, Tensor]:
     weight = next(model.parameters())
     tokens_N = torch.arange(NUM_PROBE_TOKENS, device=weight.device) % model.vocab_size
     layers = {id(each) for layer in model.layers() for each in layer.parameters()}
-    watched = {
+    checked_weights = {
         name: each
         for name, each in model.named_parameters()
         if each.requires_grad and id(each) in layers and name not in parts
     }
     with torch.enable_grad():
         states_N_D = model.hidden(tokens_N, torch.arange(NUM_PROBE_TOKENS, device=weight.device), _causal)
-        found = {"its states": states_N_D.detach().float()}
-        if watched:
+        measurements = {"its states": states_N_D.detach().float()}
+        if checked_weights:
             direction_N_D = torch.linspace(-1.0, 1.0, states_N_D.numel(), device=weight.device)
             total = (states_N_D.float() * direction_N_D.view_as(states_N_D)).sum()
-            gradients = torch.autograd.grad(total, list(watched.values()), allow_unused=True)
-            for name, gradient in zip(watched, gradients, strict=True):
+            gradients = torch.autograd.grad(total, list(checked_weights.values()), allow_unused=True)
+            for name, gradient in zip(checked_weights, gradients, strict=True):
                 if gradient is not None:
-                    found[f"the gradient of {name}"] = gradient.float()
-    return found
+                    measurements[f"the gradient of {name}"] = gradient.float()
+    return measurements
 
 
 def _causal(layer: int, q_N_H_d: Tensor, k_N_H_d: Tensor, v_N_H_d: Tensor, *wishes: Any) -> Tensor:
     q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q_N_H_d, k_N_H_d, v_N_H_d))
-    seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return seen[0].transpose(0, 1)
+    attention_output = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return attention_output[0].transpose(0, 1)
 
 
 def _setting(num_parts: int) -> str:

@@ -30,7 +30,7 @@ class ModelEntry:
     name: str
     """The local name."""
     provider: str
-    """One of `rllm.inference.providers.PROVIDERS`."""
+    """One of `rllm.build.providers.PROVIDERS`."""
     model: str
     """The provider's name of it."""
     base_url: str = ""

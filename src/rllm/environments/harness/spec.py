@@ -69,14 +69,16 @@ class HarnessSpec:
 
     def content(self) -> dict[str, Any]:
         """All that its file says, with hashes of what it copies: as JSON, the same for the same harness."""
-        copied = {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in self.copy}
-        return {**asdict(self), "folder": "", "copy": copied}
+        copy_hashes = {
+            name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in self.copy
+        }
+        return {**asdict(self), "folder": "", "copy": copy_hashes}
 
     @property
     def call_budget(self) -> CallBudget:
         return CallBudget(**cast(dict[str, Any], self.budget))
 
-    def filled(self, values: Mapping[str, str]) -> "FilledSpec":
+    def with_values(self, values: Mapping[str, str]) -> "FilledSpec":
         """The same with its places filled in."""
 
         def fill(text: str) -> str:
@@ -103,7 +105,7 @@ class FilledSpec:
 
 
 def shipped_names() -> list[str]:
-    folder = resources.files("rllm") / "agents" / "harness" / "shipped"
+    folder = resources.files("rllm") / "environments" / "harness" / "shipped"
     return sorted(each.name.removesuffix(".toml") for each in folder.iterdir() if each.name.endswith(".toml"))
 
 
@@ -123,7 +125,7 @@ def harness_named(name: str) -> HarnessSpec:
             f"did you mean `{PREFIX}{nearest[0]}`?" if nearest else f"there are {', '.join(shipped_names())}."
         )
         raise ConfigError(f"There is no harness `{name}`; {hint} One's own is a file: {PREFIX}my_agent.toml.")
-    content = (resources.files("rllm") / "agents" / "harness" / "shipped" / f"{name}.toml").read_bytes()
+    content = (resources.files("rllm") / "environments" / "harness" / "shipped" / f"{name}.toml").read_bytes()
     return _read(content, f"{PREFIX}{name}", name, Path())
 
 
@@ -132,11 +134,11 @@ def _read(content: bytes, where: str, name: str, folder: Path) -> HarnessSpec:
         table = tomllib.loads(content.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{where} is no TOML file: {error}") from error
-    known = {each.name for each in fields(HarnessSpec)} - {"name", "folder"}
+    keys = {each.name for each in fields(HarnessSpec)} - {"name", "folder"}
     for key in table:
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are {', '.join(sorted(known))}."
+        if key not in keys:
+            nearest = difflib.get_close_matches(key, keys, n=1)
+            hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are {', '.join(sorted(keys))}."
             raise ConfigError(f"{where} has `{key}`, which no harness has; {hint}")
     spec = HarnessSpec(
         name=name,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from rllm.build.providers import ModelPlace, Protocol
 from rllm.errors import ConfigError, InferenceError, MissingExtraError
-from rllm.inference.providers import ModelPlace, Protocol
 from rllm.types.messages import SamplingParams
 
 QUESTION = "Say hi."

@@ -19,9 +19,8 @@ from rllm.data.jsonl import read_jsonl_lines
 from rllm.errors import ConfigError, choices_of
 from rllm.rendering.chat import ChatRenderer
 from rllm.rendering.conversations import ConversationTree
-from rllm.rendering.images import is_image_part
-from rllm.rendering.template import text_of, words_of
 from rllm.rendering.writing import THOUGHT_KEYS, AnswerWriter
+from rllm.types.content import is_image_part, text_of, words_of
 from rllm.types.episode import Step
 from rllm.types.messages import Message
 from rllm.types.sample import NOT_SAMPLED

@@ -13,10 +13,10 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from rllm.agents.harness.door import Door
-from rllm.agents.harness.installing import installed, mounts_of
-from rllm.agents.harness.spec import HOME, HarnessSpec
 from rllm.data.swe_repository import PLACE
+from rllm.environments.harness.door import Door
+from rllm.environments.harness.installing import harness_directory, mounts_of
+from rllm.environments.harness.spec import HOME, HarnessSpec
 from rllm.environments.swe.patches import PATCH, world_of_row
 from rllm.errors import AgentError
 from rllm.rewards.swe_world import SWEWorld, patch_of
@@ -42,7 +42,7 @@ class Harness:
 
     def install(self) -> None:
         """Have it in the cache. Raises ConfigError where it cannot be installed."""
-        installed(self.spec)
+        harness_directory(self.spec)
 
     def run(self, task: Task, config: AgentConfig) -> Episode:
         """Raises ConfigError for a task that is no row, or one that cannot be set up; AgentError for a
@@ -52,13 +52,13 @@ class Harness:
         world = world_of_row(task.metadata, memory_mb=self.spec.memory_mb, **LIMITS)
         with world.open(mounts=mounts) as sandbox:
             with Door(sandbox, config.base_url) as door:
-                ran, wall_s = self._run(sandbox, door, world, config, started_s)
+                result, wall_s = self._run(sandbox, door, world, config, started_s)
             if door.num_calls == door.num_refused_calls:
-                cause = self._cause(world, ran, door.refused, wall_s)
+                cause = self._cause(world, result, door.refused_places, wall_s)
                 what = "All its calls were refused" if door.num_calls else "Nothing was asked of the model"
                 raise AgentError(f"{what}, so this is no failure of the model: {cause}")
             patch = patch_of(sandbox, world)
-        return self._episode(world, ran, patch, door.refused, wall_s)
+        return self._episode(world, result, patch, door.refused_places, wall_s)
 
     def _run(
         self, sandbox: Sandbox, door: Door, world: SWEWorld, config: AgentConfig, started_s: float
@@ -70,7 +70,7 @@ class Harness:
             raise AgentError(
                 f"Setting up the world of {world.task.instance_id} left {left_s:.0f} s of the episode's time."
             )
-        filled = self.spec.filled(
+        processes = self.spec.with_values(
             {
                 "task": self.spec.prompt.replace("{issue}", world.task.problem_statement),
                 "model": config.model,
@@ -79,46 +79,50 @@ class Harness:
                 "harness": HOME,
             }
         )
-        for path, text in filled.files.items():
+        for path, text in processes.files.items():
             sandbox.write(path, text)
-        ran = sandbox.exec(
-            filled.command,
-            stdin=filled.stdin,
+        result = sandbox.exec(
+            processes.command,
+            stdin=processes.stdin,
             cwd=PLACE,
-            env=world.variables | {"TERM": "dumb"} | filled.environment,
+            env=world.variables | {"TERM": "dumb"} | processes.environment,
             limits=replace(sandbox.limits, wall_s=wall_s, cpu_s=wall_s * CPU_PER_WALL_S),
         )
-        return ran, wall_s
+        return result, wall_s
 
     def _episode(
-        self, world: SWEWorld, ran: ExecResult, patch: str, refused: list[str], wall_s: float
+        self, world: SWEWorld, result: ExecResult, patch: str, refused_places: list[str], wall_s: float
     ) -> Episode:
         about: dict[str, Any] = {
-            "status": str(ran.status),
-            "exit_code": ran.exit_code,
-            "wall_s": ran.wall_s,
-            "refused": refused,
-            "output": ran.stdout[-_TAIL_CHARS:],
-            "errors": ran.stderr[-_TAIL_CHARS:],
+            "status": str(result.status),
+            "exit_code": result.exit_code,
+            "wall_s": result.wall_s,
+            "refused": refused_places,
+            "output": result.stdout[-_TAIL_CHARS:],
+            "errors": result.stderr[-_TAIL_CHARS:],
         }
         episode = Episode(artifacts={PATCH: patch}, info={"harness": about})
-        if ran.status is Status.TIMEOUT:
+        if result.status is Status.TIMEOUT:
             episode.termination_reason = TerminationReason.TIMEOUT
-        elif ran.status is not Status.OK:
+        elif result.status is not Status.OK:
             episode.termination_reason = TerminationReason.ERROR
-        if ran.status is not Status.OK:
-            episode.info["cause"] = self._cause(world, ran, refused, wall_s)
+        if result.status is not Status.OK:
+            episode.info["cause"] = self._cause(world, result, refused_places, wall_s)
         return episode
 
-    def _cause(self, world: SWEWorld, ran: ExecResult, refused: list[str], wall_s: float) -> str:
+    def _cause(self, world: SWEWorld, result: ExecResult, refused_places: list[str], wall_s: float) -> str:
         end = {
             Status.OK: "ended with exit code 0",
-            Status.ERROR: f"ended with exit code {ran.exit_code}",
+            Status.ERROR: f"ended with exit code {result.exit_code}",
             Status.TIMEOUT: f"had not ended after {wall_s:.0f} s",
             Status.OUT_OF_MEMORY: f"needed more than {world.limits.memory_mb} MiB (`memory_mb`)",
-        }.get(ran.status, f"was ended by the sandbox: {ran.status}")
-        network = f"; it asked for {', '.join(refused[:5])}, and reaches its model alone" if refused else ""
-        output = (ran.stderr.strip() or ran.stdout.strip())[-400:]
+        }.get(result.status, f"was ended by the sandbox: {result.status}")
+        network = (
+            f"; it asked for {', '.join(refused_places[:5])}, and reaches its model alone"
+            if refused_places
+            else ""
+        )
+        output = (result.stderr.strip() or result.stdout.strip())[-400:]
         return f"{self.name} {end}{network}. " + (
             f"Its last output: {output}" if output else "It printed nothing."
         )

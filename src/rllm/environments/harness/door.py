@@ -53,7 +53,7 @@ class Door:
         self._session_path = there.path.removesuffix("/v1").encode()
         self.root_url = f"http://127.0.0.1:{PORT}{there.path.removesuffix('/v1')}"
         """The address of the session, as programs inside reach it."""
-        self.refused: list[str] = []
+        self.refused_places: list[str] = []
         """Hosts and paths that were asked for and are not the session's; each once, the first ones."""
         self.num_calls = 0
         """The number of model calls, by the paths of the four protocols."""
@@ -66,12 +66,12 @@ class Door:
         except BaseException:
             self._calls.close()
             raise
-        self._started, self._loop = threading.Event(), asyncio.new_event_loop()
+        self._is_serving, self._loop = threading.Event(), asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._work, name="rllm-door", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._started.wait()
+        self._is_serving.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,8 +88,8 @@ class Door:
         self._calls.setblocking(False)
         self._names.setblocking(False)
         transport, _ = await loop.create_datagram_endpoint(lambda: _Names(self), sock=self._names)
-        server = await asyncio.start_server(self._connected, sock=self._calls, limit=_LONGEST_LINE)
-        self._started.set()
+        server = await asyncio.start_server(self._serve_connection, sock=self._calls, limit=_LONGEST_LINE)
+        self._is_serving.set()
         await self._stop.wait()
         if self._last_refusal is not None:
             self._last_refusal.cancel()
@@ -98,7 +98,7 @@ class Door:
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             line = await reader.readuntil(b"\r\n")
             target = line.split(b" ")[1] if line.count(b" ") == 2 else b""
@@ -138,8 +138,8 @@ class Door:
         return len(rest) < len(target) and (not rest or rest[:1] in (b"/", b"?")) and b".." not in rest
 
     def remember(self, place: str) -> None:
-        if place not in self.refused and len(self.refused) < _MAX_REMEMBERED:
-            self.refused.append(place)
+        if place not in self.refused_places and len(self.refused_places) < _MAX_REMEMBERED:
+            self.refused_places.append(place)
 
 
 class _Names(asyncio.DatagramProtocol):

@@ -17,11 +17,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rllm.agents.harness.spec import HOME, HarnessSpec
 from rllm.data.home import rllm_home
+from rllm.environments.harness.spec import HOME, HarnessSpec
 from rllm.errors import ConfigError
 from rllm.sandbox.interpreter import Interpreter, interpreter, interpreter_at
-from rllm.store.made_once import made_once
+from rllm.sandbox.made_once import made_once
 
 INSTALL_TIMEOUT_S = 3600.0
 _FORM = 1
@@ -32,10 +32,10 @@ def mounts_of(spec: HarnessSpec) -> tuple[tuple[str, str], ...]:
     """The directories that a sandbox is shown for it: its own, and a Python that would not be seen else."""
     python = _python_of(spec) if spec.pip else interpreter()
     binds = python.binds if python != interpreter() else ()
-    return ((str(installed(spec)), HOME), *((path, path) for path in binds))
+    return ((str(harness_directory(spec)), HOME), *((path, path) for path in binds))
 
 
-def installed(spec: HarnessSpec) -> Path:
+def harness_directory(spec: HarnessSpec) -> Path:
     """Its directory, from the cache or made now.
 
     Raises ConfigError, with what the package manager said, where it cannot be installed.

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from rllm.build.model_settings import ModelEntry, ModelSettings, key_of
 from rllm.data.hub import hub_model, is_model_id
 from rllm.errors import ConfigError
 from rllm.inference.client import ModelClient
-from rllm.inference.model_settings import ModelEntry, ModelSettings, key_of
 
 BUILTIN = "builtin:"
 
