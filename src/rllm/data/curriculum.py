@@ -62,8 +62,8 @@ class Curriculum(Generic[AnyTask]):
 
     def batch(self, step: int, count: int) -> list[AnyTask]:
         """`count` tasks of a step; asked again before `observe`, further ones. No two are alike."""
-        planned = self._planned.pop(step, [])
-        positions, later = planned[:count], planned[count:]
+        places = self._planned.pop(step, [])
+        positions, later = places[:count], places[count:]
         if later:
             self._planned[step] = later
         if (num_missing := count - len(positions)) > 0:

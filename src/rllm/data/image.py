@@ -52,17 +52,17 @@ class Image:
         return here
 
     def is_directory(self, path: str) -> bool:
-        resolved = self.resolve(path)
-        if resolved[1:] in ("", *SCRATCH):  # every sandbox has these
+        target_path = self.resolve(path)
+        if target_path[1:] in ("", *SCRATCH):  # every sandbox has these
             return True
-        about = self.about(resolved)
+        about = self.about(target_path)
         return about is not None and stat.S_ISDIR(about.st_mode)
 
     def read(self, path: str) -> str:
         """A text file of the image; empty where there is none."""
-        resolved = self.resolve(path)
+        target_path = self.resolve(path)
         for layer in self.layers:
-            file = Path(f"{layer}{resolved}")
+            file = Path(f"{layer}{target_path}")
             if file.is_file() and not file.is_symlink():
                 return file.read_text("utf-8", "replace")
         return ""

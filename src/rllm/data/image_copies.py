@@ -122,13 +122,13 @@ def patterns_of_stage(instruction: DockerLine) -> list[str]:
     return patterns
 
 
-def copy_of_stage(instruction: DockerLine, taken: Path) -> FileCopy:
+def copy_of_stage(instruction: DockerLine, context: Path) -> FileCopy:
     """A COPY of what TAKE took of another stage."""
     flags = {name: value for name, value in instruction.flags if name != "from"}
     return FileCopy(
         instruction=instruction,
-        context=taken,
-        files=[(each.name, each) for folder in sorted(taken.iterdir()) for each in folder.iterdir()],
+        context=context,
+        files=[(each.name, each) for folder in sorted(context.iterdir()) for each in folder.iterdir()],
         target=instruction.words[-1],
         flags=flags,
         ignores=lambda path: False,
@@ -182,10 +182,10 @@ def _glob(pattern: str) -> str:
 
 
 def _copy_tree(source: Path, target: Path, leaves_out: Callable[[Path], bool]) -> None:
-    def skipped(folder: str, names: list[str]) -> set[str]:
+    def skip_links(folder: str, names: list[str]) -> set[str]:
         return {name for name in names if leaves_out(Path(folder) / name)}
 
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=skipped)
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=skip_links)
 
 
 def _set_owners(layer: Path, mode: str, owner: tuple[int, int], where: str) -> None:

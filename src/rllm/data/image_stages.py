@@ -47,10 +47,10 @@ def stages_of(instructions: Sequence[DockerLine], arguments: Mapping[str, str]) 
             raise ConfigError(f"{where}: `FROM {text:.80}` names no image.")
         names = (str(number), *(each.lower() for each in words[2:]))
         stages.append(BuildStage(names=names, base=words[0], lines=tuple(instructions[start:end])))
-    needed: list[BuildStage] = []
+    steps: list[BuildStage] = []
     origins = {stages[-1].names[0]}
     for stage in reversed(stages):
         if origins & set(stage.names):
-            needed.append(stage)
+            steps.append(stage)
             origins |= stage.origins
-    return needed[::-1]
+    return steps[::-1]

@@ -52,5 +52,5 @@ def _mark_of(match: re.Match[str], mark: str) -> str:
 def _is_card(text: str) -> bool:
     """Luhn's check sum (ISO/IEC 7812-1), which nine of ten other numbers do not meet."""
     digits = [int(each) for each in text if each.isdecimal()][::-1]
-    doubled = (sum(divmod(2 * digit, 10)) for digit in digits[1::2])
-    return (sum(digits[::2]) + sum(doubled)) % 10 == 0
+    doubled_digits = (sum(divmod(2 * digit, 10)) for digit in digits[1::2])
+    return (sum(digits[::2]) + sum(doubled_digits)) % 10 == 0

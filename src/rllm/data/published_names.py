@@ -21,8 +21,8 @@ RENAMED = {
 def own_name(name: str, names: Collection[str]) -> str | None:
     """The one of `names` that a published name means; None where there is none."""
     key = name_key(name)
-    if (renamed := RENAMED.get(key)) in names:
-        return renamed
+    if (new_key := RENAMED.get(key)) in names:
+        return new_key
     same = [each for each in names if name_key(each) == key]
     return same[0] if len(same) == 1 else None
 

@@ -166,9 +166,9 @@ def _csv_rows(text: str, name: str, delimiter: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
     columns = list(reader.fieldnames or ())
-    if repeated := [column for column in columns if columns.count(column) > 1]:
+    if duplicates := [column for column in columns if columns.count(column) > 1]:
         raise ConfigError(
-            f"{name} has {columns.count(repeated[0])} columns `{repeated[0]}`, and a row keeps one; "
+            f"{name} has {columns.count(duplicates[0])} columns `{duplicates[0]}`, and a row keeps one; "
             "rename or remove the others."
         )
     for number, row in enumerate(reader):

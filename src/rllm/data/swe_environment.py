@@ -125,7 +125,7 @@ def environment_of(task: SWETask, repository: Repository, *, backend: str) -> En
     if all(_names_packages_alone(each) for each in task.install):
         return package_environment(task.install, name=task.instance_id, backend=backend)
     files, layers = _steering_files(repository), (str(repository.layer),)
-    return _made(
+    return _make_environment(
         _Installation(name=task.instance_id, steps=task.install, files=files, layers=layers), backend
     )
 
@@ -135,10 +135,10 @@ def package_environment(steps: tuple[str, ...], *, name: str, backend: str) -> E
     number of repositories. Raises ConfigError, in the name of `name`, for a step that fails."""
     if not steps:
         return Environment(path=_plain_python(), packages=TEST_PACKAGES)
-    return _made(_Installation(name=name, steps=steps), backend)
+    return _make_environment(_Installation(name=name, steps=steps), backend)
 
 
-def _made(installation: _Installation, backend: str) -> Environment:
+def _make_environment(installation: _Installation, backend: str) -> Environment:
     target = rllm_home() / "swe" / "environments" / installation.key
     with made_once(target) as part:
         if part is not None:
@@ -219,11 +219,11 @@ def _step(sandbox: Sandbox, step: str) -> ExecResult:
     )
 
 
-def _require_ok(name: str, step: str, ran: ExecResult) -> None:
-    if ran.status is not Status.OK:
-        message = (ran.stdout + ran.stderr).strip()[-600:]
+def _require_ok(name: str, step: str, result: ExecResult) -> None:
+    if result.status is not Status.OK:
+        message = (result.stdout + result.stderr).strip()[-600:]
         raise ConfigError(
-            f"{name}: its install step `{step}` ended with {ran.status}. Steps run without "
+            f"{name}: its install step `{step}` ended with {result.status}. Steps run without "
             "network, with the wheels that pip commands in `install` and the project's own metadata name. "
             f"{message}"
         )
@@ -233,14 +233,14 @@ def _keep(installation: _Installation, sandbox: Sandbox, part: Path) -> None:
     unpack_layer(sandbox.snapshot(Scope(folders=(VENV,))).tar, part / "layer")
     if not installation.layers:
         return
-    listed = _step(sandbox, "git ls-files -z --others ':(exclude)**/__pycache__/**'")
-    _require_ok(installation.name, "git ls-files", listed)
-    artifacts = [each for each in listed.stdout.split("\0") if each]
+    untracked_files = _step(sandbox, "git ls-files -z --others ':(exclude)**/__pycache__/**'")
+    _require_ok(installation.name, "git ls-files", untracked_files)
+    artifacts = [each for each in untracked_files.stdout.split("\0") if each]
     packed = sandbox.snapshot(Scope(folders=tuple(f"{PLACE}/{each}" for each in artifacts) or ("/none",)))
     unpack_layer(packed.tar, part / "layer")
-    excluded = Path(f"{part}/layer{PLACE}/.git/info/exclude")  # they are nobody's change
-    excluded.parent.mkdir(parents=True, exist_ok=True)
-    excluded.write_text("".join(f"/{_ESCAPED.sub(_BACKSLASHED, each)}\n" for each in artifacts), "utf-8")
+    exclude_file = Path(f"{part}/layer{PLACE}/.git/info/exclude")  # they are nobody's change
+    exclude_file.parent.mkdir(parents=True, exist_ok=True)
+    exclude_file.write_text("".join(f"/{_ESCAPED.sub(_BACKSLASHED, each)}\n" for each in artifacts), "utf-8")
 
 
 # ---- wheels ------------------------------------------------------------------------------------------------

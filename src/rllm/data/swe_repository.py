@@ -95,14 +95,16 @@ def git(
     done = _git(*words, cwd=cwd, stdin=stdin, env=env)
     if done.returncode:
         message = done.stderr.decode(errors="replace").strip()[-400:]
-        raise ConfigError(f"{_named(task)}`git {words[0]}` failed with code {done.returncode}: {message}")
+        raise ConfigError(
+            f"{_error_prefix(task)}`git {words[0]}` failed with code {done.returncode}: {message}"
+        )
     return done.stdout
 
 
 def _git(
     *words: str, cwd: Path, stdin: str | bytes = "", env: Mapping[str, str] = {}
 ) -> "subprocess.CompletedProcess[bytes]":
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     own = {
         "GIT_CONFIG_GLOBAL": str(_config_file()),
         "GIT_CONFIG_NOSYSTEM": "1",
@@ -115,7 +117,7 @@ def _git(
         return subprocess.run(
             ["git", *words],
             cwd=cwd,
-            env=kept | own | dict(env),
+            env=variables | own | dict(env),
             input=data,
             capture_output=True,
             timeout=GIT_TIMEOUT_S,
@@ -135,7 +137,7 @@ def _config_file() -> Path:
     return path.resolve()
 
 
-def _named(instance_id: str) -> str:
+def _error_prefix(instance_id: str) -> str:
     return f"{instance_id}: " if instance_id else ""
 
 
@@ -252,8 +254,10 @@ def _check_out(task: SWETask, tree: Path, work: Path) -> None:
             f"{task.instance_id}: its `base_commit` {task.base_commit} is not among the commits of "
             f"{task.source}."
         )
-    listed = git("ls-tree", "-r", "-z", commit, cwd=store, task=task.instance_id)
-    links = [each.partition(b"\t")[2].decode() for each in listed.split(b"\0") if each.startswith(b"160000 ")]
+    entries = git("ls-tree", "-r", "-z", commit, cwd=store, task=task.instance_id)
+    links = [
+        each.partition(b"\t")[2].decode() for each in entries.split(b"\0") if each.startswith(b"160000 ")
+    ]
     if links:
         raise ConfigError(
             f"{task.instance_id}: its repository has the submodule {links[0]}, and submodules are not "

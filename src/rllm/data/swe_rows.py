@@ -288,12 +288,12 @@ def _test_names(value: Any, name: str, where: str) -> list[str]:
 def _json_object(row: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     value = row.get(name)
     try:
-        parsed = json.loads(value) if isinstance(value, str) else value
+        result = json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
         raise ConfigError(f"{where}: `{name}` is not valid JSON: {error}") from error
-    if not isinstance(parsed, Mapping):
+    if not isinstance(result, Mapping):
         raise ConfigError(f"{where}: `{name}` is {value!r:.80}; it must be a JSON object.")
-    return dict(parsed)
+    return dict(result)
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -314,17 +314,17 @@ def _text(fields: Mapping[str, Any], name: str, where: str, *, optional: bool = 
 def _texts(value: Any, name: str, where: str) -> tuple[str, ...]:
     """A list of texts, or a JSON text that is one, as SWE-bench has it; SWE-bench Pro writes it as Python
     does."""
-    parsed = value
+    result = value
     if isinstance(value, str) and value.strip():
         try:
-            parsed = json.loads(value)
+            result = json.loads(value)
         except ValueError:
-            parsed = _python_list(value)
-    if parsed is None or parsed == "":
+            result = _python_list(value)
+    if result is None or result == "":
         return ()
-    if not isinstance(parsed, list | tuple) or not all(isinstance(each, str) and each for each in parsed):
+    if not isinstance(result, list | tuple) or not all(isinstance(each, str) and each for each in result):
         raise ConfigError(f"{where}: `{name}` is {value!r:.80}; it must be a list of texts.")
-    return tuple(parsed)
+    return tuple(result)
 
 
 def _python_list(text: str) -> Any:
@@ -336,14 +336,14 @@ def _python_list(text: str) -> Any:
 
 def _files(value: Any, where: str) -> dict[str, str]:
     """Paths inside the repository and their contents."""
-    parsed = _json_object({"test_files": value}, "test_files", where) if value else {}
-    if not all(isinstance(each, str) for each in parsed.values()):
+    result = _json_object({"test_files": value}, "test_files", where) if value else {}
+    if not all(isinstance(each, str) for each in result.values()):
         raise ConfigError(f"{where}: `test_files` must map paths to texts.")
-    for path in parsed:
+    for path in result:
         pure = PurePosixPath(str(path))
         if pure.is_absolute() or ".." in pure.parts or ".git" in pure.parts or not pure.parts:
             raise ConfigError(f"{where}: `test_files` has {path!r}; it must be a path inside the repository.")
-    return {str(path): text for path, text in parsed.items()}
+    return {str(path): text for path, text in result.items()}
 
 
 def _place(source: str, folder: Path | None) -> str:

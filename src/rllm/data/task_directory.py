@@ -261,7 +261,7 @@ def _step(
     own_tests = (folder / "tests" / "test.sh").is_file()
     if not own_tests:
         _require_tests(path, path / "tests")
-    shared = path / "tests"
+    shared_tests = path / "tests"
     return replace(
         task,
         name=f"{task.name}/{name}",
@@ -273,8 +273,8 @@ def _step(
         verifier_variables=task.verifier_variables | _variables(verifier, "verifier", environment, path),
         artifacts=task.artifacts | _artifacts(table, path),
         health=_health(table, path),
-        tests=folder / "tests" if own_tests else shared,
-        test_files={"/tests": shared} if own_tests and shared.is_dir() else {},
+        tests=folder / "tests" if own_tests else shared_tests,
+        test_files={"/tests": shared_tests} if own_tests and shared_tests.is_dir() else {},
         solution=folder / "solution" / "solve.sh",
         step_files=folder / "workdir" if (folder / "workdir").is_dir() else None,
         min_rewards=_min_rewards(table, path),

@@ -232,8 +232,8 @@ class _Stage:
                 layer = build_layer(part / "build", self._layers, step)
             except ConfigError as error:
                 offline = "" if has_registries else " No package registry of this machine answers."
-                shown = instruction.text.replace("\n", " ")
-                raise ConfigError(f"{instruction.where}: `RUN {shown:.120}`: {error}{offline}") from None
+                line = instruction.text.replace("\n", " ")
+                raise ConfigError(f"{instruction.where}: `RUN {line:.120}`: {error}{offline}") from None
             layer.rename(part / "layer")
             remove_tree(part / "build")
 
@@ -246,17 +246,17 @@ class _Stage:
         if origin is None:
             copy = copy_of(instruction, self.context, self._ignores)
         else:
-            taken = self._taken(instruction, origin)
-            if taken is None:
+            context = self._context_of(instruction, origin)
+            if context is None:
                 return
-            copy = copy_of_stage(instruction, taken)
+            copy = copy_of_stage(instruction, context)
         image, workdir = self.image({}), self._workdir
         about = ["copy", instruction.word, workdir, *copy.key]
         self._make(instruction, about, lambda layer: copy.fill(layer, image, workdir))
         into = os.path.normpath(os.path.join(workdir, copy.target))
         self._folders.append(into if copy.is_into_folder else os.path.dirname(into))
 
-    def _taken(self, instruction: DockerLine, origin: str) -> Path | None:
+    def _context_of(self, instruction: DockerLine, origin: str) -> Path | None:
         """A directory with what a line takes from another stage, each in one of its own; None without
         `builds`."""
         stage = self._file.stages.get(origin.lower())

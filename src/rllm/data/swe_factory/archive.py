@@ -55,10 +55,10 @@ class PlainRepository:
         for path, text in sorted(files.items()):
             mode = git("ls-files", "--stage", "--", path, at=self._folder, **index).split(" ", 1)[0]
             git("update-index", "--cacheinfo", f"{mode},{self._blob(text)},{path}", at=self._folder, **index)
-        changed = git("write-tree", at=self._folder, **index).strip()
+        tree_hash = git("write-tree", at=self._folder, **index).strip()
         words = ("diff", "--no-color", "--no-ext-diff", "--no-renames", "--full-index")
-        forth = git(*words, self.commit, changed, at=self._folder)
-        back = git(*words, changed, self.commit, at=self._folder)
+        forth = git(*words, self.commit, tree_hash, at=self._folder)
+        back = git(*words, tree_hash, self.commit, at=self._folder)
         return forth, back
 
     def _blob(self, text: str) -> str:

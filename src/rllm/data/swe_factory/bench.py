@@ -117,7 +117,7 @@ class TestBench:
 
     def _run(self, jobs: Sequence[BenchJob]) -> tuple[list[JobResult], str | None]:
         """Run the jobs. Returns their results, and the error of the program that ran them."""
-        sandbox = self._sandbox = self._sandbox or self._opened()
+        sandbox = self._sandbox = self._sandbox or self._open_sandbox()
         if self._is_closed:
             self._end_sandbox()
             raise SandboxError("The tests' sandbox was closed.")
@@ -148,15 +148,15 @@ class TestBench:
             "HOME": f"{WORK}/home",
         }
         command = [self._environment.python, "-S", f"{WORK}/run_tests.py", f"{WORK}/plan.json"]
-        ended = sandbox.exec(command, env=variables, cwd=TESTBED, limits=limits)
+        result = sandbox.exec(command, env=variables, cwd=TESTBED, limits=limits)
         lines = sandbox.read(f"{WORK}/results.jsonl").decode("utf-8", "replace").split("\n")
         results = [JobResult(**json.loads(each)) for each in lines[:-1]]
-        if len(results) < len(jobs) and not results and ended.status == "error":
-            last = (ended.stderr.strip().split("\n") or [""])[-1]
+        if len(results) < len(jobs) and not results and result.status == "error":
+            last = (result.stderr.strip().split("\n") or [""])[-1]
             raise SandboxError(f"The tests of {self._project.name} could not be started: {last:.400}")
-        return results, f"{ended.status}: {ended.stderr[-300:]}"
+        return results, f"{result.status}: {result.stderr[-300:]}"
 
-    def _opened(self) -> Sandbox:
+    def _open_sandbox(self) -> Sandbox:
         sandbox = open_sandbox(
             self._backend,
             limits=Limits(

@@ -56,7 +56,7 @@ def texts_of(tree: Path, project: Project) -> dict[str, str]:
 
 def operator_candidates(texts: Mapping[str, str], seed: int) -> list[Candidate]:
     """The first candidate of every function, then the second of every function, and so on."""
-    ranked: list[tuple[int, str, Candidate]] = []
+    ranked_candidates: list[tuple[int, str, Candidate]] = []
     for path, text in texts.items():
         by_function: dict[str, list[tuple[str, Candidate]]] = {}
         for each in mutations(text):
@@ -71,9 +71,11 @@ def operator_candidates(texts: Mapping[str, str], seed: int) -> list[Candidate]:
             by_function.setdefault(each.function, []).append((_hash(seed, key), candidate))
         for several in by_function.values():
             several.sort(key=lambda each: each[0])
-            ranked += [(place, order, candidate) for place, (order, candidate) in enumerate(several)]
-    ranked.sort(key=lambda each: each[:2])
-    return [candidate for _, _, candidate in ranked]
+            ranked_candidates += [
+                (place, order, candidate) for place, (order, candidate) in enumerate(several)
+            ]
+    ranked_candidates.sort(key=lambda each: each[:2])
+    return [candidate for _, _, candidate in ranked_candidates]
 
 
 def commit_candidates(source: Source, texts: Mapping[str, str]) -> list[Candidate]:
@@ -82,16 +84,16 @@ def commit_candidates(source: Source, texts: Mapping[str, str]) -> list[Candidat
     repository = source.repository
     if repository is None:
         return []
-    listed = git("log", "--no-merges", "--format=%H", f"-n{MAX_COMMITS}", source.commit, at=repository)
+    commit_list = git("log", "--no-merges", "--format=%H", f"-n{MAX_COMMITS}", source.commit, at=repository)
     candidates: list[Candidate] = []
-    for commit in listed.split():
-        candidate = _reverted(repository, commit, texts)
+    for commit in commit_list.split():
+        candidate = _revert_of(repository, commit, texts)
         if candidate is not None:
             candidates.append(candidate)
     return candidates
 
 
-def _reverted(repository: Path, commit: str, texts: Mapping[str, str]) -> Candidate | None:
+def _revert_of(repository: Path, commit: str, texts: Mapping[str, str]) -> Candidate | None:
     parents = git("rev-list", "--parents", "-n1", commit, at=repository).split()[1:]
     if len(parents) != 1:
         return None
@@ -112,9 +114,9 @@ def _reverted(repository: Path, commit: str, texts: Mapping[str, str]) -> Candid
         files = {name: (work / name).read_bytes().decode("utf-8") for name in names}
     except (ConfigError, UnicodeDecodeError):
         return None  # later commits changed the same lines: there is no such bug any more
-    changed = {name: text for name, text in files.items() if text != texts[name]}
+    changed_texts = {name: text for name, text in files.items() if text != texts[name]}
     functions, lines = [], {}
-    for name, text in changed.items():
+    for name, text in changed_texts.items():
         before = _bodies(texts[name])
         after = _bodies(text)
         if before is None or after is None:
@@ -129,7 +131,11 @@ def _reverted(repository: Path, commit: str, texts: Mapping[str, str]) -> Candid
     if not functions:
         return None
     return Candidate(
-        key=_hash(REVERTED, commit), operator=REVERTED, functions=tuple(functions), files=changed, lines=lines
+        key=_hash(REVERTED, commit),
+        operator=REVERTED,
+        functions=tuple(functions),
+        files=changed_texts,
+        lines=lines,
     )
 
 

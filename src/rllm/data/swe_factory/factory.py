@@ -118,16 +118,16 @@ def build(
         return manifest
     out = out.resolve()  # git is run in other directories
     work = _work_folder(out, request)
-    opened: list[tuple[Source, Project]] = []
+    open_sources: list[tuple[Source, Project]] = []
     for place, address in enumerate(addresses):
         on_progress(Progress(source=address, doing="opening"))
-        source = _opened(address, work / str(place))
-        if any(source.name == other.name for other, _ in opened):
+        source = _open_source(address, work / str(place))
+        if any(source.name == other.name for other, _ in open_sources):
             raise ConfigError(f"Two sources are named {source.name}; build them into two directories.")
-        opened.append((source, project_of(source)))
+        open_sources.append((source, project_of(source)))
     built = [
         _build_source(source, project, work / str(place), settings, backend, workers, on_progress)
-        for place, (source, project) in enumerate(opened)
+        for place, (source, project) in enumerate(open_sources)
     ]
     manifest = _finish(built, out, work, settings, request)
     shutil.rmtree(work)
@@ -189,7 +189,7 @@ def _build_source(
             )
         )
 
-    verdicts = _sifted(candidates, sieve, journal, bench, settings.max_tasks, workers, tell)
+    verdicts = _sift_candidates(candidates, sieve, journal, bench, settings.max_tasks, workers, tell)
     rows = _rows(source, project, requirements, baseline, candidates, verdicts, texts, work)
     return _Built(
         source=source,
@@ -202,13 +202,13 @@ def _build_source(
     )
 
 
-def _opened(address: str, work: Path) -> Source:
+def _open_source(address: str, work: Path) -> Source:
     """Fetched once for a build; what a kill cut off is fetched anew."""
     facts, folder = work / "opened", work / "source"
     if facts.is_file():
-        known = json.loads(facts.read_text(encoding="utf-8"))
-        repository = Path(known["repository"]) if known["repository"] else None
-        return Source(**{**known, "tree": Path(known["tree"]), "repository": repository})
+        stored_source = json.loads(facts.read_text(encoding="utf-8"))
+        repository = Path(stored_source["repository"]) if stored_source["repository"] else None
+        return Source(**{**stored_source, "tree": Path(stored_source["tree"]), "repository": repository})
     if folder.is_dir():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
@@ -249,7 +249,7 @@ class _Journal:
                 stream.write(json.dumps(each.to_json()) + "\n")
 
 
-def _sifted(
+def _sift_candidates(
     candidates: Sequence[Candidate],
     sieve: Sieve,
     journal: _Journal,
@@ -265,7 +265,7 @@ def _sifted(
     with ThreadPoolExecutor(workers) as pool:
         try:
             while True:
-                verdicts = _settled(candidates, journal.verdicts, max_tasks)
+                verdicts = _settle_verdicts(candidates, journal.verdicts, max_tasks)
                 tell(len(verdicts), sum(each.reason == KEPT for each in verdicts))
                 is_done = sum(each.reason == KEPT for each in verdicts) == max_tasks
                 free = [each for each in benches if each not in running.values()]
@@ -289,17 +289,17 @@ def _batches(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
         yield list(candidates[start : start + BATCH])
 
 
-def _settled(
-    candidates: Sequence[Candidate], known: dict[str, SiftVerdict], max_tasks: int
+def _settle_verdicts(
+    candidates: Sequence[Candidate], verdicts_by_key: dict[str, SiftVerdict], max_tasks: int
 ) -> list[SiftVerdict]:
     """Verdicts without a gap, up to the one that makes `max_tasks`."""
     verdicts: list[SiftVerdict] = []
     kept = 0
     for each in candidates:
-        if each.key not in known or kept == max_tasks:
+        if each.key not in verdicts_by_key or kept == max_tasks:
             break
-        verdicts.append(known[each.key])
-        kept += known[each.key].reason == KEPT
+        verdicts.append(verdicts_by_key[each.key])
+        kept += verdicts_by_key[each.key].reason == KEPT
     return verdicts
 
 
@@ -367,15 +367,15 @@ def _finish(
         shutil.copyfile(work / str(place) / f"{each.source.name}.bundle", out / name)
         files[name] = _sha256((out / name).read_bytes())
     for split in SPLITS:
-        chosen = [row for row in rows if splits[row["instance_id"]] == split]
-        if chosen:
+        rows_of_split = [row for row in rows if splits[row["instance_id"]] == split]
+        if rows_of_split:
             (out / split).mkdir(exist_ok=True)
-            files |= _written(out, f"{split}/{ROWS_FILE}", chosen)
+            files |= _write_rows(out, f"{split}/{ROWS_FILE}", rows_of_split)
     whole = [
         {**row, "split": splits[row["instance_id"]], "source": row["source"].removeprefix("../")}
         for row in rows
     ]
-    files |= _written(out, TASKS, whole)
+    files |= _write_rows(out, TASKS, whole)
     manifest = {
         "asked": request,
         "sources": [_source_json(each) for each in built],
@@ -388,7 +388,7 @@ def _finish(
     return manifest
 
 
-def _written(out: Path, name: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _write_rows(out: Path, name: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     data = jsonl_bytes(rows)
     write_atomic(out / name, data)
     return {name: _sha256(data)}

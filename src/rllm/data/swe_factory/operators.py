@@ -108,12 +108,14 @@ def mutations(text: str) -> list[Mutation]:
     Raises SyntaxError for a source that Python cannot read.
     """
     source = SourceText(text)
-    made: dict[Edit, Mutation] = {}
+    mutations_by_edit: dict[Edit, Mutation] = {}
     for function in functions_of(source.tree):
         for operator, edit in _edits(source, function):
             line = source.line_at(edit.start)
-            made.setdefault(edit, Mutation(operator, function.name, line, edit))
-    return sorted(made.values(), key=lambda each: (each.edit.start, each.edit.end, each.edit.text))
+            mutations_by_edit.setdefault(edit, Mutation(operator, function.name, line, edit))
+    return sorted(
+        mutations_by_edit.values(), key=lambda each: (each.edit.start, each.edit.end, each.edit.text)
+    )
 
 
 def changes_meaning(changed: str, plain: str) -> bool:
@@ -160,8 +162,8 @@ def _inside(function: FunctionNode) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
 
 
 def _parameters(function: FunctionNode) -> list[str]:
-    named = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
-    return [each.arg for each in named if each.arg not in ("self", "cls")]
+    parameters = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    return [each.arg for each in parameters if each.arg not in ("self", "cls")]
 
 
 def _is_called(node: ast.Name, parents: list[ast.AST]) -> bool:
@@ -199,7 +201,7 @@ def _arithmetic(source: SourceText, node: ast.BinOp, parents: list[ast.AST]) -> 
     yield "wrong_operator", Edit(token.start, token.end, ARITHMETIC[token.text])
 
 
-def _augmented(source: SourceText, node: ast.AugAssign, parents: list[ast.AST]) -> Made:
+def _change_augmented(source: SourceText, node: ast.AugAssign, parents: list[ast.AST]) -> Made:
     (token,) = source.gap(node.target, node.value)
     yield "wrong_operator", Edit(token.start, token.end, f"{ARITHMETIC[token.text[:-1]]}=")
 
@@ -252,7 +254,9 @@ def _is_elif(source: SourceText, node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and source.text.startswith("elif", start)
 
 
-def _deleted(source: SourceText, node: ast.Expr | ast.AugAssign | ast.Assign, parents: list[ast.AST]) -> Made:
+def _delete_statement(
+    source: SourceText, node: ast.Expr | ast.AugAssign | ast.Assign, parents: list[ast.AST]
+) -> Made:
     if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call):
         return
     if isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Attribute | ast.Subscript):
@@ -316,8 +320,8 @@ def _defaults(source: SourceText, function: FunctionNode) -> Made:
 
 def _arguments(source: SourceText, node: ast.Call, parents: list[ast.AST]) -> Made:
     for one, other in zip(node.args, node.args[1:], strict=False):
-        starred = isinstance(one, ast.Starred) or isinstance(other, ast.Starred)
-        if not starred and source.text_of(one) != source.text_of(other):
+        has_star = isinstance(one, ast.Starred) or isinstance(other, ast.Starred)
+        if not has_star and source.text_of(one) != source.text_of(other):
             first, last = source.span(one), source.span(other)
             text = source.text_of(other) + source.text[first[1] : last[0]] + source.text_of(one)
             yield "swapped_arguments", Edit(first[0], last[1], text)
@@ -341,13 +345,13 @@ def _loop_exit(source: SourceText, node: ast.Break | ast.Continue, parents: list
 OPERATORS: tuple[tuple[type[ast.AST] | tuple[type[ast.AST], ...], Callable[..., Made]], ...] = (
     (ast.Compare, _compare),
     (ast.BinOp, _arithmetic),
-    (ast.AugAssign, _augmented),
+    (ast.AugAssign, _change_augmented),
     (ast.BoolOp, _logic),
     (ast.UnaryOp, _negation),
     ((ast.If, ast.While, ast.IfExp), _condition),
     (ast.IfExp, _swapped_values),
     (ast.If, _dropped_branch),
-    ((ast.Expr, ast.AugAssign, ast.Assign), _deleted),
+    ((ast.Expr, ast.AugAssign, ast.Assign), _delete_statement),
     (ast.Return, _return),
     (ast.Await, _await),
     (ast.Constant, _constant),

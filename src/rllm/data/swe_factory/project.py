@@ -165,16 +165,16 @@ def _facts(name: str, version: str, requirements: list[str], extras: dict[str, l
 
 
 def _test_requirements(tree: Path, settings: dict[str, Any], facts: dict[str, Any]) -> list[str]:
-    named: list[str] = []
+    requirement_lines: list[str] = []
     for extra in TEST_EXTRAS:
-        named += facts["extras"].get(extra, [])
-        named += [
+        requirement_lines += facts["extras"].get(extra, [])
+        requirement_lines += [
             each for each in settings.get("dependency-groups", {}).get(extra, []) if isinstance(each, str)
         ]
     for file in REQUIREMENTS_FILES:
         if _is_plain(tree / file):
-            named += _lines((tree / file).read_text(encoding="utf-8", errors="replace"))
-    return [each for each in dict.fromkeys(named) if _REQUIREMENT.fullmatch(each)]
+            requirement_lines += _lines((tree / file).read_text(encoding="utf-8", errors="replace"))
+    return [each for each in dict.fromkeys(requirement_lines) if _REQUIREMENT.fullmatch(each)]
 
 
 def _is_plain(path: Path) -> bool:

@@ -50,16 +50,16 @@ def requirements_of(project: Project, extra: tuple[str, ...]) -> Requirements:
     Raises ConfigError for a requirement of the project, or one of `extra`, that cannot be had as a wheel.
     """
     python = python_version()
-    needed = tuple(dict.fromkeys((*project.requirements, *require_plain(extra, "--with"))))
+    requirements = tuple(dict.fromkeys((*project.requirements, *require_plain(extra, "--with"))))
     optional = tuple(each for each in project.test_requirements if _name(each) != PYTEST)
-    if not needed and not optional and _has_pytest(python):
+    if not requirements and not optional and _has_pytest(python):
         version = importlib.metadata.version(PYTEST)
         return Requirements(install=(), versions=(f"{PYTEST}=={version}",), python=python)
-    key = hashlib.sha256(json.dumps([_FORM, python, needed, optional]).encode()).hexdigest()[:24]
+    key = hashlib.sha256(json.dumps([_FORM, python, requirements, optional]).encode()).hexdigest()[:24]
     target = rllm_home() / "swe" / "requirements" / key
     with made_once(target) as part:
         if part is not None:
-            _resolve(part, needed, optional, python)
+            _resolve(part, requirements, optional, python)
     facts = json.loads((target / "facts.json").read_text(encoding="utf-8"))
     versions = tuple(facts["versions"])
     return Requirements(
@@ -85,23 +85,23 @@ def _has_pytest(python: str) -> bool:
     return True
 
 
-def _resolve(part: Path, needed: tuple[str, ...], optional: tuple[str, ...], python: str) -> None:
+def _resolve(part: Path, requirements: tuple[str, ...], optional: tuple[str, ...], python: str) -> None:
     """All together where that goes; else what is needed, and of the tests' what can be had."""
     left_out: list[str] = []
     try:
-        versions = _versions((PYTEST, *needed, *optional), python)
+        versions = _versions((PYTEST, *requirements, *optional), python)
     except _ResolutionError:
         try:
-            versions = _versions((PYTEST, *needed), python)
+            versions = _versions((PYTEST, *requirements), python)
         except _ResolutionError as error:
             raise ConfigError(
-                f"The requirements {', '.join((PYTEST, *needed))} cannot be had as wheels for Python "
+                f"The requirements {', '.join((PYTEST, *requirements))} cannot be had as wheels for Python "
                 f"{python}: {error} It needs the network once."
             ) from error
         installable: list[str] = []
         for each in optional:
             try:
-                versions = _versions((PYTEST, *needed, *installable, each), python)
+                versions = _versions((PYTEST, *requirements, *installable, each), python)
                 installable.append(each)
             except _ResolutionError:
                 left_out.append(each)
@@ -120,7 +120,7 @@ def _versions(requirements: tuple[str, ...], python: str) -> list[str]:
         report = Path(folder) / "report.json"
         command += ["--python-version", python, "--target", folder, "--report", str(report), *requirements]
         try:
-            ended = subprocess.run(
+            process = subprocess.run(
                 command,
                 capture_output=True,
                 text=True,
@@ -130,8 +130,8 @@ def _versions(requirements: tuple[str, ...], python: str) -> list[str]:
             )
         except subprocess.TimeoutExpired as error:
             raise _ResolutionError(f"pip was not done after {TIMEOUT_S:g} s.") from error
-        if ended.returncode:
-            errors = [each for each in ended.stderr.splitlines() if each.startswith("ERROR")]
-            raise _ResolutionError((errors or [f"pip ended with code {ended.returncode}."])[-1])
-        chosen = [each["metadata"] for each in json.loads(report.read_text("utf-8"))["install"]]
-    return sorted(f"{each['name'].replace('_', '-')}=={each['version']}" for each in chosen)
+        if process.returncode:
+            errors = [each for each in process.stderr.splitlines() if each.startswith("ERROR")]
+            raise _ResolutionError((errors or [f"pip ended with code {process.returncode}."])[-1])
+        packages = [each["metadata"] for each in json.loads(report.read_text("utf-8"))["install"]]
+    return sorted(f"{each['name'].replace('_', '-')}=={each['version']}" for each in packages)

@@ -62,27 +62,27 @@ class Sieve:
 
     def verdicts(self, bench: TestBench, candidates: Sequence[Candidate]) -> list[SiftVerdict]:
         """One for each candidate, in their order."""
-        made: dict[str, SiftVerdict] = {}
+        verdicts: dict[str, SiftVerdict] = {}
         waiting: dict[str, tuple[Candidate, set[str]]] = {}
         for each in candidates:
             tests = self._relevant(each)
             if not all(changes_meaning(text, self.texts[path]) for path, text in each.files.items()):
-                made[each.key] = SiftVerdict(key=each.key, reason="same_meaning")
+                verdicts[each.key] = SiftVerdict(key=each.key, reason="same_meaning")
             elif not tests:
-                made[each.key] = SiftVerdict(key=each.key, reason="not_covered")
+                verdicts[each.key] = SiftVerdict(key=each.key, reason="not_covered")
             else:
                 waiting[each.key] = (each, tests)
         jobs = [self._job(each, tests) for each, tests in waiting.values()]
         failing: dict[str, set[str]] = {}
         for result in bench.run(jobs):
             candidate, tests = waiting[result.name]
-            reason, failing[result.name] = self._screened(result, tests)
+            reason, failing[result.name] = self._screen(result, tests)
             if reason:
-                made[result.name] = SiftVerdict(key=candidate.key, reason=reason)
-        promising = [candidate for key, (candidate, _) in waiting.items() if key not in made]
-        for verdict in self._confirmed(bench, promising, failing):
-            made[verdict.key] = verdict
-        return [made[each.key] for each in candidates]
+                verdicts[result.name] = SiftVerdict(key=candidate.key, reason=reason)
+        promising = [candidate for key, (candidate, _) in waiting.items() if key not in verdicts]
+        for verdict in self._confirm(bench, promising, failing):
+            verdicts[verdict.key] = verdict
+        return [verdicts[each.key] for each in candidates]
 
     def _relevant(self, candidate: Candidate) -> set[str]:
         names: set[str] = set()
@@ -99,7 +99,7 @@ class Sieve:
             memory_mb=self.limits.memory_mb,
         )
 
-    def _screened(self, result: JobResult, tests: set[str]) -> tuple[str, set[str]]:
+    def _screen(self, result: JobResult, tests: set[str]) -> tuple[str, set[str]]:
         """The reason to drop it, or nothing; and the tests that fail."""
         if result.why:
             return ("not_importable" if result.why == "runner_failed" else result.why), set()
@@ -114,7 +114,7 @@ class Sieve:
             return "breaks_most", set()
         return "", failing
 
-    def _confirmed(
+    def _confirm(
         self, bench: TestBench, candidates: Sequence[Candidate], failing: Mapping[str, set[str]]
     ) -> Iterator[SiftVerdict]:
         """All tests once more, and the calls of some of those that fail, with the bug and without."""
@@ -126,19 +126,19 @@ class Sieve:
     def _confirming_jobs(
         self, candidate: Candidate, failing: set[str]
     ) -> tuple[BenchJob, BenchJob, BenchJob]:
-        chosen = self._chosen(failing)
-        traced = BenchJob(
+        sample = self._failing_sample(failing)
+        trace_job = BenchJob(
             name=f"{candidate.key} calls",
             files=dict(candidate.files),
-            tests=chosen,
+            tests=sample,
             trace="calls",
-            cpu_s=self.baseline.seconds_of(set(chosen)) * CPU_FACTOR * TRACE_FACTOR + CPU_SPARE_S,
+            cpu_s=self.baseline.seconds_of(set(sample)) * CPU_FACTOR * TRACE_FACTOR + CPU_SPARE_S,
             memory_mb=self.limits.memory_mb,
         )
-        plain = replace(traced, name=f"{candidate.key} plain calls", files={})
-        return self._job(candidate, set(self.baseline.tests)), traced, plain
+        plain = replace(trace_job, name=f"{candidate.key} plain calls", files={})
+        return self._job(candidate, set(self.baseline.tests)), trace_job, plain
 
-    def _chosen(self, failing: set[str]) -> tuple[str, ...]:
+    def _failing_sample(self, failing: set[str]) -> tuple[str, ...]:
         """Those of the failing tests that run the fewest lines; seconds would differ from build to build."""
         num_lines = self.baseline.num_lines()
         return tuple(sorted(failing, key=lambda each: (num_lines[each], each))[:TRACED_TESTS])
@@ -149,7 +149,10 @@ class Sieve:
         if again.why or set(self.baseline.tests) - again.passing() != failing:
             return SiftVerdict(key=candidate.key, reason="unsteady")
         text = statement(
-            {each: broken.failures.get(each) or again.failures[each] for each in self._chosen(failing)},
+            {
+                each: broken.failures.get(each) or again.failures[each]
+                for each in self._failing_sample(failing)
+            },
             plain.calls,
             broken.calls,
             paths=self.project.paths,

@@ -62,7 +62,7 @@ def open_source(address: str, folder: Path) -> Source:
     tree = folder / "tree"
     commit, repository = "", None
     if address.startswith(PYPI):
-        archive = _released(address, folder / "download")
+        archive = _release_of(address, folder / "download")
         kind, name = "sdist", _archive_name(archive.name)
         _unpack(archive, tree)
     elif address.startswith(GIT_URLS):
@@ -121,10 +121,10 @@ def git(*words: str, at: Path, **variables: str) -> str:
     """Run git and return its output. Raises ConfigError with its last line where it refuses."""
     plain = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0"}
     command = ["git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "-c", "core.hooksPath=/dev/null"]
-    ended = _run([*command, *words], at, {**plain, **variables})
-    if ended.returncode:
-        raise ConfigError(f"git {words[0]} in {at}: {_last_line(ended)}")
-    return ended.stdout
+    process = _run([*command, *words], at, {**plain, **variables})
+    if process.returncode:
+        raise ConfigError(f"git {words[0]} in {at}: {_last_line(process)}")
+    return process.stdout
 
 
 def _run(command: list[str], at: Path, variables: dict[str, str]) -> "subprocess.CompletedProcess[str]":
@@ -146,13 +146,13 @@ def _run(command: list[str], at: Path, variables: dict[str, str]) -> "subprocess
         raise ConfigError(f"`{' '.join(command[:8])} …` was not done after {TIMEOUT_S:g} s.") from error
 
 
-def _last_line(ended: "subprocess.CompletedProcess[str]") -> str:
-    lines = [each.strip() for each in ended.stderr.splitlines() if each.strip()]
+def _last_line(process: "subprocess.CompletedProcess[str]") -> str:
+    lines = [each.strip() for each in process.stderr.splitlines() if each.strip()]
     errors = [each for each in lines if each.lower().startswith(("error", "fatal"))]
-    return (errors or lines or [f"exit code {ended.returncode}"])[-1]
+    return (errors or lines or [f"exit code {process.returncode}"])[-1]
 
 
-def _released(address: str, folder: Path) -> Path:
+def _release_of(address: str, folder: Path) -> Path:
     """The sdist of a release, by pip: from the index, or the folder, that pip is set up for."""
     match = _RELEASE.fullmatch(address.removeprefix(PYPI))
     if match is None:
@@ -164,11 +164,11 @@ def _released(address: str, folder: Path) -> Path:
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", name, "--dest", "."]
     command += ["--disable-pip-version-check", "--no-input", f"{name}=={version}"]
-    ended = _run(command, folder, {})
+    process = _run(command, folder, {})
     archives = [each for each in folder.iterdir() if each.name.endswith(ARCHIVES)]
-    if ended.returncode or len(archives) != 1:
+    if process.returncode or len(archives) != 1:
         raise ConfigError(
-            f"{address} cannot be had: {_last_line(ended)}. It needs the network once; or give the path of "
+            f"{address} cannot be had: {_last_line(process)}. It needs the network once; or give the path of "
             "an sdist that is here."
         )
     return archives[0]
@@ -179,14 +179,14 @@ def _archive_name(file: str) -> str:
 
 
 def _unpack(archive: Path, tree: Path) -> None:
-    unpacked = tree.with_name("unpacked")
+    unpacked_folder = tree.with_name("unpacked")
     try:
         with open_tar(archive) as members:
-            members.extractall(unpacked, filter="data")
+            members.extractall(unpacked_folder, filter="data")
     except (tarfile.TarError, OSError) as error:
         raise ConfigError(f"{archive} cannot be unpacked: {error}.") from error
-    inside = list(unpacked.iterdir())
-    os.rename(inside[0] if len(inside) == 1 and inside[0].is_dir() else unpacked, tree)
+    inside = list(unpacked_folder.iterdir())
+    os.rename(inside[0] if len(inside) == 1 and inside[0].is_dir() else unpacked_folder, tree)
 
 
 def _clone(address: str, folder: Path) -> Path:

@@ -14,9 +14,9 @@ SHARES = {"test": 0.2, "validation": 0.15}
 def splits_of(functions: Mapping[str, Sequence[str]], seed: int) -> dict[str, str]:
     """Task -> split, from task -> the functions that it touches (any names that are equal for copies)."""
     groups = _groups(functions)
-    ordered = sorted(groups, key=lambda each: _hash(seed, min(each)))
+    ordered_groups = sorted(groups, key=lambda each: _hash(seed, min(each)))
     splits: dict[str, str] = {}
-    left = list(ordered)
+    left = list(ordered_groups)
     for place, (split, share) in enumerate(SHARES.items()):
         count, still_empty = 0, len(SHARES) - place  # a group each for those behind it, if there are as many
         while count < share * len(functions) and len(left) > (still_empty if count else 1):

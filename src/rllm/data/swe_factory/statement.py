@@ -52,8 +52,8 @@ def statement(
             examples.setdefault(example.text, example)
     if not examples:
         return ""
-    chosen = sorted(examples.values(), key=_rank)
-    parts = [f"# {chosen[0].title}", *(each.text for each in chosen[:MAX_EXAMPLES])]
+    best_examples = sorted(examples.values(), key=_rank)
+    parts = [f"# {best_examples[0].title}", *(each.text for each in best_examples[:MAX_EXAMPLES])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -89,7 +89,8 @@ def _example(expected: Mapping[str, Any], actual: Mapping[str, Any], paths: Sequ
         title = f"`{name}` does not raise {expected['raises'].partition(':')[0]}"
     else:
         title = f"`{name}` gives a wrong result"
-    text = f"```\n{_written(expected)}\n```\n\nExpected: {_shown(expected)}\n\nActual: {_shown(actual)}"
+    lines = f"Expected: {_call_line(expected)}\n\nActual: {_call_line(actual)}"
+    text = f"```\n{_call_text(expected)}\n```\n\n{lines}"
     return FailureExample(title, text, True)
 
 
@@ -99,7 +100,7 @@ def _name(call: Mapping[str, Any], paths: Sequence[str]) -> str:
     return name.removesuffix(".__init__").removesuffix(".__call__")
 
 
-def _written(call: Mapping[str, Any]) -> str:
+def _call_text(call: Mapping[str, Any]) -> str:
     arguments = list(call["arguments"])
     owner, _, method = call["function"].rpartition(".")
     if arguments and arguments[0][0] == "self" and method != "__init__":
@@ -115,7 +116,7 @@ def _argument(name: str, value: str) -> str:
     return f"{name[: name.count('*')]}{value}" if name.startswith("*") else f"{name}={value}"
 
 
-def _shown(call: Mapping[str, Any]) -> str:
+def _call_line(call: Mapping[str, Any]) -> str:
     if "raises" in call:
         return f"raises `{call['raises']}`"
     if "yields" in call:
@@ -129,8 +130,8 @@ def _of_failure(
     """The facts of a failed test without its own text: values that were compared, an error from elsewhere;
     and the functions that it called last."""
     names = dict.fromkeys(_name(each, paths) for each in reversed(calls))
-    used = ", ".join(f"`{each}`" for each in list(names)[:MAX_NAMES])
-    behind = f"\n\nBefore it {used} {'was' if len(names) == 1 else 'were'} called." if used else ""
+    name_list = ", ".join(f"`{each}`" for each in list(names)[:MAX_NAMES])
+    behind = f"\n\nBefore it {name_list} {'was' if len(names) == 1 else 'were'} called." if name_list else ""
     comparison = failure.get("comparison")
     if comparison is not None:
         operator, left, right = comparison
