@@ -186,6 +186,7 @@ def rank_shares(
         least = min(ranks, key=lambda each: each.cost)
         for branch in costs[index][1]:
             least.add(index, costs[index][0], branch)
+    # Every move makes the larger of two costs smaller, so this ends.
     while not whole_groups and _move_one(ranks, [trunk for trunk, _ in costs]):
         pass
     return [
@@ -232,6 +233,7 @@ def _costs(tree: PrefixTree) -> tuple[float, list[_Branch]]:
 
 def _work(start: int, length: int) -> float:
     """Work of `length` tokens that follow `start` others, in tokens."""
+    # Each token attends to all before it: to `start + length / 2` keys on average.
     return length * (1.0 + (start + length / 2.0) / EQUAL_WORK)
 
 
@@ -244,6 +246,7 @@ def _move_one(ranks: Sequence[_RankShare], trunk_costs: Sequence[float]) -> bool
         trunk = trunk_costs[tree]
         cost_there = 0.0 if tree in least.branches else trunk
         for place, (_, cost) in enumerate(branches):
+            # The trunk is saved here only where its last branch leaves, and paid there only by the first.
             cost_here = cost + (trunk if len(branches) == 1 else 0.0)
             higher = max(most.cost - cost_here, least.cost + cost + cost_there)
             if higher < best:

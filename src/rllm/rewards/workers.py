@@ -146,6 +146,7 @@ class WorkerPool:
 
     def forget_workers(self) -> None:
         """For a process that was forked off the owner: its workers are not ours to talk to, nor to end."""
+        # The sockets are shared with the parent: to write to them would mix two conversations.
         for worker in self._alive:
             worker.let_go()
         _INHERITED.extend(self._alive)
@@ -154,6 +155,7 @@ class WorkerPool:
         self.is_warm = False
 
     def _nobody_free(self) -> "queue.LifoQueue[_Worker | None]":
+        # Last in, first out: the worker that was used last is warm, and places without one stay unstarted.
         free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(self.workers):
             free.put(None)
@@ -226,6 +228,7 @@ class _Worker:
         """The reply to a call; where that cannot be trusted, `is_spent` is set."""
         self._number += 1
         deadline = time.monotonic() + timeout_s + GRACE_S
+        # A worker that reads nothing would block the sending for ever.
         self._socket.settimeout(timeout_s + GRACE_S)
         try:
             send_message(self._socket, {"number": self._number, "args": args})
@@ -242,6 +245,7 @@ class _Worker:
             why = self._cause_of_death()
             timed_out = why == _SIGALRM
             return self._reply(WorkerStatus.TIMEOUT if timed_out else WorkerStatus.CRASHED, why)
+        # The function may write to the socket itself; only the number of this call is believed.
         if message.get("number") != self._number or message.get("status") not in _STATUSES:
             return self._reply(WorkerStatus.JUNK, "not the answer to what was asked")
         self._cpu_s = float(message.get("cpu_s") or 0.0)
@@ -265,6 +269,7 @@ class _Worker:
         """Kills the process and all of its session."""
         if self._process.returncode is None and os.getpid() == self.owner:
             with contextlib.suppress(ProcessLookupError, PermissionError):
+                # Its session, not it alone: what the function has started must not outlive the call.
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

@@ -61,6 +61,7 @@ class SandboxPool:
             ready = self._ready.get(block=timeout_s > 0, timeout=timeout_s)
         except queue.Empty:
             return None
+        # Before anything can raise: a slot that is not given back is never filled again.
         self._wanted.release()
         if isinstance(ready, Exception):
             raise ready
@@ -82,6 +83,7 @@ class SandboxPool:
     def close(self) -> None:
         """Close every sandbox that nobody has taken. Closing twice is harmless."""
         self._closed.set()
+        # Wakes the filler, which may be waiting for somebody to take one.
         self._wanted.release()
         self._filler.join()
         while not self._ready.empty():

@@ -85,7 +85,10 @@ def write_atomic(path: Path, data: bytes | str) -> None:
                     os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
                 file.write(data.encode() if isinstance(data, str) else data)
                 file.flush()
+                # Before the rename: a file system may write the new name to disk ahead of the contents, and
+                # after a power cut the file would be there and empty.
                 os.fsync(file.fileno())
+            # The name is durable only once its directory is flushed too.
             os.replace(temporary, path)
             sync_directory(path.parent)
         finally:
@@ -104,6 +107,7 @@ def write_directory_atomic(target: Path, fill: Callable[[Path], None]) -> None:
             temporary.mkdir(parents=True)
             fill(temporary)
             _seal(temporary)
+            # `rename` does not replace a directory that holds files.
             if target.exists():
                 os.rename(target, set_aside)
             os.rename(temporary, target)
@@ -179,6 +183,7 @@ def _seal(directory: Path) -> None:
         raise ValueError(
             f"{directory}: `{MANIFEST}` is written by `write_directory_atomic`; give your file another name."
         )
+    # Inner folders first: a name is durable when the folder that holds it is.
     for folder in reversed(folders):
         sync_directory(folder)
     write_atomic(directory / MANIFEST, json.dumps({"files": files}, indent=2) + "\n")

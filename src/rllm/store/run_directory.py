@@ -154,6 +154,7 @@ class RunDirectory:
 
     def close(self) -> None:
         """Let go of the run. Harmless when called twice, by a reader, or in a forked child of the writer."""
+        # A forked child has the descriptor too; to release it there would unlock the parent's run.
         if self._lock_descriptor is None or self._writer_pid != os.getpid():
             return
         release_lock(self._lock_descriptor)

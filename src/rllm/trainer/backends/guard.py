@@ -42,6 +42,7 @@ class RunningNorm:
         """A norm above the limit counts as the limit: a single one moves little, a lasting rise is
         followed."""
         norm = min(norm, self.limit(factor))
+        # The plain mean at first: a fixed share would hold on to the 0 it began with for about ten updates.
         keep = min(MEMORY, self.count / (self.count + 1))
         self.mean = keep * self.mean + (1.0 - keep) * norm
         self.count += 1

@@ -132,10 +132,12 @@ class PackedUpdates:
                 if self.config.on_bad_update == "stop" and not sharded:
                     break
             outputs = (tokens.new_M, tokens.new_values_M)
+            # A rank that stopped here would leave the others waiting for their all-gather.
             if sharded or not trouble:
                 for each in outputs:
                     if each is not None and each.requires_grad:
                         each.retain_grad()
+                # One that only keeps step with other ranks runs the same collectives, and moves no weight.
                 (total if counts else 0.0 * total).backward()
             if counts:
                 if not trouble:
@@ -249,6 +251,7 @@ class PackedUpdates:
         if self._ranks.size == 1:
             return trouble
         of_ranks = self._ranks.gather((metrics, trouble))
+        # Ranks of one split layer computed the same rows, so one of each such group is counted.
         metrics.take_sum([theirs for theirs, _ in of_ranks[:: self._ranks.tensor_size]])
         trouble = next((theirs for _, theirs in of_ranks if theirs), "")
         if not trouble:

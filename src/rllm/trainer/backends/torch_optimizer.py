@@ -85,6 +85,7 @@ class MasterWeights:
 
     def with_gradient(self) -> list[Tensor]:
         """Those that an update moves; all of them, by a gradient of 0, where no micro-batch had one."""
+        # A weight without a gradient is left alone, by AdamW its decay too: that is what torch does.
         weights = [each for each in self.named.values() if each.grad is not None]
         if weights:
             return weights
@@ -156,6 +157,7 @@ class AdamW:
             if not state:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+            # The fused kernel takes lists of one device and one precision.
             columns = columns_of.setdefault((weight.device, weight.dtype), ([], [], [], [], []))
             row = (weight, weight.grad, state["exp_avg"], state["exp_avg_sq"], state["step"])
             for column, tensor in zip(columns, row, strict=True):
@@ -254,6 +256,7 @@ class Optimizers:
             name, _, key = full_key.rpartition(".")
             state_of.setdefault(name, {})[key] = value
         for part in self._parts:
+            # By identity: `in` would compare tensors element by element.
             owned = {id(each) for each in part.weights}
             for name, weight in self._weights.items():
                 if id(weight) in owned:
