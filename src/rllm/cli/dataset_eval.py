@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from rllm.cli.command import WordChoice, example, json_option, print_json
-from rllm.cli.dataset_rows import hand_on_rows, kind_option, require_place, rows_place
+from rllm.cli.dataset_rows import RowPlace, hand_on_rows, kind_option, require_place, rows_place
 from rllm.cli.published_flags import accepted_switches, refused_options
 from rllm.data.curation import RowKind
 from rllm.errors import ConfigError
@@ -119,13 +119,10 @@ def command(
     hand_on_rows(
         rows,
         counts,
+        RowPlace(path=path, name=name, category=category, description=description),
         kind=row_kind,
-        path=path,
-        name=name,
         splits=splits,
         as_json=as_json,
-        category=category,
-        description=description,
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,23 +41,32 @@ def rows_place(command: _Command) -> _Command:
     return command
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RowPlace:
+    """Where rows go: to a file, or to a data set."""
+
+    path: Path | None
+    name: str
+    category: str = ""
+    """Category of the data set; like `description`, unused for a file."""
+    description: str = ""
+
+
 def hand_on_rows(
     rows: Iterable[Mapping[str, Any]],
     counts: Callable[[], Mapping[str, int]],
+    place: RowPlace,
     *,
     kind: RowKind,
-    path: Path | None,
-    name: str,
     splits: Callable[[list[Mapping[str, Any]]], Mapping[str, list[Mapping[str, Any]]]],
     as_json: bool,
-    category: str = "",
-    description: str = "",
 ) -> None:
     """Write them to a file, or keep them under a name, and say what became of what. `counts` is called last.
 
-    `splits`: all rows to those of each split; `category` and `description` are of the data set.
+    `splits`: all rows to those of each split.
     """
-    require_place(path, name)
+    require_place(place.path, place.name)
+    path, name = place.path, place.name
     if path is not None and path.name == str(path) and not path.suffix:
         path, name = None, str(path)
     row_list = list(rows)
@@ -68,7 +78,12 @@ def hand_on_rows(
         for split, own in splits(row_list).items():
             if own:
                 DatasetRegistry.register_dataset(
-                    name, own, split, source="rllm dataset", category=category, description=description
+                    name,
+                    own,
+                    split,
+                    source="rllm dataset",
+                    category=place.category,
+                    description=place.description,
                 )
     report = {"path": str(path)} if path is not None else {"name": name}
     if as_json:

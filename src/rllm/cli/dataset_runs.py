@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from rllm.cli.command import example, json_option
-from rllm.cli.dataset_rows import hand_on_rows, kind_option, rows_place
+from rllm.cli.dataset_rows import RowPlace, hand_on_rows, kind_option, rows_place
 from rllm.data.curation import RowKind
 
 
@@ -48,9 +48,8 @@ def command(
     hand_on_rows(
         export.rows(),
         lambda: {each: export.counts[each] for each in ("runs", "rows", *OUTCOMES, "masked")},
+        RowPlace(path=path, name=name),
         kind=row_kind,
-        path=path,
-        name=name,
         splits=lambda rows: {split: rows},
         as_json=as_json,
     )

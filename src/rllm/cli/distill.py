@@ -14,6 +14,7 @@ from rllm.build.presentation import lacks_rules
 from rllm.build.training import build_trainer
 from rllm.cli.command import elapsed_s, example, options_of, print_json
 from rllm.cli.plan import (
+    Plan,
     announce_run,
     conflict_with_run,
     interruption,
@@ -75,16 +76,15 @@ def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, option
     if options.dry_run:
         trainer = build_trainer(config, directory)  # refuses what a run would refuse
         trainer.require_names()
-        print_plan(
-            f"rllm distill {label}",
-            directory,
+        plan = Plan(
+            title=f"rllm distill {label}",
+            directory=directory,
             config=config_dict(config),
             defaults=config_dict(TrainConfig()),
             derived=config.derived(),
             conflict=conflict_with_run(directory, trainer.require_same_config),
-            as_json=options.as_json,
-            tasks=tasks,
         )
+        print_plan(plan, as_json=options.as_json, tasks=tasks)
         return
     require_training_packages()
     was_finished = announce_run(directory)

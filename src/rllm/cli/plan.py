@@ -4,6 +4,7 @@ trains."""
 import itertools
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,32 +92,34 @@ def conflict_with_run(directory: Path, require_same_config: Callable[[RunDirecto
     return ""
 
 
-def print_plan(
-    title: str,
-    directory: Path,
-    *,
-    config: dict[str, Any],
-    defaults: dict[str, Any],
-    derived: dict[str, Any],
-    conflict: str,
-    as_json: bool,
-    memory: "MemoryPlan | None" = None,
-    **facts: str,
-) -> None:
-    """Print the resolved configuration and what follows from it.
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Plan:
+    """A run that could be started: its configuration and what follows from it."""
 
-    `conflict`: why the run that is already in `directory` could not go on with it. A plan is printed all the
-    same: to see what another setting would mean is what it is for. `memory`: of a process, where it is known.
-    `facts` lead the JSON.
-    """
+    title: str
+    directory: Path
+    config: dict[str, Any]
+    defaults: dict[str, Any]
+    derived: dict[str, Any]
+    conflict: str
+    """The reason that the run already in `directory` could not go on with it; empty where it could. A plan is
+    printed all the same: to see what another setting would mean is what it is for."""
+    memory: "MemoryPlan | None" = None
+    """Memory of each process; None where it is not known."""
+
+
+def print_plan(plan: Plan, *, as_json: bool, **facts: str) -> None:
+    """Print the resolved configuration and what follows from it. `facts` lead the JSON."""
+    memory = plan.memory
     if as_json:
-        plan = {"run": str(directory), "conflict": conflict or None, "config": config, "derived": derived}
-        print_json({**facts, **plan, "memory": None if memory is None else memory.facts()})
+        run = {"run": str(plan.directory), "conflict": plan.conflict or None}
+        values = {"config": plan.config, "derived": plan.derived}
+        print_json({**facts, **run, **values, "memory": None if memory is None else memory.facts()})
         return
-    tree = Tree(Text.assemble((title, "bold"), f" into {directory}"), guide_style="dim")
-    _add_branches(tree, config, defaults)
+    tree = Tree(Text.assemble((plan.title, "bold"), f" into {plan.directory}"), guide_style="dim")
+    _add_branches(tree, plan.config, plan.defaults)
     branch = tree.add(Text("derived", style="bold"))
-    for name, value in derived.items():
+    for name, value in plan.derived.items():
         branch.add(Text(f"{name} = {value:,}" if isinstance(value, int | float) else f"{name} = {value}"))
     if memory is not None:
         _add_memory(tree, memory)
@@ -125,8 +128,8 @@ def print_plan(
     console.print("Bold values differ from the defaults. Nothing was written.", style="dim")
     if memory is not None and (warning := memory.warning()):
         print_sentence(console, Text(warning, style="yellow"))
-    if conflict:
-        print_sentence(console, Text(f"It needs a directory of its own: {conflict}", style="yellow"))
+    if plan.conflict:
+        print_sentence(console, Text(f"It needs a directory of its own: {plan.conflict}", style="yellow"))
 
 
 def _add_memory(tree: Tree, memory: "MemoryPlan") -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,17 @@ from rllm.build.gateways import (
 from rllm.build.models import model_directory
 from rllm.build.served import environment_server
 from rllm.build.serving import GatewayOpener, Listening, serve_until_stopped
-from rllm.cli.command import Group, WordChoice, example, json_option, trust_option
+from rllm.cli.command import (
+    Group,
+    WordChoice,
+    argument,
+    example,
+    json_option,
+    option,
+    options_of,
+    shared,
+    trust_option,
+)
 from rllm.cli.terminal import facts, out
 from rllm.errors import ConfigError
 
@@ -60,9 +71,73 @@ def _address_options(function: _Command) -> _Command:
             "--json", "as_json", is_flag=True, help="Print one line of JSON when it listens; errors as JSON."
         ),
     )
-    for option in reversed(options):
-        function = option(function)
+    for each in reversed(options):
+        function = each(function)
     return function
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class GatewayOptions:
+    """The options of `rllm serve gateway`, as the user typed them."""
+
+    upstreams: tuple[str, ...] = option(
+        "--upstream", multiple=True, required=True, help="Base URL of a server; may be repeated."
+    )
+    dialect: str = option(
+        "--dialect",
+        type=WordChoice(DIALECTS),
+        default="chat",
+        show_default=True,
+        help="What upstreams speak.",
+    )
+    api_key_env: str | None = option(
+        "--api-key-env", help="Environment variable that holds the key for the upstreams."
+    )
+    tokenizer: Path | None = option(
+        "--tokenizer",
+        type=click.Path(path_type=Path),
+        help="Directory of the model's tokenizer: prompts are made of ids here, and the one upstream, vLLM "
+        "or "
+        "SGLang, samples.",
+    )
+    model: str = option(
+        "--model", default="", help="With --tokenizer: which of the upstream's models; it may be alone."
+    )
+    processed_logprobs: bool = option(
+        "--processed-logprobs",
+        is_flag=True,
+        help="vLLM was started with `--logprobs-mode processed_logprobs`, which it does not tell.",
+    )
+    no_seeds: bool = option(
+        "--no-seeds",
+        is_flag=True,
+        help="Leave the draws to the upstream, and refuse calls that name a seed: vLLM on a CPU ends with "
+        "the "
+        "first one that it is sent.",
+    )
+    trust_remote_code: bool = shared(trust_option)
+    capture: str | None = option(
+        "--capture",
+        help="What the upstreams can give, such as `logprobs,token_ids,usage`, or `none`. By default "
+        "servers are "
+        "asked that say they are vLLM, SGLang or rLLM.",
+    )
+    connect_timeout_s: float = option(
+        "--connect-timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=5.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Longest wait for a connection to an upstream.",
+    )
+    max_body_mib: int = option(
+        "--max-body",
+        type=click.IntRange(min=1),
+        default=32,
+        show_default=True,
+        metavar="MIB",
+        help="Largest body of a request, unpacked, in MiB; with --tokenizer less where the context is short.",
+    )
 
 
 @command.command(
@@ -73,72 +148,8 @@ def _address_options(function: _Command) -> _Command:
         "OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=TOKEN python agent.py",
     ),
 )
-@click.option(
-    "--upstream", "upstreams", multiple=True, required=True, help="Base URL of a server; may be repeated."
-)
-@click.option(
-    "--dialect", type=WordChoice(DIALECTS), default="chat", show_default=True, help="What upstreams speak."
-)
-@click.option("--api-key-env", help="Environment variable that holds the key for the upstreams.")
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path),
-    help="Directory of the model's tokenizer: prompts are made of ids here, and the one upstream, vLLM or "
-    "SGLang, samples.",
-)
-@click.option(
-    "--model", default="", help="With --tokenizer: which of the upstream's models; it may be alone."
-)
-@click.option(
-    "--processed-logprobs",
-    is_flag=True,
-    help="vLLM was started with `--logprobs-mode processed_logprobs`, which it does not tell.",
-)
-@click.option(
-    "--no-seeds",
-    is_flag=True,
-    help="Leave the draws to the upstream, and refuse calls that name a seed: vLLM on a CPU ends with the "
-    "first one that it is sent.",
-)
-@trust_option
-@click.option(
-    "--capture",
-    help="What the upstreams can give, such as `logprobs,token_ids,usage`, or `none`. By default servers are "
-    "asked that say they are vLLM, SGLang or rLLM.",
-)
-@click.option(
-    "--connect-timeout",
-    "connect_timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Longest wait for a connection to an upstream.",
-)
-@click.option(
-    "--max-body",
-    "max_body_mib",
-    type=click.IntRange(min=1),
-    default=32,
-    show_default=True,
-    metavar="MIB",
-    help="Largest body of a request, unpacked, in MiB; with --tokenizer less where the context is short.",
-)
-@_address_options
-def gateway(
-    upstreams: tuple[str, ...],
-    dialect: str,
-    api_key_env: str | None,
-    tokenizer: Path | None,
-    model: str,
-    processed_logprobs: bool,
-    no_seeds: bool,
-    trust_remote_code: bool,
-    capture: str | None,
-    connect_timeout_s: float,
-    max_body_mib: int,
-    **address: Any,
-) -> None:
+@options_of(GatewayOptions, _address_options)
+def gateway(options: GatewayOptions, **address: Any) -> None:
     """Capture every model call of any program, in front of vLLM, or of any server that speaks OpenAI's or
     Anthropic's protocol.
 
@@ -148,28 +159,32 @@ def gateway(
     With --tokenizer, a session's next prompt is made here by appending to the ids already seen, so that long
     conversations can be trained on as one; tools and JSON schemas are enforced where the upstream is vLLM.
     """
-    if tokenizer is not None:
-        _require_one_by_ids(upstreams, dialect)
-        if capture is not None:
+    if options.tokenizer is not None:
+        _require_one_by_ids(options.upstreams, options.dialect)
+        if options.capture is not None:
             raise ConfigError("--capture is given with --tokenizer, which captures everything; leave it out.")
-    elif model:
+    elif options.model:
         raise ConfigError("--model needs --tokenizer: without it, clients name the model themselves.")
 
-    shared = {
-        "api_key": _api_key(api_key_env),
-        "processed_logprobs": processed_logprobs,
-        "sends_seeds": not no_seeds,
-        "connect_timeout_s": connect_timeout_s,
-        "max_body_mib": max_body_mib,
+    settings = {
+        "api_key": _api_key(options.api_key_env),
+        "processed_logprobs": options.processed_logprobs,
+        "sends_seeds": not options.no_seeds,
+        "connect_timeout_s": options.connect_timeout_s,
+        "max_body_mib": options.max_body_mib,
     }
-    if tokenizer is not None:
-        trust = {"trust_remote_code": trust_remote_code, "model": model}
-        _serve(lambda where: ids_gateway(where, upstreams[0], tokenizer, **trust, **shared), **address)
+    if (tokenizer := options.tokenizer) is not None:
+        trust = {"trust_remote_code": options.trust_remote_code, "model": options.model}
+        _serve(
+            lambda where: ids_gateway(where, options.upstreams[0], tokenizer, **trust, **settings), **address
+        )
         return
-    captured_fields = _capture_fields(capture)
+    captured_fields = _capture_fields(options.capture)
     _serve(
         lambda where: nullcontext(
-            build_gateway(where, upstreams, dialect=dialect, capture=captured_fields, **shared)
+            build_gateway(
+                where, options.upstreams, dialect=options.dialect, capture=captured_fields, **settings
+            )
         ),
         **address,
     )
@@ -200,6 +215,51 @@ def _require_one_by_ids(upstreams: tuple[str, ...], dialect: str) -> None:
         )
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ModelOptions:
+    """The options of `rllm serve model`, as the user typed them."""
+
+    model: Path = argument(metavar="DIR_OR_RUN", type=click.Path(path_type=Path))
+    name: str = option(
+        "--name", default="", help="What clients call the model; the directory's name by default."
+    )
+    device: str = option(
+        "--device", default="cpu", show_default=True, help="Where it runs, such as cpu or cuda."
+    )
+    threads: int = option(
+        "--threads", type=click.IntRange(min=0), default=0, help="Threads of torch; 0 takes one per core."
+    )
+    num_slots: int = option(
+        "--num-slots",
+        type=click.IntRange(min=1),
+        default=64,
+        show_default=True,
+        help="Conversations that hold keys and values at the same time.",
+    )
+    max_context: int = option(
+        "--max-context",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Tokens of one conversation; 0 takes what the model was made for, up to 4096.",
+    )
+    cache_tokens: int = option(
+        "--cache-tokens",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Tokens whose keys and values are kept at the same time; others wait. 0 takes half of the "
+        "memory.",
+    )
+    num_drafts: int = option(
+        "--num-drafts",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Tokens guessed ahead for an answer that is alone and repeats its prompt; the answer is the "
+        "same.",
+    )
+    trust_remote_code: bool = shared(trust_option)
+
+
 @command.command(
     "model",
     epilog=example(
@@ -207,73 +267,80 @@ def _require_one_by_ids(upstreams: tuple[str, ...], dialect: str) -> None:
         "rllm serve model path/to/model --no-auth --ledger runs/calls",
     ),
 )
-@click.argument("model", metavar="DIR_OR_RUN", type=click.Path(path_type=Path))
-@click.option("--name", default="", help="What clients call the model; the directory's name by default.")
-@click.option("--device", default="cpu", show_default=True, help="Where it runs, such as cpu or cuda.")
-@click.option(
-    "--threads", type=click.IntRange(min=0), default=0, help="Threads of torch; 0 takes one per core."
-)
-@click.option(
-    "--num-slots",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Conversations that hold keys and values at the same time.",
-)
-@click.option(
-    "--max-context",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Tokens of one conversation; 0 takes what the model was made for, up to 4096.",
-)
-@click.option(
-    "--cache-tokens",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Tokens whose keys and values are kept at the same time; others wait. 0 takes half of the memory.",
-)
-@click.option(
-    "--num-drafts",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Tokens guessed ahead for an answer that is alone and repeats its prompt; the answer is the same.",
-)
-@trust_option
-@_address_options
-def model(
-    model: Path,
-    name: str,
-    device: str,
-    threads: int,
-    num_slots: int,
-    max_context: int,
-    cache_tokens: int,
-    num_drafts: int,
-    trust_remote_code: bool,
-    **address: Any,
-) -> None:
+@options_of(ModelOptions, _address_options)
+def model(options: ModelOptions, **address: Any) -> None:
     """Serve a model on the built-in engine, through the interface that agents are trained with.
 
     DIR_OR_RUN is a run, for its trained model, or a model directory in Hugging Face format.
     """
-    model_directory(model)  # a wrong path is not worth taking an address for
+    model_directory(options.model)  # a wrong path is not worth taking an address for
 
     _serve(
         lambda where: model_gateway(
             where,
-            model,
-            name=name,
-            device=device,
-            trust_remote_code=trust_remote_code,
-            threads=threads,
-            num_slots=num_slots,
-            max_context=max_context,
-            cache_tokens=cache_tokens,
-            num_drafts=num_drafts,
+            options.model,
+            name=options.name,
+            device=options.device,
+            trust_remote_code=options.trust_remote_code,
+            threads=options.threads,
+            num_slots=options.num_slots,
+            max_context=options.max_context,
+            cache_tokens=options.cache_tokens,
+            num_drafts=options.num_drafts,
         ),
         **address,
     )
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class FleetOptions:
+    """The options of `rllm serve fleet`, as the user typed them."""
+
+    model: Path = argument(metavar="DIR_OR_RUN", type=click.Path(path_type=Path))
+    servers: tuple[str, ...] = option(
+        "--server", multiple=True, help="Base URL of a server that runs; may be repeated."
+    )
+    replicas: int = option(
+        "--replicas",
+        type=click.IntRange(min=0),
+        default=0,
+        help="vLLM servers to start on this machine instead.",
+    )
+    server_python: str = option(
+        "--server-python", default="", help="With --replicas: Python of an environment that has vLLM."
+    )
+    device: str = option(
+        "--device",
+        default="cpu",
+        show_default=True,
+        help="With --replicas: cpu, or cuda with a GPU for each.",
+    )
+    dtype: str = option(
+        "--dtype", default="float32", show_default=True, help="With --replicas: precision of weights."
+    )
+    name: str = option(
+        "--name", default="", help="What clients call the model; the directory's name by default."
+    )
+    max_context: int = option(
+        "--max-context",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Tokens of one conversation; 0 takes what the servers read, of replicas up to 4096.",
+    )
+    api_key_env: str | None = option(
+        "--api-key-env", help="Environment variable that holds the key for the servers."
+    )
+    processed_logprobs: bool = option(
+        "--processed-logprobs",
+        is_flag=True,
+        help="The servers were started with `--logprobs-mode processed_logprobs`, as replicas are.",
+    )
+    no_seeds: bool = option(
+        "--no-seeds",
+        is_flag=True,
+        help="Leave the draws to the servers: vLLM on a CPU ends with the first seed.",
+    )
+    trust_remote_code: bool = shared(trust_option)
 
 
 @command.command(
@@ -283,77 +350,38 @@ def model(
         "rllm serve fleet runs/frozenlake-seed0 --replicas 2 --server-python vllm/bin/python --device cuda",
     ),
 )
-@click.argument("model", metavar="DIR_OR_RUN", type=click.Path(path_type=Path))
-@click.option("--server", "servers", multiple=True, help="Base URL of a server that runs; may be repeated.")
-@click.option(
-    "--replicas", type=click.IntRange(min=0), default=0, help="vLLM servers to start on this machine instead."
-)
-@click.option("--server-python", default="", help="With --replicas: Python of an environment that has vLLM.")
-@click.option(
-    "--device", default="cpu", show_default=True, help="With --replicas: cpu, or cuda with a GPU for each."
-)
-@click.option("--dtype", default="float32", show_default=True, help="With --replicas: precision of weights.")
-@click.option("--name", default="", help="What clients call the model; the directory's name by default.")
-@click.option(
-    "--max-context",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Tokens of one conversation; 0 takes what the servers read, of replicas up to 4096.",
-)
-@click.option("--api-key-env", help="Environment variable that holds the key for the servers.")
-@click.option(
-    "--processed-logprobs",
-    is_flag=True,
-    help="The servers were started with `--logprobs-mode processed_logprobs`, as replicas are.",
-)
-@click.option(
-    "--no-seeds", is_flag=True, help="Leave the draws to the servers: vLLM on a CPU ends with the first seed."
-)
-@trust_option
-@_address_options
-def fleet(
-    model: Path,
-    servers: tuple[str, ...],
-    replicas: int,
-    server_python: str,
-    device: str,
-    dtype: str,
-    name: str,
-    max_context: int,
-    api_key_env: str | None,
-    processed_logprobs: bool,
-    no_seeds: bool,
-    trust_remote_code: bool,
-    **address: Any,
-) -> None:
+@options_of(FleetOptions, _address_options)
+def fleet(options: FleetOptions, **address: Any) -> None:
     """Serve several vLLM or SGLang servers of one model under one address.
 
     DIR_OR_RUN is the model that they serve: a run, for its trained model, or a directory. Conversations go
     where their beginning was read, new ones to the least busy server; one that ends or hangs loses no call,
     and gets calls again once it answers.
     """
-    if bool(servers) == bool(replicas):
+    if bool(options.servers) == bool(options.replicas):
         raise ConfigError(
-            f"{len(servers)} --server and --replicas {replicas} are given; name servers that run, or say how "
-            "many to start."
+            f"{len(options.servers)} --server and --replicas {options.replicas} are given; name servers "
+            "that run, or say how many to start."
         )
-    if replicas and not server_python:
+    if options.replicas and not options.server_python:
         raise ConfigError("--replicas needs --server-python, the Python of an environment that has vLLM.")
-    model_directory(model)  # a wrong path is not worth taking an address for
+    model_directory(options.model)  # a wrong path is not worth taking an address for
     settings = FleetSettings(
-        servers=servers,
-        replicas=replicas,
-        server_python=server_python,
-        device=device,
-        dtype=dtype,
-        max_context=max_context,
-        api_key=_api_key(api_key_env),
-        processed_logprobs=processed_logprobs,
-        sends_seeds=not no_seeds,
+        servers=options.servers,
+        replicas=options.replicas,
+        server_python=options.server_python,
+        device=options.device,
+        dtype=options.dtype,
+        max_context=options.max_context,
+        api_key=_api_key(options.api_key_env),
+        processed_logprobs=options.processed_logprobs,
+        sends_seeds=not options.no_seeds,
     )
 
     _serve(
-        lambda where: fleet_gateway(where, model, settings, name=name, trust_remote_code=trust_remote_code),
+        lambda where: fleet_gateway(
+            where, options.model, settings, name=options.name, trust_remote_code=options.trust_remote_code
+        ),
         **address,
     )
 

@@ -13,7 +13,7 @@ import click
 
 from rllm.build.models import initial_model_path
 from rllm.cli.command import elapsed_s, json_option, option, print_json, shared
-from rllm.cli.plan import announce_run, conflict_with_run, interruption, print_plan, unused_directory
+from rllm.cli.plan import Plan, announce_run, conflict_with_run, interruption, print_plan, unused_directory
 from rllm.cli.supervised_view import measured_on, reports_table
 from rllm.cli.terminal import out, print_next, print_sentence, took
 from rllm.config.loader import config_dict
@@ -93,16 +93,15 @@ def run_supervised(options: SupervisedOptions, make: MakeTrainer, label: str, wo
     if options.fresh:
         directory = unused_directory(directory)
     if options.dry_run:
-        print_plan(
-            f"rllm {kind} {label}",
-            directory,
+        plan = Plan(
+            title=f"rllm {kind} {label}",
+            directory=directory,
             config=config_dict(trainer.config),
             defaults=config_dict(trainer.config_class()),
             derived=trainer.plan(),
             conflict=conflict_with_run(directory, trainer.require_same_config),
-            as_json=options.as_json,
-            data=label,
         )
+        print_plan(plan, as_json=options.as_json, data=label)
         return
     was_finished = announce_run(directory)
     try:

@@ -12,6 +12,7 @@ from rllm.build.presentation import lacks_rules
 from rllm.build.training import build_trainer
 from rllm.cli.command import elapsed_s, example, options_of, print_json
 from rllm.cli.plan import (
+    Plan,
     announce_run,
     conflict_with_run,
     interruption,
@@ -109,17 +110,16 @@ def command(options: TrainOptions) -> None:
     if options.dry_run:
         trainer = _trainer(config, directory)  # refuses what a run would refuse
         trainer.require_names()
-        print_plan(
-            f"rllm train {options.label}",
-            directory,
+        plan = Plan(
+            title=f"rllm train {options.label}",
+            directory=directory,
             config=config_dict(config),
             defaults=config_dict(TrainConfig()),
             derived=config.derived(),
             conflict=conflict_with_run(directory, trainer.require_same_config),
-            as_json=options.as_json,
             memory=trainer.memory_plan(options.nproc, options.nproc),
-            benchmark=options.label,
         )
+        print_plan(plan, as_json=options.as_json, benchmark=options.label)
         return
     require_training_packages()
     if options.nproc > 1:

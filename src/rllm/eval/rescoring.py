@@ -6,7 +6,7 @@ What the model said stays as it is; only rewards, grades and `is_correct` change
 failed, and so does one that the judge cannot judge now: never a zero.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,7 +48,6 @@ def rescore(
     evaluator_hash: str = "",
     ks: Sequence[int] = (),
     prices: Prices = NO_PRICES,
-    on_episode: Callable[[], None] = lambda: None,
 ) -> Rescored:
     """Judge every episode of the evaluation in `source`, and keep the result in `target`, a new directory.
 
@@ -74,8 +73,6 @@ def rescore(
                 for number, batch in enumerate(_batches(old, way)):
                     results += _judge_again(batch, evaluator, way, rescoring, threads)
                     new.save_episodes(way, number, batch)
-                    for _ in batch:
-                        on_episode()
                 reports[way] = {**report_of(results).to_dict(), **details_of(results, ks=ks, prices=prices)}
         # Last, so that nobody takes a half for the whole.
         target_run.write_config({**stamp, "rescored_from": str(source)})
