@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip $(QUIET)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking check docs notebook pictures bench learn algorithms swe-tasks mutate lock clean
+.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking check docs notebook pictures bench bench-report learn algorithms swe-tasks mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -44,6 +44,7 @@ help:
 	@echo 'make notebook  docs/tutorial.ipynb of docs/tutorial.md, executed'
 	@echo 'make pictures  those of docs/view.md, of the first two runs in runs/ (RUNS=DIR), in a real Chromium'
 	@echo 'make bench     the engine and a training step beside their peers'
+	@echo 'make bench-report  draw the tables of what benchmarks kept in benchmarks/results'
 	@echo 'make learn     every training block with the reported seeds, at most three hours; TASK=NAME for one'
 	@echo 'make algorithms  each algorithm and TRL on the same imitators, at most three hours'
 	@echo 'make swe-tasks  200 software-engineering tasks made of ten published packages, in swe-tasks/ (TASKS=DIR)'
@@ -139,6 +140,10 @@ docs: .venv-docs/.made
 
 bench: $(VENV)/.dev
 	@set -e; for script in benchmarks/inference.py benchmarks/train_step.py; do echo "$(BIN)/python $$script"; $(BIN)/python "$$script"; done
+
+# Tables of what benchmarks measured with --keep, by machine.
+bench-report: $(VENV)/.dev
+	$(BIN)/python benchmarks/report.py
 
 # What was measured is kept in runs/learning: the same command goes on. Other SEEDS than the reported ones, or
 # SPLIT=validation, are for developing and leave the published figures alone.

@@ -3,7 +3,7 @@
     processes of each setting: load, baseline ─► two updates ─► ru_maxrss − baseline ──┐
     memory_plan of the same configuration ────────────────────────────────────────────┴─► error
 
-    python benchmarks/memory.py [--settings NAME …] [--json]
+    python benchmarks/memory.py [--settings NAME …] [--keep] [--json]
 
 Rows are as long as the plan takes them to be, so that the most that a run can need is what is measured.
 What Python and its libraries take is there before the baseline. glibc gives freed memory back late, so
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench_results import keep
 from rich.console import Console
 from rich.table import Table
 
@@ -175,6 +176,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--keep", action="store_true", help="write it into results/, for report.py")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -182,6 +184,8 @@ def main() -> None:
         print(json.dumps(measure(options.measure)))
         return
     rows = {name: compare(name) for name in options.settings}
+    if options.keep:
+        keep(Path(__file__).stem, rows)
     if options.json:
         print(json.dumps(rows, indent=2))
     else:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.algorithms.kl_distributions import DIVERGENCES, divergence_terms
+from rllm.algorithms.kl_distributions import DIVERGENCES, divergence_slopes, divergence_terms
 from rllm.errors import ConfigError
 
 TRL: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "trl_gkd.json").read_text())
@@ -94,3 +94,24 @@ def test_what_one_of_the_two_never_says_makes_no_number_that_is_none(kind: str) 
 def test_an_unknown_divergence_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"`kl`.*forward_kl, reverse_kl, jsd"):
         _terms([[0.0]], [[0.0]], "kl")
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+def test_slopes_are_the_derivatives_by_the_logits(kind: str, scale: float) -> None:
+    """Also where one of the two finds words impossible."""
+    generator = torch.Generator().manual_seed(0)
+    student_M_V, teacher_M_V = (
+        scale * torch.randn(5, 11, generator=generator, dtype=torch.float64) for _ in range(2)
+    )
+    student_M_V[0, 0], teacher_M_V[1, 1] = -1e4, -1e4
+    student_M_V.requires_grad_()
+    teacher_M_V = teacher_M_V.log_softmax(-1)
+    divergence_terms(student_M_V.log_softmax(-1), teacher_M_V, kind, 0.3).sum().backward()
+    slopes_M_V = divergence_slopes(student_M_V.detach().log_softmax(-1), teacher_M_V, kind, 0.3)
+    torch.testing.assert_close(slopes_M_V, student_M_V.grad, atol=1e-12, rtol=1e-9)
+
+
+def test_slopes_of_a_divergence_that_there_is_not_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no divergence `hellinger`"):
+        divergence_slopes(torch.zeros(1, 2), torch.zeros(1, 2), "hellinger")

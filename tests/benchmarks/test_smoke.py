@@ -26,6 +26,7 @@ SMALL: dict[str, list[str]] = {
     "fleet.py": ["--quick", "--json"],
     "gpu.py": ["--dry", "--json"],
     "graders.py": ["--quick", "--json"],
+    "logits.py": ["--tokens", "512", "--width", "8", "--losses", "selected", "--json"],
     "inference.py": ["--quick", "--sizes", "1", "--json"],
     "serving_memory.py": ["--quick", "--json"],
     "simulate_cluster.py": ["--quick", "--json"],
@@ -37,7 +38,7 @@ SMALL: dict[str, list[str]] = {
 PARTS = {"engine_peer", "engine_model", "engine_probe", "engine_rllm", "engine_tables", "eval_inspect"}
 PARTS |= {f"gateway_{name}" for name in ("forwarder", "in_process", "load", "peer", "tables", "upstream")}
 PARTS |= {f"learning_{name}" for name in ("blocks", "figures", "floors", "tables")}
-PARTS |= {"cluster_events", "cluster_runs"}
+PARTS |= {"cluster_events", "cluster_runs", "bench_results"}
 PARTS |= {f"algorithm_{name}" for name in ("tables", "trl", "variants")}
 PARTS |= {"trl_side", "trl_learning_side", "trl_supervised_side"}
 """Started, or imported, by the others."""

@@ -322,3 +322,18 @@ def test_a_dry_run_refuses_what_one_process_cannot_do(rllm: Rllm, tmp_path: Path
     assert two.exit_code == 0, two.stderr
     tensor = ("--set", "distributed.tensor_parallel=2")
     assert refused(rllm("train", "frozenlake", *tensor, "--output", tmp_path, "--dry-run"), "multiple")
+
+
+def test_a_dry_run_refuses_a_model_that_cannot_fit_with_the_numbers(rllm: Rllm, tmp_path: Path) -> None:
+    create_model(tmp_path / "large", "tiny")
+    path = tmp_path / "large" / "config.json"
+    sizes = {"hidden_size": 65_536, "head_dim": 65_536, "num_hidden_layers": 900}
+    path.write_text(json.dumps(json.loads(path.read_text()) | sizes))
+    words = ("train", "frozenlake", "--model", tmp_path / "large", "--dry-run")
+    assert refused(rllm(*words), "Weights, gradients and optimizer", "GB", "the machine has", "`lora.rank`")
+
+
+def test_a_context_beyond_the_model_s_is_refused_by_a_dry_run_too(rllm: Rllm) -> None:
+    words = ("train", "frozenlake", "--set", "inference.max_context=4096")
+    expected = ("`inference.max_context` is 4096", "the model has 2048 positions", "set it to 2048 or less")
+    assert refused(rllm(*words, "--dry-run"), *expected) == refused(rllm(*words), *expected)

@@ -49,9 +49,12 @@ GAMES: dict[str, dict[str, Any]] = {
 }
 UNIQUE = ("uid", "id", "started_at")
 """Names that are never given twice, and times."""
-WITHOUT_LOCKSTEP = ("logprobs", "canary_moved", "canary_gap", "logprob_gap_sampler", "cached_tokens")
+WITHOUT_LOCKSTEP = (
+    *("logprobs", "canary_moved", "canary_gap", "logprob_gap_sampler", "cached_tokens"),
+    "rollout_bytes",
+)
 """What the sampler said of tokens: without lockstep its last bit depends on who was sampled beside, and what
-it reads anew on who came before."""
+it reads anew on who came before, as does the number of its steps."""
 
 
 def result_of(run: Path) -> Any:
@@ -89,12 +92,14 @@ def _episodes(directory: RunDirectory) -> Iterator[dict[str, Any]]:
 
 
 def _without(value: Any, unrepeatable: tuple[str, ...]) -> Any:
-    """`value` without seconds and what cannot be repeated, on every level of it."""
+    """`value` without seconds, shares of what a machine can do, and what else cannot be repeated, on every
+    level of it."""
     if isinstance(value, dict):
         return {
             name: _without(each, unrepeatable)
             for name, each in value.items()
-            if not str(name).endswith("_s") and str(name).rpartition(".")[2] not in unrepeatable
+            if not str(name).endswith(("_s", "_share", "machines"))
+            and str(name).rpartition(".")[2] not in unrepeatable
         }
     if isinstance(value, list | tuple):
         return [_without(each, unrepeatable) for each in value]

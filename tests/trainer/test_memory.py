@@ -11,8 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rllm.algorithms.losses import PolicyLoss
-from rllm.trainer.backends.logprobs import Entropy, selected_logprobs
+from rllm.trainer.backends.logprobs import (
+    Entropy,
+    TeacherComparison,
+    compared_logprobs,
+    selected_logprobs,
+    tokens_at_once,
+)
 from rllm.trainer.backends.torch_measure import measure_rows
+from rllm.trainer.backends.torch_optimizer import HALF, MasterWeights
 from rllm.types.sample import TrainingSample
 
 Make = Callable[..., Any]
@@ -47,17 +54,21 @@ class LiveBytes(TorchDispatchMode):
 class Head(torch.nn.Module):
     """An output layer alone."""
 
-    def __init__(self, vocabulary: int, width: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, vocabulary: int, width: int, dtype: torch.dtype = torch.float32, *, is_plain: bool = True
+    ) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(0)
+        generator = None if torch.get_default_device().type == "meta" else torch.Generator().manual_seed(0)
         self.weight = torch.nn.Parameter(torch.randn(vocabulary, width, generator=generator, dtype=dtype))
+        self.vocab_size = vocabulary
+        self.output_weight = self.weight if is_plain else None
 
     def logits(self, hidden_N_D: Tensor) -> Tensor:
         return hidden_N_D @ self.weight.t()
 
 
 def _inputs(num: int, vocabulary: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
+    generator = None if torch.get_default_device().type == "meta" else torch.Generator().manual_seed(1)
     hidden_M_D = torch.randn(num, width, generator=generator, dtype=dtype).requires_grad_()
     targets_M = torch.randint(vocabulary, (num,), generator=generator)
     return hidden_M_D, targets_M, 0.5 + torch.rand(num, generator=generator, dtype=dtype)
@@ -66,12 +77,13 @@ def _inputs(num: int, vocabulary: int, width: int, dtype: torch.dtype) -> tuple[
 @pytest.mark.parametrize("entropy", list(Entropy))
 @pytest.mark.parametrize("hot", [False, True])
 @pytest.mark.parametrize("chunk", [1, 7, 30])
+@pytest.mark.parametrize("is_plain", [True, False])
 def test_chunks_give_log_probabilities_entropies_and_gradients_of_the_whole(
-    chunk: int, hot: bool, entropy: Entropy
+    chunk: int, hot: bool, entropy: Entropy, is_plain: bool
 ) -> None:
     found: list[list[Tensor]] = []
     for size in (chunk, 31):
-        head = Head(13, 5, torch.float64)
+        head = Head(13, 5, torch.float64, is_plain=is_plain)
         hidden_M_D, targets_M, temperature_M = _inputs(31, 13, 5, torch.float64)
         logprobs_M, entropy_M = selected_logprobs(
             head, hidden_M_D, targets_M, temperature_M if hot else None, chunk=size, entropy=entropy
@@ -110,6 +122,46 @@ def test_memory_grows_with_the_chunk_and_not_with_tokens_times_vocabulary(entrop
     assert peak(256, 256) > 2 * 256 * vocabulary * 4  # the counter does see logits
     assert peak(256, chunk) < 7 * one_chunk
     assert peak(1024, chunk) < 7 * one_chunk
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("compared", "entropy"),
+    [
+        ("", Entropy.NONE),
+        ("", Entropy.WITH_GRADIENT),
+        ("forward_kl", Entropy.NONE),
+        ("jsd", Entropy.WITH_GRADIENT),
+    ],
+)
+@pytest.mark.parametrize("num", [4_096, pytest.param(32_768, marks=pytest.mark.slow)])
+def test_a_loss_at_152_thousand_words_takes_a_gibibyte_at_most(
+    num: int, entropy: Entropy, compared: str, dtype: torch.dtype
+) -> None:
+    """Beyond states and weights; the gradients of both are counted. On the device `meta`, where tensors have
+    sizes and no numbers; benchmarks/logits.py measures the same in memory."""
+    vocabulary, width = 151_936, 896  # of Qwen2.5-0.5B
+    with torch.device("meta"):
+        head, teacher = (Head(vocabulary, width, dtype) for _ in range(2))
+        hidden_M_D, targets_M, temperature_M = _inputs(num, vocabulary, width, dtype)
+        teacher_M_D, _, _ = _inputs(num, vocabulary, width, dtype)
+        if dtype in HALF:
+            MasterWeights({"weight": head.weight})
+    chunk = tokens_at_once(head, 512.0 / (2 if compared else 1))
+    with LiveBytes() as bytes_of:
+        if compared:
+            comparison = TeacherComparison(
+                teacher=teacher, states_M_D=teacher_M_D.detach(), kind=compared, beta=0.5
+            )
+            columns = compared_logprobs(
+                head, hidden_M_D, targets_M, temperature_M, comparison, chunk=chunk, entropy=entropy
+            )
+        else:
+            columns = selected_logprobs(
+                head, hidden_M_D, targets_M, temperature_M, chunk=chunk, entropy=entropy
+            )
+        sum(column.sum() for column in columns if column is not None).backward()
+    assert bytes_of.peak <= 2**30
 
 
 @pytest.mark.parametrize("plan", [{"logits_mb": 0.002}, {"gradient_checkpointing": True}], ids=str)

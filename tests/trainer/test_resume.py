@@ -24,6 +24,8 @@ LINES = [
     *(("train", step) for step in range(4)),
     ("after", 0),
 ]
+MEASURED = ("_s", "_share")
+"""Ends of names of what is never the same twice: seconds, and shares of what a machine can do."""
 LOCKSTEP = {"inference": {"lockstep": True}}
 """For the pair; without it the last bit of what the sampler says depends on who was sampled beside
 (test_kills.py)."""
@@ -65,7 +67,7 @@ def _result(run: Path, names: Sequence[str] = ("policy",)) -> dict[str, Any]:
             for name, path in saved_model_paths(run, names).items()
         },
         "metrics": [
-            {name: value for name, value in line.items() if not name.endswith("_s")}
+            {name: value for name, value in line.items() if not name.endswith(MEASURED)}
             for line in read_metrics(directory.metrics_path)
         ],
         "episodes": episodes,

@@ -73,3 +73,12 @@ def test_a_supervised_run_without_its_record_is_refused_as_well(chats: ModuleTyp
     with pytest.raises(ConfigError, match=r"checkpoints .*metrics\.jsonl"):
         chats.make_trainer(run, {"epochs": 1}).train()
     assert list((run / "checkpoints").iterdir())
+
+
+def test_auto_and_what_it_comes_to_are_one_data_type(letters: ModuleType, tmp_path: Path) -> None:
+    """Runs from before `auto` have `float32` in their record."""
+    run = tmp_path / "run"
+    letters.make_trainer(run, SMALL | {"model": {"dtype": "float32"}}).train()
+    letters.make_trainer(run, SMALL).train()
+    with pytest.raises(ConfigError, match=r"model\.dtype: 'float32' there, 'bfloat16' here"):
+        letters.make_trainer(run, SMALL | {"model": {"dtype": "bfloat16"}}).train()

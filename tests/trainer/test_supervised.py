@@ -38,10 +38,12 @@ def _result(run: Path) -> dict[str, Any]:
     return {
         "parameters": parameters_sha256(load_model(run / "model").model.state_dict_hf()),
         "metrics": [
-            {name: value for name, value in line.items() if not name.endswith("_s")}
+            {name: value for name, value in line.items() if not name.endswith(("_s", "_share"))}
             for line in read_metrics(directory.metrics_path)
         ],
-        "summary": {name: value for name, value in summary.items() if name not in ("wall_s", "phase_s")},
+        "summary": {
+            name: value for name, value in summary.items() if name not in ("wall_s", "phase_s", "machines")
+        },
         "left over": sorted(path.name for path in run.rglob(".*")),
         "checkpoints": sorted(path.name for path in directory.checkpoints_path.iterdir()),
         "lies in the run": sorted(path.name for path in run.iterdir()),
@@ -70,8 +72,8 @@ def test_an_undisturbed_run_is_complete_and_learned_something(uninterrupted: Uni
     assert summary["parameters_sha256"] == result["parameters"]
     assert summary["trained_tokens"] == sum(line.get("trained_tokens", 0) for line in result["metrics"])
     assert result["lies in the run"] == [
-        *("checkpoints", "config.json", "curve.png", "initial_model", "lock", "metrics.jsonl"),
-        *("model", "summary.json"),
+        *("checkpoints", "config.json", "curve.png", "initial_model", "lock", "machine.json"),
+        *("metrics.jsonl", "model", "summary.json"),
     ]
     assert result["left over"] == []
     assert result["checkpoints"] == ["step-000004", "step-000005"]

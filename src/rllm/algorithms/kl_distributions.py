@@ -31,7 +31,33 @@ def divergence_terms(student_M_V: Tensor, teacher_M_V: Tensor, kind: str, beta: 
     if kind == "jsd":
         mixed_M_V = torch.logaddexp(teacher_M_V + math.log(beta), student_M_V + math.log1p(-beta))
         return beta * _kl(teacher_M_V, mixed_M_V) + (1.0 - beta) * _kl(student_M_V, mixed_M_V)
-    raise ConfigError(f"There is no divergence `{kind}`; {choices_of(kind, DIVERGENCES)}.")
+    raise _unknown(kind)
+
+
+def divergence_slopes(student_M_V: Tensor, teacher_M_V: Tensor, kind: str, beta: float = 0.5) -> Tensor:
+    """[M, V] derivative of `divergence_terms` by the logits z that the student's log-probabilities are of.
+
+    With log q = z - log Σ exp z a sum Σ_j f(q_j), where g_j = f'(q_j), has the slope q_j (g_j - Σ_k q_k g_k):
+    forward_kl  q_j - p_j;    reverse_kl  g = log q - log p;    jsd  g = (1 - β) (log q - log m)
+    """
+    probs_M_V = student_M_V.exp()
+    if kind == "forward_kl":
+        return probs_M_V.sub_(teacher_M_V.exp())
+    if kind == "reverse_kl":
+        scale, gaps_M_V = 1.0, student_M_V - teacher_M_V
+    elif kind == "jsd":
+        scale = 1.0 - beta
+        gaps_M_V = torch.logaddexp(teacher_M_V + math.log(beta), student_M_V + math.log1p(-beta))
+        torch.sub(student_M_V, gaps_M_V, out=gaps_M_V)
+    else:
+        raise _unknown(kind)
+    gaps_M_V.masked_fill_(probs_M_V == 0.0, 0.0)
+    gaps_M_V.sub_(torch.einsum("mv,mv->m", probs_M_V, gaps_M_V).unsqueeze(1))
+    return probs_M_V.mul_(gaps_M_V).mul_(scale)
+
+
+def _unknown(kind: str) -> ConfigError:
+    return ConfigError(f"There is no divergence `{kind}`; {choices_of(kind, DIVERGENCES)}.")
 
 
 def _kl(of_M_V: Tensor, from_M_V: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from rllm.cli.episode_view import episode_view
 from rllm.cli.eval_view import show_evaluation
 from rllm.cli.replay import command as replay
 from rllm.cli.skill_view import print_success
-from rllm.cli.supervised_view import show_supervised
+from rllm.cli.supervised_view import machine_rows, show_supervised
 from rllm.cli.terminal import (
     FittingTable,
     err,
@@ -147,12 +147,13 @@ def _show_run(directory: RunDirectory, as_json: bool) -> None:
     success = [line["success"] for line in lines if "success" in line]
     phases, cluster = _phases(directory), cluster_facts(lines)
     if as_json:
-        details = {"success": success, "phases": phases, "summary": summary, "config": config}
+        details = {"success": success, "phases": phases, "machines": directory.machines()}
+        details |= {"summary": summary, "config": config}
         print_json({**run_facts.to_dict(), **details, **({"cluster": cluster.to_dict()} if cluster else {})})
         return
     console = out()
     console.print(Text.assemble((str(directory.path), "bold"), "  ", _state(run_facts)), soft_wrap=True)
-    console.print(facts(_highlights(run_facts, config, summary)))
+    console.print(facts([*_highlights(run_facts, config, summary), *machine_rows(directory)]))
     labels, has_rewards = report_labels(config), config["task"]["environment"] != PROMPTS
     if has_rewards:
         labels_by_report = {name: labels[name] for name in REPORTS}

@@ -9,6 +9,7 @@ from rllm.cli.command import print_json
 from rllm.cli.terminal import FittingTable, facts, out, table
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.console import readable_seconds
+from rllm.trainer.machine import machines_of
 from rllm.view.run_facts import RunFacts
 
 
@@ -16,7 +17,8 @@ def show_supervised(directory: RunDirectory, run_facts: RunFacts, state: Text, a
     """Print such a run for `rllm runs show`."""
     config, summary = directory.config(), directory.summary()
     if as_json:
-        print_json({**run_facts.to_dict(), "summary": summary, "config": config})
+        machines = directory.machines()
+        print_json({**run_facts.to_dict(), "machines": machines, "summary": summary, "config": config})
         return
     console = out()
     console.print(Text.assemble((str(directory.path), "bold"), "  ", state), soft_wrap=True)
@@ -30,10 +32,15 @@ def show_supervised(directory: RunDirectory, run_facts: RunFacts, state: Text, a
     ]
     if summary is not None:
         rows.append(("work", readable_seconds(summary["wall_s"])))
-    console.print(facts(rows))
+    console.print(facts([*rows, *machine_rows(directory)]))
     if run_facts.reports:
         console.print(f"\nBefore and after{measured_on(summary or {})}", style="bold")
         console.print(reports_table(run_facts.reports))
+
+
+def machine_rows(directory: RunDirectory) -> list[tuple[str, str]]:
+    """A row for each machine, or choice of kernels, that the run was computed with."""
+    return [("machine", each.line()) for each in machines_of(directory)]
 
 
 def measured_on(summary: Mapping[str, Any]) -> str:

@@ -130,7 +130,11 @@ class TrainOptions:
         "several.",
     )
     seed: int | None = option("--seed", type=int, help="Seed of every random draw of the run.  [default: 0]")
-    dry_run: bool = option("--dry-run", is_flag=True, help="Print the resolved configuration and do nothing.")
+    dry_run: bool = option(
+        "--dry-run",
+        is_flag=True,
+        help="Print the resolved configuration and its memory; refuse what cannot fit.",
+    )
     resume: bool = option(
         "--resume", is_flag=True, help="Go on with a run that is there; refuse to begin another."
     )

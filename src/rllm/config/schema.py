@@ -54,10 +54,10 @@ class ModelConfig:
     format."""
     device: str = "cpu"
     """A torch device: `cpu`, `cuda`, `cuda:1`."""
-    dtype: str = "float32"
-    """The data type of weights, activations and the sampler's cache: `float32` or `bfloat16`. The optimizer
-    keeps float32 copies of bfloat16 weights. bfloat16 is for accelerators: CPUs without such instructions are
-    ten times slower."""
+    dtype: str = "auto"
+    """The data type of weights, activations and the sampler's cache: `float32`, `bfloat16`, or `auto`, which
+    is bfloat16 on CUDA and float32 on a CPU: CPUs without instructions for bfloat16 are ten times slower with
+    it. The optimizer keeps float32 copies of bfloat16 weights."""
     trust_remote_code: bool = False
     """Run Python that the model's directory brings along, where transformers has none for the model. Read it
     first: it may do all that you may."""
@@ -66,8 +66,15 @@ class ModelConfig:
     `train`, or `lora`, an adapter on it too (`lora.rank` > 0). Image tokens are never trained on."""
 
     def validate(self) -> None:
-        one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
+        one_of("model.dtype", self.dtype, ("auto", "float32", "bfloat16"))
         one_of("model.vision", self.vision, ("frozen", "train", "lora"))
+
+    @property
+    def number_type(self) -> str:
+        """The data type that `dtype` comes to."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if self.device.startswith("cuda") else "float32"
 
 
 @dataclass(kw_only=True, slots=True)

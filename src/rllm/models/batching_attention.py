@@ -44,8 +44,12 @@ class PackedAttention:
         the last of them, so many as `lengths` says, are the run."""
         overhead = OVERHEAD_ON_CPU if device.type == "cpu" else OVERHEAD_ELSEWHERE
         self._paths, self._device = paths_S, device
-        lengths_S = np.array(lengths)
-        starts_S = np.array([len(path) for path in paths_S]) - lengths_S
+        lengths_S, ends_S = np.array(lengths), np.array([len(path) for path in paths_S])
+        starts_S = ends_S - lengths_S
+        self.num_pairs = int(lengths_S @ ends_S)
+        """Pairs of a token and a key of its path, as far as its run goes: without any padding."""
+        self.num_kept_pairs = int(np.array([len(offsets) for offsets in kept_S]) @ ends_S)
+        """The same of the states that predict a trained token."""
         ends = np.cumsum(buckets(starts_S, lengths_S, overhead)).tolist()
         self._buckets = [
             _Bucket(paths_S[first:end], lengths_S[first:end], kept_S[first:end], device)

@@ -307,6 +307,8 @@ class Decoder(nn.Module):
     """The changes of an adapter, by the Hugging Face name of the weight."""
     by_row: str = ""
     """See `rllm.models.directory.CausalModel`."""
+    has_plain_attention = True
+    """Whether every layer asks for no more than softmax(q·k)·v, in a window or not."""
     recomputes = False
     """Whether a backward pass computes each layer again; see `recompute_layers`."""
 
@@ -356,7 +358,12 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_N_D: Tensor) -> Tensor:
         """[N, V] next-token logits."""
-        return F.linear(hidden_N_D, self.embed.weight if self.head is None else self.head.weight)
+        return F.linear(hidden_N_D, self.output_weight)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """See `rllm.models.directory.CausalModel`."""
+        return self.embed.weight if self.head is None else self.head.weight
 
     @property
     def max_positions(self) -> int:

@@ -6,8 +6,15 @@ from pathlib import Path
 
 import torch
 
+from rllm.errors import ConfigError
+
 CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 """Microseconds of processor time, or `max`, and of the clock that they are given in (Linux, cgroup v2)."""
+
+
+FIRST_WITH_BFLOAT16 = (8, 0)
+"""Compute capability of the first GPUs of NVIDIA with such instructions, Ampere's; before, torch emulates
+them."""
 
 
 def usable_cores() -> int:
@@ -28,6 +35,26 @@ def use_threads(num_threads: int, num_processes: int = 1) -> None:
 def dtype_named(name: str) -> torch.dtype:
     """The data type that `model.dtype` names."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def require_number_type(device: str, name: str) -> None:
+    """Raises ConfigError for a GPU that does not compute in the data type of that name."""
+    if name != "bfloat16" or not device.startswith("cuda"):
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FIRST_WITH_BFLOAT16:
+        first, mine = (".".join(map(str, each)) for each in (FIRST_WITH_BFLOAT16, capability))
+        gpu = torch.cuda.get_device_name(device)
+        raise ConfigError(
+            f"`model.device` is {device!r}, a {gpu} of compute capability {mine}, and bfloat16 needs {first} "
+            "or more; set `model.dtype` to float32."
+        )
+
+
+def wait_for(device: torch.device) -> None:
+    """Return when all work that was given to `device` is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def num_threads() -> int:

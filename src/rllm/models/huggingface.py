@@ -31,6 +31,10 @@ from rllm.models.batching_attention import PackedAttention
 from rllm.models.decoder import ONLY_WHAT_ENTERS, Attend, Change, apply_change
 
 ATTENTION_NAME = "rllm_attend"
+FACTORS, DIVISORS = ("logit_scale", "lm_head_multiplier"), ("logits_scaling",)
+"""Keys of a config that scale its logits: Cohere's and Falcon-H1's; Granite's."""
+CAPS = ("final_logit_softcapping", "logits_soft_cap")
+"""Keys that cap them: Gemma's, RecurrentGemma's."""
 
 NOT_SERVED = ("position_bias",)
 """Demands of some architectures on their attention that the built-in engine does not meet; those that it
@@ -129,6 +133,8 @@ class HuggingFaceDecoder(nn.Module):
     """Whether other processes have the rest of each layer."""
     by_row: str = ""
     """The reason why rows are computed one by one on transformers' own cache; else empty."""
+    has_plain_attention = True
+    """Whether no layer caps its scores or has sinks."""
     _has_cache = True
     """One for each row. RecurrentGemma has one in its layers for all, so each token has its row read anew."""
 
@@ -282,15 +288,23 @@ class HuggingFaceDecoder(nn.Module):
             layer._gradient_checkpointing_func = partial(checkpoint, **ONLY_WHAT_ENTERS)
             layer.training = True  # what it is recomputed for; the modules inside it stay as they are
 
+    @property
+    def output_weight(self) -> Tensor | None:
+        """See `rllm.models.directory.CausalModel`."""
+        layer, config = self.inner.get_output_embeddings(), self.inner.config.get_text_config()
+        is_more = any(getattr(config, name, None) for name in (*FACTORS, *DIVISORS, *CAPS))
+        return None if is_more or type(layer) is not nn.Linear or layer.bias is not None else layer.weight
+
     def logits(self, hidden_N_D: Tensor) -> Tensor:
         logits_N_V = self.inner.get_output_embeddings()(hidden_N_D)
         config = self.inner.config.get_text_config()
-        for name in ("logit_scale", "lm_head_multiplier"):  # Cohere's, Falcon-H1's
+        for name in FACTORS:
             if factor := getattr(config, name, None):
                 logits_N_V = logits_N_V * factor
-        if divisor := getattr(config, "logits_scaling", None):  # Granite's
-            logits_N_V = logits_N_V / divisor
-        for name in ("final_logit_softcapping", "logits_soft_cap"):  # Gemma's, RecurrentGemma's
+        for name in DIVISORS:
+            if divisor := getattr(config, name, None):
+                logits_N_V = logits_N_V / divisor
+        for name in CAPS:
             if cap := getattr(config, name, None):
                 logits_N_V = cap * torch.tanh(logits_N_V / cap)
         return logits_N_V
@@ -379,6 +393,7 @@ class HuggingFaceDecoder(nn.Module):
                 raise ArchitectureError(f"{name} attends more than once in a layer")
             sizes[layer] = (k.shape[1], k.shape[2])
             windows.add(wishes.window)
+            self.has_plain_attention &= wishes.softcap is None and wishes.sinks is None
             q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
             distance_N_N = positions_N[:, None] - positions_N
             is_near_N_N = distance_N_N < (wishes.window or len(positions_N))

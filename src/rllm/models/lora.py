@@ -243,12 +243,13 @@ def _hand_over(model: Decoder, layers: Any, adapter_layers: Mapping[str, Any]) -
         block.adapts = (qkv, out, gate_up, down)
     for path, module in list(layers.named_modules()):
         parent, _, name = path.rpartition(".")
-        if isinstance(module, nn.Linear) and not _is_of_adapter(path):
+        if isinstance(module, nn.Linear) and not is_of_adapter(path):
             layers.get_submodule(parent).add_module(name, nn.Identity())  # the decoder has its weights
     model.adapter = layers
 
 
-def _is_of_adapter(path: str) -> bool:
+def is_of_adapter(path: str) -> bool:
+    """Whether a module or parameter of this name is an adapter's."""
     return ".lora_" in path
 
 

@@ -3,6 +3,7 @@
     RUN/  config.json     the resolved configuration           written once, when the run starts
           store.sqlite    every episode                        rllm.store.episodes
           metrics.jsonl   one line per training step           rllm.tracking.jsonl
+          machine.json    machine, kernels and measured peak   rllm.trainer.machine
           checkpoints/    what a killed run resumes from
           reference/      what `kl_coef` compares with         rllm.trainer.reference
           model/          the trained model; models/NAME where there are several
@@ -101,6 +102,10 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def machine_path(self) -> Path:
+        return self.path / "machine.json"
+
+    @property
     def checkpoints_path(self) -> Path:
         return self.path / "checkpoints"
 
@@ -152,6 +157,13 @@ class RunDirectory:
         """The result; None until the run has finished."""
         return _read_json(self.summary_path)
 
+    def write_machines(self, machines: list[dict[str, Any]]) -> None:
+        self._write_json(self.machine_path, machines)
+
+    def machines(self) -> list[dict[str, Any]]:
+        """The machines and kernels that it was computed with, the last ones last; none before it began."""
+        return _read_json(self.machine_path) or []
+
     def close(self) -> None:
         """Let go of the run. Harmless when called twice, by a reader, or in a forked child of the writer."""
         # A forked child has the descriptor too; to release it there would unlock the parent's run.
@@ -184,7 +196,7 @@ class RunDirectory:
             except OSError:  # another run has begun in it meanwhile
                 return
 
-    def _write_json(self, path: Path, value: dict[str, Any]) -> None:
+    def _write_json(self, path: Path, value: object) -> None:
         if self._lock_descriptor is None:
             raise ConfigError(
                 f"{self.path} was opened for reading; `RunDirectory.create_or_open` it to write {path.name}."
@@ -346,7 +358,7 @@ def pid_in(lock: Path) -> int | None:
         return None
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:

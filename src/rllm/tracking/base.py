@@ -79,6 +79,13 @@ class Trackers:
             if look is not None:
                 look(engine)
 
+    def note(self, line: str) -> None:
+        """Let those that show more than numbers show a line."""
+        for tracker in self._trackers:
+            show = getattr(tracker, "note", None)
+            if show is not None:
+                show(line)
+
     def advance(self, done: int, total: int) -> None:
         for tracker in self._trackers:
             tracker.advance(done, total)

@@ -98,6 +98,10 @@ class LiveView:
         """Show how many episodes `engine` has played, and its oldest rollout."""
         self._engine = engine
 
+    def note(self, line: str) -> None:
+        """A line that stays above the view."""
+        self._console.print(Text(line, style="dim"), soft_wrap=True)
+
     def begin(self, phase: str) -> None:
         self._phase = phase
         self._step = 0

@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from rllm.models.directory import LoadedModel
     from rllm.trainer.checkpoint import RunState
     from rllm.trainer.learning import Demonstrations, Learner
+    from rllm.trainer.machine import RunMachine
     from rllm.trainer.memory_plan import MemoryPlan
     from rllm.trainer.policies import Policies, Publish
     from rllm.trainer.samplers import PolicyClient
@@ -448,6 +449,9 @@ class AgentTrainer:
             open_while_training.enter_context(record.checkpoints)
             tracker = self._trackers(directory, open_while_training)
             tracker.watch(engine)
+            machine = self._machine(directory, learner.policies, state.warm_steps + state.steps)
+            if machine is not None:
+                tracker.note(machine.line())
             run = TrainingRun(
                 learner=learner,
                 record=record,
@@ -456,6 +460,8 @@ class AgentTrainer:
                 if cluster is None
                 else {name: PolicyScorer(engine=cluster, policy=name) for name in clients},
                 engine=engine,
+                machine=machine,
+                num_ranks=ranks.size,
                 cluster=cluster,
                 play_expert=expert_player(self.config, self.demonstrate, self.player)
                 if self.player is not None and self.demonstrate is not None
@@ -473,6 +479,14 @@ class AgentTrainer:
                 finally:
                     tracker.close()
                     run.learner_thread.shutdown()
+
+    def _machine(self, directory: RunDirectory, policies: "Policies", from_step: int) -> "RunMachine | None":
+        """The machine and kernels of the run, from its record or measured now."""
+        from rllm.trainer.machine import keep_machine, largest_bytes, machine_of
+
+        if not self.ranks.is_writer or (machine := machine_of(self.config, policies, from_step)) is None:
+            return None
+        return keep_machine(directory, machine, self.config.model.device, largest_bytes(policies))
 
     def _trackers(self, directory: RunDirectory, open_while_training: ExitStack) -> Trackers:
         """Where numbers go; of ranks that do not write, nowhere: all of them have the same."""

@@ -24,7 +24,7 @@ from rllm.environments.base import BaseEnv
 from rllm.environments.prompts import PromptEnv, prompt_tasks
 from rllm.errors import ConfigError
 from rllm.store.run_directory import RunDirectory
-from rllm.tracking.base import Metric, Tracker
+from rllm.tracking.base import Metric, Tracker, Trackers
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.programs import PROGRAM_DEFAULTS
@@ -220,6 +220,9 @@ class _WithoutSuccess:
 
     def advance(self, done: int, total: int) -> None:
         self._tracker.advance(done, total)
+
+    def note(self, line: str) -> None:
+        Trackers([self._tracker]).note(line)
 
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
         unpaid = ("success", "reward_mean", "greedy")

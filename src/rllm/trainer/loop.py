@@ -37,6 +37,7 @@ from rllm.trainer.checkpoint import RunState
 from rllm.trainer.cluster import ClusterEngine
 from rllm.trainer.imitation import PlayExpert, warn_of_stalled_imitation
 from rllm.trainer.learning import Learner, imitate, learn
+from rllm.trainer.machine import RunMachine, update_work, updates_since
 from rllm.trainer.outcomes import (
     require_known_roles,
     require_one_that_did_not_fail,
@@ -48,6 +49,7 @@ from rllm.trainer.policies import Policies
 from rllm.trainer.record import RunRecord
 from rllm.trainer.reference import save_references
 from rllm.trainer.rollouts import Rollouts, sample_step, sampling_of
+from rllm.trainer.sampler_work import rollout_bytes, sampler_work
 from rllm.trainer.samplers import busy_s
 from rllm.trainer.stopping import saved_when_stopped, stall_limit_s
 from rllm.trainer.token_trace import TokenTrace, numbers_of_episodes
@@ -78,6 +80,9 @@ class TrainingRun:
     curriculum: Curriculum[Any]
     """Which tasks come next."""
     state: RunState
+    machine: RunMachine | None = None
+    """The machine and its peak; None where a service computes, and on ranks that write nothing."""
+    num_ranks: int = 1
     cluster: ClusterEngine | None = None
     """The engine, where episodes are played on other machines."""
     play_expert: PlayExpert | None = None
@@ -153,7 +158,10 @@ async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
             break
         with _time_phase(state, "train"):
             start_s, sampled_s = time.perf_counter(), _sampler_busy_s(run)
+            work_before = sampler_work(run.clients)
             rollouts = await ahead.step(step)
+            updates_before = update_work(run.learner.backends())
+            read = rollout_bytes(run.policies, run.clients, work_before, rollouts.episodes, run.num_ranks)
             ages = versions.require_fresh(rollouts.episodes, config.schedule.steps_ahead)
             run.curriculum.observe(step, rollouts.episodes)
             run.is_whole = False
@@ -162,6 +170,7 @@ async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
             (batch, metrics), _ = await asyncio.gather(
                 _in_learner(run, learn_step), asyncio.to_thread(record, run.record, rollouts, step)
             )
+            metrics |= updates_since(updates_before, run.learner.backends())
             numbers = numbers_of_episodes(rollouts.episodes, batch.samples, trace)
             await asyncio.to_thread(run.record.save_token_numbers, TRAIN_PHASE, step, numbers)
             metrics |= await publish(run, batch.samples)
@@ -171,6 +180,7 @@ async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
             state.sampled_tokens += batch.token_counts["sampled"]
             metrics |= await validate(run, step)
         elapsed_s = time.perf_counter() - start_s
+        metrics |= _with_shares(run, metrics | read)
         metrics |= {
             **rollouts.metrics(),
             "tasks_pooled": run.curriculum.num_pooled,
@@ -190,6 +200,11 @@ async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
         is_last = state.steps == config.steps or state.has_ended_early
         if state.steps % config.checkpoint.every_steps == 0 or is_best or is_last:
             run.save()
+
+
+def _with_shares(run: TrainingRun, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics of a step, with their shares of the machine's peak."""
+    return metrics if run.machine is None else metrics | run.machine.shares(metrics, run.num_ranks)
 
 
 def _sampler_busy_s(run: TrainingRun) -> float:
@@ -228,8 +243,11 @@ async def warm_start(run: TrainingRun) -> None:
         await asyncio.sleep(0)  # Ctrl-C takes effect here, where the run is whole
         run.is_whole = False
         with _time_phase(state, "warm_start"):
+            updates_before = update_work(run.learner.backends())
             metrics = await _in_learner(run, partial(imitate, run.learner, step))
+            metrics |= updates_since(updates_before, run.learner.backends())
             state.warm_steps = step + 1
+        metrics = _with_shares(run, metrics)
         run.tracker.log(step, "warm_start", {**metrics, "total_steps": warm.steps, "run_s": wall_s(state)})
         if state.warm_steps == warm.steps:
             run.learner.begin_reinforcement()
@@ -395,6 +413,7 @@ def summary_of(run: TrainingRun) -> dict[str, Any]:
         "phase_s": state.phase_s,
         "sampled_tokens": state.sampled_tokens,
         "best": state.best,
+        "machines": run.record.machines(),
         **({"ended_early_after": state.steps} if state.has_ended_early else {}),
         **({"policies": run.policies.facts()} if len(run.policies) > 1 else {}),
     }

@@ -331,17 +331,18 @@ class Pass:
 
     def _logits(self) -> int:
         """Where all tokens have logits at the same time: log-probabilities, their gradient, and the logits'.
-        In chunks: logits and log-probabilities, which turn into the gradient. An entropy takes probabilities
-        beside them, and their products or a gradient of its own where all tokens are there, and forward."""
+        An entropy takes its products and a gradient of its own beside them. In chunks: logits and
+        log-probabilities, which turn into the gradient; the output layer's gradient grows in place, but in
+        16 bits, where each chunk has one of its own."""
         vocabulary, num_trained = self.shape.vocab_size, self.batch.num_trained
         if not self.logit_tokens:
             return 0
         of_token = FLOAT * vocabulary
         if num_trained <= self.logit_tokens:
             return (3 + 2 * self.with_entropy) * of_token * num_trained
-        backward = (2 + self.with_entropy) * of_token * self.logit_tokens
-        backward += self.element * self.shape.hidden_size * num_trained + self._vocabulary()
-        return max(4 * self.with_entropy * of_token * self.logit_tokens, backward)
+        of_chunk = 2 * of_token * self.logit_tokens
+        of_output_layer = self._vocabulary() if self.element < FLOAT else 0
+        return of_chunk + self.element * self.shape.hidden_size * num_trained + of_output_layer
 
     def _vocabulary(self) -> int:
         """The gradient of the embedding or the output layer, before it is added to what is there."""

@@ -137,10 +137,12 @@ class MemoryPlan:
         certain = (parts.weights + parts.gradients + parts.optimizer) * self.num_local_ranks
         limit = self.limit + (_swap_bytes() if self.device == "cpu" else 0)
         if certain > limit:
+            sizes = (readable(each) for each in (parts.weights, parts.gradients, parts.optimizer))
             raise ConfigError(
-                f"Weights, gradients and optimizer of `model.path` take {readable(certain)}{self._each()}, "
-                f"and {self._place()} has {readable(limit)}: train an adapter (`lora.rank`), a smaller "
-                "model, or in fewer processes on each machine."
+                f"Weights, gradients and optimizer of `model.path` ({' + '.join(sizes)}) take "
+                f"{readable(certain)}{self._each()}, and {self._place()} has {readable(limit)}: train an "
+                'adapter (`lora.rank`), a smaller model, with `optimizer.name = "adafactor"`, or in fewer '
+                "processes on each machine."
             )
 
     def _each(self) -> str:
@@ -167,7 +169,7 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
     shapes = {name: shape_of(policy.path) for name, policy in by_name.items()}
     if None in shapes.values():
         return None
-    element = 2 if config.model.dtype == "bfloat16" else FLOAT
+    element = 2 if config.model.number_type == "bfloat16" else FLOAT
     shards = config.distributed.ranks_of_a_copy(num_ranks) if num_ranks > 1 else 1
     tensor = config.distributed.ranks_of_a_layer(num_ranks) if num_ranks > 1 else 1
     rows = _rows(config, num_ranks // tensor)

@@ -21,7 +21,7 @@ from rllm.distributed import ALONE, RankGroup
 from rllm.errors import ConfigError
 from rllm.inference.local.client import LocalClient
 from rllm.models.builtin import PRESETS, create_model, tiny_config
-from rllm.models.devices import dtype_named, use_threads
+from rllm.models.devices import dtype_named, require_number_type, use_threads
 from rllm.models.directory import (
     LoadedModel,
     load_model,
@@ -39,6 +39,7 @@ from rllm.trainer.backends.base import TrainingBackend, refuse_unsupported
 from rllm.trainer.backends.named import backend_kind, service_kind
 from rllm.trainer.backends.torch import SUPPORTS, TorchBackend
 from rllm.trainer.backends.torch_distilling import DistillingBackend
+from rllm.trainer.memory_plan import shape_of
 from rllm.trainer.warm_start import answer_end
 from rllm.types.draws import draw_seed
 from rllm.types.sample import TrainingSample
@@ -85,6 +86,10 @@ class Policies(dict[str, PolicyModel]):
         """The learners that a checkpoint holds, by their place in it: the only policy of a run lies at the
         top."""
         return {name if len(self) > 1 else "": backend for name, backend in self.trainable()}
+
+    def name_of(self, role: str) -> str:
+        """The policy that plays `role`."""
+        return self._config.policy_of(role)
 
     def is_trained(self, role: str) -> bool:
         """Whether anything is learned from what `role` says."""
@@ -248,16 +253,28 @@ def require_models(config: TrainConfig) -> None:
             key = f"policies.{name}.path" if config.policies and config.policies[name].path else "model.path"
             presets = ", ".join(f"builtin:{each}" for each in PRESETS)
             raise ConfigError(f"`{key}` is {policy.path!r}; write one of {presets}, or a directory.")
-        has_vision = reads_images(
-            tiny_config(PRESETS[preset]) if separator else read_config(Path(policy.path))
-        )
+        model_config = tiny_config(PRESETS[preset]) if separator else read_config(Path(policy.path))
+        has_vision = reads_images(model_config)
         if has_vision and config.inference.engine == "vllm":
             raise ConfigError(
                 f"{policy.path} reads images, and `inference.engine` is 'vllm', whose servers get ids "
                 "without pixels; set it to local."
             )
         _require_vision(policy.path, has_vision, config.model.vision, config.adapter_of(name).rank)
+        _require_context(policy.path, config.inference.max_context)
     require_device(config.model.device)
+    require_number_type(config.model.device, config.model.number_type)
+
+
+def _require_context(path: str, max_context: int) -> None:
+    """Raises ConfigError for conversations longer than the built-in decoder has positions; of other models it
+    shows once they are loaded."""
+    shape = shape_of(path)
+    if shape is not None and max_context > shape.max_positions:
+        raise ConfigError(
+            f"`inference.max_context` is {max_context} but the model has {shape.max_positions} positions "
+            f"({path}); set it to {shape.max_positions} or less."
+        )
 
 
 def create_initial_models(config: TrainConfig, run: Path) -> None:
@@ -289,7 +306,7 @@ def load_initial_models(config: TrainConfig, run: Path, num_local_ranks: int = 1
     use_threads(config.threads, num_local_ranks)
     if (service := service_kind(config.backend)) is not None:
         return {name: service.load(config) for name in config.named_policies}
-    dtype = dtype_named(config.model.dtype)
+    dtype = dtype_named(config.model.number_type)
     constant: dict[Path, LoadedModel] = {}
     models: dict[str, LoadedModel] = {}
     for name, policy in config.named_policies.items():
@@ -335,7 +352,7 @@ def _require_vision(path: str, has_vision: bool, vision: str, rank: int) -> None
 def load_saved_models(config: TrainConfig, run: Path) -> dict[str, LoadedModel]:
     """The models that a finished run has made, frozen ones included."""
     paths = saved_model_paths(run, list(config.named_policies))
-    dtype = dtype_named(config.model.dtype)
+    dtype = dtype_named(config.model.number_type)
     trusts = config.model.trust_remote_code
     return {name: load_model(path, dtype=dtype, trust_remote_code=trusts) for name, path in paths.items()}
 

@@ -32,7 +32,7 @@ class RunRecord:
         ranks: RankGroup = ALONE,
     ) -> None:
         """All ranks have to be here."""
-        self.path = directory.path
+        self.path, self.machines = directory.path, directory.machines
         self._store, self._ranks = store, ranks
         self.checkpoints = Checkpoints(directory.checkpoints_path, config, ranks)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rllm.config.loader import config_dict, load_config
 from rllm.config.optimizer import OptimizerConfig
-from rllm.config.schema import TrainConfig
+from rllm.config.schema import ModelConfig, TrainConfig
 from rllm.errors import ConfigError
 from rllm.store.episodes import EpisodeStore
 from rllm.store.files import write_atomic
@@ -49,6 +49,7 @@ def require_same_config(directory: RunDirectory, config: TrainConfig) -> None:
     # Read as a configuration, so that one from before a key existed has its default.
     began_with = load_config(old_config)
     keep_muon_dtype(began_with.optimizer, config.optimizer)
+    take_words_for_dtype(began_with.model, config.model)
     # Who plays the episodes, where servers are, how processes share the work and who is given numbers is not
     # what the run is.
     began_with.tracking = config.tracking
@@ -63,6 +64,12 @@ def keep_muon_dtype(old: OptimizerConfig, mine: OptimizerConfig) -> None:
     choose another."""
     if mine.name == old.name and mine.muon_dtype == "auto":
         mine.muon_dtype = old.muon_dtype
+
+
+def take_words_for_dtype(old: ModelConfig, mine: ModelConfig) -> None:
+    """`auto` and what it comes to are the same data type."""
+    if old.number_type == mine.number_type:
+        old.dtype = mine.dtype
 
 
 def settle_muon_dtype(optimizer: OptimizerConfig, device: str) -> None:

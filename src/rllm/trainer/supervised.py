@@ -51,6 +51,7 @@ from rllm.trainer.resuming import (
     require_same,
     settle_muon_dtype,
     take_back,
+    take_words_for_dtype,
 )
 from rllm.trainer.schedules import learning_rate_at
 from rllm.types.sample import TrainingSample
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from rllm.models.directory import LoadedModel
     from rllm.trainer.backends.base import TrainingBackend
     from rllm.trainer.checkpoint import Checkpoints, RunState
+    from rllm.trainer.machine import RunMachine
     from rllm.trainer.policies import Policies, PolicyModel
 
 AnySupervised = TypeVar("AnySupervised", bound=SupervisedConfig)
@@ -197,6 +199,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         old_config.pop("identity", None)  # compared once the job is made
         began_with = load_as(self.config_class, old_config)
         keep_muon_dtype(began_with.optimizer, self.config.optimizer)
+        take_words_for_dtype(began_with.model, self.config.model)
         began_with.tracking = self.config.tracking  # who is given numbers is not what the run is
         require_same(directory, config_dict(began_with), config_dict(self.config))
 
@@ -241,6 +244,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
 
     def _supervise(self, directory: RunDirectory, policies: "Policies", job: SupervisedJob) -> dict[str, Any]:
         from rllm.trainer.checkpoint import Checkpoints, RunState, load_latest, remove_old
+        from rllm.trainer.machine import keep_machine, largest_bytes, machine_of
 
         state = load_latest(directory.checkpoints_path, policies.backends()) or RunState()
         take_back(directory, state)
@@ -250,12 +254,17 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         checkpoints = Checkpoints(directory.checkpoints_path, self.config.checkpoint)
         sink_run = SinkRun(name=directory.name, directory=directory.path, config=directory.config())
         sinks = open_sinks(self.config.tracking.sinks, sink_run)
+        machine = machine_of(self.config.train_config(), policies, state.steps)
+        if machine is not None:
+            machine = keep_machine(directory, machine, self.config.model.device, largest_bytes(policies))
         with (
             checkpoints,
             on_screen(self.tracker, 0, title) as view,
             closing(Trackers([JsonlTracker(directory.metrics_path), view, *sinks])) as tracker,
             Stopping() as stopping,
         ):
+            if machine is not None:
+                tracker.note(machine.line())
             run = SupervisedRun(
                 config=self.config,
                 job=job,
@@ -265,6 +274,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
                 tracker=tracker,
                 state=state,
                 stopping=stopping,
+                machine=machine,
             )
             return supervise(run)
 
@@ -281,6 +291,8 @@ class SupervisedRun:
     tracker: Tracker
     state: "RunState"
     stopping: "Stopping"
+    machine: "RunMachine | None" = None
+    """The machine and its peak; None where a service computes."""
 
     def save(self) -> None:
         """Checkpoint the run as it stands."""
@@ -300,18 +312,24 @@ def supervise(run: SupervisedRun) -> dict[str, Any]:
 def fit(run: SupervisedRun) -> None:
     """One update after the other, until all steps are done."""
     job, state, config = run.job, run.state, run.config
+    from rllm.trainer.machine import update_work, updates_since
+
     run.tracker.begin("train")
     for step in range(state.steps, job.steps):
         with _time_phase(state, "train"):
             start_s = time.perf_counter()
             rate = learning_rate_at(config.optimizer, step, job.steps)
+            updates_before = update_work({"": job.backend})
             metrics = {"learning_rate": rate, **job.update(step, rate)}
+            metrics |= updates_since(updates_before, {"": job.backend})
             job.backend.publish_weights()
             elapsed_s = time.perf_counter() - start_s
             state.steps = step + 1
             every = config.evaluation.every_steps
             if every and state.steps % every == 0 and state.steps < job.steps:  # then comes the report
                 metrics |= {f"heldout_{name}": value for name, value in job.evaluate().items()}
+        if run.machine is not None:
+            metrics |= run.machine.shares(metrics)
         if "tokens" in metrics:
             metrics["tokens_per_s"] = metrics["tokens"] / elapsed_s
         metrics |= {"total_steps": job.steps, "step_s": elapsed_s, "run_s": _wall_s(state)}
@@ -380,6 +398,7 @@ def summary_of(run: SupervisedRun) -> dict[str, Any]:
         "trained_tokens": sum(line.get("trained_tokens", 0) for line in lines),
         "wall_s": _wall_s(state),
         "phase_s": state.phase_s,
+        "machines": run.directory.machines(),
         "parameters_sha256": run.job.policy.parameters_sha256(),
         **run.job.facts(),
     }

@@ -112,6 +112,8 @@ def refuse_unsupported(section: str, values: Any, supports: frozenset[str], back
     defaults = type(values)()
     for each in fields(values):
         key, value = f"{section}.{each.name}", getattr(values, each.name)
+        if key == "model.dtype" and values.number_type == defaults.number_type:
+            continue  # said in other words
         if key not in supports and value != getattr(defaults, each.name):
             raise ConfigError(
                 f"`{key}` is {value!r}, which the {backend} backend does not honour; leave it at "

@@ -25,6 +25,7 @@ class CriticBackend(PackedUpdates):
     """
 
     value_head: ValueHead
+    has_logits = False
 
     def __init__(
         self,

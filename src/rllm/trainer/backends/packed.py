@@ -9,7 +9,9 @@ The weights are fixed before the rows are split, so ranks and micro-batches add 
 
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from rllm.distributed import ALONE, RankGroup
 from rllm.errors import CheckpointError, NumericsError
 from rllm.models.batching import PackedBatch, micro_batches
 from rllm.models.decoder import Attend, Decoder
+from rllm.models.devices import wait_for
+from rllm.models.lora import is_of_adapter
 from rllm.models.packing import WeightedRow, fewest, rank_shares
 from rllm.trainer.backends.guard import Blame, RunningNorm, tokens_that_are_no_numbers
 from rllm.trainer.backends.scoring import value_rows
@@ -39,6 +43,7 @@ from rllm.trainer.backends.tensor_files import (
 from rllm.trainer.backends.torch_optimizer import MasterWeights, Optimizers, matrices_of_layers
 from rllm.trainer.backends.torch_plans import split_by_plan
 from rllm.trainer.backends.torch_splitting import Part, SplitWeights, split_model
+from rllm.trainer.flops import FlopRates, PassSizes, adapters_of, update_rates
 from rllm.trainer.token_trace import TokenNumbers, TokenTrace
 from rllm.types.sample import TrainingSample
 
@@ -47,6 +52,9 @@ log = logging.getLogger(__name__)
 
 class PackedUpdates:
     """Parameters with their optimizer; `update`, `save` and `load` of every learner on torch."""
+
+    has_logits = True
+    """Whether a pass computes what follows each state."""
 
     def __init__(
         self,
@@ -63,6 +71,7 @@ class PackedUpdates:
         """
         self.policy_version = 0
         self.trace: TokenTrace | None = None
+        self.work = UpdateWork()
         self.value_head = value_head
         self.config = config
         self._share_prefixes = share_prefixes
@@ -80,6 +89,7 @@ class PackedUpdates:
         if value_head is not None:
             value_head.to(self._device)
             parameters |= {f"value_head.{name}": each for name, each in value_head.named_parameters()}
+        self._flop_rates = _flop_rates(model, has_logits=self.has_logits)
         self._matrices = matrices_of_layers(self.model, parameters)
         self._weights = (
             MasterWeights(parameters)
@@ -95,6 +105,16 @@ class PackedUpdates:
 
         `skipped_updates` is 1 where the update was bad and left out: weights and version stay.
         """
+        started_s = time.perf_counter()
+        try:
+            return self._update(samples, loss, learning_rate)
+        finally:
+            wait_for(self._device)
+            self.work.seconds += time.perf_counter() - started_s
+
+    def _update(
+        self, samples: Sequence[TrainingSample], loss: Loss, learning_rate: float
+    ) -> dict[str, float]:
         weights = token_weights(samples, loss.aggregation)
         # Rows without a gradient need no forward pass. They count in the weights of all others, and an update
         # of such rows alone is a step along a gradient of 0: the same comes out as if they were computed.
@@ -105,6 +125,7 @@ class PackedUpdates:
         with self._ranks.inside_torch():
             trouble = self._accumulate(rows, loss, metrics, blame)
         trouble = self._join(metrics, trouble)
+        self.work.flops += metrics.flops
         if self.trace is not None:
             self.trace.add(samples, metrics.tokens)
         if is_empty:  # nothing was trained on: the weights stay, and so does the version
@@ -140,6 +161,7 @@ class PackedUpdates:
                 # One that only keeps step with other ranks runs the same collectives, and moves no weight.
                 (total if counts else 0.0 * total).backward()
             if counts:
+                metrics.flops += self._flops_of(batch, loss)
                 if not trouble:
                     blame.add(batch, *outputs)
                 metrics.add(loss, tokens, total, only_finite=bool(trouble))
@@ -147,6 +169,15 @@ class PackedUpdates:
                     metrics.tokens.append(_numbers_of(batch, tokens))
             self._ranks.beat(f"the update of policy version {self.policy_version}")
         return trouble
+
+    def _flops_of(self, batch: PackedBatch, loss: Loss) -> int:
+        """Floating-point operations of a micro-batch; 0 where they are not known."""
+        return 0 if self._flop_rates is None else self._flop_rates.of(sizes_of(batch))
+
+    @property
+    def optimizer_kernel(self) -> str:
+        """Name of what moves the weights."""
+        return self._optimizer.kernel
 
     def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """One [T] array per sample: what the value head expects before each trainable token, 0 elsewhere."""
@@ -315,6 +346,37 @@ class PackedUpdates:
         )
 
 
+@dataclass(kw_only=True, slots=True)
+class UpdateWork:
+    """The work of all updates since a learner was made."""
+
+    flops: int = 0
+    """Floating-point operations of all ranks; 0 where they are not known."""
+    seconds: float = 0.0
+
+
+def sizes_of(batch: PackedBatch) -> PassSizes:
+    return PassSizes(
+        tokens=len(batch.tokens_N),
+        states=len(batch.kept_K),
+        predictions=len(batch.targets_U),
+        pairs=batch.attention.num_pairs,
+        kept_pairs=batch.attention.num_kept_pairs,
+    )
+
+
+def _flop_rates(model: Any, *, has_logits: bool) -> FlopRates | None:
+    """Operations of a pass of `model`; None for what the built-in decoder does not compute."""
+    if not isinstance(model, Decoder):
+        return None
+    adapter = {
+        name: each.numel()
+        for name, each in model.named_parameters()
+        if each.requires_grad and is_of_adapter(name)
+    }
+    return update_rates(model.shape, adapters_of(adapter), has_logits=has_logits)
+
+
 class ValueHead(nn.Linear):
     """[M, D] states ─► [M] values, float32 at least; zero at first: an untrained critic expects nothing."""
 
@@ -349,6 +411,7 @@ class _UpdateMetrics:
         self.sums: dict[str, float] = {}
         self.num_tokens = 0
         self.largest_gap = 0.0
+        self.flops = 0
         self.tokens: list[TokenNumbers] = []
 
     @torch.no_grad()
@@ -375,6 +438,7 @@ class _UpdateMetrics:
         self.tokens = [part for each in parts for part in each.tokens]
         self.num_tokens = sum(each.num_tokens for each in parts)
         self.largest_gap = max(each.largest_gap for each in parts)
+        self.flops = sum(each.flops for each in parts)
         names = dict.fromkeys(name for each in parts for name in each.sums)
         self.sums = {name: sum(each.sums.get(name, 0.0) for each in parts) for name in names}
 

@@ -4,22 +4,21 @@
                   └─► teacher ─► states ─┴─► logits of both ─► divergence, log-probabilities ─► [M]
 
 Logits of a chunk are dropped and computed again for the gradient, so memory grows with the chunk, not with
-vocabulary × length, also that of the teacher's.
+vocabulary × length, also that of the teacher's; see `rllm.trainer.backends.logprobs`.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from rllm.algorithms.kl_distributions import divergence_terms
 from rllm.algorithms.losses import Loss, PolicyLoss, TokenInputs
 from rllm.algorithms.surrogates import WholeVocabulary
 from rllm.models.batching import PackedBatch
-from rllm.trainer.backends.logprobs import Entropy, tokens_at_once
-from rllm.trainer.backends.packed import trained_tokens
+from rllm.models.decoder import Decoder
+from rllm.trainer.backends.logprobs import Entropy, TeacherComparison, compared_logprobs, tokens_at_once
+from rllm.trainer.backends.packed import sizes_of, trained_tokens
 from rllm.trainer.backends.torch import TorchBackend
+from rllm.trainer.flops import forward_rates
 
 
 class DistillingBackend(TorchBackend):
@@ -29,68 +28,50 @@ class DistillingBackend(TorchBackend):
     def __init__(self, model: Any, *, teacher: Any, **options: Any) -> None:
         super().__init__(model, **options)
         self.teacher = teacher
+        self._teacher_rates = forward_rates(teacher.shape) if isinstance(teacher, Decoder) else None
+        if self._teacher_rates is None:
+            self._flop_rates = None  # what is known of one of the two says nothing of both
 
     def _inputs(self, batch: PackedBatch, loss: Loss) -> TokenInputs:
-        if not isinstance(loss, PolicyLoss) or not isinstance(loss.surrogate, WholeVocabulary):
+        comparison = _comparison(loss)
+        if comparison is None:
             return super()._inputs(batch, loss)
         # The teacher has logits as well.
         chunk = tokens_at_once(self.model, self.config.logits_mb / 2)
         entropy = self._entropy_of(loss)
-        surrogate, student_U_D = loss.surrogate, batch.states(self.model)
+        student_U_D = batch.states(self.model)
         with torch.no_grad():
             teacher_U_D = batch.states(self.teacher)
-        parts = [
-            checkpoint(
-                self._distribution_terms,
-                surrogate,
-                *columns,
-                entropy is not Entropy.NONE,
-                use_reentrant=False,
-            )
-            for columns in zip(
-                *(
-                    each.split(chunk)
-                    for each in (student_U_D, teacher_U_D, batch.targets_U, batch.temperature_U)
-                ),
-                strict=True,
-            )
-        ]
-        new_M, teacher_M, divergence_M, entropy_M = (
-            batch.of_tokens(torch.cat(column)) for column in zip(*parts, strict=True)
+        *columns_U, entropy_U = compared_logprobs(
+            self.model,
+            student_U_D,
+            batch.targets_U,
+            batch.temperature_U,
+            TeacherComparison(
+                teacher=self.teacher, states_M_D=teacher_U_D, kind=comparison.divergence, beta=comparison.beta
+            ),
+            chunk=chunk,
+            entropy=entropy,
         )
+        new_M, teacher_M, divergence_M = (batch.of_tokens(column_U) for column_U in columns_U)
+        entropy_M = None if entropy_U is None else batch.of_tokens(entropy_U)
         return TokenInputs(
             new_M=new_M,
             teacher_M=teacher_M,
             divergence_M=divergence_M,
             entropy_M=entropy_M if entropy is Entropy.WITH_GRADIENT else None,
-            measured_entropy_M=entropy_M.detach() if entropy is Entropy.VALUE else None,
+            measured_entropy_M=entropy_M if entropy is Entropy.VALUE else None,
             **trained_tokens(batch),
         )
 
-    def _distribution_terms(
-        self,
-        surrogate: WholeVocabulary,
-        student_C_D: Tensor,
-        teacher_C_D: Tensor,
-        targets_C: Tensor,
-        temperature_C: Tensor,
-        with_entropy: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """[C] both log-probabilities of the sampled tokens, divergences, and entropies (zeros without)."""
-        student_C_V = _logprobs(self.model, student_C_D, temperature_C)
-        with torch.no_grad():
-            teacher_C_V = _logprobs(self.teacher, teacher_C_D, temperature_C)
-        new_C, said_C = (
-            each.gather(1, targets_C.unsqueeze(1)).squeeze(1) for each in (student_C_V, teacher_C_V)
-        )
-        divergence_C = divergence_terms(student_C_V, teacher_C_V, surrogate.divergence, surrogate.beta)
-        entropy_C = (
-            -(student_C_V.exp() * student_C_V).sum(dim=-1) if with_entropy else torch.zeros_like(new_C)
-        )
-        return new_C, said_C, divergence_C, entropy_C
+    def _flops_of(self, batch: PackedBatch, loss: Loss) -> int:
+        own = super()._flops_of(batch, loss)
+        if self._teacher_rates is None or _comparison(loss) is None:
+            return own
+        return own + self._teacher_rates.of(sizes_of(batch))
 
 
-def _logprobs(model: Any, hidden_C_D: Tensor, temperature_C: Tensor) -> Tensor:
-    logits_C_V = model.logits(hidden_C_D)
-    logits_C_V = logits_C_V.to(torch.promote_types(logits_C_V.dtype, torch.float32))
-    return (logits_C_V / temperature_C.unsqueeze(1)).log_softmax(dim=-1)
+def _comparison(loss: Loss) -> WholeVocabulary | None:
+    """The comparison of whole distributions that a loss wants; None for all other losses."""
+    surrogate = loss.surrogate if isinstance(loss, PolicyLoss) else None
+    return surrogate if isinstance(surrogate, WholeVocabulary) else None

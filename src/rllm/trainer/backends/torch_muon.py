@@ -73,6 +73,10 @@ class Muon:
         self._dtype = dtype
         self._spread = spread or InOnePlace()
 
+    @property
+    def kernel(self) -> str:
+        return f"Muon in {str(self._dtype).removeprefix('torch.')}"
+
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         for weight in self.weights:

@@ -132,6 +132,11 @@ class MovingPart(Protocol):
     weights: list[Tensor]
 
     @property
+    def kernel(self) -> str:
+        """Its name, and how it steps."""
+        ...
+
+    @property
     def state(self) -> MutableMapping[Tensor, dict[str, Tensor]]: ...
 
     def step(self, learning_rate: float) -> None: ...
@@ -140,6 +145,8 @@ class MovingPart(Protocol):
 class AdamW:
     """torch.optim.AdamW (fused) bit for bit, its state included, by the same kernel. Torch's own optimizers
     import its compiler as soon as one is made, which takes as much CPU as importing torch."""
+
+    kernel = "fused AdamW"
 
     def __init__(self, weights: Iterable[Tensor], *, betas: tuple[float, float], weight_decay: float) -> None:
         self.weights = list(weights)
@@ -183,6 +190,8 @@ class AdamW:
 
 class Adafactor:
     """torch.optim.Adafactor."""
+
+    kernel = "Adafactor, weight by weight"
 
     def __init__(self, weights: Iterable[Tensor], *, weight_decay: float) -> None:
         self.weights = list(weights)
@@ -232,6 +241,10 @@ class Optimizers:
                     spread=spread,
                 )
             )
+
+    @property
+    def kernel(self) -> str:
+        return " and ".join(part.kernel for part in self._parts)
 
     def step(self, learning_rate: float) -> None:
         for part in self._parts:
