@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rllm.store.made_once import made_once, remove_parts, remove_tree
+from rllm.sandbox.made_once import made_once, remove_parts, remove_tree
 
 
 def _mode(path: Path) -> int:
