@@ -35,8 +35,8 @@ PARTICIPLES = {
     "gateway": 100,
     "inference": 45,
     "integrations": 60,
-    "rewards": 108,
-    "sandbox": 117,
+    "rewards": 71,
+    "sandbox": 51,
     "trainer": 66,
     "worker": 19,
 }

@@ -65,7 +65,7 @@ class _ModelGrader(ABC):
     prompt_price: float = 0.0
     completion_price: float = 0.0
     _judge: Judge = field(init=False, repr=False)
-    _owned: ModelClient | None = field(default=None, init=False, repr=False)
+    _own_client: ModelClient | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         client = self.client
@@ -77,7 +77,7 @@ class _ModelGrader(ABC):
                     "A judge needs a model: give `model`, and `base_url` (such as http://127.0.0.1:8000/v1) "
                     "where it is not OpenAI's, or set RLLM_JUDGE_MODEL and RLLM_JUDGE_BASE_URL."
                 )
-            client = self._owned = make_client(
+            client = self._own_client = make_client(
                 "openai", {"base_url": self.base_url, "model": self.model, "api_key": self.api_key}
             )
         self._judge = Judge(
@@ -114,9 +114,9 @@ class _ModelGrader(ABC):
         """The grade that a verdict comes to."""
 
     def close(self) -> None:
-        if self._owned is not None:
-            self._judge.run(self._owned.close())
-            self._owned = None
+        if self._own_client is not None:
+            self._judge.run(self._own_client.close())
+            self._own_client = None
         self._judge.close()
 
     def _costs(self, verdict: JudgeVerdict) -> dict[str, Any]:
@@ -158,10 +158,10 @@ class JudgeGrader(_ModelGrader):
                 answer=_clip(text),
             ),
         ]
-        return _Question(messages=messages, seal=seal, said=text, criteria=criteria)
+        return _Question(messages=messages, seal=seal, answer=text, criteria=criteria)
 
     def _grade_of(self, question: "_Question", verdict: JudgeVerdict) -> Grade:
-        criteria, scores = question.criteria, verdict.said["scores"]
+        criteria, scores = question.criteria, verdict.reply["scores"]
         total = sum(each.weight for each in criteria)
         score = (
             sum(each.weight * (scores[each.name] - each.low) / (each.high - each.low) for each in criteria)
@@ -170,8 +170,8 @@ class JudgeGrader(_ModelGrader):
         return Grade(
             score=score,
             is_correct=score >= self.threshold,
-            extracted=question.said,
-            reason=verdict.said["reason"],
+            extracted=question.answer,
+            reason=verdict.reply["reason"],
             metadata={"scores": scores, "threshold": self.threshold, **self._costs(verdict)},
         )
 
@@ -201,11 +201,11 @@ class EqualityGrader(_ModelGrader):
             _system("equality", tag=tag, seal=seal),
             _user("equality_question", tag=tag, question=question, reference=reference, answer=_clip(text)),
         ]
-        return _Question(messages=messages, seal=seal, said=text)
+        return _Question(messages=messages, seal=seal, answer=text)
 
     def _grade_of(self, question: "_Question", verdict: JudgeVerdict) -> Grade:
-        make = right if verdict.said["equivalent"] else wrong
-        return make(verdict.said["reason"], question.said, **self._costs(verdict))
+        make = right if verdict.reply["equivalent"] else wrong
+        return make(verdict.reply["reason"], question.answer, **self._costs(verdict))
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -214,7 +214,7 @@ class _Question:
 
     messages: list[Message]
     seal: str
-    said: str
+    answer: str
     criteria: Sequence[Criterion] = ()
 
     @property

@@ -37,7 +37,7 @@ _REMEMBERED = 65_536
 class JudgeVerdict:
     """A judge's verdict, checked, and its cost."""
 
-    said: dict[str, Any]
+    reply: dict[str, Any]
     calls: int = 0
     """Model calls; 0 for a verdict that was remembered."""
     prompt_tokens: int = 0
@@ -100,10 +100,10 @@ class Judge:
         key = self._key(messages)
         if (stored_reply := self._stored_reply(key)) is not None:
             try:
-                return JudgeVerdict(said=check(stored_reply))
+                return JudgeVerdict(reply=check(stored_reply))
             except MalformedVerdictError as error:
                 raise RewardError(f"A remembered verdict is none ({error}); empty {self.cache}.") from error
-        verdict = JudgeVerdict(said={})
+        verdict = JudgeVerdict(reply={})
         why = ""
         for number in range(self.retries + 1):
             output = await self._output(messages, number)
@@ -113,7 +113,7 @@ class Judge:
             verdict.completion_tokens += completion_tokens
             try:
                 reply = _parse(output)
-                verdict.said = check(reply)
+                verdict.reply = check(reply)
             except MalformedVerdictError as error:
                 why = str(error)
                 continue
@@ -157,13 +157,13 @@ class Judge:
             return None
         path = self._path(key)
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise RewardError(f"The judge's cache file {path} is no JSON; delete it.") from error
-        self._remember_here(key, stored)
-        return stored
+        self._remember_here(key, content)
+        return content
 
     def _remember(self, key: str, reply: dict[str, Any]) -> None:
         self._remember_here(key, reply)
@@ -209,7 +209,7 @@ def _tokens_of(output: ModelOutput) -> tuple[int, int]:
 def costs(verdict: JudgeVerdict, price: Price) -> dict[str, Any]:
     """The cost of a verdict, for a grade's metadata."""
     fields = asdict(verdict)
-    fields.pop("said")
+    fields.pop("reply")
     return {**fields, "cost": price.of(verdict), "cached": verdict.calls == 0}
 
 

@@ -357,8 +357,8 @@ def _continuation(
         if unit:
             texts = (texts[0] + (rf"\text{{ {unit[1]}}}" if unit[1][-1].isalpha() else unit[1]),)
             inner, tail = ("", tail) if inner else ("", tail[unit.end() :])
-        if rounded := _ROUNDED.match(inner or tail):
-            inner, tail = (inner[rounded.end() :], tail) if inner else ("", tail[rounded.end() :])
+        if rounded_match := _ROUNDED.match(inner or tail):
+            inner, tail = (inner[rounded_match.end() :], tail) if inner else ("", tail[rounded_match.end() :])
         if _NO_WEIGHT.sub("", inner) or _GOES_ON.match(tail):
             return NoAnswer.NOT_LAST
     if ends(tail, 0):

@@ -103,7 +103,7 @@ class _RewardFn:
     def __call__(self, task_info: RewardInput | Mapping[str, Any], action: Any = None) -> RewardOutput:
         if isinstance(task_info, RewardInput):
             task_info, action = task_info.task_info, task_info.action
-        output = graded(self._grader, task_info, action)
+        output = grade_output(self._grader, task_info, action)
         if self._config is not None:
             output.reward = self._config.payment(output, task_info)
         return output
@@ -132,27 +132,27 @@ class RewardSearchFn(_RewardFn):
 
 def math_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
     """1 for a right mathematical answer."""
-    return graded(_shared_grader("math"), task_info, action)
+    return grade_output(_shared_grader("math"), task_info, action)
 
 
 def code_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
     """1 for a program that passes the tests of the row."""
-    return graded(_shared_grader("code"), task_info, action)
+    return grade_output(_shared_grader("code"), task_info, action)
 
 
 def search_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
     """1 for an exact match, a token F1 of 0.3 or more for a part of it."""
-    return graded(_shared_grader("search"), task_info, action)
+    return grade_output(_shared_grader("search"), task_info, action)
 
 
 def f1_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
     """The token F1; correct where it is 1."""
-    return graded(_shared_grader("f1"), task_info, action)
+    return grade_output(_shared_grader("f1"), task_info, action)
 
 
 def countdown_reward_fn(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
     """1 for an expression of the row's numbers, `nums` or `numbers`, that comes to its `target`."""
-    return graded(_shared_grader("countdown"), task_info, action)
+    return grade_output(_shared_grader("countdown"), task_info, action)
 
 
 def zero_reward(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
@@ -160,7 +160,7 @@ def zero_reward(task_info: Mapping[str, Any], action: Any) -> RewardOutput:
     return RewardOutput(reward=0.0)
 
 
-def graded(grader: Grader, task_info: Mapping[str, Any], action: Any) -> RewardOutput:
+def grade_output(grader: Grader, task_info: Mapping[str, Any], action: Any) -> RewardOutput:
     """A grader's verdict on an action. Raises RewardError where the row lacks a field that it needs."""
     answer = action.action if isinstance(action, Action) else action
     if not isinstance(answer, str):

@@ -99,7 +99,7 @@ def reporting_words(runner: Runner, words: Sequence[str], canary: str = "") -> l
     """
     if runner is Runner.NODE:
         options = ["--test-reporter=tap", f"--test-reporter-destination={RESULTS}"]
-        return _inserted(words, "--test", options) + _path_beside_others(words, "--test", canary)
+        return _with_options(words, "--test", options) + _path_beside_others(words, "--test", canary)
     if runner is Runner.JEST:
         paths = _path_beside_others(words, "jest", canary)
         return [*words, "--ci", "--json", f"--outputFile={RESULTS}", *paths]
@@ -107,13 +107,13 @@ def reporting_words(runner: Runner, words: Sequence[str], canary: str = "") -> l
         paths = _path_beside_others(words, "vitest", canary)
         return [*words, "--run", "--reporter=json", f"--outputFile={RESULTS}", *paths]
     if runner is Runner.GO:
-        return _inserted(words, "test", ["-json"])
+        return _with_options(words, "test", ["-json"])
     if runner in (Runner.UNITTEST, Runner.DJANGO):
         return _labels(runner, words, canary)
     if runner is Runner.CARGO:
         is_selected = any(each in ("--test", "--lib", "--bin", "--bins", "--doc") for each in words)
         name = canary.rsplit("/", 1)[-1].removesuffix(".rs")
-        return _inserted(words, "test", ["--no-fail-fast", *(["--test", name] if is_selected else [])])
+        return _with_options(words, "test", ["--no-fail-fast", *(["--test", name] if is_selected else [])])
     return list(words)
 
 
@@ -135,7 +135,7 @@ def _labels(runner: Runner, words: Sequence[str], canary: str) -> list[str]:
     return [program, *arguments]
 
 
-def _inserted(words: Sequence[str], after: str, options: Sequence[str]) -> list[str]:
+def _with_options(words: Sequence[str], after: str, options: Sequence[str]) -> list[str]:
     place = list(words).index(after) + 1
     return [*words[:place], *options, *words[place:]]
 
@@ -235,9 +235,9 @@ def with_short_names(results: Iterable[tuple[Names, CaseStatus]]) -> dict[str, C
     return {name: statuses[whole] for name, whole in short.items()} | statuses
 
 
-def worse_of(known: CaseStatus | None, status: CaseStatus) -> CaseStatus:
+def worse_of(previous: CaseStatus | None, status: CaseStatus) -> CaseStatus:
     """The status of a test that is reported twice: a failure, if one of the two is."""
-    return known if known is CaseStatus.FAILED or known is CaseStatus.ERROR else status
+    return previous if previous is CaseStatus.FAILED or previous is CaseStatus.ERROR else status
 
 
 _TAP_RESULT = re.compile(r"^( *)(not ok|ok)\b(?: (\d+))?(.*)$")
@@ -274,9 +274,9 @@ def _tap(log: str, root: str) -> Results | None:
 
 def _tap_document(lines: Sequence[str], root: str) -> Results | None:
     """TAP 13 and 14: subtests are indented, and stand before the line of what they are part of."""
-    ended: dict[int, list[tuple[tuple[str, ...], CaseStatus]]] = {}
+    cases_by_level: dict[int, list[tuple[tuple[str, ...], CaseStatus]]] = {}
     """Depth -> paths of tests whose parent has not ended yet."""
-    planned, num_top, end_of_block = None, 0, ""
+    num_planned, num_top, end_of_block = None, 0, ""
     for line in lines:
         if end_of_block:
             end_of_block = "" if line == end_of_block else end_of_block
@@ -288,16 +288,16 @@ def _tap_document(lines: Sequence[str], root: str) -> Results | None:
             directive = _TAP_DIRECTIVE.search(result[4])
             title = result[4][: directive.start()] if directive else result[4]
             name = title.strip().removeprefix("- ").replace("\\#", "#").removeprefix(f"{root}/") or result[3]
-            inner = [((name, *path), status) for path, status in ended.pop(depth + 1, [])]
+            inner = [((name, *path), status) for path, status in cases_by_level.pop(depth + 1, [])]
             status = _tap_status(result[2], directive[1] if directive else "")
-            ended.setdefault(depth, []).extend([*inner, ((name,), status)])
+            cases_by_level.setdefault(depth, []).extend([*inner, ((name,), status)])
         elif plan := _TAP_PLAN.match(line):
-            planned = int(plan[1])
+            num_planned = int(plan[1])
         elif line.startswith("Bail out!"):
             return None
-    if planned is None or planned != num_top or set(ended) - {0}:
+    if num_planned is None or num_planned != num_top or set(cases_by_level) - {0}:
         return None
-    return [((SEPARATOR.join(path), path[-1]), status) for path, status in ended.get(0, [])]
+    return [((SEPARATOR.join(path), path[-1]), status) for path, status in cases_by_level.get(0, [])]
 
 
 def _tap_status(word: str, directive: str) -> CaseStatus:

@@ -101,18 +101,18 @@ def grade_patch(world: SWEWorld, patch: str, *, timeout_s: float = 300.0) -> Gra
         return wrong(NO_PATCH)
     if _INSIDE_GIT.search(patch):
         return wrong("the patch reaches into .git", patch)
-    ran = run_tests(world, patch, timeout_s=timeout_s)
-    if ran.fault == NOT_APPLIED:
+    test_run = run_tests(world, patch, timeout_s=timeout_s)
+    if test_run.fault == NOT_APPLIED:
         return wrong(NOT_APPLIED, patch)
-    if ran.fault:
-        _require_runs_without(world, ran, timeout_s)
-        return wrong(ran.fault, patch, log=ran.log)
-    if ran.is_forged:
+    if test_run.fault:
+        _require_runs_without(world, test_run, timeout_s)
+        return wrong(test_run.fault, patch, log=test_run.log)
+    if test_run.is_forged:
         return wrong("the patch changes how tests are run: one that must fail did not", patch)
-    return _graded(world.task, ran, patch)
+    return _grade_of(world.task, test_run, patch)
 
 
-def run_tests(world: SWEWorld, patch: str, *, timeout_s: float = 300.0, hidden: bool = True) -> TestRun:
+def run_tests(world: SWEWorld, patch: str, *, timeout_s: float = 300.0, with_hidden: bool = True) -> TestRun:
     """The row's tests on a patch, which may be empty, in a fresh world.
 
     Without `hidden` they are those that the repository has with the patch: what the patch changes of them
@@ -121,16 +121,16 @@ def run_tests(world: SWEWorld, patch: str, *, timeout_s: float = 300.0, hidden: 
     secret = secrets.token_hex(16)
     runner = runner_of(world.task.test_command, world.task.instance_id)
     hidden_paths = [*world.repository.hidden, *_paths_of(world.task.test_patch)]
-    canary = canary_of(runner, hidden_paths) if hidden else None
+    canary = canary_of(runner, hidden_paths) if with_hidden else None
     with tempfile.TemporaryDirectory(prefix="rllm-swe-tests-") as folder:
-        _write_tests(Path(folder), world, patch, runner, canary, hidden=hidden)
-        examined = examine(_examination(world, Path(folder), timeout_s, secret), None)
-    has_canary = canary is not None or (hidden and runner is Runner.PYTEST)
-    return _read(examined, secret, runner, canary, has_canary=has_canary)
+        _write_tests(Path(folder), world, patch, runner, canary, with_hidden=with_hidden)
+        examination = examine(_examination(world, Path(folder), timeout_s, secret), None)
+    has_canary = canary is not None or (with_hidden and runner is Runner.PYTEST)
+    return _read(examination, secret, runner, canary, has_canary=has_canary)
 
 
-def _graded(task: SWETask, ran: TestRun, patch: str) -> Grade:
-    statuses = ran.statuses | _short_names(ran.statuses)
+def _grade_of(task: SWETask, test_run: TestRun, patch: str) -> Grade:
+    statuses = test_run.statuses | _short_names(test_run.statuses)
     verdict = verdict_of(
         statuses, task.fail_to_pass, task.pass_to_pass, fail_only=task.eval_type == "fail_only"
     )
@@ -141,7 +141,7 @@ def _graded(task: SWETask, ran: TestRun, patch: str) -> Grade:
     }
     if verdict.resolution is Resolution.FULL:
         return right("resolved: full", patch, **details)
-    return wrong(_why(verdict), patch, **details, log=ran.log)
+    return wrong(_why(verdict), patch, **details, log=test_run.log)
 
 
 def _why(verdict: PatchVerdict) -> str:
@@ -157,13 +157,13 @@ def _short_names(statuses: dict[str, CaseStatus]) -> dict[str, CaseStatus]:
     return {name: status for name, status in names.items() if status is not None and name}
 
 
-def _require_runs_without(world: SWEWorld, ran: TestRun, timeout_s: float) -> None:
+def _require_runs_without(world: SWEWorld, test_run: TestRun, timeout_s: float) -> None:
     reference = run_tests(world, world.repository.gold, timeout_s=timeout_s)
     if reference.fault or reference.is_forged:
         fault = reference.fault or "a test that must fail does not"
         raise RewardError(
             f"{world.task.instance_id}: its tests do not run to their end, with its own solution or with a "
-            f"patch: {fault}. {reference.log[-500:]} (with the patch: {ran.fault})"
+            f"patch: {fault}. {reference.log[-500:]} (with the patch: {test_run.fault})"
         )
 
 
@@ -174,12 +174,12 @@ def _write_tests(
     runner: Runner,
     canary: FailingTest | None,
     *,
-    hidden: bool,
+    with_hidden: bool,
 ) -> None:
     task, exempt = world.task, _paths_of(world.repository.gold)
     is_pytest = runner is Runner.PYTEST
     plan = {
-        "hidden": hidden,
+        "hidden": with_hidden,
         "ids": [*task.fail_to_pass, *task.pass_to_pass],
         "runner": runner,
         "is_python": runner in PYTHON_RUNNERS,
@@ -187,7 +187,7 @@ def _write_tests(
         if is_pytest
         else reporting_words(runner, task.test_command, canary.path if canary else ""),
         "canary": asdict(canary) if canary else None,
-        "files": world.repository.hidden if hidden else {},
+        "files": world.repository.hidden if with_hidden else {},
         "apply": [each.format(patch=f"{TESTS}/model.patch") for each in APPLY],
         "steering": STEERING,
         "exempt": exempt,
@@ -233,17 +233,17 @@ def _paths_of(patch: str) -> list[str]:
 
 
 def _read(
-    examined: Examined, secret: str, runner: Runner, canary: FailingTest | None, *, has_canary: bool
+    examination: Examined, secret: str, runner: Runner, canary: FailingTest | None, *, has_canary: bool
 ) -> TestRun:
-    ran = examined.ran
-    log = "" if ran is None else (ran.stdout + ran.stderr)[-2000:]
-    if ran is None:
-        return TestRun(statuses={}, fault=examined.refusal)
-    if ran.status in _EXCEEDED:
-        return TestRun(statuses={}, fault=f"the tests ended by {ran.status}", log=log)
-    report = _sealed(examined.results.get(_REPORT, b""), secret)
+    test_run = examination.ran
+    log = "" if test_run is None else (test_run.stdout + test_run.stderr)[-2000:]
+    if test_run is None:
+        return TestRun(statuses={}, fault=examination.refusal)
+    if test_run.status in _EXCEEDED:
+        return TestRun(statuses={}, fault=f"the tests ended by {test_run.status}", log=log)
+    report = _open_seal(examination.results.get(_REPORT, b""), secret)
     if report is None:
-        fault = examined.faults.get(_REPORT, _CUT_OFF)
+        fault = examination.faults.get(_REPORT, _CUT_OFF)
         return TestRun(statuses={}, fault=fault, log=log)
     if report.get("fault"):
         return TestRun(statuses={}, fault=report["fault"], log=log)
@@ -252,10 +252,10 @@ def _read(
         ends = [((name, *names.get(name, ())), CaseStatus(end)) for name, end in report["tests"].items()]
         canary_status = report["canary"]
     else:
-        logged = results_of(runner, report["log"], PLACE)
-        if logged is None:
+        log_results = results_of(runner, report["log"], PLACE)
+        if log_results is None:
             return TestRun(statuses={}, fault=_CUT_OFF, log=report["log"][-2000:])
-        ends, canary_status = logged, ""
+        ends, canary_status = log_results, ""
     statuses = with_short_names(ends)
     if runner not in PYTHON_RUNNERS and canary is not None:
         canary_status = next((statuses[each] for each in statuses if canary.is_named(each)), "")
@@ -266,10 +266,10 @@ def _read(
     return TestRun(statuses=statuses, counts=counts, is_forged=is_forged, log=log)
 
 
-def _sealed(written: bytes, secret: str) -> dict[str, Any] | None:
+def _open_seal(sealed_bytes: bytes, secret: str) -> dict[str, Any] | None:
     """The report, if it is the one of the process that was told the secret."""
     try:
-        outer = json.loads(written)
+        outer = json.loads(sealed_bytes)
         text, seal = outer["report"], outer["seal"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

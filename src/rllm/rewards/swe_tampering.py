@@ -44,8 +44,8 @@ def examine_task(
     Raises ConfigError for a name that is none.
     """
     scripts = swe_tamperings()
-    chosen = list(scripts) if names is None else list(names)
-    for name in chosen:
+    names_to_run = list(scripts) if names is None else list(names)
+    for name in names_to_run:
         if name not in scripts:
             raise ConfigError(f"There is no tampering {name!r}; there are: {'; '.join(scripts)}.")
     findings: list[Finding] = []
@@ -59,22 +59,22 @@ def examine_task(
         grades: list[Grade] = []
         add(GOLD, Aim.ORACLE, lambda: _graded_alike(world, grades, timeout_s))
         add(GOLD_AGAIN, Aim.ORACLE, lambda: _graded_alike(world, grades, timeout_s))
-    add(EMPTY, Aim.ATTACK, lambda: _untouched(world, timeout_s))
-    for name in chosen:
-        add(name, Aim.ATTACK, lambda script=scripts[name]: _tampered(world, script, timeout_s))
+    add(EMPTY, Aim.ATTACK, lambda: _grade_untouched(world, timeout_s))
+    for name in names_to_run:
+        add(name, Aim.ATTACK, lambda script=scripts[name]: _grade_tampered(world, script, timeout_s))
     return findings
 
 
 def _finding(name: str, aim: Aim, grade: Callable[[], Grade]) -> Finding:
     try:
-        made = grade()
+        outcome = grade()
     except RllmError as error:
         return Finding(
             name=name, aim=aim, verdict=AttackVerdict.BROKEN, score=None, reason=f"not scored: {error}"
         )
-    held = made.score == (1.0 if aim is Aim.ORACLE else 0.0)
-    verdict = AttackVerdict.HELD if held else AttackVerdict.BROKEN
-    return Finding(name=name, aim=aim, verdict=verdict, score=made.score, reason=made.reason)
+    is_held = outcome.score == (1.0 if aim is Aim.ORACLE else 0.0)
+    verdict = AttackVerdict.HELD if is_held else AttackVerdict.BROKEN
+    return Finding(name=name, aim=aim, verdict=verdict, score=outcome.score, reason=outcome.reason)
 
 
 def _graded_alike(world: SWEWorld, grades: list[Grade], timeout_s: float) -> Grade:
@@ -92,14 +92,14 @@ def _graded_alike(world: SWEWorld, grades: list[Grade], timeout_s: float) -> Gra
     return grade
 
 
-def _untouched(world: SWEWorld, timeout_s: float) -> Grade:
+def _grade_untouched(world: SWEWorld, timeout_s: float) -> Grade:
     """The grade of an agent that changed one file that matters to nobody: the tests do run, and fail."""
     with world.open() as agent:
         agent.write(_CHANGED, "nothing\n")
         return grade_patch(world, patch_of(agent, world), timeout_s=timeout_s)
 
 
-def _tampered(world: SWEWorld, script: str, timeout_s: float) -> Grade:
+def _grade_tampered(world: SWEWorld, script: str, timeout_s: float) -> Grade:
     with world.open() as agent:
         agent.exec(["bash", "-c", script], cwd=PLACE, env={**world.variables, **_names(world)})
         agent.write(_CHANGED, "nothing\n")
@@ -114,10 +114,10 @@ def _names(world: SWEWorld) -> dict[str, str]:
     """The names that the scripts use."""
     tests = world.task.fail_to_pass or world.task.pass_to_pass
     test_file = tests[0].partition("::")[0]
-    changed = re.findall(r"^\+\+\+ b/(\S+\.py)$", world.repository.gold, re.MULTILINE)
+    changed_files = re.findall(r"^\+\+\+ b/(\S+\.py)$", world.repository.gold, re.MULTILINE)
     return {
         "TESTS": " ".join(each for each in tests if " " not in each),
         "TEST_FILE": test_file,
         "TEST_FOLDER": str(PurePosixPath(test_file).parent),
-        "SOURCES": " ".join(dict.fromkeys(changed)),
+        "SOURCES": " ".join(dict.fromkeys(changed_files)),
     }

@@ -31,9 +31,9 @@ class VisibleTests:
 
 def run_visible_tests(world: SWEWorld, patch: str, *, timeout_s: float = 300.0) -> VisibleTests:
     """Run them on a patch, which may be empty. Raises SandboxError where the sandbox fails."""
-    ran = run_tests(world, patch, timeout_s=timeout_s, hidden=False)
-    if ran.fault:
-        return VisibleTests(fault=ran.fault)
-    passed = sum(ran.counts.get(each, 0) for each in (CaseStatus.PASSED, CaseStatus.XFAIL))
-    failed = sum(ran.counts.get(each, 0) for each in (CaseStatus.FAILED, CaseStatus.ERROR))
+    test_run = run_tests(world, patch, timeout_s=timeout_s, with_hidden=False)
+    if test_run.fault:
+        return VisibleTests(fault=test_run.fault)
+    passed = sum(test_run.counts.get(each, 0) for each in (CaseStatus.PASSED, CaseStatus.XFAIL))
+    failed = sum(test_run.counts.get(each, 0) for each in (CaseStatus.FAILED, CaseStatus.ERROR))
     return VisibleTests(passed=passed, failed=failed)

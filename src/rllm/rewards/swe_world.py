@@ -117,7 +117,7 @@ class SWEWorld:
 
     def open(self, *, mounts: tuple[tuple[str, str], ...] = ()) -> Sandbox:
         """A new world as an agent gets it. `mounts`: see `Root`."""
-        return self._opened(self.environment.packages, mounts)
+        return self._open_sandbox(self.environment.packages, mounts)
 
     def pool(self) -> SandboxPool:
         """One world that is ready before anybody asks, again and again. Not of an image."""
@@ -126,9 +126,9 @@ class SWEWorld:
 
     def open_for_git(self) -> Sandbox:
         """A new world in which nothing but git is run."""
-        return self._opened(())
+        return self._open_sandbox(())
 
-    def _opened(self, packages: tuple[str, ...], mounts: tuple[tuple[str, str], ...] = ()) -> Sandbox:
+    def _open_sandbox(self, packages: tuple[str, ...], mounts: tuple[tuple[str, str], ...] = ()) -> Sandbox:
         sandbox = open_sandbox(
             self.backend,
             limits=self.limits,
@@ -146,12 +146,12 @@ class SWEWorld:
 
     def _begin_anew(self, sandbox: Sandbox) -> None:
         """Take out of an image what an agent must not find: later commits and hidden tests."""
-        hidden = [
+        hidden_files = [
             f"{PLACE}/{name}"
             for name, text in self.task.test_files.items()
             if _text_at(sandbox, f"{PLACE}/{name}") == text
         ]
-        words = ["sh", "-c", _BEGIN_ANEW, "sh", *hidden, *_IMAGE_TESTS.get(self.task.form, ())]
+        words = ["sh", "-c", _BEGIN_ANEW, "sh", *hidden_files, *_IMAGE_TESTS.get(self.task.form, ())]
         done = sandbox.exec(words, cwd=PLACE, env=GIT | AUTHOR)
         if done.status is not Status.OK:
             raise ConfigError(
@@ -202,10 +202,10 @@ def patch_of(agent: Sandbox, world: SWEWorld) -> str:
     others = " ".join(f"! -name {name}" for name in apart)
     clear = f"find . -mindepth 1 -maxdepth 1 {others} -exec rm -rf {{}} +" if left.is_whole else "true"
     with world.open_for_git() as fresh:
-        removed = fresh.exec(clear, cwd=PLACE)
+        removal = fresh.exec(clear, cwd=PLACE)
         fresh.restore(left)
         done = fresh.exec(_DIFF, cwd=PLACE, env=GIT)
-        for each in (removed, done):
+        for each in (removal, done):
             if each.status is not Status.OK:
                 raise OSError(f"no diff can be made of what was left ({each.status}): {each.stderr[-300:]}")
         return fresh.read(_PATCH, most_bytes=MAX_PATCH_BYTES).decode("utf-8", "surrogateescape")

@@ -147,9 +147,9 @@ class TextGrader:
         statement = marked_statement(answer, thinks_first=self.thinks_first, max_chars=MAX_TEXT_CHARS)
         if isinstance(statement, NoAnswer):
             return unread(statement)
-        return as_read(self.graded(statement.texts[0], golds), statement.reading, self.reading)
+        return as_read(self.grade_text(statement.texts[0], golds), statement.reading, self.reading)
 
-    def graded(self, text: str, golds: Sequence[str]) -> Grade:
+    def grade_text(self, text: str, golds: Sequence[str]) -> Grade:
         scores = [self.score(text, gold) for gold in golds]
         best = max(scores)
         return Grade(
@@ -208,7 +208,7 @@ class ExactGrader(TextGrader):
         ways = [_QUOTED.sub(r"\1", text).replace(r"\ ", " ").strip(" $") for text in texts]
         if len(ways) > 1 and ways[1][-1:] in "0123456789%" and ways[0].startswith(ways[1]):
             ways = [ways[0], *ways[2:]]
-        return max((self.graded(way, golds) for way in ways), key=lambda grade: grade.score)
+        return max((self.grade_text(way, golds) for way in ways), key=lambda grade: grade.score)
 
 
 def _month_first(text: str) -> str:

@@ -91,10 +91,10 @@ def without_top(data: bytes) -> bytes:
     """A tar of a directory without its entry for the directory itself, whose mode is not the program's to
     set. Raises TarError for what is no tar."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=io.BytesIO(data)) as given, tarfile.open(fileobj=buffer, mode="w") as tar:
-        for entry in given:
+    with tarfile.open(fileobj=io.BytesIO(data)) as source_tar, tarfile.open(fileobj=buffer, mode="w") as tar:
+        for entry in source_tar:
             if entry.name not in (".", "./"):
-                tar.addfile(entry, given.extractfile(entry) if entry.isreg() else None)
+                tar.addfile(entry, source_tar.extractfile(entry) if entry.isreg() else None)
     return buffer.getvalue()
 
 
@@ -104,14 +104,14 @@ def without_ways_out(data: bytes, homes: Collection[str]) -> tuple[bytes, list[s
     buffer = io.BytesIO()
     links: list[tarfile.TarInfo] = []
     left_out: list[str] = []
-    with tarfile.open(fileobj=io.BytesIO(data)) as given, tarfile.open(fileobj=buffer, mode="w") as tar:
-        for entry in given:
+    with tarfile.open(fileobj=io.BytesIO(data)) as source_tar, tarfile.open(fileobj=buffer, mode="w") as tar:
+        for entry in source_tar:
             path = f"/{entry.name.removeprefix('./').strip('/')}"
             if entry.isreg() or entry.islnk():
-                content = given.extractfile(entry)
+                content = source_tar.extractfile(entry)
                 plain = tarfile.TarInfo(entry.name)
                 plain.mode = entry.mode
-                plain.size = given.getmember(entry.linkname).size if entry.islnk() else entry.size
+                plain.size = source_tar.getmember(entry.linkname).size if entry.islnk() else entry.size
                 tar.addfile(plain, content)
             elif entry.isdir():
                 tar.addfile(entry)

@@ -118,7 +118,7 @@ class DockerSandbox(Sandbox):
         self._memory_mb = limits.memory_mb
         self._processes = limits.processes
         self._oom_kills = 0
-        self._id = self._created(image)
+        self._id = self._create_container(image)
         self._lifeline: Stream | None = None
         try:
             self._lifeline = self._api.stream(f"/containers/{self._id}/attach", stream="1", stdin="1")
@@ -132,7 +132,7 @@ class DockerSandbox(Sandbox):
             self.close()
             raise
 
-    def _created(self, image: str) -> str:
+    def _create_container(self, image: str) -> str:
         limits = self.limits
         tmpfs = f"rw,nosuid,nodev,exec,size={int(limits.disk_mb * 1024)}k,mode=1777"
         places = {WORKDIR: tmpfs, "/tmp": tmpfs} if self._root is None else {}
@@ -176,16 +176,15 @@ class DockerSandbox(Sandbox):
         one without cgroups does; or where the image's shell cannot set those of a process."""
         limits = self.limits
         script = f"{_ulimits(limits)}; cat {' '.join(LIMIT_FILES)} 2>/dev/null; true"
-        said = self._run(["/bin/sh", "-c", script], b"", {}, replace(limits, wall_s=FILE_LIMITS_S))
-        held = [int(word) for word in said.stdout.split() if word.isdigit()]
-        if said.exit_code or said.stderr:
-            raise SandboxError(
-                f"The image's shell cannot set limits: {said.stderr[-300:].decode(errors='replace').strip()}"
-            )
-        if limits.memory_mb * 2**20 not in held or limits.processes + 3 not in held:
+        output = self._run(["/bin/sh", "-c", script], b"", {}, replace(limits, wall_s=FILE_LIMITS_S))
+        numbers = [int(word) for word in output.stdout.split() if word.isdigit()]
+        if output.exit_code or output.stderr:
+            message = output.stderr[-300:].decode(errors="replace").strip()
+            raise SandboxError(f"The image's shell cannot set limits: {message}")
+        if limits.memory_mb * 2**20 not in numbers or limits.processes + 3 not in numbers:
             raise SandboxError(
                 "The docker engine does not hold a container to its limits of memory and processes: inside, "
-                f"the files of its cgroup say {held or 'nothing'}. Start it on a machine with the cgroup "
+                f"the files of its cgroup say {numbers or 'nothing'}. Start it on a machine with the cgroup "
                 'controllers `memory` and `pids`, and without `cgroups = "disabled"`.'
             )
 
@@ -209,15 +208,15 @@ class DockerSandbox(Sandbox):
         argv = ["/bin/sh", "-c", script, "sandbox", *checked_command(command)]
         with self._lock:
             self._allow(limits)
-            said = self._run(argv, stdin.encode("utf-8", "surrogatepass"), checked_environment(env), limits)
-            status = self._status(said, limits)
+            output = self._run(argv, stdin.encode("utf-8", "surrogatepass"), checked_environment(env), limits)
+            status = self._status(output, limits)
         return ExecResult(
             status=status,
-            exit_code=said.exit_code if said.why == "exit" and status is not Status.TIMEOUT else None,
-            stdout=said.stdout.decode("utf-8", "replace"),
-            stderr=said.stderr.decode("utf-8", "replace"),
-            truncated=said.truncated,
-            wall_s=said.wall_s,
+            exit_code=output.exit_code if output.why == "exit" and status is not Status.TIMEOUT else None,
+            stdout=output.stdout.decode("utf-8", "replace"),
+            stderr=output.stderr.decode("utf-8", "replace"),
+            truncated=output.truncated,
+            wall_s=output.wall_s,
         )
 
     def _allow(self, limits: Limits) -> None:
@@ -237,11 +236,11 @@ class DockerSandbox(Sandbox):
                 ) from error
             self._memory_mb, self._processes = limits.memory_mb, limits.processes
 
-    def _status(self, said: _Said, limits: Limits) -> Status:
+    def _status(self, output: _Said, limits: Limits) -> Status:
         status = status_of(
-            said.why, said.exit_code, cpu_s=0.0, max_rss_kb=0, stderr=said.stderr, limits=limits
+            output.why, output.exit_code, cpu_s=0.0, max_rss_kb=0, stderr=output.stderr, limits=limits
         )
-        if status is Status.KILLED and said.why == "exit":
+        if status is Status.KILLED and output.why == "exit":
             kills = self._count_oom_kills()
             if kills > self._oom_kills:
                 status = Status.OUT_OF_MEMORY
@@ -251,9 +250,9 @@ class DockerSandbox(Sandbox):
     def _count_oom_kills(self) -> int:
         """The number of processes that the kernel killed in this container for want of memory; 0 where it
         does not say."""
-        said = self._run(["cat", *OOM_FILES], b"", {}, replace(self.limits, wall_s=10))
+        output = self._run(["cat", *OOM_FILES], b"", {}, replace(self.limits, wall_s=10))
         counts = dict(
-            line.split() for line in said.stdout.decode(errors="replace").splitlines() if " " in line
+            line.split() for line in output.stdout.decode(errors="replace").splitlines() if " " in line
         )
         return int(counts.get("oom_kill", 0))
 
@@ -283,21 +282,21 @@ class DockerSandbox(Sandbox):
         if scope is None:
             return Snapshot(tar=self._file("snapshot", PACK, "."))
         with self._lock:
-            listed = (
-                self._run_script("ls -A /", "/", b"").stdout.decode(errors="surrogateescape").splitlines()
-            )
+            names = self._run_script("ls -A /", "/", b"").stdout.decode(errors="surrogateescape").splitlines()
         loose = scope.loose_suffixes_left_out or ("/",)
-        tops = scope.folders or [f"/{name}" for name in listed if not name.endswith(loose)]
-        kept = [top for top in (*tops, *scope.named) if top in scope.named or top not in scope.left_out]
-        inside = [each for each in scope.left_out if any(each.startswith(f"{top}/") for top in kept)]
+        tops = scope.folders or [f"/{name}" for name in names if not name.endswith(loose)]
+        top_folders = [
+            top for top in (*tops, *scope.named) if top in scope.named or top not in scope.left_out
+        ]
+        inside = [each for each in scope.left_out if any(each.startswith(f"{top}/") for top in top_folders)]
         script = PACK_PATHS.format(
-            paths=" ".join(shlex.quote(each.lstrip("/")) for each in kept),
+            paths=" ".join(shlex.quote(each.lstrip("/")) for each in top_folders),
             excluded=" ".join(f"--exclude={shlex.quote('.' + each)}" for each in inside),
         )
         data = self._file("snapshot", script, "/")
         if scope.link_homes is None:
             return Snapshot(tar=data, base="/")
-        tar, left_out = without_ways_out(data, (*scope.link_homes, *kept)) if data else (EMPTY_TAR, [])
+        tar, left_out = without_ways_out(data, (*scope.link_homes, *top_folders)) if data else (EMPTY_TAR, [])
         return Snapshot(tar=tar, base="/", left_out=tuple(left_out[:MOST_NAMED]))
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -310,13 +309,13 @@ class DockerSandbox(Sandbox):
         except (OSError, tarfile.TarError) as error:
             raise SandboxError(f"The snapshot cannot be unpacked: {error}") from error
         if tops:
-            listed = " ".join(shlex.quote(f"/{each}") for each in tops)
-            self._file("unpack", UNPACK_ROOT.format(user=USER, tops=listed), "/", tar, user="0:0")
+            quoted_paths = " ".join(shlex.quote(f"/{each}") for each in tops)
+            self._file("unpack", UNPACK_ROOT.format(user=USER, tops=quoted_paths), "/", tar, user="0:0")
 
     def _make_folders(self, folders: Sequence[str]) -> None:
-        listed = " ".join(shlex.quote(each) for each in (*folders, self._home))
+        quoted_paths = " ".join(shlex.quote(each) for each in (*folders, self._home))
         try:
-            self._file("mkdir", MAKE_FOLDERS.format(user=USER, folders=listed), "/", user="0:0")
+            self._file("mkdir", MAKE_FOLDERS.format(user=USER, folders=quoted_paths), "/", user="0:0")
         except OSError as error:
             raise SandboxError(f"The folders of the container cannot be made: {error}") from error
 
@@ -324,18 +323,20 @@ class DockerSandbox(Sandbox):
         if "\0" in path:
             raise OSError(22, "a path cannot hold a NUL", path)
         with self._lock:
-            said = self._run_script(script, path, stdin, user=user)
-        if said.why in ("output", "timeout"):  # of what its programs left there
-            raise OSError(errno.EFBIG, f"{what}: stopped at the limit `{said.why}`", path)
-        if said.why == "exit" and said.exit_code == 0:
-            return said.stdout
-        if said.why == "exit" and said.exit_code in REFUSED:
-            raise OSError(*REFUSED[said.exit_code], path)
-        message = said.stderr[-500:].decode(errors="replace").strip()
-        if said.why == "exit" and said.exit_code in (1, 2):
+            output = self._run_script(script, path, stdin, user=user)
+        if output.why in ("output", "timeout"):  # of what its programs left there
+            raise OSError(errno.EFBIG, f"{what}: stopped at the limit `{output.why}`", path)
+        if output.why == "exit" and output.exit_code == 0:
+            return output.stdout
+        if output.why == "exit" and output.exit_code in REFUSED:
+            raise OSError(*REFUSED[output.exit_code], path)
+        message = output.stderr[-500:].decode(errors="replace").strip()
+        if output.why == "exit" and output.exit_code in (1, 2):
             is_full = "No space left" in message
             raise OSError(errno.ENOSPC if is_full else errno.EIO, f"{what}: {message}", path)
-        raise SandboxError(f"`{what}` of `{path}` failed: {said.why}, exit code {said.exit_code}. {message}")
+        raise SandboxError(
+            f"`{what}` of `{path}` failed: {output.why}, exit code {output.exit_code}. {message}"
+        )
 
     def _run_script(self, script: str, path: str, stdin: bytes, *, user: str = USER) -> _Said:
         whole = os.path.normpath(os.path.join(self.workdir, path))
@@ -356,13 +357,13 @@ class DockerSandbox(Sandbox):
             "User": user,
             "WorkingDir": self.workdir,
         }
-        made = self._api.call("POST", f"/containers/{self._id}/exec", body)["Id"]
-        stream = self._api.stream(f"/exec/{made}/start", {"Detach": False, "Tty": False})
-        kept = {STDOUT: bytearray(), STDERR: bytearray()}
+        exec_id = self._api.call("POST", f"/containers/{self._id}/exec", body)["Id"]
+        stream = self._api.stream(f"/exec/{exec_id}/start", {"Detach": False, "Tty": False})
+        buffers = {STDOUT: bytearray(), STDERR: bytearray()}
         room, why = limits.output_kb * 1024, "exit"
         try:
             for number, content in stream.frames(stdin, started_s + limits.wall_s):
-                kept[number] += content[:room]
+                buffers[number] += content[:room]
                 if len(content) > room:
                     why = "output"
                     break
@@ -374,23 +375,23 @@ class DockerSandbox(Sandbox):
         finally:
             stream.close()
         wall_s = time.monotonic() - started_s
-        code = self._exit_code(made) if why == "exit" else -9
+        code = self._exit_code(exec_id) if why == "exit" else -9
         self._end_processes()
         return _Said(
             why=why,
             exit_code=code,
-            stdout=bytes(kept[STDOUT]),
-            stderr=bytes(kept[STDERR]),
+            stdout=bytes(buffers[STDOUT]),
+            stderr=bytes(buffers[STDERR]),
             truncated=why == "output",
             wall_s=wall_s,
         )
 
-    def _exit_code(self, made: str) -> int:
+    def _exit_code(self, exec_id: str) -> int:
         until_s = time.monotonic() + ENDING_S
-        state = self._api.call("GET", f"/exec/{made}/json")
+        state = self._api.call("GET", f"/exec/{exec_id}/json")
         while state.get("Running") and time.monotonic() < until_s:  # an engine hears of an end a little later
             time.sleep(0.02)
-            state = self._api.call("GET", f"/exec/{made}/json")
+            state = self._api.call("GET", f"/exec/{exec_id}/json")
         if state.get("Running") or state.get("ExitCode") is None:
             return -9  # it gave its output away and goes on: ended with all that it left
         code = state["ExitCode"]
@@ -398,12 +399,12 @@ class DockerSandbox(Sandbox):
 
     def _end_processes(self) -> None:
         """End all that the program left; the container's own two processes belong to another user."""
-        made = self._api.call(
+        exec_id = self._api.call(
             "POST",
             f"/containers/{self._id}/exec",
             {"Cmd": ["/bin/sh", "-c", "kill -9 -1"], "User": USER, "AttachStdout": True},
         )["Id"]
-        stream = self._api.stream(f"/exec/{made}/start", {"Detach": False, "Tty": False})
+        stream = self._api.stream(f"/exec/{exec_id}/start", {"Detach": False, "Tty": False})
         try:
             for _ in stream.frames(b"", time.monotonic() + CALL_S):
                 pass
@@ -467,15 +468,15 @@ def _owner(pid: int) -> dict[str, str]:
 def reap_containers(api: DockerApi) -> int:
     """Remove the containers of owners on this machine that are dead; returns how many."""
     here = _owner(os.getpid())
-    removed = 0
+    num_removed = 0
     filters = json.dumps({"label": [LABEL]})
     for container in api.call("GET", "/containers/json", all="1", filters=filters):
         owner = json.loads(container["Labels"][LABEL])
         same_place = all(owner.get(key) == here[key] for key in ("namespace", "boot"))
         if same_place and here["boot"] and started_at(int(owner["pid"])) != owner["started"]:
             _remove(api, container["Id"])
-            removed += 1
-    return removed
+            num_removed += 1
+    return num_removed
 
 
 def _remove(api: DockerApi, container: str) -> None:

@@ -148,12 +148,16 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def engine() -> DockerApi:
     """The engine of this machine. Raises ConfigError where none answers, with how to get one."""
-    named = os.environ.get("DOCKER_HOST", "")
-    if named and not named.startswith("unix://"):
+    docker_host = os.environ.get("DOCKER_HOST", "")
+    if docker_host and not docker_host.startswith("unix://"):
         raise ConfigError(
-            f"DOCKER_HOST is `{named}`; sandboxes use an engine on a unix socket: unix:///PATH."
+            f"DOCKER_HOST is `{docker_host}`; sandboxes use an engine on a unix socket: unix:///PATH."
         )
-    paths = [named.removeprefix("unix://")] if named else [str(Path(path).expanduser()) for path in SOCKETS]
+    paths = (
+        [docker_host.removeprefix("unix://")]
+        if docker_host
+        else [str(Path(path).expanduser()) for path in SOCKETS]
+    )
     for path in paths:
         try:
             DockerApi(path).call("GET", "/version")
@@ -172,10 +176,10 @@ def _url(path: str, query: dict[str, str]) -> str:
 
 def _complaint(data: bytes, method: str, path: str, status: int) -> str:
     try:
-        said = json.loads(data)["message"]
+        message = json.loads(data)["message"]
     except (ValueError, KeyError, TypeError):
-        said = data[:500].decode(errors="replace")
-    return f"Docker answered {status} to {method} {path}: {said}"
+        message = data[:500].decode(errors="replace")
+    return f"Docker answered {status} to {method} {path}: {message}"
 
 
 def _read_head(connection: socket.socket) -> tuple[int, bytes]:

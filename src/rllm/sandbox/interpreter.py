@@ -80,37 +80,37 @@ def interpreter(path: str | None = None, packages: tuple[str, ...] = ()) -> Inte
     they are installed. Raises ConfigError for a path that is none or too old and for packages that are not
     there, SandboxError where no interpreter is found.
     """
-    chosen = _chosen(path, has_packages=bool(packages))
+    choice = _interpreter_for(path, has_packages=bool(packages))
     if not packages:
-        return chosen
+        return choice
     bindings = installed.bindings_of(packages, for_anybody=os.geteuid() == 0)
-    return replace(chosen, packages=bindings, imports=tuple(installed.imported_ahead(packages)))
+    return replace(choice, packages=bindings, imports=tuple(installed.imported_ahead(packages)))
 
 
-def _chosen(path: str | None, *, has_packages: bool) -> Interpreter:
+def _interpreter_for(path: str | None, *, has_packages: bool) -> Interpreter:
     if path is not None:
-        asked = _asked(path, has_packages=has_packages)
-        if isinstance(asked, str):
-            raise ConfigError(f"`{path}` cannot run programs in a sandbox: {asked}.")
-        return asked
+        answer = _probe(path, has_packages=has_packages)
+        if isinstance(answer, str):
+            raise ConfigError(f"`{path}` cannot run programs in a sandbox: {answer}.")
+        return answer
     own = os.path.realpath(sys.executable)
     refusals: list[str] = []
     for candidate in (SYSTEM_PYTHON, own):
-        asked = _asked(candidate, has_packages=has_packages)
-        if isinstance(asked, Interpreter):
-            return asked
-        refusals.append(f"{candidate}: {asked}")
+        answer = _probe(candidate, has_packages=has_packages)
+        if isinstance(answer, Interpreter):
+            return answer
+        refusals.append(f"{candidate}: {answer}")
     raise SandboxError(
         f"No Python for the sandbox ({'; '.join(refusals)}). Install one, as with: apt-get install python3"
     )
 
 
-def _asked(path: str, *, has_packages: bool) -> Interpreter | str:
-    asked = interpreter_at(path)
+def _probe(path: str, *, has_packages: bool) -> Interpreter | str:
+    answer = interpreter_at(path)
     own = ".".join(map(str, sys.version_info[:2]))
-    if has_packages and isinstance(asked, Interpreter) and asked.version.rpartition(".")[0] != own:
-        return f"it is Python {asked.version}, and packages are installed here for {own}"
-    return asked
+    if has_packages and isinstance(answer, Interpreter) and answer.version.rpartition(".")[0] != own:
+        return f"it is Python {answer.version}, and packages are installed here for {own}"
+    return answer
 
 
 @cache
@@ -133,9 +133,9 @@ def interpreter_at(path: str) -> Interpreter | str:
     outside = sorted(home for home in homes if not _is_under(home, SYSTEM_PATHS))
     if "/" in outside:
         return "its library is not in a directory of its own"
-    for needed in (*outside, os.path.dirname(library_file), library_file, real):
-        if not os.stat(needed).st_mode & stat.S_IROTH:
-            return f"`{needed}` cannot be read by other users, and programs are run as one"
+    for path_to_show in (*outside, os.path.dirname(library_file), library_file, real):
+        if not os.stat(path_to_show).st_mode & stat.S_IROTH:
+            return f"`{path_to_show}` cannot be read by other users, and programs are run as one"
     return Interpreter(path=real, version=version, bytecode=bytes.fromhex(magic), binds=tuple(outside))
 
 

@@ -95,8 +95,8 @@ def _bubblewrap(python: Interpreter, root: Root | None) -> Start:
             for parent in reversed(Path(path).parents[:-1]):
                 options += ["--perms", "0755", "--dir", str(parent)]
             options += ["--ro-bind", path, path]
-    shown = [(each.source, f"{PLACE}/{each.place}") for each in python.packages]
-    for source, place in (*shown, *(root.mounts if root else ())):
+    mounts = [(each.source, f"{PLACE}/{each.place}") for each in python.packages]
+    for source, place in (*mounts, *(root.mounts if root else ())):
         for parent in reversed(Path(place).parents[:-1]):
             options += ["--perms", "0755", "--dir", str(parent)]
         options += ["--ro-bind", source, place]
@@ -119,7 +119,7 @@ def _bubblewrap(python: Interpreter, root: Root | None) -> Start:
         options += ["--ro-bind", source, place]
     options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     arguments = memory_file("".join(option + "\0" for option in options).encode(), name="arguments")
-    command = [_found("bwrap"), "--args", str(arguments), "--", *python.command]
+    command = [_path_of("bwrap"), "--args", str(arguments), "--", *python.command]
     return Start(
         command=command,
         identity=identity_here(),
@@ -134,7 +134,15 @@ def _unshare(python: Interpreter, root: Root | None) -> Start:
     if not is_privileged():
         options += ["--user", "--map-root-user"]
     # setpriv asks the kernel to end unshare with its parent, and --kill-child hands that on
-    command = [_found("setpriv"), "--pdeathsig", "KILL", _found("unshare"), *options, "--", *python.command]
+    command = [
+        _path_of("setpriv"),
+        "--pdeathsig",
+        "KILL",
+        _path_of("unshare"),
+        *options,
+        "--",
+        *python.command,
+    ]
     binds = [(path, path) for path in (*system_paths(), *python.binds)]
     binds += [(each.source, f"{PLACE}/{each.place}") for each in python.packages]
     binds += [*(root.mounts if root else ()), *_root_binds(root)]
@@ -153,7 +161,7 @@ def _root_binds(root: Root | None) -> list[tuple[str, str]]:
     return tree + [(layer, f"{LAYERS}/{number}") for number, layer in enumerate(root.layers)]
 
 
-def _found(program: str) -> str:
+def _path_of(program: str) -> str:
     path = shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/bin:/usr/sbin:/bin:/sbin")
     if path is None:
         raise ConfigError(f"`{program}` is not installed.")
@@ -166,7 +174,7 @@ def _missing_on(mend: str, *programs: str) -> Callable[[], str | None]:
             return "it needs Linux; use `docker` here"
         for program in programs:
             try:
-                _found(program)
+                _path_of(program)
             except ConfigError:
                 return f"`{program}` is not installed; run: {mend}"
         return None

@@ -31,8 +31,8 @@ class Register:
         self._pid = os.getpid()
         self.path = folder / f"owner-{self._pid}-{started_at(self._pid)}"
         self.path.mkdir(mode=0o700, exist_ok=True)
-        self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._held, fcntl.LOCK_EX)
+        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     @classmethod
     def of_this_process(cls) -> Self:
@@ -74,31 +74,31 @@ def state_folder() -> Path:
 
 def reap() -> int:
     """Remove what owners left that are dead; returns how many processes and directories that were."""
-    removed = 0
+    num_removed = 0
     for entry in state_folder().glob("owner-*"):
-        _, pid, started = entry.name.split("-")
-        if started_at(int(pid)) == started:
+        _, pid, start_time = entry.name.split("-")
+        if started_at(int(pid)) == start_time:
             continue  # alive, and perhaps about to lock it
         try:
-            held = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
             continue  # somebody else was quicker
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             continue  # its owner lives
         finally:
-            os.close(held)
-        removed += sum(_end(warden.name) for warden in entry.glob("warden-*"))
+            os.close(descriptor)
+        num_removed += sum(_end(warden.name) for warden in entry.glob("warden-*"))
         shutil.rmtree(entry, ignore_errors=True)
-        removed += 1
-    return removed
+        num_removed += 1
+    return num_removed
 
 
 def _end(name: str) -> bool:
     """Kill the warden of that name if it still is that process."""
-    _, pid, started = name.split("-")
-    if started_at(int(pid)) != started:
+    _, pid, start_time = name.split("-")
+    if started_at(int(pid)) != start_time:
         return False
     try:
         os.kill(int(pid), signal.SIGKILL)

@@ -49,14 +49,14 @@ def normalized(packages: Iterable[str]) -> tuple[str, ...]:
     """The names once each, in order. Raises ConfigError for what is no list of names."""
     if isinstance(packages, str):
         raise ConfigError(f'`packages` is {packages!r}; write a list of names, such as ("{packages}",).')
-    named = list(packages)
-    for name in named:
+    distribution_names = list(packages)
+    for name in distribution_names:
         if not isinstance(name, str) or not _REQUIREMENT.fullmatch(name):
             raise ConfigError(
                 f"`packages` holds {name!r:.80}; it must be the name of an installed distribution, such as "
                 '"numpy", without a version.'
             )
-    return tuple(sorted(dict.fromkeys(named)))
+    return tuple(sorted(dict.fromkeys(distribution_names)))
 
 
 @cache
@@ -86,32 +86,32 @@ def _with_requirements(packages: Sequence[str]) -> list[Distribution]:
     seen: set[tuple[str, str]] = set()
     found: dict[str, Distribution] = {}
     while waiting:
-        asked, by = waiting.pop()
-        match = _REQUIREMENT.match(asked)
+        requirement, by = waiting.pop()
+        match = _REQUIREMENT.match(requirement)
         assert match is not None, "names were looked at, and requirements are written by build tools"
-        name, extras = match[1], _listed(match[2])
+        name, extras = match[1], _extra_names(match[2])
         key = re.sub(r"[-_.]+", "-", name).lower()
         found.setdefault(key, _distribution(name, by))
         for extra in extras or [""]:
             if (key, extra) not in seen:
                 seen.add((key, extra))
-                waiting += [(each, name) for each in _required(found[key], extra)]
+                waiting += [(each, name) for each in _requirements(found[key], extra)]
     return list(found.values())
 
 
-def _required(distribution: Distribution, extra: str) -> Iterator[str]:
+def _requirements(distribution: Distribution, extra: str) -> Iterator[str]:
     """The requirements of a distribution, in general or for one of its extras.
 
     Conditions on the machine are not read: what is installed here is taken to apply here.
     """
     for line in distribution.requires or ():
-        wanted, _, condition = line.partition(";")
+        name, _, condition = line.partition(";")
         asked_for = _EXTRA.findall(condition)
         if asked_for and extra not in asked_for:
             continue
-        if condition and not _is_installed(wanted):
+        if condition and not _is_installed(name):
             continue
-        yield wanted
+        yield name
 
 
 def _is_installed(requirement: str) -> bool:
@@ -123,7 +123,7 @@ def _is_installed(requirement: str) -> bool:
     return True
 
 
-def _listed(extras: str | None) -> list[str]:
+def _extra_names(extras: str | None) -> list[str]:
     return [each.strip() for each in extras.split(",") if each.strip()] if extras else []
 
 
@@ -176,16 +176,16 @@ def _bindings(distribution: Distribution) -> list[PackageBinding]:
 
 def _parts(tree: dict[str, Any], folder: Path, place: str) -> list[PackageBinding]:
     """The bindings that show the files of `tree`, and no other of `folder`."""
-    shown: list[PackageBinding] = []
+    bindings: list[PackageBinding] = []
     for name, below in sorted(tree.items()):
         source = folder / name
         if source.is_symlink() or not source.exists():
             continue
         if below is None or _is_whole(below, source):
-            shown.append(PackageBinding(source=str(source), place=f"{place}{name}"))
+            bindings.append(PackageBinding(source=str(source), place=f"{place}{name}"))
         else:
-            shown += _parts(below, source, f"{place}{name}/")
-    return shown
+            bindings += _parts(below, source, f"{place}{name}/")
+    return bindings
 
 
 def _is_whole(tree: dict[str, Any], folder: Path) -> bool:
@@ -194,10 +194,11 @@ def _is_whole(tree: dict[str, Any], folder: Path) -> bool:
         for entry in entries:
             below = tree.get(entry.name, _UNKNOWN)
             if entry.name == "__pycache__":
-                known = {*tree, *(below if isinstance(below, dict) else ())}
-                with os.scandir(entry) as compiled:
+                all_names = {*tree, *(below if isinstance(below, dict) else ())}
+                with os.scandir(entry) as entries:
                     if not all(
-                        each.name in known or f"{each.name.split('.')[0]}.py" in known for each in compiled
+                        each.name in all_names or f"{each.name.split('.')[0]}.py" in all_names
+                        for each in entries
                     ):
                         return False
             elif (

@@ -39,7 +39,7 @@ class SandboxPool:
             backend, limits=limits, snapshot=snapshot, image=image, packages=packages, root=root
         )
         self._ready: queue.Queue[Sandbox | Exception] = queue.Queue()
-        self._wanted = threading.Semaphore(size)
+        self._free_slots = threading.Semaphore(size)
         self._closed = threading.Event()
         self._filler = threading.Thread(target=self._fill, name=f"sandbox-pool-{backend}", daemon=True)
         self._filler.start()
@@ -47,22 +47,22 @@ class SandboxPool:
     def take(self) -> Sandbox:
         """A fresh sandbox; waits where none is ready yet. Raises what making it raised."""
         while not self._closed.is_set():
-            sandbox = self._taken(timeout_s=LOOK_S)
+            sandbox = self._take(timeout_s=LOOK_S)
             if sandbox is not None:
                 return sandbox
         raise SandboxError("This SandboxPool is closed.")
 
     def take_ready(self) -> Sandbox | None:
         """A fresh sandbox; None where none is ready yet. Raises what making it raised."""
-        return self._taken(timeout_s=0)
+        return self._take(timeout_s=0)
 
-    def _taken(self, timeout_s: float) -> Sandbox | None:
+    def _take(self, timeout_s: float) -> Sandbox | None:
         try:
             ready = self._ready.get(block=timeout_s > 0, timeout=timeout_s)
         except queue.Empty:
             return None
         # Before anything can raise: a slot that is not given back is never filled again.
-        self._wanted.release()
+        self._free_slots.release()
         if isinstance(ready, Exception):
             raise ready
         if ready.is_alive:
@@ -72,7 +72,7 @@ class SandboxPool:
 
     def _fill(self) -> None:
         while True:
-            self._wanted.acquire()
+            self._free_slots.acquire()
             if self._closed.is_set():
                 return
             try:
@@ -84,7 +84,7 @@ class SandboxPool:
         """Close every sandbox that nobody has taken. Closing twice is harmless."""
         self._closed.set()
         # Wakes the filler, which may be waiting for somebody to take one.
-        self._wanted.release()
+        self._free_slots.release()
         self._filler.join()
         while not self._ready.empty():
             ready = self._ready.get()

@@ -243,7 +243,7 @@ class WardenProcess:
         poll.register(self._control, select.POLLIN)
         for descriptor in wire.ours:
             poll.register(descriptor, select.POLLIN)
-        stopped: str | None = None
+        stop_reason: str | None = None
         while True:
             left_s = deadline_s - time.monotonic()
             events = poll.poll(max(min(left_s, NOTICE_S), 0) * 1000)
@@ -260,23 +260,23 @@ class WardenProcess:
                     continue
                 if not wire.take(descriptor):
                     poll.unregister(descriptor)
-            if stopped is None and wire.excess:
-                stopped = wire.excess
-                self._send({"do": "kill", "run": self._runs, "why": stopped})
+            if stop_reason is None and wire.excess:
+                stop_reason = wire.excess
+                self._send({"do": "kill", "run": self._runs, "why": stop_reason})
             if any(descriptor == self._control.fileno() for descriptor, _ in events):
                 message = self._hear(0)
                 if message is None:
                     raise WardenDied(f"The {self.backend} sandbox died while it ran a program.")
                 if message["run"] == self._runs:
-                    return self._ended(message, stopped, wire)
+                    return self._end_of(message, stop_reason, wire)
 
-    def _ended(self, message: dict[str, Any], stopped: str | None, wire: "_Wire") -> Ended:
+    def _end_of(self, message: dict[str, Any], stop_reason: str | None, wire: "_Wire") -> Ended:
         if message["why"] == "failed":
             raise SandboxError(f"The {self.backend} sandbox could not make a cell: {message['error']}")
         wire.drain()
         why = wire.excess if message["why"] == "exit" and wire.excess else message["why"]
         return Ended(
-            why=stopped or why,
+            why=stop_reason or why,
             wait_status=message.get("status", 9),
             cpu_s=message.get("cpu_s", 0.0),
             max_rss_kb=message.get("max_rss_kb", 0),

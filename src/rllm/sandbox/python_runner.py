@@ -72,7 +72,7 @@ class PythonRunner:
     def warm(self) -> None:
         """Start all workers now instead of with the first programs."""
         with self._some_idle:
-            self._idle = [(python, warden or self._started(python)) for python, warden in self._idle]
+            self._idle = [(python, warden or self._start_warden(python)) for python, warden in self._idle]
 
     def run(
         self,
@@ -107,15 +107,15 @@ class PythonRunner:
             wants_result=wants_result,
         )
         python = self._python if packages is None else interpreter(self._path, normalized(packages))
-        warden = self._taken(python)
+        warden = self._take_warden(python)
         try:
             if warden is None or not warden.is_alive:
-                warden = self._replaced(warden, python)
+                warden = self._replace_warden(warden, python)
             try:
-                ended = warden.run(job)
+                end = warden.run(job)
             except WardenDied:
-                warden = self._replaced(warden, python)
-                ended = warden.run(job)
+                warden = self._replace_warden(warden, python)
+                end = warden.run(job)
         except BaseException:
             if warden is not None:
                 self._drop(warden)
@@ -125,9 +125,9 @@ class PythonRunner:
             with self._some_idle:
                 self._idle.append((python, warden))
                 self._some_idle.notify_all()
-        return exec_result(ended, limits, wants_result=wants_result)
+        return exec_result(end, limits, wants_result=wants_result)
 
-    def _taken(self, python: Interpreter) -> WardenProcess | None:
+    def _take_warden(self, python: Interpreter) -> WardenProcess | None:
         """An idle worker with these packages; None in place of the longest idle one, where none has them."""
         turn = object()
         with self._some_idle:
@@ -140,13 +140,13 @@ class PythonRunner:
             mine = [place for place, (of, warden) in enumerate(self._idle) if of is python and warden]
             if mine:
                 return self._idle.pop(mine[0])[1]
-            unstarted = [place for place, (_, warden) in enumerate(self._idle) if warden is None]
-            _, other = self._idle.pop(unstarted[0] if unstarted else 0)
+            places_without_one = [place for place, (_, warden) in enumerate(self._idle) if warden is None]
+            _, other = self._idle.pop(places_without_one[0] if places_without_one else 0)
         if other is not None:
             self._drop(other)
         return None
 
-    def _started(self, python: Interpreter) -> WardenProcess:
+    def _start_warden(self, python: Interpreter) -> WardenProcess:
         if self._closed:
             raise SandboxError("This PythonRunner is closed.")
         warden = WardenProcess(self.backend, python, keeps_files=False, disk_mb=self.limits.disk_mb)
@@ -158,10 +158,10 @@ class PythonRunner:
             raise SandboxError("This PythonRunner is closed.")
         return warden
 
-    def _replaced(self, warden: WardenProcess | None, python: Interpreter) -> WardenProcess:
+    def _replace_warden(self, warden: WardenProcess | None, python: Interpreter) -> WardenProcess:
         if warden is not None:
             self._drop(warden)
-        return self._started(python)
+        return self._start_warden(python)
 
     def _drop(self, warden: WardenProcess) -> None:
         with self._lock:

@@ -105,8 +105,8 @@ class WardenSandbox(Sandbox):
                 self.write(path, stream.read())
 
     def download(self, path: str, target: Path) -> list[str]:
-        ended = self._file_job("pack", path)
-        return sorted([*_names(ended), *unpack_tree(io.BytesIO(ended.stdout), target)])
+        end = self._file_job("pack", path)
+        return sorted([*_names(end), *unpack_tree(io.BytesIO(end.stdout), target)])
 
     def snapshot(self, scope: Scope | None = None) -> Snapshot:
         if scope is not None and not self._has_root:
@@ -116,7 +116,7 @@ class WardenSandbox(Sandbox):
         base = "." if scope is None else "/"
         is_whole = scope is None or not (scope.changes and self._is_layered)
         details = asdict(scope or Scope())
-        ended = self._file_job(
+        end = self._file_job(
             "snapshot" if is_whole else "changes",
             base,
             base=base,
@@ -124,9 +124,9 @@ class WardenSandbox(Sandbox):
             **details,
         )
         return Snapshot(
-            tar=ended.stdout,
+            tar=end.stdout,
             base=base,
-            left_out=tuple(_names(ended)),
+            left_out=tuple(_names(end)),
             is_whole=is_whole,
             exempt=() if is_whole or scope is None else scope.left_out,
         )
@@ -182,16 +182,16 @@ class WardenSandbox(Sandbox):
             output_bytes=output_bytes,
             wants_result=kind in ("pack", "snapshot", "changes"),
         )
-        ended = self._run(job)
-        code = os.waitstatus_to_exitcode(ended.wait_status)
-        if ended.why == "exit" and code == 0:
-            return ended
-        if ended.why in EXCESSES:  # of what its programs left there: the job itself is small
-            raise OSError(errno.EFBIG, f"{kind}: stopped at the limit `{ended.why}`", path)
-        answer = refusal(ended.stderr) if ended.why == "exit" else None
+        end = self._run(job)
+        code = os.waitstatus_to_exitcode(end.wait_status)
+        if end.why == "exit" and code == 0:
+            return end
+        if end.why in EXCESSES:  # of what its programs left there: the job itself is small
+            raise OSError(errno.EFBIG, f"{kind}: stopped at the limit `{end.why}`", path)
+        answer = refusal(end.stderr) if end.why == "exit" else None
         if answer is None:
-            said = ended.stderr[-500:].decode(errors="replace")
-            raise SandboxError(f"`{kind}` of `{path}` failed: {ended.why}, exit code {code}. {said}")
+            error_output = end.stderr[-500:].decode(errors="replace")
+            raise SandboxError(f"`{kind}` of `{path}` failed: {end.why}, exit code {code}. {error_output}")
         raise OSError(answer["errno"], answer["message"], path)
 
     def _run(self, job: Job) -> Ended:
@@ -199,9 +199,9 @@ class WardenSandbox(Sandbox):
             return self._warden.run(job)
 
 
-def _names(ended: Ended) -> list[str]:
+def _names(end: Ended) -> list[str]:
     """The files that a packing job left out."""
-    return json.loads(ended.result) if ended.result else []
+    return json.loads(end.result) if end.result else []
 
 
 def refusal(stderr: bytes) -> dict[str, Any] | None:

@@ -36,7 +36,7 @@ class _Spawner:
         while True:
             request = self._requests.get()
             try:
-                started = subprocess.Popen(
+                process = subprocess.Popen(
                     request.command,
                     env=request.environment,
                     pass_fds=request.descriptors,
@@ -49,7 +49,7 @@ class _Spawner:
             except OSError as error:
                 request.process.set_exception(error)
             else:
-                request.process.set_result(started)
+                request.process.set_result(process)
 
 
 _lock = threading.Lock()

@@ -190,12 +190,12 @@ def _kept_tops(examination: Examination) -> list[str]:
 
 def environment_of(examination: Examination) -> dict[str, str]:
     """The variables that the tests see."""
-    given = {
+    inputs = {
         name: value
         for name, value in examination.variables.items()
         if not any(name.startswith(each) for each in STEERING)
     }
-    path = [*PATH, *(each for each in given.get("PATH", "").split(":") if each and each not in PATH)]
+    path = [*PATH, *(each for each in inputs.get("PATH", "").split(":") if each and each not in PATH)]
     own = {
         "PATH": ":".join(path),
         "HOME": HOME,
@@ -208,7 +208,7 @@ def environment_of(examination: Examination) -> dict[str, str]:
         "GIT_CONFIG_GLOBAL": "/dev/null",
         "GIT_CONFIG_NOSYSTEM": "1",
     }
-    return given | own | GIT_VARIABLES | dict(examination.own_variables)
+    return inputs | own | GIT_VARIABLES | dict(examination.own_variables)
 
 
 def _bring_tests(fresh: Sandbox, tests: Path) -> None:
