@@ -33,7 +33,7 @@ Much of it was said by others, who may quote keys, so no message is made with on
 import difflib
 from collections.abc import Iterable
 
-from rllm.redaction import without_keys
+from rllm.redaction import escaped, without_keys
 
 
 def choices_of(value: object, names: Iterable[str]) -> str:
@@ -42,6 +42,11 @@ def choices_of(value: object, names: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(str(value), choices, n=1)
     hint = f"did you mean {nearest[0]!r}? Choose" if nearest else "choose"
     return f"{hint} one of {', '.join(choices)}"
+
+
+def printable(text: str) -> str:
+    """The text of anybody as a terminal may see it: without keys, and without characters that steer it."""
+    return escaped(without_keys(text))
 
 
 class RllmError(Exception):

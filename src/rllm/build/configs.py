@@ -238,3 +238,10 @@ def program_config(
     if names.program.startswith(PREFIX):
         defaults = HARNESS_DEFAULTS
     return load_config(path, (*extra, *assignments), base={**defaults, **settings})
+
+
+def is_program(name: str, *options: str) -> bool:
+    """Whether the words of `rllm train` and `rllm eval` mean a program: a place to find it, or an option that
+    programs alone have; otherwise it is a benchmark, as the address of an environment is."""
+    is_place = ":" in name and "://" not in name
+    return is_place or name.endswith(".py") or any(options)

@@ -130,7 +130,6 @@ def model_description(directory: Path, *, trust_remote_code: bool = False) -> di
     from rllm.models.architectures import architecture_row
     from rllm.models.decoder import Decoder
     from rllm.models.directory import load_model
-    from rllm.rendering.chat import ChatRenderer
 
     model = load_model(directory, trust_remote_code=trust_remote_code)
     return {
@@ -145,7 +144,7 @@ def model_description(directory: Path, *, trust_remote_code: bool = False) -> di
         "served_by": "built-in decoder" if isinstance(model.model, Decoder) else "transformers",
         "by_row": model.model.by_row,
         "row": architecture_row(str(model.config.get("model_type"))),
-        "incremental_template": ChatRenderer(model.tokenizer).incremental,
+        "incremental_template": model.template_is_incremental,
     }
 
 

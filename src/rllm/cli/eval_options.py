@@ -6,12 +6,11 @@ from pathlib import Path
 import click
 
 from rllm.build.asked import Asked, task_places
-from rllm.build.configs import ProgramNames
+from rllm.build.configs import ProgramNames, is_program
 from rllm.build.judges import judge_place
 from rllm.build.providers import ModelPlace, resolve_model
 from rllm.build.sampling import assignments_of
 from rllm.cli.command import argument, json_option, option, shared, trust_option
-from rllm.cli.programs import is_program
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.report import Prices, require_ks
 from rllm.worker.step_host import open_workers

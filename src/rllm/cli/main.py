@@ -26,9 +26,8 @@ import click
 from rllm.build.installed import extra_of, rllm_version
 from rllm.cli.command import CONTEXT, Group, example, fold, stderr_width
 from rllm.cli.machine_errors import sentence_of, shortage_behind
-from rllm.cli.published_commands import COMMANDS as REFUSED_COMMANDS
-from rllm.errors import MissingExtraError, RllmError
-from rllm.redaction import escaped, without_keys
+from rllm.cli.published_flags import REFUSED_COMMANDS
+from rllm.errors import MissingExtraError, RllmError, printable
 
 FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
 INTERRUPTION = "Interrupted"
@@ -125,7 +124,7 @@ def _print_error(kind: str, message: str, as_json: bool, hint: str = "") -> None
         click.echo(json.dumps({"error": {"type": kind, "message": message}}), err=True)
     else:
         mark = "" if kind == INTERRUPTION else "error:"
-        text = fold(f"{mark} {escaped(message)}".lstrip(), stderr_width()).removeprefix(mark)
+        text = fold(f"{mark} {printable(message)}".lstrip(), stderr_width()).removeprefix(mark)
         click.echo(f"{click.style(mark, fg='red', bold=True) if mark else ''}{text}{hint}", err=True)
 
 
@@ -164,14 +163,14 @@ class _Remark(logging.Formatter):
     """A log line of a library or a room, exceptions of libraries among them."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = escaped(without_keys(super().format(record)))
+        text = printable(super().format(record))
         return text if record.exc_info else fold(text, stderr_width())
 
 
 def _print_unforeseen(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """A traceback, as Python prints it."""
     text = "".join(traceback.format_exception(kind, error, trace))
-    click.echo(escaped(without_keys(text)), err=True, nl=False)
+    click.echo(printable(text), err=True, nl=False)
 
 
 def _print_of_thread(args: threading.ExceptHookArgs) -> None:
@@ -179,14 +178,16 @@ def _print_of_thread(args: threading.ExceptHookArgs) -> None:
     if args.exc_type is SystemExit:
         return
     name = args.thread.name if args.thread is not None else "unknown"
-    click.echo(f"Exception in thread {escaped(name)}:", err=True)
+    click.echo(f"Exception in thread {printable(name)}:", err=True)
     if args.exc_value is not None:
         _print_unforeseen(args.exc_type, args.exc_value, args.exc_traceback)
 
 
 def _print_unraisable(args: "sys.UnraisableHookArgs") -> None:
     """A traceback of what nobody can catch, such as an error in `__del__`."""
-    click.echo(f"{args.err_msg or 'Exception ignored'}: {escaped(type(args.object).__qualname__)}", err=True)
+    click.echo(
+        f"{args.err_msg or 'Exception ignored'}: {printable(type(args.object).__qualname__)}", err=True
+    )
     if args.exc_value is not None:
         _print_unforeseen(args.exc_type, args.exc_value, args.exc_traceback)
 

@@ -17,8 +17,7 @@ from rllm.build.connection_check import served_models
 from rllm.build.model_settings import ENVIRONMENT, KEYRING, ModelEntry, ModelSettings, keyring_key
 from rllm.build.providers import PROVIDERS, ModelPlace, Provider, provider_named
 from rllm.cli.terminal import err, print_sentence
-from rllm.errors import ConfigError, InferenceError
-from rllm.redaction import escaped
+from rllm.errors import ConfigError, InferenceError, printable
 
 _SHOWN_MODELS = 12
 _LIKE_A_KEY = re.compile(r"(?:sk|pk|gsk|xai|fw|hf|tgp|key|r8)[-_][\w-]{12,}|[0-9a-fA-F]{32,}|AIza[\w-]{20,}")
@@ -152,7 +151,7 @@ class Wizard:
 
     def _reply(self, question: str, default: str, require: Callable[[str], None]) -> str:
         """The answer to a question, which is repeated until the answer is valid."""
-        prompt = f"{question} [{escaped(default)}]" if default else question
+        prompt = f"{question} [{printable(default)}]" if default else question
         while True:
             reply: str = click.prompt(prompt, default=default or None, show_default=False, err=True).strip()
             try:

@@ -7,13 +7,12 @@ from pathlib import Path
 import click
 
 from rllm.build.actors import actor_named
-from rllm.build.configs import ProgramNames, program_config, training_config
+from rllm.build.configs import ProgramNames, is_program, program_config, training_config
 from rllm.build.judges import JUDGING
 from rllm.build.models import initial_model_path
 from rllm.build.rows import BENCHMARK
 from rllm.build.sampling import assignments_of
 from rllm.cli.command import argument, json_option, option, shared
-from rllm.cli.programs import is_program
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError, choices_of
 from rllm.eval.catalogue import benchmark_named

@@ -21,6 +21,7 @@ from rllm.errors import ArchitectureError, ConfigError, ModelDirectoryError
 from rllm.models.decoder import Attend, Decoder, DecoderShape
 from rllm.models.foreign import json_object, require_no_code, require_plain_files
 from rllm.models.tokenizer import HuggingFaceTokenizer
+from rllm.rendering.chat import ChatRenderer
 from rllm.store.files import MANIFEST, write_directory_atomic
 
 INDEX = "model.safetensors.index.json"
@@ -94,6 +95,11 @@ class LoadedModel:
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def template_is_incremental(self) -> bool:
+        """Whether its chat template only appends, so that a conversation is one token row."""
+        return ChatRenderer(self.tokenizer).incremental
 
 
 def load_model(
