@@ -30,7 +30,8 @@ def shipped_settings(name: str, files: Sequence[str] = ()) -> dict[str, Any]:
 
 def settings_of_task(name: str, assignments: tuple[str, ...] = ()) -> dict[str, Any]:
     """Of a task by its name, with some of them changed."""
-    settings = _flat(config_dict(training_config(name, None, assignments)))
+    config = training_config(name, None, assignments)
+    settings = _flat(config_dict(config)) | {"model.dtype": config.model.number_type}
     del settings["seed"]
     return json.loads(json.dumps(settings))  # as the results hold them: tuples are lists
 
