@@ -92,6 +92,7 @@ def _pack(trees: Sequence[PrefixTree], device: torch.device) -> PackedBatch:
     rows = [row for tree in trees for row in tree.rows]
     shared_R = np.array([num for tree in trees for num in tree.common])
     lengths_R = np.array([row.last for row in rows]) - shared_R
+    # A row that ends within the trunk of the row before it adds no tokens to the pass.
     runs_S = np.flatnonzero(lengths_R)
     runs_S = runs_S[bucket_order(shared_R[runs_S], lengths_R[runs_S])]
     lengths_S = lengths_R[runs_S]
@@ -102,9 +103,11 @@ def _pack(trees: Sequence[PrefixTree], device: torch.device) -> PackedBatch:
         begins_R.tolist(), lengths_R.tolist(), shared_R.tolist(), strict=True
     ):
         run = np.arange(begin, begin + length)
+        # The tokens that it shares lie where the row before it has them.
         paths_R.append(np.concatenate((paths_R[-1][:num_shared], run)) if num_shared else run)
     order = [*runs_S.tolist(), *np.flatnonzero(lengths_R == 0).tolist()]
     in_order = [rows[index] for index in order]
+    # The state of the token before it predicts a token.
     predicted_by_M = np.concatenate([paths_R[index][rows[index].places - 1] for index in order])
     kept_K = np.unique(predicted_by_M)
     begins_S = begins_R[runs_S]
@@ -137,6 +140,7 @@ def _predictions(
     targets_M = np.concatenate([row.sample.token_ids_T[row.places] for row in rows])
     temperature_M = np.repeat(np.array([row.sample.temperature for row in rows], dtype=np.float32), counts_R)
     temperatures, which_M = np.unique(temperature_M, return_inverse=True)
+    # One number for state, target and temperature: attempts that sampled the same are computed once.
     keys_M = (predicted_by_M * (targets_M.max() + 1) + targets_M) * len(temperatures) + which_M
     first_U, prediction_M = _distinct(keys_M)
     _, state_U = _distinct(predicted_by_M[first_U])

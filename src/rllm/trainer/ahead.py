@@ -44,6 +44,7 @@ class StepsAhead:
 
     async def step(self, step: int) -> Rollouts:
         """The rollouts of a step; asked for in order, once the weights of the step before are published."""
+        # Not earlier: the weights of the step before are published now, so the age of these rows is bounded.
         for each in range(step, min(step + self._steps_ahead + 1, self._num_steps)):
             if each not in self._tasks:
                 self._tasks[each] = asyncio.create_task(self._timed(each))
@@ -100,6 +101,7 @@ class PublishedVersions:
                 if version != NOT_SAMPLED
             ]
             if sampled_versions:
+                # Versions ascend: what stands behind that of the oldest token was published after it.
                 ages.append(len(published) - bisect_right(published, min(sampled_versions)))
         return ages
 

@@ -95,12 +95,14 @@ class Checkpoints:
         self._root, self._keep = root, config.keep
         self._gathers, self._writes = ranks.tensor_size > 1, ranks.is_writer or ranks.shard_size > 1
         writers = ranks if ranks.shard_size > 1 else ALONE
+        # Collectives of the thread must not meet those of the loop, which go on meanwhile.
         self._ranks = writers.for_another_thread() if config.background else writers
         self._thread = ThreadPoolExecutor(1, "rllm-checkpoint") if config.background else None
         self._unfinished: Future[Path] | None = None
 
     def save(self, state: RunState, backends: Backends) -> None:
         """Save one, or begin to. Raises what became of the one before, where a thread could not write it."""
+        # One at a time: each one under way holds a copy of weights and moments in memory.
         self.finish()
         sources: Mapping[str, Saveable] = backends
         if self._thread is not None or self._gathers:
@@ -111,7 +113,13 @@ class Checkpoints:
             save_checkpoint(self._root, state, sources, self._keep, self._ranks)
             return
         self._unfinished = self._thread.submit(
-            save_checkpoint, self._root, copy.deepcopy(state), sources, self._keep, self._ranks
+            # The loop changes its state while the thread writes it.
+            save_checkpoint,
+            self._root,
+            copy.deepcopy(state),
+            sources,
+            self._keep,
+            self._ranks,
         )
 
     def _snapshot(self, backend: TrainingBackend | Critic) -> Saveable:
