@@ -160,9 +160,8 @@ def test_a_sound_agent_passes() -> None:
     check_agent(Sound())
 
 
-@pytest.mark.parametrize(
-    ("agent_class", "complaint"),
-    [
+def test_each_broken_promise_is_named(subtests: pytest.Subtests) -> None:
+    for agent_class, complaint in [
         (ForgetsToRecord, "`trajectory` holds 0 step(s) after answer 1; append one per answer"),
         (ReturnsText, "update_from_model returned 'answer'; return an rllm.types.Action"),
         (SharesItsList, "`chat_completions` of step 1 went from 2 to 5 messages"),
@@ -179,12 +178,11 @@ def test_a_sound_agent_passes() -> None:
         (Waits, "update_from_model is async, but agents are called: write a plain `def`"),
         (ShowsNumbers, "holds a message with the content 3.5; it must be text"),
         (AssertsThatItSpoke, "`trajectory` holds 0 step(s) after answer 1"),
-    ],
-)
-def test_each_broken_promise_is_named(agent_class: type[BaseAgent], complaint: str) -> None:
-    message = complaints(agent_class())
-    assert complaint in message
-    assert message.startswith(f"{agent_class.__name__} breaks the contract in ")
+    ]:
+        with subtests.test(agent_class=agent_class, complaint=complaint):
+            message = complaints(agent_class())
+            assert complaint in message
+            assert message.startswith(f"{agent_class.__name__} breaks the contract in ")
 
 
 def test_a_used_agent_that_does_not_reset_is_named() -> None:

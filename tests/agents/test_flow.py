@@ -56,21 +56,19 @@ class Callable:
     async def __call__(self, task: Task, config: AgentConfig) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("program", "name", "is_async"),
-    [
+def test_functions_objects_and_classes_are_programs(subtests: pytest.Subtests) -> None:
+    for program, name, is_async in [
         (lambda task, config: None, "<lambda>", False),
         (Both, "both", True),
         (Both(), "both", True),
         (Blocking(), "Blocking", False),
         (Callable(), "Callable", True),
         (bare, "bare", False),
-    ],
-)
-def test_functions_objects_and_classes_are_programs(program: Any, name: str, is_async: bool) -> None:
-    flow = as_flow(program)
-    assert (flow.name, flow.is_async) == (name, is_async)
-    assert flow.max_concurrent == (2 if name == "both" else None)
+    ]:
+        with subtests.test(program=program, name=name, is_async=is_async):
+            flow = as_flow(program)
+            assert (flow.name, flow.is_async) == (name, is_async)
+            assert flow.max_concurrent == (2 if name == "both" else None)
 
 
 class NeedsSandbox(Blocking):

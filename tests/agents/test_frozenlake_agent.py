@@ -16,9 +16,8 @@ from rllm.types import Action, Step
 WORDS = ("Left", "Down", "Right", "Up")
 
 
-@pytest.mark.parametrize(
-    ("response", "action"),
-    [
+def test_only_one_whole_word_is_a_move(subtests: pytest.Subtests) -> None:
+    for response, action in [
         ("Up", "Up"),
         ("Down", "Down"),
         ("Left", "Left"),
@@ -39,14 +38,13 @@ WORDS = ("Left", "Down", "Right", "Up")
         ("2", "2"),
         ("", ""),
         (" \n", ""),
-    ],
-)
-def test_only_one_whole_word_is_a_move(response: str, action: str) -> None:
-    assert parse_move(response) == Action(action)
-    env = FrozenLakeEnv()
-    env.reset()
-    *_, info = env.step(parse_move(response))
-    assert info["valid"] == (action in WORDS)
+    ]:
+        with subtests.test(response=response, action=action):
+            assert parse_move(response) == Action(action)
+            env = FrozenLakeEnv()
+            env.reset()
+            *_, info = env.step(parse_move(response))
+            assert info["valid"] == (action in WORDS)
 
 
 @given(st.text())

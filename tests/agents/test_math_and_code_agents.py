@@ -28,23 +28,21 @@ def test_they_keep_the_contract_of_agents(agent: Any) -> None:
     check_agent(agent, observation=[{"role": "user", "content": "?"}])
 
 
-@pytest.mark.parametrize(
-    ("response", "thought", "action"),
-    [
+def test_the_action_is_what_comes_behind_the_thoughts(subtests: pytest.Subtests) -> None:
+    for response, thought, action in [
         ("42", "", "42"),
         ("<think>6 times 7</think>\n\n42", "6 times 7", "42"),
         ("6 times 7</think> 42", "6 times 7", "42"),
         ("<think>a</think>b</think>42", "a</think>b", "42"),
         ("<think>6 times 7 is 42", "6 times 7 is 42", ""),
         ("", "", ""),
-    ],
-)
-def test_the_action_is_what_comes_behind_the_thoughts(response: str, thought: str, action: str) -> None:
-    agent = MathAgent()
-    agent.update_from_env(TASK, 0.0, False, {})
-    assert agent.update_from_model(response).action == action
-    step = agent.trajectory.steps[-1]
-    assert (step.thought, step.model_response) == (thought, response)
+    ]:
+        with subtests.test(response=response, thought=thought, action=action):
+            agent = MathAgent()
+            agent.update_from_env(TASK, 0.0, False, {})
+            assert agent.update_from_model(response).action == action
+            step = agent.trajectory.steps[-1]
+            assert (step.thought, step.model_response) == (thought, response)
 
 
 async def test_a_question_is_answered_in_one_turn() -> None:

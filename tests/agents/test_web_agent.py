@@ -8,9 +8,8 @@ from rllm.agents.web import WebAgent, parse_action
 from rllm.errors import ConfigError
 
 
-@pytest.mark.parametrize(
-    ("answer", "action"),
-    [
+def test_an_action_is_what_stands_in_the_last_block_that_nothing_follows(subtests: pytest.Subtests) -> None:
+    for answer, action in [
         ('click("3")', 'click("3")'),
         ('I click.\n```\nclick("3")\n```', 'click("3")'),
         ('```python\nfill("1", "x")\nclick("3")\n```\n', 'fill("1", "x")\nclick("3")'),
@@ -18,10 +17,9 @@ from rllm.errors import ConfigError
         ('```\nclick("1")\n```\nThat was it.', ""),
         ('```click("1")', ""),
         ("", ""),
-    ],
-)
-def test_an_action_is_what_stands_in_the_last_block_that_nothing_follows(answer: str, action: str) -> None:
-    assert parse_action(answer) == action
+    ]:
+        with subtests.test(answer=answer, action=action):
+            assert parse_action(answer) == action
 
 
 def test_the_oldest_pages_are_cut_and_the_goal_and_the_newest_page_stay() -> None:

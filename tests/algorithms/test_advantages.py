@@ -164,23 +164,25 @@ def test_the_order_of_attempts_does_not_matter(name: str, data: st.DataObject) -
     assert after == pytest.approx([before[place] for place in order], abs=1e-12)
 
 
-@pytest.mark.parametrize("reward", [0.3, 1.0])
-@pytest.mark.parametrize("name", sorted({*GROUPED} - {"reinforce_plus_plus_baseline"}))
 def test_a_group_that_ties_teaches_exactly_nothing_whatever_others_of_the_step_do(
-    name: str, reward: float
+    subtests: pytest.Subtests,
 ) -> None:
-    tied: Rows = [(reward / 3, 3 + place, 0, 0.0) for place in range(4)]
-    others: Rows = [(0.0, 3, 1, 0.0), (1.0, 3, 1, 0.0)] if name in ALL_OF_A_STEP else []
-    assert _estimate(name, tied + others)[:4] == [0.0] * 4
+    for reward in (0.3, 1.0):
+        for name in sorted({*GROUPED} - {"reinforce_plus_plus_baseline"}):
+            with subtests.test(reward=reward, name=name):
+                tied: Rows = [(reward / 3, 3 + place, 0, 0.0) for place in range(4)]
+                others: Rows = [(0.0, 3, 1, 0.0), (1.0, 3, 1, 0.0)] if name in ALL_OF_A_STEP else []
+                assert _estimate(name, tied + others)[:4] == [0.0] * 4
 
 
-@pytest.mark.parametrize("name", sorted({*GROUPED, "reinforce_plus_plus", "reinforce_baseline"}))
-@pytest.mark.parametrize("reward", [0.1, 1 / 3, 0.7, 1e9 + 0.1])
 def test_equal_rewards_and_single_attempts_are_exact_zeros_whatever_the_mean_rounds_to(
-    name: str, reward: float
+    subtests: pytest.Subtests,
 ) -> None:
-    assert _estimate(name, [(reward, 3, 0, 0.0)] * 7) == [0.0] * 7
-    assert _estimate(name, [(reward, 3, 0, 0.0)]) == [0.0]
+    for name in sorted({*GROUPED, "reinforce_plus_plus", "reinforce_baseline"}):
+        for reward in (0.1, 1 / 3, 0.7, 1e9 + 0.1):
+            with subtests.test(name=name, reward=reward):
+                assert _estimate(name, [(reward, 3, 0, 0.0)] * 7) == [0.0] * 7
+                assert _estimate(name, [(reward, 3, 0, 0.0)]) == [0.0]
 
 
 def test_a_table_by_hand() -> None:

@@ -92,9 +92,8 @@ def _in_place(tokens: TokenInputs) -> Tensor:
     return -_ratio(tokens) * tokens.advantages_M
 
 
-@pytest.mark.parametrize(
-    ("loss", "broken"),
-    [
+def test_each_way_of_being_wrong_has_its_check(subtests: pytest.Subtests) -> None:
+    for loss, broken in [
         (lambda tokens: _ratio(tokens) * tokens.advantages_M, {"direction"}),
         (_over_the_batch, {"micro-batches"}),
         (_by_position, {"order of rows", "micro-batches"}),
@@ -107,10 +106,9 @@ def _in_place(tokens: TokenInputs) -> Tensor:
         (lambda tokens: -_ratio(tokens) * tokens.advantages_M / 0.0, {"contract"}),
         (lambda tokens: -((40 * (tokens.new_M - tokens.old_M)).exp()) * tokens.advantages_M, {"far ratios"}),
         (_in_place, {"repeatable"}),
-    ],
-)
-def test_each_way_of_being_wrong_has_its_check(loss: Any, broken: set[str]) -> None:
-    assert broken <= _failed(check_loss(loss))
+    ]:
+        with subtests.test(loss=loss, broken=broken):
+            assert broken <= _failed(check_loss(loss))
 
 
 def test_a_random_loss_is_not_repeatable() -> None:
@@ -151,17 +149,19 @@ def test_columns_that_are_not_always_there_are_named() -> None:
     assert "`ref_M` is None without `algorithm.kl_coef`" in _detail(checks, "columns")
 
 
-@pytest.mark.parametrize("name", sorted(SURROGATES))
-def test_every_built_in_loss_is_sound_and_begins_as_the_policy_gradient(name: str) -> None:
-    loss = policy_loss(AlgorithmConfig(loss=name))
-    checks = check_loss(loss.terms, needs_every_row=name == "kl_cov", needs_whole_groups=False)
-    assert _failed(checks) == set()
-    assert ("is -advantage" in _detail(checks, "policy gradient")) == (name != "clip_cov")
+def test_every_built_in_loss_is_sound_and_begins_as_the_policy_gradient(subtests: pytest.Subtests) -> None:
+    for name in sorted(SURROGATES):
+        with subtests.test(name=name):
+            loss = policy_loss(AlgorithmConfig(loss=name))
+            checks = check_loss(loss.terms, needs_every_row=name == "kl_cov", needs_whole_groups=False)
+            assert _failed(checks) == set()
+            assert ("is -advantage" in _detail(checks, "policy gradient")) == (name != "clip_cov")
 
 
-@pytest.mark.parametrize("name", sorted(name for name, each in ESTIMATORS.items() if not each.token_level))
-def test_every_built_in_estimator_is_sound(name: str) -> None:
-    assert _failed(check_estimator(group_form(ESTIMATORS[name]))) == set()
+def test_every_built_in_estimator_is_sound(subtests: pytest.Subtests) -> None:
+    for name in sorted(name for name, each in ESTIMATORS.items() if not each.token_level):
+        with subtests.test(name=name):
+            assert _failed(check_estimator(group_form(ESTIMATORS[name]))) == set()
 
 
 def test_what_an_estimator_does_to_shifts_scales_and_ties_is_said() -> None:

@@ -66,12 +66,13 @@ def test_weights_are_those_of_the_formula_to_the_tenth_digit(level: str, mode: s
     assert 0.1 < changed.double().mean() < 0.9
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("mode", MODES)
-def test_a_sampler_that_agrees_is_not_corrected(level: str, mode: str) -> None:
-    _, old, row_M = _columns(_rows())
-    weights = correction_weights_M(old, old, row_M, level=level, mode=mode, low=LOW, high=HIGH)
-    assert weights.tolist() == [1.0] * len(old)
+def test_a_sampler_that_agrees_is_not_corrected(subtests: pytest.Subtests) -> None:
+    for level in LEVELS:
+        for mode in MODES:
+            with subtests.test(level=level, mode=mode):
+                _, old, row_M = _columns(_rows())
+                weights = correction_weights_M(old, old, row_M, level=level, mode=mode, low=LOW, high=HIGH)
+                assert weights.tolist() == [1.0] * len(old)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -178,12 +179,13 @@ def test_bounds_trade_bias_for_variance() -> None:
     assert errors[-1] < 1e-12
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("mode", MODES)
-def test_the_configuration_offers_every_correction(mode: str, level: str) -> None:
-    config = AlgorithmConfig(correction=mode, correction_level=level, old_logprobs="trainer")
-    config.validate()
-    assert policy_loss(config).correction == Correction(mode=mode, level=level, low=0.0, high=2.0)
+def test_the_configuration_offers_every_correction(subtests: pytest.Subtests) -> None:
+    for level in LEVELS:
+        for mode in MODES:
+            with subtests.test(level=level, mode=mode):
+                config = AlgorithmConfig(correction=mode, correction_level=level, old_logprobs="trainer")
+                config.validate()
+                assert policy_loss(config).correction == Correction(mode=mode, level=level, low=0.0, high=2.0)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -52,15 +52,12 @@ def test_groups_that_tie_or_stand_alone_are_rejected_and_those_with_a_broken_rew
     assert [key[0] for key in rejected_groups(groups, {}, 0.0)] == ["tie", "alone", "paid otherwise"]
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "cost"), [(0, 0.0), (12, 0.0), (13, 0.25), (14, 0.5), (16, 1.0), (99, 1.0)]
-)
-def test_an_overlong_answer_costs_more_the_further_it_goes_into_the_buffer(
-    num_tokens: int, cost: float
-) -> None:
-    # DAPO, equation 13, with L_max = 16 and L_cache = 4.
-    assert overlong_cost(num_tokens, limit=16, buffer=4, penalty=1.0) == cost
-    assert overlong_cost(num_tokens, limit=16, buffer=4, penalty=0.5) == cost / 2
+def test_an_overlong_answer_costs_more_the_further_it_goes_into_the_buffer(subtests: pytest.Subtests) -> None:
+    for num_tokens, cost in ((0, 0.0), (12, 0.0), (13, 0.25), (14, 0.5), (16, 1.0), (99, 1.0)):
+        with subtests.test(num_tokens=num_tokens, cost=cost):
+            # DAPO, equation 13, with L_max = 16 and L_cache = 4.
+            assert overlong_cost(num_tokens, limit=16, buffer=4, penalty=1.0) == cost
+            assert overlong_cost(num_tokens, limit=16, buffer=4, penalty=0.5) == cost / 2
 
 
 def test_the_longest_answer_of_a_trajectory_counts_and_failures_are_left_as_they_are() -> None:

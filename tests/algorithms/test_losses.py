@@ -109,9 +109,8 @@ def test_a_correction_weighs_the_surrogate_alone() -> None:
 OWN = PolicyLoss(surrogate=OwnFunction(name="mine", function=lambda tokens: tokens.new_M))
 
 
-@pytest.mark.parametrize(
-    ("loss", "every_row", "entropy", "whole_groups"),
-    [
+def test_a_loss_says_what_it_needs(subtests: pytest.Subtests) -> None:
+    for loss, every_row, entropy, whole_groups in [
         (PolicyLoss(), False, False, False),
         (PolicyLoss(entropy_coef=0.1), True, True, False),
         (PolicyLoss(kl_coef=0.1), True, False, False),
@@ -121,11 +120,10 @@ OWN = PolicyLoss(surrogate=OwnFunction(name="mine", function=lambda tokens: toke
         (ActorCriticLoss(policy=PolicyLoss(entropy_coef=0.1), value=ValueLoss()), True, True, False),
         (ActorCriticLoss(policy=OWN, value=ValueLoss()), True, False, True),
         (ImitationLoss(), True, False, False),
-    ],
-)
-def test_a_loss_says_what_it_needs(loss: Any, every_row: bool, entropy: bool, whole_groups: bool) -> None:
-    found = (loss.needs_every_row, loss.needs_entropy, loss.needs_whole_groups)
-    assert found == (every_row, entropy, whole_groups)
+    ]:
+        with subtests.test(loss=loss, every_row=every_row, entropy=entropy, whole_groups=whole_groups):
+            found = (loss.needs_every_row, loss.needs_entropy, loss.needs_whole_groups)
+            assert found == (every_row, entropy, whole_groups)
 
 
 @pytest.mark.parametrize(

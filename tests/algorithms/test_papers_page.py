@@ -34,9 +34,10 @@ REGISTRIES = {
 }
 
 
-@pytest.mark.parametrize("key", REGISTRIES)
-def test_every_registered_name_has_its_row_and_every_row_its_name(key: str) -> None:
-    assert {name for name, of, _, _, _ in ROWS if of == key} == REGISTRIES[key]
+def test_every_registered_name_has_its_row_and_every_row_its_name(subtests: pytest.Subtests) -> None:
+    for key in REGISTRIES:
+        with subtests.test(key=key):
+            assert {name for name, of, _, _, _ in ROWS if of == key} == REGISTRIES[key]
 
 
 def test_a_row_selects_what_it_names_and_cites_somebody() -> None:

@@ -138,20 +138,22 @@ def test_the_true_gradient_is_that_of_finite_differences() -> None:
         assert _true(GRADED).reshape(3, 2)[place] == pytest.approx(slope, abs=1e-9)
 
 
-@pytest.mark.parametrize("process", [SOLVED, GRADED], ids=["solved", "graded"])
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("name", ["reinforce", "rloo"])
-def test_reinforce_and_rloo_are_unbiased(process: list[Play], size: int, name: str) -> None:
-    assert _estimated(process, size, name) == pytest.approx(_true(process), abs=EXACT)
+def test_reinforce_and_rloo_are_unbiased(subtests: pytest.Subtests) -> None:
+    for process in (SOLVED, GRADED):
+        for size in (2, 3):
+            for name in ("reinforce", "rloo"):
+                with subtests.test(process=process, size=size, name=name):
+                    assert _estimated(process, size, name) == pytest.approx(_true(process), abs=EXACT)
 
 
-@pytest.mark.parametrize("process", [SOLVED, GRADED], ids=["solved", "graded"])
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", ["dr_grpo", "reinforce_baseline", "opo"])
-def test_who_is_part_of_the_mean_moves_less_by_one_attempt(process: list[Play], size: int, name: str) -> None:
+def test_who_is_part_of_the_mean_moves_less_by_one_attempt(subtests: pytest.Subtests) -> None:
     """OPO as well, here where all attempts are equally long."""
-    expected = (size - 1) / size * _true(process)
-    assert _estimated(process, size, name) == pytest.approx(expected, abs=EXACT)
+    for process in (SOLVED, GRADED):
+        for size in (2, 4):
+            for name in ("dr_grpo", "reinforce_baseline", "opo"):
+                with subtests.test(process=process, size=size, name=name):
+                    expected = (size - 1) / size * _true(process)
+                    assert _estimated(process, size, name) == pytest.approx(expected, abs=EXACT)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -291,13 +293,14 @@ def _credited(process: Sequence[Play], size: int, name: str, credit: str) -> Arr
     return _on_average(process, size, advantages)
 
 
-@pytest.mark.parametrize("credit", ["trajectory", "turn", "discounted"])
-@pytest.mark.parametrize("name", ["reinforce", "rloo"])
 def test_every_way_to_credit_turns_is_unbiased_where_attempts_have_equally_many(
-    name: str, credit: str
+    subtests: pytest.Subtests,
 ) -> None:
     """Discounted by 1, that is: less of it favours the last turns, which is its point and its bias."""
-    assert _credited(GRADED, 2, name, credit) == pytest.approx(_true(GRADED), abs=EXACT)
+    for credit in ("trajectory", "turn", "discounted"):
+        for name in ("reinforce", "rloo"):
+            with subtests.test(credit=credit, name=name):
+                assert _credited(GRADED, 2, name, credit) == pytest.approx(_true(GRADED), abs=EXACT)
 
 
 # GAE: a turn is a token here

@@ -188,13 +188,14 @@ def _loss(name: str, surrogate: Surrogate, rows: list[Row], new_M: Tensor) -> fl
     return float(terms_M.sum())
 
 
-@pytest.mark.parametrize("name", sorted(SURROGATES))
-def test_in_the_first_update_every_surrogate_has_the_plain_policy_gradient(name: str) -> None:
-    fresh = [[(new, new, advantage) for new, _, advantage in row] for row in _some_rows()]
-    advantages_M = inputs(fresh).advantages_M
-    _, slopes = _terms_and_slopes(SURROGATES[name], fresh)
-    assert slopes == pytest.approx((-advantages_M).tolist(), abs=1e-12)
-    assert not SURROGATES[name].clipped_M(inputs(fresh)).any()
+def test_in_the_first_update_every_surrogate_has_the_plain_policy_gradient(subtests: pytest.Subtests) -> None:
+    for name in sorted(SURROGATES):
+        with subtests.test(name=name):
+            fresh = [[(new, new, advantage) for new, _, advantage in row] for row in _some_rows()]
+            advantages_M = inputs(fresh).advantages_M
+            _, slopes = _terms_and_slopes(SURROGATES[name], fresh)
+            assert slopes == pytest.approx((-advantages_M).tolist(), abs=1e-12)
+            assert not SURROGATES[name].clipped_M(inputs(fresh)).any()
 
 
 @pytest.mark.parametrize("name", sorted(SURROGATES))

@@ -25,16 +25,19 @@ def _cut_off(reason: TerminationReason, reward: Any = 0.75, outcome: Outcome = O
     return Episode(task_id="t", trajectories=[trajectory], termination_reason=reason, outcome=outcome)
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("treatment", TREATMENTS)
-def test_each_limit_has_each_treatment_and_no_say_about_the_others(limit: str, treatment: str) -> None:
-    others = dict.fromkeys(LIMITS, "keep")
-    config = TruncationConfig(**{**others, limit: treatment, "penalty": 0.5})
-    for name, reason in LIMITS.items():
-        treated = treat_truncated([_cut_off(reason)], config)
-        mine = treatment if name == limit else "keep"
-        assert treated.masked == ({"mine"} if mine == "mask" else set())
-        assert treated.rewards == {"zero": {"mine": 0.0}, "penalise": {"mine": 0.25}}.get(mine, {})
+def test_each_limit_has_each_treatment_and_no_say_about_the_others(subtests: pytest.Subtests) -> None:
+    for limit in LIMITS:
+        for treatment in TREATMENTS:
+            with subtests.test(limit=limit, treatment=treatment):
+                others = dict.fromkeys(LIMITS, "keep")
+                config = TruncationConfig(**{**others, limit: treatment, "penalty": 0.5})
+                for name, reason in LIMITS.items():
+                    treated = treat_truncated([_cut_off(reason)], config)
+                    mine = treatment if name == limit else "keep"
+                    assert treated.masked == ({"mine"} if mine == "mask" else set())
+                    assert treated.rewards == {"zero": {"mine": 0.0}, "penalise": {"mine": 0.25}}.get(
+                        mine, {}
+                    )
 
 
 def test_by_default_only_those_out_of_turns_are_learned_from() -> None:

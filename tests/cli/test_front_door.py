@@ -37,12 +37,13 @@ def test_every_command_has_help_with_an_example_and_json(words: tuple[str, ...],
     assert "--json" in result.stdout
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_line_of_help_at_the_front_door_is_the_one_of_the_command(name: str) -> None:
-    command = rllm.get_command(click.Context(rllm), name)
-    assert command is not None
-    assert (command.help or "").partition("\n")[0] == COMMANDS[name][1]
-    assert command.name == name
+def test_the_line_of_help_at_the_front_door_is_the_one_of_the_command(subtests: pytest.Subtests) -> None:
+    for name in COMMANDS:
+        with subtests.test(name=name):
+            command = rllm.get_command(click.Context(rllm), name)
+            assert command is not None
+            assert (command.help or "").partition("\n")[0] == COMMANDS[name][1]
+            assert command.name == name
 
 
 def test_help_lists_the_commands_in_the_order_of_use(rllm: Rllm) -> None:

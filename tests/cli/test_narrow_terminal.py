@@ -94,9 +94,8 @@ def test_no_sentence_breaks_in_the_middle_of_a_word(
     assert "There are no runs in `.`.\n" in shown[1].stdout
 
 
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
+def test_a_sentence_is_folded_between_words(subtests: pytest.Subtests) -> None:
+    for text, lines in [
         ("one two three", ["one two", "three"]),
         ("one\ntwo three four", ["one", "two three", "four"]),
         ("unbreakable-word then", ["unbreakable-word", "then"]),
@@ -105,11 +104,10 @@ def test_no_sentence_breaks_in_the_middle_of_a_word(
         ("  in, and on it goes", ["  in, and", "on it goes"]),
         ("", [""]),
         ("it`s", ["it`s"]),
-    ],
-)
-def test_a_sentence_is_folded_between_words(text: str, lines: list[str]) -> None:
-    assert fold(text, 10).split("\n") == lines
-    assert fold(text, None) == text
+    ]:
+        with subtests.test(text=text, lines=lines):
+            assert fold(text, 10).split("\n") == lines
+            assert fold(text, None) == text
 
 
 def test_the_time_of_a_run_is_the_same_wherever_it_is_shown(rllm: Rllm, finished_run: Any) -> None:

@@ -107,17 +107,15 @@ def test_every_printed_command_is_taken() -> None:
     assert [each for each in commands if each[2]] == []
 
 
-@pytest.mark.parametrize(
-    ("words", "trouble"),
-    [
+def test_what_would_not_be_taken_is_found(subtests: pytest.Subtests) -> None:
+    for words, trouble in [
         (["serve", "--model", UNKNOWN], "No such option"),
         (["serve", "model", UNKNOWN], ""),
         (["sevre", "model"], "there is no command sevre"),
         (["runs", "show"], ""),
         (["eval"], ""),
         (["runs", "show", "a", "b"], "nothing takes b"),
-    ],
-)
-def test_what_would_not_be_taken_is_found(words: list[str], trouble: str) -> None:
-    assert trouble in trouble_with(words, is_whole=False)
-    assert bool(trouble) == bool(trouble_with(words, is_whole=False))
+    ]:
+        with subtests.test(words=words, trouble=trouble):
+            assert trouble in trouble_with(words, is_whole=False)
+            assert bool(trouble) == bool(trouble_with(words, is_whole=False))

@@ -64,9 +64,8 @@ def test_every_key_takes_its_own_default_from_a_mapping_and_from_text() -> None:
             assert _read(load_config([f"{key}={text}"]), key) == default, key
 
 
-@pytest.mark.parametrize(
-    ("assignment", "hint"),
-    [
+def test_an_unknown_key_is_refused_with_a_suggestion(subtests: pytest.Subtests) -> None:
+    for assignment, hint in [
         ("sead=1", "did you mean `seed`"),
         ("rolout.group_size=4", "did you mean `rollout`"),
         ("rollout.groupsize=4", "did you mean `rollout.group_size`"),
@@ -76,11 +75,12 @@ def test_every_key_takes_its_own_default_from_a_mapping_and_from_text() -> None:
         ("rollout.group_size.x=1", "must be of type int"),
         ("rollout=5", "`rollout` is a section; set one of its keys"),
         ("rollout..group_size=5", "no configuration key `rollout.`"),
-    ],
-)
-def test_an_unknown_key_is_refused_with_a_suggestion(assignment: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=hint.replace(".", r"\.")):
-        load_config([assignment])
+    ]:
+        with (
+            subtests.test(assignment=assignment, hint=hint),
+            pytest.raises(ConfigError, match=hint.replace(".", r"\.")),
+        ):
+            load_config([assignment])
 
 
 @pytest.mark.parametrize("text", ["seed", "=5", "", "  =5"])
@@ -149,19 +149,17 @@ def _get(tree: dict[str, Any], key: str) -> Any:
     return value
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
+def test_a_value_that_is_no_toml_is_text(subtests: pytest.Subtests) -> None:
+    for text, value in [
         ("model.path=builtin:small", "builtin:small"),
         ("model.path=/models/a b#1", "/models/a b#1"),
         ("model.path = 'quoted'", "quoted"),
         ("model.path=", ""),
         ("model.path=a=b", "a=b"),
         ("model.path=true story", "true story"),
-    ],
-)
-def test_a_value_that_is_no_toml_is_text(text: str, value: str) -> None:
-    assert parse_assignment(text) == {"model": {"path": value}}
+    ]:
+        with subtests.test(text=text, value=value):
+            assert parse_assignment(text) == {"model": {"path": value}}
 
 
 def test_a_whole_number_is_taken_where_a_fraction_is_wanted_and_not_the_other_way_round() -> None:
@@ -196,7 +194,7 @@ def test_what_is_set_is_what_one_gets_and_the_rest_stays(values: dict[str, int])
     assert load_config([f"{key}={value}" for key, value in values.items()]) == config
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_a_section_is_not_a_value(section: str) -> None:
-    with pytest.raises(ConfigError, match=f"`{section}` is a section"):
-        load_config(_tree(section, "fast"))
+def test_a_section_is_not_a_value(subtests: pytest.Subtests) -> None:
+    for section in SECTIONS:
+        with subtests.test(section=section), pytest.raises(ConfigError, match=f"`{section}` is a section"):
+            load_config(_tree(section, "fast"))

@@ -37,9 +37,8 @@ def test_a_policy_takes_what_it_does_not_say_from_the_section() -> None:
     assert load_config().adapter_of("policy").rank == 0
 
 
-@pytest.mark.parametrize(
-    ("assignments", "named"),
-    [
+def test_what_no_adapter_can_be_is_refused_by_name(subtests: pytest.Subtests) -> None:
+    for assignments, named in [
         (["lora.rank=-1"], r"`lora\.rank` is -1; it must be at least 0"),
         (["lora.rank=2.5"], r"`lora\.rank` is 2\.5, of type float"),
         (["lora.rank=8", "lora.alpha=0"], r"`lora\.alpha` is 0\.0"),
@@ -57,8 +56,6 @@ def test_a_policy_takes_what_it_does_not_say_from_the_section() -> None:
             [*TWO, "lora.rank=8", "policies.a.lora_rank=4", "policies.b.lora_rank=0"],
             r"`lora\.rank` is 8, but every policy",
         ),
-    ],
-)
-def test_what_no_adapter_can_be_is_refused_by_name(assignments: list[str], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        load_config(assignments)
+    ]:
+        with subtests.test(assignments=assignments, named=named), pytest.raises(ConfigError, match=named):
+            load_config(assignments)

@@ -63,9 +63,8 @@ def test_a_role_is_played_by_the_policy_of_its_name_where_none_is_chosen() -> No
         config.policy_of("critic")
 
 
-@pytest.mark.parametrize(
-    ("assignments", "named"),
-    [
+def test_what_cannot_be_honoured_is_refused_by_its_key(subtests: pytest.Subtests) -> None:
+    for assignments, named in [
         (["policies=3"], r"`policies` is a section; set one of its keys, such as `policies\.NAME\.path`"),
         (["policies.solver=3"], r"`policies\.solver` is a section; .* `policies\.solver\.path`"),
         (["policies.solver.pth=a"], r"did you mean `policies\.solver\.path`"),
@@ -84,14 +83,13 @@ def test_a_role_is_played_by_the_policy_of_its_name_where_none_is_chosen() -> No
         ([*TWO, "policies.judge.learning_rate=1e-3"], r"but the policy is frozen"),
         (["policies.solver.learning_rate=-1"], r"`policies\.solver\.learning_rate` is -1"),
         (['policies."../up".path=a'], r"names a directory of the run"),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused_by_its_key(assignments: list[str], named: str) -> None:
-    tree: dict[str, object] | list[str] = assignments
-    if "../up" in assignments[0]:
-        tree = {"policies": {"../up": {"path": "a"}}}
-    with pytest.raises(ConfigError, match=named):
-        load_config(tree)
+    ]:
+        with subtests.test(assignments=assignments, named=named):
+            tree: dict[str, object] | list[str] = assignments
+            if "../up" in assignments[0]:
+                tree = {"policies": {"../up": {"path": "a"}}}
+            with pytest.raises(ConfigError, match=named):
+                load_config(tree)
 
 
 def test_a_group_of_one_is_refused_where_any_role_compares_attempts() -> None:

@@ -74,21 +74,25 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("key", AT_LEAST)
-def test_a_count_below_its_limit_is_refused_with_key_value_and_limit(key: str) -> None:
-    limit = AT_LEAST[key]
-    alone = ["steps=0"] if key == "rollout.group_size" else []
-    load_config([*alone, f"{key}={limit}"])
-    with pytest.raises(ConfigError, match=f"`{key}` is {limit - 1};.* {limit}"):
-        load_config([*alone, f"{key}={limit - 1}"])
+def test_a_count_below_its_limit_is_refused_with_key_value_and_limit(subtests: pytest.Subtests) -> None:
+    for key in AT_LEAST:
+        with subtests.test(key=key):
+            limit = AT_LEAST[key]
+            alone = ["steps=0"] if key == "rollout.group_size" else []
+            load_config([*alone, f"{key}={limit}"])
+            with pytest.raises(ConfigError, match=f"`{key}` is {limit - 1};.* {limit}"):
+                load_config([*alone, f"{key}={limit - 1}"])
 
 
-@pytest.mark.parametrize("key", ABOVE_ZERO)
-def test_what_must_be_positive_is_neither_zero_nor_negative_nor_infinite_nor_nan(key: str) -> None:
-    load_config([f"{key}=1e-9"])
-    for value in ("0.0", "-1.0", "inf", "nan"):
-        with pytest.raises(ConfigError, match=f"`{key}` is .*finite.* 0"):
-            load_config([f"{key}={value}"])
+def test_what_must_be_positive_is_neither_zero_nor_negative_nor_infinite_nor_nan(
+    subtests: pytest.Subtests,
+) -> None:
+    for key in ABOVE_ZERO:
+        with subtests.test(key=key):
+            load_config([f"{key}=1e-9"])
+            for value in ("0.0", "-1.0", "inf", "nan"):
+                with pytest.raises(ConfigError, match=f"`{key}` is .*finite.* 0"):
+                    load_config([f"{key}={value}"])
 
 
 @pytest.mark.parametrize("key", BETWEEN)
@@ -103,12 +107,13 @@ def test_what_has_two_limits_keeps_to_both(key: str) -> None:
             load_config([f"{key}={value}"])
 
 
-@pytest.mark.parametrize("key", CHOICES)
-def test_a_choice_is_one_of_those_that_are_named(key: str) -> None:
-    for choice in CHOICES[key]:
-        load_config([f"{key}={choice}"])
-    with pytest.raises(ConfigError, match=f"`{key}` is 'other'.*{', '.join(CHOICES[key])}"):
-        load_config([f"{key}=other"])
+def test_a_choice_is_one_of_those_that_are_named(subtests: pytest.Subtests) -> None:
+    for key in CHOICES:
+        with subtests.test(key=key):
+            for choice in CHOICES[key]:
+                load_config([f"{key}={choice}"])
+            with pytest.raises(ConfigError, match=f"`{key}` is 'other'.*{', '.join(CHOICES[key])}"):
+                load_config([f"{key}=other"])
 
 
 def test_a_group_of_one_is_refused_where_attempts_are_compared() -> None:
@@ -247,15 +252,16 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_would_do_nothing_or_cannot_be_done_is_refused_with_what_to_do(message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_config(REFUSED[message])
+def test_what_would_do_nothing_or_cannot_be_done_is_refused_with_what_to_do(
+    subtests: pytest.Subtests,
+) -> None:
+    for message in REFUSED:
+        with subtests.test(message=message), pytest.raises(ConfigError, match=message):
+            load_config(REFUSED[message])
 
 
-@pytest.mark.parametrize(
-    "assignments",
-    [
+def test_what_belongs_together_is_taken(subtests: pytest.Subtests) -> None:
+    for assignments in [
         GAE,
         [
             *GAE,
@@ -278,12 +284,10 @@ def test_what_would_do_nothing_or_cannot_be_done_is_refused_with_what_to_do(mess
         [*CORRECTED, "algorithm.correction_level=geometric", "algorithm.correction_high=5"],
         ["filters.dynamic=true", "filters.max_rounds=9", "filters.min_reward_std=0.1"],
         ["filters.overlong_buffer=2", "filters.overlong_penalty=0.5"],
-    ],
-    ids=lambda assignments: assignments[-1],
-)
-def test_what_belongs_together_is_taken(assignments: list[str]) -> None:
-    config = load_config(assignments)
-    assert load_config(config) == config
+    ]:
+        with subtests.test(assignments=assignments):
+            config = load_config(assignments)
+            assert load_config(config) == config
 
 
 def test_a_policy_needs_a_critic_where_one_of_its_roles_asks_it() -> None:

@@ -345,12 +345,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_row_that_cannot_be_learned_is_refused_by_its_number(case: str) -> None:
-    row, what = REFUSED[case]
-    good = {"messages": [user("a"), says("b")]}
-    with pytest.raises(ConfigError, match=rf"^row 1: .*{what}"):
-        chats_of([good, row])  # pyright: ignore[reportArgumentType]
+def test_a_row_that_cannot_be_learned_is_refused_by_its_number(subtests: pytest.Subtests) -> None:
+    for case in REFUSED:
+        with subtests.test(case=case):
+            row, what = REFUSED[case]
+            good = {"messages": [user("a"), says("b")]}
+            with pytest.raises(ConfigError, match=rf"^row 1: .*{what}"):
+                chats_of([good, row])  # pyright: ignore[reportArgumentType]
 
 
 def test_all_bad_rows_are_counted_and_the_first_ones_told(tmp_path: Path) -> None:

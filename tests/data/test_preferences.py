@@ -1,7 +1,6 @@
 """Rows of preferences are read or refused by their number; attempts of a run are counted and paired."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -79,9 +78,8 @@ def test_an_answer_with_a_label_stands_alone(label: bool, sign: int) -> None:
     assert [(sign, said(chat)) for sign, chat in comparison.answers] == [(sign, EXPECTED[0][1])]
 
 
-@pytest.mark.parametrize(
-    ("row", "paired", "message"),
-    [
+def test_a_row_that_is_no_preference_is_refused_by_its_number(subtests: pytest.Subtests) -> None:
+    for row, paired, message in [
         ({"prompt": "a", "chosen": "b"}, True, "it has no `rejected`, but prompt, chosen; give `prompt`"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, True, "are the same, so nothing is preferred"),
         ({"prompt": "a", "chosen": "", "rejected": "b"}, True, "chosen: .*the answer is empty"),
@@ -95,12 +93,12 @@ def test_an_answer_with_a_label_stands_alone(label: bool, sign: int) -> None:
         ({"prompt": "a", "completion": "b"}, False, r"`label` is None; it must be true"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, False, "no `completion`, but prompt, chosen"),
         ("text", True, "it is a str; give an object"),
-    ],
-    ids=str,
-)
-def test_a_row_that_is_no_preference_is_refused_by_its_number(row: Any, paired: bool, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"row 0: .*{message}"):
-        comparisons_of([row], paired=paired)
+    ]:
+        with (
+            subtests.test(row=row, paired=paired, message=message),
+            pytest.raises(ConfigError, match=f"row 0: .*{message}"),
+        ):
+            comparisons_of([row], paired=paired)
 
 
 def test_a_file_is_refused_by_its_lines_all_at_once(tmp_path: Path) -> None:
@@ -236,9 +234,8 @@ def test_counts_conserve_and_pairs_are_what_they_say(
     assert limit or len(alone) == len(found)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_a_key_that_cannot_be_honoured_is_refused(subtests: pytest.Subtests) -> None:
+    for make, message in [
         (lambda: PreferenceDataConfig(dataset="a", run="b"), "train on one of them"),
         (
             lambda: PreferenceDataConfig(dataset="a", pairing="all"),
@@ -248,10 +245,6 @@ def test_counts_conserve_and_pairs_are_what_they_say(
         (lambda: PreferenceDataConfig(dataset="a", min_reward=0.5), "`data.min_reward` is 0.5"),
         (lambda: PreferenceDataConfig(max_length_policy="truncate"), "choose one of refuse, drop"),
         (lambda: PreferenceDataConfig(heldout_fraction=1.0), "0 or more and below 1"),
-    ],
-)
-def test_a_key_that_cannot_be_honoured_is_refused(
-    make: Callable[[], PreferenceDataConfig], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make().validate()
+    ]:
+        with subtests.test(make=make, message=message), pytest.raises(ConfigError, match=message):
+            make().validate()

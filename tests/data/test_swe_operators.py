@@ -38,12 +38,13 @@ def with_operator(text: str, name: str) -> list[str]:
     return [edited(text, [each.edit]) for each in mutations(text) if each.operator == name]
 
 
-@pytest.mark.parametrize("name", sorted(BODIES))
-def test_an_operator_changes_one_place_and_leaves_all_other_characters(name: str) -> None:
-    before, after = BODIES[name]
-    assert function(after).replace("\n\n", "\n") in [
-        each.replace("\n\n", "\n") for each in with_operator(function(before), name)
-    ]
+def test_an_operator_changes_one_place_and_leaves_all_other_characters(subtests: pytest.Subtests) -> None:
+    for name in sorted(BODIES):
+        with subtests.test(name=name):
+            before, after = BODIES[name]
+            assert function(after).replace("\n\n", "\n") in [
+                each.replace("\n\n", "\n") for each in with_operator(function(before), name)
+            ]
 
 
 def test_a_default_is_changed() -> None:

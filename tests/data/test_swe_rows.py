@@ -87,9 +87,8 @@ def test_a_bug_patch_is_no_solution_and_the_tests_of_r2e_are_files() -> None:
     assert "on Tuesdays" in SWETask.from_row(MULTI).problem_statement
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_broken_row_is_refused_by_name(subtests: pytest.Subtests) -> None:
+    for change, message in [
         ({"base_commit": ""}, "no `base_commit`"),
         ({"base_commit": "--upload-pack=touch /tmp/x"}, "no commit's name"),
         ({"base_commit": None, "source": "x.bundle"}, "no `base_commit`"),
@@ -102,12 +101,11 @@ def test_a_bug_patch_is_no_solution_and_the_tests_of_r2e_are_files() -> None:
         ({"test_files": {".git/hooks/x": ""}}, "inside the repository"),
         ({"test_files": "{"}, "`test_files`"),
         ({"install": "pip install x"}, "`install`"),
-    ],
-)
-def test_a_broken_row_is_refused_by_name(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        SWETask.from_row(CLASSIC | change)
-    assert "astropy__astropy-12907" in str(caught.value)
+    ]:
+        with subtests.test(change=change, message=message):
+            with pytest.raises(ConfigError, match=message) as caught:
+                SWETask.from_row(CLASSIC | change)
+            assert "astropy__astropy-12907" in str(caught.value)
 
 
 def test_sources_are_relative_to_the_file_of_rows(tmp_path: Path) -> None:

@@ -180,20 +180,20 @@ def test_a_run_moves_between_layers_together_shards_and_one_process(
     assert max(float((mine[name] - theirs[name]).abs().max()) for name in mine) < 1e-10
 
 
-@pytest.mark.parametrize(
-    ("assignments", "num_ranks", "why"),
-    [
+def test_what_cannot_be_split_is_refused(subtests: pytest.Subtests) -> None:
+    for assignments, num_ranks, why in [
         ([], 3, "`distributed.tensor_parallel` is 2, and the number of processes 3"),
         ([], 1, "and the number of processes 1; start"),
         (["distributed.strategy=shard"], 2, "`distributed.strategy` is 'shard'; nobody has joined the two"),
         (["distributed.tensor_parallel=3"], 3, "has 4 heads of keys and values; choose a divisor"),
         (["lora.rank=2"], 2, "an adapter is not split among processes"),
         (["distributed.tensor_parallel=0"], 2, "must be at least 1"),
-    ],
-)
-def test_what_cannot_be_split_is_refused(assignments: list[str], num_ranks: int, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        _require(["distributed.tensor_parallel=2", *assignments], num_ranks)
+    ]:
+        with (
+            subtests.test(assignments=assignments, num_ranks=num_ranks, why=why),
+            pytest.raises(ConfigError, match=why),
+        ):
+            _require(["distributed.tensor_parallel=2", *assignments], num_ranks)
 
 
 def _require(assignments: list[str], num_ranks: int) -> None:

@@ -345,9 +345,8 @@ async def test_arguments_that_a_workflow_refuses_are_found_before_the_first_task
         await engine_of(Forgets).initialize_pool()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_options_that_cannot_be_honoured_are_refused(subtests: pytest.Subtests) -> None:
+    for options, words in [
         ({"n_parallel_tasks": 0}, "`n_parallel_tasks` is 0"),
         ({"retry_limit": 0}, "`retry_limit` is 0"),
         ({"api_retries": -1}, "`api_retries` is -1"),
@@ -357,11 +356,9 @@ async def test_arguments_that_a_workflow_refuses_are_found_before_the_first_task
         ({"episode_logger": 3}, "`episode_logger` is 3"),
         ({"clients": {"a": ScriptedClient(four)}}, "either `rollout_engine`"),
         ({"roles": {"judge": RoleSettings(policy="b")}}, "Role `judge` is of policy `b`"),
-    ],
-)
-def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        engine_of(Asks, **options)
+    ]:
+        with subtests.test(options=options, words=words), pytest.raises(ConfigError, match=words):
+            engine_of(Asks, **options)
 
 
 async def test_a_workflow_that_could_not_be_made_for_want_of_something_is_made_again() -> None:

@@ -171,9 +171,8 @@ def test_only_whole_answers_are_steps() -> None:
         join_records(Trajectory(steps=[Step(id="c0")]), *records)
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "is_ours"),
-    [
+def test_a_failed_call_is_the_infrastructures_by_its_status_and_code(subtests: pytest.Subtests) -> None:
+    for status, code, is_ours in [
         (500, None, True),
         (503, "no_upstream", True),
         (408, None, True),
@@ -182,14 +181,11 @@ def test_only_whole_answers_are_steps() -> None:
         (404, None, False),
         (499, "client_disconnected", False),
         (503, "session_closed", False),
-    ],
-)
-def test_a_failed_call_is_the_infrastructures_by_its_status_and_code(
-    status: int, code: str | None, is_ours: bool
-) -> None:
-    error = {"status": status, "code": code}
-    failed = CallRecord(id="c1", session="s", status=CallStatus.ERROR, error=error)
-    assert Captured([call("c0"), failed]).infrastructure_error() == (error if is_ours else None)
+    ]:
+        with subtests.test(status=status, code=code, is_ours=is_ours):
+            error = {"status": status, "code": code}
+            failed = CallRecord(id="c1", session="s", status=CallStatus.ERROR, error=error)
+            assert Captured([call("c0"), failed]).infrastructure_error() == (error if is_ours else None)
 
 
 def test_a_temperature_that_nobody_chose_is_that_of_the_model() -> None:

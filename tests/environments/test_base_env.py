@@ -100,9 +100,8 @@ def test_a_five_tuple_tells_an_end_from_a_limit(
     assert type(result.done) is type(result.truncated) is bool
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_a_step_of_the_wrong_shape_is_refused_by_class_method_and_value(subtests: pytest.Subtests) -> None:
+    for value in [
         None,
         "ice",
         ["ice", 0.0, False, {}],
@@ -113,17 +112,15 @@ def test_a_five_tuple_tells_an_end_from_a_limit(
         ("ice", 0.0, False, 0, {}),
         ("ice", 0.0, False, None),
         ("ice", 0.0, False, False, [1]),
-    ],
-)
-def test_a_step_of_the_wrong_shape_is_refused_by_class_method_and_value(value: Any) -> None:
-    with pytest.raises(AgentError, match=r"^Echo\.step returned ") as caught:
-        unpack_step(Echo(), value)
-    assert "return a tuple" in str(caught.value) or "must be" in str(caught.value)
+    ]:
+        with subtests.test(value=value):
+            with pytest.raises(AgentError, match=r"^Echo\.step returned ") as caught:
+                unpack_step(Echo(), value)
+            assert "return a tuple" in str(caught.value) or "must be" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "reward",
-    [
+def test_a_reward_that_is_no_finite_number_is_an_error_and_never_a_zero(subtests: pytest.Subtests) -> None:
+    for reward in [
         None,
         float("nan"),
         float("inf"),
@@ -136,14 +133,12 @@ def test_a_step_of_the_wrong_shape_is_refused_by_class_method_and_value(value: A
         Decimal(1),
         10**400,
         object(),
-    ],
-    ids=lambda reward: type(reward).__name__,
-)
-@pytest.mark.parametrize("width", [4, 5])
-def test_a_reward_that_is_no_finite_number_is_an_error_and_never_a_zero(reward: Any, width: int) -> None:
-    flags = (False,) * (width - 3)
-    with pytest.raises(RewardError, match=r"^Echo\.step returned .* reward; .*finite"):
-        unpack_step(Echo(), ("ice", reward, *flags, {}))
+    ]:
+        for width in (4, 5):
+            with subtests.test(reward=reward, width=width):
+                flags = (False,) * (width - 3)
+                with pytest.raises(RewardError, match=r"^Echo\.step returned .* reward; .*finite"):
+                    unpack_step(Echo(), ("ice", reward, *flags, {}))
 
 
 @pytest.mark.parametrize(

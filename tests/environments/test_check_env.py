@@ -45,15 +45,15 @@ def test_a_sound_environment_passes() -> None:
     check_env(Sound(), "go")
 
 
-@pytest.mark.parametrize("action", ["Right", "nonsense", None])
-@pytest.mark.parametrize("is_slippery", [False, True])
-def test_frozenlake_passes(action: Any, is_slippery: bool) -> None:
-    check_env(FrozenLakeEnv(is_slippery=is_slippery), action, seed=5)
+def test_frozenlake_passes(subtests: pytest.Subtests) -> None:
+    for action in ("Right", "nonsense", None):
+        for is_slippery in (False, True):
+            with subtests.test(action=action, is_slippery=is_slippery):
+                check_env(FrozenLakeEnv(is_slippery=is_slippery), action, seed=5)
 
 
-@pytest.mark.parametrize(
-    ("attributes", "complaint"),
-    [
+def test_each_broken_promise_is_named(subtests: pytest.Subtests) -> None:
+    for attributes, complaint in [
         ({"result": ("bye", None, True, {})}, "Broken.step returned None"),
         ({"result": ("bye", float("nan"), True, {})}, "as the reward"),
         ({"result": ("bye", 1.0, {})}, "Broken.step returned ('bye', 1.0, {})"),
@@ -64,12 +64,11 @@ def test_frozenlake_passes(action: Any, is_slippery: bool) -> None:
         ({"result": ("bye", 1.0, True, {"k": (1, 2)})}, "use lists instead of tuples"),
         ({"is_multithread_safe": staticmethod(lambda: None)}, "is_multithread_safe() returned None"),
         ({"idx": property(lambda self: 0, lambda self, value: None)}, "idx is 0 after it was set to 7"),
-    ],
-)
-def test_each_broken_promise_is_named(attributes: dict[str, Any], complaint: str) -> None:
-    message = complaints(broken(**attributes))
-    assert complaint in message
-    assert message.startswith("Broken breaks the contract in 1 place(s):")
+    ]:
+        with subtests.test(attributes=attributes, complaint=complaint):
+            message = complaints(broken(**attributes))
+            assert complaint in message
+            assert message.startswith("Broken breaks the contract in 1 place(s):")
 
 
 def test_an_environment_that_ignores_the_seed_is_named_with_both_values() -> None:
@@ -102,14 +101,16 @@ def test_an_exception_of_the_environment_keeps_its_own_traceback() -> None:
         check_env(broken(step=step), "go")
 
 
-@pytest.mark.parametrize("value", ["text", 1, 0.5, None, True, [1, "a"], {"a": {"b": []}}])
-def test_what_json_keeps_is_not_lost(value: Any) -> None:
-    assert lost_in_json(value) is None
+def test_what_json_keeps_is_not_lost(subtests: pytest.Subtests) -> None:
+    for value in ("text", 1, 0.5, None, True, [1, "a"], {"a": {"b": []}}):
+        with subtests.test(value=value):
+            assert lost_in_json(value) is None
 
 
-@pytest.mark.parametrize("value", [(1, 2), {1: 2}, {"a": (1,)}, {1, 2}, b"x", float("nan"), np.int64(1)])
-def test_what_json_changes_is_lost(value: Any) -> None:
-    assert lost_in_json(value) is not None
+def test_what_json_changes_is_lost(subtests: pytest.Subtests) -> None:
+    for value in ((1, 2), {1: 2}, {"a": (1,)}, {1, 2}, b"x", float("nan"), np.int64(1)):
+        with subtests.test(value=value):
+            assert lost_in_json(value) is not None
 
 
 def test_an_async_environment_is_checked_in_a_loop_of_its_own() -> None:

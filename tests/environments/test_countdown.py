@@ -39,11 +39,12 @@ def test_no_problem_is_in_two_splits_over_hundreds_of_draws(arguments: dict[str,
         assert not problems & set().union(*(drawn[other] for other in SPLITS if other != split))
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("start", [0, 1_000_192])
-def test_the_first_256_tasks_of_a_split_are_as_many_problems(split: str, start: int) -> None:
-    tasks = countdown_tasks(split, 256, start=start, **SUMS_AND_DIFFERENCES)
-    assert len({(tuple(sorted(task["numbers"])), task["target"]) for task in tasks}) == 256
+def test_the_first_256_tasks_of_a_split_are_as_many_problems(subtests: pytest.Subtests) -> None:
+    for split in SPLITS:
+        for start in (0, 1_000_192):
+            with subtests.test(split=split, start=start):
+                tasks = countdown_tasks(split, 256, start=start, **SUMS_AND_DIFFERENCES)
+                assert len({(tuple(sorted(task["numbers"])), task["target"]) for task in tasks}) == 256
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -170,21 +171,17 @@ def test_tasks_go_through_json_into_environments() -> None:
         assert env.step(demonstration(task, noise=0.0, rng=np.random.default_rng(0)))[1] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("problem", "operators", "wanted"),
-    [
+def test_all_ways_to_write_an_answer_are_found(subtests: pytest.Subtests) -> None:
+    for problem, operators, wanted in [
         (CountdownProblem(numbers=(3, 7), target=10), "+-*/", {"7+3"}),
         (CountdownProblem(numbers=(3, 7), target=4), "+-*/", {"7-3"}),
         (CountdownProblem(numbers=(2, 2), target=4), "+-*/", {"2+2", "2*2"}),
         (CountdownProblem(numbers=(8, 4, 2), target=4), "/", {"8/(4/2)", "2/(4/8)"}),
         (CountdownProblem(numbers=(7, 3, 2), target=2), "+-", {"7-3-2", "7-2-3", "7-(3+2)"}),
         (CountdownProblem(numbers=(1, 1), target=5), "+-*/", set[str]()),
-    ],
-)
-def test_all_ways_to_write_an_answer_are_found(
-    problem: CountdownProblem, operators: str, wanted: set[str]
-) -> None:
-    assert set(solutions(problem, operators)) == wanted
+    ]:
+        with subtests.test(problem=problem, operators=operators, wanted=wanted):
+            assert set(solutions(problem, operators)) == wanted
 
 
 def test_the_plainest_answer_comes_first() -> None:
@@ -272,9 +269,8 @@ def test_the_environment_pays_one_for_a_right_answer_and_says_why_another_is_wro
         env.step("3+7+2")
 
 
-@pytest.mark.parametrize(
-    ("task", "named"),
-    [
+def test_what_is_no_problem_is_refused(subtests: pytest.Subtests) -> None:
+    for task, named in [
         ({"numbers": [3, 7], "goal": 10}, "goal"),
         ({"numbers": [3, 7], "targets": 10}, "did you mean `target`"),
         ({"numbers": [3], "target": 3}, "numbers"),
@@ -285,16 +281,13 @@ def test_the_environment_pays_one_for_a_right_answer_and_says_why_another_is_wro
         ({"numbers": [3, True], "target": 4}, "numbers"),
         ({"numbers": [3, 7], "target": -4}, "target"),
         ({"numbers": [3, 7], "target": "10"}, "target"),
-    ],
-)
-def test_what_is_no_problem_is_refused(task: dict[str, object], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        CountdownEnv.from_dict(task)
+    ]:
+        with subtests.test(task=task, named=named), pytest.raises(ConfigError, match=named):
+            CountdownEnv.from_dict(task)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+def test_arguments_that_no_problem_can_be_drawn_with_are_refused(subtests: pytest.Subtests) -> None:
+    for arguments, named in [
         ({"split": "dev"}, "split"),
         ({"start": -1}, "start"),
         ({"num_numbers": 1}, "num_numbers"),
@@ -305,13 +298,9 @@ def test_what_is_no_problem_is_refused(task: dict[str, object], named: str) -> N
         ({"operators": "+^"}, "operators"),
         ({"operators": "++"}, "operators"),
         ({"max_number": 2, "max_target": 0, "operators": "*"}, "gave no problem"),
-    ],
-)
-def test_arguments_that_no_problem_can_be_drawn_with_are_refused(
-    arguments: dict[str, object], named: str
-) -> None:
-    with pytest.raises(ConfigError, match=named):
-        countdown_tasks(**{"split": "train", "count": 1, **arguments})  # pyright: ignore[reportArgumentType]
+    ]:
+        with subtests.test(arguments=arguments, named=named), pytest.raises(ConfigError, match=named):
+            countdown_tasks(**{"split": "train", "count": 1, **arguments})  # pyright: ignore[reportArgumentType]
 
 
 def test_a_problem_that_nobody_can_solve_is_not_demonstrated() -> None:

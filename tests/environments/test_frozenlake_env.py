@@ -180,9 +180,8 @@ def test_an_unknown_key_of_a_task_is_refused(key: str, mend: str) -> None:
         FrozenLakeEnv.from_dict({"size": 4, key: 1})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+def test_an_impossible_argument_is_refused_with_its_value(subtests: pytest.Subtests) -> None:
+    for arguments, named in [
         ({"size": 2}, r"`size` is 2; maps are drawn 3 to 8 cells wide"),
         ({"size": 9}, r"`size` is 9"),
         ({"size": "4"}, r"`size` is '4'"),
@@ -204,8 +203,6 @@ def test_an_unknown_key_of_a_task_is_refused(key: str, mend: str) -> None:
         ({"desc": ["SF", "HF"]}, r"at least one G"),
         ({"desc": ["SF", "xG"]}, r"made of F and H"),
         ({"desc": ["SF", "HG"], "max_steps": 0}, r"`max_steps` is 0"),
-    ],
-)
-def test_an_impossible_argument_is_refused_with_its_value(arguments: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        FrozenLakeEnv(**arguments)
+    ]:
+        with subtests.test(arguments=arguments, named=named), pytest.raises(ConfigError, match=named):
+            FrozenLakeEnv(**arguments)

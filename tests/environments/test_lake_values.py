@@ -37,13 +37,14 @@ def chance(rows: list[str], is_slippery: bool, num_steps: int, policy: Any) -> f
     return value(0, num_steps)
 
 
-@pytest.mark.parametrize("is_slippery", [False, True])
-@pytest.mark.parametrize("policy", [None, UNIFORM, (0.0, 0.5, 0.5, 0.0), (0.0, 0.0, 1.0, 0.0)])
-def test_returns_are_those_of_gymnasiums_table(is_slippery: bool, policy: Any) -> None:
-    for task in lake_tasks("validation", 12, size=[3, 4, 5], max_steps=9):
-        rows = FrozenLakeEnv.from_dict(task).desc
-        ours = expected_return(rows, is_slippery, 9, policy)
-        assert ours == pytest.approx(chance(list(rows), is_slippery, 9, policy), abs=1e-12)
+def test_returns_are_those_of_gymnasiums_table(subtests: pytest.Subtests) -> None:
+    for is_slippery in (False, True):
+        for policy in (None, UNIFORM, (0.0, 0.5, 0.5, 0.0), (0.0, 0.0, 1.0, 0.0)):
+            with subtests.test(is_slippery=is_slippery, policy=policy):
+                for task in lake_tasks("validation", 12, size=[3, 4, 5], max_steps=9):
+                    rows = FrozenLakeEnv.from_dict(task).desc
+                    ours = expected_return(rows, is_slippery, 9, policy)
+                    assert ours == pytest.approx(chance(list(rows), is_slippery, 9, policy), abs=1e-12)
 
 
 def test_a_lake_that_one_can_work_out_by_hand() -> None:

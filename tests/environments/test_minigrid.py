@@ -57,13 +57,14 @@ def test_the_expert_scores_one_and_without_its_last_move_nothing(
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("name", PLAYED)
-def test_a_mistaken_expert_plays_on(name: str) -> None:
-    world, rng = world_named(name), np.random.default_rng(1)
-    assert world.demonstrate is not None
-    for task in world.tasks("train", 3):
-        turns = world.demonstrate(task, noise=0.4, rng=rng)
-        assert all(move in MOVES for _, move in turns)
+def test_a_mistaken_expert_plays_on(subtests: pytest.Subtests) -> None:
+    for name in PLAYED:
+        with subtests.test(name=name):
+            world, rng = world_named(name), np.random.default_rng(1)
+            assert world.demonstrate is not None
+            for task in world.tasks("train", 3):
+                turns = world.demonstrate(task, noise=0.4, rng=rng)
+                assert all(move in MOVES for _, move in turns)
 
 
 @pytest.mark.parametrize("name", PLAYED[:4])

@@ -303,9 +303,8 @@ def test_tasks_are_plain_and_configured() -> None:
     assert -10 < int(oracle) < 19
 
 
-@pytest.mark.parametrize(
-    ("task", "complaint"),
-    [
+def test_a_task_that_cannot_be_honoured_is_refused(subtests: pytest.Subtests) -> None:
+    for task, complaint in [
         ({}, "needs `dataset`"),
         ({"dataset": "chain_sum", "split": "dev", "index": 0}, "split"),
         ({"dataset": "chain_sum", "split": "test", "index": -1}, "index"),
@@ -318,11 +317,9 @@ def test_tasks_are_plain_and_configured() -> None:
         ),
         ({"dataset": "chain_sum", "split": "test", "index": 0, "min_terms": -2}, "refuses"),
         ({"dataset": "chain_sum", "split": "test", "index": 0, "seed": 2}, "does not know `seed`"),
-    ],
-)
-def test_a_task_that_cannot_be_honoured_is_refused(task: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        ReasoningGymEnv.from_dict(task)
+    ]:
+        with subtests.test(task=task, complaint=complaint), pytest.raises(ConfigError, match=complaint):
+            ReasoningGymEnv.from_dict(task)
 
 
 def test_answers_that_the_library_lacks_are_worked_out() -> None:

@@ -40,31 +40,38 @@ def shared(world: World, count: int, **arguments: Any) -> Iterator[tuple[str, st
         yield from ((one, other, instance) for instance in found[one] & found[other])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_instance_is_in_two_splits(name: str) -> None:
-    assert list(shared(world_named(name), 12)) == []
+def test_no_instance_is_in_two_splits(subtests: pytest.Subtests) -> None:
+    for name in NAMES:
+        with subtests.test(name=name):
+            assert list(shared(world_named(name), 12)) == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_world_knows_what_an_instance_is_and_what_simple_policies_come_to(name: str) -> None:
-    world = world_named(name)
-    assert world.identity is not task_content, "a task's text is not what it asks"
-    assert world.baselines is not None
-    tasks = world.tasks("validation", 4)
-    facts = task_facts(tasks, world)
-    assert {"random", "optimum"} <= set(facts.baselines)
-    assert all(set(returns) == set(facts.instances) for returns in facts.baselines.values())
-    means = facts.means()
-    assert max(means.values()) == pytest.approx(means["optimum"]), "nothing is paid more than the optimum"
+def test_a_world_knows_what_an_instance_is_and_what_simple_policies_come_to(
+    subtests: pytest.Subtests,
+) -> None:
+    for name in NAMES:
+        with subtests.test(name=name):
+            world = world_named(name)
+            assert world.identity is not task_content, "a task's text is not what it asks"
+            assert world.baselines is not None
+            tasks = world.tasks("validation", 4)
+            facts = task_facts(tasks, world)
+            assert {"random", "optimum"} <= set(facts.baselines)
+            assert all(set(returns) == set(facts.instances) for returns in facts.baselines.values())
+            means = facts.means()
+            assert max(means.values()) == pytest.approx(means["optimum"]), (
+                "nothing is paid more than the optimum"
+            )
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if world_named(name).draws])
-def test_a_task_that_is_drawn_alone_is_the_one_among_others(name: str) -> None:
-    world = world_named(name)
-    tasks = world.tasks("train", 12)
-    assert [world.tasks("train", 1, start=number)[0] for number in (11, 0, 5)] == [
-        tasks[number] for number in (11, 0, 5)
-    ]
+def test_a_task_that_is_drawn_alone_is_the_one_among_others(subtests: pytest.Subtests) -> None:
+    for name in [name for name in NAMES if world_named(name).draws]:
+        with subtests.test(name=name):
+            world = world_named(name)
+            tasks = world.tasks("train", 12)
+            assert [world.tasks("train", 1, start=number)[0] for number in (11, 0, 5)] == [
+                tasks[number] for number in (11, 0, 5)
+            ]
 
 
 @pytest.mark.slow

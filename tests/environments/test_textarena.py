@@ -117,10 +117,13 @@ def test_every_shuffle_of_the_fifteen_puzzle_can_be_ordered() -> None:
         assert sum(tiles[i] > tiles[j] for j in range(15) for i in range(j)) % 2 == 0
 
 
-@pytest.mark.parametrize("title", sorted(REFUSED))
-def test_what_cannot_be_played_here_is_refused_with_the_reason(title: str) -> None:
-    with pytest.raises(ConfigError, match=f"textarena/{title} cannot be played: "):
-        world_named(f"textarena/{title}").tasks("test", 1)
+def test_what_cannot_be_played_here_is_refused_with_the_reason(subtests: pytest.Subtests) -> None:
+    for title in sorted(REFUSED):
+        with (
+            subtests.test(title=title),
+            pytest.raises(ConfigError, match=f"textarena/{title} cannot be played: "),
+        ):
+            world_named(f"textarena/{title}").tasks("test", 1)
 
 
 def test_an_unknown_game_is_refused_with_the_nearest_name() -> None:

@@ -47,27 +47,24 @@ def test_the_task_is_shown_with_the_schemas_of_the_tools() -> None:
     assert [tool["function"]["name"] for tool in info["tools"]] == ["add"]
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
+def test_a_call_is_made_in_whichever_form_it_comes(subtests: pytest.Subtests) -> None:
+    for action in [
         call(),
         [call()],
         Action([call()]),
         call(arguments='{"a": 1, "b": 2}'),
         {"id": "c1", "name": "add", "arguments": {"a": 1, "b": 2}},
         [ToolCall(name="add", arguments={"a": 1, "b": 2}, id="c1")],
-    ],
-)
-def test_a_call_is_made_in_whichever_form_it_comes(action: Any) -> None:
-    observation, reward, done, info = made().step(action)
-    assert observation == {"tool_outputs": {"c1": "3"}}
-    assert (reward, done) == (0.0, False)
-    assert info["metadata"] == {"num_calls": 1, "num_failed_calls": 0}
+    ]:
+        with subtests.test(action=action):
+            observation, reward, done, info = made().step(action)
+            assert observation == {"tool_outputs": {"c1": "3"}}
+            assert (reward, done) == (0.0, False)
+            assert info["metadata"] == {"num_calls": 1, "num_failed_calls": 0}
 
 
-@pytest.mark.parametrize(
-    ("action", "reward"),
-    [
+def test_an_answer_ends_the_episode_and_is_judged(subtests: pytest.Subtests) -> None:
+    for action, reward in [
         ("3", 1.0),
         ("4", 0.0),
         (call("finish", {"response": "3"}), 1.0),
@@ -76,12 +73,11 @@ def test_a_call_is_made_in_whichever_form_it_comes(action: Any) -> None:
         (call("finish", "3"), 1.0),
         (call("finish", "{not json"), 0.0),
         (call("finish", {}), 0.0),
-    ],
-)
-def test_an_answer_ends_the_episode_and_is_judged(action: Any, reward: float) -> None:
-    observation, paid, done, info = made().step(action)
-    assert (observation, paid, done) == ({}, reward, True)
-    assert info["is_correct"] is (reward == 1.0)
+    ]:
+        with subtests.test(action=action, reward=reward):
+            observation, paid, done, info = made().step(action)
+            assert (observation, paid, done) == ({}, reward, True)
+            assert info["is_correct"] is (reward == 1.0)
 
 
 def test_without_a_judge_no_answer_is_paid() -> None:

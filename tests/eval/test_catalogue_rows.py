@@ -65,34 +65,36 @@ def test_every_hosted_benchmark_has_rows_of_its_schema() -> None:
     assert [name for name in HOSTED if not (ROWS / f"{name}.jsonl").is_file()] == []
 
 
-@pytest.mark.parametrize("name", HOSTED)
-def test_rows_become_tasks_that_an_environment_shows(name: str) -> None:
-    benchmark = benchmark_named(name)
-    made = tasks(benchmark)
-    assert made == tasks(benchmark)
-    assert len({task["task_id"] for task in made}) == len(made)
-    for task in made:
-        shown = task.get("question") or task["messages"][-1]["content"]
-        text = shown if isinstance(shown, str) else shown[-1]["text"]
-        assert text.strip()
-        assert not re.search(r"\{\{\w+\}\}", text)
-        json.dumps(task)
+def test_rows_become_tasks_that_an_environment_shows(subtests: pytest.Subtests) -> None:
+    for name in HOSTED:
+        with subtests.test(name=name):
+            benchmark = benchmark_named(name)
+            made = tasks(benchmark)
+            assert made == tasks(benchmark)
+            assert len({task["task_id"] for task in made}) == len(made)
+            for task in made:
+                shown = task.get("question") or task["messages"][-1]["content"]
+                text = shown if isinstance(shown, str) else shown[-1]["text"]
+                assert text.strip()
+                assert not re.search(r"\{\{\w+\}\}", text)
+                json.dumps(task)
 
 
-@pytest.mark.parametrize("name", HOSTED)
-def test_the_right_answer_scores_one_and_junk_scores_nothing(name: str) -> None:
-    benchmark = benchmark_named(name)
-    if benchmark.evaluator in ELSEWHERE:
-        pytest.skip(f"`{benchmark.evaluator}` grades it, which is tested where it lives")
-    grader = grader_of(benchmark.evaluator, json.dumps(benchmark.evaluator_args))
-    for task in tasks(benchmark):
-        assert task["oracle"] is not None
-        right = grader.grade(task["oracle"], task["grading"])
-        assert (right.score, right.is_correct) == (1.0, True), (right, task["oracle"])
-        for junk in JUNK if benchmark.evaluator != "equality" else ("", "<think>\\boxed{1}"):
-            found = grader.grade(junk, task["grading"])
-            assert not found.is_correct, (junk, found)
-            assert found.score < 0.1 or benchmark.evaluator == "translation", (junk, found)
+def test_the_right_answer_scores_one_and_junk_scores_nothing(subtests: pytest.Subtests) -> None:
+    for name in HOSTED:
+        with subtests.test(name=name):
+            benchmark = benchmark_named(name)
+            if benchmark.evaluator in ELSEWHERE:
+                pytest.skip(f"`{benchmark.evaluator}` grades it, which is tested where it lives")
+            grader = grader_of(benchmark.evaluator, json.dumps(benchmark.evaluator_args))
+            for task in tasks(benchmark):
+                assert task["oracle"] is not None
+                right = grader.grade(task["oracle"], task["grading"])
+                assert (right.score, right.is_correct) == (1.0, True), (right, task["oracle"])
+                for junk in JUNK if benchmark.evaluator != "equality" else ("", "<think>\\boxed{1}"):
+                    found = grader.grade(junk, task["grading"])
+                    assert not found.is_correct, (junk, found)
+                    assert found.score < 0.1 or benchmark.evaluator == "translation", (junk, found)
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "mmlu", "boolq", "squad", "nq"])
@@ -113,17 +115,20 @@ def test_the_turns_of_a_conversation_are_asked_one_after_the_other() -> None:
     assert (observation, reward, done, info["is_correct"]) == ({}, 0.5, True, True)
 
 
-@pytest.mark.parametrize("name", HOSTED)
-def test_a_row_that_lacks_a_field_is_named_by_number_and_field(name: str) -> None:
-    benchmark = benchmark_named(name)
-    row = cases(name)[0][0]
-    with pytest.raises(ConfigError) as caught:
-        task_of_row(benchmark, benchmark.eval_split, 17, {"unrelated": 1})
-    assert re.match(rf"{re.escape(name)} \({benchmark.eval_split}\): row 17 ", str(caught.value))
-    refused = [
-        column for column in row if is_refused(benchmark, {key: row[key] for key in row if key != column})
-    ]
-    assert refused
+def test_a_row_that_lacks_a_field_is_named_by_number_and_field(subtests: pytest.Subtests) -> None:
+    for name in HOSTED:
+        with subtests.test(name=name):
+            benchmark = benchmark_named(name)
+            row = cases(name)[0][0]
+            with pytest.raises(ConfigError) as caught:
+                task_of_row(benchmark, benchmark.eval_split, 17, {"unrelated": 1})
+            assert re.match(rf"{re.escape(name)} \({benchmark.eval_split}\): row 17 ", str(caught.value))
+            refused = [
+                column
+                for column in row
+                if is_refused(benchmark, {key: row[key] for key in row if key != column})
+            ]
+            assert refused
 
 
 def is_refused(benchmark: Benchmark, row: dict[str, Any]) -> bool:

@@ -18,18 +18,20 @@ QUOTE = re.compile(r"^<!-- (?P<file>\S+) -->\n```python\n(?P<code>.*?)^```", re.
 QUOTES = [(match["file"], match["code"]) for match in QUOTE.finditer(PAGE)]
 
 
-@pytest.mark.parametrize(("file", "code"), QUOTES, ids=[file for file, _ in QUOTES])
-def test_the_code_on_the_page_is_in_the_example(file: str, code: str) -> None:
-    assert f"\n{code}" in (CHECKOUT / file).read_text()
+def test_the_code_on_the_page_is_in_the_example(subtests: pytest.Subtests) -> None:
+    for file, code in QUOTES:
+        with subtests.test(file=file, code=code):
+            assert f"\n{code}" in (CHECKOUT / file).read_text()
 
 
 def test_every_block_of_python_says_which_example_it_is_from() -> None:
     assert len(QUOTES) == PAGE.count("```python")
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_every_example_is_on_the_page(name: str) -> None:
-    assert f"examples/{name}/agent.py" in {file for file, _ in QUOTES}
+def test_every_example_is_on_the_page(subtests: pytest.Subtests) -> None:
+    for name in EXAMPLES:
+        with subtests.test(name=name):
+            assert f"examples/{name}/agent.py" in {file for file, _ in QUOTES}
 
 
 def test_every_example_is_in_the_index() -> None:

@@ -191,9 +191,8 @@ def test_every_response_format_is_understood(chosen: dict[str, Any], schema: Any
     assert parsed(response_format=chosen).response_schema == schema
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+def test_a_bad_value_is_refused_by_name(subtests: pytest.Subtests) -> None:
+    for fields, param in [
         ({"messages": []}, "messages"),
         ({"messages": None}, "messages"),
         ({"messages": "Hi"}, "messages"),
@@ -250,9 +249,8 @@ def test_every_response_format_is_understood(chosen: dict[str, Any], schema: Any
             {"response_format": {"type": "json_schema", "json_schema": {}}},
             "response_format.json_schema.schema",
         ),
-    ],
-)
-def test_a_bad_value_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    error = refusal(**fields)
-    assert error.param == param
-    assert f"`{param.partition('[')[0]}" in error.message
+    ]:
+        with subtests.test(fields=fields, param=param):
+            error = refusal(**fields)
+            assert error.param == param
+            assert f"`{param.partition('[')[0]}" in error.message

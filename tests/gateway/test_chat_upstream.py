@@ -187,9 +187,8 @@ def test_ids_and_log_probabilities_that_do_not_fit_are_not_used() -> None:
     assert "3 token ids and 2 log-probabilities" in answer.no_ids_because
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
+def test_a_reply_that_is_none_is_a_bad_gateway(subtests: pytest.Subtests) -> None:
+    for reply in [
         {},
         {"choices": []},
         {"choices": {}},
@@ -199,12 +198,11 @@ def test_ids_and_log_probabilities_that_do_not_fit_are_not_used() -> None:
         {"error": {"message": "No", "code": "x"}},
         {"error": "No"},
         [],
-    ],
-)
-def test_a_reply_that_is_none_is_a_bad_gateway(reply: Any) -> None:
-    with pytest.raises(RequestRefused) as caught:
-        ChatUpstream().read(parsed(), reply)
-    assert caught.value.status == 502
+    ]:
+        with subtests.test(reply=reply):
+            with pytest.raises(RequestRefused) as caught:
+                ChatUpstream().read(parsed(), reply)
+            assert caught.value.status == 502
 
 
 @settings(max_examples=300, deadline=None)
@@ -412,23 +410,25 @@ def test_a_call_without_an_id_has_the_same_in_the_stream_and_in_the_answer() -> 
     assert call.id == reader.answer().choices[0].tool_calls[0].id
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+def test_a_context_overflow_has_one_code_whatever_the_engine(subtests: pytest.Subtests) -> None:
+    for message in [
         "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.",
         "The decoder prompt (length 5000) is longer than the maximum model length of 4096.",
         "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
         "Your input exceeds the context window of this model.",
         "the request exceeds the available context size (4096 tokens)",
-    ],
-)
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_a_context_overflow_has_one_code_whatever_the_engine(message: str, wrapped: bool) -> None:
-    said = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
-    body = orjson.dumps({"error": said} if wrapped else {"object": "error"} | said)
-    error = ChatUpstream().error_of(400, body, {})
-    assert (error.status, error.code, error.kind) == (400, "context_length_exceeded", "BadRequestError")
-    assert error.message == message
+    ]:
+        for wrapped in (True, False):
+            with subtests.test(message=message, wrapped=wrapped):
+                said = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
+                body = orjson.dumps({"error": said} if wrapped else {"object": "error"} | said)
+                error = ChatUpstream().error_of(400, body, {})
+                assert (error.status, error.code, error.kind) == (
+                    400,
+                    "context_length_exceeded",
+                    "BadRequestError",
+                )
+                assert error.message == message
 
 
 def test_an_upstream_error_keeps_status_code_type_param_and_retry_after() -> None:
@@ -438,9 +438,8 @@ def test_an_upstream_error_keeps_status_code_type_param_and_retry_after() -> Non
     assert (error.message, error.retry_after) == ("Slow down", "7")
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "expected"),
-    [
+def test_an_error_in_any_form_is_wrapped(subtests: pytest.Subtests) -> None:
+    for status, body, expected in [
         (503, b"<html>busy</html>", "<html>busy</html>"),
         (500, b"", "500"),
         (500, b"\xff\xfe", "500"),
@@ -449,10 +448,9 @@ def test_an_upstream_error_keeps_status_code_type_param_and_retry_after() -> Non
         (400, b'{"error":"bad"}', "bad"),
         (400, b"[1]", "[1]"),
         (302, b"moved", "302"),
-    ],
-)
-def test_an_error_in_any_form_is_wrapped(status: int, body: bytes, expected: str) -> None:
-    error = ChatUpstream().error_of(status, body, {})
-    assert expected in error.message
-    assert error.status == (502 if status == 302 else status)
-    assert len(ChatUpstream().error_of(status, b"x" * 10**6, {}).message) < 3_000
+    ]:
+        with subtests.test(status=status, body=body, expected=expected):
+            error = ChatUpstream().error_of(status, body, {})
+            assert expected in error.message
+            assert error.status == (502 if status == 302 else status)
+            assert len(ChatUpstream().error_of(status, b"x" * 10**6, {}).message) < 3_000

@@ -53,9 +53,8 @@ def test_several_prompts_in_one_call_are_refused_with_what_to_do(prompt: Any) ->
     assert (caught.value.status, caught.value.param) == (400, "prompt")
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+def test_a_bad_value_is_refused_by_name(subtests: pytest.Subtests) -> None:
+    for fields, param in [
         ({"prompt": None}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
@@ -70,12 +69,11 @@ def test_several_prompts_in_one_call_are_refused_with_what_to_do(prompt: Any) ->
         ({"echo": "yes"}, "echo"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"max_tokens": -1}, "max_tokens"),
-    ],
-)
-def test_a_bad_value_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(RequestRefused) as caught:
-        parsed(**fields)
-    assert (caught.value.status, caught.value.param) == (400, param)
+    ]:
+        with subtests.test(fields=fields, param=param):
+            with pytest.raises(RequestRefused) as caught:
+                parsed(**fields)
+            assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_what_changes_the_answer_is_kept_for_the_engine_to_decide() -> None:

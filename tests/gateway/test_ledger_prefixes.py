@@ -26,12 +26,13 @@ def test_digests_are_of_everything_up_to_their_place() -> None:
     assert part_digests([b"a", b"b"]) == digest(b"a") + digest(b"ab")
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK])
-def test_a_trail_has_a_digest_after_each_whole_block(num_bytes: int) -> None:
-    data = random.Random(num_bytes).randbytes(num_bytes)
-    blocks = range(BLOCK, num_bytes + 1, BLOCK)
-    assert Trail(data).digests == b"".join(digest(data[:end]) for end in blocks)
-    assert Trail(data).ends(0, num_bytes) == (((num_bytes, digest(data)),) if data else ())
+def test_a_trail_has_a_digest_after_each_whole_block(subtests: pytest.Subtests) -> None:
+    for num_bytes in (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK):
+        with subtests.test(num_bytes=num_bytes):
+            data = random.Random(num_bytes).randbytes(num_bytes)
+            blocks = range(BLOCK, num_bytes + 1, BLOCK)
+            assert Trail(data).digests == b"".join(digest(data[:end]) for end in blocks)
+            assert Trail(data).ends(0, num_bytes) == (((num_bytes, digest(data)),) if data else ())
 
 
 def test_the_number_of_equal_digests_is_that_of_the_first_that_agree() -> None:

@@ -205,9 +205,8 @@ def test_a_stream_that_fails_never_looks_complete(server: DialectServer, client:
     assert kinds.count("content_block_start") == 1  # the text; half a call is never handed over
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
+def test_errors_have_the_types_of_the_protocol(subtests: pytest.Subtests) -> None:
+    for status, kind in [
         (400, "invalid_request_error"),
         (401, "authentication_error"),
         (403, "permission_error"),
@@ -218,11 +217,10 @@ def test_a_stream_that_fails_never_looks_complete(server: DialectServer, client:
         (500, "api_error"),
         (503, "api_error"),
         (529, "overloaded_error"),
-    ],
-)
-def test_errors_have_the_types_of_the_protocol(status: int, kind: str) -> None:
-    shown = MessagesDialect().error(RequestRefused("No.", status=status))
-    assert shown == {"type": "error", "error": {"type": kind, "message": "No."}}
+    ]:
+        with subtests.test(status=status, kind=kind):
+            shown = MessagesDialect().error(RequestRefused("No.", status=status))
+            assert shown == {"type": "error", "error": {"type": kind, "message": "No."}}
 
 
 def test_the_sdk_raises_its_own_errors(server: DialectServer, client: Anthropic) -> None:

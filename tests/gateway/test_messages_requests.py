@@ -123,9 +123,8 @@ def test_images_and_documents_stay_parts() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+def test_what_cannot_be_answered_is_refused_by_name(subtests: pytest.Subtests) -> None:
+    for fields, param in [
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
@@ -164,10 +163,9 @@ def test_images_and_documents_stay_parts() -> None:
         ({"tool_choice": {"type": "must"}}, "tool_choice.type"),
         ({"tools": [WEB_SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice.name"),
         ({"output_config": {"format": {"type": "yaml"}}}, "output_config.format.type"),
-    ],
-)
-def test_what_cannot_be_answered_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    assert refusal(**fields).param == param
+    ]:
+        with subtests.test(fields=fields, param=param):
+            assert refusal(**fields).param == param
 
 
 def test_sampling_is_read_and_what_belongs_to_the_provider_is_left_alone() -> None:
@@ -235,9 +233,8 @@ def test_counting_needs_no_limit_and_may_end_with_the_assistant() -> None:
 # ---- tool input --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "value"),
-    [
+def test_arguments_become_an_object_and_themselves_again(subtests: pytest.Subtests) -> None:
+    for arguments, value in [
         ('{"city": "Rome"}', {"city": "Rome"}),
         ("{}", {}),
         ("", {}),
@@ -251,12 +248,11 @@ def test_counting_needs_no_limit_and_may_end_with_the_assistant() -> None:
         ('{"a": 123456789012345678901234}', {"_raw": '{"a": 123456789012345678901234}'}),
         ('{"a": 18446744073709551615}', {"a": 18446744073709551615}),
         ('{"a": "\\ud800"}', {"_raw": '{"a": "\\ud800"}'}),
-    ],
-)
-def test_arguments_become_an_object_and_themselves_again(arguments: str, value: dict[str, Any]) -> None:
-    assert tool_input(arguments) == value
-    back = arguments_of(value)
-    assert back == arguments or json.loads(back) == json.loads(arguments or "{}")
+    ]:
+        with subtests.test(arguments=arguments, value=value):
+            assert tool_input(arguments) == value
+            back = arguments_of(value)
+            assert back == arguments or json.loads(back) == json.loads(arguments or "{}")
 
 
 def test_arguments_too_deep_to_be_sent_travel_as_text() -> None:

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from responses_client import FILES, WEATHER, WEB_SEARCH, parsed, refusal
@@ -101,9 +100,8 @@ def test_items_of_hosted_tools_keep_their_type_so_that_an_engine_can_refuse_them
     assert request.messages[1] == {"role": "assistant", "content": [item]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+def test_what_cannot_be_answered_is_refused_by_name(subtests: pytest.Subtests) -> None:
+    for fields, param in [
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": 7}, "input"),
@@ -129,10 +127,9 @@ def test_items_of_hosted_tools_keep_their_type_so_that_an_engine_can_refuse_them
         ({"tools": [WEB_SEARCH], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-    ],
-)
-def test_what_cannot_be_answered_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    assert refusal(**fields).param == param
+    ]:
+        with subtests.test(fields=fields, param=param):
+            assert refusal(**fields).param == param
 
 
 def test_kept_conversations_are_refused_with_what_to_do_instead() -> None:
@@ -179,9 +176,8 @@ def test_two_tools_that_the_model_could_not_tell_apart_are_refused() -> None:
     assert "another tool" in refusal(tools=[plain, FILES]).message
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
+def test_tool_choices(subtests: pytest.Subtests) -> None:
+    for value, expected in [
         (None, ToolChoice()),
         ("auto", ToolChoice()),
         ("none", ToolChoice(mode=ToolMode.NONE)),
@@ -191,10 +187,9 @@ def test_two_tools_that_the_model_could_not_tell_apart_are_refused() -> None:
             {"type": "function", "name": "read", "namespace": "mcp__files"},
             ToolChoice(mode=ToolMode.NAMED, name="mcp__files__read"),
         ),
-    ],
-)
-def test_tool_choices(value: object, expected: ToolChoice) -> None:
-    assert parsed(tools=[WEATHER, FILES], tool_choice=value).tool_choice == expected
+    ]:
+        with subtests.test(value=value, expected=expected):
+            assert parsed(tools=[WEATHER, FILES], tool_choice=value).tool_choice == expected
 
 
 def test_allowed_tools_leave_only_those() -> None:

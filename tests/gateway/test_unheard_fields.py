@@ -54,23 +54,23 @@ def parsed(dialect: Dialect, fields: dict[str, Any]) -> CallRequest:
     return DIALECTS[dialect].parse(BODIES[dialect] | fields)
 
 
-@pytest.mark.parametrize(("dialect", "fields", "param"), UNHEARD)
-async def test_the_engine_in_this_process_refuses_what_it_cannot_honour(
-    dialect: Dialect, fields: dict[str, Any], param: str
-) -> None:
-    policy = LocalPolicy(ScriptedClient(["never said"]), "scripted")
-    with pytest.raises(RequestRefused, match=f"`{param}` is .*") as caught:
-        await policy.answer(parsed(dialect, fields), Session())
-    assert (caught.value.status, caught.value.param) == (400, param)
+async def test_the_engine_in_this_process_refuses_what_it_cannot_honour(subtests: pytest.Subtests) -> None:
+    for dialect, fields, param in UNHEARD:
+        with subtests.test(dialect=dialect, fields=fields, param=param):
+            policy = LocalPolicy(ScriptedClient(["never said"]), "scripted")
+            with pytest.raises(RequestRefused, match=f"`{param}` is .*") as caught:
+                await policy.answer(parsed(dialect, fields), Session())
+            assert (caught.value.status, caught.value.param) == (400, param)
 
 
-@pytest.mark.parametrize(("dialect", "fields"), IDLE)
 async def test_fields_that_ask_for_nothing_and_unknown_ones_are_let_through(
-    dialect: Dialect, fields: dict[str, Any]
+    subtests: pytest.Subtests,
 ) -> None:
-    policy = LocalPolicy(ScriptedClient(["fine"]), "scripted")
-    answer = await policy.answer(parsed(dialect, fields), Session())
-    assert answer.choices[0].text == "fine"
+    for dialect, fields in IDLE:
+        with subtests.test(dialect=dialect, fields=fields):
+            policy = LocalPolicy(ScriptedClient(["fine"]), "scripted")
+            answer = await policy.answer(parsed(dialect, fields), Session())
+            assert answer.choices[0].text == "fine"
 
 
 def test_the_mend_of_truncation_is_named() -> None:
@@ -79,12 +79,11 @@ def test_the_mend_of_truncation_is_named() -> None:
         UPSTREAMS[Dialect.CHAT].body(request, capture=frozenset())
 
 
-@pytest.mark.parametrize(("dialect", "fields", "param"), UNHEARD)
-def test_an_upstream_of_the_same_protocol_is_told_and_decides(
-    dialect: Dialect, fields: dict[str, Any], param: str
-) -> None:
-    body = UPSTREAMS[dialect].body(parsed(dialect, fields), capture=frozenset())
-    assert {name: body[name] for name in fields} == fields
+def test_an_upstream_of_the_same_protocol_is_told_and_decides(subtests: pytest.Subtests) -> None:
+    for dialect, fields, param in UNHEARD:
+        with subtests.test(dialect=dialect, fields=fields, param=param):
+            body = UPSTREAMS[dialect].body(parsed(dialect, fields), capture=frozenset())
+            assert {name: body[name] for name in fields} == fields
 
 
 @pytest.mark.parametrize(

@@ -107,10 +107,11 @@ def test_an_editor_is_shown_the_names_that_the_package_hands_on(checkout: Path) 
     assert names_shown_to_editors((checkout / "src/rllm/__init__.py").read_text()) == rllm._HOME_OF
 
 
-@pytest.mark.parametrize("name", sorted(rllm._HOME_OF))
-def test_a_name_handed_on_by_the_package_is_the_one_in_its_room(name: str) -> None:
-    assert getattr(rllm, name).__name__ == name
-    assert name in dir(rllm)
+def test_a_name_handed_on_by_the_package_is_the_one_in_its_room(subtests: pytest.Subtests) -> None:
+    for name in sorted(rllm._HOME_OF):
+        with subtests.test(name=name):
+            assert getattr(rllm, name).__name__ == name
+            assert name in dir(rllm)
 
 
 def test_the_package_knows_its_version() -> None:

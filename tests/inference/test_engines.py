@@ -68,9 +68,8 @@ def test_a_tokenizer_comes_in_any_form_that_users_have_it_in(model_dir: Path) ->
         assert "hi" in read.apply_template([{"role": "user", "content": "hi"}], add_generation_prompt=True)
 
 
-@pytest.mark.parametrize(
-    ("engine", "args", "why"),
-    [
+def test_what_cannot_be_made_is_refused_with_the_mend(subtests: pytest.Subtests) -> None:
+    for engine, args, why in [
         ("sglang", {}, "`engine_name` is 'sglang'; choose one of openai, vllm, local"),
         ("verl", {}, "`engine_name` is 'verl'"),
         ("openai", {"base_ulr": "x"}, "`base_ulr`.*did you mean `base_url`"),
@@ -78,11 +77,9 @@ def test_a_tokenizer_comes_in_any_form_that_users_have_it_in(model_dir: Path) ->
         ("openai", {"base_url": "localhost"}, "`base_url` is 'localhost'"),
         ("vllm", {}, "`tokenizer` is missing"),
         ("local", {}, "`model` is None"),
-    ],
-)
-def test_what_cannot_be_made_is_refused_with_the_mend(engine: str, args: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        make_client(engine, args)
+    ]:
+        with subtests.test(engine=engine, args=args, why=why), pytest.raises(ConfigError, match=why):
+            make_client(engine, args)
 
 
 def test_what_is_no_tokenizer_and_no_model_is_refused(tmp_path: Path) -> None:

@@ -59,9 +59,8 @@ def test_a_base_url_takes_any_name() -> None:
     assert (place.name, place.base_url, place.api_key) == ("judge", "http://127.0.0.1:1/v1", "given")
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
+def test_a_name_that_means_nothing_is_refused(subtests: pytest.Subtests) -> None:
+    for name, says in [
         ("", "No model is named"),
         ("jugde", "Did you mean `judge`?"),
         ("runs/absent", "There is no model `runs/absent`: it is no file here"),
@@ -69,11 +68,9 @@ def test_a_base_url_takes_any_name() -> None:
         ("openai:gpt", "set OPENAI_API_KEY"),
         ("azure:gpt", "has no address of its own"),
         ("deepseek", "say which model: deepseek:MODEL"),
-    ],
-)
-def test_a_name_that_means_nothing_is_refused(name: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        resolve_model(name, settings=KEPT)
+    ]:
+        with subtests.test(name=name, says=says), pytest.raises(ConfigError, match=says):
+            resolve_model(name, settings=KEPT)
 
 
 def test_no_name_is_the_default() -> None:

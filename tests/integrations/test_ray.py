@@ -90,22 +90,20 @@ def test_addresses_of_nodes_are_taken() -> None:
         require_address(address)
 
 
-@pytest.mark.parametrize("words", ["status", "check"])
-@pytest.mark.parametrize(
-    ("address", "reason"),
-    [
-        ("", r"--address is empty.*write HOST:PORT"),
-        ("head", r"--address is 'head'; write HOST:PORT with a port from 1 to 65535"),
-        ("head:0", r"--address is 'head:0'; write HOST:PORT"),
-        ("ray://head:10001", r"--address is 'ray://head:10001', Ray's client protocol"),
-    ],
-)
-def test_an_address_that_is_none_is_refused_by_the_command_that_looks(
-    words: str, address: str, reason: str
-) -> None:
-    done = CliRunner().invoke(front_door, ["cluster", words, "--address", address], prog_name="rllm")
-    assert done.exit_code == 2
-    assert re.search(reason, " ".join(done.stderr.split()))
+def test_an_address_that_is_none_is_refused_by_the_command_that_looks(subtests: pytest.Subtests) -> None:
+    for words in ("status", "check"):
+        for address, reason in [
+            ("", r"--address is empty.*write HOST:PORT"),
+            ("head", r"--address is 'head'; write HOST:PORT with a port from 1 to 65535"),
+            ("head:0", r"--address is 'head:0'; write HOST:PORT"),
+            ("ray://head:10001", r"--address is 'ray://head:10001', Ray's client protocol"),
+        ]:
+            with subtests.test(words=words, address=address, reason=reason):
+                done = CliRunner().invoke(
+                    front_door, ["cluster", words, "--address", address], prog_name="rllm"
+                )
+                assert done.exit_code == 2
+                assert re.search(reason, " ".join(done.stderr.split()))
 
 
 @given(

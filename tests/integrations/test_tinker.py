@@ -66,10 +66,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("key", REFUSED)
-def test_what_the_service_cannot_do_is_refused_by_key(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"`{key}` is .*(honour)"):
-        require_supported(load_config((*POSSIBLE, *REFUSED[key])))
+def test_what_the_service_cannot_do_is_refused_by_key(subtests: pytest.Subtests) -> None:
+    for key in REFUSED:
+        with subtests.test(key=key), pytest.raises(ConfigError, match=rf"`{key}` is .*(honour)"):
+            require_supported(load_config((*POSSIBLE, *REFUSED[key])))
 
 
 def test_a_plain_run_of_an_adapter_is_accepted() -> None:

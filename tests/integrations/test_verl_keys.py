@@ -1,7 +1,6 @@
 """Configurations of published scripts, key by key; needs no verl."""
 
 import logging
-from typing import Any
 
 import pytest
 
@@ -89,16 +88,16 @@ def test_a_published_script_becomes_our_configuration(caplog: pytest.LogCaptureF
     assert "actor_rollout_ref.rollout.gpu_memory_utilization" in caplog.text
 
 
-@pytest.mark.parametrize("key", [*TRANSLATED, *OF_CRITIC, *FIXED])
-def test_every_key_of_the_tables_is_known(key: str) -> None:
-    with pytest.raises(ConfigError, match="no counterpart") as found:
-        translated([f"{key}x=1"], 10)
-    assert f"`{key}x`" in str(found.value)
+def test_every_key_of_the_tables_is_known(subtests: pytest.Subtests) -> None:
+    for key in [*TRANSLATED, *OF_CRITIC, *FIXED]:
+        with subtests.test(key=key):
+            with pytest.raises(ConfigError, match="no counterpart") as found:
+                translated([f"{key}x=1"], 10)
+            assert f"`{key}x`" in str(found.value)
 
 
-@pytest.mark.parametrize(
-    ("assignments", "expected"),
-    [
+def test_keys_that_mean_something_together(subtests: pytest.Subtests) -> None:
+    for assignments, expected in [
         (("actor_rollout_ref.actor.use_kl_loss=True",), {"kl_coef": 0.001, "kl_kind": "k3", "kl_in": "loss"}),
         (
             ("algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.2"),
@@ -134,16 +133,14 @@ def test_every_key_of_the_tables_is_known(key: str) -> None:
             ("actor_rollout_ref.actor.clip_ratio=0.1",),
             {"clip_low": 0.1, "clip_high": 0.28},
         ),
-    ],
-)
-def test_keys_that_mean_something_together(assignments: tuple[str, ...], expected: dict[str, Any]) -> None:
-    config = config_of(*assignments)
-    assert {name: getattr(config.algorithm, name) for name in expected} == expected
+    ]:
+        with subtests.test(assignments=assignments, expected=expected):
+            config = config_of(*assignments)
+            assert {name: getattr(config.algorithm, name) for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("assignment", "message"),
-    [
+def test_what_has_no_counterpart_is_refused_by_name(subtests: pytest.Subtests) -> None:
+    for assignment, message in [
         (
             "actor_rollout_ref.actor.clip_ratio_hi=0.3",
             "Did you mean `actor_rollout_ref.actor.clip_ratio_high`",
@@ -187,12 +184,11 @@ def test_keys_that_mean_something_together(assignments: tuple[str, ...], expecte
         ("critic.optim.weight_decay=0.1", "`critic.optim.weight_decay` is 0.1, which has no counterpart"),
         ("data.train_batch_size=2048", "1000 training tasks"),
         ("rllm.rejection_sample.enable=True", "`filters.dynamic`"),
-    ],
-)
-def test_what_has_no_counterpart_is_refused_by_name(assignment: str, message: str) -> None:
-    with pytest.raises(ConfigError) as found:
-        config_of(assignment)
-    assert message in str(found.value)
+    ]:
+        with subtests.test(assignment=assignment, message=message):
+            with pytest.raises(ConfigError) as found:
+                config_of(assignment)
+            assert message in str(found.value)
 
 
 def test_what_a_script_leaves_out_is_what_verl_has() -> None:

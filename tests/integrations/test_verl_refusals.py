@@ -25,11 +25,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("assignment", REFUSED)
-def test_what_verl_would_not_honour_is_refused_by_key(assignment: str) -> None:
-    settings = ("backend=verl", "optimizer.name=adamw", assignment)
-    with pytest.raises(ConfigError, match=REFUSED[assignment]):
-        build_trainer(training_config("frozenlake", None, settings), "unused")  # type: ignore[arg-type]
+def test_what_verl_would_not_honour_is_refused_by_key(subtests: pytest.Subtests) -> None:
+    for assignment in REFUSED:
+        with subtests.test(assignment=assignment):
+            settings = ("backend=verl", "optimizer.name=adamw", assignment)
+            with pytest.raises(ConfigError, match=REFUSED[assignment]):
+                build_trainer(training_config("frozenlake", None, settings), "unused")  # type: ignore[arg-type]
 
 
 def test_a_critic_on_the_trunk_of_the_policy_is_refused() -> None:

@@ -98,9 +98,10 @@ def test_states_that_nobody_asks_for_are_left_out_and_the_others_stay_the_same(
     torch.testing.assert_close(kept, whole[keep_M], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_what_the_built_in_decoder_does_not_compute_is_left_to_the_generic_one(
+    subtests: pytest.Subtests,
+) -> None:
+    for change in [
         {"model_type": "gpt2"},
         {"hidden_act": "gelu"},
         {"mlp_bias": True},
@@ -108,14 +109,11 @@ def test_states_that_nobody_asks_for_are_left_out_and_the_others_stay_the_same(
         {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
         {"model_type": "mistral", "sliding_window": 64},
         {"model_type": "qwen3", "sliding_window": 64, "use_sliding_window": True},
-    ],
-)
-def test_what_the_built_in_decoder_does_not_compute_is_left_to_the_generic_one(
-    change: dict[str, Any],
-) -> None:
-    plain = LlamaConfig(**SIZE).to_dict()
-    assert DecoderShape.from_config(plain) is not None
-    assert DecoderShape.from_config({**plain, **change}) is None
+    ]:
+        with subtests.test(change=change):
+            plain = LlamaConfig(**SIZE).to_dict()
+            assert DecoderShape.from_config(plain) is not None
+            assert DecoderShape.from_config({**plain, **change}) is None
 
 
 def test_a_write_to_a_view_counts_as_a_write_to_the_weights(builtin: Path) -> None:

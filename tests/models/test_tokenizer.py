@@ -35,16 +35,16 @@ def test_any_text_comes_back_as_it_was(text: str) -> None:
     assert TOKENIZER.decode(ids) == text
 
 
-@pytest.mark.parametrize(
-    "text", [" leading", "trailing ", "\n\n", "a\tb", "\r\n", "🙂é漢", "  two  spaces  ", "'s ' .", ""]
-)
-def test_spaces_and_signs_come_back_as_they_were(text: str) -> None:
-    assert "".join(_pieces(text)) == text or TOKENIZER.decode(TOKENIZER.encode(text).ids) == text
+def test_spaces_and_signs_come_back_as_they_were(subtests: pytest.Subtests) -> None:
+    for text in (" leading", "trailing ", "\n\n", "a\tb", "\r\n", "🙂é漢", "  two  spaces  ", "'s ' .", ""):
+        with subtests.test(text=text):
+            assert "".join(_pieces(text)) == text or TOKENIZER.decode(TOKENIZER.encode(text).ids) == text
 
 
-@pytest.mark.parametrize("move", ["Up", "Down", "Left", "Right", " Up", " Down", " Left", " Right"])
-def test_a_move_is_one_token(move: str) -> None:
-    assert _pieces(move) == [move]
+def test_a_move_is_one_token(subtests: pytest.Subtests) -> None:
+    for move in ("Up", "Down", "Left", "Right", " Up", " Down", " Left", " Right"):
+        with subtests.test(move=move):
+            assert _pieces(move) == [move]
 
 
 @pytest.mark.parametrize("split", SPLITS)

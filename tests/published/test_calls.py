@@ -37,9 +37,8 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "answer"),
-    [
+def test_a_published_evaluator_reads_published_rows(subtests: pytest.Subtests) -> None:
+    for name, row, answer in [
         ("math_reward_fn", {"ground_truth": ["4", "four"]}, r"\boxed{4}"),
         ("mcq_reward_fn", {"ground_truth": "B", "choices": ["x", "y"]}, "The answer is B"),
         ("f1_reward_fn", {"ground_truth": "red dog"}, "red dog"),
@@ -50,14 +49,13 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             {"ground_truth": [{"name": "f", "arguments": {"a": 1}}]},
             '{"name":"f","arguments":{"a":1}}',
         ),
-    ],
-)
-def test_a_published_evaluator_reads_published_rows(name: str, row: dict[str, Any], answer: str) -> None:
-    judge = load_evaluator(name)
-    right, wrong = judge.evaluate(row, episode_of(answer)), judge.evaluate(row, episode_of("no"))
-    assert isinstance(right, EvalOutput)
-    assert isinstance(wrong, EvalOutput)
-    assert (right.is_correct, wrong.is_correct) == (True, False)
+    ]:
+        with subtests.test(name=name, row=row, answer=answer):
+            judge = load_evaluator(name)
+            right, wrong = judge.evaluate(row, episode_of(answer)), judge.evaluate(row, episode_of("no"))
+            assert isinstance(right, EvalOutput)
+            assert isinstance(wrong, EvalOutput)
+            assert (right.is_correct, wrong.is_correct) == (True, False)
 
 
 def test_an_evaluator_without_its_benchmark_is_refused_by_name() -> None:
@@ -233,17 +231,17 @@ def test_a_trajectory_has_the_keywords_of_its_decorator() -> None:
     assert result.info == {"version": 1}
 
 
-@pytest.mark.parametrize(
-    ("argument", "successor"),
-    [
+def test_an_argument_of_the_published_trainer_names_its_successor(subtests: pytest.Subtests) -> None:
+    for argument, successor in [
         ("agent_run_func", "`agent_flow`"),
         ("hooks", "`evaluator`"),
         ("sandbox_backend", "docs/sandbox.md"),
         ("sandbox_concurrency", "`rollout.num_parallel`"),
         ("store", "`workflow_args`"),
         ("traj_grouping_hook", "`name`"),
-    ],
-)
-def test_an_argument_of_the_published_trainer_names_its_successor(argument: str, successor: str) -> None:
-    with pytest.raises(ConfigError, match=f"AgentTrainer does not take `{argument}`: .*{successor}"):
-        rllm.AgentTrainer(**{argument: print})
+    ]:
+        with (
+            subtests.test(argument=argument, successor=successor),
+            pytest.raises(ConfigError, match=f"AgentTrainer does not take `{argument}`: .*{successor}"),
+        ):
+            rllm.AgentTrainer(**{argument: print})

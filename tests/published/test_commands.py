@@ -52,12 +52,13 @@ def typed(*words: str) -> Result:
     return CliRunner().invoke(front_door, words, prog_name="rllm")
 
 
-@pytest.mark.parametrize("words", COMMANDS)
-def test_a_published_command_is_here_or_names_its_successor(words: str) -> None:
-    if command_of(words) is None:
-        done = typed(*words.split()[1:])
-        assert done.exit_code == 2
-        assert "has no counterpart: " in done.output
+def test_a_published_command_is_here_or_names_its_successor(subtests: pytest.Subtests) -> None:
+    for words in COMMANDS:
+        with subtests.test(words=words):
+            if command_of(words) is None:
+                done = typed(*words.split()[1:])
+                assert done.exit_code == 2
+                assert "has no counterpart: " in done.output
 
 
 @pytest.mark.parametrize(
@@ -95,13 +96,14 @@ def test_an_alias_sets_its_key_and_an_assignment_wins() -> None:
     assert "`--sampling nonsense`" in typed("train", "frozenlake", "--sampling-params", "nonsense=1").output
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_a_published_benchmark_is_here_or_names_its_successor(name: str) -> None:
-    if successor(name) is None:
-        assert benchmark_named(name).name
-    else:
-        with pytest.raises(ConfigError, match=f"`{name}` is not here"):
-            benchmark_named(name)
+def test_a_published_benchmark_is_here_or_names_its_successor(subtests: pytest.Subtests) -> None:
+    for name in BENCHMARKS:
+        with subtests.test(name=name):
+            if successor(name) is None:
+                assert benchmark_named(name).name
+            else:
+                with pytest.raises(ConfigError, match=f"`{name}` is not here"):
+                    benchmark_named(name)
 
 
 @pytest.mark.parametrize(

@@ -38,14 +38,15 @@ def imported(module: str, name: str) -> object:
         return getattr(importlib.import_module(module), name)
 
 
-@pytest.mark.parametrize(("module", "name"), [*ROWS, *INVENTORY])
-def test_a_published_import_resolves_or_names_its_successor(module: str, name: str) -> None:
-    try:
-        assert imported(module, name) is not None
-    except (ImportError, AttributeError) as error:
-        place, _, successor = str(error).partition(" has no counterpart here: ")
-        assert "published rLLM" in place
-        assert len(successor) > 20
+def test_a_published_import_resolves_or_names_its_successor(subtests: pytest.Subtests) -> None:
+    for module, name in [*ROWS, *INVENTORY]:
+        with subtests.test(module=module, name=name):
+            try:
+                assert imported(module, name) is not None
+            except (ImportError, AttributeError) as error:
+                place, _, successor = str(error).partition(" has no counterpart here: ")
+                assert "published rLLM" in place
+                assert len(successor) > 20
 
 
 def test_no_more_rows_are_refused_than_these() -> None:
@@ -65,20 +66,21 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("reason", sorted(REFUSALS))
-def test_a_successor_is_there(reason: str) -> None:
+def test_a_successor_is_there(subtests: pytest.Subtests) -> None:
     """Names of this package, keys of the configuration and pages, as a refusal writes them."""
-    for name in re.findall(r"rllm(?:\.\w+)+", reason):
-        module, _, attribute = name.rpartition(".")
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            getattr(importlib.import_module(module), attribute)
-    for page in re.findall(r"docs/\w+\.md", reason):
-        assert (Path(__file__).parents[2] / page).is_file()
-    for section, key in re.findall(r"`(\w+)\.(\w+)`", reason):
-        if section not in ("os", "config", "rllm"):
-            assert key in config_dict(TrainConfig())[section], f"{section}.{key}"
+    for reason in sorted(REFUSALS):
+        with subtests.test(reason=reason):
+            for name in re.findall(r"rllm(?:\.\w+)+", reason):
+                module, _, attribute = name.rpartition(".")
+                try:
+                    importlib.import_module(name)
+                except ImportError:
+                    getattr(importlib.import_module(module), attribute)
+            for page in re.findall(r"docs/\w+\.md", reason):
+                assert (Path(__file__).parents[2] / page).is_file()
+            for section, key in re.findall(r"`(\w+)\.(\w+)`", reason):
+                if section not in ("os", "config", "rllm"):
+                    assert key in config_dict(TrainConfig())[section], f"{section}.{key}"
 
 
 def test_a_name_that_is_refused_is_not_there_for_hasattr() -> None:
@@ -103,12 +105,11 @@ def test_all_names_of_a_published_module_come_at_once() -> None:
     assert {"session", "get_chat_client", "trajectory"} <= names.keys()
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [(module, name) for module, names in table.NAMES.items() for name in names]
-)
-def test_every_row_of_the_table_leads_somewhere(module: str, name: str) -> None:
-    home, _, own_name = table.NAMES[module][name].partition(":")
-    assert imported(module, name) is getattr(importlib.import_module(home), own_name or name)
+def test_every_row_of_the_table_leads_somewhere(subtests: pytest.Subtests) -> None:
+    for module, name in [(module, name) for module, names in table.NAMES.items() for name in names]:
+        with subtests.test(module=module, name=name):
+            home, _, own_name = table.NAMES[module][name].partition(":")
+            assert imported(module, name) is getattr(importlib.import_module(home), own_name or name)
 
 
 def test_a_published_name_says_once_where_it_lives() -> None:

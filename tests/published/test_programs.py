@@ -76,9 +76,8 @@ def change(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     return {**tree, first: change(tree.get(first, {}), rest, value) if rest else value}
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
+def test_a_key_without_counterpart_is_refused_by_its_name(subtests: pytest.Subtests) -> None:
+    for key, value, message in [
         ("training.eps", 1e-6, "`training.eps` is 1e-06, and only 1e-08 is honoured"),
         ("rllm.async_training.enable", "maybe", "`rllm.async_training.enable` is 'maybe'"),
         ("rllm.async_training.mini_batch_size", 4, "`rllm.async_training.enable` is not true"),
@@ -86,14 +85,13 @@ def change(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
         ("rllm.algorithm.adv_estimator", "echo", "`rllm.algorithm.adv_estimator` is 'echo'"),
         ("training.learning_rat", 1.0, "Did you mean `training.learning_rate`?"),
         ("rllm.data.train_batch_size", 4, "`data.train_batch_size`, 2 and `rllm.data.train_batch_size`, 4"),
-    ],
-)
-def test_a_key_without_counterpart_is_refused_by_its_name(key: str, value: Any, message: str) -> None:
-    from rllm.integrations.tinker.keys import translated
+    ]:
+        with subtests.test(key=key, value=value, message=message):
+            from rllm.integrations.tinker.keys import translated
 
-    with pytest.raises(ConfigError) as refusal:
-        translated(change(configuration(), key, value), 8)
-    assert message in str(refusal.value)
+            with pytest.raises(ConfigError) as refusal:
+                translated(change(configuration(), key, value), 8)
+            assert message in str(refusal.value)
 
 
 def test_published_keys_become_ours() -> None:

@@ -45,9 +45,8 @@ def test_an_image_is_the_same_however_a_protocol_writes_it() -> None:
     assert images_of({"role": "user", "content": "text"}) == []
 
 
-@pytest.mark.parametrize(
-    ("part", "reason"),
-    [
+def test_what_is_no_image_within_the_limits_is_refused_with_the_value(subtests: pytest.Subtests) -> None:
+    for part, reason in [
         (_part("http://169.254.169.254/latest/meta-data"), "http://169.254.169.254/.* not fetched"),
         (_part("file:///etc/passwd"), "file:///etc/passwd, and addresses are not fetched"),
         ({"type": "image", "source": {"type": "url", "url": "https://x.test/a.png"}}, "not fetched"),
@@ -59,12 +58,11 @@ def test_an_image_is_the_same_however_a_protocol_writes_it() -> None:
         (_part(_url(b"\xff\xd8\xff" + bytes(9))), "says that it is image/png, but its bytes are image/jpeg"),
         (_part(_url(b"", "")), "says that it is of no type"),
         (_part("data:image/png;base64," + "A" * (MAX_BYTES * 4 // 3 + 8)), f"at most {MAX_BYTES:,} are read"),
-    ],
-)
-def test_what_is_no_image_within_the_limits_is_refused_with_the_value(part: Any, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason) as error:
-        images_of(_message(part))
-    assert len(str(error.value)) < 400, "an error does not repeat the image"
+    ]:
+        with subtests.test(part=part, reason=reason):
+            with pytest.raises(ConfigError, match=reason) as error:
+                images_of(_message(part))
+            assert len(str(error.value)) < 400, "an error does not repeat the image"
 
 
 def test_more_images_than_a_message_may_have_are_refused_before_any_is_read() -> None:
@@ -88,20 +86,17 @@ def _bomb(width: int, height: int) -> bytes:
     )
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
+def test_bombs_and_broken_files_are_refused_before_they_are_decoded(subtests: pytest.Subtests) -> None:
+    for data, reason in [
         (_bomb(8_000, 8_000), "has 8000 x 8000 pixels; at most 40,000,000"),
         (_bomb(10_000, 10_000), "far above the 40,000,000 pixels"),
         (_bomb(60_000, 60_000), "far above the 40,000,000 pixels"),
         (_png()[:40], "cannot be decoded"),
         (_bomb(30, 30), "cannot be decoded"),
         (b"\x89PNG\r\n\x1a\n", "cannot be decoded"),
-    ],
-)
-def test_bombs_and_broken_files_are_refused_before_they_are_decoded(data: bytes, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        pillow_image(ImageFile(data, "image/png"))
+    ]:
+        with subtests.test(data=data, reason=reason), pytest.raises(ConfigError, match=reason):
+            pillow_image(ImageFile(data, "image/png"))
 
 
 def test_a_moving_image_is_refused_and_a_transparent_one_is_read() -> None:

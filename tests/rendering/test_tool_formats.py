@@ -103,31 +103,35 @@ def _streamed(tool_format: Any, pieces: list[str]) -> tuple[ParsedAnswer, list[S
     ), events
 
 
-@pytest.mark.parametrize("tool_format", FORMATS, ids=lambda each: each.name)
-def test_a_call_is_found_with_its_name_and_arguments(tool_format: Any) -> None:
-    parsed = tool_format.parse(WRITTEN[tool_format.name])
-    assert parsed == ParsedAnswer(content="", calls=[WEATHER])
+def test_a_call_is_found_with_its_name_and_arguments(subtests: pytest.Subtests) -> None:
+    for tool_format in FORMATS:
+        with subtests.test(tool_format=tool_format):
+            parsed = tool_format.parse(WRITTEN[tool_format.name])
+            assert parsed == ParsedAnswer(content="", calls=[WEATHER])
 
 
-@pytest.mark.parametrize("tool_format", FORMATS, ids=lambda each: each.name)
-def test_parallel_calls_are_found_in_their_order(tool_format: Any) -> None:
-    text = TWO_WRITTEN[tool_format.name].replace("Oslo", "Rome", 1)
-    rome = ParsedCall(name="weather", arguments='{"city": "Rome", "days": 3}')
-    assert tool_format.parse(text) == ParsedAnswer(content="", calls=[rome, WEATHER])
+def test_parallel_calls_are_found_in_their_order(subtests: pytest.Subtests) -> None:
+    for tool_format in FORMATS:
+        with subtests.test(tool_format=tool_format):
+            text = TWO_WRITTEN[tool_format.name].replace("Oslo", "Rome", 1)
+            rome = ParsedCall(name="weather", arguments='{"city": "Rome", "days": 3}')
+            assert tool_format.parse(text) == ParsedAnswer(content="", calls=[rome, WEATHER])
 
 
-@pytest.mark.parametrize("tool_format", BEHIND_TEXT, ids=lambda each: each.name)
-def test_text_before_a_call_is_content_without_the_space_between(tool_format: Any) -> None:
-    parsed = tool_format.parse(f" I look it up.\n\n{WRITTEN[tool_format.name]}")
-    assert parsed == ParsedAnswer(content=" I look it up.", calls=[WEATHER])
+def test_text_before_a_call_is_content_without_the_space_between(subtests: pytest.Subtests) -> None:
+    for tool_format in BEHIND_TEXT:
+        with subtests.test(tool_format=tool_format):
+            parsed = tool_format.parse(f" I look it up.\n\n{WRITTEN[tool_format.name]}")
+            assert parsed == ParsedAnswer(content=" I look it up.", calls=[WEATHER])
 
 
-@pytest.mark.parametrize("tool_format", WITH_TAGS, ids=lambda each: each.name)
-def test_reasoning_is_split_off(tool_format: Any) -> None:
-    parsed = tool_format.parse(f"<think>\nOslo, I think.\n</think>\n\n{WRITTEN[tool_format.name]}")
-    assert parsed == ParsedAnswer(content="", reasoning="Oslo, I think.", calls=[WEATHER])
-    assert tool_format.parse("<think>a</think>b ") == ParsedAnswer(content="b ", reasoning="a")
-    assert tool_format.parse("<think>never done ") == ParsedAnswer(content="", reasoning="never done")
+def test_reasoning_is_split_off(subtests: pytest.Subtests) -> None:
+    for tool_format in WITH_TAGS:
+        with subtests.test(tool_format=tool_format):
+            parsed = tool_format.parse(f"<think>\nOslo, I think.\n</think>\n\n{WRITTEN[tool_format.name]}")
+            assert parsed == ParsedAnswer(content="", reasoning="Oslo, I think.", calls=[WEATHER])
+            assert tool_format.parse("<think>a</think>b ") == ParsedAnswer(content="b ", reasoning="a")
+            assert tool_format.parse("<think>never done ") == ParsedAnswer(content="", reasoning="never done")
 
 
 def test_an_answer_that_is_text_stays_as_it_is() -> None:
@@ -136,9 +140,8 @@ def test_an_answer_that_is_text_stays_as_it_is() -> None:
             assert tool_format.parse(text).content == text, type(tool_format).__name__
 
 
-@pytest.mark.parametrize(
-    ("tool_format", "text", "content"),
-    [
+def test_markup_that_makes_no_call_is_text_and_is_flagged(subtests: pytest.Subtests) -> None:
+    for tool_format, text, content in [
         (HERMES, "<tool_call>hello</tool_call>", "<tool_call>hello</tool_call>"),
         (HERMES, 'so <tool_call>{"arguments": {}}', 'so <tool_call>{"arguments": {}}'),
         (HERMES, "<tool_call>", "<tool_call>"),
@@ -167,15 +170,15 @@ def test_an_answer_that_is_text_stays_as_it_is() -> None:
         (DSML, f'{DSML.opener}\n<｜DSML｜invoke name="f', f'{DSML.opener}\n<｜DSML｜invoke name="f'),
         (DSML, f"so {DSML.opener}\n{DSML.closer}", f"so {DSML.opener}\n{DSML.closer}"),
         (HARMONY, "<|channel|>commentary to=functions.f", "<|channel|>commentary to=functions.f"),
-    ],
-)
-def test_markup_that_makes_no_call_is_text_and_is_flagged(tool_format: Any, text: str, content: str) -> None:
-    assert tool_format.parse(text) == ParsedAnswer(content=content, unparsed_markup=True)
+    ]:
+        with subtests.test(tool_format=tool_format, text=text, content=content):
+            assert tool_format.parse(text) == ParsedAnswer(content=content, unparsed_markup=True)
 
 
-@pytest.mark.parametrize(
-    ("tool_format", "text", "arguments"),
-    [
+def test_a_call_that_broke_off_or_is_no_json_is_kept_as_written_and_flagged(
+    subtests: pytest.Subtests,
+) -> None:
+    for tool_format, text, arguments in [
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1, ', '{"a": [1, '),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": nope}}</tool_call>', '{"a": nope}'),
         (HERMES, '<tool_call>{"name": "f", "arguments": 5}</tool_call>', "5"),
@@ -195,14 +198,11 @@ def test_markup_that_makes_no_call_is_text_and_is_flagged(tool_format: Any, text
         (DSML, f"{OPENED}</｜DSML｜invoke>\nor so", "{}"),
         (HARMONY, '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": ', '{"a": '),
         (HARMONY, "<|channel|>commentary to=functions.f<|message|>nope<|call|>", "nope"),
-    ],
-)
-def test_a_call_that_broke_off_or_is_no_json_is_kept_as_written_and_flagged(
-    tool_format: Any, text: str, arguments: str
-) -> None:
-    parsed = tool_format.parse(text)
-    assert parsed.calls == [ParsedCall(name="f", arguments=arguments)]
-    assert parsed.unparsed_markup
+    ]:
+        with subtests.test(tool_format=tool_format, text=text, arguments=arguments):
+            parsed = tool_format.parse(text)
+            assert parsed.calls == [ParsedCall(name="f", arguments=arguments)]
+            assert parsed.unparsed_markup
 
 
 def test_a_call_without_arguments_has_an_empty_object_of_them() -> None:

@@ -32,9 +32,8 @@ def test_a_right_call_is_right_however_it_is_written(answer: Any) -> None:
     assert graded(answer)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
+def test_any_other_call_is_wrong(subtests: pytest.Subtests) -> None:
+    for answer in [
         [],
         "",
         "area(10, 5)",
@@ -50,10 +49,9 @@ def test_a_right_call_is_right_however_it_is_written(answer: Any) -> None:
         [{"name": "area", "arguments": {"base": 10, "height": 5}, "extra": 1}],
         'It is [{"name": "area", "arguments": {"base": 10, "height": 5}}], I think.',
         '<think>[{"name": "area", "arguments": {"base": 10, "height": 5}}]',
-    ],
-)
-def test_any_other_call_is_wrong(answer: Any) -> None:
-    assert not graded(answer)
+    ]:
+        with subtests.test(answer=answer):
+            assert not graded(answer)
 
 
 def test_calls_come_in_any_order_unless_one_is_asked_for() -> None:

@@ -64,9 +64,8 @@ def test_two_values_are_the_same_exactly_when_python_says_so(one: Any, other: An
     assert truth_of(as_node(one)) == bool(one)
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
+def test_json_knows_no_tuples_and_floats_are_never_exact(subtests: pytest.Subtests) -> None:
+    for one, other, expected in [
         ((1, [2]), [1, (2,)], True),
         ({"a": (1,)}, {"a": [1]}, True),
         ([1.0000000001], [1], True),
@@ -81,10 +80,9 @@ def test_two_values_are_the_same_exactly_when_python_says_so(one: Any, other: An
         (Fraction(4, 2), 2, True),
         (Decimal("1.5"), Decimal("1.5"), True),
         (10**400, 1e308, False),
-    ],
-)
-def test_json_knows_no_tuples_and_floats_are_never_exact(one: Any, other: Any, expected: bool) -> None:
-    assert same(as_node(one), as_node(other), tolerance=1e-9) is expected
+    ]:
+        with subtests.test(one=one, other=other, expected=expected):
+            assert same(as_node(one), as_node(other), tolerance=1e-9) is expected
 
 
 @given(JSON, VALUES)
@@ -96,9 +94,8 @@ def test_what_a_hostile_process_writes_is_a_value_or_malformed(forged: Any, want
     assert results_of(text, 1) == (None, [{"v": forged}])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_lines_that_no_driver_writes_are_malformed(subtests: pytest.Subtests) -> None:
+    for text in [
         "junk\n",
         "[0]\n",
         '[1,{"v":1}]\n',
@@ -113,11 +110,9 @@ def test_what_a_hostile_process_writes_is_a_value_or_malformed(forged: Any, want
         '[0,{"v":' + "9" * 10_000 + "}]\n",
         '["0",{"v":1}]\n',
         "[true,{}]\n",
-    ],
-)
-def test_lines_that_no_driver_writes_are_malformed(text: str) -> None:
-    with pytest.raises(MalformedError):
-        results_of(text, 2)
+    ]:
+        with subtests.test(text=text), pytest.raises(MalformedError):
+            results_of(text, 2)
 
 
 def test_a_line_that_was_cut_off_is_no_result() -> None:
@@ -160,9 +155,8 @@ def test_sets_of_numbers_with_one_hash_are_compared_in_no_time() -> None:
     assert same(colliding, colliding)
 
 
-@pytest.mark.parametrize(
-    ("got", "wanted", "expected"),
-    [
+def test_outputs_are_compared_line_by_line(subtests: pytest.Subtests) -> None:
+    for got, wanted, expected in [
         ("3\n", "3", True),
         ("3 \r\n4\n\n", "3\n4", True),
         ("3\n\n4", "3\n4", False),
@@ -177,10 +171,9 @@ def test_sets_of_numbers_with_one_hash_are_compared_in_no_time() -> None:
         ("", "3", False),
         ("3\n3", "3", False),
         ("1" * 100_000, "1.5", False),
-    ],
-)
-def test_outputs_are_compared_line_by_line(got: str, wanted: str, expected: bool) -> None:
-    assert same_output(got, wanted) is expected
+    ]:
+        with subtests.test(got=got, wanted=wanted, expected=expected):
+            assert same_output(got, wanted) is expected
 
 
 @given(st.text())

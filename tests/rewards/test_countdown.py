@@ -2,7 +2,6 @@
 
 import re
 from fractions import Fraction
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -319,9 +318,8 @@ def test_a_proper_expression_that_misses_may_be_paid_a_little() -> None:
     assert compute_score("3+7+2", truth, score=2.0, format_score=0.1) == 2.0
 
 
-@pytest.mark.parametrize(
-    ("answer", "truth", "named"),
-    [
+def test_what_is_no_task_is_an_error_and_never_a_zero(subtests: pytest.Subtests) -> None:
+    for answer, truth, named in [
         (None, {"target": 12, "numbers": [3]}, "None"),
         (12, {"target": 12, "numbers": [3]}, "12"),
         ("3", {"numbers": [3]}, "ground_truth"),
@@ -337,8 +335,6 @@ def test_a_proper_expression_that_misses_may_be_paid_a_little() -> None:
         ("3", {"target": 3, "numbers": [3.0]}, "numbers"),
         ("1", {"target": 1, "numbers": [True]}, "numbers"),
         ("3", {"target": 3, "numbers": [-3]}, "numbers"),
-    ],
-)
-def test_what_is_no_task_is_an_error_and_never_a_zero(answer: Any, truth: Any, named: str) -> None:
-    with pytest.raises(RewardError, match=named):
-        compute_score(answer, truth)
+    ]:
+        with subtests.test(answer=answer, truth=truth, named=named), pytest.raises(RewardError, match=named):
+            compute_score(answer, truth)

@@ -29,9 +29,8 @@ async def test_a_decorated_function_evaluates_and_is_still_callable() -> None:
     assert await judge.evaluate({}, Episode()) == EvalOutput(1.0, True)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("said", "reward", "is_correct"),
-    [
+def test_a_judgement_may_be_said_in_several_ways(subtests: pytest.Subtests) -> None:
+    for said, reward, is_correct in [
         (1, 1.0, True),
         (0.0, 0.0, False),
         (-0.5, -0.5, False),
@@ -40,13 +39,12 @@ async def test_a_decorated_function_evaluates_and_is_still_callable() -> None:
         (np.float32(0.5), 0.5, True),
         ((0.3, False), 0.3, False),
         (EvalOutput(reward=2, is_correct=np.bool_(True)), 2.0, True),  # type: ignore[arg-type]
-    ],
-)
-def test_a_judgement_may_be_said_in_several_ways(said: Any, reward: float, is_correct: bool) -> None:
-    output = judgement(said, "score")
-    assert (output.reward, output.is_correct) == (reward, is_correct)
-    assert type(output.reward) is float
-    assert type(output.is_correct) is bool
+    ]:
+        with subtests.test(said=said, reward=reward, is_correct=is_correct):
+            output = judgement(said, "score")
+            assert (output.reward, output.is_correct) == (reward, is_correct)
+            assert type(output.reward) is float
+            assert type(output.is_correct) is bool
 
 
 @pytest.mark.parametrize(

@@ -186,9 +186,8 @@ def test_one_part_may_decide_what_is_correct() -> None:
     assert grader.task_fields == ("answer|answers",)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_weights_and_parts_that_make_no_sense_are_refused(subtests: pytest.Subtests) -> None:
+    for options in [
         {"parts": {}},
         {"parts": []},
         {"parts": {"math": 0.5}},
@@ -203,11 +202,9 @@ def test_one_part_may_decide_what_is_correct() -> None:
         {"parts": {"maths": 1.0}},
         {"parts": {"math": 1.0}, "correct_by": "exact"},
         {"parts": {"math": {"weight": 1.0, "grader": 5}}},
-    ],
-)
-def test_weights_and_parts_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        grader_named("composite", **options)
+    ]:
+        with subtests.test(options=options), pytest.raises(ConfigError):
+            grader_named("composite", **options)
 
 
 def test_a_part_that_fails_fails_the_whole_by_its_name() -> None:
@@ -301,10 +298,11 @@ def test_every_name_of_the_room_leads_somewhere() -> None:
         _ = rllm.rewards.no_such_name
 
 
-@pytest.mark.parametrize("home", GRADERS.values(), ids=GRADERS)
-def test_every_grader_is_where_the_table_says(home: str) -> None:
-    module, _, attribute = home.partition(":")
-    assert callable(getattr(importlib.import_module(module), attribute))
+def test_every_grader_is_where_the_table_says(subtests: pytest.Subtests) -> None:
+    for home in GRADERS.values():
+        with subtests.test(home=home):
+            module, _, attribute = home.partition(":")
+            assert callable(getattr(importlib.import_module(module), attribute))
 
 
 def test_a_number_that_python_does_not_write_out_is_the_row_s_mistake() -> None:

@@ -94,15 +94,14 @@ def test_every_published_kind_is_there_and_tried() -> None:
     assert {name for name, *_ in CASES} == set(KINDS)
 
 
-@pytest.mark.parametrize(("name", "kwargs", "follows", "fails"), CASES)
-def test_a_kind_tells_what_follows_it_from_what_does_not(
-    name: str, kwargs: dict[str, Any], follows: str, fails: str
-) -> None:
-    assert graded(follows, (name, kwargs)).score == 1.0
-    assert graded(f"<think>{fails}</think>{follows}", (name, kwargs)).is_correct
-    missed = graded(fails, (name, kwargs))
-    assert (missed.score, missed.reason) == (0.0, f"not followed: {name}")
-    assert graded("", (name, kwargs)).score == 0.0
+def test_a_kind_tells_what_follows_it_from_what_does_not(subtests: pytest.Subtests) -> None:
+    for name, kwargs, follows, fails in CASES:
+        with subtests.test(name=name, kwargs=kwargs, follows=follows, fails=fails):
+            assert graded(follows, (name, kwargs)).score == 1.0
+            assert graded(f"<think>{fails}</think>{follows}", (name, kwargs)).is_correct
+            missed = graded(fails, (name, kwargs))
+            assert (missed.score, missed.reason) == (0.0, f"not followed: {name}")
+            assert graded("", (name, kwargs)).score == 0.0
 
 
 def test_the_loose_reading_forgives_a_first_line_and_asterisks() -> None:
@@ -130,9 +129,8 @@ def test_a_published_row_is_read_with_the_nones_of_other_kinds() -> None:
     assert InstructionGrader().grade("two words", row).score == 1.0
 
 
-@pytest.mark.parametrize(
-    ("instruction", "said"),
-    [
+def test_a_mistake_in_the_task_is_an_error_and_never_followed(subtests: pytest.Subtests) -> None:
+    for instruction, said in [
         ({"id": "punctuation:no_coma"}, "did you mean `punctuation:no_comma`"),
         ({"id": "keywords:existence", "kwargs": {}}, "it takes keywords"),
         ({"id": "punctuation:no_comma", "kwargs": {"num_words": 3}}, "it takes none"),
@@ -145,30 +143,26 @@ def test_a_published_row_is_read_with_the_nones_of_other_kinds() -> None:
             {"id": "length_constraints:number_words", "kwargs": {"num_words": "3", "relation": "at least"}},
             "a whole number",
         ),
-    ],
-)
-def test_a_mistake_in_the_task_is_an_error_and_never_followed(instruction: dict[str, Any], said: str) -> None:
-    with pytest.raises(RewardError, match=said):
-        InstructionGrader().grade("text", {"instructions": [instruction]})
+    ]:
+        with subtests.test(instruction=instruction, said=said), pytest.raises(RewardError, match=said):
+            InstructionGrader().grade("text", {"instructions": [instruction]})
 
 
 def test_unfinished_thinking_follows_nothing() -> None:
     assert graded("<think>no comma here", ("punctuation:no_comma", {})).score == 0.0
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
+def test_sentences_are_counted_as_people_do(subtests: pytest.Subtests) -> None:
+    for text, count in [
         ("Dr. Smith came at 5 p.m. and left. Good!", 2),
         ("See e.g. the sea... It is 3.5 miles wide.", 2),
         ('He said "Go." Then he went.', 2),
         ("A heading\n\nA sentence without end", 2),
         ("你好。再见！", 2),
         ("...", 0),
-    ],
-)
-def test_sentences_are_counted_as_people_do(text: str, count: int) -> None:
-    assert len(sentences(text)) == count
+    ]:
+        with subtests.test(text=text, count=count):
+            assert len(sentences(text)) == count
 
 
 @given(st.text())
@@ -177,7 +171,8 @@ def test_no_text_breaks_a_check(text: str) -> None:
     assert graded(text, *asked, score="share").score <= 1.0
 
 
-@pytest.mark.parametrize("piece", ["[", "<<", "*", "\n", ".", ".x", "A. ", "-", '"', " \n", "p. "])
-def test_long_noise_takes_no_time_to_speak_of(piece: str) -> None:
-    asked = [(name, kwargs) for name, kwargs, *_ in CASES]
-    assert graded(piece * 100_000, *asked).score == 0.0
+def test_long_noise_takes_no_time_to_speak_of(subtests: pytest.Subtests) -> None:
+    for piece in ("[", "<<", "*", "\n", ".", ".x", "A. ", "-", '"', " \n", "p. "):
+        with subtests.test(piece=piece):
+            asked = [(name, kwargs) for name, kwargs, *_ in CASES]
+            assert graded(piece * 100_000, *asked).score == 0.0

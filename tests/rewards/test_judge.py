@@ -63,9 +63,8 @@ def test_a_rubric_is_scored_by_weight_and_range() -> None:
     assert "from 1 to 5" in asked
 
 
-@pytest.mark.parametrize(
-    "verdict",
-    [
+def test_a_verdict_that_is_none_is_asked_for_again_and_then_an_error(subtests: pytest.Subtests) -> None:
+    for verdict in [
         {"scores": {"true": 1.5}},
         {"scores": {"true": -0.1}},
         {"scores": {"true": "1"}},
@@ -78,11 +77,9 @@ def test_a_rubric_is_scored_by_weight_and_range() -> None:
         {"scores": {"true": 1}, "extra": 1},
         {"scores": {"true": 1}, "seal": "guessed"},
         {"scores": {"true": 1}, "reason": 3},
-    ],
-)
-def test_a_verdict_that_is_none_is_asked_for_again_and_then_an_error(verdict: dict[str, Any]) -> None:
-    with pytest.raises(RewardError, match="3 tries"):
-        judged(says(**verdict), retries=2)
+    ]:
+        with subtests.test(verdict=verdict), pytest.raises(RewardError, match="3 tries"):
+            judged(says(**verdict), retries=2)
 
 
 @pytest.mark.parametrize(

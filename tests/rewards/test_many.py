@@ -117,7 +117,7 @@ def test_a_number_of_threads_or_a_limit_that_makes_no_sense_is_refused() -> None
         grade_many(Moody(), [], timeout_s=0)
 
 
-@pytest.mark.parametrize("score", [None, "1", True, float("inf"), float("nan"), [1.0]])
-def test_a_grade_is_a_finite_number(score: Any) -> None:
-    with pytest.raises(RewardError, match="finite"):
-        Grade(score=score, is_correct=False)
+def test_a_grade_is_a_finite_number(subtests: pytest.Subtests) -> None:
+    for score in (None, "1", True, float("inf"), float("nan"), [1.0]):
+        with subtests.test(score=score), pytest.raises(RewardError, match="finite"):
+            Grade(score=score, is_correct=False)

@@ -54,9 +54,8 @@ def test_what_is_read_quickly_is_read_as_latex2sympy_reads_it() -> None:
     assert compared > 90
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_could_be_read_in_two_ways_is_left_to_others(subtests: pytest.Subtests) -> None:
+    for text in [
         *(
             "f(x)",
             "g(2)",
@@ -82,10 +81,9 @@ def test_what_is_read_quickly_is_read_as_latex2sympy_reads_it() -> None:
             "..5",
             "x=2",
         ),
-    ],
-)
-def test_what_could_be_read_in_two_ways_is_left_to_others(text: str) -> None:
-    assert formula(text) is None
+    ]:
+        with subtests.test(text=text):
+            assert formula(text) is None
 
 
 LETTERS = st.sampled_from(["x", "y", "n", r"\pi ", "2", "3", "x_{1}", r"\sqrt{x}", r"\sin(x)", "e", r"|y|"])

@@ -164,9 +164,8 @@ def test_a_log_that_says_both_says_failed() -> None:
     assert statuses_of(Runner.TAP, log.replace("not ok 1", "ok 1").replace("ok 2", "not ok 2")) == {"one": F}
 
 
-@pytest.mark.parametrize(
-    ("command", "runner"),
-    [
+def test_the_runner_is_that_of_the_command(subtests: pytest.Subtests) -> None:
+    for command, runner in [
         ("python -m pytest -q", Runner.PYTEST),
         ("python3 -m unittest -v tests.test_a", Runner.UNITTEST),
         ("./tests/runtests.py --settings=test_sqlite admin_views", Runner.DJANGO),
@@ -177,10 +176,9 @@ def test_a_log_that_says_both_says_failed() -> None:
         ("go test ./...", Runner.GO),
         ("cargo test --workspace", Runner.CARGO),
         ("prove -v t", Runner.TAP),
-    ],
-)
-def test_the_runner_is_that_of_the_command(command: str, runner: Runner) -> None:
-    assert runner_of(command.split(), "a__b-1") is runner
+    ]:
+        with subtests.test(command=command, runner=runner):
+            assert runner_of(command.split(), "a__b-1") is runner
 
 
 @pytest.mark.parametrize("command", ["npm test", "tox", "make check", "node test.js", "go vet"])
@@ -189,9 +187,8 @@ def test_another_runner_is_refused_by_name(command: str) -> None:
         runner_of(command.split(), "a__b-1")
 
 
-@pytest.mark.parametrize(
-    ("command", "canary", "words"),
-    [
+def test_a_command_is_made_to_report_and_to_run_one_test_more(subtests: pytest.Subtests) -> None:
+    for command, canary, words in [
         ("python -m unittest", "tests/test_x.py", "unittest"),
         ("python -m unittest -v tests.test_a", "tests/test_x.py", "unittest -v tests.test_a tests.test_x"),
         ("python -m unittest discover -s tests", "tests/test_x.py", "unittest discover -s tests"),
@@ -207,10 +204,9 @@ def test_another_runner_is_refused_by_name(command: str) -> None:
         ("cargo test --test a", "tests/x.rs", "cargo test --no-fail-fast --test x --test a"),
         ("npx jest", "x.test.js", f"npx jest --ci --json --outputFile={RESULTS}"),
         ("npx jest src", "x.test.js", f"npx jest src --ci --json --outputFile={RESULTS} x.test.js"),
-    ],
-)
-def test_a_command_is_made_to_report_and_to_run_one_test_more(command: str, canary: str, words: str) -> None:
-    assert reporting_words(runner_of(command.split(), "a"), command.split(), canary) == words.split()
+    ]:
+        with subtests.test(command=command, canary=canary, words=words):
+            assert reporting_words(runner_of(command.split(), "a"), command.split(), canary) == words.split()
 
 
 def test_the_test_that_must_fail_is_one_for_go() -> None:

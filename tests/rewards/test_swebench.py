@@ -16,9 +16,8 @@ from rllm.sandbox import Root, open_sandbox
 P, F, S, X, E = CaseStatus.PASSED, CaseStatus.FAILED, CaseStatus.SKIPPED, CaseStatus.XFAIL, CaseStatus.ERROR
 
 
-@pytest.mark.parametrize(
-    ("statuses", "fail_to_pass", "pass_to_pass", "resolution"),
-    [
+def test_an_issue_is_resolved_by_the_published_rules(subtests: pytest.Subtests) -> None:
+    for statuses, fail_to_pass, pass_to_pass, resolution in [
         ({"a": P, "b": P}, ["a"], ["b"], Resolution.FULL),
         ({"a": X, "b": S}, ["a"], ["b"], Resolution.FULL),
         ({"a": S, "b": P}, ["a"], ["b"], Resolution.NO),
@@ -30,12 +29,11 @@ P, F, S, X, E = CaseStatus.PASSED, CaseStatus.FAILED, CaseStatus.SKIPPED, CaseSt
         ({"t[x y]": P}, ["t[x"], [], Resolution.FULL),
         ({"t[x y]": P, "t[x z]": F}, ["t[x"], [], Resolution.NO),
         ({"t[x]": P}, ["t"], [], Resolution.NO),
-    ],
-)
-def test_an_issue_is_resolved_by_the_published_rules(
-    statuses: dict[str, CaseStatus], fail_to_pass: list[str], pass_to_pass: list[str], resolution: Resolution
-) -> None:
-    assert verdict_of(statuses, fail_to_pass, pass_to_pass).resolution is resolution
+    ]:
+        with subtests.test(
+            statuses=statuses, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass, resolution=resolution
+        ):
+            assert verdict_of(statuses, fail_to_pass, pass_to_pass).resolution is resolution
 
 
 def test_where_logs_name_failures_alone_the_rest_has_passed() -> None:

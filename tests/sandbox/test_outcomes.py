@@ -9,9 +9,8 @@ from rllm.sandbox.outcomes import status_of
 LIMITS = Limits(cpu_s=2, memory_mb=100)
 
 
-@pytest.mark.parametrize(
-    ("why", "code", "facts", "status"),
-    [
+def test_each_end_has_one_word(subtests: pytest.Subtests) -> None:
+    for why, code, facts, status in [
         ("exit", 0, {}, Status.OK),
         ("exit", 1, {}, Status.ERROR),
         ("exit", 1, {"stderr": b"Traceback\nMemoryError\n"}, Status.OUT_OF_MEMORY),
@@ -29,15 +28,14 @@ LIMITS = Limits(cpu_s=2, memory_mb=100)
         ("memory", -9, {}, Status.OUT_OF_MEMORY),
         ("output", -9, {}, Status.OUTPUT_LIMIT),
         ("processes", -9, {}, Status.KILLED),
-    ],
-)
-def test_each_end_has_one_word(why: str, code: int, facts: dict[str, object], status: Status) -> None:
-    known = {"cpu_s": 0.0, "max_rss_kb": 0, "stderr": b""} | facts
-    assert status_of(why, code, limits=LIMITS, **known) is status  # pyright: ignore[reportArgumentType]
+    ]:
+        with subtests.test(why=why, code=code, facts=facts, status=status):
+            known = {"cpu_s": 0.0, "max_rss_kb": 0, "stderr": b""} | facts
+            assert status_of(why, code, limits=LIMITS, **known) is status  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("name", ["wall_s", "cpu_s", "memory_mb", "output_kb", "disk_mb", "processes"])
-@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
-def test_a_limit_that_limits_nothing_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=name):
-        Limits(**{name: value})  # pyright: ignore[reportArgumentType]
+def test_a_limit_that_limits_nothing_is_refused(subtests: pytest.Subtests) -> None:
+    for name in ("wall_s", "cpu_s", "memory_mb", "output_kb", "disk_mb", "processes"):
+        for value in (0, -1, float("inf"), float("nan")):
+            with subtests.test(name=name, value=value), pytest.raises(ConfigError, match=name):
+                Limits(**{name: value})  # pyright: ignore[reportArgumentType]

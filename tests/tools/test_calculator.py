@@ -13,9 +13,8 @@ from rllm.tools import ToolError
 from rllm.tools.calculator import Calculator, calculate, write_number
 
 
-@pytest.mark.parametrize(
-    ("expression", "text"),
-    [
+def test_it_computes_as_people_do(subtests: pytest.Subtests) -> None:
+    for expression, text in [
         ("2 * (3 + 4)", "14"),
         ("0.1 + 0.2", "0.3"),
         ("1/3", "1/3 ≈ 0.3333333333333333"),
@@ -42,15 +41,13 @@ from rllm.tools.calculator import Calculator, calculate, write_number
         ("(-1) ** 1000000000001", "-1"),
         ("0 ** 0 + 1 ** 10 ** 30", "2"),
         ("1 + 2 = ", "3"),
-    ],
-)
-def test_it_computes_as_people_do(expression: str, text: str) -> None:
-    assert Calculator()(expression=expression).text == text
+    ]:
+        with subtests.test(expression=expression, text=text):
+            assert Calculator()(expression=expression).text == text
 
 
-@pytest.mark.parametrize(
-    ("expression", "error"),
-    [
+def test_what_is_wrong_is_said_at_once(subtests: pytest.Subtests) -> None:
+    for expression, error in [
         ("", "empty"),
         ("1 / (2 - 2)", "Division by zero"),
         ("0 ** -1", "Division by zero"),
@@ -81,10 +78,9 @@ def test_it_computes_as_people_do(expression: str, text: str) -> None:
         ("1" * 501, "501 characters"),
         ("(" * 200, "nested more than 100"),
         ("-" * 200 + "1", "nested more than 100"),
-    ],
-)
-def test_what_is_wrong_is_said_at_once(expression: str, error: str) -> None:
-    assert error in str(Calculator()(expression=expression).error)
+    ]:
+        with subtests.test(expression=expression, error=error):
+            assert error in str(Calculator()(expression=expression).error)
 
 
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}

@@ -95,9 +95,8 @@ def test_a_list_without_end_is_cut_off() -> None:
         mcp_tools(lease)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
+def test_a_server_that_cannot_be_meant_is_refused(subtests: pytest.Subtests) -> None:
+    for given, says in [
         ({}, "neither command, url nor target; give one"),
         ({"command": "a", "url": "http://b"}, "command and url"),
         ({"url": "localhost:80"}, "begins with http"),
@@ -105,11 +104,9 @@ def test_a_list_without_end_is_cut_off() -> None:
         ({"command": "a", "call_timeout_s": 0}, "`call_timeout_s` is 0"),
         ({"command": "a", "max_sessions": 2, "warm": 3}, "`warm` not above 2"),
         ({"url": "http://b", "env": {"A": "b"}}, "`env` does nothing"),
-    ],
-)
-def test_a_server_that_cannot_be_meant_is_refused(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        MCPServer.from_dict(given, "mine")
+    ]:
+        with subtests.test(given=given, says=says), pytest.raises(ConfigError, match=says):
+            MCPServer.from_dict(given, "mine")
 
 
 def test_a_target_that_leads_nowhere_is_refused() -> None:

@@ -89,9 +89,8 @@ async def test_no_more_calls_run_at_once_than_may() -> None:
     assert most[0] <= 2
 
 
-@pytest.mark.parametrize(
-    ("made", "error"),
-    [
+async def test_a_call_that_fails_is_an_output_that_says_why(subtests: pytest.Subtests) -> None:
+    for made, error in [
         (call("duble"), "There is no tool `duble`; did you mean `double`?"),
         (call("fly"), "There is no tool `fly`; the tools are: double, say, refuse, broken."),
         (call("double", n="2"), 'Bad arguments for `double`: `n` must be an integer, not the string "2".'),
@@ -104,13 +103,12 @@ async def test_no_more_calls_run_at_once_than_may() -> None:
         ({}, "There is no tool ``"),
         (call("refuse"), "not today"),
         (call("broken"), "KeyError: 'x'"),
-    ],
-)
-async def test_a_call_that_fails_is_an_output_that_says_why(made: Any, error: str) -> None:
-    logging.getLogger("rllm.tools.multi").setLevel(logging.CRITICAL)
-    (output,) = await both_ways(MultiTool([double, say, refuse, broken]), [made])
-    assert error in str(output.error)
-    assert output.output is None
+    ]:
+        with subtests.test(made=made, error=error):
+            logging.getLogger("rllm.tools.multi").setLevel(logging.CRITICAL)
+            (output,) = await both_ways(MultiTool([double, say, refuse, broken]), [made])
+            assert error in str(output.error)
+            assert output.output is None
 
 
 async def test_arguments_may_be_the_text_that_the_model_wrote() -> None:

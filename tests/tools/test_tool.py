@@ -94,9 +94,8 @@ def test_docstrings_are_read_in_the_forms_that_people_write(text: str) -> None:
     assert (made.description, said) == ("Says.", {"a": "The first.", "b": "The second, too."})
 
 
-@pytest.mark.parametrize(
-    ("annotation", "schema"),
-    [
+def test_an_annotation_has_a_schema(subtests: pytest.Subtests) -> None:
+    for annotation, schema in [
         (str, {"type": "string"}),
         (float, {"type": "number"}),
         (bool, {"type": "boolean"}),
@@ -120,13 +119,13 @@ def test_docstrings_are_read_in_the_forms_that_people_write(text: str) -> None:
                 "additionalProperties": False,
             },
         ),
-    ],
-)
-def test_an_annotation_has_a_schema(annotation: Any, schema: dict[str, Any]) -> None:
-    def function(a: Any) -> None: ...
+    ]:
+        with subtests.test(annotation=annotation, schema=schema):
 
-    function.__annotations__["a"] = annotation
-    assert parameters(function)["properties"]["a"] == schema
+            def function(a: Any) -> None: ...
+
+            function.__annotations__["a"] = annotation
+            assert parameters(function)["properties"]["a"] == schema
 
 
 def test_a_dataclass_an_enum_and_a_tuple_come_out_of_json_as_they_are_annotated() -> None:
@@ -238,9 +237,8 @@ NODE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("value", "schema", "words"),
-    [
+def test_a_value_that_breaks_its_schema_is_told_where_and_how(subtests: pytest.Subtests) -> None:
+    for value, schema, words in [
         ("3", {"type": "integer"}, "an integer, not the string"),
         (True, {"type": "number"}, "a number, not true"),
         (2.5, {"type": "integer"}, "an integer, not the number 2.5"),
@@ -257,27 +255,24 @@ NODE = {
         ({}, NODE, "`value` is missing"),
         (1.5, {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "none of what is allowed"),
         (float("nan"), {"type": "number"}, "finite"),
-    ],
-)
-def test_a_value_that_breaks_its_schema_is_told_where_and_how(value: Any, schema: Any, words: str) -> None:
-    problem = problem_of(value, schema)
-    assert problem is not None
-    assert re.search(words, problem), problem
+    ]:
+        with subtests.test(value=value, schema=schema, words=words):
+            problem = problem_of(value, schema)
+            assert problem is not None
+            assert re.search(words, problem), problem
 
 
-@pytest.mark.parametrize(
-    ("value", "schema"),
-    [
+def test_a_value_that_keeps_to_its_schema_or_to_what_is_not_checked_passes(subtests: pytest.Subtests) -> None:
+    for value, schema in [
         (3.0, {"type": "integer"}),
         ({"value": 1, "next": {"value": 2, "next": {"value": 3}}}, NODE),
         ({"a": 1}, {"type": "object", "additionalProperties": {"type": "integer"}}),
         ("x", {"$ref": "https://elsewhere.example/schema"}),
         ("x", {"pattern": "(?<broken"}),
         (1, {"unknown": "word"}),
-    ],
-)
-def test_a_value_that_keeps_to_its_schema_or_to_what_is_not_checked_passes(value: Any, schema: Any) -> None:
-    assert problem_of(value, schema) is None
+    ]:
+        with subtests.test(value=value, schema=schema):
+            assert problem_of(value, schema) is None
 
 
 JSON = st.recursive(

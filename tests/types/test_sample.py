@@ -73,9 +73,8 @@ def test_how_a_token_was_sampled_says_what_its_log_probability_means(
     assert SamplingParams(**params).logprob_meaning is meaning
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_sampling_that_cannot_be_done_is_refused_by_name(subtests: pytest.Subtests) -> None:
+    for name, value in [
         ("temperature", -0.1),
         ("temperature", float("inf")),
         ("temperature", float("nan")),
@@ -83,8 +82,6 @@ def test_how_a_token_was_sampled_says_what_its_log_probability_means(
         ("top_p", 1.5),
         ("top_k", -1),
         ("max_tokens", 0),
-    ],
-)
-def test_sampling_that_cannot_be_done_is_refused_by_name(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"`{name}` is"):
-        SamplingParams(**{name: value})
+    ]:
+        with subtests.test(name=name, value=value), pytest.raises(ValueError, match=f"`{name}` is"):
+            SamplingParams(**{name: value})

@@ -155,9 +155,8 @@ def test_what_the_lake_expert_cannot_do_is_refused(name: str, value: Any) -> Non
         _lake_demonstration(**{name: value})
 
 
-@pytest.mark.parametrize(
-    ("answer", "is_move"),
-    [
+def test_the_last_word_of_an_answer_is_the_move(subtests: pytest.Subtests) -> None:
+    for answer, is_move in [
         ("Right", True),
         ("right", True),
         ("PFFFFHFHFFFHHFFG Right", True),
@@ -168,9 +167,8 @@ def test_what_the_lake_expert_cannot_do_is_refused(name: str, value: Any) -> Non
         ("<think>Right", False),
         ("", False),
         ("   ", False),
-    ],
-)
-def test_the_last_word_of_an_answer_is_the_move(answer: str, is_move: bool) -> None:
-    env = LakePictureEnv(["SFF", "FFF", "FFG"])
-    env.reset(seed=0)
-    assert env.step(answer)[3]["valid"] is is_move
+    ]:
+        with subtests.test(answer=answer, is_move=is_move):
+            env = LakePictureEnv(["SFF", "FFF", "FFG"])
+            env.reset(seed=0)
+            assert env.step(answer)[3]["valid"] is is_move

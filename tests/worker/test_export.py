@@ -60,9 +60,8 @@ RUN = {
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "holds"),
-    [
+def test_a_filter_says_which_runs(subtests: pytest.Subtests) -> None:
+    for text, holds in [
         ('status == "ok"', True),
         ('status == "ok" and score >= 0.5 and attempts < 3', True),
         ('not (status == "ok")', False),
@@ -78,15 +77,13 @@ RUN = {
         ('score != "a"', True),
         ('"x" not in inputs.missing', True),
         ("outputs.value", True),
-    ],
-)
-def test_a_filter_says_which_runs(text: str, holds: bool) -> None:
-    assert RowFilter(text, RUN_FIELDS)(RUN) is holds
+    ]:
+        with subtests.test(text=text, holds=holds):
+            assert RowFilter(text, RUN_FIELDS)(RUN) is holds
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
+def test_a_filter_can_do_nothing_else(subtests: pytest.Subtests) -> None:
+    for text, word in [
         ("status = 1", "cannot be read"),
         ("", "cannot be read"),
         ("stauts == 1", "`stauts`"),
@@ -104,11 +101,9 @@ def test_a_filter_says_which_runs(text: str, holds: bool) -> None:
         ("inputs" + ".a" * 60, "deep"),
         ("not " * 60 + "1", "deep"),
         ("not " * 400 + "1", "deep"),
-    ],
-)
-def test_a_filter_can_do_nothing_else(text: str, word: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(word)):
-        RowFilter(text, RUN_FIELDS)
+    ]:
+        with subtests.test(text=text, word=word), pytest.raises(ConfigError, match=re.escape(word)):
+            RowFilter(text, RUN_FIELDS)
 
 
 @given(text=st.text(max_size=60))

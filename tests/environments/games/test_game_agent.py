@@ -13,9 +13,8 @@ from rllm.environments.games.hanoi import HanoiEnv
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "games.md"
 
 
-@pytest.mark.parametrize(
-    ("answer", "move"),
-    [
+def test_the_move_is_what_the_answer_ends_with(subtests: pytest.Subtests) -> None:
+    for answer, move in [
         ("Up", "Up"),
         (" 2 3\n", "2 3"),
         ("<answer>Up</answer>", "Up"),
@@ -28,10 +27,9 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "games.md"
         ("", ""),
         ("Up or Down", "Up or Down"),
         ("I go Up", "I go Up"),
-    ],
-)
-def test_the_move_is_what_the_answer_ends_with(answer: str, move: str) -> None:
-    assert parse_move(answer).action == move
+    ]:
+        with subtests.test(answer=answer, move=move):
+            assert parse_move(answer).action == move
 
 
 def test_the_contract_of_agents_holds() -> None:

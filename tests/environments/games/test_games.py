@@ -209,13 +209,14 @@ def test_what_changes_nothing_makes_no_new_instance(
     assert split_of(game_of(name), one) == split_of(game_of(name), same)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_contract_of_environments_holds(name: str) -> None:
-    env = env_of(name)
-    env.reset()
-    check_env(env, env.game.expert_move())
-    check_env(env, "nonsense")
-    check_env(env, Action(action=7))
+def test_the_contract_of_environments_holds(subtests: pytest.Subtests) -> None:
+    for name in NAMES:
+        with subtests.test(name=name):
+            env = env_of(name)
+            env.reset()
+            check_env(env, env.game.expert_move())
+            check_env(env, "nonsense")
+            check_env(env, Action(action=7))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -350,13 +351,14 @@ def test_with_shaping_nothing_but_a_win_is_above_zero(name: str) -> None:
             assert -0.5 <= lost[-1][1] <= 0.0
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_mistaken_expert_plays_on_with_legal_moves(name: str) -> None:
-    rng = np.random.default_rng(3)
-    for task in world_named(name).tasks("train", 4):
-        seen = played(env_class_of(name).from_dict(task), shown(name, task, 0.5, rng))
-        assert all(each[3]["valid"] for each in seen[1:])
-        assert seen[-1][2]
+def test_a_mistaken_expert_plays_on_with_legal_moves(subtests: pytest.Subtests) -> None:
+    for name in NAMES:
+        with subtests.test(name=name):
+            rng = np.random.default_rng(3)
+            for task in world_named(name).tasks("train", 4):
+                seen = played(env_class_of(name).from_dict(task), shown(name, task, 0.5, rng))
+                assert all(each[3]["valid"] for each in seen[1:])
+                assert seen[-1][2]
 
 
 @pytest.mark.parametrize(("habit", "place"), [("first", 0), ("last", -1)])
@@ -405,9 +407,8 @@ def test_rules_stand_above_the_first_board_and_nowhere_else(name: str) -> None:
     assert quiet.reset()[0] == env_of(name).game.board()
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
+def test_a_task_that_cannot_be_honoured_is_refused(subtests: pytest.Subtests) -> None:
+    for change, complaint in [
         ({"max_turn": 3}, "did you mean `max_turns`"),
         ({"splitt": "train"}, "did you mean `split`"),
         ({"colour": 3}, "it takes"),
@@ -420,12 +421,11 @@ def test_rules_stand_above_the_first_board_and_nowhere_else(name: str) -> None:
         ({"index": -1}, "index"),
         ({"index": 0.5}, "index"),
         ({"instance": {}}, "does not know `split`"),
-    ],
-)
-def test_a_task_that_cannot_be_honoured_is_refused(change: dict[str, Any], complaint: str) -> None:
-    for name in NAMES:
-        with pytest.raises(ConfigError, match=complaint):
-            env_class_of(name).from_dict({"split": "train", "index": 0} | change)
+    ]:
+        with subtests.test(change=change, complaint=complaint):
+            for name in NAMES:
+                with pytest.raises(ConfigError, match=complaint):
+                    env_class_of(name).from_dict({"split": "train", "index": 0} | change)
 
 
 def test_tasks_without_an_instance_are_refused() -> None:
@@ -472,16 +472,22 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arguments"), IMPOSSIBLE)
-def test_what_cannot_be_drawn_is_refused_before_work_starts(name: str, arguments: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(arguments))):
-        world_named(name).tasks("train", 1, **arguments)
+def test_what_cannot_be_drawn_is_refused_before_work_starts(subtests: pytest.Subtests) -> None:
+    for name, arguments in IMPOSSIBLE:
+        with (
+            subtests.test(name=name, arguments=arguments),
+            pytest.raises(ConfigError, match=next(iter(arguments))),
+        ):
+            world_named(name).tasks("train", 1, **arguments)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_any_number_names_an_instance_and_tasks_cost_nothing_before_they_are_played(name: str) -> None:
-    game = game_of(name)
-    assert drawn_instance(game, "test", MANY) == drawn_instance(game, "test", MANY)
-    assert len(world_named(name).tasks("train", 10_000)) == 10_000
-    assert issubclass(game, Game)
-    assert set(drawn_instance(game, "train", 5)) == set(game.instance_keys)
+def test_any_number_names_an_instance_and_tasks_cost_nothing_before_they_are_played(
+    subtests: pytest.Subtests,
+) -> None:
+    for name in NAMES:
+        with subtests.test(name=name):
+            game = game_of(name)
+            assert drawn_instance(game, "test", MANY) == drawn_instance(game, "test", MANY)
+            assert len(world_named(name).tasks("train", 10_000)) == 10_000
+            assert issubclass(game, Game)
+            assert set(drawn_instance(game, "train", 5)) == set(game.instance_keys)

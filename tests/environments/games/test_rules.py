@@ -42,19 +42,17 @@ def num_expert_moves(game: Game) -> int:
     return count
 
 
-@pytest.mark.parametrize(
-    ("guess", "word", "marks"),
-    [
+def test_letters_are_marked_as_often_as_the_word_has_them(subtests: pytest.Subtests) -> None:
+    for guess, word, marks in [
         ("crane", "crane", "GGGGG"),
         ("llama", "label", "GYY--"),
         ("speed", "erase", "Y-YY-"),
         ("geese", "eagle", "YY--G"),
         ("mamma", "madam", "GGY-Y"),
         ("fuzzy", "light", "-----"),
-    ],
-)
-def test_letters_are_marked_as_often_as_the_word_has_them(guess: str, word: str, marks: str) -> None:
-    assert marks_of(guess, word) == marks
+    ]:
+        with subtests.test(guess=guess, word=word, marks=marks):
+            assert marks_of(guess, word) == marks
 
 
 def test_the_words_are_words_and_the_expert_finds_each() -> None:
@@ -85,11 +83,14 @@ def test_the_expert_breaks_every_code() -> None:
         assert expert_wins(Mastermind({"code": "".join(code), "num_digits": 6}), 10)
 
 
-@pytest.mark.parametrize("length", [2, 3, 7, 8, 31, 32])
-def test_halving_finds_every_number_in_as_many_guesses_as_the_length_has_binary_digits(length: int) -> None:
-    games = [{"low": 60, "high": 59 + length, "number": 60 + place} for place in range(length)]
-    assert max(num_expert_moves(GuessNumber(game)) for game in games) == length.bit_length()
-    assert GuessNumber.turns_for(games[0]) == length.bit_length()
+def test_halving_finds_every_number_in_as_many_guesses_as_the_length_has_binary_digits(
+    subtests: pytest.Subtests,
+) -> None:
+    for length in (2, 3, 7, 8, 31, 32):
+        with subtests.test(length=length):
+            games = [{"low": 60, "high": 59 + length, "number": 60 + place} for place in range(length)]
+            assert max(num_expert_moves(GuessNumber(game)) for game in games) == length.bit_length()
+            assert GuessNumber.turns_for(games[0]) == length.bit_length()
 
 
 def test_what_random_guesses_come_to_is_what_counting_them_gives() -> None:
@@ -160,12 +161,17 @@ def test_queens_have_as_many_solutions_as_is_known() -> None:
     assert game.board() == "2413"
 
 
-@pytest.mark.parametrize(
-    ("cards", "total"),
-    [("A K", 21), ("A A", 12), ("A A 9", 21), ("A 9 5", 15), ("10 J 2", 22), ("A A A A", 14)],
-)
-def test_aces_count_what_is_best(cards: str, total: int) -> None:
-    assert worth(cards.split()) == total
+def test_aces_count_what_is_best(subtests: pytest.Subtests) -> None:
+    for cards, total in (
+        ("A K", 21),
+        ("A A", 12),
+        ("A A 9", 21),
+        ("A 9 5", 15),
+        ("10 J 2", 22),
+        ("A A A A", 14),
+    ):
+        with subtests.test(cards=cards, total=total):
+            assert worth(cards.split()) == total
 
 
 def hand(cards: str, moves: list[str]) -> Blackjack:
@@ -197,9 +203,8 @@ def test_a_hand_is_won_by_beating_the_dealer(cards: str, moves: list[str], end: 
     assert (reward, done, info["outcome"]) == ({"won": 1.0, "drawn": 0.0, "lost": -1.0}[end], True, end)
 
 
-@pytest.mark.parametrize(
-    ("player", "dealer", "best"),
-    [
+def test_the_expert_plays_what_every_book_on_blackjack_says(subtests: pytest.Subtests) -> None:
+    for player, dealer, best in [
         ("10 6", "6", "Stand"),
         ("10 6", "10", "Hit"),
         ("10 2", "4", "Stand"),
@@ -208,13 +213,12 @@ def test_a_hand_is_won_by_beating_the_dealer(cards: str, moves: list[str], end: 
         ("A 7", "8", "Stand"),
         ("A 6", "2", "Hit"),
         ("10 7", "A", "Stand"),
-    ],
-)
-def test_the_expert_plays_what_every_book_on_blackjack_says(player: str, dealer: str, best: str) -> None:
-    deck = ["5", "5"]
-    for hidden in ("2", "K"):  # it does not see the dealer's other card
-        game = Blackjack({"player": player.split(), "dealer": [dealer, hidden], "deck": deck})
-        assert game.expert_move() == best
+    ]:
+        with subtests.test(player=player, dealer=dealer, best=best):
+            deck = ["5", "5"]
+            for hidden in ("2", "K"):  # it does not see the dealer's other card
+                game = Blackjack({"player": player.split(), "dealer": [dealer, hidden], "deck": deck})
+                assert game.expert_move() == best
 
 
 def test_to_play_the_best_pays_what_exact_expectation_says() -> None:
@@ -525,7 +529,7 @@ BROKEN: list[tuple[type[Game], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("game", "instance"), BROKEN)
-def test_what_is_no_instance_is_refused(game: type[Game], instance: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        game(instance)
+def test_what_is_no_instance_is_refused(subtests: pytest.Subtests) -> None:
+    for game, instance in BROKEN:
+        with subtests.test(game=game, instance=instance), pytest.raises(ConfigError):
+            game(instance)

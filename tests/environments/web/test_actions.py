@@ -45,9 +45,8 @@ def test_actions_have_browsergyms_names() -> None:
     assert set(ACTIONS) == BROWSERGYM
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "arguments"),
-    [
+def test_a_call_is_read(subtests: pytest.Subtests) -> None:
+    for text, name, arguments in [
         ('click("12")', "click", {"bid": 12, "button": "left", "modifiers": []}),
         ("click(12)", "click", {"bid": 12, "button": "left", "modifiers": []}),
         ("click('[12]', button='right')", "click", {"bid": 12, "button": "right", "modifiers": []}),
@@ -57,13 +56,12 @@ def test_actions_have_browsergyms_names() -> None:
         ("select_option('4', 'x')", "select_option", {"bid": 4, "options": ["x"]}),
         ("scroll(0, -200.5)", "scroll", {"delta_x": 0, "delta_y": -200.5}),
         ("noop()", "noop", {"wait_ms": 1000}),
-    ],
-)
-def test_a_call_is_read(text: str, name: str, arguments: dict[str, object]) -> None:
-    (action,) = parse_actions(text)
-    assert (action.name, dict(action.arguments)) == (name, arguments)
-    assert action_of_call(name, json.dumps(arguments)) == action
-    assert parse_actions(str(action)) == [action]
+    ]:
+        with subtests.test(text=text, name=name, arguments=arguments):
+            (action,) = parse_actions(text)
+            assert (action.name, dict(action.arguments)) == (name, arguments)
+            assert action_of_call(name, json.dumps(arguments)) == action
+            assert parse_actions(str(action)) == [action]
 
 
 def test_several_calls_are_done_in_order() -> None:
@@ -74,9 +72,8 @@ def test_several_calls_are_done_in_order() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
+def test_what_is_no_action_says_why(subtests: pytest.Subtests) -> None:
+    for text, why in [
         ("", "no action"),
         ("I click the button", "is no call"),
         ("click(", "is no call"),
@@ -101,11 +98,9 @@ def test_several_calls_are_done_in_order() -> None:
         ("(" * 5000, "is no call"),
         ("click(" + "-" * 9000 + "1)", "`click`|no call"),
         ("a" * 20_001, "20001 characters"),
-    ],
-)
-def test_what_is_no_action_says_why(text: str, why: str) -> None:
-    with pytest.raises(UnreadableAction, match=why):
-        parse_actions(text)
+    ]:
+        with subtests.test(text=text, why=why), pytest.raises(UnreadableAction, match=why):
+            parse_actions(text)
 
 
 @pytest.mark.parametrize("arguments", ["{", "[]", 3, '{"bid": null}', "[" * 100_000])

@@ -21,7 +21,7 @@ from rllm.eval.catalogue import benchmark_names
 from .test_shop import solve_task
 
 KINDS = (SHOP, FORUM, ISSUE_TRACKER, OFFICE)
-TEMPLATES = [pytest.param(kind, name, id=f"{kind.name}/{name}") for kind in KINDS for name in kind.templates]
+TEMPLATES = [(kind, name) for kind in KINDS for name in kind.templates]
 
 
 def tasks_of(kind: SiteKind, name: str, count: int = 40) -> list[tuple[object, SiteTask]]:
@@ -47,29 +47,31 @@ def test_there_are_sixty_templates_in_three_difficulties_with_infeasible_ones_on
         assert all(share == 0 or 0.1 < share < 0.5 for share in shares)
 
 
-@pytest.mark.parametrize(("kind", "name"), TEMPLATES)
 def test_a_task_is_of_its_seed_and_is_either_a_question_a_change_or_infeasible(
-    kind: SiteKind, name: str
+    subtests: pytest.Subtests,
 ) -> None:
-    drawn = tasks_of(kind, name)
-    assert tasks_of(kind, name) == drawn
-    assert len({(task.goal, str(books)) for books, task in drawn}) == 40
-    for books, task in drawn:
-        asks = bool(task.number or task.choice)
-        assert (books != task.books) + asks + task.is_infeasible == 1, task.goal
-        assert "{" not in task.goal
+    for kind, name in TEMPLATES:
+        with subtests.test(kind=kind.name, name=name):
+            drawn = tasks_of(kind, name)
+            assert tasks_of(kind, name) == drawn
+            assert len({(task.goal, str(books)) for books, task in drawn}) == 40
+            for books, task in drawn:
+                asks = bool(task.number or task.choice)
+                assert (books != task.books) + asks + task.is_infeasible == 1, task.goal
+                assert "{" not in task.goal
 
 
-@pytest.mark.parametrize(("kind", "name"), TEMPLATES)
 def test_to_do_nothing_or_always_the_same_earns_nothing_where_something_can_be_done(
-    kind: SiteKind, name: str
+    subtests: pytest.Subtests,
 ) -> None:
-    drawn = [(books, task) for books, task in tasks_of(kind, name) if not task.is_infeasible]
-    constant = drawn[0][1].plan[-1][-1][1]
-    for books, task in drawn[1:]:
-        assert task.mistake(books, say("Done."))
-        assert task.mistake(books, say(constant)), task.goal
-        assert task.mistake(books, WebAction(name="report_infeasible", arguments={"reason": "no"}))
+    for kind, name in TEMPLATES:
+        with subtests.test(kind=kind.name, name=name):
+            drawn = [(books, task) for books, task in tasks_of(kind, name) if not task.is_infeasible]
+            constant = drawn[0][1].plan[-1][-1][1]
+            for books, task in drawn[1:]:
+                assert task.mistake(books, say("Done."))
+                assert task.mistake(books, say(constant)), task.goal
+                assert task.mistake(books, WebAction(name="report_infeasible", arguments={"reason": "no"}))
 
 
 def test_a_site_is_drawn_in_less_than_twenty_milliseconds() -> None:
