@@ -361,7 +361,7 @@ def test_a_role_may_have_an_estimator_of_ones_own(own: str) -> None:
     [
         (
             "too_few",
-            r"too_few made array\(\[0.5\]\) of the rewards \[1.0, 0.5\]; it must return one finite number",
+            r"too_few.*array\(\[0.5\]\).*\[1.0, 0.5\]",
         ),
         ("broken", r"broken made array\(\[inf, inf\]\)"),
         ("number", "is a int; an advantage estimator is a function"),

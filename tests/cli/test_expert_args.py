@@ -14,7 +14,7 @@ from rllm.errors import ConfigError
     [
         (
             "sigth=2",
-            "no `warm_start.expert_args.sigth`; the expert of this world knows strolls, hasty, sight",
+            "`warm_start.expert_args.sigth`",
         ),
         ('sight="far"', "`sight` is 'far'"),
         ('strolls="often"', "`strolls` is 'often'"),

@@ -39,22 +39,22 @@ def test_a_policy_takes_what_it_does_not_say_from_the_section() -> None:
 
 def test_what_no_adapter_can_be_is_refused_by_name(subtests: pytest.Subtests) -> None:
     for assignments, named in [
-        (["lora.rank=-1"], r"`lora\.rank` is -1; it must be at least 0"),
-        (["lora.rank=2.5"], r"`lora\.rank` is 2\.5, of type float"),
+        (["lora.rank=-1"], r"`lora\.rank`.*-1.*0"),
+        (["lora.rank=2.5"], r"`lora\.rank`.*2\.5"),
         (["lora.rank=8", "lora.alpha=0"], r"`lora\.alpha` is 0\.0"),
         (["lora.rank=8", "lora.alpha=nan"], r"`lora\.alpha` is nan"),
-        (["lora.rank=8", "lora.dropout=0.1"], r"`lora\.dropout` is 0\.1; sampler and trainer share"),
-        (["lora.rank=8", "lora.targets=q_proj"], r"`lora\.targets` is 'q_proj', of type str"),
+        (["lora.rank=8", "lora.dropout=0.1"], r"`lora\.dropout`.*0\.1"),
+        (["lora.rank=8", "lora.targets=q_proj"], r"`lora\.targets`.*'q_proj'"),
         (["lora.rank=8", 'lora.targets=["q_proj", "q_proj"]'], r"list each name of a linear layer once"),
         (["lora.rank=8", "lora.targets=[3]"], r"`lora\.targets` is \[3\]"),
-        (["lora.alpha=16"], r"`lora\.alpha` is 16\.0, which does nothing here: there is no adapter"),
+        (["lora.alpha=16"], r"`lora\.alpha`.*16\.0.*nothing.*no adapter"),
         (['lora.targets=["q_proj"]'], r"`lora\.targets` is .* no adapter"),
         ([*TWO, "policies.a.lora_rank=-2"], r"`policies\.a\.lora_rank` is -2"),
-        ([*TWO, "policies.a.lora_alpha=4"], r"`policies\.a\.lora_alpha` is 4\.0, but it has no adapter"),
+        ([*TWO, "policies.a.lora_alpha=4"], r"`policies\.a\.lora_alpha`.*4\.0.*no adapter"),
         ([*TWO, "policies.a.trainable=false", "policies.a.lora_rank=4"], "but the policy is frozen"),
         (
             [*TWO, "lora.rank=8", "policies.a.lora_rank=4", "policies.b.lora_rank=0"],
-            r"`lora\.rank` is 8, but every policy",
+            r"`lora\.rank`.*8",
         ),
     ]:
         with subtests.test(assignments=assignments, named=named), pytest.raises(ConfigError, match=named):

@@ -145,26 +145,26 @@ GAE = ["algorithm.estimator=gae", "critic.trunk=separate"]
 KL = ["algorithm.kl_coef=0.1"]
 CORRECTED = ["algorithm.old_logprobs=trainer", "algorithm.correction=truncate"]
 REFUSED = {
-    "`algorithm.estimator` is 'gae', which asks a critic": ["algorithm.estimator=gae"],
-    "`roles.solver.estimator` is 'gae', which asks a critic": ["roles.solver.estimator=gae"],
-    "`critic.trunk` is 'separate', which does nothing here": ["critic.trunk=separate"],
+    r"`algorithm.estimator`.*'gae'.*critic": ["algorithm.estimator=gae"],
+    r"`roles.solver.estimator`.*'gae'.*critic": ["roles.solver.estimator=gae"],
+    r"`critic.trunk`.*'separate'.*nothing": ["critic.trunk=separate"],
     "`critic.trunk` is \"shared\", but `roles.judge.estimator` is 'rloo'": [
         "algorithm.estimator=gae",
         "critic.trunk=shared",
         "roles.judge.estimator=rloo",
     ],
-    "`critic.clip` is 0.1, which does nothing here": ["critic.clip=0.1"],
-    "`critic.coef` is 0.1, which does nothing here": [*GAE, "critic.coef=0.1"],
+    r"`critic.clip`.*0.1.*nothing": ["critic.clip=0.1"],
+    r"`critic.coef`.*0.1.*nothing": [*GAE, "critic.coef=0.1"],
     "`critic.coef` is 0.0": ["algorithm.estimator=gae", "critic.trunk=shared", "critic.coef=0.0"],
-    "`critic.learning_rate` is 0.1, which does nothing here": [
+    r"`critic.learning_rate`.*0.1.*nothing": [
         "algorithm.estimator=gae",
         "critic.trunk=shared",
         "critic.learning_rate=0.1",
     ],
     "`critic.warmup_steps` is 9 and `steps` is 9": [*GAE, "critic.warmup_steps=9", "steps=9"],
-    "`algorithm.gae_lambda` is 0.5, which does nothing here": ["algorithm.gae_lambda=0.5"],
-    "`algorithm.pass_k` is 2, which does nothing.*choose the estimator pass_at_k": ["algorithm.pass_k=2"],
-    "`algorithm.pass_k` is 1; .* set it to 2 or more": [
+    r"`algorithm.gae_lambda`.*0.5.*nothing": ["algorithm.gae_lambda=0.5"],
+    r"`algorithm.pass_k`.*2.*nothing.*choose.*pass_at_k": ["algorithm.pass_k=2"],
+    r"`algorithm.pass_k`.*1.*2": [
         "algorithm.estimator=pass_at_k",
         "algorithm.pass_k=1",
     ],
@@ -173,30 +173,30 @@ REFUSED = {
         "algorithm.pass_k=9",
         "rollout.group_size=8",
     ],
-    "`algorithm.gigpo_omega` is 0.5, which does nothing here": ["algorithm.gigpo_omega=0.5"],
-    "`algorithm.gigpo_norm` is 'none', which does nothing here": ["algorithm.gigpo_norm=none"],
-    "`algorithm.gigpo_norm` is 'mean'; choose one of std, none": [
+    r"`algorithm.gigpo_omega`.*0.5.*nothing": ["algorithm.gigpo_omega=0.5"],
+    r"`algorithm.gigpo_norm`.*'none'.*nothing": ["algorithm.gigpo_norm=none"],
+    r"`algorithm.gigpo_norm`.*'mean'.*std, none": [
         "algorithm.estimator=gigpo",
         "algorithm.gigpo_norm=mean",
     ],
     "`algorithm.credit` is 'turn', but `algorithm.estimator` is 'gae'": [*GAE, "algorithm.credit=turn"],
     '`algorithm.credit` is "discounted" but `algorithm.gamma` is 1.0': ["algorithm.credit=discounted"],
-    "`algorithm.clip_low` is 0.1, which does nothing here": [
+    r"`algorithm.clip_low`.*0.1.*nothing": [
         "algorithm.loss=policy_gradient",
         "algorithm.clip_low=0.1",
     ],
-    "`algorithm.dual_clip` is 3.0, which does nothing here.*choose ppo": [
+    r"`algorithm.dual_clip`.*3.0.*nothing here.*choose ppo": [
         "algorithm.loss=gspo",
         "algorithm.dual_clip=3.0",
     ],
-    "`algorithm.dual_clip` is 0.5; it must be above 1": ["algorithm.dual_clip=0.5"],
-    "`algorithm.sapo_negative` is 2.0, which does nothing here.*choose sapo": ["algorithm.sapo_negative=2.0"],
-    "`algorithm.aggregation_constant` is 9, which does nothing here": ["algorithm.aggregation_constant=9"],
+    r"`algorithm.dual_clip`.*0.5.*above 1": ["algorithm.dual_clip=0.5"],
+    r"`algorithm.sapo_negative`.*2.0.*nothing here.*choose sapo": ["algorithm.sapo_negative=2.0"],
+    r"`algorithm.aggregation_constant`.*9.*nothing": ["algorithm.aggregation_constant=9"],
     "`algorithm.aggregation_constant` is 0; `constant` divides by it": ["algorithm.aggregation=constant"],
-    "`algorithm.kl_target` is 0.1, which does nothing here": ["algorithm.kl_target=0.1"],
-    "`algorithm.kl_kind` is 'k1', which does nothing here": ["algorithm.kl_kind=k1"],
-    "`algorithm.kl_in` is 'reward', which does nothing here": ["algorithm.kl_in=reward"],
-    "`algorithm.kl_horizon` is 7, which does nothing here": [*KL, "algorithm.kl_horizon=7"],
+    r"`algorithm.kl_target`.*0.1.*nothing": ["algorithm.kl_target=0.1"],
+    r"`algorithm.kl_kind`.*'k1'.*nothing": ["algorithm.kl_kind=k1"],
+    r"`algorithm.kl_in`.*'reward'.*nothing": ["algorithm.kl_in=reward"],
+    r"`algorithm.kl_horizon`.*7.*nothing": [*KL, "algorithm.kl_horizon=7"],
     "`algorithm.kl_kind` is 'k3\\+', which differs from 'k3' in its gradient": [
         *KL,
         "algorithm.kl_in=reward",
@@ -210,15 +210,13 @@ REFUSED = {
     "`algorithm.correction` is 'mask', but `algorithm.old_logprobs` is 'sampler'": [
         "algorithm.correction=mask"
     ],
-    "`algorithm.correction_level` is 'sequence', which does nothing here": [
-        "algorithm.correction_level=sequence"
-    ],
+    r"`algorithm.correction_level`.*'sequence'.*nothing": ["algorithm.correction_level=sequence"],
     "`algorithm.correction_low` is 1.5 and `correction_high` is 2.0": [
         *CORRECTED,
         "algorithm.correction_low=1.5",
     ],
-    "`filters.max_rounds` is 3, which does nothing here": ["filters.max_rounds=3"],
-    "`filters.max_rounds` is 1; it must be at least 2": ["filters.dynamic=true", "filters.max_rounds=1"],
+    r"`filters.max_rounds`.*3.*nothing": ["filters.max_rounds=3"],
+    r"`filters.max_rounds`.*1.*2": ["filters.dynamic=true", "filters.max_rounds=1"],
     "`rollout.group_size` is 1, and with `filters.dynamic` groups are rejected": [
         "filters.dynamic=true",
         "rollout.group_size=1",
@@ -229,7 +227,7 @@ REFUSED = {
         "rollout.group_size=1",
         "algorithm.estimator=reinforce",
     ],
-    "`filters.overlong_penalty` is 0.5, which does nothing here": ["filters.overlong_penalty=0.5"],
+    r"`filters.overlong_penalty`.*0.5.*nothing": ["filters.overlong_penalty=0.5"],
     "`filters.overlong_buffer` is 4 and `rollout.max_tokens_per_turn` is 4": ["filters.overlong_buffer=4"],
     "`filters.overlong_buffer` is 2 and `roles.solver.max_tokens` is 2": [
         "filters.overlong_buffer=2",
@@ -243,8 +241,8 @@ REFUSED = {
         "checkpoint.background=true",
         "backend=tinker",
     ],
-    "`rollout.group_size` is 1; rloo compares attempts": ["rollout.group_size=1", "algorithm.estimator=rloo"],
-    "`rollout.group_size` is 1; grpo compares attempts": [
+    r"`rollout.group_size`.*1; rloo": ["rollout.group_size=1", "algorithm.estimator=rloo"],
+    r"`rollout.group_size`.*1; grpo": [
         "rollout.group_size=1",
         "algorithm.estimator=reinforce",
         "roles.judge.estimator=grpo",

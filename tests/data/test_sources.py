@@ -160,9 +160,9 @@ def test_a_split_that_is_not_there_says_what_there_is(hub: Any) -> None:
 @pytest.mark.parametrize(
     ("repo", "revision", "message"),
     [
-        ("org/none", "", "There is no data set org/none on the hub, or it is private"),
+        ("org/none", "", r"org/none.*hub"),
         ("org/one", "v9", "has no revision `v9`"),
-        ("org/gated", "", "asks people to accept its terms: .*then set HF_TOKEN"),
+        ("org/gated", "", r"then.*HF_TOKEN"),
     ],
 )
 def test_a_hub_that_refuses_is_explained(hub: Any, repo: str, revision: str, message: str) -> None:

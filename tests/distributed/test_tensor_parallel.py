@@ -148,7 +148,7 @@ def test_a_plan_that_leaves_out_a_weight_of_some_columns_is_found_before_any_upd
 @pytest.mark.parametrize(
     ("family", "assignments", "why"),
     [
-        (Phi3Config, [], "plan of phi3 has modules of the kind colwise_gather_output"),
+        (Phi3Config, [], r"phi3.*colwise_gather_output"),
         (GPTNeoXConfig, ["lora.rank=2"], "an adapter is not split among processes"),
     ],
 )
@@ -182,10 +182,10 @@ def test_a_run_moves_between_layers_together_shards_and_one_process(
 
 def test_what_cannot_be_split_is_refused(subtests: pytest.Subtests) -> None:
     for assignments, num_ranks, why in [
-        ([], 3, "`distributed.tensor_parallel` is 2, and the number of processes 3"),
+        ([], 3, r"`distributed.tensor_parallel`.*2.*3"),
         ([], 1, "and the number of processes 1; start"),
-        (["distributed.strategy=shard"], 2, "`distributed.strategy` is 'shard'; nobody has joined the two"),
-        (["distributed.tensor_parallel=3"], 3, "has 4 heads of keys and values; choose a divisor"),
+        (["distributed.strategy=shard"], 2, r"`distributed.strategy`.*'shard'"),
+        (["distributed.tensor_parallel=3"], 3, r"4 heads.*divisor"),
         (["lora.rank=2"], 2, "an adapter is not split among processes"),
         (["distributed.tensor_parallel=0"], 2, "must be at least 1"),
     ]:

@@ -315,9 +315,9 @@ async def test_a_workflow_that_cannot_be_made_or_run_is_refused() -> None:
     for workflow, args, words in [
         (dict, {}, "must be a subclass of rllm.Workflow"),
         (NoRun, {}, "NoRun does not define run"),
-        (PlainRun, {}, "PlainRun.run is no coroutine function"),
-        (OtherRun, {}, r"OtherRun.run cannot be called with \(task, uid\)"),
-        (NoExecutor, {}, "NoExecutor cannot be made with rollout_engine, executor"),
+        (PlainRun, {}, "PlainRun.run"),
+        (OtherRun, {}, r"OtherRun.run"),
+        (NoExecutor, {}, r"NoExecutor.*rollout_engine"),
         (SimpleWorkflow, {}, "reward_function"),
     ]:
         with pytest.raises(AgentError, match=words):

@@ -182,11 +182,11 @@ def test_an_unknown_key_of_a_task_is_refused(key: str, mend: str) -> None:
 
 def test_an_impossible_argument_is_refused_with_its_value(subtests: pytest.Subtests) -> None:
     for arguments, named in [
-        ({"size": 2}, r"`size` is 2; maps are drawn 3 to 8 cells wide"),
+        ({"size": 2}, r"`size`.*2.*3.*8 cells"),
         ({"size": 9}, r"`size` is 9"),
         ({"size": "4"}, r"`size` is '4'"),
-        ({"size": 8}, r"`max_steps` is 8; the goal is 14 or more moves away"),
-        ({"max_steps": 5}, r"`max_steps` is 5; the goal is 6 or more"),
+        ({"size": 8}, r"`max_steps`.*8.*14"),
+        ({"max_steps": 5}, r"`max_steps`.*5.*6"),
         ({"max_steps": None}, r"`max_steps` is None"),
         ({"p": 0.0}, r"`p` is 0\.0"),
         ({"p": 1.5}, r"`p` is 1\.5"),

@@ -119,7 +119,7 @@ def test_who_reads_every_sign_as_plus_is_right_where_it_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_terms": 1}, "`num_terms` is 1; a sum has 2 to 8"),
+        ({"num_terms": 1}, r"`num_terms`.*1.*2.*8"),
         ({"max_number": 0}, "`max_number` is 0"),
         ({"min_number": 20, "max_number": 20}, "`min_number` is 20"),
         ({"operators": "/"}, "`operators` is '/'"),

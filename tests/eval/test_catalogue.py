@@ -115,14 +115,14 @@ def test_the_stamp_changes_with_the_prompt_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"colour": "red"}, "mine.toml: there is no key `colour`"),
+        ({"colour": "red"}, r"mine.toml.*no key `colour`"),
         ({"source": {"kind": "hub"}}, "mine.toml: `source` is incomplete"),
-        ({"source": {"kind": "disk"}}, "`source.kind` is 'disk'; choose one of hub, archive, package"),
+        ({"source": {"kind": "disk"}}, r"`source.kind`.*'disk'.*hub, archive, package"),
         ({"source": {"kind": "hub", "repo": "a/b", "speed": 2}}, "there is no `source.speed`"),
         ({"splits": {}}, "has no `splits`"),
         ({"splits": {"test": {"size": 3}}}, "there is no `splits.test.size`"),
         ({"prompt": ""}, "no `prompt`"),
-        ({"published_reading": "loose"}, "`published_reading` is 'loose'; choose one of strict, lenient"),
+        ({"published_reading": "loose"}, r"`published_reading`.*'loose'.*strict, lenient"),
     ],
 )
 def test_a_broken_file_is_refused_by_its_name(change: dict[str, object], message: str) -> None:

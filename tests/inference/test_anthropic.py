@@ -161,7 +161,7 @@ async def test_why_it_ended_is_known(api: Api, reason: str, means: FinishReason)
         (404, {"error": {"message": "model: claude"}}, ConfigError, "has no model `claude`"),
         (400, {"error": {"message": "temperature: bad"}}, InferenceError, "refused the request"),
         (529, {"error": {"message": "Overloaded"}}, InferenceError, "529: Overloaded"),
-        (200, said(stop_reason="pause_turn"), InferenceError, "`pause_turn`: it is not whole"),
+        (200, said(stop_reason="pause_turn"), InferenceError, "`pause_turn`"),
         (200, {"content": "text"}, InferenceError, "a form that cannot be read"),
         (200, said({"type": "text"}), InferenceError, "a form that cannot be read"),
     ],

@@ -64,10 +64,10 @@ def test_a_model_of_the_hub_is_fetched_once_and_loads(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("org/absent", "There is no model org/absent on the hub"),
-        ("org/gated", "asks people to accept its terms: do that at https://huggingface.co/org/gated"),
-        ("org/tiny@nowhere", "has no revision `nowhere`; give one with org/tiny@REVISION"),
-        ("org/pickle", r"has no file that matches \*\.safetensors"),
+        ("org/absent", r"model org/absent.*hub"),
+        ("org/gated", "https://huggingface.co/org/gated"),
+        ("org/tiny@nowhere", r"`nowhere`.*org/tiny@REVISION"),
+        ("org/pickle", r"\*\.safetensors"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_mend(hub: Any, name: str, message: str) -> None:

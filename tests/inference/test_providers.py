@@ -63,7 +63,7 @@ def test_a_name_that_means_nothing_is_refused(subtests: pytest.Subtests) -> None
     for name, says in [
         ("", "No model is named"),
         ("jugde", "Did you mean `judge`?"),
-        ("runs/absent", "There is no model `runs/absent`: it is no file here"),
+        ("runs/absent", "model `runs/absent`"),
         ("opnai:gpt", "did you mean `openai`?"),
         ("openai:gpt", "set OPENAI_API_KEY"),
         ("azure:gpt", "has no address of its own"),

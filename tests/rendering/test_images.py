@@ -48,14 +48,14 @@ def test_an_image_is_the_same_however_a_protocol_writes_it() -> None:
 def test_what_is_no_image_within_the_limits_is_refused_with_the_value(subtests: pytest.Subtests) -> None:
     for part, reason in [
         (_part("http://169.254.169.254/latest/meta-data"), "http://169.254.169.254/.* not fetched"),
-        (_part("file:///etc/passwd"), "file:///etc/passwd, and addresses are not fetched"),
+        (_part("file:///etc/passwd"), "file:///etc/passwd"),
         ({"type": "image", "source": {"type": "url", "url": "https://x.test/a.png"}}, "not fetched"),
         ({"type": "image", "source": {"type": "file", "file_id": "file_1"}}, "type image with the keys"),
         (_part(7), "type image_url with the keys"),
         (_part("data:image/png,abc"), "must be data:image/TYPE;base64"),
         (_part("data:image/png;base64,%%%"), "is no base64"),
-        (_part(_url(b"<svg/>", "image/svg+xml")), "image/svg.xml, but its bytes are none of image/png"),
-        (_part(_url(b"\xff\xd8\xff" + bytes(9))), "says that it is image/png, but its bytes are image/jpeg"),
+        (_part(_url(b"<svg/>", "image/svg+xml")), r"image/svg.xml.*image/png"),
+        (_part(_url(b"\xff\xd8\xff" + bytes(9))), r"image/png.*image/jpeg"),
         (_part(_url(b"", "")), "says that it is of no type"),
         (_part("data:image/png;base64," + "A" * (MAX_BYTES * 4 // 3 + 8)), f"at most {MAX_BYTES:,} are read"),
     ]:

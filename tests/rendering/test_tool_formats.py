@@ -457,7 +457,7 @@ def test_a_template_that_takes_one_call_or_arguments_as_text_is_known_for_it(toy
     [
         (("{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}", ""), "does not print the tools"),
         (("# Tools", "{{ raise_exception('no tools') }}"), "no tools"),
-        (("<tool_call>", "<call>"), "writes a call as '<call>"),
+        (("<tool_call>", "<call>"), "'<call>"),
     ],
 )
 def test_a_run_with_tools_is_refused_with_the_reason_where_the_template_has_no_form_of_calls(

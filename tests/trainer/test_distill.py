@@ -168,7 +168,7 @@ TAUGHT = ["algorithm.estimator=teacher", "distill.teacher=DIR", "warm_start.nois
     [
         (["algorithm.estimator=teacher"], "there is none; set `distill.teacher`"),
         (["distill.teacher=DIR", "warm_start.steps=0"], "nobody asks it"),
-        (["distill.clip=1"], "`distill.clip` is 1.0, which does nothing here: there is no teacher"),
+        (["distill.clip=1"], r"`distill.clip`.*1.0.*nothing.*no teacher"),
         (
             [
                 "distill.teacher=http://x",
@@ -182,7 +182,7 @@ TAUGHT = ["algorithm.estimator=teacher", "distill.teacher=DIR", "warm_start.nois
         (["distill.teacher=DIR", "distill.teacher_model=x"], "the teacher is no server"),
         (["distill.gamma=2"], "must lie between 0 and 1"),
         (["distill.baseline=median"], "one of mean, none"),
-        (["distill.divergence=jsd"], "`distill.divergence` is 'jsd', which does nothing here"),
+        (["distill.divergence=jsd"], r"`distill.divergence`.*'jsd'.*nothing"),
         ([*TAUGHT, "distill.divergence=kl"], "choose one of sampled, forward_kl, reverse_kl, jsd"),
         ([*TAUGHT, "distill.jsd_beta=0.3"], "the divergence is `sampled`"),
         ([*TAUGHT, "distill.divergence=jsd", "distill.jsd_beta=1"], "must lie between 0 and 1"),

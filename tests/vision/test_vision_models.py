@@ -197,7 +197,7 @@ async def test_the_tower_learns_only_where_it_is_to(
 @pytest.mark.parametrize(
     ("assignments", "reason"),
     [
-        (["model.vision=train"], "'train', but .*tiny reads text alone; leave it at frozen"),
+        (["model.vision=train"], r"'train'.*tiny.*frozen"),
         (["model.path=VISION", "model.vision=train", "lora.rank=2"], "'train' and `lora.rank` 2"),
         (["model.path=VISION", "model.vision=lora"], "'lora', but `lora.rank` is 0"),
         (
@@ -231,7 +231,7 @@ def test_what_a_tower_cannot_do_is_refused_at_start(
     [
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
-            r"idefics3 places tokens of images in three dimensions \(`rope_parameters.mrope_section`",
+            r"idefics3.*\(`rope_parameters.mrope_section`",
         ),
     ],
 )
