@@ -210,7 +210,7 @@ def draw_curves(report: Mapping[str, Any], path: Path, digest: str) -> None:
         axes.set_ylim(-0.02, 1.02)
         axes.set_xlabel("step")
         axes.set_ylabel("success in training batches")
-        axes.legend(fontsize=8, loc="lower right", frameon=False)
+        axes.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Source": digest})
 
