@@ -26,19 +26,17 @@ kind_option = click.option(
 )
 
 
+out_option = click.option(
+    "--out", "path", type=click.Path(path_type=Path), help="File for the rows; or as --name."
+)
+name_option = click.option("--name", default="", metavar="NAME", help="Keep them as a data set of this name.")
+split_option = click.option("--split", default="train", show_default=True, help="Its split, with --name.")
+
+
 def rows_place(command: _Command) -> _Command:
     """`--out FILE`, or `--name NAME` and `--split NAME` of a data set that is kept here. `--out` takes its
     name as well: a word without a dot or a folder."""
-    options = (
-        click.option(
-            "--out", "path", type=click.Path(path_type=Path), help="File for the rows; or as --name."
-        ),
-        click.option("--name", default="", metavar="NAME", help="Keep them as a data set of this name."),
-        click.option("--split", default="train", show_default=True, help="Its split, with --name."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return out_option(name_option(split_option(command)))
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
