@@ -5,8 +5,8 @@
                     ──► rllm serve gateway ──► the same upstream             captured, on disk
                     ──► LiteLLM's proxy ──► the same upstream                with --litellm-python
 
-    python benchmarks/gateway.py [--quick] [--json] [--litellm-python .venv-litellm/bin/python]
-                                 [--parts calls paced open memory] [--at-once 1 64 512] [--long]
+    python benchmarks/gateway.py [--quick] [--json] [--litellm-python .venv-litellm/bin/python] [--long]
+                                 [--parts calls paced open memory] [--at-once 1 64 512] [--alternatives 3]
 
 Linux only: CPU is that of the proxy's process alone, all its threads, as the kernel counts it. Calls are made
 one after another on each of N connections, so N calls are open all the time and whoever serves works as fast
@@ -123,6 +123,7 @@ class Bench:
         self.long: bool = arguments.long
         self.turns: int = arguments.turns or (1 if self.quick else TURNS)
         self.at_once: list[int] = arguments.at_once
+        self.alternatives: int = arguments.alternatives
         self.ledgers = ledgers
         self._stack = stack
         self.load = Load(self.start(sys.executable, str(HERE / "gateway_load.py")))
@@ -142,7 +143,8 @@ class Bench:
         return process
 
     def start_upstream(self) -> Server:
-        process = self.start(sys.executable, str(HERE / "gateway_upstream.py"))
+        script = str(HERE / "gateway_upstream.py")
+        process = self.start(sys.executable, script, str(self.alternatives))
         return Server(name="bare upstream", pid=process.pid, port=first_line(process)["port"])
 
     def start_forwarder(self) -> Server:
@@ -325,6 +327,12 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="all, but for `paced` with --quick")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 64, 512])
     parser.add_argument("--turns", type=int, help="turns of everybody, 3 by default")
+    parser.add_argument(
+        "--alternatives",
+        type=int,
+        default=0,
+        help="of each token, that the upstream sends unasked; engines send none",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer calls and open requests, one turn")
     parser.add_argument("--long", action="store_true", help=f"memory is measured over all {TRACES:,} traces")
     parser.add_argument("--litellm-python", help="Python of an environment with litellm[proxy]")

@@ -1,11 +1,12 @@
 """The upstream of `gateway.py`: answers like an engine does, from memory, in a process of its own.
 
-    POST /v1/chat/completions                  28 kB: 256 prompt ids, 64 completion ids with log-probabilities
+    POST /v1/chat/completions                  10 kB: 256 prompt ids, 64 completion ids with log-probabilities
       "stream": true                            the same in 35 events
     POST /control {"hold_s": 2, "hold_all": 0}   how long an answer takes; 0 is at once
 
 With `hold_all: N` nobody is answered before N requests are open, then all are. It prints its port when it
-listens.
+listens. Its argument is the number of alternatives of each token: 0 is what engines send whom nobody asks for
+them, as the gateway does not.
 """
 
 import asyncio
@@ -17,20 +18,19 @@ from typing import Any
 from aiohttp import web
 
 NUM_PROMPT_IDS, NUM_COMPLETION_IDS = 256, 64
-ALTERNATIVES = 3
 LONGEST_HOLD_S = 300.0
 """Whoever waits for others is answered then, even when they do not come."""
 TOKENS_PER_EVENT = 2
 """64 tokens in 32 events; with role, finish reason and usage there are 35."""
 
 
-def token_logprob(place: int) -> dict[str, Any]:
+def token_logprob(place: int, alternatives: int = 0) -> dict[str, Any]:
     def one(token: int) -> dict[str, Any]:
         text = f" word{token}"
         return {"token": text, "logprob": -0.3 - token / 1024, "bytes": list(text.encode())}
 
     token = 100 + place
-    return one(token) | {"top_logprobs": [one(token + 300 * other) for other in range(ALTERNATIVES)]}
+    return one(token) | {"top_logprobs": [one(token + 300 * other) for other in range(alternatives)]}
 
 
 TOKENS = [token_logprob(place) for place in range(NUM_COMPLETION_IDS)]
@@ -44,11 +44,11 @@ USAGE = {
 _ID = "chatcmpl-NUMBER"
 
 
-def whole_answer() -> bytes:
+def whole_answer(tokens: list[dict[str, Any]]) -> bytes:
     choice = {
         "index": 0,
-        "message": {"role": "assistant", "content": "".join(token["token"] for token in TOKENS)},
-        "logprobs": {"content": TOKENS},
+        "message": {"role": "assistant", "content": "".join(token["token"] for token in tokens)},
+        "logprobs": {"content": tokens},
         "finish_reason": "stop",
         "token_ids": COMPLETION_IDS,
     }
@@ -64,7 +64,7 @@ def whole_answer() -> bytes:
     return json.dumps(answer).encode()
 
 
-def events() -> list[bytes]:
+def events(tokens: list[dict[str, Any]]) -> list[bytes]:
     shared = {"id": _ID, "object": "chat.completion.chunk", "created": 1_760_000_000, "model": "scripted"}
 
     def event(delta: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -74,9 +74,9 @@ def events() -> list[bytes]:
     said = [event({"role": "assistant", "content": ""}) | {"prompt_token_ids": PROMPT_IDS}]
     for start in range(0, NUM_COMPLETION_IDS, TOKENS_PER_EVENT):
         part = slice(start, start + TOKENS_PER_EVENT)
-        text = "".join(token["token"] for token in TOKENS[part])
+        text = "".join(token["token"] for token in tokens[part])
         said.append(
-            event({"content": text}, logprobs={"content": TOKENS[part]}, token_ids=COMPLETION_IDS[part])
+            event({"content": text}, logprobs={"content": tokens[part]}, token_ids=COMPLETION_IDS[part])
         )
     said.append(event({}, finish_reason="stop"))
     said.append(shared | {"choices": [], "usage": USAGE})
@@ -84,13 +84,14 @@ def events() -> list[bytes]:
 
 
 class Upstream:
-    def __init__(self) -> None:
+    def __init__(self, alternatives: int) -> None:
         self.hold_s = 0.0
         self.hold_all = 0
         self.num_open = self.num_asked = 0
         self.all_there = asyncio.Event()
-        self.answer = whole_answer()
-        self.events = events()
+        tokens = [token_logprob(place, alternatives) for place in range(NUM_COMPLETION_IDS)]
+        self.answer = whole_answer(tokens)
+        self.events = events(tokens)
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         body = await http.read()
@@ -135,8 +136,8 @@ class Upstream:
         return response
 
 
-async def serve() -> None:
-    runner = web.ServerRunner(web.Server(Upstream().handle, access_log=None))
+async def serve(alternatives: int) -> None:
+    runner = web.ServerRunner(web.Server(Upstream(alternatives).handle, access_log=None))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, backlog=16_384)
     await site.start()
@@ -145,6 +146,7 @@ async def serve() -> None:
 
 
 def main() -> None:
+    alternatives = int(sys.argv[1]) if len(sys.argv) > 1 else 0
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -154,7 +156,7 @@ def main() -> None:
     except ModuleNotFoundError:
         runner = asyncio.Runner()
     with runner:
-        runner.run(serve())
+        runner.run(serve(alternatives))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ ours passes through here when it is made (`RllmError`), and so does every reply 
 
 import base64
 import html
+import json
 import os
 import re
 import unicodedata
@@ -42,7 +43,8 @@ class _Key:
     @classmethod
     def of(cls, key: str) -> "_Key":
         packed = base64.b64encode(key.encode()).decode()
-        forms = (key, quote(key, safe=""), html.escape(key), key.replace("/", "\\/"), packed)
+        in_json = json.dumps(key, ensure_ascii=False)[1:-1]
+        forms = (key, in_json, quote(key, safe=""), html.escape(key), key.replace("/", "\\/"), packed)
         forms = tuple(dict.fromkeys(forms))
         # A piece of 12 characters holds a whole window of 6 of those that begin at each seventh.
         size = min(_MIN_PIECE_CHARS // 2, len(key))
@@ -67,6 +69,11 @@ def hide_key(key: str | None) -> None:
         _keys[key] = _Key.of(key)
 
 
+def num_known_keys() -> int:
+    """It only grows: what was searched when it was smaller may hold a key that is known by now."""
+    return len(_keys)
+
+
 def without_keys(text: str) -> str:
     """Whatever is long enough to be of use to a finder is taken out, not only whole keys."""
     return _without(text, [*_keys.values(), *map(_Key.of, _variables())])
@@ -84,17 +91,18 @@ def values_without_keys(value: Any) -> Any:
 def may_hold_key(body: bytes) -> bool:
     """Whether JSON has to be searched: it hints at a key that was given here, or escapes letters that need no
     escape."""
-    return b"\\u00" in body or _is_hinted_at(body)
+    return b"\\u00" in body or hints_at_key(body)
 
 
 def bytes_without_keys(body: bytes) -> bytes:
     """For bytes that are passed on as they are."""
-    if not _is_hinted_at(body):
+    if not hints_at_key(body):
         return body
     return _without(body.decode("latin-1"), _keys.values()).encode("latin-1")
 
 
-def _is_hinted_at(body: bytes) -> bool:
+def hints_at_key(body: bytes) -> bool:
+    """Whether text, or JSON that escapes no letters, has to be searched for keys that were given here."""
     # Two plain loops: every event of every stream comes here.
     for key in tuple(_keys.values()):
         for hint in key.hint_bytes:

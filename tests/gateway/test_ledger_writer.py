@@ -1,10 +1,10 @@
 """The thread that writes the ledger: what it puts together, and what a refusal leaves behind."""
 
 import asyncio
-import queue
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -98,38 +98,65 @@ async def test_what_waits_is_written_together_at_most_1024_at_a_time(
     assert sizes == [1, 1024, 6]
 
 
-class CountedQueue(queue.SimpleQueue[Any]):
-    """Counts how often the writer has looked whether more is waiting."""
-
-    num_looks = 0
-
-    def empty(self) -> bool:
-        is_empty = super().empty()
-        self.num_looks += 1
-        return is_empty
-
-
-async def test_only_what_came_during_a_commit_waits_for_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_commit_is_put_off_where_many_calls_are_under_way_and_end_often(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(writer, "queue", SimpleNamespace(SimpleQueue=CountedQueue, Empty=queue.Empty))
-    with Ledger.open(tmp_path) as ledger:
-        thread, waiting = writer_of(ledger)._thread, writer_of(ledger)._queue
-        assert isinstance(waiting, CountedQueue)
 
-        def sleep(duration_s: float) -> None:
-            if threading.current_thread() is thread:  # another test's ledger may still be at work
-                slept.append(duration_s)
+    def sleep(duration_s: float) -> None:
+        if threading.current_thread() is threading.main_thread():  # not the writer's own
+            slept.append(duration_s)
 
-        monkeypatch.setattr(writer, "time", SimpleNamespace(sleep=sleep, time=lambda: 1.8e9))
-        for number in range(3):
-            await ledger.append([call(f"alone-{number}")])
-            await eventually(lambda: waiting.num_looks == number + 1)  # noqa: B023  waited for at once
-        assert slept == []
-        await appends_in_one_batch(ledger, [call("a")], [call("b")])
-        await eventually(lambda: waiting.num_looks == 5)
-        assert slept == [0.004]
+    monkeypatch.setattr(
+        writer, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic, time=time.time)
+    )
+    loop = asyncio.get_running_loop()
+
+    def put_off(num_open: int, num_came: int, within_s: float) -> float:
+        came: list[Any] = [
+            writer._Append(
+                calls=[],
+                num_deletions=0,
+                num_keys=0,
+                num_open=num_open,
+                loop=loop,
+                written=loop.create_future(),
+            )
+            for _ in range(num_came)
+        ]
+        slept.clear()
+        writer_of(ledger)._gather(came, within_s)
+        return sum(slept)
+
+    assert put_off(64, 10, 0.010) == 0.020, "half of 64 would take 32 ms, which is too long"
+    assert put_off(16, 10, 0.010) == pytest.approx(0.008), "half of 16 come in 8 ms"
+    assert put_off(1, 1, 0.001) == 0, "one caller, one call after the other"
+    assert put_off(7, 3, 0.001) == 0, "too few"
+    assert put_off(64, 1, 0.500) == 0, "64 that take long: nobody comes soon"
+    assert put_off(0, 5, 0.001) == 0, "nothing is known of those under way"
+    with Held(ledger):
+        waiting = [put_change(ledger, lambda _: None) for _ in range(8)]
+        assert put_off(64, 1, 0.500) == put_off(0, 5, 0.001) == 0.004, "some came during a commit"
+        assert put_off(16, 10, 0.010) == 0, "half of 16 are here"
+    for each in waiting:
+        each.result(30)
+
+
+async def test_many_calls_that_end_at_nearly_the_same_time_share_commits(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    commit = writer_of(ledger)._commit
+    monkeypatch.setattr(writer_of(ledger), "_commit", lambda batch: sizes.append(len(batch)) or commit(batch))
+
+    async def caller(number: int) -> None:
+        for turn in range(4):
+            await ledger.append([call(f"c{number}-{turn}", f"s{number}")], num_open=64)
+
+    await asyncio.gather(*(caller(number) for number in range(64)))
+    assert sum(sizes) == 256
+    assert len(sizes) < 64, f"commits of {sizes}"
+    assert ledger.counts()["ok"] == 256
 
 
 async def test_rows_of_one_batch_share_statements_of_about_64(

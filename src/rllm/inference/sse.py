@@ -25,15 +25,16 @@ class EventSplitter:
         """The last byte: an empty line may be cut in two."""
         self._held = b""
         """A CR at the end of a part, which may be the first half of a CRLF."""
-        self._begun = False
+        self._has_begun = False
 
     def feed(self, data: bytes) -> list[tuple[str, bytes]]:
-        if self._begun and not self._num_bytes and not self._held and _is_one_event(data):
-            return [("", data[6:-2])]
+        if not self._num_bytes and not self._held and (events := _plain_events(data)):
+            self._has_begun = True
+            return events
         data = self._with_plain_line_ends(data)
         if not data:
             return []
-        if not self._begun:
+        if not self._has_begun:
             data = self._without_bom(data)
         self._parts.append(data)
         self._num_bytes += len(data)
@@ -64,16 +65,18 @@ class EventSplitter:
 
     def _without_bom(self, data: bytes) -> bytes:
         """The mark stands in the first bytes; three bytes that come in pieces are not waited for."""
-        self._begun = True
+        self._has_begun = True
         return data.removeprefix(_BOM)
 
 
-def _is_one_event(data: bytes) -> bool:
-    """One line of data and nothing else, as engines send them: nearly every part of a stream."""
-    end = data.find(b"\n")
-    if end < 0 or end != len(data) - 2 or b"\r" in data:
-        return False
-    return data.endswith(b"\n\n") and data.startswith(b"data: ")
+def _plain_events(data: bytes) -> list[tuple[str, bytes]]:
+    """Whole events of one line of data each and nothing else, as engines send them: nearly every part of a
+    stream. Else none."""
+    if not data.startswith(b"data: ") or not data.endswith(b"\n\n") or b"\r" in data:
+        return []
+    events = data[6:-2].split(b"\n\ndata: ")
+    # Every line end is then one of those between them.
+    return [("", event) for event in events] if data.count(b"\n") == 2 * len(events) else []
 
 
 def _event_of(block: bytes) -> tuple[str, bytes] | None:

@@ -44,7 +44,10 @@ def hear(choice_read: HeardChoice, choice: dict[str, Any], delta: dict[str, Any]
 
 def _hear_logprobs(choice_read: HeardChoice, choice: dict[str, Any]) -> None:
     entries = _logprob_entries(choice)
-    values = [entry.get("logprob") for entry in entries]
+    try:
+        values = [entry["logprob"] for entry in entries]
+    except KeyError:
+        values = [entry.get("logprob") for entry in entries]
     for value in values:
         if type(value) is not float:
             values = [logprob_of(value) for value in values]

@@ -79,10 +79,11 @@ class Ledger:
             held.close()
             raise
 
-    async def append(self, records: Sequence[CallRecord], *, num_bytes: int = 0) -> None:
+    async def append(self, records: Sequence[CallRecord], *, num_bytes: int = 0, num_open: int = 0) -> None:
         """Record a call: all its choices, or none. They are on disk when this returns.
 
         `num_bytes`: about how large they are, where it is known; what is large is encoded in a thread.
+        `num_open`: how many calls are under way: many that end at nearly the same time go to disk together.
 
         Raises ValueError, naming record and field, for what cannot be kept exactly; CountError for an `ok`
         record whose session, retry key and choice are those of a recorded one; StorageError when the disk
@@ -90,7 +91,7 @@ class Ledger:
         """
         writer = self._writing()
         if records:
-            await writer.append(records, num_bytes)
+            await writer.append(records, num_bytes, num_open)
 
     def traces(self, session: str) -> list[CallRecord]:
         """The calls of a session in the order in which they were recorded.

@@ -20,7 +20,7 @@ from rllm.gateway.ledger.file import name_bytes
 ID_BYTES = 8
 
 
-def id_bytes(ids: Sequence[int], where: str, field: str) -> bytes:
+def id_bytes(ids: Sequence[int], where: object, field: str) -> bytes:
     try:
         return struct.pack(f"<{len(ids)}Q", *ids)
     except struct.error as error:
@@ -48,7 +48,7 @@ def ids_of_planes(data: bytes) -> list[int]:
     return list(struct.unpack(f"<{num_ids}Q", together))
 
 
-def pack_logprobs(logprobs: Sequence[float], where: str) -> bytes:
+def pack_logprobs(logprobs: Sequence[float], where: object) -> bytes:
     count = len(logprobs)
     try:
         exact = struct.pack(f"<{count}d", *logprobs)
@@ -68,7 +68,7 @@ def pack_logprobs(logprobs: Sequence[float], where: str) -> bytes:
     return b"f" + short if struct.unpack(f"<{count}f", short) == tuple(logprobs) else b"d" + exact
 
 
-def pack_versions(versions: Sequence[int], where: str) -> bytes:
+def pack_versions(versions: Sequence[int], where: object) -> bytes:
     if not versions:
         return b""
     try:
@@ -96,7 +96,7 @@ def unpack(data: bytes) -> list[Any]:
     return list(struct.unpack(f"<{(len(data) - 1) // struct.calcsize('<' + code)}{code}", data[1:]))
 
 
-def prompt_bytes(prompt: str | list[int] | None, where: str) -> bytes:
+def prompt_bytes(prompt: str | list[int] | None, where: object) -> bytes:
     if prompt is None:
         return b""
     if isinstance(prompt, str):
@@ -111,8 +111,9 @@ def longs_of(data: bytes) -> list[int]:
     return list(struct.unpack(f"<{len(data) // 8}q", data))
 
 
-def section(part: bytes) -> bytes:
-    return struct.pack("<I", len(part)) + part
+def sections(*parts: bytes) -> bytes:
+    sizes = struct.pack(f"<{len(parts)}I", *map(len, parts))
+    return b"".join([each for at, part in enumerate(parts) for each in (sizes[4 * at : 4 * at + 4], part)])
 
 
 def sections_of(blob: bytes) -> list[bytes]:

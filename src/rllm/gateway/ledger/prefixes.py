@@ -61,8 +61,8 @@ class Trail:
         blocks."""
         if not limit:
             return 0
-        num_blocks = limit // _BLOCK_BYTES
-        common = num_equal_digests(self.digests[: num_blocks * _DIGEST_BYTES], digests) * _BLOCK_BYTES
+        mine = self.digests[: limit // _BLOCK_BYTES * _DIGEST_BYTES]
+        common = num_equal_digests(mine, digests) * _BLOCK_BYTES if mine and digests else 0
         for place, theirs in ends:
             if common < place <= limit and self._digest_at(place) == theirs:
                 common = place
@@ -120,7 +120,7 @@ class Tip:
         return len(self.ids) + len(self.messages) + len(self.prompt) + _TIP_OVERHEAD_BYTES
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
+@dataclass(kw_only=True, slots=True)
 class Kept:
     """The part that a call takes over from `parent`; nothing where there is none."""
 
@@ -167,26 +167,26 @@ class Beginning:
         """
         whole = _CALL_OVERHEAD_BYTES + self.num_own_bytes + self.prompt_id_bytes
         whole += sum(self.message_sizes) + self.num_prompt_bytes + self.num_tools_bytes
+        longest_chain = 4 * whole + 16 * _BLOCK_BYTES
         best, most = Kept(chain_bytes=whole), 0
         for tip in tips:
             id_bytes = self.ids.common_with(tip.ids, tip.id_ends, limit=self.prompt_id_bytes)
             messages = min(num_equal_digests(self.messages, tip.messages), len(self.message_sizes))
             prompt_bytes = self.prompt.common_with(tip.prompt, tip.prompt_ends, limit=self.num_prompt_bytes)
-            tools = bool(self.tools) and self.tools == tip.tools
-            num_bytes_saved = id_bytes + sum(self.message_sizes[:messages]) + prompt_bytes
-            num_bytes_saved += self.num_tools_bytes if tools else 0
+            tools = self.tools == tip.tools and self.tools != b""
+            num_bytes_saved = id_bytes + prompt_bytes + (self.num_tools_bytes if tools else 0)
+            if messages:
+                num_bytes_saved += sum(self.message_sizes[:messages])
             chain_bytes = tip.chain_bytes + whole - num_bytes_saved
-            if num_bytes_saved > most and chain_bytes <= 4 * whole + 16 * _BLOCK_BYTES:
-                best, most = (
-                    Kept(
-                        parent=tip,
-                        id_bytes=id_bytes,
-                        messages=messages,
-                        prompt_bytes=prompt_bytes,
-                        tools=tools,
-                        chain_bytes=chain_bytes,
-                    ),
-                    num_bytes_saved,
+            if num_bytes_saved > most and chain_bytes <= longest_chain:
+                most = num_bytes_saved
+                best = Kept(
+                    parent=tip,
+                    id_bytes=id_bytes,
+                    messages=messages,
+                    prompt_bytes=prompt_bytes,
+                    tools=tools,
+                    chain_bytes=chain_bytes,
                 )
         return best
 
@@ -230,3 +230,7 @@ class Tips:
 
     def forget(self, session: str) -> None:
         self.num_bytes -= sum(tip.num_bytes for tip in self._sessions.pop(session, []))
+
+    def forget_all(self) -> None:
+        self._sessions.clear()
+        self.num_bytes = 0

@@ -27,14 +27,14 @@ from rllm.gateway.ledger.numbers import (
     pack_versions,
     planes_of,
     prompt_bytes,
-    section,
+    sections,
     sections_of,
     unpack,
     unpack_versions,
 )
 from rllm.gateway.ledger.prefixes import Beginning, Kept, Tip, Trail, digest, part_digests
 from rllm.gateway.wire import CallRecord, CallStatus
-from rllm.redaction import bytes_without_keys, may_hold_key, values_without_keys
+from rllm.redaction import bytes_without_keys, hints_at_key, may_hold_key, values_without_keys
 
 try:
     import orjson
@@ -47,7 +47,7 @@ _RAW = -zlib.MAX_WBITS
 _DEEPEST = 200
 
 
-_NO_PROMPT = Trail(b"")
+_NOTHING = Trail(b"")
 _of_thread = threading.local()
 
 
@@ -105,9 +105,22 @@ class EncodedCall:
         )
 
 
+class _Where:
+    """Which record an error is about; spelt only where there is an error."""
+
+    __slots__ = ("_record",)
+
+    def __init__(self, record: CallRecord) -> None:
+        self._record = record
+
+    def __str__(self) -> str:
+        record = self._record
+        return f"Record {record.id!r} (session {record.session[:80]!r}, choice {record.choice})"
+
+
 def encode_call(record: CallRecord, tips: Iterable[Tip]) -> EncodedCall:
     """Raises ValueError, naming record and field, for a value that cannot be kept exactly."""
-    where = f"Record {record.id!r} (session {record.session[:80]!r}, choice {record.choice})"
+    where = _Where(record)
     if not -(2**63) <= record.choice < 2**63:
         raise ValueError(f"{where}: `choice` is {record.choice}; it must fit in 64 bits.")
     writer = _JsonWriter(where)
@@ -122,12 +135,12 @@ def encode_call(record: CallRecord, tips: Iterable[Tip]) -> EncodedCall:
         prompt = bytes_without_keys(prompt)
     ids = prompt_ids + completion_ids
     beginning = Beginning(
-        ids=Trail(ids),
+        ids=Trail(ids) if ids else _NOTHING,
         prompt_id_bytes=len(prompt_ids),
         num_id_bytes=len(ids),
         messages=part_digests([*messages, response]),
         message_sizes=[len(message) for message in messages],
-        prompt=Trail(prompt) if prompt else _NO_PROMPT,
+        prompt=Trail(prompt) if prompt else _NOTHING,
         num_prompt_bytes=len(prompt),
         tools=digest(tools) if tools else b"",
         num_tools_bytes=len(tools),
@@ -139,15 +152,14 @@ def encode_call(record: CallRecord, tips: Iterable[Tip]) -> EncodedCall:
         require_json(message, where, "messages")
     require_json(record.response, where, "response")
     small = _small_fields(record, where)
-    raw_parts = {"messages": b"[" + b",".join(messages[prefix.messages :]) + b"]", "response": response}
+    members = [b'"messages":[%b]' % b",".join(messages[prefix.messages :]), b'"response":%b' % response]
     if prefix.tools:
         small["tools_kept"] = True
     elif tools:
         require_json(record.tools, where, "tools")
-        raw_parts["tools"] = tools
+        members.append(b'"tools":%b' % tools)
     if record.prompt is not None:
         small["prompt_is_text"] = isinstance(record.prompt, str)
-    members = [b'"%s":%s' % (name.encode(), text) for name, text in raw_parts.items()]
     if small:
         members.append(writer.text(small, "record")[1:-1])
     return EncodedCall(
@@ -157,18 +169,27 @@ def encode_call(record: CallRecord, tips: Iterable[Tip]) -> EncodedCall:
         id=name_bytes(record.id),
         status=CallStatus(record.status),
         retry_key=name_bytes(record.retry_key) if record.retry_key else None,
-        tokens=b"".join(
-            section(part)
-            for part in (
-                planes_of(prompt_ids[prefix.id_bytes :]),
-                planes_of(completion_ids),
-                logprobs,
-                pack_versions(record.policy_versions, where),
-                prompt[prefix.prompt_bytes :],
-            )
+        tokens=sections(
+            planes_of(prompt_ids[prefix.id_bytes :]),
+            planes_of(completion_ids),
+            logprobs,
+            pack_versions(record.policy_versions, where),
+            prompt[prefix.prompt_bytes :],
         ),
-        payload=_packed_json(b"{" + b",".join(members) + b"}", plain=writer.plain),
+        payload=_packed_json(*_without_keys(b"{%b}" % b",".join(members), writer.plain)),
     )
+
+
+def _without_keys(text: bytes, plain: bool) -> tuple[bytes, bool]:
+    """All that is new in a record, searched for keys once: what came in small pieces is whole here.
+
+    What is kept of an earlier call was searched with it.
+    """
+    if not (hints_at_key(text) if plain else may_hold_key(text)):
+        return text, plain
+    writer = _JsonWriter("The record")
+    value = orjson.loads(text) if plain else json.loads(text)
+    return writer.text(values_without_keys(value), "record"), writer.plain
 
 
 def decode_call(row: CallRow, session: str, parent: CallRecord | None) -> CallRecord:
@@ -220,12 +241,13 @@ _RESTORE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _small_fields(record: CallRecord, where: str) -> dict[str, Any]:
+def _small_fields(record: CallRecord, where: object) -> dict[str, Any]:
     """Fields that are not as they are by default."""
     small: dict[str, Any] = {}
     for (name, default), value in zip(_SMALL_FIELDS, _small_values(record), strict=True):
         if value is not default and not _same(value, default):
-            require_json(value, where, name)
+            if type(value) not in _PLAIN:
+                require_json(value, where, name)
             small[name] = value
     return small
 
@@ -239,20 +261,13 @@ def _same(mine: Any, theirs: Any) -> bool:
 
 
 class _JsonWriter:
-    """JSON of the parts of one record, without keys: what came in pieces too small to tell is whole here.
+    """JSON of the parts of one record. `plain` until a part needed more than orjson reads back."""
 
-    `plain` until a part needed more than orjson reads back.
-    """
-
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: object) -> None:
         self.plain = True
         self._where = where
 
     def text(self, value: Any, place: str) -> bytes:
-        text = self._text(value, place)
-        return self._text(values_without_keys(value), place) if may_hold_key(text) else text
-
-    def _text(self, value: Any, place: str) -> bytes:
         try:
             return orjson.dumps(value)
         except TypeError:
@@ -266,7 +281,7 @@ _PLAIN = frozenset((str, int, bool, type(None)))
 _Place = tuple["_Place | None", str | int]
 
 
-def require_json(value: Any, where: str, place: str | _Place, depth: int = 0) -> None:
+def require_json(value: Any, where: object, place: str | _Place, depth: int = 0) -> None:
     """Raise ValueError for what JSON would silently change: NaN, tuples, keys that are no text."""
     kind = type(value)
     if kind in _PLAIN:
@@ -312,7 +327,7 @@ def _spelling(place: str | _Place) -> str:
     return str(key) if holder is None else f"{_spelling(holder)}[{key!r}]"
 
 
-def _packed_json(text: bytes, *, plain: bool) -> bytes:
+def _packed_json(text: bytes, plain: bool) -> bytes:
     if len(text) >= _COMPRESS_FROM_BYTES:
         compressor = _compressor()
         # A full flush forgets what came before, so that each text can be read by itself.

@@ -28,11 +28,17 @@ from rllm.gateway.ledger.file import as_our_own, name_bytes, name_of, open_for_w
 from rllm.gateway.ledger.prefixes import Tips
 from rllm.gateway.ledger.rows import CallRow, EncodedCall, encode_call
 from rllm.gateway.wire import CallRecord, CallStatus
+from rllm.redaction import num_known_keys
 
 _MOST_PER_COMMIT = 1024
+_MOST_GATHERED = 64
+_FEWEST_GATHERED = 4
+_LONGEST_GATHER_S = 0.020
+"""A commit costs about as much as ten rows: where many calls are under way, and end often enough, one is put
+off until half of them have come, but not for long. A call that ends alone does not wait."""
 _GATHER_S = 0.004
-"""When appends came during a commit there are many: to wait for more halves what each of them costs. One
-that comes alone does not wait."""
+"""For more of those that came during a commit, where nobody knows how many are under way or they end seldom:
+to wait halves what each of them costs."""
 _ENCODED_HERE_BYTES = 256 << 10
 """The size beyond which a call is encoded in a thread."""
 _SESSIONS_REMEMBERED = 20_000
@@ -53,6 +59,10 @@ class _Append:
     calls: list[EncodedCall]
     num_deletions: int
     """Sessions that had been deleted when the calls were encoded."""
+    num_keys: int
+    """The keys that the calls were searched for."""
+    num_open: int
+    """Calls under way when it came, each of which will come with an append of its own."""
     loop: asyncio.AbstractEventLoop
     written: asyncio.Future[None]
     error: Exception | None = None
@@ -79,21 +89,30 @@ class LedgerWriter:
         self._session_rows: OrderedDict[str, int] = OrderedDict()
         self._queue: queue.SimpleQueue[_Append | _Change | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        """Guards `tips`, `_num_deletions` and `_closed`."""
+        """Guards `tips`, `_num_deletions`, `_num_keys` and `_closed`."""
         self._num_deletions = 0
+        self._num_keys = num_known_keys()
         self._closed = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="rllm-ledger", daemon=True)
         self._thread.start()
 
-    async def append(self, records: Sequence[CallRecord], num_bytes: int) -> None:
+    async def append(self, records: Sequence[CallRecord], num_bytes: int, num_open: int) -> None:
         """Returns when all of `records` are on disk."""
+        num_keys = num_known_keys()
         if num_bytes > _ENCODED_HERE_BYTES:
             calls, num_deletions = await asyncio.to_thread(self._encode, records)
         else:
             calls, num_deletions = self._encode(records)
         loop = asyncio.get_running_loop()
-        item = _Append(calls=calls, num_deletions=num_deletions, loop=loop, written=loop.create_future())
+        item = _Append(
+            calls=calls,
+            num_deletions=num_deletions,
+            num_keys=num_keys,
+            num_open=num_open,
+            loop=loop,
+            written=loop.create_future(),
+        )
         self._put(item)
         await item.written
 
@@ -126,6 +145,10 @@ class LedgerWriter:
         calls: list[EncodedCall] = []
         with self._lock:
             num_deletions = self._num_deletions
+            if self._num_keys != num_known_keys():
+                # What is on disk was not searched for the newest key: nothing goes on from it.
+                self._num_keys = num_known_keys()
+                self.tips.forget_all()
         for record in records:
             with self._lock:
                 tips = self.tips.of(record.session)
@@ -137,6 +160,7 @@ class LedgerWriter:
 
     def _run(self) -> None:
         open_for_more = True
+        since = time.monotonic()
         while open_for_more:
             batch: list[_Append | _Change] = []
             item = self._queue.get()
@@ -152,10 +176,23 @@ class LedgerWriter:
                 open_for_more = False
             if batch:
                 self._settle(batch, self._commit(batch))
-            if open_for_more and not self._queue.empty():
-                time.sleep(_GATHER_S)
+            before, since = since, time.monotonic()
+            if open_for_more:
+                self._gather(batch, since - before)
         if self._connection is not None:
             self._connection.close()
+
+    def _gather(self, batch: list[_Append | _Change], took_s: float) -> None:
+        """Put the next commit off, where more appends will come soon; `batch` came within `took_s`."""
+        num_waiting = self._queue.qsize()
+        num_open = max((item.num_open for item in batch if isinstance(item, _Append)), default=0)
+        goal = min(num_open // 2, _MOST_GATHERED)
+        per_s = len(batch) / max(took_s, 1e-6)
+        if goal < _FEWEST_GATHERED or per_s * _LONGEST_GATHER_S < _FEWEST_GATHERED:
+            if num_waiting:
+                time.sleep(_GATHER_S)
+        elif num_waiting < goal:
+            time.sleep(min((goal - num_waiting) / per_s, _LONGEST_GATHER_S))
 
     def _commit(self, batch: list[_Append | _Change]) -> Exception | None:
         """The reason that nothing of `batch` was written; None when it was, but for appends that have an
@@ -175,7 +212,7 @@ class LedgerWriter:
                 if isinstance(item, _Change):
                     if item.deletes is not None:
                         self.tips.forget(item.deletes)
-                elif item.error is None:
+                elif item.error is None and item.num_keys == self._num_keys:
                     for call in item.calls:
                         self.tips.add(call.record.session, call.tip, call.kept)
         return None

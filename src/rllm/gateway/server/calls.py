@@ -331,7 +331,7 @@ class Calls:
         if session.stored is not None:
             await asyncio.shield(session.stored)
         try:
-            await self._ledger.append(records, num_bytes=call.request.num_bytes)
+            await self._append_records(records, call.request.num_bytes)
         except CountError:
             if call.key.startswith("i-"):
                 raise
@@ -340,8 +340,11 @@ class Calls:
             self.retries.begin(call.key, call)
             for record in records:
                 record.retry_key = call.key
-            await self._ledger.append(records, num_bytes=call.request.num_bytes)
+            await self._append_records(records, call.request.num_bytes)
         session.has_history = True
+
+    async def _append_records(self, records: list[CallRecord], num_bytes: int) -> None:
+        await self._ledger.append(records, num_bytes=num_bytes, num_open=len(self._in_flight))
 
     async def _end_partial(self, call: ClientCall, error: RequestRefused, partial_answer: object) -> None:
         if not isinstance(partial_answer, Answer):
@@ -365,7 +368,7 @@ class Calls:
     async def _is_written(self, records: list[CallRecord], num_bytes: int) -> bool:
         """Record what is no answer. A full disk does not change what the client is told."""
         try:
-            await self._ledger.append(records, num_bytes=num_bytes)
+            await self._append_records(records, num_bytes)
         except Exception as refusal:  # noqa: BLE001  what cannot be recorded is still the client's to hear
             _log.warning("A call that ended as %s could not be recorded: %s", records[0].status, refusal)
             return False

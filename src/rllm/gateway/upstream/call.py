@@ -24,7 +24,7 @@ from rllm.gateway.dialects.base import StreamReader, UpstreamDialect
 from rllm.gateway.upstream.http import Dropped, HttpClient, SlowToConnect, TooLarge, Unreachable
 from rllm.gateway.wire import Answer, CallRequest, Emit, Piece
 from rllm.inference.sse import EventSplitter
-from rllm.redaction import bytes_without_keys
+from rllm.redaction import bytes_without_keys, hints_at_key
 from rllm.types.messages import FinishReason
 
 RETRIED = frozenset({429, 502, 503, 504, 529})
@@ -237,11 +237,14 @@ def _whole_events(events: EventSplitter, part: bytes) -> list[tuple[str, bytes]]
 async def _feed(
     call: UpstreamCall, reader: StreamReader, events: list[tuple[str, bytes]], version: "_Version"
 ) -> None:
-    """Events that arrived together leave together, but for those that end the answer."""
+    """Events that arrived together are searched together and leave together, but for those that end the
+    answer."""
+    together = b"\n".join([data for _, data in events])
+    has_hint, has_version = hints_at_key(together), b"weight_version" in together
     raw: list[bytes] = []
     for name, event in events:
-        data = bytes_without_keys(event)
-        if b"weight_version" in data:
+        data = bytes_without_keys(event) if has_hint else event
+        if has_version:
             version.hear(_object(data))
         for piece in reader.feed(name, data):
             if piece.raw is None:

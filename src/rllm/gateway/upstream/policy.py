@@ -210,7 +210,7 @@ class UpstreamPolicy:
         except PartialAnswer as partial:
             self.pool.troubled(upstream, str(partial))
             if isinstance(partial.answer, Answer):
-                self._finish(call, upstream, session, partial.answer, whole=False)
+                self._finish(call, upstream, known, session, partial.answer, whole=False)
             raise
         except Failed as failure:
             self._note(upstream, failure)
@@ -226,7 +226,7 @@ class UpstreamPolicy:
             known.policy_version = server_policy_version
         if answer.no_ids_because:
             answer.no_ids_because = self._why_no_ids(call.request, known, capture) or answer.no_ids_because
-        return self._finish(call, upstream, session, answer, server_policy_version, whole=True)
+        return self._finish(call, upstream, known, session, answer, server_policy_version, whole=True)
 
     async def _ask(
         self, call: UpstreamCall, upstream: Upstream, known: Known
@@ -263,6 +263,7 @@ class UpstreamPolicy:
         self,
         call: UpstreamCall,
         upstream: Upstream,
+        facts: Known,
         session: PolicySession,
         answer: Answer,
         server_policy_version: int | None = None,
@@ -275,7 +276,7 @@ class UpstreamPolicy:
         """
         answer.upstream = upstream.url
         answer.first_token_s = call.first_token_s
-        meaning = self._known[upstream].logprob_meaning(call.request, processed=self._processed_logprobs)
+        meaning = facts.logprob_meaning(call.request, processed=self._processed_logprobs)
         version = call.policy_version if server_policy_version is None else server_policy_version
         versions_differ = call.policy_version != self._policy_version
         self._num_across_versions += versions_differ
