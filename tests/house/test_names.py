@@ -41,6 +41,8 @@ PARTICIPLES = {
     "worker": 19,
 }
 """At most so many bare participles are bound in a room; 20 in every other one."""
+MAX_WIDE_FUNCTIONS = 32
+"""At most so many functions have eight or more parameters. Values that belong together are one value."""
 DOUBLE_CLASS_NAMES = {"Environment"}
 """Public class names that still stand for two things."""
 
@@ -82,6 +84,22 @@ def test_no_room_has_more_bare_participles_than_before(checkout: Path) -> None:
     assert over == {}, "name what the value is: `agent`, not `found`; `reply`, not `said`"
 
 
+def num_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Without `self` and `cls`, `*args` and `**kwargs`."""
+    parameters = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return len(parameters) - (bool(parameters) and parameters[0].arg in ("self", "cls"))
+
+
+def test_no_more_functions_are_wide_than_before(checkout: Path) -> None:
+    wide = [
+        f"{file}:{node.lineno} {node.name}"
+        for file, tree in trees(checkout)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and num_parameters(node) >= 8
+    ]
+    assert len(wide) <= MAX_WIDE_FUNCTIONS, wide
+
+
 def test_a_public_class_name_has_one_meaning(checkout: Path) -> None:
     homes = defaultdict[str, set[str]](set)
     for file, tree in trees(checkout):
@@ -112,6 +130,12 @@ def test_docstrings_begin_with_an_imperative_or_a_noun_phrase(checkout: Path) ->
         if re.match(r"(What|Who|Of|How|Why)\b", text)
     ]
     assert interrogative == []
+
+
+def test_parameters_are_counted_without_the_object_itself() -> None:
+    (function,) = ast.parse("def step(self, a, /, b, *args, c=1, **rest): ...").body
+    assert isinstance(function, ast.FunctionDef)
+    assert num_parameters(function) == 3
 
 
 def test_a_participle_is_known_by_its_form() -> None:

@@ -5,13 +5,14 @@ import json
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rllm.build.serving import run_server, settle_process
-from rllm.cli.command import example, print_json_line
+from rllm.cli.command import argument, example, option, options_of, print_json_line
 from rllm.cli.terminal import facts, out
 from rllm.cli.worker_options import bound_contracts, running_options, telemetry_of
 from rllm.contracts.contract import Contract
@@ -21,6 +22,29 @@ if TYPE_CHECKING:
     from rllm.worker.host import WorkerHost
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ServeOptions:
+    """The options of `rllm worker serve`, as the user typed them."""
+
+    paths: tuple[Path, ...] = argument(
+        metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+    )
+    address: str = option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+    port: int = option(
+        "--port", type=click.IntRange(0, 65_535), default=8090, show_default=True, help="0: any free one."
+    )
+    token: str | None = option("--token", help="Token that clients must send. A new one is made by default.")
+    no_auth: bool = option(
+        "--no-auth", is_flag=True, help="Ask for no token; only on this machine's own address."
+    )
+    parallel: int = option(
+        "--parallel", type=click.IntRange(1, 4096), default=64, show_default=True, help="Runs at once."
+    )
+    queue: int = option(
+        "--queue", type=click.IntRange(0), default=1024, show_default=True, help="Runs that may wait."
+    )
+
+
 @click.command(
     "serve",
     epilog=example(
@@ -28,36 +52,18 @@ if TYPE_CHECKING:
         "rllm worker serve a.worker.md b.worker.md --model builtin:tiny --json",
     ),
 )
-@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--host", "address", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65_535), default=8090, show_default=True, help="0: any free one."
+@options_of(
+    ServeOptions,
+    running_options,
+    click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it listens."),
 )
-@click.option("--token", help="Token that clients must send. A new one is made by default.")
-@click.option("--no-auth", is_flag=True, help="Ask for no token; only on this machine's own address.")
-@click.option("--parallel", type=click.IntRange(1, 4096), default=64, show_default=True, help="Runs at once.")
-@click.option("--queue", type=click.IntRange(0), default=1024, show_default=True, help="Runs that may wait.")
-@running_options
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when it listens.")
-def serve(
-    paths: tuple[Path, ...],
-    address: str,
-    port: int,
-    token: str | None,
-    no_auth: bool,
-    parallel: int,
-    queue: int,
-    as_json: bool,
-    directory: Path | None,
-    otel: bool,
-    **binding: str,
-) -> None:
+def serve(directory: Path | None, otel: bool, as_json: bool, options: ServeOptions, **binding: str) -> None:
     """Serve workers over HTTP: POST /workers/ID/runs; /openapi.json says the rest."""
-    if no_auth and token is not None:
+    if options.no_auth and options.token is not None:
         raise ConfigError("--token and --no-auth exclude each other; leave one of them out.")
-    if token == "":
+    if options.token == "":
         raise ConfigError("--token is empty; choose one, leave it out to have one made, or say --no-auth.")
-    contracts, directory = bound_contracts(paths, directory, binding)
+    contracts, directory = bound_contracts(options.paths, directory, binding)
 
     telemetry = telemetry_of(otel)
 
@@ -69,9 +75,14 @@ def serve(
         for each in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(each, stop.set)
         async with WorkerHost(
-            contracts, directory, max_parallel=parallel, max_queue=queue, telemetry=telemetry
+            contracts, directory, max_parallel=options.parallel, max_queue=options.queue, telemetry=telemetry
         ) as host:
-            server = WorkerServer(host, address=address, port=port, token=None if no_auth else token or "")
+            server = WorkerServer(
+                host,
+                address=options.address,
+                port=options.port,
+                token=None if options.no_auth else options.token or "",
+            )
             await server.start()
             settle_process()
             try:
