@@ -27,10 +27,15 @@ def _ids(length: int, seed: int) -> list[int]:
 
 
 async def _together(client: LocalClient) -> list[ModelOutput]:
-    """Conversations of two turns, the second of which goes on from what the first has read."""
+    """Conversations of two turns, the second of which goes on from what the first has read.
+
+    All are open before the first asks: lockstep waits for conversations that are there.
+    """
+    all_open = asyncio.Barrier(len(LENGTHS))
 
     async def talk(number: int, length: int) -> list[ModelOutput]:
         async with client.session(("talk", number)) as session:
+            await all_open.wait()
             ids, outputs = _ids(length, number), list[ModelOutput]()
             for turn in range(2):
                 sampling = SamplingParams(max_tokens=6 + number % 3, seed=100 * number + turn)

@@ -137,7 +137,7 @@ class Places:
     """Where the keys and values of some tokens go."""
 
     num_tokens: int
-    parts: list[tuple[Shelf, Tensor | None, Tensor]]
+    parts: list[tuple[Shelf, slice | Tensor | None, Tensor]]
     """The parts of each shelf: which of the tokens are its own (None: all), and their rows by
     `Shelf.write_index`."""
 
@@ -146,12 +146,13 @@ class Places:
         if len(self.parts) == len(later.parts) == 1 and self.parts[0][0] is later.parts[0][0]:
             (shelf, _, mine), (_, _, theirs) = self.parts[0], later.parts[0]
             return Places(self.num_tokens + later.num_tokens, [(shelf, None, torch.cat((mine, theirs)))])
-        parts: list[tuple[Shelf, Tensor | None, Tensor]] = []
+        parts: list[tuple[Shelf, slice | Tensor | None, Tensor]] = []
         for places, first in ((self, 0), (later, self.num_tokens)):
             for shelf, own, rows in places.parts:
                 if own is None:
-                    own = torch.arange(places.num_tokens, device=rows.device)
-                parts.append((shelf, own + first, rows))
+                    own = slice(0, places.num_tokens)
+                place = slice(own.start + first, own.stop + first) if isinstance(own, slice) else own + first
+                parts.append((shelf, place, rows))
         return Places(self.num_tokens + later.num_tokens, parts)
 
 
@@ -375,11 +376,11 @@ class KVCache:
         shelves = list(dict.fromkeys(slot.shelf for slot in slots_R))
         if len(shelves) == 1:
             return Places(len(rows_N), [(shelves[0], None, shelves[0].write_index(rows_N, positions_N))])
-        parts: list[tuple[Shelf, Tensor | None, Tensor]] = []
+        parts: list[tuple[Shelf, slice | Tensor | None, Tensor]] = []
         for shelf in shelves:
             own = np.flatnonzero(np.repeat([slot.shelf is shelf for slot in slots_R], lengths_R))
             index = shelf.write_index(rows_N[own], positions_N[own])
-            parts.append((shelf, torch.from_numpy(own).to(self.device), index))
+            parts.append((shelf, consecutive(own, self.device), index))
         return Places(len(rows_N), parts)
 
     def require(self, slots_R: Sequence[Slot], lengths_R: NDArray[np.int64]) -> None:
@@ -511,6 +512,14 @@ def _runs(indices: Sequence[int]) -> list[slice]:
         else:
             runs.append(slice(index, index + 1))
     return runs
+
+
+def consecutive(places_N: NDArray[np.int64], device: torch.device) -> slice | Tensor:
+    """An index of these ascending places: a slice, which copies nothing, where they stand in a row."""
+    first, count = int(places_N[0]), len(places_N)
+    if int(places_N[-1]) == first + count - 1 and bool((np.diff(places_N) == 1).all()):
+        return slice(first, first + count)
+    return torch.from_numpy(places_N).to(device)
 
 
 def _is_prefix(ids: Sequence[int], prompt_ids: Sequence[int], limit: int) -> bool:

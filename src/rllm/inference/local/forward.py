@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rllm.inference.local.cache import KVCache, Places, Shelf, Slot
+from rllm.inference.local.cache import KVCache, Places, Shelf, Slot, consecutive
 from rllm.models.attention import NONE, Wishes, attention
 from rllm.types.images import PATCH_IDS_FROM
 
@@ -102,7 +102,7 @@ class _PromptGroup:
         self.num_rows = len(slots)
         self.num_tokens = int(lengths_R.sum())
         self._longest, self._span = int(lengths_R.max()), int(ends_R.max())
-        self._rows = _consecutive(np.array([slot.row for slot in slots]), device)
+        self._rows = consecutive(np.array([slot.row for slot in slots]), device)
         self._place_N: Tensor | None = None
         """Place of each token in the padded [R, longest] block; None when nothing is padded."""
         if self.num_tokens < self.num_rows * self._longest:
@@ -188,6 +188,9 @@ class DecodeRows:
                 for alike in _alike(np.ones_like(rooms_P), rooms_P, overhead)
                 for places in _near(part[np.sort(alike)], rows_B, overhead // int(rooms_P[alike].max()))
             ]
+        self._groups.sort(key=lambda group: group.first_place)
+        self._are_consecutive = all(isinstance(group.places, slice) for group in self._groups)
+        """One group's rows stand behind another's, as they do where each has a shelf of its own."""
 
     @property
     def write(self) -> Places:
@@ -211,6 +214,13 @@ class DecodeRows:
         positions_B = self.positions_B
         if len(self._groups) == 1:
             return self._groups[0].attend(layer, queries, wishes, positions_B)
+        if self._are_consecutive:
+            return torch.cat(
+                [
+                    group.attend(layer, queries[group.places], wishes, positions_B[group.places])
+                    for group in self._groups
+                ]
+            )
         attention_output = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in self._groups:
             places = group.places
@@ -230,12 +240,13 @@ class _DecodeGroup:
     ) -> None:
         device = shelf.keys.device
         first, count = int(rows_R[0]), int(rows_R[-1] - rows_R[0]) + 1
-        self.places = _consecutive(places, device)
+        self.first_place = int(places[0])
+        self.places = consecutive(places, device)
         """The places of the group's rows among all that are decoded."""
         self.longest = longest
         self.shelf = shelf
         self._num_slots = count
-        self._range = slice(first * shelf.num_kv_heads, (first + count) * shelf.num_kv_heads)
+        self._first_slot = first
         self._spread: Tensor | None = None
         """Where in the range each row's slot is; None where the range has no others."""
         if count > len(rows_R):
@@ -245,14 +256,7 @@ class _DecodeGroup:
         shelf = self.shelf
         heads, (_, num_heads, head_dim) = shelf.num_kv_heads, queries.shape
         span = shelf.room_for(self.longest)
-        keys, values, bias = (
-            rows[self._range, :span]
-            for rows in (
-                shelf.keys[layer].view(-1, shelf.capacity, head_dim),
-                shelf.values[layer].view(-1, shelf.capacity, head_dim),
-                shelf.bias.view(-1, shelf.capacity),
-            )
-        )
+        keys, values, bias = self._in_place(layer, span)
         if self._spread is not None:
             queries = queries.new_zeros(self._num_slots, num_heads, head_dim).index_copy_(
                 0, self._spread, queries
@@ -264,18 +268,31 @@ class _DecodeGroup:
             bias = bias.masked_fill(is_past, float("-inf"))
         grouped_queries = queries.reshape(self._num_slots * heads, num_heads // heads, head_dim)
         if wishes.softcap is None and wishes.sinks is None:
-            scores = torch.baddbmm(
-                bias.unsqueeze(1), grouped_queries, keys.transpose(1, 2), alpha=head_dim**-0.5
-            )
+            scores = torch.baddbmm(bias.unsqueeze(1), grouped_queries, keys, alpha=head_dim**-0.5)
             weights = torch.softmax(scores, dim=-1)
         else:
             sinks = wishes.sinks
             if sinks is not None:
                 sinks = sinks.view(heads, -1, 1).repeat(self._num_slots, 1, 1)
-            scores = torch.bmm(grouped_queries, keys.transpose(1, 2)) * head_dim**-0.5
+            scores = torch.bmm(grouped_queries, keys) * head_dim**-0.5
             weights = wishes.weights(scores, bias.unsqueeze(1), sinks)
         attention_output = torch.bmm(weights, values).view(self._num_slots, num_heads, head_dim)
         return attention_output if self._spread is None else attention_output.index_select(0, self._spread)
+
+    def _in_place(self, layer: int, span: int) -> tuple[Tensor, Tensor, Tensor]:
+        """[S·K, d, span] keys, [S·K, span, d] values and [S·K, span] bias of the range, each as one view: in
+        a small model a chain of views takes as long as a product."""
+        shelf = self.shelf
+        size, rows, first = shelf.keys.shape[-1], self._num_slots * shelf.num_kv_heads, self._first_slot
+        row = shelf.capacity * size
+        at = layer * shelf.keys.stride(0) + first * shelf.num_kv_heads * row
+        return (
+            shelf.keys.as_strided((rows, size, span), (row, 1, size), at),
+            shelf.values.as_strided((rows, span, size), (row, size, 1), at),
+            shelf.bias.as_strided(
+                (rows, span), (shelf.capacity, 1), first * shelf.num_kv_heads * shelf.capacity
+            ),
+        )
 
 
 def _alike(
@@ -457,11 +474,3 @@ def _join(first: Tensor | None, second: Tensor | None) -> Tensor:
 def _picked(tensor: Tensor, rows: slice | Tensor) -> Tensor:
     """`tensor[rows]`, which copies a row at once where a tensor as index would copy number by number."""
     return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
-
-
-def _consecutive(slots_R: NDArray[np.int64], device: torch.device) -> slice | Tensor:
-    """An index of these slots: a slice, which copies nothing, where they stand in a row."""
-    first, count = int(slots_R[0]), len(slots_R)
-    if int(slots_R[-1]) == first + count - 1 and bool((np.diff(slots_R) == 1).all()):
-        return slice(first, first + count)
-    return torch.from_numpy(slots_R).to(device)
