@@ -360,7 +360,7 @@ def result_of(run: Path) -> dict[str, Any]:
     return {
         "parameters": parameters_sha256(load_model(run / "model").model.state_dict_hf()),
         "metrics": [
-            {name: value for name, value in line.items() if not name.endswith("_s")}
+            {name: value for name, value in line.items() if not name.endswith(("_s", "_share"))}
             for line in read_metrics(run / "metrics.jsonl")
         ],
         "reports": (summary["before"], summary["after"]),
