@@ -5,7 +5,7 @@ A rank is a thread here: what real processes add is theirs to test (tests/distri
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +19,8 @@ from rllm.engine.split import SplitEngine, WriterEngine
 from rllm.environments.base import BaseEnv
 from rllm.errors import ConfigError
 from rllm.inference.scripted import ScriptedClient
-from rllm.types.episode import Outcome
+from rllm.store.encoding import encode_episode
+from rllm.types.episode import Episode, Outcome
 
 TASKS = [{"task_id": f"task-{number}", "turns": 1 + number % 3} for number in range(5)]
 
@@ -39,18 +40,25 @@ class ThreadRanks(RankGroup):
         return gathered
 
 
-def played(make: Callable[[RankGroup], EpisodeEngine], size: int) -> list[tuple[list[Any], Any]]:
-    """(episodes as values, counts) of each rank."""
+def whole_episodes(make: Callable[[RankGroup], EpisodeEngine], size: int) -> list[tuple[list[Episode], Any]]:
+    """(episodes, counts) of each rank."""
     barrier, table = threading.Barrier(size), [None] * size
 
-    async def play(rank: int) -> tuple[list[Any], Any]:
+    async def play(rank: int) -> tuple[list[Episode], Any]:
         engine = make(ThreadRanks(rank, size, barrier, table))
         episodes = [each async for each in engine.run(TASKS, group_size=2, purpose="train/0")]
-        episodes.sort(key=lambda each: (each.task_id, each.rollout_idx))
-        return [(each.task_id, each.rollout_idx, each.reward) for each in episodes], engine.counts
+        return sorted(episodes, key=lambda each: (each.task_id, each.rollout_idx)), engine.counts
 
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(lambda rank: asyncio.run(play(rank)), range(size)))
+
+
+def played(make: Callable[[RankGroup], EpisodeEngine], size: int) -> list[tuple[list[Any], Any]]:
+    """(episodes as values, counts) of each rank."""
+    return [
+        ([(each.task_id, each.rollout_idx, each.reward) for each in episodes], counts)
+        for episodes, counts in whole_episodes(make, size)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["each its share", "rank 0 all"])
@@ -76,6 +84,36 @@ def test_all_ranks_get_every_episode_once(
     assert counts.by_outcome[Outcome.SCORED] == counts.submitted == 10
     assert [theirs.by_outcome for _, theirs in others] == [counts.by_outcome, counts.by_outcome]
     assert len(world.made) == 10
+
+
+@pytest.mark.parametrize("kind", ["each its share", "rank 0 all"])
+def test_a_rank_hands_on_what_it_played_itself_and_reads_the_rest_with_the_same_values(
+    kind: str, agent_class: type[BaseAgent], env_class: type[BaseEnv]
+) -> None:
+    kept: list[list[Episode]] = [[], []]
+
+    class Noting(AgentExecutionEngine):
+        async def run(self, tasks: Any, **wishes: Any) -> AsyncGenerator[Episode, None]:
+            async for episode in super().run(tasks, **wishes):
+                kept[self.env_args["rank"]].append(episode)
+                yield episode
+
+    def make(ranks: RankGroup) -> EpisodeEngine:
+        client = ScriptedClient(lambda messages: "go")
+        engine = Noting(agent_class, env_class, env_args={"rank": ranks.rank}, rollout_engine=client)
+        if kind == "each its share":
+            return SplitEngine(engine, ranks)
+        return WriterEngine(engine if ranks.is_writer else None, ranks)
+
+    parts = [{each.episode_id: each for each in episodes} for episodes, _ in whole_episodes(make, 2)]
+    assert parts[0].keys() == parts[1].keys()
+    for rank, own in enumerate(kept):
+        assert all(parts[rank][each.episode_id] is each for each in own)
+    assert len(kept[0]) + len(kept[1]) == len(parts[0])
+    for identity, mine in parts[0].items():
+        theirs = parts[1][identity]
+        assert mine is not theirs
+        assert encode_episode(mine) == encode_episode(theirs)
 
 
 async def test_a_rank_alone_attempts_each_task_once_and_refuses_what_is_no_task(

@@ -1,8 +1,8 @@
 """Engines of several ranks, all of which get every episode.
 
-    tasks ──► named by their place ──► share of this rank ──► engine ──► the store's own bytes ──┐
-                                                                                              gather
-    every episode, the same on all ranks, read from bytes ◄──────────────────────────────────────┘
+    tasks ──► named by their place ──► share of this rank ──► engine ──► episodes, the store's bytes ──┐
+                                                                                                    gather
+    every episode, the same on all ranks: own ones as they are, those of others read from bytes ◄──────┘
 
     SplitEngine     each rank plays its share, all attempts at a task on one rank, where they share its prompt
     WriterEngine    rank 0 has the only engine, such as the workers of a cluster
@@ -11,7 +11,7 @@ What an attempt draws is a function of its task's id, so it plays alike on which
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import fields, replace
 from typing import Any
@@ -28,6 +28,7 @@ LOOK_EVERY_S = 1.0
 """At what the engine has done, to tell the other ranks that this one works on."""
 EncodedEpisode = tuple[tuple[Any, ...], list[tuple[Any, ...]]]
 """(its row, the rows of its steps), as the store has them."""
+PlayedEpisode = tuple[Episode, EncodedEpisode]
 
 
 class SplitEngine:
@@ -67,15 +68,16 @@ class SplitEngine:
         require_tasks(tasks)
         tasks_with_ids = [_with_id(task, place) for place, task in enumerate(tasks)]
         attempts_at(tasks_with_ids, 1)  # refuses two tasks of one id, which may be on two ranks
-        own_episodes: list[EncodedEpisode] = []
+        pairs: list[PlayedEpisode] = []
         if mine := self._ranks.share(tasks_with_ids):
             run = self._engine.run(mine, group_size=group_size, purpose=purpose, sampling=sampling, skip=skip)
-            own_episodes = await _play_share(run, self._engine, self._ranks, purpose)
-        all_parts = await asyncio.to_thread(self._ranks.gather, (own_episodes, self._engine.counts))
+            pairs = await _play_share(run, self._engine, self._ranks, purpose)
+        own_rows = [rows for _, rows in pairs]
+        all_parts = await asyncio.to_thread(self._ranks.gather, (own_rows, self._engine.counts))
         self._of_others = [counts for rank, (_, counts) in enumerate(all_parts) if rank != self._ranks.rank]
-        for part, _ in all_parts:
-            for row, steps in part:
-                yield decode_episode(EpisodeRow(*row), (StepRow(*step) for step in steps))
+        for rank, (part, _) in enumerate(all_parts):
+            for episode in _episodes_of(pairs) if rank == self._ranks.rank else map(_from_rows, part):
+                yield episode
 
 
 class WriterEngine:
@@ -106,24 +108,40 @@ class WriterEngine:
     ) -> AsyncGenerator[Episode, None]:
         """Every episode, once rank 0 has all of them."""
         require_tasks(tasks)
-        episodes: list[EncodedEpisode] = []
+        pairs: list[PlayedEpisode] = []
         if self._engine is not None:
             run = self._engine.run(
                 tasks, group_size=group_size, purpose=purpose, sampling=sampling, skip=skip
             )
-            episodes = await _play_share(run, self._engine, self._ranks, purpose)
-        (episodes, self._counts), *_ = await asyncio.to_thread(self._ranks.gather, (episodes, self.counts))
-        for row, steps in episodes:
-            yield decode_episode(EpisodeRow(*row), (StepRow(*step) for step in steps))
+            pairs = await _play_share(run, self._engine, self._ranks, purpose)
+        own_rows = [rows for _, rows in pairs]
+        (part, self._counts), *_ = await asyncio.to_thread(self._ranks.gather, (own_rows, self.counts))
+        for episode in map(_from_rows, part) if self._engine is None else _episodes_of(pairs):
+            yield episode
 
 
 async def _play_share(
     run: AsyncGenerator[Episode, None], engine: EpisodeEngine, ranks: RankGroup, purpose: str
-) -> list[EncodedEpisode]:
+) -> list[PlayedEpisode]:
     """All episodes of `run`; meanwhile the other ranks hear of every turn."""
     async with _beating(engine, ranks, f"the episodes of {purpose}"), aclosing(run) as running:
-        rows = [encode_episode(each) async for each in running]
-    return [(tuple(row), list(map(tuple, steps))) for row, steps in rows]
+        return [(each, _to_rows(each)) async for each in running]
+
+
+def _to_rows(episode: Episode) -> EncodedEpisode:
+    row, steps = encode_episode(episode)
+    return tuple(row), list(map(tuple, steps))
+
+
+def _from_rows(rows: EncodedEpisode) -> Episode:
+    row, steps = rows
+    return decode_episode(EpisodeRow(*row), (StepRow(*step) for step in steps))
+
+
+def _episodes_of(pairs: Sequence[PlayedEpisode]) -> Iterator[Episode]:
+    """The episodes themselves: an episode that can be stored comes back from its bytes as it was, so nothing
+    is read."""
+    return (episode for episode, _ in pairs)
 
 
 @asynccontextmanager

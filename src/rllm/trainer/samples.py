@@ -17,6 +17,7 @@ from rllm.rendering.images import keep_images
 from rllm.types.episode import LEARNABLE, Episode, Step, Trajectory
 from rllm.types.images import PATCH_IDS_FROM
 from rllm.types.messages import LogprobMeaning
+from rllm.types.prefix import Prefix
 from rllm.types.sample import NOT_SAMPLED, TrainingBatch, TrainingSample
 
 
@@ -132,9 +133,14 @@ class _RowBuilder:
 
     def continues_in(self, prompt_ids: list[int]) -> bool:
         last = self.turns[-1][1]
-        start = len(last.prompt_ids)
+        before = last.prompt_ids
+        start = len(before)
         end = start + len(last.response_ids)
-        return prompt_ids[start:end] == last.response_ids and prompt_ids[:start] == last.prompt_ids
+        if prompt_ids[start:end] != last.response_ids:
+            return False
+        if type(before) is Prefix and before.shares_row_with(prompt_ids):  # nothing has to be compared
+            return len(prompt_ids) >= start
+        return prompt_ids[:start] == before
 
     def append(self, turn: int, step: Step, advantage: FloatArray | float, reward: float) -> None:
         self.turns.append((turn, step, advantage, reward))

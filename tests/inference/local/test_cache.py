@@ -81,3 +81,27 @@ def test_a_prompt_finds_what_was_handed_on_also_when_its_first_holder_has_let_go
 
     assert cache.begin(asking, wanted) == length // BLOCK * BLOCK
     assert asking.ids == wanted[: len(asking.ids)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), prompt_ids=st.lists(st.integers(0, 1), min_size=1, max_size=MAX_CONTEXT))
+def test_what_a_prompt_shares_is_found_alike_whether_its_own_slot_is_in_the_index_or_not(
+    data: st.DataObject, prompt_ids: list[int]
+) -> None:
+    """Blocks that the slot has hashed before are not hashed again."""
+    lengths = st.integers(0, len(prompt_ids))
+    other_ids = prompt_ids[: data.draw(lengths)]
+    own_ids = [*prompt_ids[: data.draw(lengths)], *data.draw(st.lists(st.just(2), max_size=BLOCK + 1))]
+    found: list[tuple[int, list[int]]] = []
+    for is_indexed in (True, False):
+        cache = _filled_cache([])
+        other, own = cache.allocate(MAX_CONTEXT), cache.allocate(MAX_CONTEXT)
+        assert other is not None
+        assert own is not None
+        other.ids, own.ids = list(other_ids), own_ids[:MAX_CONTEXT]
+        cache.register(other)
+        if is_indexed:
+            cache.register(own)
+        found.append((cache.begin(own, prompt_ids), list(own.ids)))
+    assert found[0] == found[1]
+    assert found[0][1] == prompt_ids[: found[0][0]]

@@ -357,7 +357,7 @@ class KVCache:
             return 0
         limit = len(prompt_ids) - 1
         own = _common_prefix(slot.ids, prompt_ids, limit)
-        hashes = _block_hashes(prompt_ids, limit)
+        hashes = _block_hashes(prompt_ids, limit, slot.block_hashes[: own // BLOCK])
         donor, num_shared = self._longest_match(hashes, slot)
         if exactly and donor is not None and donor.is_free:
             num_shared = _common_prefix(donor.ids, prompt_ids, limit)
@@ -535,10 +535,12 @@ def _common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
     return next(index for index in range(end) if a[index] != b[index])
 
 
-def _block_hashes(ids: Sequence[int], limit: int) -> list[int]:
-    hashes: list[int] = []
-    previous = 0
-    for start in range(0, limit - BLOCK + 1, BLOCK):
+def _block_hashes(ids: Sequence[int], limit: int, first_hashes: Sequence[int] = ()) -> list[int]:
+    """Hashes of the full blocks within the first `limit` ids. `first_hashes`: those of the first blocks,
+    which a slot that holds them has, so that a turn costs what is new in it."""
+    hashes = list(first_hashes)
+    previous = hashes[-1] if hashes else 0
+    for start in range(len(hashes) * BLOCK, limit - BLOCK + 1, BLOCK):
         previous = hash((previous, *ids[start : start + BLOCK]))
         hashes.append(previous)
     return hashes

@@ -490,10 +490,11 @@ class LocalEngine:
         prompts: dict[tuple[int, ...], _Prompt] = {}
         for request in requests:
             context_ids = request.context_ids
-            prompt = prompts.get(tuple(context_ids))
+            key = tuple(context_ids)
+            prompt = prompts.get(key)
             if prompt is None:
                 num_known = self._cache.begin(request.slot, context_ids, exactly=request.holder.one_shot)
-                prompt = prompts[tuple(context_ids)] = _Prompt(rest=context_ids[num_known:])
+                prompt = prompts[key] = _Prompt(rest=context_ids[num_known:])
                 self._reading.append(prompt)
             else:
                 num_known = len(context_ids)
